@@ -1,0 +1,47 @@
+# Every target creates and reuses .venv; no services and nothing but Python 3.11 and make are needed.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint up bench lock clean
+
+help: ## Show this help
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# The lock file is installed in full first; the project itself adds nothing to it.
+$(STAMP): pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(STAMP) ## Train a small CNN, quantize it through the service, print the report
+	$(BIN)/quantmill demo
+
+test: $(STAMP) ## Run every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+up: $(STAMP) ## Start the service on the embedded default (SQLite, filesystem broker, local files)
+	$(BIN)/quantmill up
+
+bench: $(STAMP) ## Print the tables of the README; needs the real models and data (QUANTMILL_DATA)
+	$(BIN)/python -m benchmarks.accuracy
+	$(BIN)/python -m benchmarks.calibration
+	$(BIN)/python -m benchmarks.service
+	$(BIN)/python -m benchmarks.submit_latency
+
+lock: $(STAMP) ## Resolve requirements.lock anew from pyproject.toml
+	$(BIN)/python -m piptools compile --quiet --all-extras --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links \
+		--upgrade --constraint constraints.txt --output-file requirements.lock pyproject.toml
+	# A local build's tag, and the project itself (its extras name it), do not belong into the lock file.
+	sed -i 's/^\(torch==[0-9.]*\)+cpu/\1/; /^quantmill @/d' requirements.lock
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""Reproducible measurements; run as modules, e.g. ``python -m benchmarks.calibration``."""

@@ -1,0 +1,21 @@
+"""Runs the migrations on the connection that ``service.db.migrate`` hands over, inside its transaction."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from service.tables import Base
+
+connection = context.config.attributes.get("connection")
+if connection is None:
+    raise RuntimeError("migrations are run by `quantmill migrate`, not by the alembic command")
+
+context.configure(
+    connection=connection,
+    target_metadata=Base.metadata,
+    # SQLite cannot alter constraints in place: tables are rebuilt.
+    render_as_batch=True,
+    compare_type=True,
+    transactional_ddl=True,
+)
+context.run_migrations()

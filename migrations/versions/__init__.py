@@ -1,0 +1,1 @@
+"""Revisions, named YYYYMMDD_slug."""

@@ -1,0 +1,54 @@
+"""The application: routers, middleware, error handlers, and the desk that they share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from service import errors, openapi
+from service.artifacts.router import router as artifacts
+from service.contracts.version import VERSION
+from service.datasets.router import router as datasets
+from service.deps import Desk
+from service.health.router import router as health
+from service.jobs.router import router as jobs
+from service.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from service.models.router import router as models
+from service.presets.router import router as presets
+from service.problems.router import router as problems
+from service.settings import Settings, get_settings
+from service.uploads.router import router as uploads
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The ASGI application.
+
+    Args:
+        settings: default: from the environment. The database must have been migrated.
+    """
+    desk = Desk.from_settings(settings or get_settings())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        desk.close()
+
+    app = FastAPI(
+        title="Quantmill",
+        version=VERSION,
+        description=openapi.DESCRIPTION,
+        responses=openapi.PROBLEM_RESPONSES,
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.state.desk = desk
+    for router in (uploads, models, datasets, jobs, artifacts, presets, problems, health):
+        app.include_router(router)
+    errors.install(app)
+    openapi.install(app)
+    # the last one added is the first to see a request
+    app.add_middleware(BodyLimitMiddleware, max_bytes=desk.settings.max_body_bytes)
+    app.add_middleware(RequestIdMiddleware)
+    return app

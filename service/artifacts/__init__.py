@@ -1,0 +1,1 @@
+"""Artifacts: files that jobs produced."""

@@ -1,0 +1,116 @@
+"""Answers that carry a file: ranges, entity tags, digests and safe names."""
+
+from __future__ import annotations
+
+import base64
+import re
+import unicodedata
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import IO
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from service.artifacts.errors import RangeNotSatisfiableError
+from service.http import etag_matches
+
+_BLOCK_BYTES = 256 * 1024
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|]')
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is known of a file before it is opened."""
+
+    filename: str
+    media_type: str
+    size_bytes: int
+    sha256: str
+
+    @property
+    def etag(self) -> str:
+        """Strong entity tag: the digest."""
+        return f'"sha256:{self.sha256}"'
+
+    def headers(self) -> dict[str, str]:
+        """Headers that every answer about this file carries. What users uploaded is never shown as a page."""
+        digest = base64.b64encode(bytes.fromhex(self.sha256)).decode()
+        return {
+            "ETag": self.etag,
+            "Repr-Digest": f"sha-256=:{digest}:",
+            "Accept-Ranges": "bytes",
+            "Cache-Control": "private, no-cache",
+            "Content-Disposition": content_disposition(self.filename),
+            "X-Content-Type-Options": "nosniff",
+            "Content-Security-Policy": "sandbox; default-src 'none'",
+        }
+
+
+def not_modified(content: Content, headers: Mapping[str, str]) -> bool:
+    """True if the client has this file already."""
+    return etag_matches(headers.get("if-none-match"), content.etag)
+
+
+def content_range(content: Content, headers: Mapping[str, str]) -> tuple[int, int] | None:
+    """First and last byte that are asked for; None for the whole file.
+
+    A range of another unit, of several parts or with a stale If-Range is passed over, as RFC 9110 wants.
+
+    Raises:
+        RangeNotSatisfiableError: it lies outside the file.
+    """
+    match = _RANGE.fullmatch(headers.get("range", "").strip())
+    if match is None or match.group(0) == "bytes=-" or headers.get("if-range", content.etag).strip() != content.etag:
+        return None
+    first, last = match.groups()
+    size_bytes = content.size_bytes
+    if not first:
+        begin, end = max(0, size_bytes - int(last)), size_bytes - 1
+    else:
+        begin, end = int(first), min(int(last), size_bytes - 1) if last else size_bytes - 1
+        if last and int(last) < begin:
+            return None
+    if begin >= size_bytes:
+        raise RangeNotSatisfiableError(size_bytes)
+    return begin, end
+
+
+def file_response(stream: IO[bytes], content: Content, part: tuple[int, int] | None) -> Response:
+    """The answer that sends the file, or bytes ``part[0]`` to ``part[1]`` of it; closes the stream afterwards."""
+    begin, end = part if part is not None else (0, content.size_bytes - 1)
+    headers = {**content.headers(), "Content-Length": str(end - begin + 1)}
+    if part is not None:
+        headers["Content-Range"] = f"bytes {begin}-{end}/{content.size_bytes}"
+    return StreamingResponse(
+        _blocks(stream, begin, end - begin + 1),
+        status_code=200 if part is None else 206,
+        media_type=content.media_type,
+        headers=headers,
+    )
+
+
+def content_disposition(filename: str) -> str:
+    """An attachment with a name that is safe in a header and on any disk (RFC 6266)."""
+    name = _UNSAFE.sub("_", unicodedata.normalize("NFC", filename)).strip(". ")[:200] or "download"
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    plain = re.sub(r"[^A-Za-z0-9._ -]", "_", plain).strip(". ") or "download"
+    if plain == name:
+        return f'attachment; filename="{plain}"'
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='', errors='replace')}"
+
+
+async def _blocks(stream: IO[bytes], begin: int, length: int) -> AsyncIterator[bytes]:
+    try:
+        await run_in_threadpool(stream.seek, begin)
+        while length > 0:
+            block = await run_in_threadpool(stream.read, min(_BLOCK_BYTES, length))
+            if not block:
+                # the client sees a body shorter than Content-Length, never a false end
+                raise EOFError("the stored file ends before its size")
+            length -= len(block)
+            yield block
+    finally:
+        stream.close()

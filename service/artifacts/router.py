@@ -1,0 +1,74 @@
+"""HTTP face of artifacts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from service.artifacts import service
+from service.artifacts.content import Content, content_range, file_response, not_modified
+from service.artifacts.schemas import ArtifactLinks, ArtifactList, ArtifactOut
+from service.deps import DeskDep, PrincipalDep
+from service.tables import Artifact
+
+router = APIRouter(tags=["artifacts"])
+
+_FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_FILE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The file", "content": _FILE},
+    206: {"description": "The range that was asked for", "content": _FILE},
+    304: {"description": "Not changed"},
+}
+
+
+@router.get("/v1/jobs/{job_id}/artifacts")
+def list_artifacts(job_id: str, desk: DeskDep, principal: PrincipalDep) -> ArtifactList:
+    """Files that the job produced; none before it has succeeded."""
+    found = service.list_of_job(desk, principal.tenant_id, job_id)
+    return ArtifactList(items=[_out(artifact) for artifact in found])
+
+
+@router.get("/v1/artifacts/{artifact_id}")
+def get_artifact(artifact_id: str, desk: DeskDep, principal: PrincipalDep) -> ArtifactOut:
+    """What is known of an artifact."""
+    return _out(service.get(desk, principal.tenant_id, artifact_id))
+
+
+@router.head("/v1/artifacts/{artifact_id}/content", responses=_FILE_RESPONSES, response_class=Response)
+def head_content(artifact_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Size, type and digest of the file."""
+    artifact = service.get(desk, principal.tenant_id, artifact_id)
+    headers = {**_content(artifact).headers(), "Content-Length": str(artifact.size_bytes)}
+    return Response(headers=headers, media_type=artifact.media_type)
+
+
+@router.get("/v1/artifacts/{artifact_id}/content", responses=_FILE_RESPONSES, response_class=Response)
+def get_content(artifact_id: str, request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """The file; takes Range, If-Range and If-None-Match. The entity tag is its sha256."""
+    artifact = service.get(desk, principal.tenant_id, artifact_id)
+    content = _content(artifact)
+    if not_modified(content, request.headers):
+        return Response(status_code=304, headers=content.headers())
+    part = content_range(content, request.headers)
+    return file_response(service.open_content(desk, artifact), content, part)
+
+
+def _content(artifact: Artifact) -> Content:
+    return Content(artifact.filename, artifact.media_type, artifact.size_bytes, artifact.sha256)
+
+
+def _out(artifact: Artifact) -> ArtifactOut:
+    path = f"/v1/artifacts/{artifact.id}"
+    return ArtifactOut(
+        id=artifact.id,
+        job_id=artifact.job_id,
+        attempt=artifact.attempt,
+        kind=artifact.kind,
+        filename=artifact.filename,
+        media_type=artifact.media_type,
+        size_bytes=artifact.size_bytes,
+        sha256=artifact.sha256,
+        created_at=artifact.created_at,
+        links=ArtifactLinks(self=path, content=f"{path}/content", job=f"/v1/jobs/{artifact.job_id}"),
+    )

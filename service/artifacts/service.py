@@ -1,0 +1,41 @@
+"""Artifacts: found by row, read from the store."""
+
+from __future__ import annotations
+
+from typing import IO
+
+from service.artifacts import repository
+from service.deps import Desk
+from service.jobs import repository as jobs
+from service.tables import Artifact
+
+
+def get(desk: Desk, tenant_id: str, artifact_id: str) -> Artifact:
+    """The artifact.
+
+    Raises:
+        ArtifactNotFoundError: the tenant has no such artifact.
+    """
+    with desk.database.read() as session:
+        return repository.get(session, tenant_id, artifact_id)
+
+
+def list_of_job(desk: Desk, tenant_id: str, job_id: str) -> list[Artifact]:
+    """Artifacts of a job; none before it has succeeded.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    with desk.database.read() as session:
+        jobs.get(session, tenant_id, job_id)
+        return repository.list_of_job(session, tenant_id, job_id)
+
+
+def open_content(desk: Desk, artifact: Artifact) -> IO[bytes]:
+    """The artifact's bytes, for reading.
+
+    Raises:
+        StoredFileMissingError: the file is gone.
+        StoredFileCorruptError: it has another size than it had.
+    """
+    return desk.store.open(artifact.sha256, artifact.size_bytes)

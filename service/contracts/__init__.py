@@ -1,0 +1,1 @@
+"""The one language all rooms speak: configuration, presets, report, dataset and progress records, errors."""

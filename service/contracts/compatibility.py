@@ -1,0 +1,173 @@
+"""Does a dataset fit a model? One rule for the front desk (before a job is stored) and the engine (before it runs)."""
+
+from __future__ import annotations
+
+from service.contracts.config import Gate
+from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec
+from service.contracts.errors import DatasetMismatchError, FieldProblem, InvalidConfigError
+from service.contracts.model import ModelSummary, TensorInfo
+
+# Stored type -> input types that it may be fed to without losing a value.
+_SAFE_CASTS = {
+    "float16": {"float32", "float64"},
+    "float32": {"float64"},
+    "bfloat16": {"float32", "float64"},
+    "uint8": {"int16", "int32", "int64"},
+    "int8": {"int16", "int32", "int64"},
+    "int16": {"int32", "int64"},
+    "uint16": {"int32", "int64"},
+    "int32": {"int64"},
+}
+_FLOATS = {"float16", "float32", "float64"}
+
+
+_HINTS = {
+    "array-missing": "Store one array per model input under its name, or map arrays in a preprocessing spec.",
+    "dtype": "Store the model's dtype (numpy: .astype), or give scale, mean and std to normalise it.",
+    "rank": "Store samples along the first axis; images may need a layout (NHWC, NCHW, NHW) in the preprocessing spec.",
+    "shape": "Images stored height x width x channels need layout NHWC in the preprocessing spec.",
+    "preprocessing": "Give mean and std one value, or one per channel, and a layout.",
+    "labels-out-of-range": "Labels are class numbers from 0 on, in the order of the model's outputs.",
+}
+
+
+def check_dataset(model: ModelSummary, dataset: DatasetSummary, *, pointer: str = "", role: str = "dataset") -> None:
+    """Raise unless every model input is fed by an array of a fitting dtype, rank and shape, and labels are in range.
+
+    Raises:
+        DatasetMismatchError: one problem per input (or per unknown preprocessing entry) that does not fit.
+    """
+    problems: list[FieldProblem] = []
+
+    def fail(code: str, message: str) -> None:
+        problems.append(FieldProblem(pointer=pointer, code=code, message=message))
+
+    names = {tensor.name for tensor in model.inputs}
+    for name in dataset.preprocessing.inputs:
+        if name not in names:
+            fail("input-unknown", f"preprocessing names input {name!r}; the model's inputs are {_listed(names)}")
+    for tensor in model.inputs:
+        spec = dataset.preprocessing.inputs.get(tensor.name, InputSpec())
+        stored = spec.array or tensor.name
+        array = dataset.arrays.get(stored)
+        if array is None:
+            fail(
+                "array-missing",
+                f"input {tensor.name!r} ({tensor.dtype}{_shape(tensor.shape)}) has no array {stored!r}; "
+                f"the {role} holds {_listed(dataset.arrays)}",
+            )
+            continue
+        for code, message in _mismatches(tensor, spec, array):
+            fail(code, f"input {tensor.name!r} from array {stored!r}: {message}")
+    if dataset.labels is not None and not problems:
+        classes = _classes(model)
+        if dataset.labels.minimum < 0 or (classes is not None and dataset.labels.maximum >= classes):
+            bound = f"[0, {classes - 1}]" if classes is not None else "[0, ...)"
+            fail(
+                "labels-out-of-range",
+                f"labels lie in [{dataset.labels.minimum}, {dataset.labels.maximum}]; the model has classes {bound}",
+            )
+    if problems:
+        raise DatasetMismatchError(
+            "; ".join(problem.message for problem in problems),
+            errors=tuple(problems),
+            hint=_HINTS.get(problems[0].code, _HINTS["array-missing"]),
+        )
+
+
+def check_gate(gate: Gate, *, has_labels: bool) -> None:
+    """Refuse a gate on accuracy before any work is done, if the data has no labels.
+
+    Raises:
+        InvalidConfigError: pointing at the gate's metric.
+    """
+    judged = gate.max_drop is not None or gate.min_value is not None
+    if judged and gate.metric in ("top1", "top5") and not has_labels:
+        raise InvalidConfigError(
+            f"the gate judges {gate.metric}, but the evaluation data has no labels",
+            pointer="/config/evaluation/gate/metric",
+            hint="Give an evaluation dataset with labels, or judge top1_agreement or min_sqnr_db.",
+        )
+
+
+def _mismatches(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    if not can_feed(array.dtype, tensor.dtype, spec):
+        found.append(("dtype", f"dtype is {array.dtype}, the model wants {tensor.dtype}"))
+    shape = fed_shape(spec, array.shape)
+    if shape is None:
+        found.append(("rank", f"layout {spec.layout} does not fit shape {_shape(array.shape)}"))
+        return found
+    if tensor.shape is None:
+        return found
+    whole = len(shape) == len(tensor.shape) + 1
+    if len(shape) != len(tensor.shape) and not whole:
+        found.append(
+            (
+                "rank",
+                f"rank is {len(shape)} ({_shape(shape)}), the model wants {len(tensor.shape)} ({_shape(tensor.shape)})",
+            )
+        )
+        return found
+    have, want = (shape[1:], tensor.shape) if whole else (shape[1:], tensor.shape[1:])
+    for axis, (got, wanted) in enumerate(zip(have, want, strict=True), start=1):
+        if isinstance(wanted, int) and wanted >= 0 and got != wanted:
+            found.append(
+                (
+                    "shape",
+                    f"axis {axis} is {got}, the model wants {wanted} "
+                    f"(fed shape {_shape(shape)}, wanted {_shape(tensor.shape)})",
+                )
+            )
+            break
+    if spec.layout is not None:
+        channels = 1 if spec.layout == "NHW" else array.shape[3 if spec.layout == "NHWC" else 1]
+        for word, values in (("mean", spec.mean), ("std", spec.std)):
+            if len(values) not in (1, channels):
+                found.append(("preprocessing", f"{word} holds {len(values)} values for {channels} channels"))
+    elif len(spec.mean) > 1 or len(spec.std) > 1:
+        found.append(("preprocessing", "mean and std per channel need a layout"))
+    return found
+
+
+def can_feed(stored: str, wanted: str, spec: InputSpec) -> bool:
+    """May an array of dtype ``stored`` feed an input of dtype ``wanted``? Computed values need a float input."""
+    if not spec.is_identity:
+        return wanted in _FLOATS
+    return (
+        stored == wanted
+        or wanted in _SAFE_CASTS.get(stored, set())
+        # An explicit preprocessing entry is consent to read small integers as floats.
+        or (spec != InputSpec() and stored in {"uint8", "int8", "int16"} and wanted in _FLOATS)
+    )
+
+
+def fed_shape(spec: InputSpec, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Shape after the layout change, first axis = samples; None if the layout does not fit."""
+    if spec.layout is None:
+        return shape
+    if len(shape) != len(spec.layout):
+        return None
+    if spec.layout == "NHW":
+        return (shape[0], 1, *shape[1:]) if spec.model_layout == "NCHW" else (*shape, 1)
+    if spec.layout == spec.model_layout:
+        return shape
+    n, a, b, c = shape
+    return (n, c, a, b) if spec.layout == "NHWC" else (n, b, c, a)
+
+
+def _classes(model: ModelSummary) -> int | None:
+    """Number of classes if the first output looks like scores: float, rank 2 or more, static last axis."""
+    output = model.outputs[0] if model.outputs else None
+    if output is None or output.dtype not in _FLOATS or not output.shape or len(output.shape) < 2:
+        return None
+    last = output.shape[-1]
+    return last if isinstance(last, int) and last > 1 else None
+
+
+def _shape(shape: tuple[int | str | None, ...] | None) -> str:
+    return "[?]" if shape is None else "[" + ", ".join("?" if axis is None else str(axis) for axis in shape) + "]"
+
+
+def _listed(names: object) -> str:
+    return ", ".join(repr(name) for name in sorted(names)) or "nothing"  # type: ignore[call-overload]

@@ -1,0 +1,213 @@
+"""The one error tree. Every failure a user can meet is a ``QuantmillError`` with a stable ``code``.
+
+An error says what was wrong (``detail``), where (``errors``: JSON pointers into the request, or ``where``: node,
+tensor, field, offset) and what to do next (``hint``). Over HTTP it becomes RFC 9457 problem+json; a failed job
+stores the same object.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class FieldProblem(BaseModel):
+    """One offending place in the input."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pointer: str = Field(description="JSON pointer into the request body, '' for the whole of it.")
+    code: str
+    message: str
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem object, as sent over HTTP and as stored with a failed job or a rejected model or dataset."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    instance: str | None = None
+    request_id: str | None = None
+    hint: str | None = Field(default=None, description="What to do next.")
+    where: dict[str, Any] = Field(default_factory=dict, description="Node, tensor, field or byte offset concerned.")
+    errors: tuple[FieldProblem, ...] = ()
+
+
+class QuantmillError(Exception):
+    """Base of all errors that a user may see.
+
+    Args:
+        detail: what was wrong, in words of the user's world.
+        hint: what to do next.
+        pointer: JSON pointer of the offending field, if the input was a document.
+        errors: several offending fields at once; overrides ``pointer``.
+        where: node, tensor, field, offset: anything that locates the fault.
+    """
+
+    code: ClassVar[str] = "internal-error"
+    title: ClassVar[str] = "Internal error"
+    status: ClassVar[int] = 500
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        hint: str | None = None,
+        pointer: str | None = None,
+        errors: tuple[FieldProblem, ...] = (),
+        **where: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.hint = hint
+        self.where = {key: value for key, value in where.items() if value is not None}
+        if not errors and pointer is not None:
+            errors = (FieldProblem(pointer=pointer, code=self.code, message=detail),)
+        self.errors = errors
+
+    def problem(self, *, instance: str | None = None, request_id: str | None = None) -> Problem:
+        """The RFC 9457 object for this error."""
+        return Problem(
+            type=f"/v1/problems#{self.code}",
+            title=self.title,
+            status=self.status,
+            detail=self.detail,
+            code=self.code,
+            instance=instance,
+            request_id=request_id,
+            hint=self.hint,
+            where=self.where,
+            errors=self.errors,
+        )
+
+
+class InvalidRequestError(QuantmillError):
+    """The request does not fit its schema."""
+
+    code = "invalid-request"
+    title = "The request is not valid"
+    status = 422
+
+
+class InvalidConfigError(QuantmillError):
+    """The quantization config is not valid: an unknown key, a value out of bounds, or a contradiction."""
+
+    code = "invalid-config"
+    title = "The quantization config is not valid"
+    status = 422
+
+
+class ModelError(QuantmillError):
+    """Base of everything wrong with an uploaded model."""
+
+    code = "invalid-model"
+    title = "The model cannot be used"
+    status = 422
+
+
+class NotOnnxError(ModelError):
+    """The bytes are not an ONNX model (or are cut short)."""
+
+    code = "not-onnx"
+    title = "The file is not an ONNX model"
+
+
+class ExternalDataError(ModelError):
+    """External data is missing, too short, or named by a path that leaves the model's folder."""
+
+    code = "external-data"
+    title = "The model's external data cannot be used"
+
+
+class UnsupportedModelError(ModelError):
+    """A valid ONNX model that this service or its runtime cannot execute; names the node."""
+
+    code = "unsupported-model"
+    title = "The model is not supported"
+
+
+class AlreadyQuantizedError(ModelError):
+    """The model already holds quantized operators."""
+
+    code = "already-quantized"
+    title = "The model is already quantized"
+
+
+class DatasetError(QuantmillError):
+    """Base of everything wrong with a dataset in itself."""
+
+    code = "invalid-dataset"
+    title = "The dataset cannot be used"
+    status = 422
+
+
+class DatasetFormatError(DatasetError):
+    """The bytes are not a dataset: empty, cut short, damaged, pickled, or an archive with hostile entries."""
+
+    code = "dataset-format"
+    title = "The file is not a usable dataset"
+
+
+class DatasetArraysError(DatasetError):
+    """An array of the dataset cannot be used: missing, of an unsupported dtype, or of another length than the rest."""
+
+    code = "dataset-arrays"
+    title = "The dataset's arrays cannot be used"
+
+
+class DatasetLabelsError(DatasetError):
+    """The label array is missing, not integer, of the wrong length, or negative."""
+
+    code = "dataset-labels"
+    title = "The dataset's labels cannot be used"
+
+
+class EmptyDatasetError(DatasetError):
+    """The dataset holds no samples."""
+
+    code = "dataset-empty"
+    title = "The dataset is empty"
+
+
+class DatasetMismatchError(DatasetError):
+    """The dataset does not fit the model: names, dtypes, ranks, shapes or label range."""
+
+    code = "dataset-mismatch"
+    title = "The dataset does not match the model"
+
+
+class NonFiniteDataError(DatasetError):
+    """The data holds NaN or Inf."""
+
+    code = "non-finite-data"
+    title = "The data holds NaN or Inf"
+
+
+class CanceledError(QuantmillError):
+    """The job was canceled by its owner."""
+
+    code = "canceled"
+    title = "The job was canceled"
+    status = 409
+
+
+class ResourceLimitError(QuantmillError):
+    """The job needs more memory, time or disk than its limit."""
+
+    code = "resource-limit"
+    title = "A resource limit was reached"
+    status = 413
+
+
+class EngineError(QuantmillError):
+    """The engine failed on a valid input: a fault of ours, or of the runtime."""
+
+    code = "engine-error"
+    title = "The engine failed"
+    status = 500

@@ -1,0 +1,1 @@
+"""Datasets: arrays for calibration and evaluation."""

@@ -1,0 +1,37 @@
+"""Errors around datasets as nouns; what is wrong with a dataset itself stands in ``service.contracts.errors``."""
+
+from __future__ import annotations
+
+from service.contracts.errors import Problem, QuantmillError
+from service.nouns import NounNotReadyError, NounRejectedError
+
+
+class DatasetNotFoundError(QuantmillError):
+    """There is no such dataset (or it belongs to somebody else)."""
+
+    code = "dataset-not-found"
+    title = "No such dataset"
+    status = 404
+
+    def __init__(self, dataset_id: str, *, pointer: str | None = None) -> None:
+        super().__init__(f"There is no dataset {dataset_id!r}.", pointer=pointer, hint="GET /v1/datasets lists them.")
+
+
+class DatasetNotReadyError(NounNotReadyError):
+    """The dataset is still being validated."""
+
+    code = "dataset-not-ready"
+    title = "The dataset is still being validated"
+
+    def __init__(self, dataset_id: str, *, pointer: str) -> None:
+        super().__init__("dataset", dataset_id, pointer)
+
+
+class DatasetRejectedError(NounRejectedError):
+    """The dataset was found unusable; the reasons are listed."""
+
+    code = "dataset-rejected"
+    title = "The dataset was rejected"
+
+    def __init__(self, dataset_id: str, *, pointer: str, reasons: list[Problem]) -> None:
+        super().__init__("dataset", dataset_id, pointer, reasons)

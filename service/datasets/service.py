@@ -1,0 +1,95 @@
+"""Datasets: one upload with a preprocessing spec, validated by an inspect job."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from service.contracts.dataset import DatasetSummary
+from service.contracts.errors import InvalidRequestError, Problem
+from service.datasets import repository
+from service.datasets.errors import DatasetNotReadyError, DatasetRejectedError
+from service.datasets.schemas import DatasetCreate, DatasetFormat
+from service.deps import Desk
+from service.jobs import transitions
+from service.jobs.publishing import publish
+from service.pagination import Position
+from service.tables import Dataset
+from service.uploads import repository as uploads
+from service.uploads.service import completed
+
+
+def create(desk: Desk, tenant_id: str, body: DatasetCreate, *, request_id: str) -> Dataset:
+    """Store a dataset in validation and its inspect job, in one transaction.
+
+    Raises:
+        UploadNotFoundError: the upload is not there.
+        UploadNotCompleteError: its bytes are not all there.
+        InvalidRequestError: the format is neither given nor told by the file's name.
+    """
+    with desk.database.write() as session:
+        upload = uploads.get(session, tenant_id, body.upload_id, pointer="/upload_id")
+        stored = completed(upload, pointer="/upload_id")
+        dataset = repository.create(
+            session,
+            tenant_id,
+            name=body.name,
+            format=body.format or _format_of(upload.filename),
+            sha256=stored.sha256,
+            size_bytes=stored.size_bytes,
+            preprocessing=body.preprocessing.model_dump(mode="json"),
+        )
+        job = transitions.submit(
+            session,
+            tenant_id=tenant_id,
+            kind="inspect_dataset",
+            dataset_id=dataset.id,
+            deadline_seconds=desk.settings.job_deadline_seconds,
+            request_id=request_id,
+        )
+    publish(desk, job)
+    return dataset
+
+
+def get(desk: Desk, tenant_id: str, dataset_id: str) -> Dataset:
+    """The dataset.
+
+    Raises:
+        DatasetNotFoundError: the tenant has no such dataset.
+    """
+    with desk.database.read() as session:
+        return repository.get(session, tenant_id, dataset_id)
+
+
+def list_page(
+    desk: Desk, tenant_id: str, *, status: str | None, after: Position | None, limit: int
+) -> tuple[list[Dataset], Position | None]:
+    """One page of datasets, newest first, and the position to go on from."""
+    with desk.database.read() as session:
+        return repository.list_page(session, tenant_id, status=status, after=after, limit=limit)
+
+
+def ready_summary(dataset: Dataset, *, pointer: str) -> DatasetSummary:
+    """What validation found in a dataset that may be used.
+
+    Raises:
+        DatasetNotReadyError: validation has not ended.
+        DatasetRejectedError: it was found unusable.
+    """
+    if dataset.status == "validating":
+        raise DatasetNotReadyError(dataset.id, pointer=pointer)
+    if dataset.status == "rejected":
+        reasons = [Problem.model_validate(problem) for problem in dataset.problems or []]
+        raise DatasetRejectedError(dataset.id, pointer=pointer, reasons=reasons)
+    return DatasetSummary.model_validate(dataset.summary)
+
+
+def _format_of(filename: str) -> str:
+    known = get_args(DatasetFormat)
+    ending = filename.lower().rpartition(".")[2]
+    if ending not in known:
+        raise InvalidRequestError(
+            f"The file name {filename!r} does not tell the format.",
+            pointer="/format",
+            hint=f"Give format: {' or '.join(known)}.",
+        )
+    return ending

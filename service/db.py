@@ -1,0 +1,203 @@
+"""The database: engines for SQLite and PostgreSQL, read and write transactions, the database's clock, migrations."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from sqlalchemy import Connection, Dialect, Double, Engine, TypeDecorator, create_engine, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from service.settings import driver_url
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+MIGRATIONS_DIR = Path(__file__).resolve().parent.parent / "migrations"
+LOCK_SECONDS = 30.0
+_MIGRATION_LOCK = 0x7175616E746D696C  # any number that every process agrees on
+_WRITE = "quantmill_write"
+
+
+class UtcTimestamp(TypeDecorator[datetime]):
+    """A moment, stored as seconds since 1970 UTC on either database, so that clock arithmetic is the same on both.
+
+    Python sees an aware ``datetime`` in UTC. SQL sees a double: compare with ``db_now()`` and add plain seconds.
+    """
+
+    impl = Double
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | float | None, dialect: Dialect) -> float | None:
+        """Aware datetime (or seconds) -> seconds."""
+        if isinstance(value, datetime):
+            if value.tzinfo is None:
+                raise ValueError(f"a naive datetime has no place on the time line: {value!r}")
+            return value.timestamp()
+        return value
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:
+        """Seconds -> aware datetime."""
+        return None if value is None else datetime.fromtimestamp(value, tz=UTC)
+
+
+class db_now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function that it is
+    """The database's clock, in seconds since 1970 UTC. The only clock that leases and deadlines are judged by."""
+
+    type = Double()
+    inherit_cache = True
+    name = "db_now"
+
+
+@compiles(db_now, "sqlite")
+def _sqlite_now(element: db_now, compiler: SQLCompiler, **_: Any) -> str:
+    # julianday works on every SQLite; unixepoch('subsec') only since 3.42
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(db_now, "postgresql")
+def _postgresql_now(element: db_now, compiler: SQLCompiler, **_: Any) -> str:
+    # now() would stand still while a transaction waits for a lock
+    return "CAST(EXTRACT(EPOCH FROM statement_timestamp()) AS DOUBLE PRECISION)"
+
+
+class Database:
+    """One database by URL; the same code runs on SQLite and PostgreSQL.
+
+    Args:
+        url: SQLAlchemy URL (``sqlite:///...`` or ``postgresql://...``).
+        lock_seconds: how long a statement waits for another transaction before it fails.
+    """
+
+    def __init__(self, url: str, *, lock_seconds: float = LOCK_SECONDS) -> None:
+        self.engine = _create_engine(driver_url(url), lock_seconds=lock_seconds)
+        self._writer = self.engine.execution_options(**{_WRITE: True})
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A write transaction: committed at the end of the block, rolled back if the block raises.
+
+        On SQLite it begins IMMEDIATE: what was read inside cannot change before the commit.
+        """
+        with Session(self._writer, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session for reading; whatever it should change is rolled back."""
+        with Session(self.engine, expire_on_commit=False) as session:
+            yield session
+
+    def close(self) -> None:
+        """Close every pooled connection."""
+        self.engine.dispose()
+
+
+def _create_engine(url: str, *, foreign_keys: bool = True, lock_seconds: float = LOCK_SECONDS) -> Engine:
+    if make_url(url).get_backend_name() == "sqlite":
+        engine = create_engine(
+            url, connect_args={"timeout": lock_seconds}, pool_size=20, max_overflow=20, pool_timeout=10
+        )
+        _configure_sqlite(engine, foreign_keys=foreign_keys)
+        return engine
+    return create_engine(
+        url,
+        pool_pre_ping=True,
+        pool_size=10,
+        max_overflow=30,
+        pool_timeout=10,
+        connect_args={
+            "connect_timeout": 3,
+            "application_name": "quantmill",
+            "options": f"-c lock_timeout={round(lock_seconds * 1000)}ms -c timezone=UTC",
+        },
+    )
+
+
+def _configure_sqlite(engine: Engine, *, foreign_keys: bool) -> None:
+    @event.listens_for(engine, "connect")
+    def _on_connect(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
+        # The driver must not open transactions by itself: _on_begin does, and knows which kind.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        # FULL: a commit that was answered with 2xx survives a power loss.
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", f"foreign_keys={'ON' if foreign_keys else 'OFF'}"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _on_begin(connection: Connection) -> None:
+        write = connection.get_execution_options().get(_WRITE, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def migrate(url: str, revision: str = "head") -> None:
+    """Bring the schema to ``revision``; processes that do so at the same time wait for one another.
+
+    Args:
+        url: the database.
+        revision: "head", "base", or the name of a revision.
+    """
+    from alembic import command
+    from alembic.script import ScriptDirectory
+
+    url = driver_url(url)
+    # SQLite: tables are rebuilt to alter them, which foreign keys would take for deletions.
+    engine = _create_engine(url, foreign_keys=False).execution_options(**{_WRITE: True})
+    try:
+        with engine.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+            config = _alembic_config()
+            config.attributes["connection"] = connection
+            order = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+            if _is_older(revision, _current(connection), order):
+                command.downgrade(config, revision)
+            else:
+                command.upgrade(config, revision)
+            if connection.dialect.name == "sqlite" and connection.exec_driver_sql("PRAGMA foreign_key_check").first():
+                raise RuntimeError("the migration left rows whose foreign keys point nowhere; nothing was changed")
+    finally:
+        engine.dispose()
+
+
+def current_revision(database: Database) -> str | None:
+    """The schema's revision; None for an empty database."""
+    with database.engine.connect() as connection:
+        return _current(connection)
+
+
+def head_revision() -> str:
+    """The revision that this code was written for."""
+    from alembic.script import ScriptDirectory
+
+    return cast(str, ScriptDirectory.from_config(_alembic_config()).get_current_head())
+
+
+def _current(connection: Connection) -> str | None:
+    from alembic.migration import MigrationContext
+
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _is_older(wanted: str, current: str | None, newest_first: list[str]) -> bool:
+    if current is None or wanted == "head":
+        return False
+    return wanted == "base" or (wanted in newest_first and newest_first.index(wanted) > newest_first.index(current))
+
+
+def _alembic_config() -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS_DIR))
+    return config

@@ -1,0 +1,201 @@
+"""Every failure leaves the service as an RFC 9457 problem."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+
+from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, QuantmillError
+from service.contracts.validation import field_problems
+from service.http import HttpError, TransientError
+from service.middleware import REQUEST_ID_HEADER
+from service.storage import StorageFullError
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+_CONFIG_POINTER = "/config"
+log = logging.getLogger(__name__)
+
+
+class RouteNotFoundError(QuantmillError):
+    """No endpoint has this path."""
+
+    code = "route-not-found"
+    title = "No such endpoint"
+    status = 404
+
+
+class MethodNotAllowedError(QuantmillError):
+    """The endpoint does not know this method."""
+
+    code = "method-not-allowed"
+    title = "The method is not allowed here"
+    status = 405
+
+
+class BodyTooLargeError(QuantmillError):
+    """The JSON body is larger than the service takes."""
+
+    code = "body-too-large"
+    title = "The body is too large"
+    status = 413
+
+
+class MalformedRequestError(QuantmillError):
+    """The request cannot be read at all."""
+
+    code = "malformed-request"
+    title = "The request cannot be read"
+    status = 400
+
+
+class DatabaseUnavailableError(TransientError):
+    """The database does not answer; nothing was stored."""
+
+    code = "database-unavailable"
+    title = "The database cannot be reached"
+    retry_after_seconds = 2
+
+
+_BY_STATUS: dict[int, tuple[type[QuantmillError], str]] = {
+    404: (RouteNotFoundError, "/docs lists the endpoints."),
+    405: (MethodNotAllowedError, "The Allow header lists the methods."),
+    413: (BodyTooLargeError, "Files go through /v1/uploads, which streams them to disk."),
+}
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers."""
+    handlers: dict[Any, Any] = {
+        QuantmillError: _on_quantmill_error,
+        RequestValidationError: _on_validation_error,
+        HTTPException: _on_http_exception,
+        OperationalError: _on_database_error,
+        InterfaceError: _on_database_error,
+        PoolTimeoutError: _on_database_error,
+        OSError: _on_os_error,
+        Exception: _on_anything,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+
+
+def problem_response(request: Request, error: QuantmillError, headers: dict[str, str] | None = None) -> Response:
+    """The answer for an error."""
+    request_id: str | None = getattr(request.state, "request_id", None)
+    problem = error.problem(instance=request.url.path, request_id=request_id)
+    own = error.headers() if isinstance(error, HttpError) else {}
+    identity = {} if request_id is None else {REQUEST_ID_HEADER: request_id}
+    return Response(
+        problem.model_dump_json(exclude_none=True),
+        status_code=problem.status,
+        media_type=PROBLEM_MEDIA_TYPE,
+        headers={"Cache-Control": "no-store", **identity, **own, **(headers or {})},
+    )
+
+
+async def _on_quantmill_error(request: Request, error: QuantmillError) -> Response:
+    if error.status >= 500:
+        log.error("request.failed %s %s: %s: %s", request.method, request.url.path, error.code, error.detail)
+    return problem_response(request, error)
+
+
+async def _on_validation_error(request: Request, error: RequestValidationError) -> Response:
+    problems = _problems(request, error)
+    detail = "; ".join(f"{p.pointer}: {p.message}" if p.pointer else p.message for p in problems[:5])
+    if problems and all(_in_config(problem.pointer) for problem in problems):
+        hint = "The schema stands at /docs under QuantizationConfig."
+        return problem_response(request, InvalidConfigError(detail, errors=problems, hint=hint))
+    return problem_response(request, InvalidRequestError(detail, errors=problems, hint="The schema stands at /docs."))
+
+
+async def _on_http_exception(request: Request, error: HTTPException) -> Response:
+    kind, hint = _BY_STATUS.get(error.status_code, (MalformedRequestError, "Look at the request's form."))
+    detail = {
+        404: f"There is nothing at {request.url.path}.",
+        405: f"{request.url.path} does not take {request.method}.",
+    }.get(error.status_code, str(error.detail))
+    return problem_response(request, kind(detail, hint=hint), dict(error.headers or {}))
+
+
+async def _on_database_error(request: Request, error: Exception) -> Response:
+    log.error("database.unavailable %s %s: %s", request.method, request.url.path, error)
+    unavailable = DatabaseUnavailableError(
+        "The database does not answer or is locked.", hint="Nothing was stored; send the request again in a moment."
+    )
+    return problem_response(request, unavailable)
+
+
+async def _on_os_error(request: Request, error: OSError) -> Response:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        log.error("storage.full %s %s: %s", request.method, request.url.path, error)
+        full = StorageFullError("The disk of the service is full.", hint="Free some space on its storage folder.")
+        return problem_response(request, full)
+    return await _on_anything(request, error)
+
+
+async def _on_anything(request: Request, error: Exception) -> Response:
+    log.error("request.crashed %s %s", request.method, request.url.path, exc_info=error)
+    return problem_response(
+        request,
+        QuantmillError(
+            "The service failed on this request; this is a fault of the service.",
+            hint="Report it with the request id.",
+        ),
+    )
+
+
+def _problems(request: Request, error: RequestValidationError) -> tuple[FieldProblem, ...]:
+    items = error.errors()
+    body_model = _body_model(request)
+    if isinstance(error.body, bytes):
+        message = "the body must be JSON, sent with Content-Type: application/json"
+        return (FieldProblem(pointer="", code="json-type", message=message),)
+    if body_model is not None and isinstance(error.body, (dict, list)) and all(_in_body(item) for item in items):
+        try:
+            body_model.model_validate(error.body)
+        except ValidationError as again:
+            return tuple(_in_json_words(problem) for problem in field_problems(again, body_model))
+    return tuple(_generic_problem(item) for item in items)
+
+
+def _in_body(item: dict[str, Any]) -> bool:
+    return bool(item["loc"][:1] == ("body",))
+
+
+def _in_json_words(problem: FieldProblem) -> FieldProblem:
+    if problem.code in ("model_type", "model_attributes_type"):
+        return problem.model_copy(update={"message": "must be a JSON object"})
+    return problem
+
+
+def _generic_problem(item: dict[str, Any]) -> FieldProblem:
+    place, *path = item["loc"]
+    code, message = item["type"], item["msg"].removeprefix("Value error, ")
+    if code == "json_invalid":
+        detail = item.get("ctx", {}).get("error", message)
+        return FieldProblem(pointer="", code="json-invalid", message=f"not JSON: {detail} at character {path[0]}")
+    if place == "body" and not path:
+        return FieldProblem(pointer="", code=code, message="a JSON object is required as the body")
+    if place == "body":
+        pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+        return FieldProblem(pointer=pointer, code=code, message=message)
+    name = ".".join(map(str, path))
+    return FieldProblem(pointer="", code=code, message=f"{place} parameter {name}: {message}")
+
+
+def _body_model(request: Request) -> type[BaseModel] | None:
+    field = getattr(request.scope.get("route"), "body_field", None)
+    annotation = getattr(getattr(field, "field_info", None), "annotation", None)
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _in_config(pointer: str) -> bool:
+    return pointer == _CONFIG_POINTER or pointer.startswith(_CONFIG_POINTER + "/")

@@ -1,0 +1,81 @@
+"""HTTP face of health: liveness, readiness, version."""
+
+from __future__ import annotations
+
+import platform
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+
+from service.contracts.config import CONFIG_SCHEMA_VERSION
+from service.contracts.report import REPORT_SCHEMA_VERSION
+from service.contracts.version import VERSION
+from service.db import head_revision
+from service.deps import DeskDep
+from service.health.service import Outcome, check_all
+
+router = APIRouter(tags=["service"])
+
+
+class Health(BaseModel):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class CheckOut(BaseModel):
+    """One thing looked at."""
+
+    outcome: Outcome
+    detail: str
+
+
+class Readiness(BaseModel):
+    """Whether requests can be served."""
+
+    status: Literal["ready", "not-ready"]
+    checks: dict[str, CheckOut]
+
+
+class Version(BaseModel):
+    """What is running."""
+
+    name: Literal["quantmill"] = "quantmill"
+    version: str
+    api: Literal["v1"] = "v1"
+    schema_revision: str = Field(description="Database schema that this version needs.")
+    config_schema_version: int
+    report_schema_version: int
+    python: str
+
+
+@router.get("/healthz")
+def healthz() -> Health:
+    """Liveness: the process answers. Looks at nothing else, so that a database outage restarts nobody."""
+    return Health()
+
+
+@router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready"}})
+def readyz(desk: DeskDep, response: Response) -> Readiness:
+    """Readiness: database, schema, storage, disk. A broker that is away degrades, jobs are still accepted."""
+    checks = check_all(desk)
+    ready = all(check.outcome != "failed" for check in checks)
+    response.status_code = 200 if ready else 503
+    response.headers["Cache-Control"] = "no-store"
+    return Readiness(
+        status="ready" if ready else "not-ready",
+        checks={check.name: CheckOut(outcome=check.outcome, detail=check.detail) for check in checks},
+    )
+
+
+@router.get("/v1/version")
+def get_version() -> Version:
+    """What is running."""
+    return Version(
+        version=VERSION,
+        schema_revision=head_revision(),
+        config_schema_version=CONFIG_SCHEMA_VERSION,
+        report_schema_version=REPORT_SCHEMA_VERSION,
+        python=platform.python_version(),
+    )

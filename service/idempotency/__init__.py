@@ -1,0 +1,1 @@
+"""Idempotency keys: the same request twice is done once, and answered twice."""

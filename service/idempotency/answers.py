@@ -1,0 +1,61 @@
+"""What an idempotency key remembers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Header
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from service.contracts.errors import QuantmillError
+from service.http import TransientError
+
+IdempotencyHeader = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="Any text unique to this request. Sent again with the same body, the first answer comes back.",
+    ),
+]
+
+
+class IdempotencyKeyReuseError(QuantmillError):
+    """The key was used for another body."""
+
+    code = "idempotency-key-reuse"
+    title = "The idempotency key was used before"
+    status = 422
+
+
+class IdempotencyInFlightError(TransientError):
+    """A request with the same key is being worked on at this moment."""
+
+    code = "idempotency-in-flight"
+    title = "A request with this key is in flight"
+    status = 409
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is sent, and sent again: status, JSON body, headers."""
+
+    status: int
+    body: Any
+    headers: dict[str, str]
+    replayed: bool = False
+
+    def response(self) -> JSONResponse:
+        """As an HTTP response."""
+        extra = {"Idempotent-Replayed": "true"} if self.replayed else {}
+        return JSONResponse(self.body, status_code=self.status, headers={**self.headers, **extra})
+
+
+def request_digest(body: BaseModel) -> str:
+    """Digest of a request's meaning: equal for bodies that differ in spelling only."""
+    return hashlib.sha256(body.model_dump_json().encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Jobs: the state machine, its log, its dispatch, and their HTTP face."""

@@ -1,0 +1,56 @@
+"""Errors around jobs."""
+
+from __future__ import annotations
+
+from service.contracts.errors import QuantmillError
+
+
+class JobNotFoundError(QuantmillError):
+    """There is no such job (or it belongs to somebody else)."""
+
+    code = "job-not-found"
+    title = "No such job"
+    status = 404
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"There is no job {job_id!r}.", hint="GET /v1/jobs lists the jobs that there are.")
+
+
+class AttemptsExhaustedError(QuantmillError):
+    """Every attempt that the job had was used up by crashes or other passing trouble."""
+
+    code = "attempts-exhausted"
+    title = "The job failed on every attempt"
+    status = 500
+
+
+class InterruptionsExhaustedError(QuantmillError):
+    """The job was interrupted too often by shutdowns of its workers."""
+
+    code = "interruptions-exhausted"
+    title = "The job was interrupted too often"
+    status = 503
+
+
+class LeaseExpiredError(QuantmillError):
+    """The worker of the last attempt fell silent."""
+
+    code = "lease-expired"
+    title = "The worker fell silent"
+    status = 500
+
+
+class DeadlineExceededError(QuantmillError):
+    """The job did not end before its deadline."""
+
+    code = "deadline-exceeded"
+    title = "The job missed its deadline"
+    status = 504
+
+
+class DispatchError(QuantmillError):
+    """The broker did not take the message; the job row stays queued and is sent again later."""
+
+    code = "dispatch-failed"
+    title = "The broker cannot be reached"
+    status = 503

@@ -1,0 +1,51 @@
+"""The log of a job: append-only, numbered from 1 without gaps, written in the transaction that it tells of."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from service.db import db_now
+from service.jobs.errors import JobNotFoundError
+from service.tables import Job, JobEvent
+
+EventType = Literal["state", "progress", "log", "metric"]
+
+
+def append(session: Session, job_id: str, attempt: int, type: EventType, data: dict[str, Any]) -> int:  # noqa: A002
+    """Append one event; the job's row is locked until the transaction ends, which keeps the numbers gap-free.
+
+    Returns:
+        The event's number.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+    """
+    seq = session.scalar(
+        update(Job)
+        .where(Job.id == job_id)
+        .values(last_seq=Job.last_seq + 1)
+        .returning(Job.last_seq)
+        .execution_options(synchronize_session=False)
+    )
+    if seq is None:
+        raise JobNotFoundError(job_id)
+    record(session, job_id, seq, attempt, type, data)
+    return seq
+
+
+def record(session: Session, job_id: str, seq: int, attempt: int, type: EventType, data: dict[str, Any]) -> None:  # noqa: A002
+    """Insert the event whose number ``seq`` was just drawn from the job's row, in the same transaction."""
+    session.execute(
+        insert(JobEvent).values(job_id=job_id, seq=seq, attempt=attempt, type=type, data=data, created_at=db_now())
+    )
+
+
+def list_after(session: Session, job_id: str, seq: int, limit: int) -> list[JobEvent]:
+    """Events with numbers above ``seq``, oldest first, at most ``limit``."""
+    statement = (
+        select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.seq > seq).order_by(JobEvent.seq).limit(limit)
+    )
+    return list(session.scalars(statement))

@@ -1,0 +1,206 @@
+"""HTTP face of jobs."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import AwareDatetime
+from starlette.concurrency import run_in_threadpool
+
+from service.contracts.errors import InvalidRequestError
+from service.contracts.report import Report
+from service.deps import DeskDep, PrincipalDep, RequestIdDep
+from service.http import Wait, etag_matches, only_parameters, poll
+from service.idempotency.answers import IdempotencyHeader
+from service.jobs import service
+from service.jobs.repository import JobQuery
+from service.jobs.schemas import (
+    LABEL_KEY,
+    TERMINAL,
+    EventPage,
+    JobCreate,
+    JobOut,
+    JobValidate,
+    JobValidated,
+    ShownState,
+)
+from service.jobs.service import JobView
+from service.jobs.streaming import event_stream
+from service.jobs.views import event_out, job_out
+from service.pagination import DEFAULT_LIMIT, CursorCodec, CursorParameter, Limit, Page, link_header
+
+router = APIRouter(tags=["jobs"])
+
+_LABEL = "label."
+_SEQ_MAX = 2**31 - 1
+_EVENT_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": EventPage,
+        "description": "The log: a page of it as JSON, or all of it, as it grows, as an event stream.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+_NOT_CHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "Not changed"}}
+
+
+@router.post("/v1/jobs", status_code=202, response_model=JobOut)
+def create_job(
+    body: JobCreate,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    request_id: RequestIdDep,
+    idempotency_key: IdempotencyHeader = None,
+) -> Response:
+    """Submit a quantization. 202 means that it is stored and will be run, whatever happens to this process."""
+    answer = service.create(desk, principal.tenant_id, body, key=idempotency_key, request_id=request_id)
+    return answer.response()
+
+
+@router.post("/v1/jobs:validate")
+def validate_job(body: JobValidate, desk: DeskDep, principal: PrincipalDep) -> JobValidated:
+    """Check a request and show the config that would be run; nothing is stored."""
+    return JobValidated(config=body.config, warnings=service.check(desk, principal.tenant_id, body))
+
+
+@router.get(
+    "/v1/jobs",
+    dependencies=[
+        Depends(
+            only_parameters("state", "model_id", "created_after", "created_before", "limit", "cursor", prefix=_LABEL)
+        )
+    ],
+)
+def list_jobs(
+    request: Request,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    response: Response,
+    state: Annotated[ShownState | None, Query()] = None,
+    model_id: Annotated[str | None, Query(max_length=64, pattern="^[a-z0-9_]*$")] = None,
+    created_after: Annotated[AwareDatetime | None, Query()] = None,
+    created_before: Annotated[AwareDatetime | None, Query()] = None,
+    limit: Limit = DEFAULT_LIMIT,
+    cursor: CursorParameter = None,
+) -> Page[JobOut]:
+    """Quantize jobs, newest first. Any number of ``label.KEY=VALUE`` parameters filter by label."""
+    query = JobQuery(
+        state=state,
+        model_id=model_id,
+        created_after=created_after,
+        created_before=created_before,
+        labels=_label_filters(request),
+    )
+    codec = CursorCodec(desk.settings, f"jobs|{principal.tenant_id}|{query}")
+    after = None if cursor is None else codec.decode(cursor)
+    views, last = service.list_page(desk, principal.tenant_id, query, after=after, limit=limit)
+    next_cursor = None if last is None else codec.encode(last)
+    given = {name: value for name, value in request.query_params.items() if name != "cursor"}
+    response.headers.update(link_header("/v1/jobs", next_cursor, **given))
+    return Page(items=[_out(view) for view in views], next_cursor=next_cursor, has_more=last is not None)
+
+
+@router.get("/v1/jobs/{job_id}", response_model=JobOut, responses=_NOT_CHANGED)
+async def get_job(
+    job_id: str,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    response: Response,
+    wait: Wait = 0,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response | JobOut:
+    """A job. With ?wait= the answer comes once the job has ended, or, given If-None-Match, once it has changed."""
+
+    def settled(seen: JobView) -> bool:
+        if if_none_match is not None:
+            return not etag_matches(if_none_match, _etag(seen)) or seen.job.state in TERMINAL
+        return seen.job.state in TERMINAL
+
+    view = await poll(lambda: service.get(desk, principal.tenant_id, job_id), settled, wait)
+    headers = {"ETag": _etag(view), "Cache-Control": "no-cache"}
+    if view.job.state not in TERMINAL:
+        headers["Retry-After"] = "2"
+    if etag_matches(if_none_match, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    response.headers.update(headers)
+    return _out(view)
+
+
+@router.post(
+    "/v1/jobs/{job_id}/cancel",
+    response_model=JobOut,
+    responses={202: {"model": JobOut, "description": "It is running and was asked to stop."}},
+)
+def cancel_job(job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Cancel a job. 200: it is canceled, or had ended before; 202: it runs and stops soon. Never an error to repeat."""
+    view = service.cancel(desk, principal.tenant_id, job_id)
+    status = 202 if view.job.state == "running" else 200
+    return JSONResponse(_out(view).model_dump(mode="json"), status_code=status, headers={"ETag": _etag(view)})
+
+
+@router.get("/v1/jobs/{job_id}/events", response_model=None, responses=_EVENT_RESPONSES)
+async def get_events(
+    job_id: str,
+    request: Request,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    after: Annotated[int | None, Query(ge=0, le=_SEQ_MAX, description="Only events with numbers above this.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Events per page, for JSON.")] = 200,
+    last_event_id: Annotated[
+        int | None, Header(ge=0, le=_SEQ_MAX, description="As ?after=, sent by browsers that reconnect.")
+    ] = None,
+) -> Response | EventPage:
+    """The job's log. ``Accept: application/json`` gives a page; else a stream that ends with the job.
+
+    The stream carries ``event: state|progress|log|metric`` with the number as ``id:``; last comes ``event: end``.
+    """
+    start = last_event_id if last_event_id is not None else after or 0
+    if _wants_json(request.headers.get("accept", "")):
+        state, events = await run_in_threadpool(service.log_after, desk, principal.tenant_id, job_id, start, limit + 1)
+        page = [event_out(event) for event in events[:limit]]
+        next_after = page[-1].seq if page else start
+        return EventPage(items=page, next_after=next_after, has_more=len(events) > limit, state=state)
+    await run_in_threadpool(service.get, desk, principal.tenant_id, job_id)  # 404 before the stream begins
+    return StreamingResponse(
+        event_stream(desk, principal.tenant_id, job_id, start),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+@router.get("/v1/jobs/{job_id}/report", response_model=Report, responses=_NOT_CHANGED)
+def get_report(
+    job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: Annotated[str | None, Header()] = None
+) -> Response:
+    """The accuracy report of a succeeded job."""
+    row = service.report(desk, principal.tenant_id, job_id)
+    headers = {"ETag": f'"{row.job_id}.{row.attempt}"', "Cache-Control": "private, no-cache"}
+    if etag_matches(if_none_match, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    return JSONResponse(row.body, headers=headers)
+
+
+def _etag(view: JobView) -> str:
+    return f'"{view.job.row_version}"'
+
+
+def _out(view: JobView) -> JobOut:
+    return job_out(view.job, view.verdict, view.artifacts)
+
+
+def _wants_json(accept: str) -> bool:
+    return "application/json" in accept and "text/event-stream" not in accept
+
+
+def _label_filters(request: Request) -> dict[str, str]:
+    found = {}
+    for name, value in request.query_params.multi_items():
+        if not name.startswith(_LABEL):
+            continue
+        key = name.removeprefix(_LABEL)
+        if not re.fullmatch(LABEL_KEY, key) or key in found or "\0" in value:
+            raise InvalidRequestError(f"{name!r} is no label to filter by.", hint="Give label.KEY=VALUE once per key.")
+        found[key] = value
+    return found

@@ -1,0 +1,135 @@
+"""Jobs as seen over HTTP."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from service.contracts.config import QuantizationConfig
+from service.contracts.errors import Problem
+from service.http import Text, plain_text
+
+StoredState = Literal["queued", "running", "succeeded", "failed", "canceled"]
+ShownState = Literal["queued", "running", "canceling", "succeeded", "failed", "canceled"]
+TERMINAL = frozenset({"succeeded", "failed", "canceled"})
+LABEL_KEY = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$"
+
+LabelKey = Annotated[str, StringConstraints(pattern=LABEL_KEY)]
+LabelValue = Annotated[str, StringConstraints(max_length=255), AfterValidator(plain_text)]
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
+NounId = Annotated[str, StringConstraints(max_length=64)]
+
+
+class JobCreate(BaseModel):
+    """A quantization to run."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model_id: NounId
+    calibration_dataset_id: NounId
+    evaluation_dataset_id: NounId | None = Field(
+        default=None, description="Without one, the models are compared on the calibration data."
+    )
+    config: QuantizationConfig = Field(default_factory=QuantizationConfig)
+    name: Text | None = None
+    labels: Labels = Field(default_factory=dict)
+
+
+class JobValidate(BaseModel):
+    """As JobCreate, but nouns may be left out; what is given is checked."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model_id: NounId | None = None
+    calibration_dataset_id: NounId | None = None
+    evaluation_dataset_id: NounId | None = None
+    config: QuantizationConfig = Field(default_factory=QuantizationConfig)
+    name: Text | None = None
+    labels: Labels = Field(default_factory=dict)
+
+
+class JobValidated(BaseModel):
+    """What would be run."""
+
+    config: QuantizationConfig = Field(description="The config with everything filled in.")
+    warnings: list[str] = Field(description="Nothing that stops the job, but worth a thought.")
+
+
+class Progress(BaseModel):
+    """How far the stage has come; ``total`` is null while unknown."""
+
+    done: int
+    total: int | None
+    unit: str
+    message: str
+
+
+class ArtifactLink(BaseModel):
+    """An artifact of the job."""
+
+    id: str
+    kind: str
+    content: str
+
+
+class JobLinks(BaseModel):
+    """Where to go from a job."""
+
+    self: str
+    events: str
+    cancel: str
+    report: str
+    artifacts: str
+
+
+class JobOut(BaseModel):
+    """A job. Tolerate states and stages that you do not know: there may be more of them one day."""
+
+    id: str
+    kind: str
+    name: str | None
+    labels: dict[str, str]
+    state: ShownState = Field(description="canceling is running with a cancel requested.")
+    stage: str | None = Field(description="What the running attempt is doing, for people.")
+    progress: Progress | None
+    verdict: Literal["pass", "fail", "none"] | None = Field(description="Of the report, once succeeded.")
+    error: Problem | None = Field(description="Why it failed.")
+    attempt: int = Field(description="Number of the current or last attempt, 0 before the first.")
+    max_attempts: int
+    interruptions: int = Field(description="Attempts that were cut short by a shutdown and are not held against it.")
+    model_id: str | None
+    dataset_id: str | None = Field(description="Of an inspect_dataset job.")
+    calibration_dataset_id: str | None
+    evaluation_dataset_id: str | None
+    config: dict[str, Any] | None = Field(description="The resolved QuantizationConfig.")
+    artifacts: list[ArtifactLink]
+    request_id: str | None
+    created_at: datetime
+    queued_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    updated_at: datetime
+    cancel_requested_at: datetime | None
+    deadline_at: datetime | None
+    links: JobLinks
+
+
+class EventOut(BaseModel):
+    """One entry of a job's log."""
+
+    seq: int
+    attempt: int
+    type: str
+    created_at: datetime
+    data: dict[str, Any]
+
+
+class EventPage(BaseModel):
+    """Events with numbers above ``after``, oldest first."""
+
+    items: list[EventOut]
+    next_after: int = Field(description="Send it as ?after= to go on.")
+    has_more: bool
+    state: ShownState

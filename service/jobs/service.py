@@ -1,0 +1,212 @@
+"""Jobs: checked before anything is stored, then job, event and idempotency key in one transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from service.contracts.compatibility import check_dataset, check_gate
+from service.contracts.dataset import DatasetSummary
+from service.contracts.errors import QuantmillError
+from service.contracts.model import ModelSummary
+from service.datasets import repository as datasets
+from service.datasets import service as dataset_service
+from service.deps import Desk
+from service.http import TransientError
+from service.idempotency import repository as keys
+from service.idempotency.answers import Answer, request_digest
+from service.jobs import events, repository, transitions
+from service.jobs.publishing import publish
+from service.jobs.repository import JobQuery
+from service.jobs.schemas import TERMINAL, JobCreate, JobValidate
+from service.jobs.views import job_out, shown_state
+from service.models import repository as models
+from service.models import service as model_service
+from service.pagination import Position
+from service.tables import Artifact, Job, JobEvent, ReportRow
+
+_ROUTE = "POST /v1/jobs"
+
+
+class ReportNotReadyError(TransientError):
+    """The job has not ended yet."""
+
+    code = "report-not-ready"
+    title = "The report is not there yet"
+    status = 409
+    retry_after_seconds = 2
+
+
+class ReportNotFoundError(QuantmillError):
+    """The job ended without a report."""
+
+    code = "report-not-found"
+    title = "The job has no report"
+    status = 404
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job with what it produced."""
+
+    job: Job
+    verdict: str | None
+    artifacts: list[Artifact]
+
+
+def create(desk: Desk, tenant_id: str, body: JobCreate, *, key: str | None, request_id: str) -> Answer:
+    """Store a job and have it run; with a key known from before, answer as then.
+
+    Raises:
+        QuantmillError: something about the request is wrong; nothing was stored.
+    """
+    digest = request_digest(body)
+    with desk.database.write() as session:
+        if key is not None:
+            kept = desk.settings.idempotency_seconds
+            known = keys.recall(session, tenant_id, _ROUTE, key, digest, kept_seconds=kept)
+            if known is not None:
+                return known
+        _check(session, tenant_id, body)
+        job = transitions.submit(
+            session,
+            tenant_id=tenant_id,
+            kind="quantize",
+            model_id=body.model_id,
+            calibration_dataset_id=body.calibration_dataset_id,
+            evaluation_dataset_id=body.evaluation_dataset_id,
+            config=body.config.model_dump(mode="json"),
+            name=body.name,
+            labels=body.labels,
+            deadline_seconds=desk.settings.job_deadline_seconds,
+            request_id=request_id,
+        )
+        answer = _accepted(job)
+        if key is not None:
+            keys.remember(session, tenant_id, _ROUTE, key, digest, answer)
+    publish(desk, job)
+    return answer
+
+
+def check(desk: Desk, tenant_id: str, body: JobValidate) -> list[str]:
+    """Check a request without storing anything; returns warnings.
+
+    Raises:
+        QuantmillError: as for ``create``.
+    """
+    with desk.database.read() as session:
+        _check(session, tenant_id, body)
+    return _warnings(body)
+
+
+def get(desk: Desk, tenant_id: str, job_id: str) -> JobView:
+    """The job with what it produced.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    with desk.database.read() as session:
+        return _views(session, [repository.get(session, tenant_id, job_id)])[0]
+
+
+def list_page(
+    desk: Desk, tenant_id: str, query: JobQuery, *, after: Position | None, limit: int
+) -> tuple[list[JobView], Position | None]:
+    """One page of quantize jobs, newest first, and the position to go on from."""
+    with desk.database.read() as session:
+        jobs, last = repository.list_page(session, tenant_id, query, after=after, limit=limit)
+        return _views(session, jobs), last
+
+
+def cancel(desk: Desk, tenant_id: str, job_id: str) -> JobView:
+    """Cancel a queued job, ask a running one to stop, leave a finished one alone.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    with desk.database.write() as session:
+        job = transitions.request_cancel(session, tenant_id, job_id)
+        return _views(session, [job])[0]
+
+
+def log_after(desk: Desk, tenant_id: str, job_id: str, seq: int, limit: int) -> tuple[str, list[JobEvent]]:
+    """The job's state as it is shown, and its events with numbers above ``seq``.
+
+    The state is read first: if it is terminal, no event can follow those that are returned.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    with desk.database.read() as session:
+        state = shown_state(repository.get(session, tenant_id, job_id))
+        return state, events.list_after(session, job_id, seq, limit)
+
+
+def report(desk: Desk, tenant_id: str, job_id: str) -> ReportRow:
+    """The report of a succeeded job.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+        ReportNotReadyError: it has not ended.
+        ReportNotFoundError: it ended without a report.
+    """
+    with desk.database.read() as session:
+        job = repository.get(session, tenant_id, job_id)
+        row = repository.report(session, job_id)
+    if row is not None:
+        return row
+    if job.state in TERMINAL:
+        raise ReportNotFoundError(
+            f"The job {job_id} ended as {job.state} and has no report.",
+            hint="GET /v1/jobs/{id} tells why, under error.",
+        )
+    raise ReportNotReadyError(f"The job {job_id} is {job.state}.", hint="Wait for the job: GET /v1/jobs/{id}?wait=25")
+
+
+def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> None:
+    """Check ids, statuses, whether the data fits the model, and whether it can tell what the gate asks."""
+    model = _model(session, tenant_id, body.model_id)
+    calibration = _dataset(session, tenant_id, body.calibration_dataset_id, "calibration_dataset_id")
+    evaluation = _dataset(session, tenant_id, body.evaluation_dataset_id, "evaluation_dataset_id")
+    if model is not None:
+        for role, summary in (("calibration", calibration), ("evaluation", evaluation)):
+            if summary is not None:
+                check_dataset(model, summary, pointer=f"/{role}_dataset_id", role=f"{role} dataset")
+    judged_on = evaluation or calibration
+    if judged_on is not None:
+        check_gate(body.config.evaluation.gate, has_labels=judged_on.labels is not None)
+
+
+def _model(session: Session, tenant_id: str, model_id: str | None) -> ModelSummary | None:
+    if model_id is None:
+        return None
+    model = models.get(session, tenant_id, model_id, pointer="/model_id")
+    return model_service.ready_summary(model, pointer="/model_id")
+
+
+def _dataset(session: Session, tenant_id: str, dataset_id: str | None, field: str) -> DatasetSummary | None:
+    if dataset_id is None:
+        return None
+    dataset = datasets.get(session, tenant_id, dataset_id, pointer=f"/{field}")
+    return dataset_service.ready_summary(dataset, pointer=f"/{field}")
+
+
+def _warnings(body: JobValidate) -> list[str]:
+    found = []
+    if body.evaluation_dataset_id is None:
+        found.append("No evaluation dataset: the models will be compared on the calibration data.")
+    return found
+
+
+def _accepted(job: Job) -> Answer:
+    body = job_out(job, None, []).model_dump(mode="json")
+    return Answer(202, body, {"Location": f"/v1/jobs/{job.id}", "Retry-After": "2", "ETag": f'"{job.row_version}"'})
+
+
+def _views(session: Session, jobs: list[Job]) -> list[JobView]:
+    # What a job produced is committed with its success, so the job has to be read first.
+    done = [job.id for job in jobs if job.state == "succeeded"]
+    verdicts = repository.verdicts(session, done) if done else {}
+    artifacts = repository.artifacts(session, done) if done else {}
+    return [JobView(job, verdicts.get(job.id), artifacts.get(job.id, [])) for job in jobs]

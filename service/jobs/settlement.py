@@ -1,0 +1,42 @@
+"""What the end of a job means for everything around it, in the transaction that ends it."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from service.artifacts import repository as artifacts
+from service.contracts.dataset import DatasetSummary
+from service.contracts.errors import Problem
+from service.contracts.model import ModelSummary
+from service.datasets import repository as datasets
+from service.jobs import repository
+from service.jobs.outcome import Outcome, QuantizeOutcome
+from service.models import repository as models
+from service.tables import Job
+
+
+def accept(session: Session, job: Job, result: Outcome) -> None:
+    """The job has succeeded: store its report and artifacts, or make its model or dataset ready.
+
+    Raises:
+        TypeError: the result is not one for this kind of job.
+    """
+    if isinstance(result, QuantizeOutcome) and job.kind == "quantize":
+        repository.add_report(session, job, result.report)
+        for artifact in result.artifacts:
+            artifacts.add(session, job, artifact)
+    elif isinstance(result, ModelSummary) and job.kind == "inspect_model" and job.model_id is not None:
+        models.settle(session, job.model_id, status="ready", summary=result.model_dump(mode="json"))
+    elif isinstance(result, DatasetSummary) and job.kind == "inspect_dataset" and job.dataset_id is not None:
+        datasets.settle(session, job.dataset_id, status="ready", summary=result.model_dump(mode="json"))
+    else:
+        raise TypeError(f"a {job.kind} job cannot end with a {type(result).__name__}")
+
+
+def reject(session: Session, job: Job, problem: Problem) -> None:
+    """The job has failed or was canceled: a noun that it should have accepted must not stay in validation for ever."""
+    problems = [problem.model_dump(mode="json")]
+    if job.kind == "inspect_model" and job.model_id is not None:
+        models.settle(session, job.model_id, status="rejected", problems=problems)
+    elif job.kind == "inspect_dataset" and job.dataset_id is not None:
+        datasets.settle(session, job.dataset_id, status="rejected", problems=problems)

@@ -1,0 +1,71 @@
+"""ASGI middleware: a request id for every request, and a bound on JSON bodies."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.ids import new_id
+
+REQUEST_ID_HEADER = "X-Request-ID"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+_UPLOAD_METHODS = ("PATCH", "PUT")
+
+
+class RequestIdMiddleware:
+    """Takes the client's X-Request-ID, or makes one; the answer carries it, and so do problems and jobs."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req")
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+
+class BodyLimitMiddleware:
+    """Refuses bodies above a limit before they are held in memory. Uploads stream to disk and have their own limit."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or _is_upload(scope):
+            await self.app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "0")
+        received = int(declared) if declared.isdecimal() else 0
+
+        async def receive_limited() -> Message:
+            nonlocal received
+            if received > self.max_bytes:
+                raise HTTPException(413, f"The body is larger than {self.max_bytes} bytes.")
+            message = await receive()
+            if declared == "0":
+                received += len(message.get("body", b""))
+            if received > self.max_bytes:
+                raise HTTPException(413, f"The body is larger than {self.max_bytes} bytes.")
+            return message
+
+        await self.app(scope, receive_limited, send)
+
+
+def _is_upload(scope: Scope) -> bool:
+    return scope["method"] in _UPLOAD_METHODS and scope["path"].startswith("/v1/uploads/")

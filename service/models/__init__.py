@@ -1,0 +1,1 @@
+"""Models: a main ONNX file with its external data."""

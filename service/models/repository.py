@@ -1,0 +1,81 @@
+"""Statements about models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from service.db import db_now
+from service.ids import is_id, new_id
+from service.models.errors import ModelNotFoundError
+from service.pagination import Position
+from service.repository import newest_first
+from service.tables import Model, ModelFile
+
+
+def settle(session: Session, model_id: str, **values: Any) -> bool:
+    """End the validation of a model: set ``status`` with its summary or problems. False if it had ended before."""
+    row = session.scalar(
+        update(Model)
+        .where(Model.id == model_id, Model.status == "validating")
+        .values(**values, row_version=Model.row_version + 1, updated_at=db_now())
+        .returning(Model.id)
+        .execution_options(synchronize_session=False)
+    )
+    return row is not None
+
+
+def find(session: Session, model_id: str) -> Model | None:
+    """The model of any tenant with its files, or None: for workers."""
+    return session.get(Model, model_id, populate_existing=True)
+
+
+def create(session: Session, tenant_id: str, *, name: str, format: str, files: list[ModelFile]) -> Model:  # noqa: A002
+    """Insert a model in validation, with its files (whose ``model_id`` is set here)."""
+    now = db_now()
+    statement = (
+        insert(Model)
+        .values(
+            id=new_id("mdl"),
+            tenant_id=tenant_id,
+            name=name,
+            format=format,
+            status="validating",
+            row_version=1,
+            created_at=now,
+            updated_at=now,
+        )
+        .returning(Model)
+    )
+    model = session.scalars(statement).one()
+    for file in files:
+        file.model_id = model.id
+    session.add_all(files)
+    session.flush()
+    session.refresh(model, ["files"])
+    return model
+
+
+def get(session: Session, tenant_id: str, model_id: str, *, pointer: str | None = None) -> Model:
+    """The tenant's model with its files.
+
+    Raises:
+        ModelNotFoundError: the tenant has no such model; carries ``pointer``.
+    """
+    statement = select(Model).where(Model.id == model_id, Model.tenant_id == tenant_id)
+    model = session.scalar(statement) if is_id(model_id, "mdl") else None
+    if model is None:
+        raise ModelNotFoundError(model_id, pointer=pointer)
+    return model
+
+
+def list_page(
+    session: Session, tenant_id: str, *, status: str | None, after: Position | None, limit: int
+) -> tuple[list[Model], Position | None]:
+    """One page of the tenant's models, newest first; see ``newest_first``."""
+    conditions = [Model.tenant_id == tenant_id]
+    if status is not None:
+        conditions.append(Model.status == status)
+    return newest_first(session, Model, conditions, after, limit)

@@ -1,0 +1,79 @@
+"""Models: made of uploads, validated by an inspect job."""
+
+from __future__ import annotations
+
+from service.contracts.errors import Problem
+from service.contracts.model import ModelSummary
+from service.deps import Desk
+from service.jobs import transitions
+from service.jobs.publishing import publish
+from service.models import repository
+from service.models.errors import ModelNotReadyError, ModelRejectedError
+from service.models.schemas import ModelCreate, is_main
+from service.pagination import Position
+from service.tables import Model, ModelFile
+from service.uploads import repository as uploads
+from service.uploads.service import completed
+
+
+def create(desk: Desk, tenant_id: str, body: ModelCreate, *, request_id: str) -> Model:
+    """Store a model in validation and its inspect job, in one transaction.
+
+    Raises:
+        UploadNotFoundError: a file's upload is not there.
+        UploadNotCompleteError: a file's bytes are not all there.
+    """
+    with desk.database.write() as session:
+        files = []
+        for index, file in enumerate(body.files):
+            pointer = f"/files/{index}/upload_id"
+            stored = completed(uploads.get(session, tenant_id, file.upload_id, pointer=pointer), pointer=pointer)
+            files.append(
+                ModelFile(
+                    path=file.path, sha256=stored.sha256, size_bytes=stored.size_bytes, is_main=is_main(file.path)
+                )
+            )
+        model = repository.create(session, tenant_id, name=body.name, format=body.format, files=files)
+        job = transitions.submit(
+            session,
+            tenant_id=tenant_id,
+            kind="inspect_model",
+            model_id=model.id,
+            deadline_seconds=desk.settings.job_deadline_seconds,
+            request_id=request_id,
+        )
+    publish(desk, job)
+    return model
+
+
+def get(desk: Desk, tenant_id: str, model_id: str) -> Model:
+    """The model with its files.
+
+    Raises:
+        ModelNotFoundError: the tenant has no such model.
+    """
+    with desk.database.read() as session:
+        return repository.get(session, tenant_id, model_id)
+
+
+def list_page(
+    desk: Desk, tenant_id: str, *, status: str | None, after: Position | None, limit: int
+) -> tuple[list[Model], Position | None]:
+    """One page of models, newest first, and the position to go on from."""
+    with desk.database.read() as session:
+        return repository.list_page(session, tenant_id, status=status, after=after, limit=limit)
+
+
+def ready_summary(model: Model, *, pointer: str) -> ModelSummary:
+    """What validation found in a model that may be used.
+
+    Raises:
+        ModelNotReadyError: validation has not ended.
+        ModelRejectedError: it was found unusable.
+    """
+    if model.status == "validating":
+        raise ModelNotReadyError(model.id, pointer=pointer)
+    if model.status == "rejected":
+        reasons = [Problem.model_validate(problem) for problem in model.problems or []]
+        raise ModelRejectedError(model.id, pointer=pointer, reasons=reasons)
+    return ModelSummary.model_validate(model.summary)

@@ -1,0 +1,100 @@
+"""Opaque cursors: the place of the last item seen, signed together with what was asked for."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+from typing import Annotated, Generic, NamedTuple, TypeVar
+from urllib.parse import urlencode
+
+from fastapi import Query
+from pydantic import BaseModel, Field
+
+from service.contracts.errors import QuantmillError
+from service.settings import Settings
+
+MAX_LIMIT = 200
+DEFAULT_LIMIT = 50
+_MAC_BYTES = 16
+_Item = TypeVar("_Item")
+
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items per page.")]
+CursorParameter = Annotated[str | None, Query(max_length=512, description="next_cursor of the page before.")]
+
+
+class InvalidCursorError(QuantmillError):
+    """The cursor was not made by this service, or for another list or other filters."""
+
+    code = "invalid-cursor"
+    title = "The cursor is not valid"
+    status = 422
+
+
+class Position(NamedTuple):
+    """Place in a list that runs from the newest to the oldest: exact creation time in seconds, and id."""
+
+    created_at: float
+    id: str
+
+
+class Page(BaseModel, Generic[_Item]):
+    """One page of a list, newest first."""
+
+    items: list[_Item]
+    next_cursor: str | None = Field(default=None, description="Send it as ?cursor= to get the next page.")
+    has_more: bool = False
+
+
+def link_header(path: str, next_cursor: str | None, **parameters: object) -> dict[str, str]:
+    """The Link header to the next page (RFC 8288), if there is one; parameters that are None are left out."""
+    if next_cursor is None:
+        return {}
+    query = urlencode({k: v for k, v in parameters.items() if v is not None} | {"cursor": next_cursor})
+    return {"Link": f'<{path}?{query}>; rel="next"'}
+
+
+class CursorCodec:
+    """Makes and reads cursors.
+
+    Args:
+        settings: give the signing key; processes with equal settings read each other's cursors.
+        scope: the list and its filters; a cursor is good only for the same.
+    """
+
+    def __init__(self, settings: Settings, scope: str) -> None:
+        secret = settings.api_key.get_secret_value() if settings.api_key else settings.database_url
+        self._key = hashlib.sha256(f"cursor:{secret}".encode()).digest()
+        self._scope = scope.encode()
+
+    def encode(self, position: Position) -> str:
+        """A cursor for ``position``."""
+        payload = json.dumps(position).encode()
+        return base64.urlsafe_b64encode(self._mac(payload) + payload).decode().rstrip("=")
+
+    def decode(self, cursor: str) -> Position:
+        """The position that a cursor stands for.
+
+        Raises:
+            InvalidCursorError: it was not made here and for this.
+        """
+        try:
+            raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        except (binascii.Error, ValueError):
+            raise self._refusal() from None
+        mac, payload = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(payload)):
+            raise self._refusal()
+        return Position(*json.loads(payload))
+
+    def _mac(self, payload: bytes) -> bytes:
+        return hmac.digest(self._key, self._scope + b"\0" + payload, "sha256")[:_MAC_BYTES]
+
+    @staticmethod
+    def _refusal() -> InvalidCursorError:
+        return InvalidCursorError(
+            "The cursor is not one of this list with these filters.",
+            hint="Take next_cursor from the page before, with the same filters, or start without a cursor.",
+        )

@@ -1,0 +1,1 @@
+"""Problems: every error code that a client can meet."""

@@ -1,0 +1,42 @@
+"""The catalog of error codes, read off the error tree."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+from pydantic import BaseModel, Field
+
+from service.contracts.errors import QuantmillError
+
+
+class ProblemType(BaseModel):
+    """One kind of problem."""
+
+    type: str = Field(description="As it stands in the problems themselves.")
+    code: str
+    title: str
+    status: int
+    description: str
+
+
+def problem_types() -> list[ProblemType]:
+    """Every problem type of the loaded error tree, by code."""
+    found: dict[str, ProblemType] = {}
+    for kind in _tree(QuantmillError):
+        if kind.__module__.partition(".")[0] != "service" or "code" not in vars(kind):
+            continue
+        found[kind.code] = ProblemType(
+            type=f"/v1/problems#{kind.code}",
+            code=kind.code,
+            title=kind.title,
+            status=kind.status,
+            description=inspect.cleandoc(kind.__doc__ or kind.title).partition("\n\n")[0],
+        )
+    return [found[code] for code in sorted(found)]
+
+
+def _tree(root: type[QuantmillError]) -> Iterator[type[QuantmillError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)

@@ -1,0 +1,106 @@
+"""Settings of every process, read from the environment (``QUANTMILL_...``)."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_MIB = 1024**2
+_GIB = 1024**3
+
+
+class Settings(BaseSettings):
+    """One record for the API, the worker and the reconciler.
+
+    Empty locations are filled in from ``data_dir``, so that a service needs no setting at all on one host.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="QUANTMILL_", extra="ignore", frozen=True, env_ignore_empty=True)
+
+    data_dir: Path = Field(default=Path(".quantmill"), description="Home of everything kept on local disk.")
+    database_url: str = Field(default="", description="Default: SQLite in data_dir.")
+    broker_url: str = Field(default="", description="Default: a filesystem broker in data_dir.")
+    storage_dir: Path = Field(default=Path(), description="Content-addressed files. Default: data_dir/store.")
+    scratch_dir: Path = Field(default=Path(), description="Working folders of attempts. Default: data_dir/scratch.")
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_key: SecretStr | None = Field(default=None, description="Bearer key; without one only loopback is served.")
+
+    max_upload_bytes: int = Field(default=8 * _GIB, ge=1)
+    max_body_bytes: int = Field(default=4 * _MIB, ge=1024, description="Largest JSON body.")
+    min_free_bytes: int = Field(default=256 * _MIB, ge=0, description="Disk floor: below it uploads are refused.")
+    upload_idle_seconds: float = Field(default=60.0, gt=0, description="Silence after which an upload is cut off.")
+    upload_expiry_seconds: float = Field(default=24 * 3600.0, gt=0)
+    idempotency_seconds: float = Field(default=7 * 24 * 3600.0, gt=0)
+    ping_seconds: float = Field(default=15.0, gt=0, description="Silence after which an event stream sends a ping.")
+    publish_seconds: float = Field(default=1.0, gt=0, description="Time the API gives the broker per message.")
+
+    lease_seconds: float = Field(default=60.0, gt=0)
+    renew_seconds: float = Field(default=10.0, gt=0)
+    reconcile_seconds: float = Field(default=2.0, gt=0)
+    redispatch_seconds: float = Field(default=30.0, gt=0, description="Age after which a message counts as lost.")
+    job_memory_bytes: int | None = Field(default=None, ge=64 * _MIB, description="Default: what the machine has.")
+    job_deadline_seconds: float = Field(default=24 * 3600.0, gt=0)
+    worker_slots: int = Field(default=1, ge=1)
+    threads: int = Field(default=0, ge=0, description="Threads per job; 0 means cores // slots.")
+
+    @model_validator(mode="after")
+    def _fill_locations(self) -> Settings:
+        data_dir = self.data_dir.expanduser().absolute()
+        unset = Path()
+        filled: dict[str, object] = {
+            "data_dir": data_dir,
+            "database_url": driver_url(self.database_url or f"sqlite:///{data_dir / 'service.db'}"),
+            "broker_url": self.broker_url or "filesystem://",
+            "storage_dir": (
+                data_dir / "store" if self.storage_dir == unset else self.storage_dir.expanduser()
+            ).absolute(),
+            "scratch_dir": (
+                data_dir / "scratch" if self.scratch_dir == unset else self.scratch_dir.expanduser()
+            ).absolute(),
+            "threads": self.threads or max(1, (os.cpu_count() or 1) // self.worker_slots),
+        }
+        if self.renew_seconds >= self.lease_seconds:
+            raise ValueError("renew_seconds must be smaller than lease_seconds, or every lease would expire")
+        for name, value in filled.items():
+            object.__setattr__(self, name, value)
+        return self
+
+    @property
+    def broker_dir(self) -> Path:
+        """Folder of the filesystem broker: the path of its URL, or data_dir/broker."""
+        path = urlsplit(self.broker_url).path
+        return Path(path) if path.strip("/") else self.data_dir / "broker"
+
+    @property
+    def embedded_broker(self) -> bool:
+        """True if messages travel as files on this host."""
+        return self.broker_url.startswith("filesystem://")
+
+    def make_folders(self) -> None:
+        """Create every local folder that the settings name."""
+        folders = [self.data_dir, self.storage_dir, self.scratch_dir]
+        if self.embedded_broker:
+            folders += [self.broker_dir / name for name in ("queue", "processed", "control")]
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+def driver_url(url: str) -> str:
+    """Name psycopg 3 as the driver of a plain PostgreSQL URL."""
+    for prefix in ("postgres://", "postgresql://"):
+        if url.startswith(prefix):
+            return "postgresql+psycopg://" + url.removeprefix(prefix)
+    return url
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """The settings of this process, read once."""
+    return Settings()

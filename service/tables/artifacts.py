@@ -1,0 +1,26 @@
+"""Artifacts: files that a job produced. A file without a row is garbage."""
+
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.tables.base import Base, Bytes, Id, Moment, Name, Sha256, Tenant, Word
+
+
+class Artifact(Base):
+    """One file in the content-addressed store."""
+
+    __tablename__ = "artifacts"
+    __table_args__ = (UniqueConstraint("job_id", "kind"),)
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    tenant_id: Mapped[Tenant]
+    job_id: Mapped[Id] = mapped_column(ForeignKey("jobs.id"))
+    attempt: Mapped[int]
+    kind: Mapped[Word]
+    filename: Mapped[Name]
+    media_type: Mapped[Name]
+    sha256: Mapped[Sha256]
+    size_bytes: Mapped[Bytes]
+    created_at: Mapped[Moment]

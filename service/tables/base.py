@@ -1,0 +1,43 @@
+"""What all tables share: the naming convention of constraints, and column types."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from sqlalchemy import JSON, BigInteger, MetaData, String
+from sqlalchemy.orm import DeclarativeBase, mapped_column
+
+from service.db import UtcTimestamp
+
+# Named constraints are the only ones that a migration can alter on both databases.
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+ID_LENGTH = 30
+
+Id = Annotated[str, mapped_column(String(ID_LENGTH))]
+Tenant = Annotated[str, mapped_column(String(64))]
+Sha256 = Annotated[str, mapped_column(String(64))]
+Bytes = Annotated[int, mapped_column(BigInteger)]
+Word = Annotated[str, mapped_column(String(32))]
+Name = Annotated[str, mapped_column(String(255))]
+Moment = Annotated[datetime, mapped_column(UtcTimestamp)]
+# A missing document is SQL NULL, so that CHECK constraints can tell.
+Document = Annotated[Any, mapped_column(JSON(none_as_null=True))]
+
+
+class Base(DeclarativeBase):
+    """Base of all tables."""
+
+    metadata = MetaData(naming_convention=NAMING)
+
+
+def one_of(column: str, words: tuple[str, ...]) -> str:
+    """SQL condition: ``column`` holds one of ``words``."""
+    return f"{column} IN ({', '.join(repr(word) for word in words)})"

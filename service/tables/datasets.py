@@ -1,0 +1,38 @@
+"""Datasets: arrays in one file, with the way they become model inputs."""
+
+from __future__ import annotations
+
+from sqlalchemy import CheckConstraint, Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.tables.base import Base, Bytes, Document, Id, Moment, Name, Sha256, Tenant, Word, one_of
+from service.tables.models import NOUN_STATUSES
+
+DATASET_FORMATS = ("npz", "safetensors")
+
+
+class Dataset(Base):
+    """An uploaded dataset. ``summary`` is a DatasetSummary once ready, ``problems`` a list of Problem once rejected."""
+
+    __tablename__ = "datasets"
+    __table_args__ = (
+        CheckConstraint(one_of("status", NOUN_STATUSES), name="status"),
+        CheckConstraint(one_of("format", DATASET_FORMATS), name="format"),
+        CheckConstraint("(status = 'ready') = (summary IS NOT NULL)", name="ready_has_summary"),
+        CheckConstraint("(status = 'rejected') = (problems IS NOT NULL)", name="rejected_has_problems"),
+        Index("ix_datasets_tenant_id_created_at_id", "tenant_id", "created_at", "id"),
+    )
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    tenant_id: Mapped[Tenant]
+    name: Mapped[Name]
+    format: Mapped[Word]
+    status: Mapped[Word]
+    sha256: Mapped[Sha256]
+    size_bytes: Mapped[Bytes]
+    preprocessing: Mapped[Document]
+    summary: Mapped[Document | None]
+    problems: Mapped[Document | None]
+    row_version: Mapped[int]
+    created_at: Mapped[Moment]
+    updated_at: Mapped[Moment]

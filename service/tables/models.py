@@ -1,0 +1,61 @@
+"""Models: the main ONNX file and its external data, accepted or rejected as a whole."""
+
+from __future__ import annotations
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, text
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from service.tables.base import Base, Bytes, Document, Id, Moment, Name, Sha256, Tenant, Word, one_of
+
+NOUN_STATUSES = ("validating", "ready", "rejected")
+
+
+class Model(Base):
+    """An uploaded model. ``summary`` is a ModelSummary once ready, ``problems`` a list of Problem once rejected."""
+
+    __tablename__ = "models"
+    __table_args__ = (
+        CheckConstraint(one_of("status", NOUN_STATUSES), name="status"),
+        CheckConstraint("(status = 'ready') = (summary IS NOT NULL)", name="ready_has_summary"),
+        CheckConstraint("(status = 'rejected') = (problems IS NOT NULL)", name="rejected_has_problems"),
+        Index("ix_models_tenant_id_created_at_id", "tenant_id", "created_at", "id"),
+    )
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    tenant_id: Mapped[Tenant]
+    name: Mapped[Name]
+    format: Mapped[Word]
+    status: Mapped[Word]
+    summary: Mapped[Document | None]
+    problems: Mapped[Document | None]
+    row_version: Mapped[int]
+    created_at: Mapped[Moment]
+    updated_at: Mapped[Moment]
+    files: Mapped[list[ModelFile]] = relationship(lazy="selectin", order_by="ModelFile.path")
+
+    @property
+    def main_file(self) -> ModelFile:
+        """The ONNX file itself."""
+        return next(file for file in self.files if file.is_main)
+
+
+class ModelFile(Base):
+    """One file of a model; ``path`` is a plain file name, as external data names it."""
+
+    __tablename__ = "model_files"
+    __table_args__ = (
+        # one main file per model
+        Index(
+            "uq_model_files_main",
+            "model_id",
+            unique=True,
+            sqlite_where=text("is_main"),
+            postgresql_where=text("is_main"),
+        ),
+    )
+
+    model_id: Mapped[Id] = mapped_column(ForeignKey("models.id"), primary_key=True)
+    path: Mapped[Name] = mapped_column(primary_key=True)
+    sha256: Mapped[Sha256]
+    size_bytes: Mapped[Bytes]
+    is_main: Mapped[bool]

@@ -1,0 +1,1 @@
+"""Uploads: bytes on their way in."""

@@ -1,0 +1,76 @@
+"""Statements about uploads."""
+
+from __future__ import annotations
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from service.db import db_now
+from service.ids import is_id, new_id
+from service.tables import Upload
+from service.uploads.errors import UploadNotFoundError
+
+
+def create(
+    session: Session,
+    tenant_id: str,
+    *,
+    filename: str,
+    kind: str | None,
+    size_bytes: int | None,
+    sha256: str | None,
+    expiry_seconds: float,
+) -> Upload:
+    """Insert an open upload."""
+    now = db_now()
+    statement = (
+        insert(Upload)
+        .values(
+            id=new_id("upl"),
+            tenant_id=tenant_id,
+            filename=filename,
+            kind=kind,
+            state="open",
+            expected_size_bytes=size_bytes,
+            expected_sha256=sha256,
+            created_at=now,
+            expires_at=now + expiry_seconds,
+        )
+        .returning(Upload)
+    )
+    return session.scalars(statement).one()
+
+
+def get(session: Session, tenant_id: str, upload_id: str, *, pointer: str | None = None) -> Upload:
+    """The tenant's upload.
+
+    Raises:
+        UploadNotFoundError: the tenant has no such upload; carries ``pointer``.
+    """
+    statement = select(Upload).where(Upload.id == upload_id, Upload.tenant_id == tenant_id)
+    upload = session.scalar(statement) if is_id(upload_id, "upl") else None
+    if upload is None:
+        raise UploadNotFoundError(upload_id, pointer=pointer)
+    return upload
+
+
+def complete(session: Session, upload_id: str, *, sha256: str, size_bytes: int) -> Upload | None:
+    """Close an open upload; None if it is not open any more."""
+    statement = (
+        update(Upload)
+        .where(Upload.id == upload_id, Upload.state == "open")
+        .values(state="complete", sha256=sha256, size_bytes=size_bytes, completed_at=db_now())
+        .returning(Upload)
+    )
+    options = {"synchronize_session": False, "populate_existing": True}
+    return session.scalars(statement, execution_options=options).one_or_none()
+
+
+def prolong(session: Session, upload_id: str, *, expiry_seconds: float) -> None:
+    """Bytes have arrived: an open upload starts its time anew."""
+    session.execute(
+        update(Upload)
+        .where(Upload.id == upload_id, Upload.state == "open")
+        .values(expires_at=db_now() + expiry_seconds)
+        .execution_options(synchronize_session=False)
+    )

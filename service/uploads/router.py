@@ -1,0 +1,108 @@
+"""HTTP face of uploads: resumable (POST, HEAD, PATCH) and at once (PUT .../content)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request, Response
+
+from service.deps import DeskDep, PrincipalDep
+from service.tables import Upload
+from service.uploads import service
+from service.uploads.schemas import UploadCreate, UploadLinks, UploadOut
+
+router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
+
+_BYTES_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+ContentLength = Annotated[int | None, Header(ge=0, include_in_schema=False)]
+ContentDigest = Annotated[
+    str | None, Header(description="sha-256 of this request's body, checked where given (RFC 9530).")
+]
+
+
+@router.post("", status_code=201)
+def create_upload(body: UploadCreate, desk: DeskDep, principal: PrincipalDep, response: Response) -> UploadOut:
+    """Announce a file. Then send its bytes."""
+    upload = service.create(desk, principal.tenant_id, body)
+    response.headers["Location"] = f"/v1/uploads/{upload.id}"
+    response.headers["Upload-Offset"] = "0"
+    return _out(upload, 0)
+
+
+@router.get("/{upload_id}")
+def get_upload(upload_id: str, desk: DeskDep, principal: PrincipalDep, response: Response) -> UploadOut:
+    """An upload and how far it has come."""
+    upload, offset = service.get(desk, principal.tenant_id, upload_id)
+    response.headers.update(_offset_headers(upload, offset))
+    return _out(upload, offset)
+
+
+@router.head("/{upload_id}", status_code=200)
+def head_upload(upload_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Where to go on after a broken connection: Upload-Offset is the number of bytes that are safe on disk."""
+    upload, offset = service.get(desk, principal.tenant_id, upload_id)
+    return Response(headers=_offset_headers(upload, offset))
+
+
+@router.patch("/{upload_id}", status_code=204, openapi_extra=_BYTES_BODY)
+async def append_to_upload(
+    upload_id: str,
+    request: Request,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    upload_offset: Annotated[int, Header(ge=0, description="Byte at which the body begins.")],
+    content_length: ContentLength = None,
+    content_digest: ContentDigest = None,
+) -> Response:
+    """Send bytes from an offset on. It is complete when all declared bytes are there and the sha256 is right."""
+    incoming = service.Incoming(
+        request.stream(), upload_offset, content_length, service.parse_content_digest(content_digest)
+    )
+    upload, offset = await service.receive(desk, principal.tenant_id, upload_id, incoming)
+    return Response(status_code=204, headers=_offset_headers(upload, offset))
+
+
+@router.put("/{upload_id}/content", openapi_extra=_BYTES_BODY)
+async def put_content(
+    upload_id: str,
+    request: Request,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    response: Response,
+    content_length: ContentLength = None,
+    content_digest: ContentDigest = None,
+) -> UploadOut:
+    """Send the whole file at once: ``curl -T model.onnx URL/v1/uploads/ID/content``."""
+    incoming = service.Incoming(request.stream(), None, content_length, service.parse_content_digest(content_digest))
+    upload, offset = await service.receive(desk, principal.tenant_id, upload_id, incoming)
+    response.headers.update(_offset_headers(upload, offset))
+    return _out(upload, offset)
+
+
+def _offset_headers(upload: Upload, offset: int) -> dict[str, str]:
+    headers = {"Upload-Offset": str(offset), "Cache-Control": "no-store"}
+    length = upload.size_bytes if upload.size_bytes is not None else upload.expected_size_bytes
+    return headers if length is None else {**headers, "Upload-Length": str(length)}
+
+
+def _out(upload: Upload, offset: int) -> UploadOut:
+    path = f"/v1/uploads/{upload.id}"
+    complete = upload.state == "complete"
+    return UploadOut(
+        id=upload.id,
+        filename=upload.filename,
+        kind=upload.kind,
+        state="complete" if complete else "open",
+        offset=offset,
+        size_bytes=upload.size_bytes if complete else upload.expected_size_bytes,
+        sha256=upload.sha256 if complete else upload.expected_sha256,
+        created_at=upload.created_at,
+        completed_at=upload.completed_at,
+        expires_at=upload.expires_at,
+        links=UploadLinks(self=path, content=path + "/content"),
+    )

@@ -1,0 +1,286 @@
+"""Receiving bytes: streamed to disk, counted, digested, made durable, then moved into the store."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import logging
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from service.contracts.errors import InvalidRequestError
+from service.deps import Desk
+from service.storage import BLOCK_BYTES, FileStore, StorageFullError, StoredFile
+from service.tables import Upload
+from service.uploads import repository
+from service.uploads.errors import (
+    DigestMismatchError,
+    UploadCompleteError,
+    UploadEmptyError,
+    UploadIncompleteError,
+    UploadNotCompleteError,
+    UploadNotFoundError,
+    UploadOffsetMismatchError,
+    UploadSizeUnknownError,
+    UploadStalledError,
+    UploadTooLargeError,
+)
+from service.uploads.schemas import UploadCreate
+from service.uploads.writer import UploadFile, durable_size
+
+_CONTENT_DIGEST = re.compile(r"(?:^|,)\s*sha-256\s*=\s*:([A-Za-z0-9+/=]*):")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """One request that carries bytes.
+
+    Attributes:
+        blocks: the body, in the pieces in which it arrives.
+        offset: where the client says they begin; None: they are the whole file.
+        length: their number, where the client says so.
+        digest: their sha256, where the client says so.
+    """
+
+    blocks: AsyncIterator[bytes]
+    offset: int | None
+    length: int | None
+    digest: bytes | None
+
+
+def create(desk: Desk, tenant_id: str, body: UploadCreate) -> Upload:
+    """Open an upload.
+
+    Raises:
+        UploadEmptyError: no bytes are declared.
+        UploadTooLargeError: more bytes are declared than the service takes.
+        StorageFullError: there is no room for them.
+    """
+    size_bytes = body.size_bytes
+    if size_bytes == 0:
+        raise UploadEmptyError(
+            "A file of 0 bytes is of no use.", pointer="/size_bytes", hint="Send a file that has some."
+        )
+    if size_bytes is not None and size_bytes > desk.settings.max_upload_bytes:
+        _refuse_size(size_bytes, desk.settings.max_upload_bytes, pointer="/size_bytes")
+    if desk.store.free_bytes() < (size_bytes or 0) + desk.settings.min_free_bytes:
+        raise StorageFullError("There is no room for this file.", hint="Free some space on the storage folder.")
+    with desk.database.write() as session:
+        return repository.create(
+            session,
+            tenant_id,
+            filename=body.filename,
+            kind=body.kind,
+            size_bytes=size_bytes,
+            sha256=body.sha256,
+            expiry_seconds=desk.settings.upload_expiry_seconds,
+        )
+
+
+def get(desk: Desk, tenant_id: str, upload_id: str) -> tuple[Upload, int]:
+    """The upload and its durable offset, in bytes.
+
+    Raises:
+        UploadNotFoundError: the tenant has no such upload.
+    """
+    with desk.database.read() as session:
+        upload = repository.get(session, tenant_id, upload_id)
+    return upload, upload.size_bytes if upload.size_bytes is not None else durable_size(
+        part_path(desk.store, upload_id)
+    )
+
+
+async def receive(desk: Desk, tenant_id: str, upload_id: str, incoming: Incoming) -> tuple[Upload, int]:
+    """Take the bytes of one request; memory does not grow with their number.
+
+    They are durable when this returns, and the upload is complete if they were the last. If the client breaks off, what
+    arrived of a part is kept. If anything about the bytes is wrong, all bytes of this request are thrown away.
+
+    Returns:
+        The upload and its new offset.
+
+    Raises:
+        QuantmillError: see ``service.uploads.errors``.
+        ClientDisconnect: the client is gone.
+    """
+    file = await run_in_threadpool(_open, desk, tenant_id, upload_id)
+    with file:
+        upload = await run_in_threadpool(_current, desk, tenant_id, upload_id, file)
+        limit = _limit(desk, upload)
+        await run_in_threadpool(_begin, upload, file, incoming, limit)
+        try:
+            await _copy(incoming.blocks, file, limit, desk.settings.upload_idle_seconds)
+        except (ClientDisconnect, UploadStalledError):
+            await run_in_threadpool(file.sync)
+            raise
+        except BaseException:
+            await run_in_threadpool(file.undo)
+            raise
+        return await run_in_threadpool(_end, desk, upload, file, incoming)
+
+
+def completed(upload: Upload, *, pointer: str) -> StoredFile:
+    """The stored file of a complete upload.
+
+    Raises:
+        UploadNotCompleteError: bytes are missing.
+    """
+    if upload.sha256 is None or upload.size_bytes is None:
+        raise UploadNotCompleteError(
+            f"The upload {upload.id} has not got all its bytes.", pointer=pointer, hint="Send the rest first."
+        )
+    return StoredFile(upload.sha256, upload.size_bytes)
+
+
+def part_path(store: FileStore, upload_id: str) -> Path:
+    """Where the bytes of an open upload grow."""
+    return store.incoming / upload_id
+
+
+def parse_content_digest(header: str | None) -> bytes | None:
+    """The sha-256 of a Content-Digest header (RFC 9530), if it has one.
+
+    Raises:
+        InvalidRequestError: the header names sha-256 but carries no digest.
+    """
+    if header is None or "sha-256" not in header:
+        return None
+    found = _CONTENT_DIGEST.search(header)
+    try:
+        digest = base64.b64decode(found.group(1), validate=True) if found else b""
+    except binascii.Error:
+        digest = b""
+    if len(digest) != 32:
+        raise InvalidRequestError(
+            "The Content-Digest header carries no sha-256.",
+            hint="Send 'Content-Digest: sha-256=:BASE64:' or leave it out.",
+        )
+    return digest
+
+
+def _open(desk: Desk, tenant_id: str, upload_id: str) -> UploadFile:
+    with desk.database.read() as session:
+        repository.get(session, tenant_id, upload_id)  # no file is made for an id that is not there
+    return UploadFile(part_path(desk.store, upload_id), min_free_bytes=desk.settings.min_free_bytes)
+
+
+def _current(desk: Desk, tenant_id: str, upload_id: str, file: UploadFile) -> Upload:
+    """Read the row again, now that nobody else writes."""
+    with desk.database.read() as session:
+        upload = repository.get(session, tenant_id, upload_id)
+    if upload.state == "complete":
+        file.path.unlink(missing_ok=True)  # was made just now: the bytes lie in the store
+        raise UploadCompleteError("This upload has all its bytes.", hint="Create another upload for another file.")
+    return upload
+
+
+def _limit(desk: Desk, upload: Upload) -> int:
+    return desk.settings.max_upload_bytes if upload.expected_size_bytes is None else upload.expected_size_bytes
+
+
+def _begin(upload: Upload, file: UploadFile, incoming: Incoming, limit: int) -> None:
+    if incoming.offset is None:
+        file.restart()
+    elif upload.expected_size_bytes is None:
+        raise UploadSizeUnknownError(
+            "This upload was created without size_bytes, so no part can be told from the last one.",
+            hint="Declare size_bytes in POST /v1/uploads, or send the file at once with PUT .../content.",
+        )
+    elif incoming.offset != file.size_bytes:
+        raise UploadOffsetMismatchError(given=incoming.offset, actual=file.size_bytes)
+    if incoming.length is not None and file.size_bytes + incoming.length > limit:
+        _refuse_size(file.size_bytes + incoming.length, limit)
+
+
+async def _copy(blocks: AsyncIterator[bytes], file: UploadFile, limit: int, idle_seconds: float) -> None:
+    buffer = bytearray()
+    size_bytes = file.size_bytes
+    try:
+        async for block in _in_time(blocks, idle_seconds):
+            size_bytes += len(block)
+            if size_bytes > limit:
+                _refuse_size(size_bytes, limit)
+            buffer += block
+            if len(buffer) >= BLOCK_BYTES:
+                await run_in_threadpool(file.write, buffer)
+                buffer.clear()
+    except (ClientDisconnect, UploadStalledError):
+        await run_in_threadpool(file.write, buffer)
+        raise
+    await run_in_threadpool(file.write, buffer)
+
+
+async def _in_time(blocks: AsyncIterator[bytes], idle_seconds: float) -> AsyncIterator[bytes]:
+    while True:
+        try:
+            async with asyncio.timeout(idle_seconds):
+                block = await anext(blocks)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise UploadStalledError(
+                f"Nothing arrived for {idle_seconds:g} s; what had arrived is kept.",
+                hint="Ask for the offset with HEAD and go on from there.",
+            ) from None
+        yield block
+
+
+def _end(desk: Desk, upload: Upload, file: UploadFile, incoming: Incoming) -> tuple[Upload, int]:
+    size_bytes = file.size_bytes
+    _check_request(upload, file, incoming, size_bytes)
+    file.sync()
+    if incoming.offset is not None and size_bytes != upload.expected_size_bytes:
+        with desk.database.write() as session:
+            repository.prolong(session, upload.id, expiry_seconds=desk.settings.upload_expiry_seconds)
+        return upload, size_bytes
+    sha256 = file.sha256()
+    if upload.expected_sha256 is not None and not hmac.compare_digest(sha256, upload.expected_sha256):
+        file.restart()
+        raise DigestMismatchError(
+            f"The bytes have sha256 {sha256}, declared was {upload.expected_sha256}; they were thrown away.",
+            hint="Send the file again from byte 0, or create an upload with the right sha256.",
+            actual=sha256,
+        )
+    desk.store.put_file(file.path, sha256=sha256)
+    with desk.database.write() as session:
+        done = repository.complete(session, upload.id, sha256=sha256, size_bytes=size_bytes)
+    if done is None:  # it expired while its last bytes came in
+        raise UploadNotFoundError(upload.id)
+    log.info("upload.completed id=%s size_bytes=%d sha256=%s", upload.id, size_bytes, sha256)
+    return done, size_bytes
+
+
+def _check_request(upload: Upload, file: UploadFile, incoming: Incoming, size_bytes: int) -> None:
+    """What can be wrong with the bytes of this request as such; then they are thrown away."""
+    if incoming.digest is not None and not hmac.compare_digest(incoming.digest, file.written_sha256):
+        file.undo()
+        raise DigestMismatchError(
+            "The bytes of this request do not have their Content-Digest; they were thrown away.",
+            hint="Send them again.",
+            actual=file.written_sha256.hex(),
+        )
+    if incoming.offset is None and size_bytes == 0:
+        raise UploadEmptyError("The request carries no bytes.", hint="Send the file as the body of the request.")
+    if incoming.offset is None and upload.expected_size_bytes not in (None, size_bytes):
+        file.undo()
+        raise UploadIncompleteError(
+            f"The request carries {size_bytes} bytes of {upload.expected_size_bytes} declared; they were thrown away.",
+            hint="Send the whole file, or send it in parts with PATCH.",
+        )
+
+
+def _refuse_size(size_bytes: int, limit: int, *, pointer: str | None = None) -> NoReturn:
+    raise UploadTooLargeError(
+        f"{size_bytes} bytes are more than the {limit} that this upload may have.",
+        pointer=pointer,
+        hint="Declare the true size_bytes; the service's own limit is QUANTMILL_MAX_UPLOAD_BYTES.",
+    )

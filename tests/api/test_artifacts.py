@@ -1,0 +1,115 @@
+"""Artifacts: found, downloaded whole or in ranges, with digests and safe names."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+import pytest
+
+from tests.support.front import Front, problem
+
+DATA = bytes(range(256)) * 3000
+
+
+@pytest.fixture
+def artifact(sqlite_front: Front) -> str:
+    """Path of an artifact's content."""
+    job_id = sqlite_front.succeeded_job(DATA)
+    item = sqlite_front.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"][0]
+    path: str = item["links"]["content"]
+    return path
+
+
+def test_list_and_get(front: Front) -> None:
+    job_id = front.succeeded_job(DATA)
+    items = front.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"]
+    assert [(item["kind"], item["filename"], item["size_bytes"]) for item in items] == [
+        ("model", "model.int8.onnx", len(DATA))
+    ]
+    assert items[0]["sha256"] == hashlib.sha256(DATA).hexdigest()
+    assert front.http.get(items[0]["links"]["self"]).json() == items[0]
+    assert front.http.get(f"/v1/jobs/{front.new_job()}/artifacts").json() == {"items": []}
+
+
+def test_whole(sqlite_front: Front, artifact: str) -> None:
+    answer = sqlite_front.http.get(artifact)
+    digest = hashlib.sha256(DATA)
+    assert (answer.status_code, answer.content) == (200, DATA)
+    assert answer.headers["etag"] == f'"sha256:{digest.hexdigest()}"'
+    assert answer.headers["repr-digest"] == f"sha-256=:{base64.b64encode(digest.digest()).decode()}:"
+    assert answer.headers["accept-ranges"] == "bytes"
+    assert answer.headers["content-length"] == str(len(DATA))
+    assert answer.headers["content-disposition"] == 'attachment; filename="model.int8.onnx"'
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "sandbox" in answer.headers["content-security-policy"]
+
+
+def test_head(sqlite_front: Front, artifact: str) -> None:
+    answer = sqlite_front.http.head(artifact)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-length"] == str(len(DATA))
+    assert "etag" in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("header", "begin", "end"),
+    [
+        ("bytes=0-0", 0, 0),
+        ("bytes=10-19", 10, 19),
+        ("bytes=1000-", 1000, len(DATA) - 1),
+        ("bytes=-5", len(DATA) - 5, len(DATA) - 1),
+        ("bytes=-99999999", 0, len(DATA) - 1),
+        ("bytes=5-99999999", 5, len(DATA) - 1),
+    ],
+)
+def test_ranges(sqlite_front: Front, artifact: str, header: str, begin: int, end: int) -> None:
+    answer = sqlite_front.http.get(artifact, headers={"Range": header})
+    assert answer.status_code == 206
+    assert answer.content == DATA[begin : end + 1]
+    assert answer.headers["content-range"] == f"bytes {begin}-{end}/{len(DATA)}"
+    assert answer.headers["content-length"] == str(end - begin + 1)
+
+
+@pytest.mark.parametrize("header", ["bytes=9-5", "items=0-1", "bytes=0-1,5-6", "bytes=-", "bytes=a-b", "bytes"])
+def test_ranges_that_are_passed_over(sqlite_front: Front, artifact: str, header: str) -> None:
+    answer = sqlite_front.http.get(artifact, headers={"Range": header})
+    assert (answer.status_code, answer.content) == (200, DATA)
+
+
+@pytest.mark.parametrize("header", [f"bytes={len(DATA)}-", "bytes=999999999999-", "bytes=-0"])
+def test_ranges_outside_the_file(sqlite_front: Front, artifact: str, header: str) -> None:
+    answer = sqlite_front.http.get(artifact, headers={"Range": header})
+    problem(answer, 416, "range-not-satisfiable")
+    assert answer.headers["content-range"] == f"bytes */{len(DATA)}"
+
+
+def test_if_range(sqlite_front: Front, artifact: str) -> None:
+    tag = sqlite_front.http.head(artifact).headers["etag"]
+    fresh = sqlite_front.http.get(artifact, headers={"Range": "bytes=0-3", "If-Range": tag})
+    stale = sqlite_front.http.get(artifact, headers={"Range": "bytes=0-3", "If-Range": '"other"'})
+    assert (fresh.status_code, fresh.content) == (206, DATA[:4])
+    assert (stale.status_code, stale.content) == (200, DATA)
+
+
+def test_not_changed(sqlite_front: Front, artifact: str) -> None:
+    tag = sqlite_front.http.head(artifact).headers["etag"]
+    for header in (tag, f'"x", {tag}', f"W/{tag}", "*"):
+        answer = sqlite_front.http.get(artifact, headers={"If-None-Match": header})
+        assert (answer.status_code, answer.content) == (304, b"")
+    assert sqlite_front.http.get(artifact, headers={"If-None-Match": '"x"'}).status_code == 200
+
+
+def test_a_missing_or_shortened_file_is_never_served(sqlite_front: Front, artifact: str) -> None:
+    path = sqlite_front.desk.store.path(hashlib.sha256(DATA).hexdigest())
+    path.chmod(0o600)
+    path.write_bytes(DATA[:-1])
+    problem(sqlite_front.http.get(artifact), 500, "stored-file-corrupt")
+    path.unlink()
+    problem(sqlite_front.http.get(artifact), 500, "stored-file-missing")
+
+
+@pytest.mark.parametrize("tail", ["00000000000000000000000000", "x", "%00"])
+def test_unknown(front: Front, tail: str) -> None:
+    for rest in ("", "/content"):
+        problem(front.http.get(f"/v1/artifacts/art_{tail}{rest}"), 404, "artifact-not-found")

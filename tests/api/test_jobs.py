@@ -1,0 +1,393 @@
+"""Jobs: checked before anything is stored, then created, found, waited for, canceled."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from service.contracts.config import QuantizationConfig
+from service.contracts.dataset import ArraySummary, LabelSummary
+from service.contracts.errors import EngineError
+from service.contracts.runner import ProgressLine
+from service.jobs import transitions
+from service.tables import Job
+from tests.support.front import Front, dataset_summary, pointers, problem
+
+MISSING_MODEL = "mdl_00000000000000000000000000"
+MISSING_DATASET = "dst_00000000000000000000000000"
+
+
+def quantize_jobs(front: Front) -> int:
+    with front.desk.database.read() as session:
+        return session.scalar(select(func.count()).where(Job.kind == "quantize"))
+
+
+def test_create(front: Front) -> None:
+    body = front.job_body(config={"preset": "int8_percentile", "seed": 7}, name="nightly", labels={"team": "vision"})
+    body["evaluation_dataset_id"] = front.ready_dataset()
+    made = front.http.post("/v1/jobs", json=body)
+    assert made.status_code == 202
+    job = made.json()
+    assert made.headers["location"] == job["links"]["self"] == f"/v1/jobs/{job['id']}"
+    assert made.headers["retry-after"] == "2"
+    assert (job["state"], job["kind"], job["attempt"], job["name"]) == ("queued", "quantize", 0, "nightly")
+    assert job["labels"] == {"team": "vision"}
+    assert job["evaluation_dataset_id"] == body["evaluation_dataset_id"]
+    resolved = QuantizationConfig.model_validate({"preset": "int8_percentile", "seed": 7})
+    assert job["config"] == resolved.model_dump(mode="json")
+    assert front.http.get(job["links"]["self"]).json() == job
+
+    messages = [path.read_text() for path in (front.desk.settings.broker_dir / "queue").glob("*.msg")]
+    assert any(f'"{job["id"]}"' in _body_of(message) for message in messages)
+    with front.desk.database.read() as session:
+        assert session.get_one(Job, job["id"]).dispatched_at is not None
+
+
+def _body_of(message: str) -> str:
+    import base64
+
+    return base64.b64decode(json.loads(message)["body"]).decode()
+
+
+def test_the_config_may_be_left_out(sqlite_front: Front) -> None:
+    job_id = sqlite_front.new_job()
+    config = sqlite_front.http.get(f"/v1/jobs/{job_id}").json()["config"]
+    assert config == QuantizationConfig().model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("config", "pointer", "said"),
+    [
+        ({"activaton": {}}, "/config/activaton", "did you mean 'activation'?"),
+        ({"activation": {"dtyp": "int8"}}, "/config/activation/dtyp", "did you mean 'dtype'?"),
+        ({"activation": {"dtype": "int3"}}, "/config/activation/dtype", "uint8"),
+        ({"preset": "int9"}, "/config/preset", "unknown preset 'int9'"),
+        ({"seed": -1}, "/config/seed", "greater than or equal to 0"),
+        (
+            {"activation": {"calibration": {"method": "percentile", "percentile": 12}}},
+            "/config/activation/calibration/percentile",
+            "greater than 50",
+        ),
+        ({"include": [{"op_type": "Conv"}], "exclude": [{"op_type": "Conv"}]}, "/config", "include and in exclude"),
+        ("int8", "/config", "JSON object"),
+    ],
+)
+def test_a_bad_config_is_refused_before_anything_is_stored(front: Front, config: Any, pointer: str, said: str) -> None:
+    for path in ("/v1/jobs", "/v1/jobs:validate"):
+        body = {"model_id": MISSING_MODEL, "calibration_dataset_id": MISSING_DATASET, "config": config}
+        answer = problem(front.http.post(path, json=body), 422, "invalid-config")
+        assert pointers(answer) == [pointer]
+        assert said in answer["detail"]
+    assert quantize_jobs(front) == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({}, "/model_id"),
+        ({"labels": {"-bad": "x"}}, "/labels/-bad/[key]"),
+        ({"labels": {"a": "x\x00"}}, "/labels/a"),
+        ({"name": ""}, "/name"),
+        ({"name": "a\x1bb"}, "/name"),
+        ({"model": "x"}, "/model"),
+        ([], ""),
+    ],
+)
+def test_a_bad_request_is_refused(sqlite_front: Front, body: Any, pointer: str) -> None:
+    if body and isinstance(body, dict):
+        body = {"model_id": "m", "calibration_dataset_id": "d", **body}
+    answer = problem(sqlite_front.http.post("/v1/jobs", json=body), 422, "invalid-request")
+    assert pointer in pointers(answer)
+
+
+@pytest.mark.parametrize(
+    ("field", "missing", "code"),
+    [
+        ("model_id", MISSING_MODEL, "model-not-found"),
+        ("calibration_dataset_id", MISSING_DATASET, "dataset-not-found"),
+        ("evaluation_dataset_id", MISSING_DATASET, "dataset-not-found"),
+        ("model_id", "x\x00y", "model-not-found"),
+        ("calibration_dataset_id", MISSING_MODEL, "dataset-not-found"),
+    ],
+)
+def test_unknown_ids(front: Front, field: str, missing: str, code: str) -> None:
+    answer = front.http.post("/v1/jobs", json={**front.job_body(), field: missing})
+    assert pointers(problem(answer, 404, code)) == [f"/{field}"]
+    assert quantize_jobs(front) == 0
+
+
+def test_nouns_in_validation(front: Front) -> None:
+    body = front.job_body()
+    for field, noun_id, code in (
+        ("model_id", front.new_model(), "model-not-ready"),
+        ("calibration_dataset_id", front.new_dataset(), "dataset-not-ready"),
+        ("evaluation_dataset_id", front.new_dataset(), "dataset-not-ready"),
+    ):
+        answer = front.http.post("/v1/jobs", json={**body, field: noun_id})
+        assert pointers(problem(answer, 409, code)) == [f"/{field}"]
+        assert answer.headers["retry-after"] == "1"
+    assert quantize_jobs(front) == 0
+
+
+def test_rejected_nouns(front: Front) -> None:
+    body = front.job_body()
+    for field, noun_id, code, reason in (
+        ("model_id", front.rejected_model(), "model-rejected", "not-onnx"),
+        ("calibration_dataset_id", front.rejected_dataset(), "dataset-rejected", "non-finite-data"),
+        ("evaluation_dataset_id", front.rejected_dataset(), "dataset-rejected", "non-finite-data"),
+    ):
+        answer = problem(front.http.post("/v1/jobs", json={**body, field: noun_id}), 422, code)
+        assert [(error["pointer"], error["code"]) for error in answer["errors"]] == [(f"/{field}", reason)]
+        assert answer["where"]["reasons"][0]["code"] == reason
+    assert quantize_jobs(front) == 0
+
+
+@pytest.mark.parametrize(
+    ("arrays", "code", "said"),
+    [
+        ({"z": ArraySummary(dtype="float32", shape=(4, 3, 8, 8))}, "array-missing", "'x'"),
+        ({"x": ArraySummary(dtype="int64", shape=(4, 3, 8, 8))}, "dtype", "int64"),
+        ({"x": ArraySummary(dtype="float32", shape=(4, 3))}, "rank", "rank is 2"),
+        ({"x": ArraySummary(dtype="float32", shape=(4, 3, 9, 8))}, "shape", "axis 2 is 9"),
+    ],
+)
+@pytest.mark.parametrize("field", ["calibration_dataset_id", "evaluation_dataset_id"])
+def test_data_that_does_not_fit_the_model(
+    front: Front, field: str, arrays: dict[str, ArraySummary], code: str, said: str
+) -> None:
+    body = {**front.job_body(), field: front.ready_dataset(dataset_summary(**arrays))}
+    for path in ("/v1/jobs", "/v1/jobs:validate"):
+        answer = problem(front.http.post(path, json=body), 422, "dataset-mismatch")
+        assert [(error["pointer"], error["code"]) for error in answer["errors"]] == [(f"/{field}", code)]
+        assert said in answer["detail"]
+    assert quantize_jobs(front) == 0
+
+
+def test_labels_out_of_range(front: Front) -> None:
+    labels = LabelSummary(array="labels", count=32, minimum=0, maximum=5)
+    body = front.job_body(evaluation_dataset_id=front.ready_dataset(dataset_summary(labels=labels)))
+    answer = problem(front.http.post("/v1/jobs", json=body), 422, "dataset-mismatch")
+    assert [error["code"] for error in answer["errors"]] == ["labels-out-of-range"]
+
+
+def test_validate_resolves_and_stores_nothing(front: Front) -> None:
+    answer = front.http.post("/v1/jobs:validate", json={"config": {"preset": "int8_symmetric"}})
+    assert answer.status_code == 200
+    assert answer.json()["config"]["activation"] == {
+        **answer.json()["config"]["activation"],
+        "dtype": "int8",
+        "symmetric": True,
+    }
+    resolved = answer.json()["config"]
+    assert front.http.post("/v1/jobs:validate", json={"config": resolved}).json()["config"] == resolved
+    assert any("evaluation" in warning for warning in answer.json()["warnings"])
+    body = front.job_body(config={"evaluation": {"gate": {"max_drop": 1.0}}})
+    body["evaluation_dataset_id"] = body["calibration_dataset_id"]
+    for path in ("/v1/jobs:validate", "/v1/jobs"):
+        answer = problem(front.http.post(path, json=body), 422, "invalid-config")
+        assert "labels" in answer["detail"]
+        assert [error["pointer"] for error in answer["errors"]] == ["/config/evaluation/gate/metric"]
+    problem(front.http.post("/v1/jobs:validate", json={"model_id": MISSING_MODEL}), 404, "model-not-found")
+    assert quantize_jobs(front) == 0
+
+
+def test_a_running_job_shows_its_progress(front: Front) -> None:
+    job_id = front.new_job()
+    front.claim(job_id)
+    with front.desk.database.write() as session:
+        line = ProgressLine(stage="ranges", done=3, total=10, unit="batches")
+        assert transitions.record_progress(session, job_id, 1, line)
+    job = front.http.get(f"/v1/jobs/{job_id}").json()
+    assert (job["state"], job["stage"], job["attempt"]) == ("running", "ranges", 1)
+    assert job["progress"] == {"done": 3, "total": 10, "unit": "batches", "message": ""}
+    assert job["started_at"] is not None
+
+
+def test_a_succeeded_job_links_to_what_it_made(front: Front) -> None:
+    job_id = front.succeeded_job()
+    job = front.http.get(f"/v1/jobs/{job_id}").json()
+    assert (job["state"], job["verdict"], job["error"]) == ("succeeded", "none", None)
+    assert [artifact["kind"] for artifact in job["artifacts"]] == ["model"]
+    assert front.http.get(job["artifacts"][0]["content"]).content == b"quantized bytes"
+    listed = front.http.get("/v1/jobs").json()["items"]
+    assert listed == [job]
+
+
+def test_a_failed_job_carries_its_problem(front: Front) -> None:
+    job_id = front.new_job()
+    front.fail(job_id, EngineError("It broke.", hint="Report it.", node="conv1"))
+    job = front.http.get(f"/v1/jobs/{job_id}").json()
+    assert job["state"] == "failed"
+    assert (job["error"]["code"], job["error"]["where"]) == ("engine-error", {"node": "conv1"})
+
+
+def test_entity_tags(front: Front) -> None:
+    job_id = front.new_job()
+    path = f"/v1/jobs/{job_id}"
+    first = front.http.get(path)
+    assert first.headers["retry-after"] == "2"
+    again = front.http.get(path, headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    front.claim(job_id)
+    changed = front.http.get(path, headers={"If-None-Match": first.headers["etag"]})
+    assert (changed.status_code, changed.json()["state"]) == (200, "running")
+    with front.desk.database.write() as session:
+        transitions.renew(session, job_id, 1, lease_seconds=60)
+    kept = front.http.get(path, headers={"If-None-Match": changed.headers["etag"]})
+    assert kept.status_code == 304, "a renewal changes nothing that can be seen"
+
+
+def test_waiting_ends_with_the_job(front: Front) -> None:
+    job_id = front.new_job()
+    timer = threading.Timer(0.3, front.fail, (job_id, EngineError("x")))
+    timer.start()
+    started = time.monotonic()
+    seen = front.http.get(f"/v1/jobs/{job_id}?wait=20")
+    timer.join()
+    assert seen.json()["state"] == "failed"
+    assert time.monotonic() - started < 10
+
+
+def test_waiting_with_a_tag_ends_with_any_change(front: Front) -> None:
+    job_id = front.new_job()
+    tag = front.http.get(f"/v1/jobs/{job_id}").headers["etag"]
+    unchanged = front.http.get(f"/v1/jobs/{job_id}?wait=0.2", headers={"If-None-Match": tag})
+    assert unchanged.status_code == 304
+    timer = threading.Timer(0.3, front.claim, (job_id,))
+    timer.start()
+    seen = front.http.get(f"/v1/jobs/{job_id}?wait=20", headers={"If-None-Match": tag})
+    timer.join()
+    assert seen.json()["state"] == "running"
+
+
+@pytest.mark.parametrize("wait", ["-1", "31", "long"])
+def test_waiting_has_bounds(sqlite_front: Front, wait: str) -> None:
+    problem(sqlite_front.http.get(f"/v1/jobs/job_x?wait={wait}"), 422, "invalid-request")
+
+
+@pytest.mark.parametrize("tail", ["00000000000000000000000000", "x", "%00"])
+@pytest.mark.parametrize(
+    ("method", "rest"),
+    [("GET", ""), ("POST", "/cancel"), ("GET", "/events"), ("GET", "/report"), ("GET", "/artifacts")],
+)
+def test_unknown_jobs(front: Front, method: str, rest: str, tail: str) -> None:
+    problem(front.http.request(method, f"/v1/jobs/job_{tail}{rest}"), 404, "job-not-found")
+
+
+def test_cancel(front: Front) -> None:
+    queued, running, done = front.new_job(), front.new_job(), front.succeeded_job()
+    front.claim(running)
+
+    answer = front.http.post(f"/v1/jobs/{queued}/cancel")
+    assert (answer.status_code, answer.json()["state"]) == (200, "canceled")
+    answer = front.http.post(f"/v1/jobs/{running}/cancel")
+    assert (answer.status_code, answer.json()["state"]) == (202, "canceling")
+    first_asked = answer.json()["cancel_requested_at"]
+    answer = front.http.post(f"/v1/jobs/{running}/cancel")
+    assert (answer.status_code, answer.json()["cancel_requested_at"]) == (202, first_asked)
+    answer = front.http.post(f"/v1/jobs/{done}/cancel")
+    assert (answer.status_code, answer.json()["state"]) == (200, "succeeded")
+
+    with front.desk.database.write() as session:
+        assert not transitions.succeed(session, running, 1, result=None)
+        assert transitions.finish_cancel(session, running, 1)
+    assert front.http.get(f"/v1/jobs/{running}").json()["state"] == "canceled"
+    answer = front.http.post(f"/v1/jobs/{running}/cancel")
+    assert (answer.status_code, answer.json()["state"]) == (200, "canceled")
+
+
+def test_list_filters(front: Front) -> None:
+    shared = front.job_body()
+    other_model = front.ready_model()
+    plain = front.new_job(**shared)
+    labeled = front.new_job(**shared, labels={"team": "vision", "run.id/x": "7"})
+    elsewhere = front.new_job(**{**shared, "model_id": other_model}, labels={"team": "audio"})
+    canceling = front.new_job(**shared)
+    front.claim(canceling)
+    front.http.post(f"/v1/jobs/{canceling}/cancel")
+    running = front.new_job(**shared)
+    front.claim(running)
+
+    def found(**params: Any) -> list[str]:
+        answer = front.http.get("/v1/jobs", params=params)
+        assert answer.status_code == 200, answer.text
+        return [job["id"] for job in answer.json()["items"]]
+
+    assert found() == [running, canceling, elsewhere, labeled, plain]
+    assert found(state="running") == [running]
+    assert found(state="canceling") == [canceling]
+    assert found(state="queued") == [elsewhere, labeled, plain]
+    assert found(state="succeeded") == []
+    assert found(model_id=other_model) == [elsewhere]
+    assert found(**{"label.team": "vision"}) == [labeled]
+    assert found(**{"label.team": "vision", "label.run.id/x": "7"}) == [labeled]
+    assert found(**{"label.team": "vision", "label.run.id/x": "8"}) == []
+    assert found(**{"label.none": "x"}) == []
+    created = front.http.get(f"/v1/jobs/{labeled}").json()["created_at"]
+    assert found(created_after=created)[-1] in (labeled, elsewhere)
+    assert found(created_before="2020-01-01T00:00:00Z") == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "stat=queued",
+        "state=dreaming",
+        "limit=0",
+        "limit=201",
+        "limit=x",
+        "created_after=yesterday",
+        "created_after=2026-01-01T00:00:00",
+        "label.=x",
+        "label.a=1&label.a=2",
+        "label.a%22b=1",
+        "label.a=%00",
+        "model_id=%00",
+    ],
+)
+def test_bad_list_queries(front: Front, query: str) -> None:
+    problem(front.http.get(f"/v1/jobs?{query}"), 422, "invalid-request")
+
+
+def test_pages_hold_every_job_once(front: Front) -> None:
+    body = front.job_body()
+    ids = [front.new_job(**body, labels={"n": "x"}) for _ in range(7)]
+    seen, link = [], "/v1/jobs?limit=3&label.n=x"
+    while link:
+        page = front.http.get(link)
+        seen += [job["id"] for job in page.json()["items"]]
+        if len(seen) == 3:
+            front.new_job(**body)  # a newcomer must not shift the pages
+        link = page.headers.get("link", "").partition(">")[0].removeprefix("<")
+    assert seen == ids[::-1]
+
+
+def test_cursors_are_signed_and_bound(sqlite_front: Front) -> None:
+    body = sqlite_front.job_body()
+    for _ in range(3):
+        sqlite_front.new_job(**body)
+    cursor = sqlite_front.http.get("/v1/jobs?limit=1").json()["next_cursor"]
+    assert sqlite_front.http.get(f"/v1/jobs?limit=2&cursor={cursor}").status_code == 200
+    for bad in (cursor[:-2] + "xx", "x", "", "%00", "A" * 500, cursor + "&state=queued"):
+        problem(sqlite_front.http.get(f"/v1/jobs?limit=1&cursor={bad}"), 422, "invalid-cursor")
+    problem(sqlite_front.http.get(f"/v1/models?cursor={cursor}"), 422, "invalid-cursor")
+
+
+def test_report(front: Front) -> None:
+    queued, done = front.new_job(), front.succeeded_job()
+    answer = front.http.get(f"/v1/jobs/{queued}/report")
+    problem(answer, 409, "report-not-ready")
+    assert answer.headers["retry-after"] == "2"
+    front.fail(queued, EngineError("x"))
+    problem(front.http.get(f"/v1/jobs/{queued}/report"), 404, "report-not-found")
+    report = front.http.get(f"/v1/jobs/{done}/report")
+    assert report.status_code == 200
+    assert report.json()["float"]["metrics"] == {"top1": 90.0}
+    assert report.json()["schema_version"] == 1
+    again = front.http.get(f"/v1/jobs/{done}/report", headers={"If-None-Match": report.headers["etag"]})
+    assert again.status_code == 304

@@ -1,0 +1,91 @@
+"""What a person sees on a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from service.contracts.errors import FieldProblem, InvalidConfigError
+from tests.support.front import make_report
+from worker.commands.console import ProgressView, print_problem, print_report
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=100, highlight=False)
+
+
+def plain() -> Console:
+    return Console(file=io.StringIO(), width=100, highlight=False)
+
+
+def text(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_terminal_gets_one_bar_per_stage_and_all_are_finished():
+    console = terminal()
+    with ProgressView(console) as view:
+        view.progress("load")
+        for done in range(11):
+            view.progress("statistics", done, 10, "samples")
+        view.progress("emit")
+        bar = view._bar
+    assert bar is not None
+    assert [(task.description, task.completed, task.total) for task in bar.tasks] == [
+        ("load", 1, 1), ("statistics", 10, 10), ("emit", 1, 1),
+    ]  # fmt: skip
+    assert "statistics" in text(console)
+
+
+def test_a_log_gets_a_line_now_and_then():
+    console = plain()
+    with ProgressView(console) as view:
+        for done in range(1001):
+            view.progress("statistics", done, 1000, "samples")
+        view.log("a [bold]warning[/bold]", "warning")
+    assert text(console).splitlines() == [
+        "statistics 0/1000 samples", "statistics 1000/1000 samples", "warning: a [bold]warning[/bold]",
+    ]  # fmt: skip
+
+
+def test_a_problem_names_every_place_and_the_way_out():
+    console = plain()
+    error = InvalidConfigError(
+        "two keys are wrong",
+        errors=(
+            FieldProblem(pointer="/activaton", code="extra", message="did you mean 'activation'?"),
+            FieldProblem(pointer="", code="x", message="the whole is odd"),
+        ),
+        hint="read the schema",
+        node="[red]conv[/red]",
+    )
+    print_problem(error.problem(request_id="req_1"), console)
+    assert text(console).splitlines() == [
+        "error[invalid-config]: two keys are wrong",
+        "  at /activaton: did you mean 'activation'?",
+        "  at /: the whole is odd",
+        "  node: [red]conv[/red]",
+        "  hint: read the schema",
+        "  request: req_1",
+    ]
+
+
+def test_a_report_groups_what_was_left_in_float_by_reason():
+    report = make_report("fail").to_json_dict()
+    left = [{"name": f"n{index}", "op": op, "reason": "excluded"} for index, op in enumerate(("Relu", "Relu", "Conv"))]
+    report["layers"] += [*left, {"name": "last", "op": "Softmax", "reason": "no [integer] kernel"}]
+    report["layers"] += [{"name": f"q{index}", "op": "Conv", "sqnr_db": 20.0 + index} for index in range(9)]
+    console = plain()
+    print_report(type(make_report()).model_validate(report), console)
+    shown = text(console)
+    assert "3: excluded (2 Relu, 1 Conv)" in shown
+    assert "1: no [integer] kernel (1 Softmax)" in shown
+    assert shown.index("3: excluded") < shown.index("1: no [integer]")
+    assert "10 nodes quantized" in shown
+    assert "Worst 5 layers" in shown
+    assert [f"q{index}" in shown for index in range(9)] == [True] * 5 + [False] * 4
+    assert "-0.50 points" in shown
+    assert "4.00x smaller" in shown
+    assert "fail" in shown

@@ -1,0 +1,126 @@
+"""Shared by all tests. Says at the start of a run what will be skipped, and why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
+from sqlalchemy import text
+
+from service.db import Database, migrate
+from service.settings import Settings
+from service.tables import Base
+from tests.support import services
+from tests.support.data import data_dir, missing_data
+
+# The same examples on every run and machine; tmp_path is only written to, so sharing it between examples is fine.
+hypothesis_settings.register_profile(
+    "quantmill",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+hypothesis_settings.load_profile("quantmill")
+
+_TEST_VARIABLES = ("QUANTMILL_DATA", "QUANTMILL_REQUIRE_DATA", "QUANTMILL_TEST_")
+
+
+def pytest_report_header() -> list[str]:
+    folder = data_dir()
+    lines = [f"real models and data: {folder}" if folder else f"WARNING: {missing_data()}"]
+    troubles = (services.postgres_trouble(), services.redis_trouble())
+    return lines + [f"WARNING: {trouble}" for trouble in troubles if trouble is not None]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a missing server with one line per file; in CI nothing is skipped and the fixtures fail."""
+    if services.in_ci():
+        return
+    needs = (
+        ("postgres", "_postgres_session_url", services.postgres_trouble()),
+        ("redis", "redis_url", services.redis_trouble()),
+    )
+    for mark, fixture, trouble in needs:
+        if trouble is None:
+            continue
+        for item in items:
+            if item.get_closest_marker(mark) or fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.skip(reason=trouble))
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of the caller's shell must not leak into tests."""
+    for name in list(os.environ):
+        known = name in _TEST_VARIABLES[:2] or name.startswith(_TEST_VARIABLES[2])
+        if name.startswith("QUANTMILL_") and not known:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def _sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sqlite-template") / "service.db"
+    migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def sqlite_url(_sqlite_template: Path, tmp_path: Path) -> str:
+    """A migrated SQLite database of the test's own."""
+    path = tmp_path / "service.db"
+    shutil.copyfile(_sqlite_template, path)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture(scope="session")
+def _postgres_session_url() -> Iterator[str]:
+    services.require(services.postgres_trouble())
+    with services.new_postgres_database() as url:
+        migrate(url)
+        yield url
+
+
+@pytest.fixture
+def postgres_url(_postgres_session_url: str) -> str:
+    """A migrated PostgreSQL database, empty; of this process's own."""
+    database = Database(_postgres_session_url)
+    with database.write() as session:
+        tables = ", ".join(table.name for table in Base.metadata.sorted_tables)
+        session.execute(text(f"TRUNCATE {tables}"))
+    database.close()
+    return _postgres_session_url
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    """A Redis database that nobody else uses."""
+    services.require(services.redis_trouble())
+    with services.own_redis_database() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A migrated, empty database; the test runs once on SQLite and once on PostgreSQL."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """As ``database_url``, open."""
+    database = Database(database_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str) -> Settings:
+    """Settings of an isolated service in ``tmp_path``, with a filesystem broker."""
+    return Settings(data_dir=tmp_path / "data", database_url=database_url, min_free_bytes=0)

@@ -1,0 +1,171 @@
+"""Models of every kind and origin: each one is quantized to a model that runs, or refused in words for users."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import ml_dtypes
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from service.contracts.config import parse_config
+from service.contracts.errors import QuantmillError
+from service.contracts.runner import DatasetSource
+from tests.support.data import DATA_MARKS, required_data_dir
+from worker.quantizer.pipeline import Result, quantize
+from worker.quantizer.run import SilentRun
+
+pytestmark = DATA_MARKS
+
+Feeds = list[dict[str, np.ndarray]]
+
+# name: least SQNR of the outputs in dB (None where no float output leaves the model), or the code of the refusal
+TABLE: dict[str, float | str | None] = {
+    "derived_resnet20_loop": 30.0,
+    "derived_resnet32_external": 25.0,
+    "derived_resnet32_fp16": 25.0,
+    "derived_resnet32_ort_qdq": "already-quantized",
+    "dtln_model_1": 35.0,
+    "fastestdet": 12.0,
+    "gtcrn_stream_simple": 5.0,
+    "keypoint_classifier": None,
+    "mlperf_ad01_autoencoder": 30.0,
+    "mobilenet_v2_0.35_128_tf2onnx": 20.0,
+    "oww_embedding_model": 20.0,
+    "point_history_lstm": None,
+    "ppocr_mobile_v2_cls": 30.0,
+    "silero_vad_16k_op15": 25.0,
+    "sklearn_randomforest": "unsupported-model",
+    "styletransfer_mosaic_nc8_128": 15.0,
+    "superres_prepost_op18": "unsupported-model",
+    "tiny_multi_io": None,
+    "yamnet_256_64x96": 25.0,
+    "yunet_s_320": 8.0,
+}
+# Words that a refusal must hold: what is wrong, and where.
+REFUSALS = {
+    "derived_resnet32_ort_qdq": ["is a DequantizeLinear", "quantized already"],
+    "sklearn_randomforest": ["'output_probability'", "map"],
+    "superres_prepost_op18": ["'pre_process_0'", "DecodeImage", "com.microsoft.extensions"],
+}
+
+
+@pytest.fixture(scope="module")
+def feed() -> ModuleType:
+    """The generator of real inputs that comes with the models."""
+    spec = importlib.util.spec_from_file_location("zoo_feed", required_data_dir() / "zoo" / "feed.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def model_path(name: str) -> Path:
+    zoo = required_data_dir() / "zoo"
+    return zoo / name / "model.onnx" if (zoo / name).is_dir() else zoo / f"{name}.onnx"
+
+
+def session_of(model: bytes | Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    return ort.InferenceSession(
+        model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def feeds_of(feed: ModuleType, name: str, count: int) -> Feeds:
+    """``count`` feeds; models with state are driven frame by frame by the float model."""
+    session = session_of(model_path(name))
+    outputs = [output.name for output in session.get_outputs()]
+    return feed.feeds(name, count, run=lambda feeds: dict(zip(outputs, session.run(outputs, feeds), strict=True)))
+
+
+def quantize_by(name: str, data: Path) -> Result:
+    settings = parse_config({"evaluation": {"latency_runs": 1, "layer_samples": 2}})
+    return quantize(model_path(name), settings, DatasetSource(path=str(data)), run=SilentRun(), threads=2)
+
+
+def whole_inputs(feeds: Feeds, path: Path) -> Path:
+    """Every sample a whole input, with one axis more than the input has."""
+    np.savez(path, **{key: np.stack([sample[key] for sample in feeds]) for key in feeds[0]})
+    return path
+
+
+QUANTIZED = [name for name, wanted in TABLE.items() if not isinstance(wanted, str) and name != "tiny_multi_io"]
+
+
+def test_the_table_names_every_model() -> None:
+    zoo = required_data_dir() / "zoo"
+    there = {path.stem for path in zoo.glob("*.onnx")} | {path.parent.name for path in zoo.glob("*/*.onnx")}
+    assert there == set(TABLE)
+    assert len(TABLE) == 20
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_models_are_quantized_and_run(feed: ModuleType, name: str, tmp_path: Path) -> None:
+    feeds = feeds_of(feed, name, 6)
+    result = quantize_by(name, whole_inputs(feeds[:4], tmp_path / "data.npz"))
+    report = result.report
+    assert any(layer.reason is None for layer in report.layers)
+    assert all(layer.reason or layer.sqnr_db is not None for layer in report.layers)
+    least = TABLE[name]
+    if least is None:
+        assert report.fidelity.top1_agreement == 100.0
+    else:
+        assert report.fidelity.sqnr_db >= least
+    session, reference = session_of(result.model), session_of(model_path(name))
+    assert [(v.name, v.type) for v in session.get_inputs()] == [(v.name, v.type) for v in reference.get_inputs()]
+    assert [(v.name, v.type) for v in session.get_outputs()] == [(v.name, v.type) for v in reference.get_outputs()]
+    for sample in feeds[4:]:
+        for expected, got in zip(reference.run(None, sample), session.run(None, sample), strict=True):
+            assert got.dtype == expected.dtype
+            if got.dtype.kind == "f":
+                assert np.isfinite(got).all()
+
+
+@pytest.mark.parametrize("name", sorted(REFUSALS))
+def test_models_are_refused_in_words(name: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", input=np.zeros((2, 3, 32, 32), np.float32))
+    with pytest.raises(QuantmillError) as caught:
+        quantize_by(name, tmp_path / "data.npz")
+    error = caught.value
+    assert error.code == TABLE[name]
+    for words in REFUSALS[name]:
+        assert words in error.detail
+    assert error.hint is not None
+    assert error.hint.startswith(("Export", "Upload"))
+    assert "/" not in error.detail  # no paths of this machine
+
+
+def write_safetensors(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """The format by hand: a length, a JSON header, the bytes. The numpy writer knows no bfloat16."""
+    words = {"int32": "I32", "float32": "F32", "bfloat16": "BF16"}
+    header, data = {}, b""
+    for name, array in arrays.items():
+        raw = array.tobytes()
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": words[array.dtype.name], "shape": array.shape, "data_offsets": offsets}
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def test_a_model_of_many_types_takes_its_data_from_safetensors(tmp_path: Path) -> None:
+    """int32, float32 and bfloat16 inputs, of no common batch: every sample holds whole inputs."""
+    arrays = {
+        "input 1": np.ones((3, 2, 5, 2, 5), np.int32),
+        "input 2": np.ones((3, 2, 3, 20), np.float32),
+        "input 3": np.ones((3, 9), ml_dtypes.bfloat16),
+    }
+    write_safetensors(tmp_path / "data.safetensors", arrays)
+    result = quantize_by("tiny_multi_io", tmp_path / "data.safetensors")
+    assert result.model == model_path("tiny_multi_io").read_bytes()
+    assert result.report.summary.startswith("Nothing to quantize")
+    assert result.report.fidelity.samples == 3
+    assert [output.name for output in result.report.fidelity.outputs] == ["output 1", "output 2"]
+    assert result.report.fidelity.sqnr_db == 200.0

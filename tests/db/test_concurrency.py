@@ -1,0 +1,94 @@
+"""Many at once: one claim wins, events stay gap-free, a key is used once. On both databases."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from service.db import Database
+from service.jobs import events, transitions
+from tests.db.test_transitions import submit
+
+THREADS = 8
+_Got = TypeVar("_Got")
+
+
+def at_once(count: int, action: Callable[[int], _Got]) -> list[_Got]:
+    """Run ``action(0..count-1)`` in threads that start together."""
+    barrier = threading.Barrier(count)
+
+    def run(number: int) -> _Got:
+        barrier.wait(timeout=10)
+        return action(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count), timeout=60))
+
+
+def test_eight_claim_one_wins(database: Database) -> None:
+    for _ in range(5):
+        with database.write() as session:
+            job = submit(session)
+
+        def claim(number: int, job_id: str = job.id) -> bool:
+            with database.write() as session:
+                won = transitions.claim(session, job_id, worker_id=f"w{number}", lease_seconds=60)
+            return won is not None
+
+        won = at_once(THREADS, claim)
+
+        assert won.count(True) == 1
+        with database.read() as session:
+            stored = session.get_one(type(job), job.id)
+        assert (stored.attempt, stored.worker_id) == (1, f"w{won.index(True)}")
+
+
+def test_events_stay_gap_free(database: Database) -> None:
+    with database.write() as session:
+        job = submit(session)
+
+    def append(number: int) -> None:
+        for _ in range(10):
+            with database.write() as session:
+                events.append(session, job.id, 0, "log", {"message": str(number)})
+
+    at_once(THREADS, append)
+
+    with database.read() as session:
+        log = events.list_after(session, job.id, 0, 1000)
+    assert [event.seq for event in log] == list(range(1, THREADS * 10 + 2))
+
+
+def test_cancel_against_claim_ends_in_one_of_both(database: Database) -> None:
+    for _ in range(10):
+        with database.write() as session:
+            job = submit(session)
+
+        def race(number: int, job_id: str = job.id) -> bool:
+            with database.write() as session:
+                if number == 0:
+                    transitions.request_cancel(session, "default", job_id)
+                    return True
+                return transitions.claim(session, job_id, worker_id="w", lease_seconds=60) is not None
+
+        claimed = at_once(2, race)[1]
+        with database.read() as session:
+            stored = session.get_one(type(job), job.id)
+        assert stored.cancel_requested_at is not None
+        assert stored.state == ("running" if claimed else "canceled")
+
+
+def test_several_reconcilers_expire_a_lease_once(database: Database) -> None:
+    with database.write() as session:
+        jobs = [submit(session) for _ in range(5)]
+        for job in jobs:
+            assert transitions.claim(session, job.id, worker_id="w", lease_seconds=-1)
+
+    def expire(_: int) -> list[str]:
+        with database.write() as session:
+            return [job.id for job in transitions.expire_leases(session)]
+
+    expired = [job_id for found in at_once(4, expire) for job_id in found]
+    assert sorted(expired) == sorted(job.id for job in jobs)

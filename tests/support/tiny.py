@@ -1,0 +1,72 @@
+"""A tiny model with data for it, for tests of the whole way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A small model with data for it."""
+
+    folder: Path
+    model: Path
+    calibration: Path
+    evaluation: Path
+
+
+def make_model(path: Path, *, external: str | None = None, channels: int = 16) -> None:
+    """Conv, Relu, pool, Gemm: input ``x`` float32 [batch, 3, 8, 8], output ``y`` [batch, 5]."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "w1": rng.normal(0, 0.3, (channels, 3, 3, 3)),
+        "b1": rng.normal(0, 0.1, channels),
+        "w2": rng.normal(0, 0.3, (5, channels)),
+        "b2": rng.normal(0, 0.1, 5),
+    }
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w1", "b1"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["c"], ["r"], name="relu"),
+            helper.make_node("GlobalAveragePool", ["r"], ["p"], name="pool"),
+            helper.make_node("Flatten", ["p"], ["f"], name="flatten"),
+            helper.make_node("Gemm", ["f", "w2", "b2"], ["y"], name="gemm", transB=1),
+        ],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 5])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    if external is None:
+        onnx.save(model, path)
+    else:
+        onnx.save(model, path, save_as_external_data=True, location=external, size_threshold=0)
+
+
+def make_nothing_to_quantize(path: Path) -> None:
+    """One Identity: input ``x`` float32 [batch, 4]."""
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"], name="same")],
+        "nothing",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def make_tiny(folder: Path, *, samples: int = 32) -> Tiny:
+    """The model, calibration data and labelled evaluation data in ``folder``."""
+    rng = np.random.default_rng(1)
+    tiny = Tiny(folder, folder / "net.onnx", folder / "calibration.npz", folder / "evaluation.npz")
+    make_model(tiny.model)
+    np.savez(tiny.calibration, x=rng.normal(size=(samples, 3, 8, 8)).astype(np.float32))
+    labels = rng.integers(0, 5, 40)
+    np.savez(tiny.evaluation, x=rng.normal(size=(40, 3, 8, 8)).astype(np.float32), labels=labels)
+    return tiny

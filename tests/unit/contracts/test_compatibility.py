@@ -1,0 +1,199 @@
+"""Does a dataset fit a model? The whole matrix of dtypes, ranks, shapes, layouts and labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.contracts.compatibility import can_feed, check_dataset, fed_shape
+from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec, LabelSummary, PreprocessingSpec
+from service.contracts.errors import DatasetMismatchError
+from service.contracts.model import ModelSummary, TensorInfo
+
+IMAGENET = {"scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def tensor(name: str, dtype: str, *shape: int | str | None) -> TensorInfo:
+    return TensorInfo(name=name, dtype=dtype, shape=shape)
+
+
+def model(*inputs: TensorInfo, outputs: tuple[TensorInfo, ...] = ()) -> ModelSummary:
+    return ModelSummary(
+        ir_version=8, opset={"ai.onnx": 17}, producer="", inputs=inputs, outputs=outputs, node_count=1, op_counts={},
+        parameter_count=0, size_bytes=1, sha256="",
+    )  # fmt: skip
+
+
+def dataset(
+    labels: tuple[int, int] | None = None, specs: Any = None, **arrays: tuple[str, tuple[int, ...]]
+) -> DatasetSummary:
+    found = {name: ArraySummary(dtype=dtype, shape=shape) for name, (dtype, shape) in arrays.items()}
+    return DatasetSummary(
+        format="npz",
+        samples=4,
+        arrays=found,
+        labels=labels and LabelSummary(array="labels", count=4, minimum=labels[0], maximum=labels[1]),
+        preprocessing=PreprocessingSpec(inputs=specs or {}),
+        size_bytes=1,
+        sha256="",
+    )
+
+
+def mismatch(m: ModelSummary, d: DatasetSummary) -> DatasetMismatchError:
+    with pytest.raises(DatasetMismatchError) as caught:
+        check_dataset(m, d, pointer="/calibration_dataset_id", role="calibration dataset")
+    error = caught.value
+    assert error.hint
+    assert all(problem.pointer == "/calibration_dataset_id" for problem in error.errors)
+    return error
+
+
+def codes(error: DatasetMismatchError) -> list[str]:
+    return [problem.code for problem in error.errors]
+
+
+IMAGE = model(tensor("x", "float32", "n", 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("m", "d"),
+    [
+        (IMAGE, dataset(x=("float32", (4, 3, 8, 8)))),
+        (IMAGE, dataset(x=("float16", (4, 3, 8, 8)))),
+        (IMAGE, dataset(x=("bfloat16", (4, 3, 8, 8)))),
+        (IMAGE, dataset(x=("uint8", (4, 8, 8, 3)), specs={"x": InputSpec(layout="NHWC", **IMAGENET)})),
+        (IMAGE, dataset(images=("uint8", (4, 8, 8, 3)), specs={"x": InputSpec(array="images", layout="NHWC")})),
+        (IMAGE, dataset(x=("float64", (4, 3, 8, 8)), specs={"x": InputSpec(scale=0.5)})),
+        (model(tensor("x", "float32", 1, 3, 8, 8)), dataset(x=("float32", (4, 3, 8, 8)))),
+        (model(tensor("x", "float32", None, 8, 8, 3)), dataset(x=("float32", (4, 8, 8, 3)))),
+        (model(tensor("x", "float32", "n", 1, 8, 8)),
+         dataset(x=("uint8", (4, 8, 8)), specs={"x": InputSpec(layout="NHW")})),
+        (model(tensor("x", "float32", "n", "c", None)), dataset(x=("float32", (4, 17, 99)))),
+        (model(TensorInfo(name="x", dtype="float32", shape=None)), dataset(x=("float32", (4, 17)))),
+        (model(tensor("x", "int64", "n", 5)), dataset(x=("uint8", (4, 5)))),
+        (model(tensor("state", "float32", 2, "n", 8)), dataset(state=("float32", (4, 2, 1, 8)))),
+        (model(tensor("rate", "int64")), dataset(rate=("int64", (4,)))),
+        (model(tensor("x", "float32", "n", 5)), dataset(x=("float32", (4, 5)), unused=("int8", (4, 99)))),
+        (model(), dataset()),
+    ],
+)  # fmt: skip
+def test_fitting_datasets(m: ModelSummary, d: DatasetSummary) -> None:
+    check_dataset(m, d)
+
+
+@pytest.mark.parametrize(
+    ("m", "d", "code", "says"),
+    [
+        (IMAGE, dataset(images=("float32", (4, 3, 8, 8))), "array-missing",
+         r"input 'x' (float32[n, 3, 8, 8]) has no array 'x'; the calibration dataset holds 'images'"),
+        (IMAGE, dataset(x=("float32", (4, 3, 8, 8)), specs={"x": InputSpec(array="y")}), "array-missing",
+         "no array 'y'"),
+        (IMAGE, dataset(x=("float32", (4, 3, 8, 8)), specs={"z": InputSpec()}), "input-unknown",
+         "preprocessing names input 'z'; the model's inputs are 'x'"),
+        (IMAGE, dataset(x=("uint8", (4, 3, 8, 8))), "dtype", "dtype is uint8, the model wants float32"),
+        (IMAGE, dataset(x=("float64", (4, 3, 8, 8))), "dtype", "float64"),
+        (IMAGE, dataset(x=("int64", (4, 3, 8, 8)), specs={"x": InputSpec(array="x")}), "dtype", "int64"),
+        (model(tensor("x", "uint8", "n", 5)), dataset(x=("uint8", (4, 5)), specs={"x": InputSpec(scale=2.0)}), "dtype",
+         "uint8"),
+        (model(tensor("x", "string", "n", 5)), dataset(x=("uint8", (4, 5))), "dtype", "the model wants string"),
+        (IMAGE, dataset(x=("float32", (4, 8, 8))), "rank", "rank is 3 ([4, 8, 8]), the model wants 4 ([n, 3, 8, 8])"),
+        (IMAGE, dataset(x=("float32", (4, 8, 8)), specs={"x": InputSpec(layout="NHWC")}), "rank",
+         "layout NHWC does not fit shape [4, 8, 8]"),
+        (IMAGE, dataset(x=("float32", (4, 8, 8, 3))), "shape",
+         "axis 1 is 8, the model wants 3 (fed shape [4, 8, 8, 3], wanted [n, 3, 8, 8])"),
+        (IMAGE, dataset(x=("float32", (4, 3, 8, 9))), "shape", "axis 3 is 9, the model wants 8"),
+        (IMAGE, dataset(x=("float32", (4, 5, 3, 8, 9))), "shape", "axis 4 is 9"),
+        (model(tensor("state", "float32", 2, "n", 8)), dataset(state=("float32", (4, 3, 1, 8))), "shape",
+         "axis 1 is 3"),
+        (IMAGE, dataset(x=("uint8", (4, 8, 8, 3)), specs={"x": InputSpec(layout="NHWC", mean=(1.0, 2.0))}),
+         "preprocessing", "mean holds 2 values for 3 channels"),
+        (model(tensor("x", "float32", "n", 5)), dataset(x=("float32", (4, 5)), specs={"x": InputSpec(std=(1.0, 2.0))}),
+         "preprocessing", "mean and std per channel need a layout"),
+    ],
+)  # fmt: skip
+def test_mismatches_say_which_and_how(m: ModelSummary, d: DatasetSummary, code: str, says: str) -> None:
+    error = mismatch(m, d)
+    assert code in codes(error)
+    assert says in error.detail
+
+
+def test_every_input_has_its_own_problem() -> None:
+    m = model(tensor("a", "float32", "n", 5), tensor("b", "int64", "n"), tensor("c", "float32", "n", 2))
+    error = mismatch(m, dataset(a=("uint8", (4, 6)), c=("float32", (4, 2))))
+    assert codes(error) == ["dtype", "shape", "array-missing"]
+
+
+@pytest.mark.parametrize(
+    ("output", "labels", "fits"),
+    [
+        (tensor("y", "float32", "n", 10), (0, 9), True),
+        (tensor("y", "float32", "n", 10), (0, 10), False),
+        (tensor("y", "float32", "n", 10), (-1, 9), False),
+        (tensor("y", "float32", "n", "classes"), (0, 999), True),
+        (tensor("y", "float32", "n", 1), (0, 1), True),  # a single score is no list of classes
+        (tensor("y", "int64", "n"), (0, 77), True),
+        (TensorInfo(name="y", dtype="float32", shape=None), (0, 77), True),
+        (TensorInfo(name="y", dtype="other", shape=None), (0, 77), True),
+    ],
+)
+def test_labels_have_to_lie_within_the_classes(output: TensorInfo, labels: tuple[int, int], fits: bool) -> None:
+    m, d = model(tensor("x", "float32", "n", 5), outputs=(output,)), dataset(labels=labels, x=("float32", (4, 5)))
+    if fits:
+        check_dataset(m, d)
+    else:
+        error = mismatch(m, d)
+        assert codes(error) == ["labels-out-of-range"]
+        assert f"[{labels[0]}, {labels[1]}]" in error.detail
+
+
+SMALL = ["uint8", "int8", "int16"]
+FLOATS = ["float16", "float32", "float64"]
+WORDS = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bfloat16", *FLOATS]
+
+
+@given(stored=st.sampled_from(WORDS), wanted=st.sampled_from([*WORDS, "string", "other"]))
+def test_a_plain_feed_never_loses_a_value(stored: str, wanted: str) -> None:
+    import ml_dtypes
+    import numpy as np
+
+    allowed = can_feed(stored, wanted, InputSpec())
+    if wanted in ("string", "other"):
+        assert not allowed
+        return
+    have, want = (np.dtype(getattr(ml_dtypes, word, None) or word) for word in (stored, wanted))
+    if stored == wanted:
+        assert allowed
+    if allowed:
+        assert np.can_cast(have, want, "safe")
+        assert have.kind == want.kind or "V" in (have.kind, want.kind) or {have.kind, want.kind} == {"i", "u"}
+
+
+@given(stored=st.sampled_from(WORDS), wanted=st.sampled_from(WORDS))
+def test_computed_values_need_a_float_input(stored: str, wanted: str) -> None:
+    assert can_feed(stored, wanted, InputSpec(scale=0.5)) == (wanted in FLOATS)
+
+
+@given(stored=st.sampled_from(SMALL), wanted=st.sampled_from(FLOATS))
+def test_an_explicit_entry_is_consent_to_read_small_integers_as_floats(stored: str, wanted: str) -> None:
+    assert can_feed(stored, wanted, InputSpec(array="x"))
+    assert not can_feed(stored, wanted, InputSpec())
+
+
+@pytest.mark.parametrize(
+    ("layout", "model_layout", "shape", "fed"),
+    [
+        (None, "NCHW", (4, 7), (4, 7)),
+        ("NHWC", "NCHW", (4, 8, 9, 3), (4, 3, 8, 9)),
+        ("NHWC", "NHWC", (4, 8, 9, 3), (4, 8, 9, 3)),
+        ("NCHW", "NHWC", (4, 3, 8, 9), (4, 8, 9, 3)),
+        ("NHW", "NCHW", (4, 8, 9), (4, 1, 8, 9)),
+        ("NHW", "NHWC", (4, 8, 9), (4, 8, 9, 1)),
+        ("NHW", "NCHW", (4, 8, 9, 1), None),
+        ("NHWC", "NCHW", (4, 8, 9), None),
+    ],
+)
+def test_fed_shapes(layout: Any, model_layout: Any, shape: tuple[int, ...], fed: tuple[int, ...] | None) -> None:
+    assert fed_shape(InputSpec(layout=layout, model_layout=model_layout), shape) == fed

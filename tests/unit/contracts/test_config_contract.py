@@ -1,0 +1,217 @@
+"""The quantization config: presets, resolution, and words and pointers of every refusal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.errors import InvalidConfigError
+from service.contracts.presets import DEFAULT_PRESET, PRESETS
+
+names = st.text(min_size=1, max_size=8)
+selectors = st.lists(
+    st.one_of(names.map(lambda n: {"node": n}), names.map(lambda n: {"op_type": n})), max_size=3, unique_by=str
+)
+calibrations = st.one_of(
+    st.just({"method": "minmax"}),
+    st.fixed_dictionaries(
+        {"method": st.just("percentile")}, optional={"percentile": st.floats(50.0, 100.0, exclude_min=True)}
+    ),
+)
+activations = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.sampled_from(["uint8", "int8"]),
+        "symmetric": st.booleans(),
+        "calibration": calibrations,
+    },
+)
+gates = st.fixed_dictionaries(
+    {},
+    optional={
+        "metric": st.sampled_from(["top1", "top5", "top1_agreement"]),
+        "max_drop": st.floats(0, 100) | st.none(),
+        "min_sqnr_db": st.floats(-50, 90),
+        "max_size_bytes": st.integers(1, 10**12),
+    },
+)
+configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "preset": st.sampled_from(sorted(PRESETS)),
+        "activation": activations,
+        "weight": st.fixed_dictionaries({}, optional={"granularity": st.sampled_from(["per_tensor", "per_channel"])}),
+        "include": selectors,
+        "evaluation": st.fixed_dictionaries({}, optional={"gate": gates, "layer_samples": st.integers(1, 1024)}),
+        "calibration_samples": st.integers(1, 10**6) | st.none(),
+        "seed": st.integers(0, 2**32 - 1),
+    },
+)
+
+
+@settings(max_examples=200)
+@given(configs)
+def test_resolving_a_resolved_config_changes_nothing(given_config: dict[str, Any]) -> None:
+    once = parse_config(given_config)
+    stored = json.loads(once.model_dump_json())
+    assert parse_config(stored) == once
+    assert json.loads(parse_config(stored).model_dump_json()) == stored
+
+
+@settings(max_examples=100)
+@given(configs)
+def test_what_is_given_wins_over_the_preset(given_config: dict[str, Any]) -> None:
+    resolved = parse_config(given_config).model_dump()
+    defaults = parse_config({"preset": given_config.get("preset", DEFAULT_PRESET)}).model_dump()
+    for section in ("activation", "weight"):
+        for key, value in given_config.get(section, {}).items():
+            if key == "calibration":
+                assert resolved[section][key]["method"] == value["method"]
+            else:
+                assert resolved[section][key] == value
+        for key in set(defaults[section]) - set(given_config.get(section, {})):
+            assert resolved[section][key] == defaults[section][key]
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_presets_resolve_and_say_whom_they_are_for(name: str) -> None:
+    config = parse_config({"preset": name})
+    assert config.preset == name
+    assert PRESETS[name].description
+    assert contains(json.loads(config.model_dump_json()), PRESETS[name].settings)
+
+
+def contains(whole: Any, part: Any) -> bool:
+    """True if ``part`` stands in ``whole``; objects of ``whole`` may hold more keys."""
+    if isinstance(part, dict):
+        return all(key in whole and contains(whole[key], value) for key, value in part.items())
+    if isinstance(part, list | tuple):
+        return len(whole) == len(part) and all(map(contains, whole, part))
+    return bool(whole == part)
+
+
+def test_nothing_given_means_the_default_preset() -> None:
+    assert parse_config({}) == parse_config({"preset": DEFAULT_PRESET})
+
+
+def test_another_calibration_method_replaces_the_presets_whole() -> None:
+    config = parse_config({"preset": "int8_percentile", "activation": {"calibration": {"method": "minmax"}}})
+    assert config.activation.calibration.model_dump() == {"method": "minmax"}
+
+
+def test_the_same_method_keeps_the_presets_other_settings() -> None:
+    config = parse_config({"preset": "int8_percentile", "activation": {"calibration": {"method": "percentile"}}})
+    assert config.activation.calibration.model_dump()["percentile"] == 99.999
+
+
+def problems(config: Any, pointer: str = "/config") -> list[tuple[str, str]]:
+    with pytest.raises(InvalidConfigError) as caught:
+        parse_config(config, pointer=pointer)
+    assert caught.value.code == "invalid-config"
+    assert caught.value.hint
+    return [(problem.pointer, problem.message) for problem in caught.value.errors]
+
+
+@pytest.mark.parametrize(
+    ("config", "pointer", "says"),
+    [
+        ({"presett": "int8"}, "/config/presett", "unknown key 'presett'; did you mean 'preset'?"),
+        ({"activation": {"dtyp": "int8"}}, "/config/activation/dtyp", "did you mean 'dtype'?"),
+        ({"weight": {"granularty": "x"}}, "/config/weight/granularty", "did you mean 'granularity'?"),
+        ({"zzz": 1}, "/config/zzz", "unknown key 'zzz'; valid keys: activation, "),
+        (
+            {"activation": {"calibration": {"method": "percentile", "percentil": 99}}},
+            "/config/activation/calibration/percentil",
+            "did you mean 'percentile'?",
+        ),
+        (
+            {"activation": {"calibration": {"method": "minmax", "percentile": 99}}},
+            "/config/activation/calibration/percentile",
+            "unknown key 'percentile'; valid keys: method",
+        ),
+        ({"activation": {"calibration": {"method": "kl"}}}, "/config/activation/calibration", "'minmax', 'percentile'"),
+        ({"evaluation": {"gate": {"max_dropp": 1}}}, "/config/evaluation/gate/max_dropp", "did you mean 'max_drop'?"),
+        ({"exclude": [{"nod": "a"}]}, "/config/exclude/0/nod", "did you mean 'node'?"),
+        ({"exclude": [{"node": "a"}, {"op_typ": "Conv"}]}, "/config/exclude/1/op_typ", "did you mean 'op_type'?"),
+        ({"a/b~c": 1}, "/config/a~1b~0c", "unknown key 'a/b~c'"),
+        ({"preset": "int9"}, "/config/preset", "unknown preset 'int9'; known: int8"),
+        ({"activation": {"dtype": "int4"}}, "/config/activation/dtype", "'uint8' or 'int8'"),
+        ({"weight": {"symmetric": False}}, "/config/weight/symmetric", "True"),
+        ({"seed": -1}, "/config/seed", "greater than or equal to 0"),
+        ({"seed": "x"}, "/config/seed", "valid integer"),
+        ({"calibration_samples": 0}, "/config/calibration_samples", "greater than or equal to 1"),
+        ({"evaluation": {"gate": {"max_drop": 101}}}, "/config/evaluation/gate/max_drop", "less than or equal to 100"),
+        ({"evaluation": {"gate": {"min_sqnr_db": float("nan")}}}, "/config/evaluation/gate/min_sqnr_db", "finite"),
+        (
+            {"activation": {"calibration": {"method": "percentile", "percentile": 50}}},
+            "/config/activation/calibration/percentile",
+            "greater than 50",
+        ),
+        (
+            {"include": [{"node": "a"}], "exclude": [{"node": "a"}]},
+            "/config",
+            "{'node': 'a'} stands in include and in exclude",
+        ),
+        (
+            {"algorithms": [{"method": "bias_correction"}, {"method": "bias_correction"}]},
+            "/config",
+            "stands twice in algorithms: bias_correction",
+        ),
+        ({"algorithms": [{"method": "bias_correctoin"}]}, "/config/algorithms/0/method", "'bias_correction'"),
+        ({"algorithms": [{"methd": "bias_correction"}]}, "/config/algorithms/0/methd", "did you mean 'method'?"),
+        ({"schema_version": 2}, "/config/schema_version", "1"),
+        ({"preset": ["int8"]}, "/config/preset", "string"),
+        ([], "/config", "must be an object"),
+        (None, "/config", "must be an object"),
+        ("int8", "/config", "must be an object"),
+    ],
+)
+def test_refusals_point_at_the_field_and_name_the_way_out(config: Any, pointer: str, says: str) -> None:
+    found = problems(config)
+    assert any(where == pointer and says in message for where, message in found), found
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems({"seed": -1, "presett": 1, "weight": {"granularity": "per_block"}}, pointer="")
+    assert {where for where, _ in found} == {"/seed", "/presett", "/weight/granularity"}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+fields = sorted(QuantizationConfig.model_fields)
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from(fields) | st.text(max_size=6), json_values, max_size=4))
+def test_any_document_is_resolved_or_refused_with_pointers_into_it(document: dict[str, Any]) -> None:
+    try:
+        config = parse_config(document)
+    except InvalidConfigError as error:
+        assert error.errors
+        for problem in error.errors:
+            assert problem.message
+            assert points_into(document, problem.pointer), (document, problem)
+    else:
+        assert parse_config(config.model_dump()) == config
+
+
+def points_into(document: Any, pointer: str) -> bool:
+    """True if every step but the last is there; the last may be a field that is missing."""
+    here = document
+    parts = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+    for number, part in enumerate(parts):
+        if isinstance(here, list):
+            here = here[int(part)]
+        elif isinstance(here, dict) and part in here:
+            here = here[part]
+        else:
+            return number == len(parts) - 1 and isinstance(here, dict)
+    return True

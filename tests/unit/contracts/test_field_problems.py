@@ -1,0 +1,78 @@
+"""Validation errors become pointers into the document as it was sent, whatever unions pydantic walked through."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field, ValidationError
+
+from service.contracts.base import Contract
+from service.contracts.errors import FieldProblem
+from service.contracts.validation import field_problems
+
+
+class Cat(Contract):
+    method: Literal["cat"] = "cat"
+    lives: int = 9
+
+
+class Dog(Contract):
+    method: Literal["dog"] = "dog"
+    tricks: tuple[str, ...] = ()
+
+
+class ByName(Contract):
+    name: str
+
+
+class ByNumber(Contract):
+    number: int
+
+
+class Zoo(Contract):
+    star: Annotated[Cat | Dog, Field(discriminator="method")] = Cat()
+    animals: tuple[Annotated[Cat | Dog, Field(discriminator="method")], ...] = ()
+    keepers: tuple[ByName | ByNumber, ...] = ()
+    cages: dict[str, Cat] = Field(default_factory=dict)
+    cat: int = 0
+
+
+def problems(document: Any) -> tuple[FieldProblem, ...]:
+    with pytest.raises(ValidationError) as caught:
+        Zoo.model_validate(document)
+    return field_problems(caught.value, Zoo, pointer="/zoo")
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "message"),
+    [
+        ({"star": {"method": "cat", "live": 7}}, "/zoo/star/live", "unknown key 'live'; did you mean 'lives'?"),
+        ({"star": {"method": "dog", "lives": 7}}, "/zoo/star/lives", "unknown key 'lives'; valid keys: method, tricks"),
+        (
+            {"animals": [{"method": "cat"}, {"method": "dog", "trick": ["sit"]}]},
+            "/zoo/animals/1/trick",
+            "unknown key 'trick'; did you mean 'tricks'?",
+        ),
+        ({"star": {"method": "cat", "lives": "many"}}, "/zoo/star/lives", "Input should be a valid integer, unable to"),
+        ({"animals": [{"method": "dog", "tricks": [1]}]}, "/zoo/animals/0/tricks/0", "Input should be a valid string"),
+        ({"keepers": [{"nam": "Ann"}]}, "/zoo/keepers/0/nam", "unknown key 'nam'; did you mean 'name'?"),
+        ({"keepers": [{"number": "x"}]}, "/zoo/keepers/0/number", "Input should be a valid integer, unable to"),
+        ({"cages": {"a/b": {"live": 3}}}, "/zoo/cages/a~1b/live", "unknown key 'live'; did you mean 'lives'?"),
+        ({"cat": "x"}, "/zoo/cat", "Input should be a valid integer, unable to"),
+        ({"qqqq": 1}, "/zoo/qqqq", "unknown key 'qqqq'; valid keys: animals, cages, cat, keepers, star"),
+        (7, "/zoo", "must be an object"),
+    ],
+)
+def test_pointer_and_message(document: Any, pointer: str, message: str) -> None:
+    found = problems(document)
+    assert any(problem.pointer == pointer and problem.message.startswith(message) for problem in found), found
+
+
+def test_a_problem_is_told_once() -> None:
+    found = problems({"keepers": [{"name": 1, "number": "x"}]})
+    assert len(found) == len(set(found))
+
+
+def test_codes_are_pydantics_stable_words() -> None:
+    assert [problem.code for problem in problems({"star": {"method": "cat", "live": 7}})] == ["extra_forbidden"]

@@ -1,0 +1,185 @@
+"""Batches: size rule, padding, whole inputs, limits, several inputs, early stop."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.contracts.dataset import InputSpec, PreprocessingSpec
+from service.contracts.errors import DatasetArraysError, DatasetMismatchError
+from service.contracts.model import TensorInfo
+from worker.quantizer.data import ArrayDataset, Dataset, choose_batch_size, open_dataset
+
+
+def tensor(name: str, *shape: int | str | None, dtype: str = "float32") -> TensorInfo:
+    return TensorInfo(name=name, dtype=dtype, shape=shape)
+
+
+def floats(*shape: int) -> np.ndarray[Any, Any]:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+@given(samples=st.integers(1, 20), size=st.integers(1, 8), limit=st.none() | st.integers(1, 25))
+def test_fixed_batches_are_padded_with_the_last_sample(samples: int, size: int, limit: int | None) -> None:
+    data = floats(samples, 3)
+    labels = np.arange(samples)
+    dataset = ArrayDataset({"x": data}, labels)
+    inputs = [tensor("x", size, 3)]
+    assert choose_batch_size(inputs, dataset, 99) == size
+    batches = list(dataset.batches(inputs, size, limit=limit))
+    total = min(samples, limit or samples)
+    assert sum(batch.valid for batch in batches) == total
+    for batch in batches:
+        values = batch.feeds["x"]
+        assert values.shape == (size, 3)
+        np.testing.assert_array_equal(values[: batch.valid], data[batch.start : batch.start + batch.valid])
+        assert (values[batch.valid :] == values[batch.valid - 1]).all()
+        assert batch.labels is not None
+        np.testing.assert_array_equal(batch.labels, labels[batch.start : batch.start + batch.valid])
+
+
+def test_a_dynamic_batch_is_short_at_the_end_and_not_padded() -> None:
+    dataset = ArrayDataset({"x": floats(7, 3)})
+    inputs = [tensor("x", "batch", 3)]
+    assert choose_batch_size(inputs, dataset, 4) == 4
+    shapes = [(batch.feeds["x"].shape, batch.valid, batch.labels) for batch in dataset.batches(inputs, 4)]
+    assert shapes == [((4, 3), 4, None), ((3, 3), 3, None)]
+
+
+@pytest.mark.parametrize("first", ["n", None])
+def test_a_dynamic_axis_takes_the_preferred_size(first: str | None) -> None:
+    assert choose_batch_size([tensor("x", first, 3)], ArrayDataset({"x": floats(7, 3)}), 5) == 5
+
+
+def test_an_input_of_unknown_shape_takes_the_preferred_size() -> None:
+    inputs = [TensorInfo(name="x", dtype="float32", shape=None)]
+    assert choose_batch_size(inputs, ArrayDataset({"x": floats(7, 3)}), 5) == 5
+
+
+def test_arrays_of_one_axis_more_hold_whole_inputs() -> None:
+    dataset = ArrayDataset(
+        {
+            "frame": floats(5, 1, 8),
+            "state": floats(5, 2, 1, 4),
+            "rate": np.array([8, 8, 16, 16, 8], np.int64),
+        }
+    )
+    inputs = [tensor("frame", 1, 8), tensor("state", 2, "n", 4), tensor("rate", dtype="int64")]
+    # "frame" holds whole inputs as well: [5, 1, 8] for [1, 8]
+    assert choose_batch_size(inputs, dataset, 16) == 1
+    batches = list(dataset.batches(inputs, 1))
+    assert len(batches) == 5
+    for number, batch in enumerate(batches):
+        np.testing.assert_array_equal(batch.feeds["frame"], floats(5, 1, 8)[number])
+        np.testing.assert_array_equal(batch.feeds["state"], floats(5, 2, 1, 4)[number])
+        assert batch.feeds["rate"].shape == ()
+        assert batch.feeds["rate"].dtype == np.int64
+        assert batch.feeds["rate"] == [8, 8, 16, 16, 8][number]
+
+
+def test_batched_and_whole_inputs_may_be_mixed() -> None:
+    dataset = ArrayDataset({"x": floats(3, 8), "steps": np.array([1, 2, 3], np.int64)})
+    inputs = [tensor("x", "n", 8), tensor("steps", dtype="int64")]
+    assert choose_batch_size(inputs, dataset, 16) == 1
+    assert [batch.feeds["x"].shape for batch in dataset.batches(inputs, 1)] == [(1, 8)] * 3
+
+
+def test_contradicting_batch_sizes_are_refused() -> None:
+    dataset = ArrayDataset({"x": floats(8, 3), "y": floats(8, 3)})
+    with pytest.raises(DatasetMismatchError, match=r"2 \(input 'x'\) and 4 \(input 'y'\)"):
+        choose_batch_size([tensor("x", 2, 3), tensor("y", 4, 3)], dataset, 1)
+
+
+def test_whole_inputs_contradict_a_fixed_batch() -> None:
+    dataset = ArrayDataset({"x": floats(8, 3), "steps": np.arange(8)})
+    with pytest.raises(DatasetMismatchError, match=r"1 .*'steps'.* and 4 "):
+        choose_batch_size([tensor("x", 4, 3), tensor("steps", dtype="int64")], dataset, 1)
+
+
+def test_one_array_may_feed_two_inputs_in_two_ways() -> None:
+    spec = PreprocessingSpec(inputs={"a": InputSpec(array="x"), "b": InputSpec(array="x", scale=2.0)})
+    dataset = ArrayDataset({"x": floats(5, 3)}, preprocessing=spec)
+    batches = list(dataset.batches([tensor("a", "n", 3), tensor("b", "n", 3)], 2))
+    for batch in batches:
+        np.testing.assert_array_equal(batch.feeds["a"] * 2, batch.feeds["b"])
+
+
+def test_an_input_without_an_array_names_what_is_there() -> None:
+    dataset = ArrayDataset({"x": floats(5, 3)})
+    with pytest.raises(DatasetMismatchError, match=r"'y' has no array 'y'; the dataset holds 'x'"):
+        dataset.batches([tensor("y", "n", 3)], 1)
+
+
+def test_a_file_is_read_again_from_the_start_while_another_pass_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, x=floats(40, 5))
+    dataset = open_dataset(path, PreprocessingSpec())
+    inputs = [tensor("x", "n", 5)]
+    first = dataset.batches(inputs, 3)
+    next(first)
+    inner = np.concatenate([batch.feeds["x"] for batch in dataset.batches(inputs, 7)])
+    outer = np.concatenate([batch.feeds["x"] for batch in first])
+    np.testing.assert_array_equal(inner, floats(40, 5))
+    np.testing.assert_array_equal(outer, floats(40, 5)[3:])
+
+
+def test_stopping_early_leaves_no_thread_and_no_open_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, x=floats(40, 5))
+    dataset = open_dataset(path, PreprocessingSpec())
+    batches = dataset.batches([tensor("x", "n", 5)], 3)
+    next(batches)
+    del batches
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
+    open_files = [link.resolve() for link in Path("/proc/self/fd").iterdir() if link.exists()]
+    assert path.resolve() not in open_files
+
+
+def test_no_more_than_one_batch_is_read_ahead() -> None:
+    dataset = ArrayDataset({"x": floats(100, 2)})
+    array = dataset.selection.arrays["x"]
+    read: list[int] = []
+
+    class Watched:
+        name, dtype, shape, refusal = array.name, array.dtype, array.shape, None
+
+        def open(self) -> Any:
+            reader = array.open()
+
+            class Reader:
+                def read(self, count: int) -> Any:
+                    read.append(count)
+                    return reader.read(count)
+
+                def close(self) -> None:
+                    reader.close()
+
+            return Reader()
+
+    watched = Dataset({"x": Watched()}, PreprocessingSpec())
+    for done, _ in enumerate(watched.batches([tensor("x", "n", 2)], 10), start=1):
+        assert len(read) <= done + 1
+    assert sum(read) == 100
+
+
+def test_arrays_in_memory_make_a_dataset_like_a_file(tmp_path: Path) -> None:
+    arrays, labels = {"x": floats(6, 3)}, np.arange(6)
+    np.savez(tmp_path / "x.npz", **arrays, labels=labels)
+    memory, file = ArrayDataset(arrays, labels), open_dataset(tmp_path / "x.npz", PreprocessingSpec())
+    hidden = {"sha256", "size_bytes"}
+    assert memory.summary.model_dump(exclude=hidden) == file.summary.model_dump(exclude=hidden)
+    assert memory.summary.sha256 == ArrayDataset(arrays, labels).summary.sha256
+    assert memory.summary.sha256 != ArrayDataset({"x": floats(6, 3) + 1}, labels).summary.sha256
+    assert memory.labels is not None
+    assert memory.labels.dtype == np.int64
+
+
+def test_a_scalar_is_no_dataset() -> None:
+    with pytest.raises(DatasetArraysError, match="is a scalar"):
+        ArrayDataset({"x": floats(4, 3), "rate": np.array(16000)})

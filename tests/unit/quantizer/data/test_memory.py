@@ -1,0 +1,54 @@
+"""More samples do not take more memory. Measured in a process of its own, where nothing else allocates."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SAMPLES, SAMPLE_BYTES = 512, 1 << 20
+
+READ_IT = """
+import resource, sys
+from pathlib import Path
+from service.contracts.dataset import InputSpec, PreprocessingSpec
+from service.contracts.model import TensorInfo
+from worker.quantizer.data import inspect_dataset, open_dataset
+
+spec = PreprocessingSpec(inputs={"x": InputSpec(scale=0.5)})
+inputs = [TensorInfo(name="x", dtype="float32", shape=("n", 1 << 20))]
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+summary = inspect_dataset(Path(sys.argv[1]), spec)
+samples = sum(batch.valid for batch in open_dataset(Path(sys.argv[1]), spec).batches(inputs, 4))
+print(summary.samples, samples, peak() - before)
+"""
+
+
+def write_archive(path: Path, method: int) -> None:
+    """512 MB of noise that repeats from sample to sample, written without holding it."""
+    sample = np.random.default_rng(0).integers(0, 16, SAMPLE_BYTES, np.uint8).tobytes()
+    with zipfile.ZipFile(path, "w", method, compresslevel=1) as archive, archive.open("x.npy", "w") as member:
+        header = {"descr": "|u1", "fortran_order": False, "shape": (SAMPLES, SAMPLE_BYTES)}
+        np.lib.format.write_array_header_1_0(member, header)
+        for _ in range(SAMPLES):
+            member.write(sample)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
+def test_half_a_gigabyte_is_read_in_less_than_100_mb(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "x.npz"
+    write_archive(path, method)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_IT, str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    path.unlink()
+    assert done.returncode == 0, done.stderr
+    summarized, read, grown_bytes = map(int, done.stdout.split())
+    assert summarized == read == SAMPLES
+    assert grown_bytes < 100e6

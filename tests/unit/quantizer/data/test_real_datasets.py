@@ -1,0 +1,59 @@
+"""The real datasets: facts, and values equal to numpy.load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.contracts.dataset import InputSpec, PreprocessingSpec
+from service.contracts.errors import DatasetArraysError
+from tests.support.data import DATA_MARKS, required_data_dir
+from worker.quantizer.data import inspect_dataset, open_dataset
+
+pytestmark = DATA_MARKS
+
+TF_STYLE = {"layout": "NHWC", "scale": 1 / 127.5, "mean": (1.0,)}
+TORCH_STYLE = {"layout": "NHWC", "scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+@pytest.mark.parametrize(
+    ("file", "array", "labels", "spec", "samples", "classes"),
+    [
+        ("imagenet/calibration.npz", "images", None, TF_STYLE, 125, 1000),
+        ("imagenet/evaluation.npz", "images", None, TF_STYLE, 438, 1000),
+        ("cifar10/calibration.npz", "images", None, TORCH_STYLE, 1000, 10),
+        ("cifar10/evaluation.npz", "images", None, TORCH_STYLE, 4000, 10),
+        ("mnist/mnist.npz", "test", "test_labels", {"layout": "NHW"}, 3000, 10),
+        ("mnist/mnist.npz", "calib", "calib_labels", {"layout": "NHW"}, 1000, 10),
+        ("speech/kwt1_calibration.npz", "inputs", None, {}, 482, 35),
+        ("speech/kwt1_evaluation.npz", "inputs", None, {}, 2000, 35),
+        ("speech/kws_dscnn_mfcc49x10.npz", "test", "test_labels", {}, 4000, 12),
+        ("zoo/hand_landmarks.npz", "keypoint", "keypoint_label", {}, None, None),
+    ],
+)
+def test_real_archives(
+    file: str, array: str, labels: str | None, spec: dict[str, Any], samples: int | None, classes: int | None
+) -> None:
+    path = required_data_dir() / file
+    preprocessing = PreprocessingSpec(inputs={"x": InputSpec(array=array, **spec)}, labels=labels)
+    summary = inspect_dataset(path, preprocessing)
+    stored = np.load(path)
+    stored_array = stored[array]
+    assert summary.samples == len(stored_array) == (samples or summary.samples)
+    assert summary.arrays[array].shape == stored_array.shape
+    assert summary.labels is not None
+    assert summary.labels.count == summary.samples
+    assert classes is None or summary.labels.maximum < classes
+    dataset = open_dataset(path, preprocessing)
+    np.testing.assert_array_equal(dataset.labels, stored[labels or "labels"])
+    reader = dataset.selection.arrays[array].open()
+    for start in range(0, summary.samples, 97):
+        np.testing.assert_array_equal(reader.read(97), stored_array[start : start + 97])
+    reader.close()
+
+
+def test_splits_side_by_side_need_a_mapping() -> None:
+    with pytest.raises(DatasetArraysError, match="differ in their first axis"):
+        inspect_dataset(required_data_dir() / "mnist" / "mnist.npz", PreprocessingSpec())

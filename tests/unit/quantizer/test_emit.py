@@ -1,0 +1,278 @@
+"""The emitted graph: standard ONNX, the interface untouched, integers stored, every reader fed the right tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from service.contracts.errors import EngineError
+from tests.unit.quantizer.toolbox import (
+    Arrays,
+    batchnorm_text,
+    batchnorm_weights,
+    config,
+    make_model,
+    normal,
+    op_types,
+    plan_for,
+    quantize_model,
+    run_onnx,
+    sqnr_db,
+)
+from worker.quantizer.emit import PRODUCER, emit
+
+CONV = {"w": normal(4, 3, 3, 3, scale=0.3), "w2": normal(4, 4, 3, 3, scale=0.3), "b": normal(4), "k": normal(4, 5)}
+QUANTIZED = {"QuantizeLinear", "DequantizeLinear"}
+
+
+def interface(model: onnx.ModelProto) -> list[list[tuple[str, bytes]]]:
+    return [[(v.name, v.type.SerializeToString()) for v in part] for part in (model.graph.input, model.graph.output)]
+
+
+def emitted(
+    text: str, feeds: Arrays, weights: Arrays | None = None, *, at_least_db: float = 25.0, **settings: object
+) -> onnx.ModelProto:
+    """Quantize, check what must hold for every emitted model, and return it."""
+    model = make_model(text, CONV if weights is None else weights)
+    _, plan, found = quantize_model(model, feeds, config(**settings))
+    assert not plan.is_empty
+    onnx.checker.check_model(found, full_check=True)
+    assert {node.domain for node in found.graph.node} <= {"", "ai.onnx"}
+    assert interface(found) == interface(model)
+    assert found.producer_name == PRODUCER
+    names = [node.name for node in found.graph.node]
+    assert all(names)
+    assert len(set(names)) == len(names)
+    expected = run_onnx(model, feeds, optimized=False)
+    for optimized in (False, True):
+        got = run_onnx(found, feeds, optimized=optimized)
+        for name, array in expected.items():
+            assert got[name].dtype == array.dtype
+            assert got[name].shape == array.shape
+            if array.dtype.kind == "f":
+                assert sqnr_db(array, got[name]) > at_least_db, name
+    return found
+
+
+IMAGES = {"x": normal(8, 3, 9, 9)}
+ACTIVATIONS = [("uint8", False), ("uint8", True), ("int8", False), ("int8", True)]
+
+
+@pytest.mark.parametrize(("dtype", "symmetric"), ACTIVATIONS)
+@pytest.mark.parametrize("granularity", ["per_channel", "per_tensor"])
+def test_types_of_the_config_are_the_types_of_the_graph(dtype: str, symmetric: bool, granularity: str) -> None:
+    found = emitted(
+        "(float[N,3,9,9] x) => (float[N,4,5,5] y) { t = Conv(x, w, b) r = Relu(t) y = Conv(r, w2) }",
+        IMAGES,
+        activation={"dtype": dtype, "symmetric": symmetric},
+        weight={"granularity": granularity},
+    )
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in found.graph.initializer}
+    quantizers = [node for node in found.graph.node if node.op_type == "QuantizeLinear"]
+    assert quantizers
+    for node in quantizers:
+        assert stored[node.input[2]].dtype == np.dtype(dtype)
+        assert stored[node.input[1]].shape == ()
+        assert int(stored[node.input[2]]) == {"uint8": 128, "int8": 0}[dtype] or not symmetric
+    assert stored["w_quantized"].dtype == np.int8
+    assert stored["b_quantized"].dtype == np.int32
+    assert stored["w_scale"].shape == ((4,) if granularity == "per_channel" else ())
+    assert "w" not in stored
+    assert not any(array.dtype == np.float32 and array.size > 4 for array in stored.values())
+
+
+@pytest.mark.parametrize("granularity", ["per_channel", "per_tensor"])
+@pytest.mark.parametrize("kind", ["conv", "gemm"])
+def test_the_file_shrinks_to_a_quarter(kind: str, granularity: str) -> None:
+    text, weights, feeds = {
+        "conv": (
+            "(float[N,64,5,5] x) => (float[N,256,3,3] y) { y = Conv(x, w, b) }",
+            {"w": normal(256, 64, 3, 3, scale=0.05), "b": normal(256)},
+            {"x": normal(2, 64, 5, 5)},
+        ),
+        "gemm": (
+            "(float[N,512] x) => (float[N,512] y) { y = Gemm(x, w, b) }",
+            {"w": normal(512, 512, scale=0.05), "b": normal(512)},
+            {"x": normal(8, 512)},
+        ),
+    }[kind]
+    model = make_model(text, weights)
+    found = quantize_model(model, feeds, config(weight={"granularity": granularity}))[2]
+    assert 3.85 < model.ByteSize() / found.ByteSize() < 4.0
+
+
+def test_a_quantized_tensor_that_is_an_output_keeps_its_name() -> None:
+    found = emitted(
+        "(float[N,3,9,9] x) => (float[N,4,5,5] y, float[N,4,7,7] r) { t = Conv(x, w, b) r = Relu(t) y = Conv(r, w2) }",
+        IMAGES,
+    )
+    maker = next(node for node in found.graph.node if "r" in node.output)
+    assert maker.op_type == "DequantizeLinear"
+
+
+def test_an_unfused_tensor_that_is_an_output_and_read_by_both_kinds() -> None:
+    emitted(
+        "(float[N,3,9,9] x) => (float[N,4,7,7] t, float[N,4,7,7] s, float[N,4,5,5] y) { t = Conv(x, w, b) s = Sin(t) "
+        "y = Conv(t, w2) }",
+        IMAGES,
+        at_least_db=20,
+    )
+
+
+def test_float_readers_of_an_integer_nodes_result_read_it_dequantized() -> None:
+    """So that the runtime can run the node before whole on integers."""
+    found = emitted(
+        "(float[N,3,9,9] x) => (float[N,4,7,7] s, float[N,4,5,5] y) { t = Conv(x, w, b) s = Sin(t) y = Conv(t, w2) }",
+        IMAGES,
+        at_least_db=20,
+    )
+    sine = next(node for node in found.graph.node if node.op_type == "Sin")
+    assert sine.input[0] == "t_DequantizeLinear_Output"
+
+
+def test_float_readers_of_a_float_tensor_keep_it() -> None:
+    found = emitted(
+        "(float[N,3,9,9] x) => (float[N,3,9,9] s, float[N,4,7,7] y) { s = Sin(x) y = Conv(x, w, b) }", IMAGES
+    )
+    assert next(node for node in found.graph.node if node.op_type == "Sin").input[0] == "x"
+    assert next(node for node in found.graph.node if node.op_type == "Conv").input[0] == "x_DequantizeLinear_Output"
+
+
+def test_several_integer_readers_share_one_pair() -> None:
+    found = emitted(
+        "(float[N,3,9,9] x) => (float[N,4,5,5] y) { t = Conv(x, w, b) p = Conv(t, w2) q = Conv<pads=[1,1,1,1], "
+        "strides=[1,1], "
+        "dilations=[2,2]>(t, w2) y = Add(p, q) }",
+        IMAGES,
+    )
+    assert [node.name for node in found.graph.node if node.op_type == "QuantizeLinear"].count("t_QuantizeLinear") == 1
+    assert sum(node.input[0] == "t_DequantizeLinear_Output" for node in found.graph.node) == 2
+
+
+def test_one_operand_twice() -> None:
+    emitted("(float[N,3,9,9] x) => (float[N,4,5,5] y) { t = Conv(x, w) s = Mul(t, t) y = Conv(s, w2) }", IMAGES)
+
+
+def test_a_split_shares_its_grid_and_drops_pairs_nobody_reads() -> None:
+    found = emitted(
+        "(float[N,3,9,9] x) => (float[N,4,5,5] y) { t = Conv(x, w, b) p, q, r = Split<axis=1>(t, parts) "
+        "s = Concat<axis=1>(p, q, p) y = Conv(s, w2) }",
+        IMAGES,
+        {**CONV, "parts": np.array([1, 2, 1])},
+    )
+    pairs = {node.name: node for node in found.graph.node if node.op_type == "QuantizeLinear"}
+    assert pairs["p_QuantizeLinear"].input[1] == pairs["q_QuantizeLinear"].input[1] == "t_scale"
+    assert "r_QuantizeLinear" not in pairs
+
+
+def test_a_subgraph_reads_the_dequantized_outer_tensor() -> None:
+    text = (
+        "(float[8,3,9,9] x, bool[8] go) => (float[8,4,7,7] z, float[8,4,5,5] y) { t = Conv(x, w, b) f = Slice(go, "
+        "zero, one) "
+        "s = Squeeze(f) z = If(s) <then_branch = a () => (float[8,4,7,7] p) { p = Sin(t) }, "
+        "else_branch = c () => (float[8,4,7,7] q) { q = Neg(t) }> y = Conv(t, w2) }"
+    )
+    weights = {**CONV, "zero": np.array([0]), "one": np.array([1])}
+    for go in (True, False):
+        found = emitted(text, {**IMAGES, "go": np.full(8, go)}, weights, at_least_db=20)
+    branches = [attribute.g for node in found.graph.node if node.op_type == "If" for attribute in node.attribute]
+    assert {node.input[0] for graph in branches for node in graph.node} == {"t_DequantizeLinear_Output"}
+
+
+def test_matmul_of_two_activations() -> None:
+    found = emitted(
+        "(float[4,6,8] a, float[4,8,5] c) => (float[4,6,5] y) { y = MatMul(a, c) }",
+        {"a": normal(4, 6, 8), "c": normal(4, 8, 5, seed=1)},
+        {},
+    )
+    assert op_types(found).count("QuantizeLinear") == 2
+    assert not any(tensor.data_type == TensorProto.INT8 for tensor in found.graph.initializer)
+
+
+def test_a_weight_that_a_float_node_reads_too_stays_there() -> None:
+    found = emitted(
+        "(float[5,4] x) => (float[5,5] y, float[4,5] z) { y = MatMul(x, k) z = Sin(k2) }",
+        {"x": normal(5, 4)},
+        {**CONV, "k2": normal(4, 5)},
+    )
+    assert "k" not in {tensor.name for tensor in found.graph.initializer}
+    shared = emitted(
+        "(float[4,4] x) => (float[4,5] y, float[4,5] z) { y = MatMul(x, k) t = Softmax(y) z = Mul(t, k) }",
+        {"x": normal(4, 4)},
+    )
+    assert {"k", "k_quantized"} <= {tensor.name for tensor in shared.graph.initializer}
+
+
+def test_shared_weights_and_biases_are_stored_once_each() -> None:
+    found = emitted(
+        "(float[N,3,9,9] x) => (float[N,4,7,7] y) { s = Conv(x, w, b) u = Sin(x) t = Conv(u, w, b) y = Add(s, t) }",
+        IMAGES,
+    )
+    stored = [tensor for tensor in found.graph.initializer if tensor.name.endswith("_quantized")]
+    assert sorted(tensor.data_type for tensor in stored) == [
+        TensorProto.INT8,
+        TensorProto.INT32,  # the same bias on the grids of two inputs
+        TensorProto.INT32,
+    ]
+
+
+def test_a_bias_that_stays_float() -> None:
+    found = emitted(
+        "(float[N,4] x) => (float[N,5] y) { y = Gemm<alpha=0.5, beta=2.0>(x, k, v) }",
+        {"x": normal(6, 4)},
+        {**CONV, "v": normal(5)},
+    )
+    assert {tensor.name: tensor.data_type for tensor in found.graph.initializer}["v"] == TensorProto.FLOAT
+
+
+def test_names_that_are_taken_are_not_taken_again() -> None:
+    found = emitted(
+        "(float[N,3,9,9] x, float[N,3,9,9] x_scale, float[N,3,9,9] x_DequantizeLinear_Output) => (float[N,4,7,7] "
+        "w_quantized) "
+        "{ b_scale = Add(x_scale, x_DequantizeLinear_Output) [x_QuantizeLinear] t = Conv(x, w, b) s = Conv(b_scale, w) "
+        "w_quantized = Add(t, s) }",
+        {"x": IMAGES["x"], "x_scale": IMAGES["x"], "x_DequantizeLinear_Output": IMAGES["x"]},
+    )
+    names = [name for node in found.graph.node for name in node.output] + [t.name for t in found.graph.initializer]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("group", [1, 2, 4])
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_convolutions_of_every_rank_and_grouping(op: str, group: int, rank: int) -> None:
+    spatial = [6] * rank
+    weights = {"w": normal(4, 4 // group, *[3] * rank, scale=0.3), **batchnorm_weights(4)}
+    dims = ",".join("6" * rank)
+    emitted(
+        f"(float[N,4,{dims}] x) => (float[N,C,{','.join('HWD'[:rank])}] y) {{ t = {op}<group={group}>(x, w) "
+        f"{batchnorm_text('t', 'y')} }}",
+        {"x": normal(4, 4, *spatial)},
+        weights,
+    )
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize(("dtype", "symmetric"), ACTIVATIONS)
+def test_movers_in_front_of_float_nodes_run_in_every_opset(dtype: str, symmetric: bool, opset: int) -> None:
+    """onnxruntime refuses int8 graphs of opset 21 in which it has to move a DequantizeLinear behind them itself."""
+    model = make_model(
+        "(float[N,3,9,9] x) => (float[N,7,4,7] y, float[N,4,6,6] z) { t = Conv(x, w, b) u = "
+        "Transpose<perm=[0,2,1,3]>(t) "
+        "y = Softmax(u) z = MaxPool<kernel_shape=[2,2]>(t) }",
+        {"w": CONV["w"], "b": CONV["b"]},
+        opset=opset,
+    )
+    found = quantize_model(model, IMAGES, config(activation={"dtype": dtype, "symmetric": symmetric}))[2]
+    expected = run_onnx(model, IMAGES)
+    for optimized in (False, True):
+        got = run_onnx(found, IMAGES, optimized=optimized)
+        assert min(sqnr_db(expected[name], got[name]) for name in "yz") > 25
+
+
+def test_an_unfilled_plan_is_an_error() -> None:
+    prepared, plan = plan_for(make_model("(float[N,4] x) => (float[N,5] y) { y = MatMul(x, k) }", {"k": CONV["k"]}))
+    with pytest.raises(EngineError, match="planned but not filled"):
+        emit(prepared.model, plan)

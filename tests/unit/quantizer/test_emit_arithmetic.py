@@ -1,0 +1,174 @@
+"""What the emitted graph computes: a numpy simulation of the integers, and activations that saturation stands for."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, op_types, quantize_model, rng, run_onnx
+from worker.quantizer.plan.arithmetic import Quantization
+from worker.quantizer.plan.types import QuantizationPlan
+
+GRIDS = [("uint8", False), ("uint8", True), ("int8", False), ("int8", True)]
+
+
+def convolve(x: np.ndarray, w: np.ndarray, group: int) -> np.ndarray:
+    """Valid correlation of integers [n, c, h, w] in int64, the slow way."""
+    rows, columns = x.shape[2] - w.shape[2] + 1, x.shape[3] - w.shape[3] + 1
+    result = np.zeros((x.shape[0], w.shape[0], rows, columns), np.int64)
+    for out in range(w.shape[0]):
+        first = out // (w.shape[0] // group) * w.shape[1]
+        for i in range(rows):
+            for j in range(columns):
+                window = x[:, first : first + w.shape[1], i : i + w.shape[2], j : j + w.shape[3]]
+                result[:, out, i, j] = (window * w[out]).sum(axis=(1, 2, 3))
+    return result
+
+
+def centered(grid: Quantization, values: np.ndarray) -> np.ndarray:
+    return grid.quantize(values).astype(np.int64) - grid.zero_point.astype(np.int64)
+
+
+def simulate(plan: QuantizationPlan, name: str, accumulated: np.ndarray, output: str) -> np.ndarray:
+    """int32 sums -> the node's real output, by the plan's numbers alone."""
+    bias = plan.biases[name]
+    shape = (1, -1) + (1,) * (accumulated.ndim - 2)
+    assert np.abs(accumulated).max() < 2**31
+    total = accumulated + bias.integers.astype(np.int64).reshape(shape)
+    real = (total * np.atleast_1d(bias.quantization.scale).astype(np.float64).reshape(shape)).astype(np.float32)
+    if output not in plan.activations:
+        return real
+    grid = plan.activations[output].quantization
+    return grid.dequantize(grid.quantize(real))
+
+
+def assert_simulates(model: onnx.ModelProto, expected: np.ndarray, feeds: Arrays, step: float) -> None:
+    """Equal but for values that float32 sums put on the other side of a rounding edge: one step, one in a hundred."""
+    got = run_onnx(model, feeds, optimized=False)["y"]
+    difference = np.abs(got - expected)
+    assert difference.max() <= step * 1.001 + 1e-5 * np.abs(expected).max()
+    assert (difference > 1e-5 * np.abs(expected).max()).mean() <= 0.01
+
+
+@pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
+@pytest.mark.parametrize("granularity", ["per_channel", "per_tensor"])
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_convolution_computes_what_the_integers_say(dtype: str, symmetric: bool, granularity: str, group: int) -> None:
+    weight = normal(8, 4 // group, 3, 3) * np.geomspace(0.1, 10, 8, dtype=np.float32).reshape(8, 1, 1, 1)
+    model = make_model(
+        f"(float[N,4,6,6] x) => (float[N,8,4,4] y) {{ [it] y = Conv<group={group}>(x, w, b) }}",
+        {"w": weight, "b": normal(8)},
+    )
+    feeds = {"x": normal(3, 4, 6, 6)}
+    settings = config(activation={"dtype": dtype, "symmetric": symmetric}, weight={"granularity": granularity})
+    _, plan, emitted = quantize_model(model, feeds, settings)
+    sums = convolve(
+        centered(plan.activations["x"].quantization, feeds["x"]), plan.weights["w"].integers.astype(np.int64), group
+    )
+    step = float(plan.activations["y"].quantization.scale)
+    assert_simulates(emitted, simulate(plan, "it", sums, "y"), feeds, step)
+
+
+@pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
+@pytest.mark.parametrize("granularity", ["per_channel", "per_tensor"])
+@pytest.mark.parametrize("trans_b", [0, 1])
+def test_gemm_computes_what_the_integers_say(dtype: str, symmetric: bool, granularity: str, trans_b: int) -> None:
+    weight = normal(7, 12) * np.geomspace(0.1, 10, 7, dtype=np.float32).reshape(7, 1)
+    model = make_model(
+        f"(float[N,12] x) => (float[N,7] y) {{ [it] y = Gemm<transB={trans_b}>(x, w, b) }}",
+        {"w": weight if trans_b else weight.T, "b": normal(7)},
+    )
+    feeds = {"x": normal(20, 12)}
+    settings = config(activation={"dtype": dtype, "symmetric": symmetric}, weight={"granularity": granularity})
+    _, plan, emitted = quantize_model(model, feeds, settings)
+    integers = plan.weights["w"].integers.astype(np.int64)
+    sums = centered(plan.activations["x"].quantization, feeds["x"]) @ (integers.T if trans_b else integers)
+    assert_simulates(emitted, simulate(plan, "it", sums, "y"), feeds, 0.0)
+
+
+# Relu and Clip in front of a QuantizeLinear that saturates at the same places anyway.
+
+CLIPS = {
+    # activation, calibration range of what stands before it
+    "Relu(t)": (-3.0, 3.0),
+    "Clip(t, zero, six)": (-3.0, 9.0),
+    "Clip(t, zero, six) unreached": (-3.0, 4.0),
+    "Clip(t, low, six)": (-9.0, 9.0),
+    "Clip(t, low, six) unreached": (-2.0, 3.0),
+    "Clip(t, minus_six, six)": (-9.0, 9.0),
+    "Clip(t, minus_six, six) lopsided": (-9.0, 3.0),
+    "Clip(t, , six)": (-5.0, 9.0),
+    "Clip(t, zero)": (-5.0, 9.0),
+    "Clip(t, one, six)": (-5.0, 9.0),
+}
+LIMITS = {"zero": 0.0, "six": 6.0, "low": -1.3, "minus_six": -6.0, "one": 1.0}
+
+
+def clipped_model(case: str) -> onnx.ModelProto:
+    """A convolution that passes x through, the activation, and a node that reads it on integers."""
+    weights = {name: np.float32(value) for name, value in LIMITS.items()}
+    weights |= {"w": np.ones((1, 1, 1, 1), np.float32), "w2": normal(3, 1, 1, 1), "b": np.zeros(1, np.float32)}
+    call = case.removesuffix(" unreached").removesuffix(" lopsided")
+    return make_model(
+        f"(float[N,1,A,B] x) => (float[N,3,C,D] y) {{ t = Conv(x, w, b) [act] u = {call} y = Conv(u, w2) }}", weights
+    )
+
+
+def q_of(values: np.ndarray, grid: Quantization) -> np.ndarray:
+    """The runtime's own QuantizeLinear."""
+    model = make_model(
+        "(float[N] x) => (uint8[N] y) { y = QuantizeLinear(x, s, z) }", {"s": grid.scale, "z": grid.zero_point}
+    )
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8 if grid.dtype == "uint8" else TensorProto.INT8
+    return run_onnx(model, {"x": values}, optimized=False)["y"]
+
+
+@pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
+@pytest.mark.parametrize("case", CLIPS)
+def test_an_activation_is_dropped_exactly_when_saturation_stands_for_it(case: str, dtype: str, symmetric: bool) -> None:
+    low, high = CLIPS[case]
+    feeds = {"x": np.linspace(low, high, 4 * 64, dtype=np.float32).reshape(4, 1, 8, 8)}
+    settings = config(activation={"dtype": dtype, "symmetric": symmetric})
+    _, plan, emitted = quantize_model(clipped_model(case), feeds, settings)
+    grid = plan.activations["u"].quantization
+    everywhere = np.concatenate([np.linspace(-20, 20, 200_001), [-1e30, 1e30, -np.inf, np.inf]]).astype(np.float32)
+    activation = clipped_model(case).graph.node[1]
+    limits = [LIMITS.get(name) for name in [*activation.input[1:], "", ""][:2]]
+    lower = 0.0 if activation.op_type == "Relu" else limits[0]
+    bounded = np.clip(everywhere, -np.inf if lower is None else lower, np.inf if limits[1] is None else limits[1])
+    implied = bool((q_of(bounded.astype(np.float32), grid) == q_of(everywhere, grid)).all())
+    assert (activation.op_type not in op_types(emitted)) == implied
+
+
+@pytest.mark.parametrize("case", ["Relu(t)", "Clip(t, zero, six)"])
+def test_dropping_changes_no_bit(case: str) -> None:
+    feeds = {"x": rng(1).uniform(-9, 9, (8, 1, 8, 8)).astype(np.float32)}
+    model = clipped_model(case)
+    emitted = quantize_model(model, feeds)[2]
+    assert model.graph.node[1].op_type not in op_types(emitted)
+    put_back = onnx.ModelProto()
+    put_back.CopyFrom(emitted)
+    index = [node.name for node in put_back.graph.node].index("u_QuantizeLinear")
+    activation = helper.make_node(
+        model.graph.node[1].op_type, ["u", *model.graph.node[1].input[1:]], ["clipped"], name="put_back"
+    )
+    put_back.graph.node[index].input[0] = "clipped"
+    put_back.graph.node.insert(index, activation)
+    for name in activation.input[1:]:
+        put_back.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(LIMITS[name]), name))
+    harsh = {"x": feeds["x"] * 10}
+    for data in (feeds, harsh):
+        expected = run_onnx(put_back, data, optimized=False)["y"]
+        np.testing.assert_array_equal(run_onnx(emitted, data, optimized=False)["y"], expected)
+
+
+def test_an_activation_whose_result_leaves_the_graph_keeps_its_limits() -> None:
+    model = make_model(
+        "(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w) y = Relu(t) }", {"w": normal(4, 3, 3, 3)}
+    )
+    feeds = {"x": normal(4, 3, 9, 9)}
+    got = run_onnx(quantize_model(model, feeds)[2], {"x": feeds["x"] * 3})["y"]
+    assert got.min() == 0.0
+    assert got.max() > 0.0

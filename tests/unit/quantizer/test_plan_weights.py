@@ -1,0 +1,93 @@
+"""Which axis weights are rounded along, which are shared, and which biases can be int32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for
+from worker.quantizer.plan.types import QuantizationPlan
+
+CONV = {"w": normal(4, 3, 3, 3), "w2": normal(4, 4, 3, 3), "fc": normal(4, 5), "b": normal(4)}
+
+
+def plan_of(text: str, weights: Arrays | None = None, opset: int = 17, **settings: object) -> QuantizationPlan:
+    return plan_for(make_model(text, CONV if weights is None else weights, opset=opset), config(**settings))[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "shape", "axis"),
+    [
+        ("Conv(x, k)", (6, 4, 3, 3), 0),
+        ("Conv<group=2>(x, k)", (6, 2, 3, 3), 0),
+        ("ConvTranspose(x, k)", (4, 6, 3, 3), 1),
+        ("ConvTranspose<group=2>(x, k)", (4, 3, 3, 3), 1),
+    ],
+)
+def test_the_channel_axis_of_convolutions(call: str, shape: tuple[int, ...], axis: int) -> None:
+    text = f"(float[1,4,9,9] x) => (float[A,B,C,D] y) {{ y = {call} }}"
+    assert plan_of(text, {"k": normal(*shape)}).weights["k"].axis == axis
+    assert plan_of(text, {"k": normal(*shape)}, weight={"granularity": "per_tensor"}).weights["k"].axis is None
+
+
+@pytest.mark.parametrize(
+    ("call", "shape", "axis"),
+    [
+        ("Gemm(x, k)", (4, 6), 1),
+        ("Gemm<transB=1>(x, k)", (6, 4), 0),
+        ("MatMul(x, k)", (4, 6), 1),
+        ("MatMul(x, k)", (3, 4, 6), None),
+    ],
+)
+def test_the_channel_axis_of_products(call: str, shape: tuple[int, ...], axis: int | None) -> None:
+    rank = ",".join("ABC"[: len(shape)])
+    plan = plan_of(f"(float[2,4] x) => (float[{rank}] y) {{ y = {call} }}", {"k": normal(*shape)})
+    assert plan.weights["k"].axis == axis
+
+
+def test_a_shared_weight_is_planned_once() -> None:
+    plan = plan_of(
+        "(float[N,3,9,9] x) => (float[N,4,7,7] y) { s = Conv(x, w) r = Sin(x) t = Conv(r, w) y = Add(s, t) }"
+    )
+    assert list(plan.weights) == ["w"]
+    assert not plan.notes
+
+
+def test_a_weight_read_along_two_axes_gets_one_scale_and_a_note() -> None:
+    plan = plan_of(
+        "(float[2,5] x) => (float[2,5] y, float[2,5] z) { y = Gemm(x, k) z = Gemm<transB=1>(x, k) }",
+        {"k": normal(5, 5)},
+    )
+    assert plan.weights["k"].axis is None
+    assert plan.notes == ["weight 'k' is read along different axes: one scale for the whole tensor"]
+
+
+BIASES = {
+    "Gemm(x, fc, v)": None,
+    "Gemm(x, fc, row)": None,
+    "Gemm<alpha=0.5>(x, fc, v)": "alpha or beta differs from 1",
+    "Gemm<beta=2.0>(x, fc, v)": "alpha or beta differs from 1",
+    "Gemm(x, fc, one)": "the bias has shape [1], not one value per channel",
+    "Gemm(x, fc, column)": "the bias has shape [5, 1], not one value per channel",
+    "Gemm(x, fc, full)": "the bias has shape [5, 5], not one value per channel",
+    "Gemm(x, fc, given)": "the bias is not constant",
+    "Gemm(x, fc, bad)": "the bias is empty or holds NaN or Inf",
+}
+
+
+@pytest.mark.parametrize("call", BIASES)
+def test_biases_that_cannot_be_int32_say_why(call: str) -> None:
+    plan = plan_of(
+        f"(float[5,4] x, float[5] given) => (float[5,5] y) {{ [it] y = {call} }}",
+        {
+            **CONV,
+            "v": normal(5),
+            "row": normal(1, 5),
+            "one": normal(1),
+            "column": normal(5, 1),
+            "full": normal(5, 5),
+            "bad": np.full(5, np.nan, np.float32),
+        },
+    )
+    assert plan.nodes["it"].quantized
+    assert plan.biases["it"].reason == BIASES[call]

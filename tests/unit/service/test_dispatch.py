@@ -1,0 +1,93 @@
+"""Messages to the workers: what they carry, and how long a broker may hold up the sender."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from service.jobs.dispatch import QUEUES, Dispatcher, celery_settings
+from service.jobs.errors import DispatchError
+from service.settings import Settings
+
+
+def check_message(message: dict, job_id: str) -> None:
+    assert message["headers"]["task"] == "run_job"
+    assert message["content-type"] == "application/json"
+    arguments, keywords, _ = json.loads(base64.b64decode(message["body"]))
+    assert (arguments, keywords) == ([job_id], {})
+
+
+def test_a_message_is_a_file_on_the_embedded_broker(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    settings.make_folders()
+    dispatcher = Dispatcher(settings)
+    dispatcher.publish("job_1", "cpu")
+    dispatcher.publish("job_2", "gpu")
+    dispatcher.ping()
+    dispatcher.close()
+    queue = settings.broker_dir / "queue"
+    for job_id, name in (("job_1", "cpu"), ("job_2", "gpu")):
+        (file,) = queue.glob(f"*.{name}.msg")
+        check_message(json.loads(file.read_text()), job_id)
+
+
+@pytest.mark.redis
+def test_a_message_is_an_entry_on_redis(tmp_path: Path, redis_url: str) -> None:
+    dispatcher = Dispatcher(Settings(data_dir=tmp_path, broker_url=redis_url))
+    dispatcher.publish("job_1", "gpu")
+    dispatcher.ping()
+    dispatcher.close()
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.llen("cpu") == 0
+        check_message(json.loads(client.lpop("gpu")), "job_1")
+
+
+def test_a_broker_that_refuses_is_told_at_once(tmp_path: Path) -> None:
+    dispatcher = Dispatcher(Settings(data_dir=tmp_path, broker_url="redis://127.0.0.1:1/0"))
+    for _ in range(3):
+        started = time.monotonic()
+        with pytest.raises(DispatchError, match="refused"):
+            dispatcher.publish("job_1", "cpu")
+        assert time.monotonic() - started < 2.0
+    with pytest.raises(DispatchError):
+        dispatcher.ping()
+    dispatcher.close()
+
+
+def test_a_broker_that_swallows_everything_costs_the_time_given(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+        dispatcher = Dispatcher(Settings(data_dir=tmp_path, broker_url=url, publish_seconds=0.3))
+        for _ in range(6):
+            started = time.monotonic()
+            with pytest.raises(DispatchError):
+                dispatcher.publish("job_1", "cpu")
+            assert time.monotonic() - started < 2.0
+        dispatcher.close()
+
+
+def test_a_queue_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    settings.make_folders()
+    (settings.broker_dir / "queue").rmdir()
+    dispatcher = Dispatcher(settings)
+    with pytest.raises(DispatchError):
+        dispatcher.publish("job_1", "cpu")
+    dispatcher.close()
+
+
+@pytest.mark.parametrize("broker_url", ["filesystem://", "redis://127.0.0.1/0"])
+def test_settings_that_workers_and_senders_share(tmp_path: Path, broker_url: str) -> None:
+    shared = celery_settings(Settings(data_dir=tmp_path, broker_url=broker_url))
+    assert shared["accept_content"] == ["json"]
+    assert shared["task_serializer"] == "json"
+    assert shared["task_acks_late"] is True
+    assert shared["task_reject_on_worker_lost"] is False
+    assert shared["worker_prefetch_multiplier"] == 1
+    assert set(shared["task_queues"]) == set(QUEUES)

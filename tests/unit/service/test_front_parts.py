@@ -1,0 +1,230 @@
+"""Small parts of the front desk: ids, settings, store, cursors, ranges, names, problems."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+import service.app
+import service.client  # noqa: F401
+from service.artifacts.content import Content, content_disposition, content_range
+from service.artifacts.errors import RangeNotSatisfiableError
+from service.contracts.errors import QuantmillError
+from service.db import Database
+from service.http import etag_matches
+from service.ids import is_id, new_id
+from service.pagination import CursorCodec, InvalidCursorError, Position
+from service.problems.catalog import problem_types
+from service.settings import Settings, driver_url
+from service.storage import FileStore, StoredFileCorruptError, StoredFileMissingError, file_sha256
+
+
+def test_ids_sort_by_time() -> None:
+    ids = []
+    for _ in range(5):
+        ids.append(new_id("job"))
+        threading.Event().wait(0.002)
+    assert ids == sorted(ids)
+    assert len({new_id("job") for _ in range(1000)}) == 1000
+
+
+def test_ids_have_a_form() -> None:
+    value = new_id("mdl")
+    assert len(value) == 30
+    assert is_id(value, "mdl")
+    assert not is_id(value, "job")
+    for other in ("", "mdl_", value[:-1], value + "0", value.upper(), value.replace("_", "-"), value[:-1] + "\n"):
+        assert not is_id(other, "mdl")
+
+
+def test_settings_fill_in_everything_from_the_data_folder(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    assert settings.database_url == f"sqlite:///{tmp_path}/service.db"
+    assert settings.storage_dir == tmp_path / "store"
+    assert settings.scratch_dir == tmp_path / "scratch"
+    assert settings.broker_dir == tmp_path / "broker"
+    assert settings.threads >= 1
+    settings.make_folders()
+    assert {path.name for path in tmp_path.iterdir()} == {"store", "scratch", "broker"}
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QUANTMILL_DATABASE_URL", "postgresql://user@db/quantmill")
+    monkeypatch.setenv("QUANTMILL_BROKER_URL", "redis://cache/3")
+    monkeypatch.setenv("QUANTMILL_API_KEY", "secret-word")
+    monkeypatch.setenv("QUANTMILL_PORT", "")
+    settings = Settings()
+    assert settings.database_url == "postgresql+psycopg://user@db/quantmill"
+    assert not settings.embedded_broker
+    assert settings.port == 8000
+    assert settings.data_dir == tmp_path / ".quantmill"
+    assert "secret-word" not in repr(settings)
+
+
+def test_a_filesystem_broker_may_lie_elsewhere(tmp_path: Path) -> None:
+    assert Settings(data_dir=tmp_path, broker_url=f"filesystem://{tmp_path}/q").broker_dir == tmp_path / "q"
+
+
+def test_a_lease_outlives_its_renewal() -> None:
+    with pytest.raises(ValidationError, match="renew_seconds"):
+        Settings(lease_seconds=5, renew_seconds=5)
+
+
+def test_driver_urls() -> None:
+    for url in ("postgres://h/d", "postgresql://h/d", "postgresql+psycopg://h/d"):
+        assert driver_url(url) == "postgresql+psycopg://h/d"
+    assert driver_url("sqlite:///x") == "sqlite:///x"
+    Database("postgresql://h/d").close()
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def test_a_stored_file_is_named_by_its_digest(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store")
+    source = write(tmp_path / "a", b"data")
+    stored = store.put_file(source)
+    assert stored.sha256 == hashlib.sha256(b"data").hexdigest()
+    assert stored.size_bytes == 4
+    assert not source.exists()
+    path = store.path(stored.sha256)
+    assert path.read_bytes() == b"data"
+    assert path.stat().st_mode & 0o222 == 0
+    with store.open(stored.sha256, 4) as stream:
+        assert stream.read() == b"data"
+    assert list(store.incoming.iterdir()) == []
+
+
+def test_equal_files_are_stored_once_and_stay_young(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store")
+    first = store.put_file(write(tmp_path / "a", b"data"))
+    os.utime(store.path(first.sha256), (1.0, 1.0))
+    inode = store.path(first.sha256).stat().st_ino
+    assert store.put_file(write(tmp_path / "b", b"data"), sha256=first.sha256) == first
+    assert store.path(first.sha256).stat().st_ino == inode
+    assert store.path(first.sha256).stat().st_mtime > 1000
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_shortened_stored_file_is_replaced(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store")
+    stored = store.put_file(write(tmp_path / "a", b"data"))
+    store.path(stored.sha256).chmod(0o600)
+    store.path(stored.sha256).write_bytes(b"da")
+    store.put_file(write(tmp_path / "b", b"data"))
+    assert store.path(stored.sha256).read_bytes() == b"data"
+
+
+def test_missing_and_changed_files_are_told(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store")
+    with pytest.raises(StoredFileMissingError):
+        store.open("0" * 64)
+    stored = store.put_file(write(tmp_path / "a", b"data"))
+    with pytest.raises(StoredFileCorruptError):
+        store.open(stored.sha256, 5)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../" * 20 + "etc/passwd", "A" * 64, "0" * 63, "0" * 65, "0" * 63 + "\n"])
+def test_only_digests_become_paths(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="sha256"):
+        FileStore(tmp_path / "store").path(name)
+
+
+def test_a_file_from_another_disk_is_copied(tmp_path: Path) -> None:
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system here")
+    source = write(other / f"quantmill-{os.getpid()}", b"data")
+    store = FileStore(tmp_path / "store")
+    stored = store.put_file(source)
+    assert file_sha256(store.path(stored.sha256)) == stored.sha256
+    assert not source.exists()
+    assert list(store.incoming.iterdir()) == []
+
+
+CODEC = CursorCodec(Settings(), "jobs")
+
+
+@given(st.floats(min_value=0, max_value=4e9), st.text(min_size=1, max_size=30))
+def test_cursors_come_back_exactly(created_at: float, noun_id: str) -> None:
+    position = Position(created_at, noun_id)
+    assert CODEC.decode(CODEC.encode(position)) == position
+
+
+@given(st.text(max_size=200))
+def test_made_up_cursors_are_refused(cursor: str) -> None:
+    with pytest.raises(InvalidCursorError):
+        CODEC.decode(cursor)
+
+
+def test_cursors_are_bound_to_scope_and_key() -> None:
+    cursor = CODEC.encode(Position(1.5, "job_x"))
+    for other in (CursorCodec(Settings(), "models"), CursorCodec(Settings(api_key="k"), "jobs")):
+        with pytest.raises(InvalidCursorError):
+            other.decode(cursor)
+
+
+@given(st.text(max_size=300))
+def test_any_name_is_safe_in_a_header(name: str) -> None:
+    header = content_disposition(name)
+    assert header.startswith('attachment; filename="')
+    assert all(32 <= ord(character) < 127 for character in header)
+    plain = header.removeprefix('attachment; filename="').partition('"')[0]
+    assert plain
+    assert not set(plain) & set('/\\"\r\n')
+    assert plain not in (".", "..")
+
+
+def test_names_keep_what_they_can() -> None:
+    assert content_disposition("model.int8.onnx") == 'attachment; filename="model.int8.onnx"'
+    assert content_disposition("../../etc/passwd") == 'attachment; filename="_.._etc_passwd"'
+    assert content_disposition("modèle.onnx") == (
+        "attachment; filename=\"modele.onnx\"; filename*=UTF-8''mod%C3%A8le.onnx"
+    )
+
+
+@given(st.binary(min_size=1, max_size=50), st.text(alphabet="bytes=-0123456789, ", max_size=20))
+def test_a_range_is_within_the_file_or_refused(data: bytes, header: str) -> None:
+    content = Content("f", "x/y", len(data), hashlib.sha256(data).hexdigest())
+    try:
+        part = content_range(content, {"range": header})
+    except RangeNotSatisfiableError:
+        return
+    if part is not None:
+        assert 0 <= part[0] <= part[1] < len(data)
+
+
+@pytest.mark.parametrize(
+    ("header", "matches"),
+    [(None, False), ('"1"', True), ('W/"1"', True), ('"2", "1"', True), ("*", True), ('"11"', False), ("1", False)],
+)
+def test_entity_tags(header: str | None, matches: bool) -> None:
+    assert etag_matches(header, '"1"') is matches
+
+
+def tree(root: type[QuantmillError]) -> list[type[QuantmillError]]:
+    return [root, *(kind for child in root.__subclasses__() for kind in tree(child))]
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    kinds = [kind for kind in tree(QuantmillError) if kind.__module__.startswith("service.")]
+    owners: dict[str, type[QuantmillError]] = {}
+    for kind in kinds:
+        assert kind.__doc__, kind
+        if "code" not in vars(kind):
+            assert kind.__subclasses__(), f"{kind} borrows the code of its base"
+            continue
+        assert owners.setdefault(kind.code, kind) is kind, f"{kind} and {owners[kind.code]} share {kind.code}"
+        assert kind.code == kind.code.lower()
+        assert 400 <= kind.status < 600
+    assert {problem.code for problem in problem_types()} == set(owners)

@@ -1,0 +1,115 @@
+"""Children that are kept alive: restart, backoff, clean stop, and the end of the parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.worker.workbench import process_gone, wait_for
+from worker import children
+from worker.children import Child, ChildKeeper
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)",
+]
+
+
+@pytest.fixture
+def keep(tmp_path: Path) -> Iterator:
+    keepers: list[ChildKeeper] = []
+    output = os.open(tmp_path / "output", os.O_CREAT | os.O_RDWR)
+
+    def start(*commands: list[str]) -> ChildKeeper:
+        keeper = ChildKeeper(
+            [Child(f"child-{number}", command) for number, command in enumerate(commands)],
+            variables={"GIVEN": "yes"},
+            output=output,
+        )
+        keeper.start()
+        keepers.append(keeper)
+        return keeper
+
+    yield start
+    for keeper in keepers:
+        keeper.stop(1)
+    os.close(output)
+
+
+def pid_of(child: Child) -> int:
+    assert child.process is not None
+    return child.process.pid
+
+
+def watch_until(keeper: ChildKeeper, condition) -> None:
+    wait_for(lambda: (keeper.watch(), condition())[1])
+
+
+def test_a_dead_child_is_restarted(keep):
+    keeper = keep(SLEEP, SLEEP)
+    first, second = keeper.children
+    before, other = pid_of(first), pid_of(second)
+    os.kill(before, signal.SIGKILL)
+    watch_until(keeper, lambda: first.process is None)
+    assert first.exit_codes == [-signal.SIGKILL]
+    watch_until(keeper, lambda: first.process is not None)
+    assert pid_of(first) != before
+    assert pid_of(second) == other
+
+
+def test_the_wait_doubles_with_every_death_in_a_row(keep, monkeypatch):
+    monkeypatch.setattr(children, "FIRST_BACKOFF_SECONDS", 0.05)
+    keeper = keep([sys.executable, "-c", "raise SystemExit(3)"])
+    (child,) = keeper.children
+    waits = []
+    for _ in range(3):
+        watch_until(keeper, lambda: child.process is None)
+        waits.append(child.restart_at - time.monotonic())
+        watch_until(keeper, lambda: child.process is not None)
+    assert child.exit_codes == [3, 3, 3]
+    assert waits[0] <= 0.05 < waits[1] <= 0.1 < waits[2] <= 0.2
+
+
+def test_stop_ends_all_in_time_even_a_stubborn_one(keep, tmp_path):
+    keeper = keep(SLEEP, STUBBORN)
+    wait_for(lambda: "up" in (tmp_path / "output").read_text())
+    pids = [pid_of(child) for child in keeper.children]
+    started = time.monotonic()
+    keeper.stop(1.0)
+    assert time.monotonic() - started < 4
+    assert all(process_gone(pid) for pid in pids)
+    keeper.watch()
+    assert all(child.process is None or child.process.poll() is None for child in keeper.children)
+
+
+def test_children_know_the_given_variables_and_our_packages(keep, tmp_path):
+    keep([sys.executable, "-P", "-c", "import os, worker.children; print(os.environ['GIVEN'], flush=True)"])
+    wait_for(lambda: "yes" in (tmp_path / "output").read_text())
+
+
+def test_children_end_when_the_parent_is_killed(tmp_path):
+    program = tmp_path / "parent.py"
+    program.write_text(
+        textwrap.dedent("""
+        import sys, time
+        from worker.children import start_child
+        print(start_child([sys.executable, "-c", "import time; time.sleep(600)"], variables={}).pid, flush=True)
+        time.sleep(600)
+        """)
+    )
+    environment = children.child_environment({})
+    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    wait_for(lambda: process_gone(pid))

@@ -1,0 +1,154 @@
+"""The runner's own parts: what it sends, when it stops, which exit code it gives."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from service.contracts.errors import CanceledError, EngineError, NotOnnxError, ResourceLimitError
+from service.contracts.runner import (
+    EXIT_CANCELED,
+    EXIT_INTERRUPTED,
+    EXIT_RESOURCE_LIMIT,
+    EXIT_USER_ERROR,
+    ErrorLine,
+    InspectModelTask,
+    LogLine,
+    ProgressLine,
+)
+from worker import runner
+from worker.sandbox import Limits, Sandbox
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_run(clock: Clock) -> tuple[runner.LineRun, list[ProgressLine | LogLine]]:
+    lines: list[ProgressLine | LogLine] = []
+    return runner.LineRun(lines.append, lambda: None, period_seconds=0.2, clock=clock), lines
+
+
+def test_progress_is_thinned_but_first_and_last_are_sent():
+    clock = Clock()
+    run, lines = make_run(clock)
+    for done in range(1001):
+        clock.now += 0.001
+        run.progress("calibrate", done, 1000, "samples")
+    assert lines[0].done == 0
+    assert lines[-1].done == 1000
+    assert 5 <= len(lines) <= 8
+
+
+def test_the_held_back_line_is_sent_when_the_stage_changes():
+    run, lines = make_run(Clock())
+    run.progress("load", 1)
+    run.progress("load", 2)
+    run.progress("load", 3)
+    run.progress("plan", 1)
+    assert [(line.stage, line.done) for line in lines] == [("load", 1), ("load", 3), ("plan", 1)]
+
+
+def test_flush_sends_the_last_state_once():
+    run, lines = make_run(Clock())
+    run.progress("load", 1)
+    run.progress("load", 2, 9, "nodes", "reading")
+    run.flush()
+    run.flush()
+    assert lines[-1] == ProgressLine(stage="load", done=2, total=9, unit="nodes", message="reading")
+    assert len(lines) == 2
+
+
+def test_check_raises_what_stop_says():
+    error = CanceledError("stop")
+    run = runner.LineRun(lambda line: None, lambda: error)
+    with pytest.raises(CanceledError):
+        run.check()
+
+
+def test_the_flag_file_tells_canceled_from_interrupted(tmp_path):
+    stop = runner.StopSignal(tmp_path / runner.CANCEL_FLAG)
+    assert stop() is None
+    stop._remember()
+    assert isinstance(stop(), runner.InterruptedRunError)
+    (tmp_path / runner.CANCEL_FLAG).touch()
+    assert type(stop()) is CanceledError
+
+
+@pytest.mark.parametrize(
+    ("error", "resource"),
+    [
+        (MemoryError(), "memory"),
+        (RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_alloc"), "memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory"),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk"),
+        (OSError(errno.EFBIG, "File too large"), "disk"),
+    ],
+)
+def test_resource_limits_are_recognized(error, resource):
+    found = runner.resource_limit(error)
+    assert found is not None
+    assert found.where["resource"] == resource
+    assert found.hint
+
+
+def test_a_resource_limit_is_found_behind_another_error():
+    error = EngineError("the session could not be made")
+    error.__cause__ = MemoryError()
+    assert isinstance(runner.resource_limit(error), ResourceLimitError)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), NotOnnxError("a tensor named 'out of memory'")])
+def test_other_errors_are_no_resource_limits(error):
+    assert runner.resource_limit(error) is None
+
+
+def task() -> InspectModelTask:
+    return InspectModelTask(model_path="/nowhere/model.onnx", threads=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "problem"),
+    [
+        (NotOnnxError("not a model"), EXIT_USER_ERROR, "not-onnx"),
+        (EngineError("broken"), EXIT_USER_ERROR, "engine-error"),
+        (MemoryError(), EXIT_RESOURCE_LIMIT, "resource-limit"),
+        (CanceledError("stop"), EXIT_CANCELED, "canceled"),
+        (runner.InterruptedRunError("stop"), EXIT_INTERRUPTED, None),
+        (ZeroDivisionError("oops"), runner.EXIT_CRASH, None),
+    ],
+)
+def test_exit_codes(monkeypatch, capsys, error, code, problem):
+    def perform(task, run):
+        raise error
+
+    monkeypatch.setattr(runner, "perform", perform)
+    lines = []
+    assert runner.execute(task(), lines.append, lambda: None) == code
+    assert [line.problem.code for line in lines if isinstance(line, ErrorLine)] == ([problem] if problem else [])
+    assert ("ZeroDivisionError" in capsys.readouterr().err) == (code == runner.EXIT_CRASH)
+
+
+def test_a_stop_before_the_start_is_honored():
+    assert runner.execute(task(), lambda line: None, lambda: CanceledError("stop")) == EXIT_CANCELED
+
+
+def test_a_process_on_a_broken_model_ends_with_a_typed_error_on_descriptor_3(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"not a model at all")
+    task_file = tmp_path / "task.json"
+    task_file.write_text(InspectModelTask(model_path=str(tmp_path / "model.onnx"), threads=1).model_dump_json())
+    process = Sandbox().start(task_file, scratch=tmp_path, limits=Limits())
+    lines = list(process.remaining_lines(60))
+    process.close()
+    assert process.returncode == EXIT_USER_ERROR, process.stderr_tail()
+    assert isinstance(lines[-1], ErrorLine)
+    assert lines[-1].problem.code == "not-onnx"
+
+
+def test_usage_error():
+    assert runner.main([]) == 2

@@ -1,0 +1,224 @@
+"""The sandbox with small runners of our own: channels, limits, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from service.contracts.errors import EngineError
+from service.contracts.runner import LogLine
+from worker import launcher
+from worker.sandbox import RESERVED_BYTES, Limits, RunnerProcess, Sandbox, machine_memory_bytes
+
+
+def start(tmp_path: Path, code: str, limits: Limits | None = None, **variables: str) -> RunnerProcess:
+    """Start python on ``code``; ``say(text)`` writes a log line to descriptor 3."""
+    head = """
+        import json, os, sys, time, signal, subprocess
+        def say(text):
+            os.write(3, (json.dumps({"line": "log", "message": str(text)}) + "\\n").encode())
+    """
+    scratch = tmp_path / "scratch"
+    scratch.mkdir(exist_ok=True)
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(head) + textwrap.dedent(code))
+    task_file = scratch / "task.json"
+    task_file.write_text("{}")
+    sandbox = Sandbox((sys.executable, "-P", str(program)), variables=variables)
+    return sandbox.start(task_file, scratch=scratch, limits=limits or Limits())
+
+
+def messages(process: RunnerProcess, timeout_seconds: float = 20) -> list[str]:
+    return [line.message for line in process.remaining_lines(timeout_seconds) if isinstance(line, LogLine)]
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        # A dead process that nobody has reaped yet is gone as well.
+        if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def run(tmp_path):
+    started = []
+
+    def runner(code: str, limits: Limits | None = None, **variables: str) -> RunnerProcess:
+        process = start(tmp_path, code, limits, **variables)
+        started.append(process)
+        return process
+
+    yield runner
+    for process in started:
+        process.close()
+
+
+def test_lines_exit_code_and_stderr_come_through(run):
+    process = run("say('one'); say('two'); print('trouble', file=sys.stderr); sys.exit(7)")
+    assert messages(process) == ["one", "two"]
+    process.close()
+    assert process.returncode == 7
+    assert process.stderr_tail().strip() == "trouble"
+
+
+def test_environment_is_an_allow_list(run, monkeypatch):
+    monkeypatch.setenv("QUANTMILL_API_KEY", "very-secret")
+    monkeypatch.setenv("SOME_TOKEN", "very-secret")
+    process = run("say(json.dumps(dict(os.environ)))", EXTRA="given")
+    (text,) = messages(process)
+    assert "very-secret" not in text
+    assert '"EXTRA": "given"' in text
+    assert "QUANTMILL" not in text
+
+
+def test_working_directory_is_the_scratch_folder_and_nothing_is_imported_from_it(tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    for name in ("onnx.py", "json.py", "pydantic.py", "service.py"):
+        (scratch / name).write_text("open('imported-from-scratch', 'w').close()\n")
+    task_file = scratch / "task.json"
+    task_file.write_text('{"kind": "nonsense", "threads": 1}')
+    process = Sandbox().start(task_file, scratch=scratch, limits=Limits())
+    assert messages(process) == []
+    process.close()
+    assert process.returncode == 1
+    assert "nonsense" in process.stderr_tail()
+    assert not (scratch / "imported-from-scratch").exists()
+
+
+def test_limits_are_set(run):
+    process = run(
+        """
+        import resource
+        for name in ("RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_CORE", "RLIMIT_CPU"):
+            say(resource.getrlimit(getattr(resource, name)))
+        """,
+        Limits(memory_bytes=1 << 30, cpu_seconds=60, file_bytes=1 << 20, open_files=100),
+    )
+    values = [(1 << 30) + RESERVED_BYTES, 1 << 20, 100, 0]
+    hard = 60 + launcher.CPU_GRACE_SECONDS
+    assert messages(process) == [str((value, value)) for value in values] + [str((60, hard))]
+
+
+def test_too_much_memory_is_an_ordinary_error_in_the_child(run):
+    process = run(
+        f"""
+        try:
+            bytearray({RESERVED_BYTES} + (512 << 20))
+        except MemoryError:
+            say("refused")
+        """,
+        Limits(memory_bytes=256 << 20),
+    )
+    assert messages(process) == ["refused"]
+
+
+def test_cpu_limit_ends_the_child_by_signal(run):
+    process = run("while True: pass", Limits(cpu_seconds=1))
+    assert messages(process, 30) == []
+    assert process.returncode == -signal.SIGXCPU
+
+
+def test_terminate_asks_and_kill_ends_the_whole_group(run):
+    process = run(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: say("asked"))
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        say(child.pid)
+        while True: time.sleep(0.05)
+        """
+    )
+    line = process.next_line(20)
+    assert isinstance(line, LogLine)
+    process.terminate()
+    assert process.next_line(10) == LogLine(message="asked")
+    process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert gone(int(line.message))
+
+
+def test_close_ends_what_the_child_left_behind(run):
+    process = run("say(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)")
+    line = process.next_line(20)
+    assert isinstance(line, LogLine)
+    process.close()
+    assert gone(int(line.message))
+
+
+def test_a_line_that_is_no_runner_line_is_an_engine_error(run):
+    process = run("os.write(3, b'hello\\n'); time.sleep(600)")
+    with pytest.raises(EngineError, match="cannot be read"):
+        process.next_line(20)
+
+
+def test_stderr_is_capped(run):
+    process = run("sys.stderr.write('x' * 10_000_000 + 'END')")
+    assert messages(process) == []
+    process.close()
+    assert process.stderr_tail().endswith("xEND")
+    assert len(process.stderr_tail(10**9)) <= 64 * 1024
+
+
+def test_many_lines_nobody_reads_do_not_block_close(run):
+    process = run("for i in range(100_000): say(i)")
+    assert process.next_line(20) == LogLine(message="0")
+    started = time.monotonic()
+    process.close()
+    assert time.monotonic() - started < 5
+
+
+def test_the_child_dies_with_its_parent(tmp_path):
+    """The parent is killed without a chance to clean up; the child sleeps and watches nothing."""
+    program = tmp_path / "sleeper.py"
+    program.write_text("import os, time\nos.write(3, b'x')\ntime.sleep(600)\n")
+    parent = tmp_path / "parent.py"
+    parent.write_text(
+        textwrap.dedent(f"""
+        import sys, time
+        from pathlib import Path
+        from worker.sandbox import Limits, Sandbox
+        process = Sandbox((sys.executable, {str(program)!r})).start(
+            Path({str(tmp_path / "task.json")!r}), scratch=Path({str(tmp_path)!r}), limits=Limits())
+        print(process.pid, flush=True)
+        time.sleep(600)
+        """)
+    )
+    root = Path(launcher.__file__).parents[1]
+    with subprocess.Popen(
+        [sys.executable, str(parent)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(root)}
+    ) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.kill()
+    assert gone(child)
+
+
+def test_the_launcher_refuses_an_orphan():
+    spec = '{"parent": 1, "death_signal": 9, "limits": {}}'
+    result = subprocess.run(
+        [sys.executable, "-I", "-S", launcher.__file__, spec, sys.executable, "-c", "print('started')"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert result.returncode == launcher.EXIT_NOT_STARTED
+    assert "has ended" in result.stderr
+    assert result.stdout == ""
+
+
+def test_machine_memory_is_plausible():
+    assert 2**28 < machine_memory_bytes() < 2**50

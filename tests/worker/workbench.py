@@ -1,0 +1,157 @@
+"""A worker's surroundings for tests: database, store, rows, runners of our own, and waiting for a condition."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import insert, select
+
+from service.db import Database, db_now
+from service.ids import new_id
+from service.jobs import transitions
+from service.settings import Settings
+from service.storage import FileStore
+from service.tables import Base, Dataset, Job, JobEvent, Model, ModelFile
+from worker.attempt import Timing
+from worker.sandbox import Sandbox
+from worker.supervisor import Supervisor
+
+T = TypeVar("T")
+
+# What every runner of the tests starts with: say(line) writes a RunnerLine, task is the decoded task.
+RUNNER_HEAD = """
+import json, os, signal, sys, time
+task_file = sys.argv[-1]
+task = json.load(open(task_file))
+def say(**line):
+    os.write(3, (json.dumps(line) + "\\n").encode())
+def log(text):
+    say(line="log", message=str(text))
+SUMMARY = dict(ir_version=8, opset={"": 17}, producer="test", inputs=[], outputs=[], node_count=0, op_counts={},
+               parameter_count=0, size_bytes=1, sha256="0" * 64)
+def succeed():
+    say(line="model", summary=SUMMARY)
+    sys.exit(0)
+"""
+
+QUICK = Timing(
+    lease=5.0, renew=0.5, look=0.1, flush=0.05, flush_max=0.1, stall=60.0, cancel_grace=1.0, shutdown_grace=1.0
+)
+
+
+def wait_for(what: Callable[[], T], *, seconds: float = 30.0, message: str = "it never happened") -> T:
+    """The first true value of ``what()``."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        value = what()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(message)
+
+
+def process_gone(pid: int) -> bool:
+    """True if there is no such process, or only its entry that nobody has reaped yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends between open and read
+        return True
+
+
+class Workbench:
+    """One isolated service on ``folder``."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.settings = Settings(data_dir=folder / "data", threads=1, **settings)
+        self.settings.make_folders()
+        self.database = Database(self.settings.database_url)
+        Base.metadata.create_all(self.database.engine)
+        self.store = FileStore(self.settings.storage_dir)
+
+    def close(self) -> None:
+        self.database.close()
+
+    def put(self, data: bytes) -> str:
+        path = self.folder / "incoming"
+        path.write_bytes(data)
+        return self.store.put_file(path).sha256
+
+    def add_model(self, files: dict[str, bytes] | None = None, tenant: str = "default") -> str:
+        files = {"net.onnx": b"onnx"} if files is None else files
+        model_id = new_id("mdl")
+        with self.database.write() as session:
+            now = db_now()
+            session.execute(
+                insert(Model).values(
+                    id=model_id, tenant_id=tenant, name="net", format="onnx", status="validating",
+                    row_version=1, created_at=now, updated_at=now,
+                )
+            )  # fmt: skip
+            for path, data in files.items():
+                session.execute(
+                    insert(ModelFile).values(
+                        model_id=model_id, path=path, sha256=self.put(data), size_bytes=len(data),
+                        is_main=path.endswith(".onnx"),
+                    )
+                )  # fmt: skip
+        return model_id
+
+    def add_dataset(self, data: bytes = b"npz", preprocessing: dict[str, Any] | None = None) -> str:
+        dataset_id = new_id("dst")
+        with self.database.write() as session:
+            now = db_now()
+            session.execute(
+                insert(Dataset).values(
+                    id=dataset_id, tenant_id="default", name="data", format="npz", status="validating",
+                    sha256=self.put(data), size_bytes=len(data), preprocessing=preprocessing or {},
+                    row_version=1, created_at=now, updated_at=now,
+                )
+            )  # fmt: skip
+        return dataset_id
+
+    def submit(self, **values: Any) -> str:
+        """An inspect_model job, unless told otherwise."""
+        values.setdefault("kind", "inspect_model")
+        if values["kind"] == "inspect_model" and "model_id" not in values:
+            values["model_id"] = self.add_model()
+        with self.database.write() as session:
+            return transitions.submit(session, tenant_id="default", **values).id
+
+    def supervisor(self, code: str, *, timing: Timing = QUICK, **options: Any) -> Supervisor:
+        """A supervisor whose runners run ``code``."""
+        program = self.folder / f"runner-{len(list(self.folder.glob('runner-*')))}.py"
+        program.write_text(RUNNER_HEAD + textwrap.dedent(code))
+        options.setdefault("backoff_seconds", lambda attempt: 0.0)
+        sandbox = Sandbox((sys.executable, "-P", str(program)), variables={"BENCH": str(self.folder)})
+        return Supervisor(self.settings, self.database, self.store, sandbox=sandbox, timing=timing, **options)
+
+    def job(self, job_id: str) -> Job:
+        with self.database.read() as session:
+            job = session.get(Job, job_id)
+        assert job is not None
+        return job
+
+    def model(self, model_id: str | None) -> Model:
+        with self.database.read() as session:
+            model = session.get(Model, model_id)
+        assert model is not None
+        return model
+
+    def events(self, job_id: str, kind: str | None = None) -> list[JobEvent]:
+        with self.database.read() as session:
+            found = list(session.scalars(select(JobEvent).where(JobEvent.job_id == job_id).order_by(JobEvent.seq)))
+        assert [event.seq for event in found] == list(range(1, len(found) + 1))
+        return [event for event in found if kind in (None, event.type)]
+
+    def cancel(self, job_id: str) -> None:
+        with self.database.write() as session:
+            transitions.request_cancel(session, "default", job_id)
+
+    def scratch_folders(self) -> list[str]:
+        return sorted(path.name for path in self.settings.scratch_dir.iterdir())

@@ -1,0 +1,1 @@
+"""The workshop: claims jobs, supervises runner processes, and holds the quantizer."""

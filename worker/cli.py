@@ -1,0 +1,242 @@
+"""The command line: everything that Quantmill can do, by one word each.
+
+Modules are imported where they are needed: the engine and the web framework each take a moment to load, and the front
+desk is installed without the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service import cli as front_desk
+from service.contracts.errors import QuantmillError
+from service.contracts.version import VERSION
+from worker.commands import options
+from worker.commands.options import (
+    DataDir,
+    DataPath,
+    EvaluationPreprocessing,
+    ModelPath,
+    OptionalPath,
+    Preprocessing,
+    Threads,
+)
+
+EXIT_ERROR = 1
+EXIT_GATE_FAILED = 3
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="quantmill",
+    help="Quantize float ONNX models and prove what that cost.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+@app.command()
+def up(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run the whole service on this host: API, worker and reconciler."""
+    from worker.embedded import EmbeddedService, StopFlag
+
+    options.configure_logging()
+    settings = options.load_settings(host=host, port=port, data_dir=data_dir)
+    refusal = front_desk.binding_refusal(settings)
+    if refusal is not None:
+        typer.echo(refusal, err=True)
+        raise typer.Exit(front_desk.EXIT_USAGE)
+    stop = StopFlag()
+    stop.install()
+    service = EmbeddedService(settings)
+    try:
+        service.run(stop, lambda url: typer.echo(f"Quantmill is ready: {url}  (API pages: {url}/docs)"))
+    finally:
+        service.close()
+
+
+@app.command()
+def worker(
+    queues: Annotated[str, typer.Option(help="Queues to take jobs from, separated by commas.")] = "cpu",
+    data_dir: DataDir = None,
+) -> None:
+    """Run jobs: one Celery worker process that supervises runner processes."""
+    from worker.process import run_worker_process
+
+    options.configure_logging()
+    names = tuple(name.strip() for name in queues.split(","))
+    raise typer.Exit(run_worker_process(options.load_settings(data_dir=data_dir), names))
+
+
+@app.command()
+def reconcile(
+    once: Annotated[bool, typer.Option("--once", help="One round of every loop, then exit.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Re-send lost messages, expire leases and uploads, collect garbage."""
+    from worker.process import run_reconciler_process
+
+    options.configure_logging()
+    done = run_reconciler_process(options.load_settings(data_dir=data_dir), once=once)
+    if done is not None:
+        typer.echo(json.dumps(done))
+
+
+@app.command()
+def quantize(
+    model: ModelPath,
+    calibration: DataPath,
+    output: Annotated[Path, typer.Option(metavar="Q.onnx", help="Where the quantized model goes.")],
+    evaluation: OptionalPath = None,
+    preset: Annotated[str | None, typer.Option(help="Name of a preset.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE.json", exists=True, dir_okay=False)] = None,
+    report: Annotated[Path | None, typer.Option(metavar="R.json", help="Where the report goes.")] = None,
+    preprocessing: Preprocessing = None,
+    evaluation_preprocessing: EvaluationPreprocessing = None,
+    threads: Threads = None,
+    server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
+    key: Annotated[str | None, typer.Option(envvar="QUANTMILL_API_KEY", help="The service's key.")] = None,
+    fail_on_gate: Annotated[bool, typer.Option("--fail-on-gate", help="Exit with 3 if the verdict is fail.")] = False,
+) -> None:
+    """Quantize a model: in this process, or on a service with --server."""
+    from worker.commands import local
+    from worker.commands.console import ProgressView, print_report
+
+    if preset is not None and config is not None:
+        raise typer.BadParameter("--preset and --config exclude each other; a config may name its preset.")
+    if server is not None and threads is not None:
+        raise typer.BadParameter("--threads is for runs in this process; a service has its own setting.")
+    options.output_path(output)
+    options.output_path(report)
+    options.distinct_paths(
+        {"--output": output, "--report": report},
+        {"MODEL": model, "--calibration": calibration, "--evaluation": evaluation, "--config": config},
+    )
+    recipe = local.load_config(preset, config)
+    calibration_data = local.source(calibration, local.load_preprocessing(preprocessing))
+    evaluation_data = None
+    if evaluation is not None:
+        spec = local.load_preprocessing(evaluation_preprocessing or preprocessing)
+        evaluation_data = local.source(evaluation, spec)
+    with ProgressView() as view:
+        if server is None:
+            result = local.quantize(
+                model,
+                config=recipe,
+                calibration=calibration_data,
+                evaluation=evaluation_data,
+                output=output,
+                threads=threads or options.load_settings().threads,
+                view=view,
+            )
+        else:
+            from worker.commands import remote
+
+            result = remote.quantize(
+                model,
+                config=recipe,
+                calibration=calibration_data,
+                evaluation=evaluation_data,
+                output=output,
+                server=server,
+                key=key,
+                view=view,
+            )
+    if report is not None:
+        local.write_report(result, report)
+    print_report(result)
+    typer.echo(f"model     {output}")
+    if report is not None:
+        typer.echo(f"report    {report}")
+    if fail_on_gate and result.verdict == "fail":
+        raise typer.Exit(EXIT_GATE_FAILED)
+
+
+@app.command()
+def evaluate(
+    model: ModelPath,
+    evaluation: DataPath,
+    reference: OptionalPath = None,
+    preprocessing: Preprocessing = None,
+    threads: Threads = None,
+) -> None:
+    """Measure a model on data, beside a reference model if there is one. JSON on standard output."""
+    from worker.commands import local
+    from worker.commands.console import ProgressView, print_evaluation
+
+    spec = local.load_preprocessing(preprocessing)
+    with ProgressView() as view:
+        result = local.evaluate(
+            model,
+            evaluation=evaluation,
+            preprocessing=spec,
+            reference=reference,
+            threads=threads or options.load_settings().threads,
+            view=view,
+        )
+    print_evaluation(result)
+    typer.echo(json.dumps(result, indent=2))
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where model and report go.")] = Path("demo-output"),
+    data_dir: DataDir = None,
+) -> None:
+    """Train a small CNN, quantize it through a service of its own, print the report."""
+    from worker.commands.demo import run_demo
+
+    run_demo(output, data_dir)
+
+
+@app.command()
+def doctor(
+    data_dir: DataDir = None,
+    engine: Annotated[bool, typer.Option(help="Look at the engine's libraries, too.")] = True,
+) -> None:
+    """Check this installation and what it is connected to; exit code 1 if anything is wrong."""
+    from worker.commands.doctor import examine, print_findings
+
+    findings = examine(options.load_settings(data_dir=data_dir), engine=engine)
+    print_findings(findings)
+    if any(not finding.ok for finding in findings):
+        raise typer.Exit(EXIT_ERROR)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(VERSION)
+
+
+front_desk.register(app)
+
+
+def main() -> None:
+    """Entry point: what a user can do something about is told in a few lines, never as a traceback."""
+    try:
+        with options.settings_errors():
+            app()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except (QuantmillError, OSError, MemoryError, ModuleNotFoundError) as error:
+        typed = options.typed_error(error)
+        if typed is None:
+            raise
+        from worker.commands.console import print_problem
+
+        print_problem(typed.problem())
+        sys.exit(EXIT_ERROR)
+
+
+if __name__ == "__main__":
+    main()

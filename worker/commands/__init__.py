@@ -1,0 +1,1 @@
+"""What the command line does beyond starting processes: local and remote runs, the demo, the doctor, their views."""

@@ -1,0 +1,207 @@
+"""What the command line shows: progress, errors, reports. Results go to standard output, all else to stderr."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from types import TracebackType
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from service.contracts.errors import Problem
+from service.contracts.report import ModelFigures, Report
+
+WIDTH_WITHOUT_TERMINAL = 120
+PLAIN_PERIOD_SECONDS = 2.0
+WORST_LAYERS = 5
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that is as wide as the terminal, and wide enough for tables where there is none."""
+    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+
+
+class ProgressView:
+    """Progress by stage: a bar each on a terminal, a line now and then elsewhere. Is a ``Run`` of the quantizer."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or make_console(stderr=True)
+        self._tasks: dict[str, TaskID] = {}
+        self._printed_at: dict[str, float] = {}
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}", markup=False),
+                TimeElapsedColumn(),
+                console=self._console,
+            )
+
+    def __enter__(self) -> ProgressView:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            if error is None:
+                self._finish(self._bar)
+            self._bar.stop()
+
+    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
+        """Show how far ``stage`` has come."""
+        note = message or unit
+        if self._bar is None:
+            self._print_plain(stage, done, total, note)
+            return
+        task = self._tasks.get(stage)
+        if task is None:
+            self._finish(self._bar)
+            task = self._tasks[stage] = self._bar.add_task(stage, total=total, note=note)
+        self._bar.update(task, completed=done, total=total, note=note)
+
+    def log(self, message: str, level: Literal["info", "warning"] = "info") -> None:
+        """Show a message."""
+        self._console.print(Text(f"{level}: {message}", style="yellow" if level == "warning" else ""))
+
+    def check(self) -> None:
+        """Nobody cancels from here: Ctrl-C raises KeyboardInterrupt."""
+
+    def _finish(self, bar: Progress) -> None:
+        """What came before is done, also where nobody said how much there was to do."""
+        for task in bar.tasks:
+            if task.total is None:
+                bar.update(task.id, total=1, completed=1)
+            bar.stop_task(task.id)
+
+    def _print_plain(self, stage: str, done: int, total: int | None, note: str) -> None:
+        now = time.monotonic()
+        printed_at = self._printed_at.get(stage)
+        if printed_at is not None and now - printed_at < PLAIN_PERIOD_SECONDS and (total is None or done < total):
+            return
+        self._printed_at[stage] = now
+        amount = f" {done}/{total}" if total is not None else (f" {done}" if done else "")
+        self._console.print(Text(f"{stage}{amount}{' ' + note if note else ''}"))
+
+
+def print_problem(problem: Problem, console: Console | None = None) -> None:
+    """Say what was wrong, where, and what to do next."""
+    console = console or make_console(stderr=True)
+    console.print(Text.assemble((f"error[{problem.code}]", "bold red"), f": {problem.detail}"))
+    for item in problem.errors:
+        if item.pointer or item.message != problem.detail:
+            console.print(Text(f"  at {item.pointer or '/'}: {item.message}"))
+    for name, value in problem.where.items():
+        console.print(Text(f"  {name}: {value}"))
+    if problem.hint:
+        console.print(Text(f"  hint: {problem.hint}"))
+    if problem.request_id:
+        console.print(Text(f"  request: {problem.request_id}"))
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    """The report in short: what it cost, what it gained, what was decided, and where to look."""
+    console = console or make_console()
+    console.print(_figures(report))
+    fidelity = report.fidelity
+    words = [f"SQNR {_number(fidelity.sqnr_db, 'dB')}", f"cosine {_number(fidelity.cosine, digits=6)}"]
+    if fidelity.top1_agreement is not None:
+        words.append(f"top-1 agreement {fidelity.top1_agreement:.2f} %")
+    console.print(Text(f"fidelity  {', '.join(words)} ({fidelity.samples} {fidelity.source} samples)"))
+    _print_layers(report, console)
+    for note in report.notes:
+        console.print(Text(f"note: {note}"))
+    style = {"pass": "bold green", "fail": "bold red"}.get(report.verdict, "bold")
+    console.print(Text.assemble("verdict   ", (report.verdict, style), f"  {report.summary}"))
+    for clause in report.gate:
+        got = "not measured" if clause.got is None else f"{clause.got:g}"
+        of = f" of {clause.metric}" if clause.metric else ""
+        console.print(
+            Text(f"  {'holds' if clause.holds else 'BROKEN'}: {clause.clause}{of} {clause.wanted:g}, got {got}")
+        )
+
+
+def print_evaluation(result: dict[str, Any], console: Console | None = None) -> None:
+    """The figures of one model, or of two side by side, as a table on standard error."""
+    console = console or make_console(stderr=True)
+    columns = [name for name in ("reference", "model") if name in result]
+    table = Table("", *columns, title=f"{result['samples']} samples", title_justify="left")
+    for metric in sorted({metric for name in columns for metric in result[name]["metrics"]}):
+        table.add_row(Text(f"{metric} (%)"), *(_number(result[name]["metrics"].get(metric)) for name in columns))
+    table.add_row("size", *(_bytes(result[name]["size_bytes"]) for name in columns))
+    table.add_row("latency", *(_number(result[name]["latency_ms"], "ms") for name in columns))
+    console.print(table)
+
+
+def size_ratio(report: Report) -> float:
+    """How many times smaller the quantized file is."""
+    return report.float_.size_bytes / report.quantized.size_bytes
+
+
+def _figures(report: Report) -> Table:
+    table = Table("", "float", "quantized", "change", title="Quantization report", title_justify="left")
+    for name in sorted({*report.float_.metrics, *report.quantized.metrics}):
+        before, after = report.float_.metrics.get(name), report.quantized.metrics.get(name)
+        change = f"{after - before:+.2f} points" if before is not None and after is not None else ""
+        table.add_row(Text(f"{name} (%)"), _number(before), _number(after), change)
+    table.add_row(
+        "size",
+        _bytes(report.float_.size_bytes),
+        _bytes(report.quantized.size_bytes),
+        f"{size_ratio(report):.2f}x smaller",
+    )
+    table.add_row("latency", _latency(report.float_), _latency(report.quantized), _speedup(report))
+    return table
+
+
+def _print_layers(report: Report, console: Console) -> None:
+    quantized = [layer for layer in report.layers if layer.reason is None]
+    measured = [layer for layer in quantized if layer.sqnr_db is not None]
+    if measured:
+        table = Table(
+            "layer", "op", "SQNR (dB)", title=f"Worst {min(WORST_LAYERS, len(measured))} layers", title_justify="left"
+        )
+        for layer in sorted(measured, key=lambda layer: layer.sqnr_db or 0.0)[:WORST_LAYERS]:
+            table.add_row(Text(layer.name), Text(layer.op), _number(layer.sqnr_db))
+        console.print(table)
+    reasons: dict[str, Counter[str]] = {}
+    for layer in report.layers:
+        if layer.reason is not None:
+            reasons.setdefault(layer.reason, Counter())[layer.op] += 1
+    if reasons:
+        console.print(f"{len(quantized)} nodes quantized; left in float:")
+        for reason, operators in sorted(reasons.items(), key=lambda item: -item[1].total()):
+            listed = ", ".join(f"{count} {op}" for op, count in operators.most_common(6))
+            console.print(Text(f"  {operators.total()}: {reason} ({listed})"))
+
+
+def _number(value: float | None, unit: str = "", digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}{' ' + unit if unit else ''}"
+
+
+def _latency(figures: ModelFigures) -> str:
+    return _number(figures.latency_ms, "ms")
+
+
+def _speedup(report: Report) -> str:
+    before, after = report.float_.latency_ms, report.quantized.latency_ms
+    return f"{before / after:.2f}x as fast" if before and after else ""
+
+
+def _bytes(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"

@@ -1,0 +1,148 @@
+"""Types of the command line's arguments, and settings with what the command line says."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from service.contracts.errors import QuantmillError
+from service.contracts.validation import field_problems
+from service.settings import Settings
+from worker.runner import resource_limit
+
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.onnx", exists=True, dir_okay=False, readable=True)]
+DataPath = Annotated[Path, typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True)]
+OptionalPath = Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True)]
+DataDir = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Home of everything kept on local disk.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: one per core.")]
+Preprocessing = Annotated[
+    str | None, typer.Option(metavar="JSON|FILE", help="How arrays become model inputs: JSON text, or a JSON file.")
+]
+EvaluationPreprocessing = Annotated[
+    str | None,
+    typer.Option(metavar="JSON|FILE", help="The same for the evaluation data alone. Default: --preprocessing."),
+]
+
+
+# Of the extras `worker` and `demo`: the front desk is installed without them.
+_ENGINE_PACKAGES = {"ml_dtypes", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "safetensors", "sklearn", "torch"}
+
+
+class FileAccessError(QuantmillError):
+    """A file cannot be read or written."""
+
+    code = "file-access"
+    title = "A file cannot be read or written"
+    status = 500
+
+
+class EngineMissingError(QuantmillError):
+    """The command needs the engine, which is not installed."""
+
+    code = "engine-missing"
+    title = "The engine is not installed"
+    status = 500
+
+
+class InvalidSettingsError(QuantmillError):
+    """A setting from the environment or the command line is not valid."""
+
+    code = "invalid-settings"
+    title = "A setting is not valid"
+    status = 500
+
+
+def load_settings(**values: Any) -> Settings:
+    """Settings from the environment, with the ``values`` that are not None on top.
+
+    Raises:
+        InvalidSettingsError: naming each bad variable.
+    """
+    with settings_errors():
+        return Settings(**{name: value for name, value in values.items() if value is not None})
+
+
+@contextmanager
+def settings_errors() -> Iterator[None]:
+    """Turn pydantic's refusal of the settings into a typed error.
+
+    Raises:
+        InvalidSettingsError: naming each bad variable.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        if error.title != Settings.__name__:
+            raise
+        problems = field_problems(error, Settings)
+        raise InvalidSettingsError(
+            "; ".join(
+                f"QUANTMILL_{item.pointer.strip('/').upper()}: {item.message}" if item.pointer else item.message
+                for item in problems
+            ),
+            hint="Correct the environment variable or the option.",
+        ) from None
+
+
+def typed_error(error: BaseException) -> QuantmillError | None:
+    """The error in words that a user can act on; None if it is a fault of ours that needs its traceback."""
+    if isinstance(error, QuantmillError):
+        return error
+    limit = resource_limit(error)
+    if limit is not None:
+        return limit
+    if isinstance(error, OSError) and error.filename is not None:
+        return FileAccessError(f"{error.filename}: {error.strerror}.", hint="Check the path and its permissions.")
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _ENGINE_PACKAGES:
+        return EngineMissingError(f"{error.name} is not installed.", hint="pip install 'quantmill[worker]'")
+    return None
+
+
+def output_path(path: Path | None) -> Path | None:
+    """A file that can be written.
+
+    Raises:
+        typer.BadParameter: its folder is not there, or it is itself a folder.
+    """
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder.")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"The folder {path.absolute().parent} does not exist.")
+    return path
+
+
+def distinct_paths(written: dict[str, Path | None], read: dict[str, Path | None]) -> None:
+    """Refuse to write over an input, or two results into one file.
+
+    Raises:
+        typer.BadParameter: naming both options.
+    """
+    taken = {path.resolve(): option for option, path in read.items() if path is not None}
+    for option, path in written.items():
+        if path is None:
+            continue
+        other = taken.setdefault(path.resolve(), option)
+        if other != option:
+            raise typer.BadParameter(f"{option} and {other} are the same file: {path}")
+
+
+def configure_logging(level: int = logging.INFO) -> None:
+    """One line per record on standard error, UTC."""
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    # Says at every connection that files have no host name.
+    logging.getLogger("kombu.connection").setLevel(logging.ERROR)
+    # What they say of every task, the supervisor says of every job.
+    for name in ("alembic", "celery.app.trace", "celery.worker.strategy"):
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))

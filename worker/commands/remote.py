@@ -1,0 +1,110 @@
+"""Quantize on a service: upload, submit, follow, download. Gives what a run in this process gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from service.client import QuantmillClient, ServerUnreachableError
+from service.contracts.config import QuantizationConfig
+from service.contracts.errors import ExternalDataError
+from service.contracts.report import Report
+from service.contracts.runner import DatasetSource
+from service.jobs.schemas import EventOut
+from worker.commands.console import ProgressView
+
+KNOCK_SECONDS = 10.0
+
+
+def quantize(
+    model: Path,
+    *,
+    config: QuantizationConfig,
+    calibration: DatasetSource,
+    evaluation: DatasetSource | None,
+    output: Path,
+    server: str,
+    key: str | None,
+    view: ProgressView,
+) -> Report:
+    """Quantize ``model`` on the service at ``server`` into ``output``, which appears whole or not at all.
+
+    Raises:
+        ApiError: whatever the service refuses, or why the job failed.
+        ServerUnreachableError: the service does not answer.
+        JobNotSucceededError: somebody canceled the job.
+        ExternalDataError: the model's external data is not there.
+    """
+    files = model_files(model)
+    _knock(server)
+    with QuantmillClient(server, key) as client:
+        uploaded = client.create_model(*files, progress=_uploading(view, model))
+        datasets = [
+            client.create_dataset(Path(data.path), data.preprocessing, progress=_uploading(view, Path(data.path)))
+            for data in (calibration, *([evaluation] if evaluation is not None else []))
+        ]
+        view.progress("validate", message="on the service")
+        model_id = client.wait_ready(uploaded).id
+        dataset_ids = [client.wait_ready(dataset).id for dataset in datasets]
+        job = client.create_job(
+            model_id=model_id,
+            calibration_dataset_id=dataset_ids[0],
+            evaluation_dataset_id=dataset_ids[1] if evaluation is not None else None,
+            config=config,
+            name=model.name[:200],
+        )
+        view.log(f"job {job.id}")
+        for event in client.events(job.id):
+            show_event(event, view)
+        client.wait_succeeded(job.id)
+        report = client.report(job.id)
+        artifact = next(item for item in client.artifacts(job.id) if item.kind == "model")
+        client.download_artifact(artifact.id, output)
+    return report
+
+
+def _knock(server: str) -> None:
+    """Fail at once where nobody answers: patience is for a service that was there before."""
+    try:
+        httpx.get(f"{server.rstrip('/')}/healthz", timeout=KNOCK_SECONDS, trust_env=False).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ServerUnreachableError(
+            f"No service answers at {server}: {error}", hint="Check the address; `quantmill up` starts a service."
+        ) from None
+
+
+def model_files(model: Path) -> list[Path]:
+    """The model file and the files of its external data, which lie beside it.
+
+    Raises:
+        NotOnnxError: it is no model.
+        ExternalDataError: external data is missing or lies elsewhere.
+    """
+    from worker.quantizer.graph.loading import external_files, read_proto
+
+    files = external_files(read_proto(model), model.parent)
+    for location in files:
+        if "/" in location:
+            raise ExternalDataError(
+                f"The model keeps weights in {location!r}; a service takes external data beside the model only.",
+                hint="Save the model again with its external data in the same folder.",
+            )
+    return [model, *files.values()]
+
+
+def _uploading(view: ProgressView, path: Path) -> Callable[[int, int], None]:
+    stage = f"upload {path.name}"
+    return lambda sent, total: view.progress(stage, sent, total, "bytes")
+
+
+def show_event(event: EventOut, view: ProgressView) -> None:
+    """Show one event of a job as the same view shows a local run."""
+    data = event.data
+    if event.type == "progress":
+        view.progress(data["stage"], data["done"], data["total"], data["unit"], data["message"])
+    elif event.type == "log":
+        view.log(data["message"], data["level"])
+    elif data.get("name") in {"job.requeued", "job.lease_expired"}:
+        view.log(f"attempt {event.attempt} ended: {data['reason']}; the job is tried again", "warning")

@@ -1,0 +1,221 @@
+"""The whole service on one host by one command: API, worker and reconciler as children of this process.
+
+The listening socket belongs to this process and outlives the API child: while a dead API is restarted, connections wait
+instead of being refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import http.client
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import IO
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.contracts.errors import QuantmillError
+from service.db import migrate
+from service.settings import Settings
+from worker.children import Child, ChildKeeper, command_line
+
+log = logging.getLogger(__name__)
+
+READY_SECONDS = 60.0
+STOP_SECONDS = 25.0
+TICK_SECONDS = 0.1
+BACKLOG = 1024
+LOCK_FILE = "up.lock"
+
+
+class AddressError(QuantmillError):
+    """The address cannot be listened on."""
+
+    code = "address-unavailable"
+    title = "The address cannot be listened on"
+    status = 500
+
+
+class DataDirInUseError(QuantmillError):
+    """Another embedded service runs on this data directory."""
+
+    code = "data-dir-in-use"
+    title = "The data directory is in use"
+    status = 500
+
+
+class StartError(QuantmillError):
+    """The service did not come up."""
+
+    code = "start-failed"
+    title = "The service did not start"
+    status = 500
+
+
+class StopFlag:
+    """Set by SIGINT and SIGTERM."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def install(self) -> None:
+        """Take over SIGINT and SIGTERM."""
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def __call__(self) -> bool:
+        """True once a stop was asked for."""
+        return self._set
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._set = True
+
+
+class EmbeddedService:
+    """API, worker and reconciler under one roof. Use from the main thread: children are bound to it.
+
+    Args:
+        settings: where to listen and where to keep things.
+        output: descriptor that takes what the children print; None: standard error.
+    """
+
+    def __init__(self, settings: Settings, *, output: int | None = None) -> None:
+        self._settings = settings
+        settings.make_folders()
+        self._lock = _lock_data_dir(settings)
+        try:
+            self._socket = listen(settings.host, settings.port)
+        except QuantmillError:
+            self._lock.close()
+            raise
+        self.port: int = self._socket.getsockname()[1]
+        descriptor = self._socket.fileno()
+        self._keeper = ChildKeeper(
+            (
+                Child("api", command_line("api", "--fd", str(descriptor)), pass_fds=(descriptor,)),
+                Child("reconciler", command_line("reconcile")),
+                Child("worker", command_line("worker")),
+            ),
+            variables={
+                "QUANTMILL_DATA_DIR": str(settings.data_dir),
+                "QUANTMILL_HOST": settings.host,
+                "QUANTMILL_PORT": str(self.port),
+            },
+            output=output,
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the API is."""
+        return f"http://{_reachable(self._settings.host)}:{self.port}"
+
+    def run(self, stopping: Callable[[], bool], on_ready: Callable[[str], None]) -> None:
+        """Migrate, start everything, call ``on_ready(url)`` once, and keep all alive until ``stopping``.
+
+        Raises:
+            StartError: the database is away, a child died before the service was ready, or it took too long.
+        """
+        try:
+            migrate(self._settings.database_url)
+        except SQLAlchemyError as error:
+            reason = str(error.__cause__ or error).strip().splitlines()[0]
+            raise StartError(
+                f"The database cannot be brought up to date: {reason}", hint="Check QUANTMILL_DATABASE_URL."
+            ) from error
+        self._keeper.start()
+        until = time.monotonic() + READY_SECONDS
+        ready = False
+        while not stopping():
+            died = self._keeper.watch()
+            if not ready:
+                ready = self._became_ready(died, until)
+                if ready:
+                    on_ready(self.url)
+            time.sleep(TICK_SECONDS)
+
+    def _became_ready(self, died: Sequence[Child], until: float) -> bool:
+        if died:
+            raise StartError(
+                f"The {died[0].name} ended with exit code {died[0].exit_codes[-1]} before the service was ready.",
+                hint="What it printed above says why.",
+            )
+        if time.monotonic() > until:
+            raise StartError(
+                f"The service was not ready within {READY_SECONDS:.0f} s.", hint=f"Look at {self.url}/readyz."
+            )
+        return is_ready(self._settings.host, self.port)
+
+    def close(self) -> None:
+        """Stop everything; no process is left when this returns."""
+        self._keeper.stop(STOP_SECONDS)
+        self._socket.close()
+        self._lock.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any free one.
+
+    Raises:
+        AddressError: the address is taken, not ours, or forbidden.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        hint = "Choose another port with --port; --port 0 takes any free one."
+        if error.errno == errno.EADDRINUSE:
+            raise AddressError(f"Port {port} on {host} is in use by another process.", hint=hint) from None
+        raise AddressError(f"Cannot listen on {host} port {port}: {error.strerror}.", hint=hint) from None
+    return listener
+
+
+def is_ready(host: str, port: int) -> bool:
+    """True if the API says that it can serve."""
+    connection = http.client.HTTPConnection(_reachable(host).strip("[]"), port, timeout=2)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _reachable(host: str) -> str:
+    """The address under which a listener on ``host`` is reached from here, as it stands in a URL."""
+    if host in {"0.0.0.0", ""}:  # noqa: S104 - compared, not bound
+        return "127.0.0.1"
+    if host == "::":
+        return "[::1]"
+    return f"[{host}]" if ":" in host else host
+
+
+def _lock_data_dir(settings: Settings) -> IO[str]:
+    stream = (settings.data_dir / LOCK_FILE).open("a+")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        stream.seek(0)
+        owner = stream.read().strip()
+        stream.close()
+        raise DataDirInUseError(
+            f"Another service (process {owner or 'unknown'}) runs on {settings.data_dir}.",
+            hint="Stop it, or choose another folder with --data-dir.",
+        ) from None
+    stream.truncate(0)
+    stream.write(f"{os.getpid()}\n")
+    stream.flush()
+    return stream

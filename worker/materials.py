@@ -1,0 +1,128 @@
+"""Everything an attempt needs, laid out in its scratch folder: the model's files, the data, the task that names them.
+
+    scratch/JOB.ATTEMPT/task.json
+                       /model/...      under the names of the model's manifest, so that external data is found
+                       /data/...
+                       /output/        what the runner writes
+
+Model files are copied, not linked: the runtime refuses external data with a second link, and a hard link would give
+a runner that was taken over a way into the store. Datasets are only ever read by our own code and are linked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from service.contracts.config import QuantizationConfig
+from service.contracts.dataset import PreprocessingSpec
+from service.contracts.errors import EngineError, ExternalDataError
+from service.contracts.runner import DatasetSource, InspectDatasetTask, InspectModelTask, QuantizeTask, RunnerTask
+from service.datasets import repository as datasets
+from service.models import repository as models
+from service.storage import FileStore
+from service.tables import Job
+
+TASK_FILE = "task.json"
+OUTPUT_FOLDER = "output"
+
+
+class Materials:
+    """Lays out the scratch folder of one attempt.
+
+    Args:
+        scratch: the folder; exists and is empty.
+        store: where uploaded bytes are.
+        threads: how many threads the runner may use.
+    """
+
+    def __init__(self, scratch: Path, store: FileStore, *, threads: int) -> None:
+        self._scratch = scratch
+        self._store = store
+        self._threads = threads
+
+    def prepare(self, session: Session, job: Job) -> Path:
+        """Lay out everything for ``job``; returns the task file.
+
+        Raises:
+            EngineError: a row or a stored file that must be there is not.
+            OSError: the disk is full or cannot be written.
+        """
+        task = self._task(session, job)
+        path = self._scratch / TASK_FILE
+        path.write_text(task.model_dump_json())
+        return path
+
+    def _task(self, session: Session, job: Job) -> RunnerTask:
+        if job.kind == "inspect_model":
+            return InspectModelTask(model_path=str(self._model(session, job)), threads=self._threads)
+        if job.kind == "inspect_dataset":
+            source = self._dataset(session, job, job.dataset_id, "dataset")
+            return InspectDatasetTask(path=source.path, preprocessing=source.preprocessing)
+        output = self._scratch / OUTPUT_FOLDER
+        output.mkdir()
+        evaluation = None
+        if job.evaluation_dataset_id is not None:
+            evaluation = self._dataset(session, job, job.evaluation_dataset_id, "evaluation")
+        return QuantizeTask(
+            model_path=str(self._model(session, job)),
+            config=QuantizationConfig.model_validate(job.config),
+            calibration=self._dataset(session, job, job.calibration_dataset_id, "calibration"),
+            evaluation=evaluation,
+            output_dir=str(output),
+            threads=self._threads,
+        )
+
+    def _model(self, session: Session, job: Job) -> Path:
+        model = None if job.model_id is None else models.find(session, job.model_id)
+        if model is None:
+            raise _missing(job, f"model {job.model_id}")
+        folder = self._scratch / "model"
+        folder.mkdir()
+        for file in model.files:
+            shutil.copyfile(self._stored(job, file.sha256), folder / plain_name(file.path))
+        return folder / model.main_file.path
+
+    def _dataset(self, session: Session, job: Job, dataset_id: str | None, word: str) -> DatasetSource:
+        dataset = None if dataset_id is None else datasets.find(session, dataset_id)
+        if dataset is None:
+            raise _missing(job, f"dataset {dataset_id}")
+        folder = self._scratch / "data"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{word}.{dataset.format}"
+        link_or_copy(self._stored(job, dataset.sha256), path)
+        return DatasetSource(path=str(path), preprocessing=PreprocessingSpec.model_validate(dataset.preprocessing))
+
+    def _stored(self, job: Job, sha256: str) -> Path:
+        path = self._store.path(sha256)
+        if not path.is_file():
+            raise _missing(job, f"stored file {sha256}")
+        return path
+
+
+def plain_name(name: str) -> str:
+    """``name``, which must be a plain file name.
+
+    Raises:
+        ExternalDataError: it would leave the folder.
+    """
+    if name in {"", ".", ".."} or "/" in name or "\\" in name or "\0" in name:
+        raise ExternalDataError(f"{name!r} is not a plain file name.", hint="Name external data without any folder.")
+    return name
+
+
+def link_or_copy(source: Path, destination: Path) -> None:
+    """Hard link where both lie on one filesystem, else copy."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copyfile(source, destination)
+
+
+def _missing(job: Job, what: str) -> EngineError:
+    return EngineError(
+        f"The {what} of job {job.id} is gone.", hint="Upload it again and submit a new job; tell the operator."
+    )

@@ -1,0 +1,1 @@
+"""The craft: a pure library that turns a float ONNX model into a quantized one. No Celery, no SQLAlchemy, no HTTP."""

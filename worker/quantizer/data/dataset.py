@@ -1,0 +1,320 @@
+"""Datasets: re-iterable streams of model inputs, read in blocks of samples."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from service.contracts.compatibility import fed_shape
+from service.contracts.dataset import DatasetSummary, InputSpec, PreprocessingSpec
+from service.contracts.errors import DatasetFormatError, DatasetMismatchError
+from service.contracts.model import TensorInfo
+from worker.quantizer.data.archive import DEFAULT_MAX_TOTAL_BYTES, read_npz
+from worker.quantizer.data.preprocess import Transform
+from worker.quantizer.data.selection import read_labels, select_arrays
+from worker.quantizer.data.stored import Array, ArraySource, MemoryArray, SampleReader
+from worker.quantizer.data.summary import summarize
+from worker.quantizer.data.tensors import looks_like_safetensors, read_safetensors
+
+Labels = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs for one run of a model.
+
+    Attributes:
+        feeds: by input name, C-contiguous, of the model's dtype.
+        labels: int64 [valid], or None.
+        start: number of the first sample.
+        valid: real samples; what follows them repeats the last one, to fill a model of fixed batch size.
+    """
+
+    feeds: dict[str, Array]
+    labels: Labels | None
+    start: int
+    valid: int
+
+
+class Dataset:
+    """Arrays that share their first axis, and how they become model inputs.
+
+    Args:
+        stored: the arrays by name.
+        preprocessing: which arrays feed which inputs, and how.
+
+    Raises:
+        DatasetError: the arrays do not make a dataset; see ``select_arrays``.
+    """
+
+    def __init__(self, stored: Mapping[str, ArraySource], preprocessing: PreprocessingSpec) -> None:
+        self.preprocessing = preprocessing
+        self.selection = select_arrays(stored, preprocessing)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self.selection.samples
+
+    @cached_property
+    def labels(self) -> Labels | None:
+        """Class numbers, int64 [samples], or None."""
+        return read_labels(self.selection.labels) if self.selection.labels is not None else None
+
+    @cached_property
+    def summary(self) -> DatasetSummary:
+        """Facts and checks of the whole dataset; the first use reads all of it.
+
+        Raises:
+            NonFiniteDataError: NaN or Inf in an array.
+            DatasetError: damaged bytes or unusable labels.
+        """
+        storage, size_bytes, sha256 = self._identity()
+        return summarize(
+            self.selection,
+            self.preprocessing,
+            labels=self.labels,
+            storage=storage,
+            size_bytes=size_bytes,
+            sha256=sha256,
+        )
+
+    def _identity(self) -> tuple[Literal["npz", "safetensors"], int, str]:
+        raise NotImplementedError
+
+    def array_for(self, tensor: TensorInfo) -> tuple[ArraySource, InputSpec]:
+        """The stored array that feeds a model input, and its spec.
+
+        Raises:
+            DatasetMismatchError: there is none.
+        """
+        spec = self.preprocessing.inputs.get(tensor.name, InputSpec())
+        array = self.selection.arrays.get(spec.array or tensor.name)
+        if array is None:
+            raise DatasetMismatchError(
+                f"input {tensor.name!r} has no array {spec.array or tensor.name!r}; "
+                f"the dataset holds {', '.join(map(repr, self.selection.arrays))}",
+                hint="Store one array per model input under the input's name, or map arrays in preprocessing.inputs.",
+                input=tensor.name,
+            )
+        return array, spec
+
+    def batches(self, inputs: Sequence[TensorInfo], batch_size: int, *, limit: int | None = None) -> Iterator[Batch]:
+        """Batches from sample 0 on; the next one is read while the caller works on the last.
+
+        Args:
+            inputs: the model's inputs.
+            batch_size: samples per batch, as given by ``choose_batch_size``.
+            limit: stop after this many samples.
+
+        Raises:
+            DatasetMismatchError: an input has no array, or its spec does not fit it.
+            DatasetFormatError: damaged bytes.
+        """
+        plan = _Plan(self, inputs, batch_size)
+        total = self.samples if limit is None else min(limit, self.samples)
+        if total <= batch_size:
+            return plan.run(total)
+        return _read_ahead(plan.run(total))
+
+
+class _Plan:
+    """How the feeds of one pass are read and transformed."""
+
+    def __init__(self, dataset: Dataset, inputs: Sequence[TensorInfo], batch_size: int) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, not positive")
+        self._labels = dataset.labels
+        self._batch_size = batch_size
+        self._sources: dict[str, ArraySource] = {}
+        self._feeds: list[tuple[str, str, Transform, bool]] = []
+        self._pad = False
+        for tensor in inputs:
+            array, spec = dataset.array_for(tensor)
+            transform = Transform(tensor, spec, array.dtype, array.shape)
+            whole = holds_whole_inputs(tensor, transform.shape)
+            if whole and batch_size != 1:
+                raise ValueError(f"input {tensor.name!r} takes whole inputs, one sample at a time")
+            self._pad = self._pad or (not whole and _fixed_batch(tensor) is not None)
+            self._sources[array.name] = array
+            self._feeds.append((tensor.name, array.name, transform, whole))
+
+    def run(self, total: int) -> Generator[Batch, None, None]:
+        """The batches of the first ``total`` samples."""
+        readers: dict[str, SampleReader] = {}
+        try:
+            for name, source in self._sources.items():
+                readers[name] = source.open()
+            for start in range(0, total, self._batch_size):
+                valid = min(self._batch_size, total - start)
+                blocks = {name: reader.read(valid) for name, reader in readers.items()}
+                yield Batch(
+                    feeds={
+                        name: self._feed(blocks[array], transform, whole)
+                        for name, array, transform, whole in self._feeds
+                    },
+                    labels=None if self._labels is None else self._labels[start : start + valid],
+                    start=start,
+                    valid=valid,
+                )
+        finally:
+            for reader in readers.values():
+                reader.close()
+
+    def _feed(self, block: Array, transform: Transform, whole: bool) -> Array:
+        values = transform(block)
+        if whole:
+            return values.reshape(values.shape[1:])
+        missing = self._batch_size - len(values)
+        if self._pad and missing:
+            values = np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
+        return values
+
+
+def _read_ahead(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
+    """Prepare at most one batch in a thread of its own; unpacking and arithmetic release the interpreter lock."""
+    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
+        pending = pool.submit(next, batches, None)
+        try:
+            while (batch := pending.result()) is not None:
+                pending = pool.submit(next, batches, None)
+                yield batch
+        finally:
+            # Also when the caller stops early: let the thread finish its batch, then close the files.
+            wait([pending])
+            batches.close()
+
+
+class FileDataset(Dataset):
+    """A dataset in an .npz or .safetensors file; see ``open_dataset``."""
+
+    def __init__(
+        self,
+        path: Path,
+        preprocessing: PreprocessingSpec,
+        *,
+        max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES,
+    ) -> None:
+        self.path = path
+        self._storage = detect_format(path)
+        stored = read_npz(path, max_total_bytes=max_total_bytes) if self._storage == "npz" else read_safetensors(path)
+        super().__init__(stored, preprocessing)
+
+    def _identity(self) -> tuple[Literal["npz", "safetensors"], int, str]:
+        with self.path.open("rb") as file:
+            return self._storage, self.path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class ArrayDataset(Dataset):
+    """A dataset in memory.
+
+    Args:
+        arrays: by name, first axis = samples.
+        labels: class numbers [samples].
+        preprocessing: as for a file; must not name labels.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        labels: Array | None = None,
+        preprocessing: PreprocessingSpec | None = None,
+    ) -> None:
+        stored = {name: MemoryArray(name, np.asarray(values)) for name, values in arrays.items()}
+        if labels is not None:
+            stored["labels"] = MemoryArray("labels", np.asarray(labels))
+        super().__init__(stored, preprocessing or PreprocessingSpec())
+
+    def _identity(self) -> tuple[Literal["npz", "safetensors"], int, str]:
+        digest, size_bytes = hashlib.sha256(), 0
+        labels = [self.selection.labels] if self.selection.labels is not None else []
+        for array in [*self.selection.arrays.values(), *labels]:
+            data = np.ascontiguousarray(array.open().read(self.samples))
+            digest.update(f"{array.name}\0{array.dtype}\0{list(array.shape)}\0".encode())
+            digest.update(data.tobytes())
+            size_bytes += data.nbytes
+        return "npz", size_bytes, digest.hexdigest()
+
+
+def open_dataset(
+    path: Path, preprocessing: PreprocessingSpec, *, max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES
+) -> Dataset:
+    """Open an .npz or .safetensors file, told apart by content. Reads headers only.
+
+    Args:
+        path: the file.
+        preprocessing: which arrays feed which inputs, and how.
+        max_total_bytes: largest accepted sum of unpacked sizes.
+
+    Raises:
+        DatasetError: neither format, damaged, hostile, or arrays that do not make a dataset.
+    """
+    return FileDataset(path, preprocessing, max_total_bytes=max_total_bytes)
+
+
+def detect_format(path: Path) -> Literal["npz", "safetensors"]:
+    """Tell the format by the first bytes.
+
+    Raises:
+        DatasetFormatError: missing, empty, or neither format.
+    """
+    hint = "Upload an .npz file (numpy.savez) or a .safetensors file with one array per model input."
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(9)
+    except OSError as error:
+        raise DatasetFormatError(f"the dataset cannot be read: {error.strerror}", hint=hint) from None
+    if not head:
+        raise DatasetFormatError("the dataset file is empty", hint=hint)
+    if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
+        return "npz"
+    if looks_like_safetensors(head, size):
+        return "safetensors"
+    if head[:6] == b"\x93NUMPY":
+        raise DatasetFormatError("the file is a single .npy array, not an .npz archive", hint=hint)
+    if head[:1] == b"\x80":
+        raise DatasetFormatError("the file is a Python pickle, which is never loaded", hint=hint)
+    raise DatasetFormatError(
+        "the file is neither an .npz archive nor a .safetensors file, or it is cut short", hint=hint
+    )
+
+
+def holds_whole_inputs(tensor: TensorInfo, fed: tuple[int, ...]) -> bool:
+    """True if an array of fed shape ``fed`` has one axis more than the input: each sample is a whole input."""
+    return tensor.shape is not None and len(fed) == len(tensor.shape) + 1
+
+
+def choose_batch_size(inputs: Sequence[TensorInfo], dataset: Dataset, preferred: int) -> int:
+    """Samples per run: 1 if an array holds whole inputs, else the model's fixed first axis, else ``preferred``.
+
+    Raises:
+        DatasetMismatchError: an input has no array, or the inputs' fixed first axes contradict each other.
+    """
+    fixed: dict[int, str] = {}
+    for tensor in inputs:
+        array, spec = dataset.array_for(tensor)
+        fed = fed_shape(spec, array.shape)
+        if fed is not None and holds_whole_inputs(tensor, fed):
+            fixed.setdefault(1, tensor.name)
+        elif (axis := _fixed_batch(tensor)) is not None:
+            fixed.setdefault(axis, tensor.name)
+    if len(fixed) > 1:
+        said = " and ".join(f"{size} (input {name!r})" for size, name in sorted(fixed.items()))
+        raise DatasetMismatchError(
+            f"the inputs cannot be cut into common batches: batch sizes {said}",
+            hint="Store whole inputs, with one axis more than the input has, for every input without a batch axis.",
+        )
+    return next(iter(fixed), preferred)
+
+
+def _fixed_batch(tensor: TensorInfo) -> int | None:
+    first = tensor.shape[0] if tensor.shape else None
+    return first if isinstance(first, int) and first > 0 else None

@@ -1,0 +1,77 @@
+"""Header of an .npy member: dtype, shape, order. Parsed as a literal; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import ast
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from service.contracts.errors import DatasetFormatError
+
+# A header of a plain array takes 128 bytes; versions 2 and 3 of the format allow 4 GiB.
+MAX_HEADER_BYTES = 16 << 10
+_PREFIX = b"\x93NUMPY"
+_MAX_RANK = 32
+
+
+@dataclass(frozen=True)
+class NpyHeader:
+    """What an .npy header says; ``size_bytes`` is the header's own length."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran_order: bool
+    size_bytes: int
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes that the elements take."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def parse_npy_header(head: bytes, name: str) -> NpyHeader:
+    """Parse the first bytes of an .npy file.
+
+    Args:
+        head: the first bytes; MAX_HEADER_BYTES always suffice.
+        name: array name for error messages.
+
+    Raises:
+        DatasetFormatError: no .npy header, one that is too long, or a shape that cannot be.
+    """
+    try:
+        fields, size_bytes = _fields(head)
+        dtype = np.dtype(fields["descr"])
+        shape, fortran_order = fields["shape"], fields["fortran_order"]
+        if not isinstance(shape, tuple) or not all(type(axis) is int for axis in shape):
+            raise ValueError("the shape is not a tuple of integers")  # noqa: TRY301 - all told below
+    except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError, struct.error) as error:
+        raise DatasetFormatError(
+            f"array {name!r} has no usable .npy header: {error}",
+            hint="Write the file with numpy.savez and plain numeric arrays.",
+            array=name,
+        ) from None
+    if len(shape) > _MAX_RANK or any(not 0 <= axis < 1 << 48 for axis in shape):
+        raise DatasetFormatError(f"array {name!r} has an impossible shape {shape}", array=name)
+    return NpyHeader(dtype, shape, bool(fortran_order), size_bytes)
+
+
+def _fields(head: bytes) -> tuple[dict[str, Any], int]:
+    """The header's fields and its length."""
+    if not head.startswith(_PREFIX):
+        raise ValueError("it does not begin as an .npy file")
+    major = head[6] if len(head) > 6 else 0
+    if major not in (1, 2, 3):
+        raise ValueError(f"format version {major} is unknown")
+    at, encoding = (10, "latin1") if major == 1 else (12, "utf8" if major == 3 else "latin1")
+    (length,) = struct.unpack_from("<H" if major == 1 else "<L", head, 8)
+    if at + length > MAX_HEADER_BYTES or at + length > len(head):
+        raise ValueError(f"{length} bytes of header are cut short or too many")
+    fields = ast.literal_eval(head[at : at + length].decode(encoding).strip())
+    if not isinstance(fields, dict):
+        raise ValueError("it holds no fields")  # noqa: TRY004 - the bytes are wrong, not a caller
+    return fields, at + length

@@ -1,0 +1,210 @@
+"""Which stored arrays a dataset is made of: model inputs, labels, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from service.contracts.dataset import DEFAULT_LABELS, PreprocessingSpec
+from service.contracts.errors import (
+    DatasetArraysError,
+    DatasetLabelsError,
+    EmptyDatasetError,
+)
+from worker.quantizer.data.stored import MAX_SAMPLE_BYTES, ArraySource, is_numeric, sample_bytes
+
+_TEXT_KINDS = "USMm"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The arrays that can feed inputs, the label array, and the number of samples that all share."""
+
+    arrays: dict[str, ArraySource]
+    labels: ArraySource | None
+    samples: int
+
+
+def select_arrays(stored: Mapping[str, ArraySource], preprocessing: PreprocessingSpec) -> Selection:
+    """Choose the arrays that ``preprocessing`` speaks of, or all of them if it names none.
+
+    Where arrays are named, the others may have any length and type and are left out if they do not fit. Where none is
+    named, text arrays are left out (class names are often stored beside the data) and everything else has to fit.
+
+    Raises:
+        DatasetArraysError: a named array is not there, or an array is of another length or an unsupported type.
+        DatasetLabelsError: the named label array is not there, or labels are not integers [samples] or [samples, 1].
+        EmptyDatasetError: no arrays or no samples.
+    """
+    named = {spec.array or name for name, spec in preprocessing.inputs.items()}
+    explicit = preprocessing.labels is not None or any(spec.array for spec in preprocessing.inputs.values())
+    missing = sorted(name for name in named if name not in stored)
+    if missing:
+        raise DatasetArraysError(
+            f"preprocessing names array {missing[0]!r}, which is not there; the dataset holds {_listed(stored)}",
+            hint="Name one of the stored arrays in preprocessing.inputs.<input>.array.",
+            pointer=_pointer(preprocessing, missing[0]),
+            array=missing[0],
+        )
+    labels = _label_array(stored, preprocessing, named)
+    arrays: dict[str, ArraySource] = {}
+    optional: dict[str, ArraySource] = {}
+    for name, array in stored.items():
+        if labels is not None and name == labels.name and name not in named:
+            continue
+        if name not in named and array.dtype.kind in _TEXT_KINDS:
+            continue
+        if name in named or not explicit:
+            _check_usable(array)
+            arrays[name] = array
+        elif _refusal(array) is None:
+            optional[name] = array
+    samples = _samples(arrays, optional, labels, named)
+    arrays |= {name: array for name, array in optional.items() if array.shape[0] == samples}
+    if labels is not None and labels.shape[0] != samples:
+        raise DatasetLabelsError(
+            f"labels {labels.name!r} hold {labels.shape[0]} values for {samples} samples",
+            hint="Store one label per sample, or name the right array in preprocessing.labels.",
+            array=labels.name,
+        )
+    ordered = {name: arrays[name] for name in sorted(arrays)}
+    return Selection(ordered, labels, samples)
+
+
+def _samples(
+    arrays: Mapping[str, ArraySource],
+    optional: Mapping[str, ArraySource],
+    labels: ArraySource | None,
+    named: set[str],
+) -> int:
+    """The first axis that all arrays share."""
+    # Only the labels were named: their length tells which of the arrays belong to them.
+    pool = dict(arrays)
+    if not pool and labels is not None:
+        pool = {name: array for name, array in optional.items() if array.shape[0] == labels.shape[0]}
+    if not pool:
+        raise EmptyDatasetError(
+            "the dataset holds no numeric array that could feed a model input"
+            + (f"; it holds labels {labels.name!r}" if labels is not None else ""),
+            hint="Store one numeric array per model input, first axis = samples.",
+        )
+    lengths: dict[int, list[str]] = {}
+    for name in sorted(pool, key=lambda name: (name not in named, name)):
+        lengths.setdefault(pool[name].shape[0], []).append(name)
+    if len(lengths) > 1:
+        usual = max(lengths, key=lambda length: len(lengths[length]))
+        other = next(length for length in lengths if length != usual)
+        raise DatasetArraysError(
+            f"arrays differ in their first axis (samples): {lengths[usual][0]!r} holds {usual}, "
+            f"{lengths[other][0]!r} holds {other}",
+            hint="Give every array the same number of samples, or map the arrays to use in preprocessing.inputs.",
+            array=lengths[other][0],
+        )
+    (samples,) = lengths
+    if samples == 0:
+        raise EmptyDatasetError(
+            f"array {next(iter(pool))!r} holds zero samples", hint="Store at least one sample.", array=next(iter(pool))
+        )
+    return samples
+
+
+def _label_array(
+    stored: Mapping[str, ArraySource], preprocessing: PreprocessingSpec, named: set[str]
+) -> ArraySource | None:
+    if preprocessing.labels is None:
+        return (
+            _checked_labels(stored[DEFAULT_LABELS])
+            if DEFAULT_LABELS in stored and DEFAULT_LABELS not in named
+            else None
+        )
+    if preprocessing.labels not in stored:
+        raise DatasetLabelsError(
+            f"preprocessing names labels {preprocessing.labels!r}, which are not there; "
+            f"the dataset holds {_listed(stored)}",
+            pointer="/preprocessing/labels",
+            array=preprocessing.labels,
+        )
+    return _checked_labels(stored[preprocessing.labels])
+
+
+def _checked_labels(array: ArraySource) -> ArraySource:
+    shape = array.shape
+    if array.dtype.kind not in "iu" or array.refusal:
+        raise DatasetLabelsError(
+            f"labels {array.name!r} are {array.refusal or array.dtype.name}, not integers",
+            hint="Store class numbers as an integer array; store other data under another name than 'labels'.",
+            array=array.name,
+        )
+    if len(shape) != 1 and not (len(shape) == 2 and shape[1] == 1):
+        raise DatasetLabelsError(
+            f"labels {array.name!r} have shape {list(shape)}, not [samples]",
+            hint="Store one class number per sample.",
+            array=array.name,
+        )
+    return array
+
+
+def _refusal(array: ArraySource) -> str | None:
+    """Why the array cannot feed an input, or None."""
+    if array.refusal:
+        return array.refusal
+    if not is_numeric(array.dtype):
+        return f"has dtype {array.dtype}, which cannot feed a model"
+    if not array.shape:
+        return "is a scalar: it has no first axis of samples"
+    size = sample_bytes(array.dtype, array.shape)
+    if size == 0:
+        return f"has samples of shape {list(array.shape[1:])}, without a single element"
+    if size > MAX_SAMPLE_BYTES:
+        return f"has samples of {size} bytes; at most {MAX_SAMPLE_BYTES} are accepted"
+    return None
+
+
+def _check_usable(array: ArraySource) -> None:
+    refusal = _refusal(array)
+    if refusal is not None:
+        raise DatasetArraysError(
+            f"array {array.name!r} {refusal}",
+            hint="Store bool, integer or float arrays [samples, ...], or name those to use in preprocessing.inputs.",
+            array=array.name,
+        )
+
+
+def _pointer(preprocessing: PreprocessingSpec, array: str) -> str:
+    for name, spec in preprocessing.inputs.items():
+        if (spec.array or name) == array:
+            escaped = name.replace("~", "~0").replace("/", "~1")
+            return f"/preprocessing/inputs/{escaped}" + ("/array" if spec.array else "")
+    return "/preprocessing/inputs"
+
+
+def _listed(stored: Mapping[str, Any]) -> str:
+    return (
+        ", ".join(f"{name!r} {array.dtype}{list(array.shape)}" for name, array in sorted(stored.items())) or "nothing"
+    )
+
+
+def read_labels(array: ArraySource) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """All labels as int64 [samples].
+
+    Raises:
+        DatasetLabelsError: a negative label, or one beyond int64.
+    """
+    reader = array.open()
+    try:
+        values = reader.read(array.shape[0]).reshape(-1)
+    finally:
+        reader.close()
+    wide = values.astype(np.int64)
+    bad = np.flatnonzero(wide < 0)  # what is beyond int64 wraps around to negative
+    if bad.size:
+        raise DatasetLabelsError(
+            f"labels {array.name!r} hold {values[bad[0]]} at sample {int(bad[0])}; class numbers start at 0",
+            hint="Leave samples without a class out.",
+            array=array.name,
+            sample=int(bad[0]),
+        )
+    return wide

@@ -1,0 +1,201 @@
+"""Writes a filled plan into the graph: standard ONNX QuantizeLinear / DequantizeLinear, integer weights and biases.
+
+Tensor T becomes T -> QuantizeLinear -> T_QuantizeLinear_Output -> DequantizeLinear -> T_DequantizeLinear_Output.
+Integer nodes read the dequantized tensor; float nodes do too if an integer node made it (so that the runtime can
+fuse that node whole), else they read T itself. A graph output keeps its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from service.contracts.errors import EngineError
+from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
+from worker.quantizer.plan.arithmetic import Quantization
+from worker.quantizer.plan.types import QuantizationPlan, Role
+
+PRODUCER = "quantmill"
+
+
+def emit(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
+    """Write ``plan`` into ``model``, which is changed in place and returned.
+
+    Args:
+        model: prepared float model; pass a clone to keep the original.
+        plan: filled plan (grids, integers).
+
+    Raises:
+        EngineError: the plan was not filled.
+    """
+    graph = model.graph
+    names = Names(graph)
+    _emit_parameters(graph, plan, names)
+    values = {value.name: value for value in (*graph.inputs, *(made for node in graph for made in node.outputs))}
+    grids: dict[str, tuple[ir.Value, ir.Value]] = {}
+    for tensor in plan.activations:
+        if tensor not in values:
+            raise EngineError(f"the graph has no tensor {tensor!r}", tensor=tensor)
+        _emit_activation(graph, plan, values[tensor], grids, names)
+    _drop_implied_activations(graph, plan)
+    _drop_unread(graph)
+    model.producer_name, model.producer_version = PRODUCER, None
+    return model
+
+
+def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names) -> None:
+    nodes = {node_name(node): node for node in graph}
+    for weight in plan.weights.values():
+        if weight.quantization is None or weight.integers is None:
+            raise EngineError(f"weight {weight.initializer!r} was planned but not filled", tensor=weight.initializer)
+        value = graph.initializers[weight.initializer]
+        readers = [
+            usage
+            for usage in value.uses()
+            if usage.idx == 1 and usage.node.graph is graph and _role(usage.node, plan) is Role.LINEAR
+        ]
+        dequantized = _dequantize_constant(graph, weight.initializer, weight.integers, weight.quantization, names)
+        for usage in readers:
+            usage.node.replace_input_with(1, dequantized)
+    for name, bias in plan.biases.items():
+        if bias.quantization is None or bias.integers is None:
+            continue
+        node = nodes[name]
+        shared = len(graph.initializers[bias.initializer].uses()) > 1
+        stem = f"{bias.initializer}_of_{name}" if shared else bias.initializer
+        node.replace_input_with(2, _dequantize_constant(graph, stem, bias.integers, bias.quantization, names))
+
+
+def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
+    entry = plan.nodes.get(node_name(node))
+    return entry.role if entry is not None else None
+
+
+def _dequantize_constant(
+    graph: ir.Graph, stem: str, integers: np.ndarray, grid: Quantization, names: Names
+) -> ir.Value:
+    stored = add_initializer(graph, names.free(f"{stem}_quantized"), integers)
+    scale = add_initializer(graph, names.free(f"{stem}_scale"), grid.scale)
+    zero_point = add_initializer(graph, names.free(f"{stem}_zero_point"), grid.zero_point)
+    node = ir.node(
+        "DequantizeLinear",
+        [stored, scale, zero_point],
+        attributes={} if grid.axis is None else {"axis": grid.axis},
+        name=names.free(f"{stem}_DequantizeLinear"),
+    )
+    node.outputs[0].name = names.free(f"{stem}_DequantizeLinear_Output")
+    node.outputs[0].dtype = ir.DataType.FLOAT
+    node.outputs[0].shape = ir.Shape(integers.shape)
+    graph.insert_before(graph[0], node)  # at the head of the graph, so that every reader comes after it
+    return node.outputs[0]
+
+
+def _emit_activation(
+    graph: ir.Graph,
+    plan: QuantizationPlan,
+    value: ir.Value,
+    grids: dict[str, tuple[ir.Value, ir.Value]],
+    names: Names,
+) -> None:
+    tensor = name_of(value)
+    entry = plan.activations[tensor]
+    grid = entry.quantization
+    if grid is None:
+        raise EngineError(f"tensor {tensor!r} was planned but not filled", tensor=tensor)
+    if entry.source not in grids:
+        grids[entry.source] = (
+            add_initializer(graph, names.free(f"{entry.source}_scale"), grid.scale),
+            add_initializer(graph, names.free(f"{entry.source}_zero_point"), grid.zero_point),
+        )
+    scale, zero_point = grids[entry.source]
+    producer = value.producer()
+    made_by_integer_node = producer is not None and _role(producer, plan) is not None
+    readers = [
+        usage
+        for usage in value.uses()
+        if made_by_integer_node or (usage.node.graph is graph and _role(usage.node, plan) is not None)
+    ]
+    quantize = ir.node("QuantizeLinear", [value, scale, zero_point], name=names.free(f"{tensor}_QuantizeLinear"))
+    quantize.outputs[0].name = names.free(f"{tensor}_QuantizeLinear_Output")
+    quantize.outputs[0].dtype, quantize.outputs[0].shape = scale_dtype(grid.dtype), value.shape
+    dequantize = ir.node(
+        "DequantizeLinear", [quantize.outputs[0], scale, zero_point], name=names.free(f"{tensor}_DequantizeLinear")
+    )
+    restored = dequantize.outputs[0]
+    restored.name = names.free(f"{tensor}_DequantizeLinear_Output")
+    restored.dtype, restored.shape = ir.DataType.FLOAT, value.shape
+    if producer is None:
+        graph.insert_before(graph[0], [quantize, dequantize])
+    else:
+        graph.insert_after(producer, [quantize, dequantize])
+    for usage in readers:
+        usage.node.replace_input_with(usage.idx, restored)
+    if value.is_graph_output() and made_by_integer_node:
+        value.name, restored.name = names.free(f"{tensor}_QuantizeLinear_Input"), tensor
+        for k, output in enumerate(graph.outputs):
+            if output is value:
+                graph.outputs[k] = restored
+
+
+def scale_dtype(dtype: str) -> ir.DataType:
+    """onnx-ir's word for an integer type of the plan."""
+    return ir.DataType.from_numpy(np.dtype(dtype))
+
+
+def _drop_implied_activations(graph: ir.Graph, plan: QuantizationPlan) -> None:
+    """Remove a fused Relu or Clip whose effect the saturation of the QuantizeLinear behind it gives exactly.
+
+    q(clip(x, lo, hi)) = q(x) for every x if q(lo) is the smallest and q(hi) the largest integer.
+    """
+    for node in list(graph):
+        if _role(node, plan) is not Role.FUSED:
+            continue
+        value = node.outputs[0]
+        readers = [usage.node for usage in value.uses()]
+        if len(readers) != 1 or readers[0].op_type != "QuantizeLinear" or value.is_graph_output():
+            continue
+        entry = plan.activations.get(name_of(value))
+        if entry is None or entry.quantization is None or not _implied(node, entry.quantization):
+            continue
+        before = node.inputs[0]
+        if before is None:
+            continue
+        name = name_of(value)
+        readers[0].replace_input_with(0, before)
+        graph.remove(node, safe=True)
+        before.name = name
+
+
+def _implied(node: ir.Node, grid: Quantization) -> bool:
+    low, high = activation_limits(node)
+    # QuantizeLinear saturates at -128 also where the grid keeps to [-127, 127].
+    saturating = replace(grid, symmetric=False)
+    reached = saturating.quantize(np.array([low, high], np.float32))
+    return tuple(reached.tolist()) == saturating.limits
+
+
+def activation_limits(node: ir.Node) -> tuple[float, float]:
+    """Smallest and largest value that a Relu or Clip lets through."""
+    if node.op_type == "Relu":
+        return 0.0, float("inf")
+    limits = [float("-inf"), float("inf")]
+    for k, value in enumerate(node.inputs[1:3]):
+        array = constant(value)
+        if array is not None:
+            limits[k] = float(array.reshape(-1)[0])
+    return limits[0], limits[1]
+
+
+def _drop_unread(graph: ir.Graph) -> None:
+    """Remove Q/DQ nodes that nothing reads, and float initializers that integers have replaced."""
+    outputs = set(graph.outputs)
+    for node in reversed(list(graph)):
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear") and not any(
+            output.uses() or output in outputs for output in node.outputs
+        ):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]

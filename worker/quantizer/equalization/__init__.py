@@ -1,0 +1,1 @@
+"""Steps that repair what integers take away, before any finetuning."""

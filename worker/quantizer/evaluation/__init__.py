@@ -1,0 +1,1 @@
+"""What quantization cost: metrics, distance from the float model, layer by layer, and latency."""

@@ -1,0 +1,1 @@
+"""onnx-ir helpers and preparation passes."""

@@ -1,0 +1,204 @@
+"""External data of ONNX models: confined to the model's folder, accounted for byte by byte, mapped instead of read."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import stat
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from service.contracts.errors import ExternalDataError, ModelError, ResourceLimitError
+
+_MAX_ELEMENTS = 1 << 40
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    """True if the tensor's bytes lie in another file."""
+    return tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Bytes that the elements take; 0 for strings, whose size is not fixed.
+
+    Raises:
+        ModelError: unknown type, negative or impossible dimensions.
+    """
+    try:
+        dtype = ir.DataType(tensor.data_type)
+    except ValueError:
+        raise bad_tensor(tensor, f"unknown data type {tensor.data_type}") from None
+    if dtype == ir.DataType.UNDEFINED:
+        raise bad_tensor(tensor, "its data type is undefined")
+    if any(axis < 0 for axis in tensor.dims) or math.prod(tensor.dims) > _MAX_ELEMENTS:
+        raise bad_tensor(tensor, f"impossible shape {list(tensor.dims)}")
+    if dtype == ir.DataType.STRING:
+        return 0
+    bits: int = math.prod(tensor.dims) * dtype.bitwidth
+    return (bits + 7) // 8
+
+
+def bad_tensor(tensor: onnx.TensorProto, why: str) -> ModelError:
+    """The error for a tensor whose bytes do not match its type and shape."""
+    return ModelError(
+        f"tensor {tensor.name!r} is damaged: {why}",
+        hint="Export the model again, with its weights.",
+        tensor=tensor.name,
+    )
+
+
+def attach(graph: ir.Graph, files: ExternalFiles) -> None:
+    """Put mapped tensors in place of external ones, in ``graph`` and its sub-graphs."""
+    _attach_initializers(graph, files)
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        for name, attribute in list(node.attributes.items()):
+            if attribute.is_ref():
+                continue
+            if attribute.type == ir.AttributeType.GRAPH:
+                _attach_initializers(attribute.as_graph(), files)
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                for inner in attribute.as_graphs():
+                    _attach_initializers(inner, files)
+            elif attribute.type == ir.AttributeType.TENSOR:
+                if isinstance(attribute.value, ir.ExternalTensor):
+                    node.attributes[name] = ir.AttrTensor(name, files.map(attribute.value))
+            elif attribute.type == ir.AttributeType.TENSORS and any(
+                isinstance(tensor, ir.ExternalTensor) for tensor in attribute.as_tensors()
+            ):
+                mapped = [files.map(t) if isinstance(t, ir.ExternalTensor) else t for t in attribute.as_tensors()]
+                node.attributes[name] = ir.AttrTensors(name, mapped)
+
+
+def _attach_initializers(graph: ir.Graph, files: ExternalFiles) -> None:
+    for value in graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value = files.map(value.const_value)
+
+
+class ExternalFiles:
+    """The files beside a model. Opens each one once, through no link, and never outside the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._maps: dict[str, mmap.mmap | bytes] = {}
+
+    @property
+    def locations(self) -> set[str]:
+        """Locations opened so far."""
+        return set(self._maps)
+
+    def check(self, tensor: onnx.TensorProto) -> tuple[str, int, int]:
+        """Location, offset and length of a tensor's bytes.
+
+        Raises:
+            ExternalDataError: naming the tensor and the path.
+            ResourceLimitError: no address space is left to map the file.
+        """
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        needed = tensor_bytes(tensor)
+        if len(entries) != len(tensor.external_data):
+            raise _bad_external(tensor, location, "an entry is given twice")
+        if tensor.data_type == onnx.TensorProto.STRING:
+            raise _bad_external(tensor, location, "strings cannot be external")
+        try:
+            offset = int(entries.get("offset") or 0)
+            length = int(entries.get("length") or needed)
+        except ValueError:
+            raise _bad_external(tensor, location, "its offset or length is not a number") from None
+        if offset < 0 or length != needed:
+            raise _bad_external(
+                tensor,
+                location,
+                f"it declares {length} bytes at offset {offset}, its shape {list(tensor.dims)} needs {needed}",
+            )
+        size = len(self._open(tensor, location))
+        if offset + needed > size:
+            raise _bad_external(
+                tensor, location, f"the file has {size} bytes, the tensor ends at {offset + needed}: it is too short"
+            )
+        return location, offset, needed
+
+    def inline(self, tensor: onnx.TensorProto) -> None:
+        """Copy a tensor's bytes into the proto."""
+        location, offset, length = self.check(tensor)
+        data = bytes(self._maps[location][offset : offset + length])
+        del tensor.external_data[:]
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        tensor.raw_data = data
+
+    def map(self, tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+        """The tensor with its bytes mapped from the file; ``check`` has passed it before."""
+        dtype = tensor.dtype.numpy()
+        shape = tensor.shape.numpy()
+        offset = tensor.offset or 0
+        count = math.prod(shape)
+        # An empty tensor may lie in an empty file, of which nothing can be viewed.
+        flat = np.frombuffer(self._maps[str(tensor.location)], dtype, count, offset) if count else np.empty(0, dtype)
+        values = flat.reshape(shape)
+        if offset % dtype.itemsize:
+            values = values.copy()  # not every consumer takes unaligned memory
+        return ir.Tensor(values, tensor.dtype, shape=ir.Shape(shape), name=tensor.name, doc_string=tensor.doc_string)
+
+    def _open(self, tensor: onnx.TensorProto, location: str) -> mmap.mmap | bytes:
+        if location in self._maps:
+            return self._maps[location]
+        parts = PurePosixPath(location).parts
+        unsafe = not parts or location.startswith("/") or ".." in parts or "\\" in location or "\0" in location
+        if unsafe:
+            raise _bad_external(tensor, location, "the path is not a plain path within the model's folder")
+        try:
+            descriptor = _open_beneath(self._folder, parts)
+        except OSError as error:
+            why = (
+                "the file is missing"
+                if isinstance(error, FileNotFoundError)
+                else f"it cannot be opened: {error.strerror}"
+            )
+            raise _bad_external(tensor, location, why) from None
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise _bad_external(tensor, location, "it is not a regular file")
+            # An empty file cannot be mapped.
+            self._maps[location] = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if status.st_size else b""
+        except OSError as error:
+            raise ResourceLimitError(
+                f"external data {location!r} with {status.st_size} bytes cannot be mapped: {error.strerror}",
+                hint="Use a smaller model, or raise the memory limit of jobs.",
+                resource="memory",
+            ) from None
+        finally:
+            os.close(descriptor)
+        return self._maps[location]
+
+
+def _open_beneath(folder: Path, parts: tuple[str, ...]) -> int:
+    """Open a file for reading without following a link in any of ``parts``.
+
+    Raises:
+        OSError: missing, a link, or not readable.
+    """
+    current = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts[:-1]:
+            following = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=current)
+            os.close(current)
+            current = following
+        # Not blocking: a named pipe must not hold up the process.
+        return os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=current)
+    finally:
+        os.close(current)
+
+
+def _bad_external(tensor: onnx.TensorProto, location: str, why: str) -> ExternalDataError:
+    return ExternalDataError(
+        f"external data {location!r} of tensor {tensor.name!r}: {why}",
+        hint="Upload the external data files together with the model, under the names that the model uses.",
+        tensor=tensor.name,
+        path=location,
+    )

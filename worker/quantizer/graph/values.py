@@ -1,0 +1,104 @@
+"""Small questions about onnx-ir values and nodes that many parts ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+DEFAULT_DOMAINS = ("", "ai.onnx")
+
+
+def name_of(value: ir.Value) -> str:
+    """The value's name; preparation has named every value."""
+    if value.name is None:
+        raise ValueError("a value without a name: preparation must run first")
+    return value.name
+
+
+def node_name(node: ir.Node) -> str:
+    """The node's name; preparation has named every node."""
+    if node.name is None:
+        raise ValueError("a node without a name: preparation must run first")
+    return node.name
+
+
+def constant(value: ir.Value | None) -> np.ndarray | None:
+    """The array of an initializer that no caller can override, else None."""
+    if value is None or value.const_value is None or value.is_graph_input():
+        return None
+    return value.const_value.numpy()
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """True for an initializer that no caller can override; reads no data."""
+    return value is not None and value.const_value is not None and not value.is_graph_input()
+
+
+def is_float32(value: ir.Value | None) -> bool:
+    """True if the value is known to hold float32."""
+    return value is not None and value.dtype == ir.DataType.FLOAT
+
+
+def users(value: ir.Value) -> list[ir.Node]:
+    """Nodes that read the value, sub-graph nodes included, each once and in order of use."""
+    return list(dict.fromkeys(usage.node for usage in value.uses()))
+
+
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    """An int attribute or its default."""
+    found = node.attributes.get(name)
+    return default if found is None else found.as_int()
+
+
+def float_attribute(node: ir.Node, name: str, default: float) -> float:
+    """A float attribute or its default."""
+    found = node.attributes.get(name)
+    return default if found is None else found.as_float()
+
+
+def string_attribute(node: ir.Node, name: str, default: str) -> str:
+    """A string attribute or its default."""
+    found = node.attributes.get(name)
+    return default if found is None else found.as_string()
+
+
+def subgraph_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Nodes of all sub-graphs at any depth, without the main graph's own."""
+    for node in graph.all_nodes():
+        if node.graph is not graph:
+            yield node
+
+
+def add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    """Register ``array`` as an initializer under ``name``, which must be free."""
+    if name in graph.initializers:
+        raise ValueError(f"initializer {name!r} is there already")
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+    value.dtype = ir.DataType.from_numpy(array.dtype)
+    value.shape = ir.Shape(array.shape)
+    graph.register_initializer(value)
+    return value
+
+
+class Names:
+    """The names that a graph and its sub-graphs use for values and nodes."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._taken: set[str | None] = set()
+        for part in (graph, *graph.subgraphs()):
+            self._taken.update(value.name for value in part.inputs)
+            self._taken.update(part.initializers)
+        for node in graph.all_nodes():
+            self._taken.add(node.name)
+            self._taken.update(value.name for value in node.outputs)
+
+    def free(self, wanted: str) -> str:
+        """``wanted``, or the first of ``wanted_1``, ``wanted_2`` ... that nothing bears; taken from now on."""
+        name, k = wanted, 0
+        while name in self._taken:
+            k += 1
+            name = f"{wanted}_{k}"
+        self._taken.add(name)
+        return name

@@ -1,0 +1,93 @@
+"""The plan is the truth: what is quantized, how, and why the rest is not. ``emit`` writes it into the graph once, at
+the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from worker.quantizer.plan.arithmetic import Quantization
+
+
+class Role(Enum):
+    """What a quantized node does with its tensors."""
+
+    LINEAR = "linear"  # weight and bias of its own, output range of its own
+    ARITHMETIC = "arithmetic"  # several activations in, output range of its own
+    UNARY = "unary"  # one activation in, output range of its own
+    TRANSPARENT = "transparent"  # moves values without changing them: output shares the input's grid
+    FUSED = "fused"  # an activation function that belongs to the node before it
+
+
+@dataclass
+class NodePlan:
+    """Decision for one node of the main graph."""
+
+    name: str
+    op_type: str
+    role: Role | None = None
+    reason: str | None = None
+
+    @property
+    def quantized(self) -> bool:
+        """True if the node runs on integers."""
+        return self.role is not None
+
+
+@dataclass
+class ActivationPlan:
+    """One activation tensor that gets a Q/DQ pair.
+
+    ``source`` names the tensor whose range counts: the tensor itself, or the first of its sharing group.
+    """
+
+    tensor: str
+    source: str
+    dtype: str
+    symmetric: bool
+    quantization: Quantization | None = None
+
+
+@dataclass
+class WeightPlan:
+    """One weight initializer that is stored as integers."""
+
+    initializer: str
+    node: str
+    axis: int | None
+    quantization: Quantization | None = None
+    integers: np.ndarray | None = None
+
+
+@dataclass
+class BiasPlan:
+    """The bias of one node: int32 on the grid scale_x * scale_w, or float with a reason."""
+
+    node: str
+    initializer: str
+    quantization: Quantization | None = None
+    integers: np.ndarray | None = None
+    reason: str | None = None
+
+
+@dataclass
+class QuantizationPlan:
+    """All decisions for a graph, by node, tensor and initializer name, in topological order."""
+
+    nodes: dict[str, NodePlan] = field(default_factory=dict)
+    activations: dict[str, ActivationPlan] = field(default_factory=dict)
+    weights: dict[str, WeightPlan] = field(default_factory=dict)
+    biases: dict[str, BiasPlan] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is quantized."""
+        return not self.activations and not self.weights
+
+    def ranges_needed(self) -> list[str]:
+        """Tensors whose range has to be calibrated, each once."""
+        return list(dict.fromkeys(plan.source for plan in self.activations.values()))

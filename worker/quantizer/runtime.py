@@ -1,0 +1,125 @@
+"""onnxruntime sessions, always made the same way: CPU, a set number of threads, typed errors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+from ml_dtypes import bfloat16
+
+from service.contracts.errors import EngineError, UnsupportedModelError
+
+# onnxruntime raises these, all plain Exception subclasses of its own module.
+_RuntimeErrors = (
+    ort.capi.onnxruntime_pybind11_state.Fail,
+    ort.capi.onnxruntime_pybind11_state.InvalidArgument,
+    ort.capi.onnxruntime_pybind11_state.InvalidGraph,
+    ort.capi.onnxruntime_pybind11_state.InvalidProtobuf,
+    ort.capi.onnxruntime_pybind11_state.NotImplemented,
+    ort.capi.onnxruntime_pybind11_state.RuntimeException,
+    ort.capi.onnxruntime_pybind11_state.EPFail,
+    RuntimeError,  # what has no Python counterpart
+)
+_BFLOAT16 = "tensor(bfloat16)"
+
+
+class Session:
+    """An onnxruntime session with typed errors.
+
+    Args:
+        model: serialized model, whole (no external data).
+        threads: intra-op threads.
+        what: words for error messages, e.g. "float model".
+
+    Raises:
+        UnsupportedModelError: onnxruntime refuses the model.
+    """
+
+    def __init__(self, model: bytes, *, threads: int, what: str = "model") -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        # Several sessions live at once and run in turn: threads that spin while they wait steal the cores of the next.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._what = what
+        try:
+            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except _RuntimeErrors as error:
+            raise UnsupportedModelError(
+                f"onnxruntime refuses the {what}: {clean_message(error)}",
+                hint="Check that the model runs in onnxruntime on a CPU, without custom operators.",
+            ) from error
+        self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
+        self.output_types: dict[str, str] = {output.name: output.type for output in self._session.get_outputs()}
+
+    def run(self, feeds: dict[str, np.ndarray], outputs: Sequence[str] | None = None) -> list[np.ndarray]:
+        """Run once. bfloat16 goes in as ml_dtypes' type and comes out as float32.
+
+        Raises:
+            EngineError: onnxruntime fails on this input.
+        """
+        names = list(outputs or self.output_names)
+        fed = {name: _bfloat16_value(array) if array.dtype == bfloat16 else array for name, array in feeds.items()}
+        try:
+            if any(self.output_types.get(name) == _BFLOAT16 for name in names):
+                values = {
+                    name: ort.OrtValue.ortvalue_from_numpy(v) if v is feeds[name] else v for name, v in fed.items()
+                }
+                return [_array(value) for value in self._session.run_with_ort_values(names, values)]
+            results: list[np.ndarray] = self._session.run(names, fed)
+        except _RuntimeErrors as error:
+            raise EngineError(
+                f"onnxruntime failed to run the {self._what}: {clean_message(error)}",
+                hint="Check that the data's shapes and values are what the model was made for.",
+            ) from error
+        return results
+
+
+def _bfloat16_value(array: np.ndarray) -> Any:
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+
+
+def _array(value: Any) -> np.ndarray:
+    """The array of a runtime value; the runtime itself cannot hand out bfloat16."""
+    if value.data_type() != _BFLOAT16:
+        array: np.ndarray = value.numpy()
+        return array
+    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(raw, bfloat16).reshape(value.shape()).astype(np.float32)
+
+
+def clean_message(error: Exception) -> str:
+    """Onnxruntime's message without its code prefix and source paths, one line."""
+    text = " ".join(str(error).split())
+    for mark in (
+        "Status Message: ",
+        " : FAIL : ",
+        " : INVALID_GRAPH : ",
+        " : INVALID_ARGUMENT : ",
+        " : NOT_IMPLEMENTED : ",
+    ):
+        if mark in text:
+            text = text.split(mark, 1)[1]
+    return text[:500]
+
+
+def with_outputs(model: ir.Model, tensors: Sequence[str], *, pooled: Mapping[str, str] | None = None) -> bytes:
+    """The serialized model with ``tensors`` as its only outputs, and channel means under the names of ``pooled``."""
+    proto = ir.to_proto(model)
+    del proto.graph.output[:]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
+    for tensor, mean in (pooled or {}).items():
+        proto.graph.node.append(onnx.helper.make_node("GlobalAveragePool", [tensor], [mean], name=mean))
+        proto.graph.output.append(onnx.ValueInfoProto(name=mean))
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def to_bytes(model: ir.Model) -> bytes:
+    """The serialized model, the same bytes for the same model."""
+    return bytes(ir.to_proto(model).SerializeToString(deterministic=True))

@@ -1,0 +1,126 @@
+"""Asks onnxruntime whether it can execute a model, and finds the sentence that matters in its refusal."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+from service.contracts.errors import ResourceLimitError
+
+_REFUSALS = (
+    state.EPFail,
+    state.Fail,
+    state.InvalidArgument,
+    state.InvalidGraph,
+    state.InvalidProtobuf,
+    state.NoModel,
+    state.NoSuchFile,
+    state.NotImplemented,
+    state.RuntimeException,
+    RuntimeError,
+    ValueError,
+)
+_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")
+_MAX_REASON_CHARACTERS = 600
+
+# What onnxruntime puts around the sentence that matters.
+_NOISE = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        r"^\[ONNXRuntimeError\] : \d+ : \w+ : ",
+        r"Load model from .*? failed:\s*",
+        r"\S*onnxruntime\S*\.(?:cc|h|cpp):\d+ [^\n]*?\) (?=[A-Z\"'])",
+        r"\b\w+\.(?:cc|h|cpp):\d+ \w+ ",
+        r"^(?:Fatal error|This is an invalid model\.|Exception during initialization):? ?",
+        r"^Error: ",
+        r"^In Node, .*? , Error ",
+        r"ONNX Runtime only \*guarantees\* .*?(?=Opset )",
+        r"The operator schemas and or other functionality may change .*? backward compatibility\. ",
+    )
+)
+_NODE = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r'In Node, \("(?P<node>[^"]*)", (?P<op>\w+), "(?P<domain>[^"]*)"',
+        r"operator \((?P<op>\w+)\) in node \((?P<node>[^)]*)\)",
+        r"Node ?\((?P<node>[^)]*)\) Op \((?P<op>\w+)\)",
+        r"implementation for (?:(?P<domain>[\w.]+):)?(?P<op>\w+)\(\d+\) node with name '(?P<node>[^']*)'",
+        r"(?P<domain>[\w.]*):(?P<op>\w+)\(-?\d+\) is not a registered function/op",
+        r"Node input '(?P<input>[^']*)' is not",
+        r"node with name '(?P<node>[^']*)'",
+        r"[Nn]ode:? ?\(?'(?P<node>[^']*)'",
+    )
+)
+
+
+class RuntimeRefusalError(Exception):
+    """The runtime does not accept the model.
+
+    Attributes:
+        runtime: name and version.
+        reason: why, without error numbers, C++ source locations and paths of this machine.
+    """
+
+    def __init__(self, raw: str, path: Path) -> None:
+        super().__init__(raw)
+        self.runtime = f"onnxruntime {ort.__version__}"
+        self.reason = _clean(raw, path)
+        match = next(filter(None, (pattern.search(raw) for pattern in _NODE)), None)
+        self._named: dict[str, str] = {k: v for k, v in match.groupdict().items() if v} if match else {}
+
+    def is_about(self, node: onnx.NodeProto) -> bool:
+        """True if the runtime's message speaks of ``node``."""
+        named = self._named
+        return (
+            bool(named)
+            and named.get("node", node.name) == node.name
+            and named.get("op", node.op_type) == node.op_type
+            and named.get("domain", node.domain) == node.domain
+            and ("input" not in named or named["input"] in node.input)
+        )
+
+
+def check_runtime(path: Path, *, threads: int) -> None:
+    """Create a session on the CPU, as every later step does.
+
+    Args:
+        path: the .onnx file, external data beside it.
+        threads: threads that the runtime may use.
+
+    Raises:
+        RuntimeRefusalError: the runtime refuses the model.
+        ResourceLimitError: creating the session takes more memory than there is.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except MemoryError:
+        raise _out_of_memory() from None
+    except _REFUSALS as error:
+        if any(word in str(error).lower() for word in _OUT_OF_MEMORY):
+            raise _out_of_memory() from None
+        raise RuntimeRefusalError(str(error), path) from None
+
+
+def _clean(raw: str, path: Path) -> str:
+    reason = raw
+    for noise in _NOISE:
+        reason = noise.sub("", reason)
+    reason = reason.replace(str(path), path.name).replace(f"{path.parent}/", "")
+    reason = " ".join(reason.split())
+    return reason if len(reason) <= _MAX_REASON_CHARACTERS else reason[:_MAX_REASON_CHARACTERS] + " ..."
+
+
+def _out_of_memory() -> ResourceLimitError:
+    return ResourceLimitError(
+        "onnxruntime needs more memory to load the model than is allowed",
+        hint="Use a smaller model, or raise the memory limit of jobs.",
+        resource="memory",
+    )

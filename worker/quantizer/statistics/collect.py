@@ -1,0 +1,102 @@
+"""One float pass over the calibration set that feeds every declared reducer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from service.contracts.model import TensorInfo
+from worker.quantizer.data import Dataset, choose_batch_size
+from worker.quantizer.run import Run
+from worker.quantizer.runtime import Session, with_outputs
+from worker.quantizer.statistics.reducers import Reducer
+
+# Elements of fetched tensors in one batch: large enough to amortise a call, small enough to stay in memory.
+_BATCH_ELEMENTS = 4_000_000
+_LARGEST_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Request:
+    """A tensor that a step needs reduced.
+
+    ``pooled`` lets the runtime average each channel over its positions first, so that the reducer gets [n, channels,
+    1 ...]: many times cheaper than fetching the tensor, and all that a mean needs. The tensor must have rank 3 or more.
+    """
+
+    tensor: str
+    reducer: Reducer
+    pooled: bool = False
+
+
+def collect(
+    model: ir.Model,
+    requests: Sequence[Request],
+    data: Dataset,
+    inputs: Sequence[TensorInfo],
+    *,
+    limit: int | None,
+    threads: int,
+    run: Run,
+    stage: str = "statistics",
+) -> None:
+    """Run the float model once over the data and feed every request's reducer on the way.
+
+    Args:
+        model: prepared float model.
+        requests: what to reduce; several may name one tensor.
+        data: calibration set.
+        inputs: the model's inputs.
+        limit: use only the first ``limit`` samples.
+        threads: of the session.
+        run: told of progress after every batch.
+        stage: its name there.
+
+    Raises:
+        EngineError: onnxruntime fails on the data.
+        CanceledError: the run was canceled.
+    """
+    input_names = {tensor.name for tensor in inputs}
+    pooled = {request.tensor: f"{request.tensor}__channel_mean" for request in requests if request.pooled}
+    whole = dict.fromkeys(r.tensor for r in requests if not r.pooled and r.tensor not in input_names)
+    fetched = [*whole, *pooled.values()]
+    total = data.samples if limit is None else min(limit, data.samples)
+    run.progress(stage, 0, total, "samples")
+    session = None
+    size = choose_batch_size(inputs, data, 1)
+    if fetched:
+        session = Session(
+            with_outputs(model, list(whole), pooled=pooled), threads=threads, what="float model with its inner tensors"
+        )
+        if size == 1 and choose_batch_size(inputs, data, _LARGEST_BATCH) > 1:
+            size = _preferred_batch(session, data, inputs)
+    done = 0
+    for batch in data.batches(inputs, size, limit=limit):
+        run.check()
+        tensors = dict(batch.feeds)
+        if session is not None:
+            tensors.update(zip(fetched, session.run(batch.feeds, fetched), strict=True))
+        for request in requests:
+            name = pooled[request.tensor] if request.pooled else request.tensor
+            values = _real_samples(tensors[name], batch.valid, size)
+            if values.size:
+                request.reducer.update(values, batch.valid)
+        done += batch.valid
+        run.progress(stage, done, total, "samples")
+
+
+def _preferred_batch(session: Session, data: Dataset, inputs: Sequence[TensorInfo]) -> int:
+    """A batch size by the number of elements that one sample makes; the same for the same model and data."""
+    first = next(iter(data.batches(inputs, 1, limit=1)))
+    elements = sum(array.size for array in session.run(first.feeds))
+    return int(max(1, min(_LARGEST_BATCH, _BATCH_ELEMENTS // max(elements, 1))))
+
+
+def _real_samples(values: np.ndarray, valid: int, size: int) -> np.ndarray:
+    """Without the padding of a last short batch."""
+    if valid < size and values.ndim and values.shape[0] == size:
+        return values[:valid]
+    return values

@@ -1,0 +1,79 @@
+"""The words of a report: its notes and its one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.contracts.config import Gate
+from service.contracts.report import LayerFigures, ModelFigures
+from worker.quantizer.data import Dataset
+from worker.quantizer.evaluation.compare import Comparison
+from worker.quantizer.plan.types import QuantizationPlan
+
+# Below this, one part in ten of the output's energy is error.
+_POOR_SQNR_DB = 10.0
+
+
+def report_notes(
+    plan: QuantizationPlan,
+    comparison: Comparison,
+    data: Dataset,
+    gate: Gate,
+    before: ModelFigures,
+    after: ModelFigures,
+) -> tuple[str, ...]:
+    """Everything that the reader of a report should not have to find out alone."""
+    notes = list(plan.notes)
+    notes += [f"node {name!r}: bias stays in float: {bias.reason}" for name, bias in plan.biases.items() if bias.reason]
+    if comparison.fidelity.source == "calibration" and gate != Gate():
+        notes.append("the gate was judged on the calibration data: give an evaluation dataset for a verdict to rely on")
+    for name, array in data.summary.arrays.items():
+        specs = [spec for k, spec in data.preprocessing.inputs.items() if (spec.array or k) == name]
+        if array.dtype == "uint8" and specs and all(spec.is_identity for spec in specs):
+            notes.append(
+                f"array {name!r} is fed as it is stored, 0 to 255: give scale, mean and std if the model wants less"
+            )
+    if after.size_bytes >= before.size_bytes:
+        notes.append("the quantized model is not smaller: scales and Q/DQ nodes outweigh what its weights save")
+    if before.latency_ms and after.latency_ms and after.latency_ms > before.latency_ms:
+        notes.append(
+            "the quantized model is not faster here: small layers, or many changes between float and integers, "
+            "cost more than integer kernels save"
+        )
+    sqnr_db = comparison.fidelity.sqnr_db
+    if sqnr_db is not None and sqnr_db < _POOR_SQNR_DB:
+        notes.append(
+            f"the outputs are far from the float model's (SQNR {sqnr_db:.1f} dB): exclude the worst layers, "
+            "or try the preset int8_percentile"
+        )
+    if data.labels is not None and not comparison.labels_used:
+        notes.append("the labels were not used: the first output holds no class scores for them")
+    return tuple(notes)
+
+
+def summary_sentence(
+    plan: QuantizationPlan,
+    layers: Sequence[LayerFigures],
+    before: ModelFigures,
+    after: ModelFigures,
+    comparison: Comparison,
+) -> str:
+    """The report in one sentence."""
+    if plan.is_empty:
+        return "Nothing to quantize: the model is returned as it was uploaded."
+    parts = []
+    if "top1" in before.metrics:
+        parts.append(f"top-1 {before.metrics['top1']:.2f} -> {after.metrics['top1']:.2f} %")
+    elif comparison.fidelity.top1_agreement is not None:
+        parts.append(f"same decision on {comparison.fidelity.top1_agreement:.2f} %")
+    if comparison.fidelity.sqnr_db is not None:
+        parts.append(f"SQNR {comparison.fidelity.sqnr_db:.1f} dB")
+    parts.append(_ratio(before.size_bytes, after.size_bytes, "smaller", "larger"))
+    if before.latency_ms and after.latency_ms:
+        parts.append(_ratio(before.latency_ms, after.latency_ms, "faster", "slower"))
+    quantized = sum(1 for layer in layers if layer.reason is None)
+    return f"{', '.join(parts)}; {quantized} of {len(layers)} nodes quantized."
+
+
+def _ratio(before: float, after: float, better: str, worse: str) -> str:
+    return f"{before / after:.2f}x {better}" if after <= before else f"{after / before:.2f}x {worse}"

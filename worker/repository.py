@@ -1,0 +1,53 @@
+"""Statements of the reconciler that belong to no single noun."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import delete, select, union
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from service.db import db_now
+from service.tables import Artifact, Dataset, IdempotencyKey, Job, ModelFile, Upload
+
+
+def referenced_digests(session: Session, digests: Collection[str]) -> set[str]:
+    """Which of the ``digests`` (sha256) some row still names."""
+    columns: tuple[InstrumentedAttribute[Any], ...] = (
+        ModelFile.sha256,
+        Dataset.sha256,
+        Artifact.sha256,
+        Upload.sha256,
+    )
+    return set(session.scalars(union(*(select(column).where(column.in_(digests)) for column in columns))))
+
+
+def running_attempts(session: Session) -> set[tuple[str, int]]:
+    """(job id, attempt) of every running job."""
+    return {
+        (job_id, attempt)
+        for job_id, attempt in session.execute(select(Job.id, Job.attempt).where(Job.state == "running"))
+    }
+
+
+def delete_expired_uploads(session: Session, limit: int) -> list[str]:
+    """Delete the rows of uploads past their expiry, finished or not; returns their ids.
+
+    What a model or a dataset was made of stays: those rows name the stored file themselves.
+    """
+    expired = select(Upload.id).where(Upload.expires_at < db_now()).order_by(Upload.expires_at).limit(limit)
+    ids = list(session.scalars(expired))
+    session.execute(delete(Upload).where(Upload.id.in_(ids)))
+    return ids
+
+
+def known_uploads(session: Session, ids: Collection[str]) -> set[str]:
+    """Which of the ``ids`` are uploads that still have their row."""
+    return set(session.scalars(select(Upload.id).where(Upload.id.in_(ids))))
+
+
+def delete_old_idempotency_keys(session: Session, age_seconds: float) -> int:
+    """Forget answers that nobody will ask for again; returns how many."""
+    old = delete(IdempotencyKey).where(IdempotencyKey.created_at < db_now() - age_seconds)
+    return len(session.execute(old.returning(IdempotencyKey.key)).all())

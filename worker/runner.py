@@ -1,0 +1,280 @@
+"""The child process of one attempt: ``python -m worker.runner TASK.json``.
+
+Reads a RunnerTask, calls the engine, answers with RunnerLines on descriptor 3 and ends with one of the exit codes of
+``service.contracts.runner``. It has no database, no broker and no network of its own. SIGTERM asks it to stop: it ends
+as canceled if the file ``CANCEL_FLAG`` stands beside the task file, else as interrupted. When its standard input ends,
+the supervisor is gone and so is the runner.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from service.contracts.errors import CanceledError, QuantmillError, ResourceLimitError
+from service.contracts.runner import (
+    EXIT_CANCELED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_RESOURCE_LIMIT,
+    EXIT_USER_ERROR,
+    TASK_ADAPTER,
+    DatasetResult,
+    ErrorLine,
+    InspectDatasetTask,
+    InspectModelTask,
+    LogLine,
+    ModelResult,
+    ProgressLine,
+    QuantizeResult,
+    QuantizeTask,
+    RunnerLine,
+    RunnerTask,
+)
+from worker.launcher import LINE_FD
+
+if TYPE_CHECKING:
+    from worker.quantizer.run import Run
+
+EXIT_CRASH = 1
+CANCEL_FLAG = "canceled"
+MODEL_FILE = "model.onnx"
+PROGRESS_PERIOD_SECONDS = 0.2
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# Words by which native code says that an allocation failed, where no MemoryError reaches Python.
+_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "can't allocate memory", "out of memory")
+
+
+class InterruptedRunError(CanceledError):
+    """The worker shuts down: the attempt ends early and is not charged."""
+
+    code = "interrupted"
+    title = "The run was interrupted"
+
+
+class LineRun:
+    """The engine's surroundings inside a runner process: progress becomes lines, signals become CanceledError.
+
+    Progress is thinned to one line per stage and ``period_seconds``; first and last of each stage are always sent.
+
+    Args:
+        send: takes each line that is to be sent.
+        stop: gives the error to raise when the run has to end, else None.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[ProgressLine | LogLine], None],
+        stop: Callable[[], CanceledError | None],
+        *,
+        period_seconds: float = PROGRESS_PERIOD_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._send = send
+        self._stop = stop
+        self._period = period_seconds
+        self._clock = clock
+        self._sent_at: dict[str, float] = {}
+        self._held: dict[str, tuple[int, int | None, str, str]] = {}
+
+    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
+        """Send the state of ``stage``, or hold it back while the last line of this stage is recent."""
+        now = self._clock()
+        sent_at = self._sent_at.get(stage)
+        if sent_at is None:
+            self.flush()
+        elif now - sent_at < self._period and done != total:
+            self._held[stage] = (done, total, unit, message)
+            return
+        self._held.pop(stage, None)
+        self._sent_at[stage] = now
+        self._send(ProgressLine(stage=stage, done=done, total=total, unit=unit, message=message))
+
+    def log(self, message: str, level: Literal["info", "warning"] = "info") -> None:
+        """Send a message for people."""
+        self._send(LogLine(level=level, message=message))
+
+    def check(self) -> None:
+        """Raise CanceledError if the run has to stop."""
+        error = self._stop()
+        if error is not None:
+            raise error
+
+    def flush(self) -> None:
+        """Send what was held back: the last state of every stage."""
+        for stage, (done, total, unit, message) in self._held.items():
+            self._send(ProgressLine(stage=stage, done=done, total=total, unit=unit, message=message))
+        self._held.clear()
+
+
+class LineWriter:
+    """Writes RunnerLines as JSON, one per line, unbuffered beyond the line."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def __call__(self, line: RunnerLine) -> None:
+        """Write one line.
+
+        Raises:
+            BrokenPipeError: the supervisor has closed its end.
+        """
+        data = line.model_dump_json(by_alias=True).encode() + b"\n"
+        with self._lock:
+            self._stream.write(data)
+            self._stream.flush()
+
+
+class StopSignal:
+    """Remembers SIGTERM and tells canceled from interrupted by the flag file."""
+
+    def __init__(self, flag: Path) -> None:
+        self._flag = flag
+        self._seen = False
+
+    def install(self) -> None:
+        """Take over SIGTERM, and ignore SIGINT: a terminal's Ctrl-C is the parent's business."""
+        signal.signal(signal.SIGTERM, self._remember)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _remember(self, *_: object) -> None:
+        self._seen = True
+
+    def __call__(self) -> CanceledError | None:
+        """The error to stop with, if a stop was asked for."""
+        if not self._seen:
+            return None
+        if self._flag.exists():
+            return CanceledError("The job was canceled while it ran.")
+        return InterruptedRunError("The worker shuts down.")
+
+
+def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | DatasetResult:
+    """Do what the task asks. The engine is imported here and only as far as the task needs it."""
+    if isinstance(task, QuantizeTask):
+        from worker.quantizer.pipeline import quantize_files
+
+        report = quantize_files(task, run)
+        return QuantizeResult(model_file=MODEL_FILE, report=report)
+    if isinstance(task, InspectModelTask):
+        from worker.quantizer.intake import inspect_model
+
+        return ModelResult(summary=inspect_model(Path(task.model_path), threads=task.threads))
+    if isinstance(task, InspectDatasetTask):
+        from worker.quantizer.intake import inspect_dataset
+
+        return DatasetResult(summary=inspect_dataset(Path(task.path), task.preprocessing))
+    raise TypeError(f"no such task: {task!r}")
+
+
+def resource_limit(error: BaseException) -> ResourceLimitError | None:
+    """The resource limit that ``error`` (or what caused it) stands for, if any."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ResourceLimitError):
+            return seen
+        foreign = not isinstance(seen, QuantmillError)
+        if isinstance(seen, MemoryError) or (foreign and any(word in str(seen).lower() for word in _OUT_OF_MEMORY)):
+            return ResourceLimitError(
+                "The job needs more memory than its limit.",
+                hint="Use fewer calibration samples or a smaller model, or raise QUANTMILL_JOB_MEMORY_BYTES.",
+                resource="memory",
+            )
+        if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
+            return ResourceLimitError(
+                "There is no space left on the worker's disk.",
+                hint="Free some space in the scratch folder, then submit the job again.",
+                resource="disk",
+                transient=True,
+            )
+        if isinstance(seen, OSError) and seen.errno == errno.EFBIG:
+            return ResourceLimitError(
+                "The job writes a file larger than its limit.",
+                hint="The quantized model is too large for this worker; ask its operator to raise the file size limit.",
+                resource="disk",
+            )
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def execute(task: RunnerTask, send: Callable[[RunnerLine], None], stop: Callable[[], CanceledError | None]) -> int:
+    """Run one task to its exit code; the last line sent is its result or its error.
+
+    An unexpected exception is not caught by type: its traceback goes to stderr and the code says crash.
+    """
+    run = LineRun(send, stop)
+    try:
+        run.check()
+        result = perform(task, run)
+        run.flush()
+        send(result)
+    except InterruptedRunError:
+        return EXIT_INTERRUPTED
+    except CanceledError as error:
+        send(ErrorLine(problem=error.problem()))
+        return EXIT_CANCELED
+    except BrokenPipeError:
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last frame of the process: every kind is reported, none is swallowed
+        limit = resource_limit(error)
+        if limit is not None:
+            send(ErrorLine(problem=limit.problem()))
+            return EXIT_RESOURCE_LIMIT
+        if isinstance(error, QuantmillError):
+            send(ErrorLine(problem=error.problem()))
+            return EXIT_USER_ERROR
+        traceback.print_exc()
+        return EXIT_CRASH
+    return EXIT_OK
+
+
+def set_threads(threads: int) -> None:
+    """Tell the native libraries how many threads they may use. Has effect only before they are imported."""
+    for name in _THREAD_VARIABLES:
+        os.environ[name] = str(threads)
+
+
+def watch_stdin(ended: Callable[[], None]) -> None:
+    """Call ``ended`` once standard input has reached its end."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        ended()
+
+    threading.Thread(target=watch, name="stdin-watch", daemon=True).start()
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the process; see the module's head."""
+    if len(arguments) != 1:
+        print("usage: python -m worker.runner TASK.json", file=sys.stderr)  # noqa: T201 - not a user's command
+        return 2
+    task_file = Path(arguments[0])
+    stop = StopSignal(task_file.with_name(CANCEL_FLAG))
+    stop.install()
+    watch_stdin(lambda: os.killpg(0, signal.SIGKILL) if os.getpgrp() == os.getpid() else os._exit(EXIT_INTERRUPTED))
+    document: Any = json.loads(task_file.read_bytes())
+    set_threads(int(document.get("threads", 1)))
+    task = TASK_ADAPTER.validate_python(document)
+    with os.fdopen(LINE_FD, "wb", closefd=False) as stream:
+        return execute(task, LineWriter(stream), stop)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Skips the teardown of native libraries: everything that matters has been written.
+    os._exit(code)

@@ -1,0 +1,259 @@
+"""Starts the runner as a fresh process under limits, and ends it with everything it started.
+
+The child is a new session and process group with an environment from an allow-list, the scratch folder as working
+directory, rlimits, a death signal bound to this process, and three channels: standard input (its end means that we are
+gone), descriptor 3 (RunnerLines) and standard error (kept up to a cap).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import ValidationError
+
+from service.contracts.errors import EngineError
+from service.contracts.runner import LINE_ADAPTER, RunnerLine
+from worker import launcher
+
+# -P: the scratch folder is the working directory and holds files that users named; nothing is imported from there.
+RUNNER_COMMAND = (sys.executable, "-P", "-m", "worker.runner")
+LINE_CAP_BYTES = 256 * 1024 * 1024
+STDERR_CAP_BYTES = 64 * 1024
+DEFAULT_FILE_BYTES = 64 * 1024**3
+DEFAULT_OPEN_FILES = 1024
+# Virtual memory that a process reserves on top of what a job uses: libraries, thread stacks, allocator arenas.
+RESERVED_BYTES = 2 * 1024**3
+
+_KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV")
+_PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+_QUEUED_LINES = 256
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one runner process; None means none.
+
+    Attributes:
+        memory_bytes: memory that the job itself may use; the address space limit is this plus RESERVED_BYTES.
+        cpu_seconds: CPU time over all threads.
+        file_bytes: largest file it may write.
+        open_files: descriptors it may hold.
+    """
+
+    memory_bytes: int | None = None
+    cpu_seconds: int | None = None
+    file_bytes: int = DEFAULT_FILE_BYTES
+    open_files: int = DEFAULT_OPEN_FILES
+
+    def rlimits(self) -> dict[str, int]:
+        """Names and values for setrlimit."""
+        limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": self.file_bytes, "RLIMIT_NOFILE": self.open_files}
+        if self.memory_bytes is not None:
+            limits["RLIMIT_AS"] = self.memory_bytes + RESERVED_BYTES
+        if self.cpu_seconds is not None:
+            limits["RLIMIT_CPU"] = max(1, self.cpu_seconds)
+        return limits
+
+
+def machine_memory_bytes() -> int:
+    """Memory of this machine, or of the container's limit where that is smaller."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # another cgroup version, or "max"
+            total = min(total, int(Path(name).read_text().strip()))
+    return total
+
+
+class RunnerProcess:
+    """A started runner. Lines are read in the background and handed out by ``next_line``."""
+
+    def __init__(self, process: subprocess.Popen[bytes], lines: IO[bytes]) -> None:
+        self._process = process
+        self._lines: queue.Queue[RunnerLine | EngineError | None] = queue.Queue(_QUEUED_LINES)
+        self._ended = False
+        self._closing = threading.Event()
+        self._stderr = bytearray()
+        self._stderr_lock = threading.Lock()
+        self._threads = (
+            threading.Thread(target=self._read_lines, args=(lines,), name=f"lines-{process.pid}", daemon=True),
+            threading.Thread(target=self._read_stderr, name=f"stderr-{process.pid}", daemon=True),
+        )
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also the id of its group and session."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, minus the signal's number if one ended it, None while it runs."""
+        return self._process.poll()
+
+    def next_line(self, timeout_seconds: float) -> RunnerLine | None:
+        """The next line, or None if none came in time or none will come.
+
+        Raises:
+            EngineError: the runner wrote something that is not a RunnerLine.
+        """
+        if self._ended:
+            # Nothing more to read: wait for the exit instead of spinning.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(timeout_seconds, 0))
+            return None
+        try:
+            line = self._lines.get(timeout=max(timeout_seconds, 0))
+        except queue.Empty:
+            return None
+        if line is None:
+            self._ended = True
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(timeout_seconds, 0))
+        if isinstance(line, EngineError):
+            self._ended = True
+            raise line
+        return line
+
+    def remaining_lines(self, timeout_seconds: float = 5.0) -> Iterator[RunnerLine]:
+        """After the exit: every line that was not handed out yet."""
+        until = time.monotonic() + timeout_seconds
+        while not self._ended and time.monotonic() < until:
+            line = self.next_line(until - time.monotonic())
+            if line is not None:
+                yield line
+
+    def terminate(self) -> None:
+        """Ask the runner to stop."""
+        self._signal(signal.SIGTERM, group=False)
+
+    def kill(self) -> None:
+        """End the whole process group at once and wait for the runner's end."""
+        self._signal(signal.SIGKILL, group=True)
+        self._process.wait()
+
+    def close(self) -> None:
+        """Leave nothing behind: no process of the group, no thread, no descriptor. Safe to call twice."""
+        self._signal(signal.SIGKILL, group=True)
+        self._process.wait()
+        self._closing.set()
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def stderr_tail(self, characters: int = 4000) -> str:
+        """The last part of what the runner wrote to standard error."""
+        self._threads[1].join(timeout=1)
+        with self._stderr_lock:
+            return self._stderr.decode(errors="replace")[-characters:]
+
+    def _signal(self, number: signal.Signals, *, group: bool) -> None:
+        # The group may outlive its leader; its id stays ours as long as the leader is not reaped or a member lives.
+        with contextlib.suppress(ProcessLookupError):
+            if group:
+                os.killpg(self._process.pid, number)
+            elif self._process.poll() is None:
+                self._process.send_signal(number)
+
+    def _put(self, item: RunnerLine | EngineError | None) -> None:
+        # A full queue holds the runner back; it must not hold this thread once nobody reads any more.
+        while not self._closing.is_set():
+            with contextlib.suppress(queue.Full):
+                self._lines.put(item, timeout=0.5)
+                return
+
+    def _read_lines(self, stream: IO[bytes]) -> None:
+        with stream:
+            while data := stream.readline(LINE_CAP_BYTES):
+                if self._closing.is_set():
+                    return
+                try:
+                    self._put(LINE_ADAPTER.validate_json(data))
+                except ValidationError as error:
+                    self._put(
+                        EngineError(
+                            f"The runner wrote a line that cannot be read: {error.errors(include_url=False)[:1]}"
+                        )
+                    )
+                    return
+        self._put(None)
+
+    def _read_stderr(self) -> None:
+        assert self._process.stderr is not None  # noqa: S101 - it is a pipe, see Sandbox.start
+        with self._process.stderr as stream:
+            while data := os.read(stream.fileno(), 8192):
+                with self._stderr_lock:
+                    self._stderr += data
+                    del self._stderr[:-STDERR_CAP_BYTES]
+
+
+class Sandbox:
+    """Knows how to start runners.
+
+    Args:
+        command: what to start; the task file's path is appended.
+        variables: environment variables given to the runner in addition to the allow-list.
+    """
+
+    def __init__(self, command: Sequence[str] = RUNNER_COMMAND, *, variables: Mapping[str, str] | None = None) -> None:
+        self._command = tuple(command)
+        self._variables = dict(variables or {})
+
+    def environment(self, scratch: Path) -> dict[str, str]:
+        """The runner's whole environment: no settings, no keys, no addresses of ours."""
+        environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        environment |= {
+            "HOME": str(scratch),
+            "TMPDIR": str(scratch),
+            "PYTHONPATH": str(_PACKAGE_ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": "0",
+            # On a machine with many cores the allocator would reserve more address space than the limit leaves.
+            "MALLOC_ARENA_MAX": "8",
+        }
+        return environment | self._variables
+
+    def start(self, task_file: Path, *, scratch: Path, limits: Limits) -> RunnerProcess:
+        """Start a runner on ``task_file``, with ``scratch`` as its working directory.
+
+        Raises:
+            OSError: no process or pipe could be made.
+        """
+        read_fd, write_fd = os.pipe()
+        spec: dict[str, Any] = {
+            "parent": os.getpid(),
+            "death_signal": signal.SIGKILL,
+            "limits": limits.rlimits(),
+            "line_fd": write_fd,
+        }
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec), *self._command, str(task_file)],
+                cwd=scratch,
+                env=self.environment(scratch),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(write_fd,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        return RunnerProcess(process, os.fdopen(read_fd, "rb"))
