@@ -10,6 +10,7 @@ from pathlib import Path
 
 from service.contracts.errors import DatasetFormatError
 from worker.quantizer.data.npy import MAX_HEADER_BYTES, parse_npy_header
+from worker.quantizer.data.pointers import array_pointer
 from worker.quantizer.data.stored import StoredArray
 
 DEFAULT_MAX_TOTAL_BYTES = 64 << 30
@@ -87,16 +88,26 @@ def _check_entries(entries: list[zipfile.ZipInfo], max_total_bytes: int) -> None
         parts = name.replace("\\", "/").split("/")
         # orig_filename still holds what zipfile cuts off at a NUL byte
         if parts[0] == "" or ".." in parts or "\0" in entry.orig_filename:
-            raise DatasetFormatError(f"the archive holds a member with an unsafe name: {name!r}", member=name)
+            raise DatasetFormatError(
+                f"the archive holds a member with an unsafe name: {name!r}", pointer=array_pointer(name), member=name
+            )
         if name in seen:
-            raise DatasetFormatError(f"the archive holds member {name!r} twice", hint=_AGAIN, member=name)
+            raise DatasetFormatError(
+                f"the archive holds member {name!r} twice", hint=_AGAIN, pointer=array_pointer(name), member=name
+            )
         seen.add(name)
         if entry.flag_bits & _ENCRYPTED:
-            raise DatasetFormatError(f"member {name!r} is encrypted", hint="Store it without a password.", member=name)
+            raise DatasetFormatError(
+                f"member {name!r} is encrypted",
+                hint="Store it without a password.",
+                pointer=array_pointer(name),
+                member=name,
+            )
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise DatasetFormatError(
                 f"member {name!r} uses compression method {entry.compress_type}; only stored and deflated are read",
                 hint=_AGAIN,
+                pointer=array_pointer(name),
                 member=name,
             )
     total = sum(entry.file_size for entry in entries)
@@ -137,15 +148,28 @@ def _locate(path: Path, entry: zipfile.ZipInfo) -> Member:
         size = file.seek(0, 2)
     if len(raw) < _LOCAL_HEADER.size or raw[:4] != b"PK\x03\x04":
         raise DatasetFormatError(
-            f"member {entry.filename!r} is damaged: no header where the directory points", hint=_AGAIN
+            f"member {entry.filename!r} is damaged: no header where the directory points",
+            hint=_AGAIN,
+            pointer=array_pointer(entry.filename),
+            member=entry.filename,
         )
     *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(raw)
     offset = entry.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
     if offset + entry.compress_size > size:
-        raise DatasetFormatError(f"member {entry.filename!r} is cut short", hint=_AGAIN, member=entry.filename)
+        raise DatasetFormatError(
+            f"member {entry.filename!r} is cut short",
+            hint=_AGAIN,
+            pointer=array_pointer(entry.filename),
+            member=entry.filename,
+        )
     deflated = entry.compress_type == zipfile.ZIP_DEFLATED
     if not deflated and entry.compress_size != entry.file_size:
-        raise DatasetFormatError(f"member {entry.filename!r} declares two sizes", hint=_AGAIN, member=entry.filename)
+        raise DatasetFormatError(
+            f"member {entry.filename!r} declares two sizes",
+            hint=_AGAIN,
+            pointer=array_pointer(entry.filename),
+            member=entry.filename,
+        )
     return Member(
         path,
         entry.filename,
@@ -163,7 +187,12 @@ def _check_overlap(members: list[Member]) -> None:
     end = 0
     for member in sorted(members, key=lambda member: member.header_offset):
         if member.header_offset < end:
-            raise DatasetFormatError(f"member {member.name!r} overlaps another one", hint=_AGAIN, member=member.name)
+            raise DatasetFormatError(
+                f"member {member.name!r} overlaps another one",
+                hint=_AGAIN,
+                pointer=array_pointer(member.name),
+                member=member.name,
+            )
         end = member.offset + member.packed_bytes
 
 
@@ -183,6 +212,7 @@ def _array(member: Member) -> StoredArray:
             f"array {name!r} declares {header.dtype}{list(header.shape)} = {header.data_bytes} bytes, "
             f"but holds {member.size_bytes - header.size_bytes}",
             hint=_AGAIN,
+            pointer=array_pointer(name),
             array=name,
         )
     elif header.fortran_order and sum(axis > 1 for axis in header.shape) > 1:
@@ -263,5 +293,8 @@ class MemberStream:
 
     def _damaged(self, why: str) -> DatasetFormatError:
         return DatasetFormatError(
-            f"member {self._member.name!r} is damaged: {why}", hint=_AGAIN, member=self._member.name
+            f"member {self._member.name!r} is damaged: {why}",
+            hint=_AGAIN,
+            pointer=array_pointer(self._member.name),
+            member=self._member.name,
         )

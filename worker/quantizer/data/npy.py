@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from service.contracts.errors import DatasetFormatError
+from worker.quantizer.data.pointers import array_pointer
 
 # A header of a plain array takes 128 bytes; versions 2 and 3 of the format allow 4 GiB.
 MAX_HEADER_BYTES = 16 << 10
@@ -53,10 +54,13 @@ def parse_npy_header(head: bytes, name: str) -> NpyHeader:
         raise DatasetFormatError(
             f"array {name!r} has no usable .npy header: {error}",
             hint="Write the file with numpy.savez and plain numeric arrays.",
+            pointer=array_pointer(name),
             array=name,
         ) from None
     if len(shape) > _MAX_RANK or any(not 0 <= axis < 1 << 48 for axis in shape):
-        raise DatasetFormatError(f"array {name!r} has an impossible shape {shape}", array=name)
+        raise DatasetFormatError(
+            f"array {name!r} has an impossible shape {shape}", pointer=array_pointer(name), array=name
+        )
     return NpyHeader(dtype, shape, bool(fortran_order), size_bytes)
 
 

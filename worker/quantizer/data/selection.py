@@ -14,6 +14,7 @@ from service.contracts.errors import (
     DatasetLabelsError,
     EmptyDatasetError,
 )
+from worker.quantizer.data.pointers import LABELS_POINTER, array_pointer, escape
 from worker.quantizer.data.stored import MAX_SAMPLE_BYTES, ArraySource, is_numeric, sample_bytes
 
 _TEXT_KINDS = "USMm"
@@ -68,6 +69,7 @@ def select_arrays(stored: Mapping[str, ArraySource], preprocessing: Preprocessin
         raise DatasetLabelsError(
             f"labels {labels.name!r} hold {labels.shape[0]} values for {samples} samples",
             hint="Store one label per sample, or name the right array in preprocessing.labels.",
+            pointer=LABELS_POINTER,
             array=labels.name,
         )
     ordered = {name: arrays[name] for name in sorted(arrays)}
@@ -85,11 +87,20 @@ def _samples(
     pool = dict(arrays)
     if not pool and labels is not None:
         pool = {name: array for name, array in optional.items() if array.shape[0] == labels.shape[0]}
+    if not pool and labels is not None and optional:
+        raise DatasetLabelsError(
+            f"labels {labels.name!r} hold {labels.shape[0]} values, and no array has as many samples; "
+            f"the dataset holds {_listed(optional)}",
+            hint="Store one label per sample, or name the right array in preprocessing.labels.",
+            pointer=LABELS_POINTER,
+            array=labels.name,
+        )
     if not pool:
         raise EmptyDatasetError(
             "the dataset holds no numeric array that could feed a model input"
             + (f"; it holds labels {labels.name!r}" if labels is not None else ""),
             hint="Store one numeric array per model input, first axis = samples.",
+            pointer="/arrays",
         )
     lengths: dict[int, list[str]] = {}
     for name in sorted(pool, key=lambda name: (name not in named, name)):
@@ -101,12 +112,16 @@ def _samples(
             f"arrays differ in their first axis (samples): {lengths[usual][0]!r} holds {usual}, "
             f"{lengths[other][0]!r} holds {other}",
             hint="Give every array the same number of samples, or map the arrays to use in preprocessing.inputs.",
+            pointer=array_pointer(lengths[other][0]),
             array=lengths[other][0],
         )
     (samples,) = lengths
     if samples == 0:
         raise EmptyDatasetError(
-            f"array {next(iter(pool))!r} holds zero samples", hint="Store at least one sample.", array=next(iter(pool))
+            f"array {next(iter(pool))!r} holds zero samples",
+            hint="Store at least one sample.",
+            pointer=array_pointer(next(iter(pool))),
+            array=next(iter(pool)),
         )
     return samples
 
@@ -136,12 +151,14 @@ def _checked_labels(array: ArraySource) -> ArraySource:
         raise DatasetLabelsError(
             f"labels {array.name!r} are {array.refusal or array.dtype.name}, not integers",
             hint="Store class numbers as an integer array; store other data under another name than 'labels'.",
+            pointer=LABELS_POINTER,
             array=array.name,
         )
     if len(shape) != 1 and not (len(shape) == 2 and shape[1] == 1):
         raise DatasetLabelsError(
             f"labels {array.name!r} have shape {list(shape)}, not [samples]",
             hint="Store one class number per sample.",
+            pointer=LABELS_POINTER,
             array=array.name,
         )
     return array
@@ -169,6 +186,7 @@ def _check_usable(array: ArraySource) -> None:
         raise DatasetArraysError(
             f"array {array.name!r} {refusal}",
             hint="Store bool, integer or float arrays [samples, ...], or name those to use in preprocessing.inputs.",
+            pointer=array_pointer(array.name),
             array=array.name,
         )
 
@@ -176,8 +194,7 @@ def _check_usable(array: ArraySource) -> None:
 def _pointer(preprocessing: PreprocessingSpec, array: str) -> str:
     for name, spec in preprocessing.inputs.items():
         if (spec.array or name) == array:
-            escaped = name.replace("~", "~0").replace("/", "~1")
-            return f"/preprocessing/inputs/{escaped}" + ("/array" if spec.array else "")
+            return f"/preprocessing/inputs/{escape(name)}" + ("/array" if spec.array else "")
     return "/preprocessing/inputs"
 
 
@@ -204,6 +221,7 @@ def read_labels(array: ArraySource) -> np.ndarray[Any, np.dtype[np.int64]]:
         raise DatasetLabelsError(
             f"labels {array.name!r} hold {values[bad[0]]} at sample {int(bad[0])}; class numbers start at 0",
             hint="Leave samples without a class out.",
+            pointer=LABELS_POINTER,
             array=array.name,
             sample=int(bad[0]),
         )

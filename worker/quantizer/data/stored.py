@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from service.contracts.errors import DatasetArraysError, DatasetFormatError
+from worker.quantizer.data.pointers import array_pointer
 
 Array = np.ndarray[Any, Any]
 
@@ -91,7 +92,9 @@ class StoredArray:
             DatasetArraysError: the array is of a kind that cannot be used.
         """
         if self.refusal:
-            raise DatasetArraysError(f"array {self.name!r} {self.refusal}", array=self.name)
+            raise DatasetArraysError(
+                f"array {self.name!r} {self.refusal}", pointer=array_pointer(self.name), array=self.name
+            )
         return _StoredReader(self)
 
 
@@ -114,6 +117,7 @@ class _StoredReader:
                 raise DatasetFormatError(
                     f"array {self._array.name!r} is cut short: {block.nbytes - got} bytes are missing",
                     hint="Write the file again and upload it anew.",
+                    pointer=array_pointer(self._array.name),
                     array=self._array.name,
                 )
         self._left -= count

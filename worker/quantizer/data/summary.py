@@ -9,6 +9,7 @@ import numpy as np
 
 from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, PreprocessingSpec
 from service.contracts.errors import NonFiniteDataError
+from worker.quantizer.data.pointers import array_pointer
 from worker.quantizer.data.selection import Selection
 from worker.quantizer.data.stored import Array, ArraySource, sample_bytes
 
@@ -63,6 +64,7 @@ def _check_values(array: ArraySource) -> None:
                 raise NonFiniteDataError(
                     f"array {array.name!r} holds {value} in sample {start + row}",
                     hint="Leave the sample out or repair it.",
+                    pointer=array_pointer(array.name),
                     array=array.name,
                     sample=start + row,
                 )

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from service.contracts.errors import DatasetFormatError
+from worker.quantizer.data.pointers import array_pointer
 from worker.quantizer.data.stored import StoredArray
 
 _MAX_HEADER_BYTES = 16 << 20
@@ -85,6 +86,7 @@ def _array(path: Path, start: int, size: int, name: str, entry: dict[str, Any]) 
         raise DatasetFormatError(
             f"array {name!r} is cut short: {start + end - size} bytes are missing",
             hint="Write the file again and upload it anew.",
+            pointer=array_pointer(name),
             array=name,
         )
     if end - begin != dtype.itemsize * math.prod(shape):

@@ -1,0 +1,20 @@
+"""Where in a dataset's record a fault lies: JSON pointers (RFC 6901) for the errors of this package.
+
+One array: ``/arrays/<name>``, a key of ``DatasetSummary.arrays``. The label array: ``/labels``, whatever its name in
+the file. The preprocessing spec: ``/preprocessing/...``. A fault of the file as a whole has no pointer here: whoever
+took the file in knows which of its fields gave the bytes.
+"""
+
+from __future__ import annotations
+
+LABELS_POINTER = "/labels"
+
+
+def array_pointer(name: str) -> str:
+    """Pointer of a stored array; an archive's member ``x.npy`` is array ``x``."""
+    return f"/arrays/{escape(name.removesuffix('.npy'))}"
+
+
+def escape(key: str) -> str:
+    """One part of a pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
