@@ -6,86 +6,22 @@ resolved config again gives the same config.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from service.contracts.algorithms import Algorithm, BiasCorrection
 from service.contracts.base import Contract
+from service.contracts.calibration import MinMaxCalibration, PercentileCalibration, TensorRange
 from service.contracts.errors import InvalidConfigError
+from service.contracts.preparation import PreparationSpec
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
+from service.contracts.selectors import NodeSelector, OpTypeSelector, Selector
+from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec, merged
+from service.contracts.support import unsupported
 from service.contracts.validation import field_problems
 
 CONFIG_SCHEMA_VERSION = 1
-
-
-class MinMaxCalibration(Contract):
-    """Range = smallest and largest value seen on the calibration data."""
-
-    method: Literal["minmax"] = "minmax"
-
-
-class PercentileCalibration(Contract):
-    """Range = central share of all values seen, in percent; (100 - percentile) / 2 is cut on either side."""
-
-    method: Literal["percentile"] = "percentile"
-    percentile: float = Field(default=99.999, gt=50.0, le=100.0, description="Share of values kept, in percent.")
-
-
-Calibration = Annotated[MinMaxCalibration | PercentileCalibration, Field(discriminator="method")]
-
-
-class ActivationSpec(Contract):
-    """How activations are represented."""
-
-    dtype: Literal["uint8", "int8"] = Field(default="uint8", description="Integer type of activations.")
-    symmetric: bool = Field(
-        default=False, description="Symmetric range around zero (zero_point 128 for uint8, 0 for int8)."
-    )
-    scale: Literal["float32"] = "float32"
-    granularity: Literal["per_tensor"] = "per_tensor"
-    calibration: Calibration = Field(default_factory=MinMaxCalibration)
-
-
-class WeightSpec(Contract):
-    """How weights are represented. Weights are symmetric: zero_point is 0, integers lie in [-127, 127]."""
-
-    dtype: Literal["int8"] = "int8"
-    symmetric: Literal[True] = True
-    scale: Literal["float32"] = "float32"
-    granularity: Literal["per_tensor", "per_channel"] = Field(
-        default="per_channel", description="One scale for the tensor, or one for each output channel."
-    )
-
-
-class BiasSpec(Contract):
-    """How biases are represented: int32 with scale = input scale * weight scale and zero_point 0."""
-
-    dtype: Literal["int32"] = "int32"
-
-
-class BiasCorrection(Contract):
-    """Adds to every int32 bias what rounding the weights took from the layer's mean output: b += (W - W~) E[x].
-
-    E[x] is the mean input per channel on the calibration data (closed form; Nagel et al. 2019, Data-Free
-    Quantization, section 4.2).
-    """
-
-    method: Literal["bias_correction"] = "bias_correction"
-
-
-class NodeSelector(Contract):
-    """Selects the node of this name."""
-
-    node: str = Field(min_length=1)
-
-
-class OpTypeSelector(Contract):
-    """Selects every node of this operator type."""
-
-    op_type: str = Field(min_length=1)
-
-
-Selector = NodeSelector | OpTypeSelector
 
 
 class Gate(Contract):
@@ -113,16 +49,44 @@ class EvaluationSpec(Contract):
     latency_runs: int = Field(default=20, ge=1, le=1000, description="Timed runs of either model, taken in turn.")
 
 
+TargetName = Literal[
+    "onnxruntime_cpu", "onnxruntime_gpu", "tensorrt", "qnn", "openvino", "amd_npu_cnn", "amd_npu_transformer"
+]
+Mode = Literal["static", "dynamic", "weights_only", "float16", "bfloat16"]
+
+
+class Override(Contract):
+    """Other quantizer specs for the nodes that ``match`` selects; what is not given is as for all nodes.
+
+    ``activation`` concerns the tensors that these nodes make, and the model inputs that they read.
+    """
+
+    match: Selector
+    activation: ActivationSpec | None = None
+    weight: WeightSpec | None = None
+    bias: BiasSpec | None = None
+
+
 class QuantizationConfig(Contract):
     """The whole recipe of one quantization."""
 
     schema_version: Literal[1] = 1
     preset: str = Field(default=DEFAULT_PRESET, description="Named defaults for everything not given here.")
-    target: Literal["onnxruntime_cpu"] = "onnxruntime_cpu"
+    target: TargetName = Field(default="onnxruntime_cpu", description="Runtime or hardware the model is made for.")
+    mode: Mode = Field(
+        default="static",
+        description=(
+            "static: activations by calibrated ranges; dynamic: ranges taken at run time; weights_only: activations "
+            "stay float; float16, bfloat16: the whole model is converted."
+        ),
+    )
+    format: Literal["qdq", "qoperator"] = Field(
+        default="qdq", description="QuantizeLinear/DequantizeLinear pairs, or QLinear operators (static, 8 bits)."
+    )
     activation: ActivationSpec = Field(default_factory=ActivationSpec)
     weight: WeightSpec = Field(default_factory=WeightSpec)
     bias: BiasSpec = Field(default_factory=BiasSpec)
-    algorithms: tuple[BiasCorrection, ...] = Field(
+    algorithms: tuple[Algorithm, ...] = Field(
         default=(), max_length=16, description="Steps beyond calibration, in order."
     )
     include: tuple[Selector, ...] = Field(
@@ -130,6 +94,13 @@ class QuantizationConfig(Contract):
     )
     exclude: tuple[Selector, ...] = Field(
         default=(), max_length=10_000, description="Leave these in float; wins over include."
+    )
+    overrides: tuple[Override, ...] = Field(
+        default=(), max_length=10_000, description="Other specs for some nodes; the first match counts, field by field."
+    )
+    preparation: PreparationSpec = Field(default_factory=PreparationSpec)
+    tensor_ranges: dict[str, TensorRange] = Field(
+        default_factory=dict, max_length=100_000, description="Ranges by tensor name, taken instead of calibrated ones."
     )
     calibration_samples: int | None = Field(
         default=None, ge=1, le=1_000_000, description="Use only the first n samples."
@@ -144,8 +115,8 @@ class QuantizationConfig(Contract):
             return data
         name = data.get("preset", DEFAULT_PRESET)
         if isinstance(name, str) and name in PRESETS:
-            return _merge(PRESETS[name].settings, data)
-        return data
+            data = merged(PRESETS[name].settings, data)
+        return {**data, "overrides": _complete_overrides(data)} if data.get("overrides") else data
 
     @field_validator("preset")
     @classmethod
@@ -162,23 +133,28 @@ class QuantizationConfig(Contract):
         methods = [algorithm.method for algorithm in self.algorithms]
         if len(set(methods)) < len(methods):
             raise ValueError(f"an algorithm stands twice in algorithms: {', '.join(methods)}")
+        missing = unsupported(self)
+        if missing:
+            raise ValueError("; ".join(missing))
         return self
 
 
-def _merge(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Deep merge; a given object of another ``method`` replaces the default one whole."""
-    merged = dict(defaults)
-    for key, value in given.items():
-        base = merged.get(key)
-        if (
-            isinstance(base, dict)
-            and isinstance(value, dict)
-            and value.get("method", base.get("method")) == base.get("method")
-        ):
-            merged[key] = _merge(base, value)
-        else:
-            merged[key] = value
-    return merged
+def _complete_overrides(data: dict[str, Any]) -> Any:
+    """Every override's specs in full: what they leave out is taken from the config's own."""
+    overrides = data["overrides"]
+    if not isinstance(overrides, list | tuple):
+        return overrides
+    completed = []
+    for override in overrides:
+        if isinstance(override, dict):
+            override = {
+                key: merged(data.get(key) or {}, value)
+                if key in ("activation", "weight", "bias") and isinstance(value, dict)
+                else value
+                for key, value in override.items()
+            }
+        completed.append(override)
+    return completed
 
 
 def parse_config(data: Any, *, pointer: str = "") -> QuantizationConfig:
@@ -200,3 +176,22 @@ def parse_config(data: Any, *, pointer: str = "") -> QuantizationConfig:
             errors=problems,
             hint="The schema stands at /docs under QuantizationConfig.",
         ) from None
+
+
+__all__ = [
+    "CONFIG_SCHEMA_VERSION",
+    "Algorithm",
+    "BiasCorrection",
+    "EvaluationSpec",
+    "Gate",
+    "MinMaxCalibration",
+    "Mode",
+    "NodeSelector",
+    "OpTypeSelector",
+    "Override",
+    "PercentileCalibration",
+    "QuantizationConfig",
+    "Selector",
+    "TargetName",
+    "parse_config",
+]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from service.contracts.config import NodeSelector, QuantizationConfig, Selector
+from service.contracts.config import NodeSelector, OpTypeSelector, QuantizationConfig, Selector
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from worker.quantizer.graph.values import node_name
 
@@ -36,7 +36,9 @@ class Selection:
     def _matches(self, selector: Selector, node: ir.Node) -> bool:
         if isinstance(selector, NodeSelector):
             return node_name(node) == selector.node
-        return selector.op_type in (node.op_type, self._op_types.get(node_name(node)))
+        if isinstance(selector, OpTypeSelector):
+            return selector.op_type in (node.op_type, self._op_types.get(node_name(node)))
+        raise NotImplementedError(type(selector).__name__)
 
 
 _Nodes = Iterable[tuple[str | None, str]]
@@ -88,7 +90,11 @@ def _nearest(wanted: str, known: Iterable[str]) -> list[str]:
 
 
 def _key(selector: Selector) -> tuple[str, str]:
-    return ("node", selector.node) if isinstance(selector, NodeSelector) else ("op_type", selector.op_type)
+    if isinstance(selector, NodeSelector):
+        return "node", selector.node
+    if isinstance(selector, OpTypeSelector):
+        return "op_type", selector.op_type
+    raise NotImplementedError(type(selector).__name__)
 
 
 def _words(selector: Selector) -> str:

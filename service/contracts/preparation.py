@@ -1,0 +1,40 @@
+"""Preparation: what is done to the float graph before it is quantized. Each pass says in the report what it did."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from service.contracts.base import Contract
+
+
+class PreparationSpec(Contract):
+    """Switches of the preparation passes. Passes that change what the model computes are off by default."""
+
+    fold_batch_norm: bool = Field(default=True, description="Fold BatchNormalization and affine nodes into weights.")
+    batch_norm_to_conv: bool = Field(
+        default=False, description="Turn a BatchNormalization that cannot be folded into a 1x1 depthwise Conv."
+    )
+    clip6_to_relu: bool = Field(
+        default=False, description="Replace Clip(0, 6) by Relu: changes the float model where values exceed 6."
+    )
+    reduce_mean_to_global_average_pool: bool = Field(
+        default=False, description="ReduceMean over the spatial axes becomes GlobalAveragePool."
+    )
+    split_large_pooling: bool = Field(
+        default=False, description="Split a GlobalAveragePool over more than 512 positions into two poolings."
+    )
+    split_to_slice: bool = Field(default=False, description="Replace Split by one Slice per output.")
+    fuse_gelu: bool = Field(default=True, description="Fuse the Erf form into Gelu (opset 20 and later).")
+    fuse_layer_norm: bool = Field(default=True, description="Fuse the decomposed form into LayerNormalization.")
+    fuse_instance_norm: bool = Field(default=True, description="Fuse the decomposed form into InstanceNormalization.")
+    fuse_l2_norm: bool = Field(default=True, description="Fuse the decomposed form into LpNormalization.")
+    unshare_initializers: bool = Field(
+        default=False, description="Give every reader of a shared weight or bias a copy of its own."
+    )
+    nhwc_input: bool = Field(
+        default=False, description="Take 4-D inputs as NHWC: a Transpose is put behind each such input."
+    )
+    opset: int | None = Field(default=None, ge=13, le=30, description="Lift the model to this opset.")
+    fixed_shapes: dict[str, tuple[int, ...]] = Field(
+        default_factory=dict, max_length=1000, description="Shapes by input name, for inputs with dynamic axes."
+    )

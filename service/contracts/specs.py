@@ -1,0 +1,94 @@
+"""Quantizer specs: how activations, weights and biases are represented."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from service.contracts.base import Contract
+from service.contracts.calibration import ActivationCalibration, MinMaxCalibration, WeightCalibration
+from service.contracts.dtypes import ActivationDtype, BiasDtype, WeightDtype, is_block, is_integer
+
+Scale = Literal["float32", "power_of_two", "int16"]
+_SCALE_HELP = "float32: any; power_of_two: 2^n; int16: M / 2^N with a 16-bit M (integers only)."
+_REDUCE_HELP = "Use 7 of 8 (15 of 16) bits: for CPUs whose 8-bit products saturate (x86 without VNNI)."
+
+
+class ActivationSpec(Contract):
+    """How activations are represented. ``symmetric``, ``scale`` and ``reduce_range`` concern integer types only."""
+
+    dtype: ActivationDtype = Field(default="uint8", description="Type of activations.")
+    symmetric: bool = Field(
+        default=False, description="Symmetric range around zero (zero_point 128 for uint8, 0 for int8)."
+    )
+    scale: Scale = Field(default="float32", description=_SCALE_HELP)
+    granularity: Literal["per_tensor"] = "per_tensor"
+    reduce_range: bool = Field(default=False, description=_REDUCE_HELP)
+    calibration: ActivationCalibration = Field(default_factory=MinMaxCalibration)
+
+    @model_validator(mode="after")
+    def _fits(self) -> ActivationSpec:
+        _check_scale(self.dtype, self.scale, self.calibration.method)
+        return self
+
+
+class WeightSpec(Contract):
+    """How weights are represented. ``symmetric``, ``scale`` and ``reduce_range`` concern integer types only.
+
+    Symmetric signed weights keep to [-127, 127] (int8) or [-7, 7] (int4), zero_point 0.
+    """
+
+    dtype: WeightDtype = Field(default="int8", description="Type of weights.")
+    symmetric: bool = Field(default=True, description="Symmetric range around zero.")
+    scale: Scale = Field(default="float32", description=_SCALE_HELP)
+    granularity: Literal["per_tensor", "per_channel", "per_block"] = Field(
+        default="per_channel",
+        description="One scale for the tensor, for each output channel, or for each block of inputs of a channel.",
+    )
+    block_size: int = Field(
+        default=32, ge=2, le=65536, description="Weights that share a scale, with granularity per_block."
+    )
+    reduce_range: bool = Field(default=False, description=_REDUCE_HELP)
+    calibration: WeightCalibration = Field(default_factory=MinMaxCalibration)
+
+    @model_validator(mode="after")
+    def _fits(self) -> WeightSpec:
+        _check_scale(self.dtype, self.scale, self.calibration.method)
+        if self.granularity == "per_block" and not is_integer(self.dtype):
+            raise ValueError(f"granularity per_block needs an integer dtype, not {self.dtype}")
+        return self
+
+
+class BiasSpec(Contract):
+    """How biases are represented.
+
+    int32: scale = input scale * weight scale, zero_point 0. int8 and int16: a grid of their own, like a weight's.
+    """
+
+    dtype: BiasDtype = "int32"
+
+
+def _check_scale(dtype: str, scale: str, method: str) -> None:
+    if scale != "float32" and not is_integer(dtype):
+        raise ValueError(f"scale {scale} needs an integer dtype, not {dtype}")
+    if method == "non_overflow" and scale != "power_of_two":
+        raise ValueError("calibration non_overflow needs scale power_of_two")
+    if is_block(dtype) and method != "minmax":
+        raise ValueError(f"{dtype} is not calibrated: its exponents come from the data itself; leave calibration out")
+
+
+def merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Deep merge; a given object of another ``method`` replaces the default one whole."""
+    result = dict(defaults)
+    for key, value in given.items():
+        base = result.get(key)
+        if (
+            isinstance(base, dict)
+            and isinstance(value, dict)
+            and value.get("method", base.get("method")) == base.get("method")
+        ):
+            result[key] = merged(base, value)
+        else:
+            result[key] = value
+    return result
