@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 MIGRATIONS_DIR = Path(__file__).resolve().parent.parent / "migrations"
 LOCK_SECONDS = 30.0
+# First and longest pause between two attempts to switch a new SQLite file to its write-ahead log.
+WAL_PAUSE_SECONDS = (0.005, 0.25)
 _MIGRATION_LOCK = 0x7175616E746D696C  # any number that every process agrees on
 _WRITE = "quantmill_write"
 
@@ -107,7 +111,7 @@ def _create_engine(url: str, *, foreign_keys: bool = True, lock_seconds: float =
         engine = create_engine(
             url, connect_args={"timeout": lock_seconds}, pool_size=20, max_overflow=20, pool_timeout=10
         )
-        _configure_sqlite(engine, foreign_keys=foreign_keys)
+        _configure_sqlite(engine, foreign_keys=foreign_keys, lock_seconds=lock_seconds)
         return engine
     return create_engine(
         url,
@@ -123,14 +127,15 @@ def _create_engine(url: str, *, foreign_keys: bool = True, lock_seconds: float =
     )
 
 
-def _configure_sqlite(engine: Engine, *, foreign_keys: bool) -> None:
+def _configure_sqlite(engine: Engine, *, foreign_keys: bool, lock_seconds: float) -> None:
     @event.listens_for(engine, "connect")
     def _on_connect(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
         # The driver must not open transactions by itself: _on_begin does, and knows which kind.
         connection.isolation_level = None
         cursor = connection.cursor()
+        _switch_to_wal(cursor, lock_seconds=lock_seconds)
         # FULL: a commit that was answered with 2xx survives a power loss.
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", f"foreign_keys={'ON' if foreign_keys else 'OFF'}"):
+        for pragma in ("synchronous=FULL", f"foreign_keys={'ON' if foreign_keys else 'OFF'}"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -138,6 +143,31 @@ def _configure_sqlite(engine: Engine, *, foreign_keys: bool) -> None:
     def _on_begin(connection: Connection) -> None:
         write = connection.get_execution_options().get(_WRITE, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def _switch_to_wal(cursor: sqlite3.Cursor, *, lock_seconds: float) -> None:
+    """Give the file a write-ahead log, unless it has one; several processes may open the same new file at once.
+
+    SQLite answers SQLITE_BUSY to the switch at once, without waiting for the lock as it does for a statement (its
+    busy handler is not called where waiting could be a deadlock): the waiting is done here.
+
+    Raises:
+        sqlite3.OperationalError: the file stayed locked for ``lock_seconds``, or cannot be used at all.
+    """
+    until = time.monotonic() + lock_seconds
+    pause = WAL_PAUSE_SECONDS[0]
+    while True:
+        try:
+            if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            if not busy or time.monotonic() + pause > until:
+                raise
+        else:
+            return
+        time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        pause = min(WAL_PAUSE_SECONDS[1], 2 * pause)
 
 
 def migrate(url: str, revision: str = "head") -> None:

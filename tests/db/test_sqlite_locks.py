@@ -1,0 +1,110 @@
+"""Opening a SQLite file that others open, too: the switch to the write-ahead log has no busy handler of its own."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+from service.db import Database, current_revision, head_revision
+from tests.db.test_concurrency import at_once
+
+MIGRATE = """
+import sys, threading
+from service.db import migrate
+failed = []
+def run():
+    try:
+        migrate(sys.argv[1])
+    except BaseException as error:
+        failed.append(error)
+        raise
+threads = [threading.Thread(target=run) for _ in range(3)]
+sys.stdin.readline()
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+sys.exit(len(failed))
+"""
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> sqlite3.Connection:
+    """A connection that writes to a file without write-ahead log: nobody can switch it meanwhile."""
+    connection = sqlite3.connect(tmp_path / "held.db", isolation_level=None, check_same_thread=False)
+    connection.execute("CREATE TABLE t (x)")
+    connection.execute("BEGIN IMMEDIATE")
+    return connection
+
+
+def test_connecting_waits_for_whoever_holds_the_file(held: sqlite3.Connection, tmp_path: Path) -> None:
+    release = threading.Timer(0.4, lambda: held.execute("COMMIT"))
+    release.start()
+    database = Database(f"sqlite:///{tmp_path / 'held.db'}")
+    started = time.monotonic()
+    with database.read() as session:
+        assert session.scalar(text("PRAGMA journal_mode")) == "wal"
+    assert 0.3 < time.monotonic() - started < 10
+    release.join()
+    database.close()
+    held.close()
+
+
+def test_the_wait_ends_after_the_time_given(held: sqlite3.Connection, tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'held.db'}", lock_seconds=0.3)
+    started = time.monotonic()
+    with pytest.raises(OperationalError, match="locked"), database.read() as session:
+        session.scalar(text("SELECT 1"))
+    assert time.monotonic() - started < 5
+    database.close()
+    held.close()
+
+
+def test_a_file_that_is_no_database_fails_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "text.db"
+    path.write_text("this is not a database, and it is longer than a header of a hundred bytes. " * 4)
+    database = Database(f"sqlite:///{path}")
+    started = time.monotonic()
+    with pytest.raises(Exception, match="not a database"), database.read() as session:
+        session.scalar(text("SELECT 1"))
+    assert time.monotonic() - started < 5
+    database.close()
+
+
+def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
+    for number in range(10):
+        databases = [Database(f"sqlite:///{tmp_path / f'{number}.db'}") for _ in range(8)]
+
+        def look(index: int, opened: list[Database] = databases) -> str:
+            with opened[index].read() as session:
+                return str(session.scalar(text("PRAGMA journal_mode")))
+
+        assert at_once(8, look) == ["wal"] * 8
+        for database in databases:
+            database.close()
+
+
+def test_processes_migrate_a_new_file_at_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", MIGRATE, url], cwd=Path(__file__).parents[2], stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    ends = [(process.communicate(timeout=60)[1], process.returncode) for process in processes]
+    assert [code for _, code in ends] == [0, 0, 0], ends
+    database = Database(url)
+    assert current_revision(database) == head_revision()
+    database.close()
