@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from service.contracts.errors import EngineError
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
-from worker.quantizer.plan.arithmetic import Quantization
+from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
 PRODUCER = "quantmill"
@@ -74,7 +74,7 @@ def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
 
 
 def _dequantize_constant(
-    graph: ir.Graph, stem: str, integers: np.ndarray, grid: Quantization, names: Names
+    graph: ir.Graph, stem: str, integers: np.ndarray, grid: IntegerGrid, names: Names
 ) -> ir.Value:
     stored = add_initializer(graph, names.free(f"{stem}_quantized"), integers)
     scale = add_initializer(graph, names.free(f"{stem}_scale"), grid.scale)
@@ -168,7 +168,7 @@ def _drop_implied_activations(graph: ir.Graph, plan: QuantizationPlan) -> None:
         before.name = name
 
 
-def _implied(node: ir.Node, grid: Quantization) -> bool:
+def _implied(node: ir.Node, grid: IntegerGrid) -> bool:
     low, high = activation_limits(node)
     # QuantizeLinear saturates at -128 also where the grid keeps to [-127, 127].
     saturating = replace(grid, symmetric=False)

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, op_types, quantize_model, rng, run_onnx
-from worker.quantizer.plan.arithmetic import Quantization
+from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan
 
 GRIDS = [("uint8", False), ("uint8", True), ("int8", False), ("int8", True)]
@@ -27,7 +27,7 @@ def convolve(x: np.ndarray, w: np.ndarray, group: int) -> np.ndarray:
     return result
 
 
-def centered(grid: Quantization, values: np.ndarray) -> np.ndarray:
+def centered(grid: IntegerGrid, values: np.ndarray) -> np.ndarray:
     return grid.quantize(values).astype(np.int64) - grid.zero_point.astype(np.int64)
 
 
@@ -116,7 +116,7 @@ def clipped_model(case: str) -> onnx.ModelProto:
     )
 
 
-def q_of(values: np.ndarray, grid: Quantization) -> np.ndarray:
+def q_of(values: np.ndarray, grid: IntegerGrid) -> np.ndarray:
     """The runtime's own QuantizeLinear."""
     model = make_model(
         "(float[N] x) => (uint8[N] y) { y = QuantizeLinear(x, s, z) }", {"s": grid.scale, "z": grid.zero_point}

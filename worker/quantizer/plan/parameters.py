@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from service.contracts.errors import EngineError
 from worker.quantizer.graph.values import constant, name_of, node_name
-from worker.quantizer.plan.arithmetic import Quantization, grid_for_range
+from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
 from worker.quantizer.plan.types import QuantizationPlan, WeightPlan
 from worker.quantizer.statistics.reducers import Range
 
@@ -38,7 +38,7 @@ def fill_activations(plan: QuantizationPlan, ranges: Mapping[str, Range]) -> Non
         scale, zero_point = grid_for_range(
             np.asarray(found.minimum), np.asarray(found.maximum), entry.dtype, symmetric=entry.symmetric
         )
-        entry.quantization = Quantization(entry.dtype, scale, zero_point, symmetric=entry.symmetric)
+        entry.quantization = IntegerGrid(entry.dtype, scale, zero_point, symmetric=entry.symmetric)
 
 
 def fill_parameters(graph: ir.Graph, plan: QuantizationPlan) -> None:
@@ -70,7 +70,7 @@ def _fill_scale(graph: ir.Graph, weight: WeightPlan) -> None:
         # Any scale holds zeros; a usual one keeps the bias of the dead channel exact.
         usual = np.float32(1 / 127) if dead.all() else np.median(scale[~dead])
         scale = np.where(dead, usual, scale).astype(np.float32)
-    weight.quantization = Quantization("int8", scale, zero_point, axis=weight.axis, symmetric=True)
+    weight.quantization = IntegerGrid("int8", scale, zero_point, axis=weight.axis, symmetric=True)
 
 
 def _input_scale(node: ir.Node, plan: QuantizationPlan) -> float:
@@ -107,7 +107,7 @@ def _guard_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> int:
         scale = np.maximum(grid.scale, per_scale).astype(np.float32)
     else:
         scale = np.float32(max(float(grid.scale), float(needed.max())))
-    weight.quantization = Quantization(grid.dtype, np.asarray(scale), grid.zero_point, grid.axis, grid.symmetric)
+    weight.quantization = IntegerGrid(grid.dtype, np.asarray(scale), grid.zero_point, grid.axis, grid.symmetric)
     return int(low.sum())
 
 
@@ -123,5 +123,5 @@ def _fill_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> None:
     per_channel = weight.axis is not None and flat.size > 1
     shape = scale if per_channel else scale[0]
     zero = np.zeros_like(shape, dtype=np.int32)
-    entry.quantization = Quantization("int32", np.asarray(shape), np.asarray(zero), axis=0 if per_channel else None)
+    entry.quantization = IntegerGrid("int32", np.asarray(shape), np.asarray(zero), axis=0 if per_channel else None)
     entry.integers = entry.quantization.quantize(flat)

@@ -9,7 +9,7 @@ from enum import Enum
 
 import numpy as np
 
-from worker.quantizer.plan.arithmetic import Quantization
+from worker.quantizer.numerics.integer import IntegerGrid
 
 
 class Role(Enum):
@@ -48,7 +48,7 @@ class ActivationPlan:
     source: str
     dtype: str
     symmetric: bool
-    quantization: Quantization | None = None
+    quantization: IntegerGrid | None = None
 
 
 @dataclass
@@ -58,7 +58,7 @@ class WeightPlan:
     initializer: str
     node: str
     axis: int | None
-    quantization: Quantization | None = None
+    quantization: IntegerGrid | None = None
     integers: np.ndarray | None = None
 
 
@@ -68,7 +68,7 @@ class BiasPlan:
 
     node: str
     initializer: str
-    quantization: Quantization | None = None
+    quantization: IntegerGrid | None = None
     integers: np.ndarray | None = None
     reason: str | None = None
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from onnxruntime.quantization.quant_utils import compute_scale_zp, get_qmin_qmax_for_qType
 
 from tests.unit.quantizer.toolbox import normal, rng, run_onnx
-from worker.quantizer.plan.arithmetic import Quantization, grid_for_range
+from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
 
 TYPES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32}
 GRIDS = [("uint8", False), ("uint8", True), ("int8", False), ("int8", True)]
@@ -20,9 +20,9 @@ finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 usual = st.floats(-1e4, 1e4, width=32)
 
 
-def grid(low: float, high: float, dtype: str, symmetric: bool) -> Quantization:
+def grid(low: float, high: float, dtype: str, symmetric: bool) -> IntegerGrid:
     scale, zero_point = grid_for_range(np.float32(low), np.float32(high), dtype, symmetric=symmetric)
-    return Quantization(dtype, scale, zero_point, symmetric=symmetric)
+    return IntegerGrid(dtype, scale, zero_point, symmetric=symmetric)
 
 
 def ort_grid(low: float, high: float, dtype: str, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -31,17 +31,17 @@ def ort_grid(low: float, high: float, dtype: str, symmetric: bool) -> tuple[np.n
     return scale, zero_point
 
 
-def ort_quantize(values: np.ndarray, found: Quantization) -> np.ndarray:
+def ort_quantize(values: np.ndarray, found: IntegerGrid) -> np.ndarray:
     node = helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"], **axis_of(found))
     return run_operator(node, TensorProto.FLOAT, TYPES[found.dtype], x=values, s=found.scale, z=found.zero_point)
 
 
-def ort_dequantize(integers: np.ndarray, found: Quantization) -> np.ndarray:
+def ort_dequantize(integers: np.ndarray, found: IntegerGrid) -> np.ndarray:
     node = helper.make_node("DequantizeLinear", ["x", "s", "z"], ["y"], **axis_of(found))
     return run_operator(node, TYPES[found.dtype], TensorProto.FLOAT, x=integers, s=found.scale, z=found.zero_point)
 
 
-def axis_of(found: Quantization) -> dict[str, int]:
+def axis_of(found: IntegerGrid) -> dict[str, int]:
     return {} if found.axis is None else {"axis": found.axis}
 
 
@@ -129,7 +129,7 @@ def test_zero_is_exact(dtype: str, symmetric: bool, a: float, b: float) -> None:
 )
 def test_quantize_is_quantize_linear(dtype: str, values: np.ndarray, scale: float, zero_point: int) -> None:
     shift = 0 if dtype == "uint8" else 128
-    found = Quantization(dtype, np.float32(scale), np.asarray(zero_point - shift, dtype))
+    found = IntegerGrid(dtype, np.float32(scale), np.asarray(zero_point - shift, dtype))
     np.testing.assert_array_equal(found.quantize(values), ort_quantize(values, found))
 
 
@@ -143,13 +143,13 @@ def test_ties_that_float32_division_makes_go_where_the_runtime_puts_them(
 ) -> None:
     """x / scale is a half in float32 for many x whose exact quotient is not."""
     halves = ((np.floor(steps) + np.float32(0.5)) * np.float32(scale)).astype(np.float32)
-    found = Quantization(dtype, np.float32(scale), np.asarray(3, dtype))
+    found = IntegerGrid(dtype, np.float32(scale), np.asarray(3, dtype))
     np.testing.assert_array_equal(found.quantize(halves), ort_quantize(halves, found))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_half_goes_to_even_and_the_ends_saturate(dtype: str) -> None:
-    found = Quantization(dtype, np.float32(2.0), np.asarray(10, dtype))
+    found = IntegerGrid(dtype, np.float32(2.0), np.asarray(10, dtype))
     values = np.array([-1e30, -5.0, -3.0, -1.0, 1.0, 3.0, 5.0, 7.0, 244.0, 490.0, 491.0, 1e30], np.float32)
     integers = found.quantize(values)
     np.testing.assert_array_equal(integers, ort_quantize(values, found))
@@ -168,7 +168,7 @@ def test_infinities_saturate() -> None:
 @given(scale=st.floats(2.0**-100, 2.0**100, width=32), zero_point=st.integers(0, 255))
 def test_dequantize_is_dequantize_linear(dtype: str, scale: float, zero_point: int) -> None:
     shift = 0 if dtype == "uint8" else 128
-    found = Quantization(dtype, np.float32(scale), np.asarray(zero_point - shift, dtype))
+    found = IntegerGrid(dtype, np.float32(scale), np.asarray(zero_point - shift, dtype))
     integers = (np.arange(256) - shift).astype(dtype)
     np.testing.assert_array_equal(found.dequantize(integers), ort_dequantize(integers, found))
 
@@ -179,7 +179,7 @@ def test_per_axis_is_what_the_operators_do(dtype: str, symmetric: bool, axis: in
     values = normal(4, 5, 6, scale=3.0)
     others = tuple(k for k in range(3) if k != axis % 3)
     scale, zero_point = grid_for_range(values.min(axis=others), values.max(axis=others), dtype, symmetric=symmetric)
-    found = Quantization(dtype, scale, zero_point, axis=axis, symmetric=symmetric)
+    found = IntegerGrid(dtype, scale, zero_point, axis=axis, symmetric=symmetric)
     integers = found.quantize(values)
     np.testing.assert_array_equal(integers, ort_quantize(values, found))
     np.testing.assert_array_equal(found.dequantize(integers), ort_dequantize(integers, found))
@@ -192,11 +192,11 @@ def test_symmetric_int8_never_uses_the_lowest_integer() -> None:
 
 @given(values=hnp.arrays(np.float64, 30, elements=st.floats(-(2**29), 2**29)))
 def test_int32_keeps_what_float32_cannot_hold(values: np.ndarray) -> None:
-    found = Quantization("int32", np.float32(1.0), np.asarray(0, np.int32))
+    found = IntegerGrid("int32", np.float32(1.0), np.asarray(0, np.int32))
     np.testing.assert_array_equal(found.quantize(values), np.rint(values).astype(np.int32))
 
 
 def test_int32_dequantizes_as_the_operator_does() -> None:
-    found = Quantization("int32", rng().random(8).astype(np.float32) + 0.1, np.zeros(8, np.int32), axis=0)
+    found = IntegerGrid("int32", rng().random(8).astype(np.float32) + 0.1, np.zeros(8, np.int32), axis=0)
     integers = rng(1).integers(-(2**24), 2**24, 8).astype(np.int32)
     np.testing.assert_allclose(found.dequantize(integers), ort_dequantize(integers, found), rtol=1e-7)

@@ -1,0 +1,1 @@
+"""How numbers are represented: integer grids, small floats, block formats."""
