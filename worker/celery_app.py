@@ -12,6 +12,7 @@ from celery.exceptions import SecurityWarning
 
 from service.jobs.dispatch import QUEUES, celery_settings
 from service.settings import Settings
+from worker.transport import worker_transport
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ def make_app(settings: Settings) -> Celery:
     """The application with the settings that senders and workers share."""
     app = Celery("quantmill-worker", set_as_current=True)
     app.conf.update(celery_settings(settings))
+    app.conf.update(worker_transport(settings))
     app.conf.update(worker_pool="threads", worker_concurrency=settings.worker_slots)
     return app
 
