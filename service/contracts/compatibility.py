@@ -1,11 +1,26 @@
-"""Does a dataset fit a model? One rule for the front desk (before a job is stored) and the engine (before it runs)."""
+"""Do a model, a dataset and a config fit each other? One rule for the front desk and the engine."""
 
 from __future__ import annotations
 
-from service.contracts.config import Gate
+import difflib
+from collections.abc import Iterable, Iterator
+
+from service.contracts.config import Gate, QuantizationConfig
 from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec
-from service.contracts.errors import DatasetMismatchError, FieldProblem, InvalidConfigError
+from service.contracts.errors import (
+    AlreadyQuantizedError,
+    DatasetMismatchError,
+    FieldProblem,
+    InvalidConfigError,
+)
 from service.contracts.model import ModelSummary, TensorInfo
+from service.contracts.selectors import NodeSelector, OpTypeSelector, SubgraphSelector
+
+QUANTIZED_OP_TYPES = frozenset(
+    {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
+)
+# Looking for the nearest of thousands of names takes milliseconds each.
+_MAX_SUGGESTIONS = 10
 
 # Stored type -> input types that it may be fed to without losing a value.
 _SAFE_CASTS = {
@@ -73,6 +88,75 @@ def check_dataset(model: ModelSummary, dataset: DatasetSummary, *, pointer: str 
             errors=tuple(problems),
             hint=_HINTS.get(problems[0].code, _HINTS["array-missing"]),
         )
+
+
+def check_float(model: ModelSummary, *, pointer: str) -> None:
+    """Refuse a model that holds quantized operators before any work is done.
+
+    Raises:
+        AlreadyQuantizedError: pointing at the model.
+    """
+    found = sorted(op for op in model.op_counts if op in QUANTIZED_OP_TYPES or op.startswith("QLinear"))
+    if found:
+        counted = ", ".join(f"{model.op_counts[op]} {op}" for op in found)
+        raise AlreadyQuantizedError(
+            f"the model is quantized already: it holds {counted}",
+            hint="Upload the float model that it was made from.",
+            pointer=pointer,
+            op_type=found[0],
+        )
+
+
+def check_selected(config: QuantizationConfig, model: ModelSummary, *, pointer: str = "/config") -> None:
+    """Refuse selectors that name a node or an operator which neither the uploaded nor the prepared model has.
+
+    Only what the summary tells is judged: nodes called by name, and operators. Regular expressions, tensors and modules
+    are left to the engine, and so is every name of a model whose summary lists none.
+
+    Raises:
+        InvalidConfigError: one problem per name, with the nearest that there is.
+    """
+    if model.node_names is None or model.prepared_op_types is None:
+        return
+    names, op_types = set(model.node_names), {*model.op_counts, *model.prepared_op_types}
+    problems: list[FieldProblem] = []
+    for place, kind, wanted in _named(config):
+        known = names if kind == "node" else op_types
+        if wanted not in known:
+            message = f"the model has no {'node' if kind == 'node' else 'operator'} {wanted!r}"
+            near = _nearest(wanted, known) if len(problems) < _MAX_SUGGESTIONS else None
+            message += f"; did you mean {near!r}?" if near else ""
+            problems.append(FieldProblem(pointer=pointer + place, code="selector-unmatched", message=message))
+    if problems:
+        raise InvalidConfigError(
+            "; ".join(problem.message for problem in problems[:5]),
+            errors=tuple(problems),
+            hint="GET /v1/models/{id} lists the names under summary.node_names and summary.op_counts.",
+        )
+
+
+def _named(config: QuantizationConfig) -> Iterator[tuple[str, str, str]]:
+    """Every node name and operator that the config's selectors call: pointer, "node" or "op_type", the name."""
+    placed = [
+        *((f"/include/{k}", selector) for k, selector in enumerate(config.include)),
+        *((f"/exclude/{k}", selector) for k, selector in enumerate(config.exclude)),
+        *((f"/overrides/{k}/match", override.match) for k, override in enumerate(config.overrides)),
+    ]
+    for place, selector in placed:
+        if isinstance(selector, NodeSelector):
+            yield f"{place}/node", "node", selector.node
+        elif isinstance(selector, OpTypeSelector):
+            yield f"{place}/op_type", "op_type", selector.op_type
+        elif isinstance(selector, SubgraphSelector):
+            for word, ends in (("from_nodes", selector.from_nodes), ("to_nodes", selector.to_nodes)):
+                yield from ((f"{place}/{word}/{k}", "node", name) for k, name in enumerate(ends))
+
+
+def _nearest(wanted: str, known: Iterable[str]) -> str | None:
+    """The known name that looks most like ``wanted``, letter case aside."""
+    folded = {name.casefold(): name for name in sorted(known)}
+    close = difflib.get_close_matches(wanted.casefold(), folded, n=1, cutoff=0.4)
+    return folded[close[0]] if close else None
 
 
 def check_gate(gate: Gate, *, has_labels: bool) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from service.contracts.base import Contract
+
+# Bounds of ``ModelSummary.node_names``: a model beyond them is judged by the engine alone.
+MAX_NODE_NAMES = 20_000
+MAX_NODE_NAME_CHARACTERS = 1_000_000
 
 
 class TensorInfo(Contract):
@@ -28,3 +34,13 @@ class ModelSummary(Contract):
     parameter_count: int
     size_bytes: int
     sha256: str
+    node_names: tuple[str, ...] | None = Field(
+        default=None,
+        description=(
+            "Names by which include and exclude may call nodes: those of the uploaded model, then those that "
+            "preparation gives. Null if there are more than 20,000, in older records and in lists of models."
+        ),
+    )
+    prepared_op_types: tuple[str, ...] | None = Field(
+        default=None, description="Operators that only preparation brings in, such as Gemm for MatMul and Add."
+    )

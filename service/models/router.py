@@ -44,7 +44,7 @@ def list_models(
     models, last = service.list_page(desk, principal.tenant_id, status=status, after=after, limit=limit)
     next_cursor = None if last is None else codec.encode(last)
     response.headers.update(link_header("/v1/models", next_cursor, status=status, limit=limit))
-    return Page(items=[_out(model) for model in models], next_cursor=next_cursor, has_more=last is not None)
+    return Page(items=[_in_list(model) for model in models], next_cursor=next_cursor, has_more=last is not None)
 
 
 @router.get("/{model_id}", response_model=ModelOut, responses={304: {"description": "Not changed"}})
@@ -71,6 +71,14 @@ async def get_model(
 
 def _etag(model: Model) -> str:
     return f'"{model.row_version}"'
+
+
+def _in_list(model: Model) -> ModelOut:
+    """Without the names of the nodes, which would make up most of a page."""
+    out = _out(model)
+    if out.summary is not None:
+        out.summary = out.summary.model_copy(update={"node_names": None})
+    return out
 
 
 def _out(model: Model) -> ModelOut:

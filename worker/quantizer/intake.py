@@ -15,8 +15,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from service.contracts.errors import UnsupportedModelError
-from service.contracts.model import ModelSummary, TensorInfo
+from service.contracts.errors import AlreadyQuantizedError, UnsupportedModelError
+from service.contracts.model import MAX_NODE_NAME_CHARACTERS, MAX_NODE_NAMES, ModelSummary, TensorInfo
 from worker.quantizer.data.inspect import inspect_dataset
 from worker.quantizer.graph.loading import (
     MAX_NODES,
@@ -27,6 +27,7 @@ from worker.quantizer.graph.loading import (
     tensors_of,
     to_ir,
 )
+from worker.quantizer.graph.prepare import prepare
 from worker.quantizer.runtime_check import RuntimeRefusalError, check_runtime
 
 __all__ = ["inspect_dataset", "inspect_model", "summarize_model"]
@@ -38,12 +39,14 @@ KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 _FunctionKey = tuple[str, str]
 
 
-def inspect_model(path: Path, *, threads: int) -> ModelSummary:
+def inspect_model(path: Path, *, threads: int, list_nodes: bool = True) -> ModelSummary:
     """Check an uploaded model and say what is in it.
 
     Args:
         path: the .onnx file; external data lies in its folder.
         threads: threads that the runtime may use.
+        list_nodes: also list the names by which a config may call nodes. That takes a preparation of the model, which
+            a quantization does anyway.
 
     Raises:
         NotOnnxError: not an ONNX file, empty, or cut short.
@@ -62,8 +65,27 @@ def inspect_model(path: Path, *, threads: int) -> ModelSummary:
         check_runtime(path, threads=threads)
     except RuntimeRefusalError as refusal:
         raise _with_node(refusal, proto) from None
-    to_ir(proto, path.parent)
-    return summary
+    model = to_ir(proto, path.parent)
+    return _with_names(summary, proto, model) if list_nodes else summary
+
+
+def _with_names(summary: ModelSummary, proto: onnx.ModelProto, model: ir.Model) -> ModelSummary:
+    """The summary with the names and operators that selectors may use; a quantized model is never prepared.
+
+    Raises:
+        UnsupportedModelError: the model cannot be prepared, so no job could use it.
+    """
+    try:
+        prepared = prepare(model)
+    except AlreadyQuantizedError:
+        return summary
+    known = [*prepared.op_types.items(), *prepared.known_nodes()]
+    names = dict.fromkeys([*(node.name for node, _ in _nodes(proto) if node.name), *(name for name, _ in known)])
+    op_types = {op_type for _, op_type in known} - summary.op_counts.keys()
+    few = len(names) <= MAX_NODE_NAMES and sum(map(len, names)) <= MAX_NODE_NAME_CHARACTERS
+    return summary.model_copy(
+        update={"node_names": tuple(names) if few else None, "prepared_op_types": tuple(sorted(op_types))}
+    )
 
 
 def _with_node(refusal: RuntimeRefusalError, proto: onnx.ModelProto) -> UnsupportedModelError:

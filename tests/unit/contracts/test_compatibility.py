@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
-from service.contracts.compatibility import can_feed, check_dataset, fed_shape
+from service.contracts.compatibility import can_feed, check_dataset, check_float, check_selected, fed_shape
+from service.contracts.config import Override, QuantizationConfig
 from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec, LabelSummary, PreprocessingSpec
-from service.contracts.errors import DatasetMismatchError
+from service.contracts.errors import AlreadyQuantizedError, DatasetMismatchError, InvalidConfigError
 from service.contracts.model import ModelSummary, TensorInfo
+from service.contracts.selectors import Selector
 
 IMAGENET = {"scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -197,3 +200,82 @@ def test_an_explicit_entry_is_consent_to_read_small_integers_as_floats(stored: s
 )
 def test_fed_shapes(layout: Any, model_layout: Any, shape: tuple[int, ...], fed: tuple[int, ...] | None) -> None:
     assert fed_shape(InputSpec(layout=layout, model_layout=model_layout), shape) == fed
+
+
+# --- config against model --------------------------------------------------------------------------------------------
+
+NAMED = IMAGE.model_copy(
+    update={
+        "op_counts": {"MatMul": 1, "Add": 1, "Conv": 1},
+        "node_names": ("stem", "dense", "bias", "Conv_0"),
+        "prepared_op_types": ("Gemm",),
+    }
+)
+
+
+_SELECTORS: TypeAdapter[tuple[Selector, ...]] = TypeAdapter(tuple[Selector, ...])
+
+
+def selecting(settings: Any) -> QuantizationConfig:
+    """A config with these selectors, also with those that the engine does not take yet."""
+    found: dict[str, Any] = {
+        word: _SELECTORS.validate_python(settings.get(word, ())) for word in ("include", "exclude")
+    }
+    found["overrides"] = tuple(Override.model_validate(entry) for entry in settings.get("overrides", ()))
+    return QuantizationConfig().model_copy(update=found)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"include": [{"node": "dense"}], "exclude": [{"op_type": "Gemm"}, {"node": "bias"}]},
+        {"exclude": [{"op_type": "MatMul"}, {"node": "Conv_0"}]},
+        {"exclude": [{"from_nodes": ["stem"], "to_nodes": ["dense", "bias"]}]},
+        {"exclude": [{"regex": "no such node"}, {"tensor": "t"}, {"module": "m"}]},  # the engine's to judge
+        {"overrides": [{"match": {"node": "stem"}}]},
+    ],
+)
+def test_selectors_may_name_what_the_uploaded_or_the_prepared_model_has(settings: Any) -> None:
+    check_selected(selecting(settings), NAMED)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problems"),
+    [
+        ({"exclude": [{"node": "stemm"}]}, [("/config/exclude/0/node", "no node 'stemm'; did you mean 'stem'?")]),
+        (
+            {"include": [{"op_type": "conv"}]},
+            [("/config/include/0/op_type", "no operator 'conv'; did you mean 'Conv'")],
+        ),
+        (
+            {"include": [{"op_type": "Conv"}, {"node": "Dense"}], "exclude": [{"node": "zzzzzzzz"}]},
+            [("/config/include/1/node", "did you mean 'dense'?"), ("/config/exclude/0/node", "no node 'zzzzzzzz'")],
+        ),
+        (
+            {"exclude": [{"from_nodes": ["stem", "stam"], "to_nodes": ["bia"]}]},
+            [("/config/exclude/0/from_nodes/1", "'stem'?"), ("/config/exclude/0/to_nodes/0", "'bias'?")],
+        ),
+        ({"overrides": [{"match": {"node": "x"}}]}, [("/config/overrides/0/match/node", "no node 'x'")]),
+    ],
+)
+def test_names_that_the_model_does_not_have(settings: Any, problems: list[tuple[str, str]]) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        check_selected(selecting(settings), NAMED)
+    assert caught.value.hint
+    assert [problem.pointer for problem in caught.value.errors] == [pointer for pointer, _ in problems]
+    assert {problem.code for problem in caught.value.errors} == {"selector-unmatched"}
+    for problem, (_, words) in zip(caught.value.errors, problems, strict=True):
+        assert words in problem.message
+
+
+def test_a_summary_without_names_leaves_them_to_the_engine() -> None:
+    check_selected(selecting({"exclude": [{"node": "stemm"}, {"op_type": "Nothing"}]}), IMAGE)
+
+
+@pytest.mark.parametrize("op_type", ["QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "ConvInteger"])
+def test_a_quantized_model_is_refused_by_its_operators(op_type: str) -> None:
+    check_float(NAMED, pointer="/model_id")
+    with pytest.raises(AlreadyQuantizedError, match=f"it holds 2 {op_type}") as caught:
+        check_float(NAMED.model_copy(update={"op_counts": {"Conv": 1, op_type: 2}}), pointer="/model_id")
+    assert caught.value.errors[0].pointer == "/model_id"
+    assert caught.value.hint

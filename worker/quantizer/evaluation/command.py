@@ -32,13 +32,13 @@ def evaluate_files(
         DatasetError: the dataset is bad or does not fit.
         EngineError: the runtime failed.
     """
-    summary = inspect_model(model, threads=threads)
+    summary = inspect_model(model, threads=threads, list_nodes=False)
     data = open_dataset(Path(evaluation.path), evaluation.preprocessing)
     check_dataset(summary, data.summary, role="evaluation dataset")
     session = Session(to_bytes(load_model(model)), threads=threads, what="model")
     other, other_summary = session, summary
     if reference is not None:
-        other_summary = inspect_model(reference, threads=threads)
+        other_summary = inspect_model(reference, threads=threads, list_nodes=False)
         check_dataset(other_summary, data.summary, role="evaluation dataset")
         other = Session(to_bytes(load_model(reference)), threads=threads, what="reference model")
         if other.output_names != session.output_names:
