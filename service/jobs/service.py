@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from service.contracts.compatibility import check_dataset, check_gate
+from service.contracts.compatibility import check_dataset, check_float, check_gate, check_selected
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import QuantmillError
 from service.contracts.model import ModelSummary
@@ -165,11 +165,13 @@ def report(desk: Desk, tenant_id: str, job_id: str) -> ReportRow:
 
 
 def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> None:
-    """Check ids, statuses, whether the data fits the model, and whether it can tell what the gate asks."""
+    """Check ids, statuses, whether data and config fit the model, and whether the data can tell what the gate asks."""
     model = _model(session, tenant_id, body.model_id)
     calibration = _dataset(session, tenant_id, body.calibration_dataset_id, "calibration_dataset_id")
     evaluation = _dataset(session, tenant_id, body.evaluation_dataset_id, "evaluation_dataset_id")
     if model is not None:
+        check_float(model, pointer="/model_id")
+        check_selected(body.config, model)
         for role, summary in (("calibration", calibration), ("evaluation", evaluation)):
             if summary is not None:
                 check_dataset(model, summary, pointer=f"/{role}_dataset_id", role=f"{role} dataset")
