@@ -81,7 +81,9 @@ def get_principal(
     given = "" if credentials is None else credentials.credentials
     if not hmac.compare_digest(given.encode(), wanted.get_secret_value().encode()):
         raise UnauthorizedError(
-            "The request carries no valid key.", hint="Send 'Authorization: Bearer KEY' with the key of the service."
+            "The request carries no valid key.",
+            hint="Send 'Authorization: Bearer KEY' with the key of the service.",
+            header="Authorization",
         )
     return Principal(DEFAULT_TENANT)
 

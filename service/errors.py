@@ -21,6 +21,7 @@ from service.storage import StorageFullError
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _CONFIG_POINTER = "/config"
+_WHOLE_BODY = ""
 log = logging.getLogger(__name__)
 
 
@@ -122,7 +123,8 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
         404: f"There is nothing at {request.url.path}.",
         405: f"{request.url.path} does not take {request.method}.",
     }.get(error.status_code, str(error.detail))
-    return problem_response(request, kind(detail, hint=hint), dict(error.headers or {}))
+    pointer = _WHOLE_BODY if error.status_code in (400, 413) else None
+    return problem_response(request, kind(detail, hint=hint, pointer=pointer), dict(error.headers or {}))
 
 
 async def _on_database_error(request: Request, error: Exception) -> Response:
@@ -188,7 +190,8 @@ def _generic_problem(item: dict[str, Any]) -> FieldProblem:
         pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
         return FieldProblem(pointer=pointer, code=code, message=message)
     name = ".".join(map(str, path))
-    return FieldProblem(pointer="", code=code, message=f"{place} parameter {name}: {message}")
+    where = {place: name.title() if place == "header" else name}
+    return FieldProblem(pointer="", code=code, message=f"{place} parameter {name}: {message}", where=where)
 
 
 def _body_model(request: Request) -> type[BaseModel] | None:

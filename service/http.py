@@ -87,7 +87,7 @@ def only_parameters(*names: str, prefix: str | None = None) -> Callable[[Request
                     f"Unknown query parameter {name!r}; known: {', '.join(sorted(names))}"
                     + (f", {prefix}<key>" if prefix else ""),
                     hint="Correct or remove the parameter.",
-                    parameter=name,
+                    query=name,
                 )
 
     return check

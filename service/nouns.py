@@ -7,7 +7,19 @@ from typing import Literal
 from service.contracts.errors import FieldProblem, Problem, QuantmillError
 from service.http import TransientError
 
+_INPUT_FAULTS = (413, 422)
 NounStatus = Literal["validating", "ready", "rejected"]
+
+
+def with_pointer(problem: Problem, pointer: str) -> Problem:
+    """The problem of a refused input; if it tells no place of its own, with the field of the noun that gave the bytes.
+
+    Problems that are no fault of the input (a broken engine, a cancel) are left as they are.
+    """
+    if problem.errors or problem.status not in _INPUT_FAULTS:
+        return problem
+    place = FieldProblem(pointer=pointer, code=problem.code, message=problem.detail)
+    return problem.model_copy(update={"errors": (place,)})
 
 
 class NounNotReadyError(TransientError):

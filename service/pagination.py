@@ -97,4 +97,5 @@ class CursorCodec:
         return InvalidCursorError(
             "The cursor is not one of this list with these filters.",
             hint="Take next_cursor from the page before, with the same filters, or start without a cursor.",
+            query="cursor",
         )

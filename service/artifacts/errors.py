@@ -15,7 +15,9 @@ class ArtifactNotFoundError(QuantmillError):
 
     def __init__(self, artifact_id: str) -> None:
         super().__init__(
-            f"There is no artifact {artifact_id!r}.", hint="GET /v1/jobs/{id}/artifacts lists those of a job."
+            f"There is no artifact {artifact_id!r}.",
+            path_parameter="artifact_id",
+            hint="GET /v1/jobs/{id}/artifacts lists those of a job.",
         )
 
 
@@ -30,6 +32,7 @@ class RangeNotSatisfiableError(HttpError):
         super().__init__(
             f"The file has {size_bytes} bytes; the range begins after them.",
             hint="Ask for a range within the file.",
+            header="Range",
             size_bytes=size_bytes,
         )
         self.size_bytes = size_bytes

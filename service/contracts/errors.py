@@ -1,25 +1,36 @@
 """The one error tree. Every failure a user can meet is a ``QuantmillError`` with a stable ``code``.
 
-An error says what was wrong (``detail``), where (``errors``: JSON pointers into the request, or ``where``: node,
-tensor, field, offset) and what to do next (``hint``). Over HTTP it becomes RFC 9457 problem+json; a failed job
-stores the same object.
+An error says what was wrong (``detail``), where (``errors``: JSON pointers into the request, or the name of a header
+or parameter; ``where``: node, tensor, field, offset) and what to do next (``hint``). Over HTTP it becomes RFC 9457
+problem+json; a failed job stores the same object.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+InputPlace = Literal["header", "query", "path"]
+
 
 class FieldProblem(BaseModel):
-    """One offending place in the input."""
+    """One offending place in the input.
+
+    What stands in the body (or, where the body is a file's bytes, in the upload that they belong to) is named by
+    ``pointer``; what stands in a header, in the query or in the path has pointer "" and is named by ``where``.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    pointer: str = Field(description="JSON pointer into the request body, '' for the whole of it.")
+    pointer: str = Field(description="JSON pointer (RFC 6901) into the request's document, '' for the whole of it.")
     code: str
     message: str
+    where: dict[InputPlace, str] | None = Field(
+        default=None,
+        description="Only for what stands outside the body: {'header': NAME}, {'query': NAME} or {'path': NAME}.",
+        examples=[{"header": "Upload-Offset"}],
+    )
 
 
 class Problem(BaseModel):
@@ -46,7 +57,8 @@ class QuantmillError(Exception):
         detail: what was wrong, in words of the user's world.
         hint: what to do next.
         pointer: JSON pointer of the offending field, if the input was a document.
-        errors: several offending fields at once; overrides ``pointer``.
+        header, query, path_parameter: name of the offending header or parameter, if it was one of these.
+        errors: several offending fields at once; overrides the four before.
         where: node, tensor, field, offset: anything that locates the fault.
     """
 
@@ -60,6 +72,9 @@ class QuantmillError(Exception):
         *,
         hint: str | None = None,
         pointer: str | None = None,
+        header: str | None = None,
+        query: str | None = None,
+        path_parameter: str | None = None,
         errors: tuple[FieldProblem, ...] = (),
         **where: Any,
     ) -> None:
@@ -67,8 +82,10 @@ class QuantmillError(Exception):
         self.detail = detail
         self.hint = hint
         self.where = {key: value for key, value in where.items() if value is not None}
-        if not errors and pointer is not None:
-            errors = (FieldProblem(pointer=pointer, code=self.code, message=detail),)
+        outside: dict[InputPlace, str | None] = {"header": header, "query": query, "path": path_parameter}
+        named = {place: name for place, name in outside.items() if name is not None}
+        if not errors and (pointer is not None or named):
+            errors = (FieldProblem(pointer=pointer or "", code=self.code, message=detail, where=named or None),)
         self.errors = errors
 
     def problem(self, *, instance: str | None = None, request_id: str | None = None) -> Problem:

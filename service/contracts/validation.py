@@ -15,6 +15,9 @@ from pydantic_core import ErrorDetails
 
 from service.contracts.errors import FieldProblem
 
+# Key in the context of a PydanticCustomError: pointer, from the validated field on, to the part of it that is wrong.
+BELOW = "below"
+
 
 def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: str = "") -> tuple[FieldProblem, ...]:
     """One FieldProblem per error of ``error``; ``pointer`` is put before each location."""
@@ -28,6 +31,7 @@ def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: s
             message = f"unknown key {str(path[-1])!r}"
             message += f"; did you mean {near[0]!r}?" if near else f"; valid keys: {', '.join(names)}"
         full = pointer + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+        full += item.get("ctx", {}).get(BELOW, "")
         problem = FieldProblem(pointer=full, code=item["type"], message=message)
         if problem not in problems:
             problems.append(problem)

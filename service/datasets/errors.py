@@ -14,7 +14,12 @@ class DatasetNotFoundError(QuantmillError):
     status = 404
 
     def __init__(self, dataset_id: str, *, pointer: str | None = None) -> None:
-        super().__init__(f"There is no dataset {dataset_id!r}.", pointer=pointer, hint="GET /v1/datasets lists them.")
+        super().__init__(
+            f"There is no dataset {dataset_id!r}.",
+            pointer=pointer,
+            path_parameter="dataset_id" if pointer is None else None,
+            hint="GET /v1/datasets lists them.",
+        )
 
 
 class DatasetNotReadyError(NounNotReadyError):

@@ -13,10 +13,11 @@ from pydantic import BaseModel
 from service.contracts.errors import QuantmillError
 from service.http import TransientError
 
+IDEMPOTENCY_HEADER = "Idempotency-Key"
 IdempotencyHeader = Annotated[
     str | None,
     Header(
-        alias="Idempotency-Key",
+        alias=IDEMPOTENCY_HEADER,
         min_length=1,
         max_length=255,
         pattern=r"^[\x21-\x7e]+$",

@@ -8,7 +8,7 @@ from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.idempotency.answers import Answer, IdempotencyInFlightError, IdempotencyKeyReuseError
+from service.idempotency.answers import IDEMPOTENCY_HEADER, Answer, IdempotencyInFlightError, IdempotencyKeyReuseError
 from service.tables import IdempotencyKey
 
 
@@ -31,7 +31,9 @@ def recall(
         return None
     if row.request_sha256 != request_sha256:
         raise IdempotencyKeyReuseError(
-            f"The idempotency key {key!r} was used for another body.", hint="Use a new key for a new request."
+            f"The idempotency key {key!r} was used for another body.",
+            hint="Use a new key for a new request.",
+            header=IDEMPOTENCY_HEADER,
         )
     return Answer(row.status, row.body, row.headers, replayed=True)
 

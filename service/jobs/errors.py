@@ -13,7 +13,9 @@ class JobNotFoundError(QuantmillError):
     status = 404
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"There is no job {job_id!r}.", hint="GET /v1/jobs lists the jobs that there are.")
+        super().__init__(
+            f"There is no job {job_id!r}.", path_parameter="job_id", hint="GET /v1/jobs lists the jobs that there are."
+        )
 
 
 class AttemptsExhaustedError(QuantmillError):

@@ -201,6 +201,8 @@ def _label_filters(request: Request) -> dict[str, str]:
             continue
         key = name.removeprefix(_LABEL)
         if not re.fullmatch(LABEL_KEY, key) or key in found or "\0" in value:
-            raise InvalidRequestError(f"{name!r} is no label to filter by.", hint="Give label.KEY=VALUE once per key.")
+            raise InvalidRequestError(
+                f"{name!r} is no label to filter by.", hint="Give label.KEY=VALUE once per key.", query=name
+            )
         found[key] = value
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy.orm import Session
 
 from service.artifacts import repository as artifacts
@@ -12,7 +14,8 @@ from service.datasets import repository as datasets
 from service.jobs import repository
 from service.jobs.outcome import Outcome, QuantizeOutcome
 from service.models import repository as models
-from service.tables import Job
+from service.nouns import with_pointer
+from service.tables import Job, Model
 
 
 def accept(session: Session, job: Job, result: Outcome) -> None:
@@ -35,8 +38,20 @@ def accept(session: Session, job: Job, result: Outcome) -> None:
 
 def reject(session: Session, job: Job, problem: Problem) -> None:
     """The job has failed or was canceled: a noun that it should have accepted must not stay in validation for ever."""
-    problems = [problem.model_dump(mode="json")]
     if job.kind == "inspect_model" and job.model_id is not None:
-        models.settle(session, job.model_id, status="rejected", problems=problems)
+        pointer = _file_pointer(models.find(session, job.model_id), problem)
+        models.settle(session, job.model_id, status="rejected", problems=_stored(problem, pointer))
     elif job.kind == "inspect_dataset" and job.dataset_id is not None:
-        datasets.settle(session, job.dataset_id, status="rejected", problems=problems)
+        datasets.settle(session, job.dataset_id, status="rejected", problems=_stored(problem, "/upload_id"))
+
+
+def _stored(problem: Problem, pointer: str) -> list[dict[str, Any]]:
+    return [with_pointer(problem, pointer).model_dump(mode="json")]
+
+
+def _file_pointer(model: Model | None, problem: Problem) -> str:
+    """The file that the problem names, else the main one, as an item of the model's ``files``."""
+    files = [] if model is None else model.files
+    named = [index for index, file in enumerate(files) if file.path == problem.where.get("path")]
+    main = [index for index, file in enumerate(files) if file.is_main]
+    return next((f"/files/{index}" for index in [*named, *main]), "/files")

@@ -14,7 +14,12 @@ class ModelNotFoundError(QuantmillError):
     status = 404
 
     def __init__(self, model_id: str, *, pointer: str | None = None) -> None:
-        super().__init__(f"There is no model {model_id!r}.", pointer=pointer, hint="GET /v1/models lists them.")
+        super().__init__(
+            f"There is no model {model_id!r}.",
+            pointer=pointer,
+            path_parameter="model_id" if pointer is None else None,
+            hint="GET /v1/models lists them.",
+        )
 
 
 class ModelNotReadyError(NounNotReadyError):

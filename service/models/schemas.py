@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from service.contracts.errors import Problem
 from service.contracts.model import ModelSummary
+from service.contracts.validation import BELOW
 from service.http import Text, plain_text
 from service.nouns import NounStatus
 
@@ -44,16 +46,19 @@ class ModelCreate(BaseModel):
     files: list[ModelFileCreate] = Field(min_length=1, max_length=MAX_FILES)
     format: Literal["onnx"] = "onnx"
 
-    @model_validator(mode="after")
-    def _one_main_file(self) -> ModelCreate:
-        paths = [file.path for file in self.files]
-        if len(set(paths)) != len(paths):
-            twice = next(path for path in paths if paths.count(path) > 1)
-            raise ValueError(f"two files are called {twice!r}")
+    @field_validator("files")
+    @classmethod
+    def _one_main_file(cls, files: list[ModelFileCreate]) -> list[ModelFileCreate]:
+        paths = [file.path for file in files]
+        for index, path in enumerate(paths):
+            if path in paths[:index]:
+                raise PydanticCustomError(
+                    "file-twice", "two files are called {path}", {"path": repr(path), BELOW: f"/{index}/path"}
+                )
         main = [path for path in paths if is_main(path)]
         if len(main) != 1:
             raise ValueError(f"exactly one file must end in .onnx, found {len(main)}: {', '.join(map(repr, paths))}")
-        return self
+        return files
 
 
 def is_main(path: str) -> bool:

@@ -46,7 +46,9 @@ def list_presets(_: PrincipalDep) -> PresetList:
 def get_preset(name: str, _: PrincipalDep) -> PresetOut:
     """One preset."""
     if name not in PRESETS:
-        raise PresetNotFoundError(f"There is no preset {name!r}.", hint=f"There are: {', '.join(sorted(PRESETS))}.")
+        raise PresetNotFoundError(
+            f"There is no preset {name!r}.", hint=f"There are: {', '.join(sorted(PRESETS))}.", path_parameter="name"
+        )
     return _out(name)
 
 

@@ -17,6 +17,7 @@ class UploadNotFoundError(QuantmillError):
         super().__init__(
             f"There is no upload {upload_id!r}.",
             pointer=pointer,
+            path_parameter="upload_id" if pointer is None else None,
             hint="Create one with POST /v1/uploads; unfinished uploads expire.",
         )
 
@@ -32,6 +33,7 @@ class UploadOffsetMismatchError(HttpError):
         super().__init__(
             f"The request starts at byte {given}, the upload stands at byte {actual}.",
             hint="Ask for the offset with HEAD and go on from there.",
+            header="Upload-Offset",
             offset=actual,
         )
         self.offset = actual

@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
@@ -37,6 +37,11 @@ from service.uploads.schemas import UploadCreate
 from service.uploads.writer import UploadFile, durable_size
 
 _CONTENT_DIGEST = re.compile(r"(?:^|,)\s*sha-256\s*=\s*:([A-Za-z0-9+/=]*):")
+_DIGEST_HEADER = "Content-Digest"
+# Fields of POST /v1/uploads that bytes may fall short of later; pointers in problems with the bytes name them.
+_SIZE_POINTER = "/size_bytes"
+_SHA256_POINTER = "/sha256"
+_WHOLE_BODY = ""
 log = logging.getLogger(__name__)
 
 
@@ -68,10 +73,10 @@ def create(desk: Desk, tenant_id: str, body: UploadCreate) -> Upload:
     size_bytes = body.size_bytes
     if size_bytes == 0:
         raise UploadEmptyError(
-            "A file of 0 bytes is of no use.", pointer="/size_bytes", hint="Send a file that has some."
+            "A file of 0 bytes is of no use.", pointer=_SIZE_POINTER, hint="Send a file that has some."
         )
     if size_bytes is not None and size_bytes > desk.settings.max_upload_bytes:
-        _refuse_size(size_bytes, desk.settings.max_upload_bytes, pointer="/size_bytes")
+        _refuse_size(size_bytes, desk.settings.max_upload_bytes, _SIZE_POINTER)
     if desk.store.free_bytes() < (size_bytes or 0) + desk.settings.min_free_bytes:
         raise StorageFullError("There is no room for this file.", hint="Free some space on the storage folder.")
     with desk.database.write() as session:
@@ -103,7 +108,8 @@ async def receive(desk: Desk, tenant_id: str, upload_id: str, incoming: Incoming
     """Take the bytes of one request; memory does not grow with their number.
 
     They are durable when this returns, and the upload is complete if they were the last. If the client breaks off, what
-    arrived of a part is kept. If anything about the bytes is wrong, all bytes of this request are thrown away.
+    arrived is kept. If anything about the bytes is wrong, all bytes of this request are thrown away, and those of
+    earlier requests are as they were; only if the sum of all parts is wrong must the whole file be sent again.
 
     Returns:
         The upload and its new offset.
@@ -120,7 +126,7 @@ async def receive(desk: Desk, tenant_id: str, upload_id: str, incoming: Incoming
         try:
             await _copy(incoming.blocks, file, limit, desk.settings.upload_idle_seconds)
         except (ClientDisconnect, UploadStalledError):
-            await run_in_threadpool(file.sync)
+            await run_in_threadpool(file.keep)
             raise
         except BaseException:
             await run_in_threadpool(file.undo)
@@ -163,6 +169,7 @@ def parse_content_digest(header: str | None) -> bytes | None:
         raise InvalidRequestError(
             "The Content-Digest header carries no sha-256.",
             hint="Send 'Content-Digest: sha-256=:BASE64:' or leave it out.",
+            header=_DIGEST_HEADER,
         )
     return digest
 
@@ -183,32 +190,44 @@ def _current(desk: Desk, tenant_id: str, upload_id: str, file: UploadFile) -> Up
     return upload
 
 
-def _limit(desk: Desk, upload: Upload) -> int:
-    return desk.settings.max_upload_bytes if upload.expected_size_bytes is None else upload.expected_size_bytes
+class _Limit(NamedTuple):
+    """The bytes that an upload may have, and what says so."""
+
+    size_bytes: int
+    pointer: str
 
 
-def _begin(upload: Upload, file: UploadFile, incoming: Incoming, limit: int) -> None:
+def _limit(desk: Desk, upload: Upload) -> _Limit:
+    if upload.expected_size_bytes is None:
+        return _Limit(desk.settings.max_upload_bytes, _WHOLE_BODY)
+    return _Limit(upload.expected_size_bytes, _SIZE_POINTER)
+
+
+def _begin(upload: Upload, file: UploadFile, incoming: Incoming, limit: _Limit) -> None:
     if incoming.offset is None:
-        file.restart()
+        file.begin_anew()
     elif upload.expected_size_bytes is None:
         raise UploadSizeUnknownError(
             "This upload was created without size_bytes, so no part can be told from the last one.",
             hint="Declare size_bytes in POST /v1/uploads, or send the file at once with PUT .../content.",
+            pointer=_SIZE_POINTER,
         )
     elif incoming.offset != file.size_bytes:
         raise UploadOffsetMismatchError(given=incoming.offset, actual=file.size_bytes)
-    if incoming.length is not None and file.size_bytes + incoming.length > limit:
-        _refuse_size(file.size_bytes + incoming.length, limit)
+    if incoming.length is not None and file.size_bytes + incoming.length > limit.size_bytes:
+        too_many = file.size_bytes + incoming.length
+        file.undo()
+        _refuse_size(too_many, *limit)
 
 
-async def _copy(blocks: AsyncIterator[bytes], file: UploadFile, limit: int, idle_seconds: float) -> None:
+async def _copy(blocks: AsyncIterator[bytes], file: UploadFile, limit: _Limit, idle_seconds: float) -> None:
     buffer = bytearray()
     size_bytes = file.size_bytes
     try:
         async for block in _in_time(blocks, idle_seconds):
             size_bytes += len(block)
-            if size_bytes > limit:
-                _refuse_size(size_bytes, limit)
+            if size_bytes > limit.size_bytes:
+                _refuse_size(size_bytes, *limit)
             buffer += block
             if len(buffer) >= BLOCK_BYTES:
                 await run_in_threadpool(file.write, buffer)
@@ -237,19 +256,24 @@ async def _in_time(blocks: AsyncIterator[bytes], idle_seconds: float) -> AsyncIt
 def _end(desk: Desk, upload: Upload, file: UploadFile, incoming: Incoming) -> tuple[Upload, int]:
     size_bytes = file.size_bytes
     _check_request(upload, file, incoming, size_bytes)
-    file.sync()
     if incoming.offset is not None and size_bytes != upload.expected_size_bytes:
+        file.keep()
         with desk.database.write() as session:
             repository.prolong(session, upload.id, expiry_seconds=desk.settings.upload_expiry_seconds)
         return upload, size_bytes
     sha256 = file.sha256()
     if upload.expected_sha256 is not None and not hmac.compare_digest(sha256, upload.expected_sha256):
-        file.restart()
+        if incoming.offset is None:
+            file.undo()
+        else:  # nobody can tell which of the parts is wrong
+            file.clear()
         raise DigestMismatchError(
             f"The bytes have sha256 {sha256}, declared was {upload.expected_sha256}; they were thrown away.",
             hint="Send the file again from byte 0, or create an upload with the right sha256.",
+            pointer=_SHA256_POINTER,
             actual=sha256,
         )
+    file.keep()
     desk.store.put_file(file.path, sha256=sha256)
     with desk.database.write() as session:
         done = repository.complete(session, upload.id, sha256=sha256, size_bytes=size_bytes)
@@ -266,19 +290,24 @@ def _check_request(upload: Upload, file: UploadFile, incoming: Incoming, size_by
         raise DigestMismatchError(
             "The bytes of this request do not have their Content-Digest; they were thrown away.",
             hint="Send them again.",
+            header=_DIGEST_HEADER,
             actual=file.written_sha256.hex(),
         )
     if incoming.offset is None and size_bytes == 0:
-        raise UploadEmptyError("The request carries no bytes.", hint="Send the file as the body of the request.")
+        file.undo()
+        raise UploadEmptyError(
+            "The request carries no bytes.", hint="Send the file as the body of the request.", pointer=_WHOLE_BODY
+        )
     if incoming.offset is None and upload.expected_size_bytes not in (None, size_bytes):
         file.undo()
         raise UploadIncompleteError(
             f"The request carries {size_bytes} bytes of {upload.expected_size_bytes} declared; they were thrown away.",
             hint="Send the whole file, or send it in parts with PATCH.",
+            pointer=_SIZE_POINTER,
         )
 
 
-def _refuse_size(size_bytes: int, limit: int, *, pointer: str | None = None) -> NoReturn:
+def _refuse_size(size_bytes: int, limit: int, pointer: str) -> NoReturn:
     raise UploadTooLargeError(
         f"{size_bytes} bytes are more than the {limit} that this upload may have.",
         pointer=pointer,

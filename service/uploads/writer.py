@@ -1,4 +1,8 @@
-"""The file that an upload grows in. Its size is the offset: what a crash leaves behind is a prefix of what was sent."""
+"""The file that an upload grows in. Its size is the offset: what a crash leaves behind is a prefix of what was sent.
+
+A request that sends the whole file anew, over bytes of earlier requests, writes into a second file beside it, which
+takes the first one's place only once it is kept: a refused request leaves the earlier bytes alone.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from service.storage import StorageFullError, file_sha256
+from service.storage import StorageFullError, file_sha256, sync_folder
 from service.uploads.errors import UploadBusyError
+
+_ANEW_SUFFIX = ".anew"
 
 
 class UploadFile:
@@ -26,14 +32,9 @@ class UploadFile:
     def __init__(self, path: Path, *, min_free_bytes: int = 0) -> None:
         self.path = path
         self._floor = min_free_bytes
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise UploadBusyError(
-                "Another request is writing to this upload.", hint="Wait until it has ended, then ask for the offset."
-            ) from None
+        self._lock = _locked(path)
+        self._descriptor = self._lock
+        self._anew = path.with_name(path.name + _ANEW_SUFFIX)
         self._hash = hashlib.sha256()
         self._start = self.size_bytes
 
@@ -43,11 +44,13 @@ class UploadFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
+        if self._descriptor != self._lock:
+            os.close(self._descriptor)
+        os.close(self._lock)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in the file."""
+        """Bytes in the file that is being written."""
         return os.fstat(self._descriptor).st_size
 
     @property
@@ -55,14 +58,47 @@ class UploadFile:
         """Digest of what this writer has written."""
         return self._hash.digest()
 
-    def restart(self) -> None:
-        """Throw away everything."""
-        os.ftruncate(self._descriptor, 0)
+    def begin_anew(self) -> None:
+        """Write the file from byte 0 on; what earlier writers wrote stays until ``keep``."""
+        if self._start > 0:
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._descriptor = os.open(self._anew, flags, 0o640)
+            self._start = 0
+
+    def clear(self) -> None:
+        """Throw away everything, earlier writers' bytes too."""
+        self.undo()
+        os.ftruncate(self._lock, 0)
         self._start = 0
 
     def undo(self) -> None:
-        """Throw away what this writer has written."""
-        os.ftruncate(self._descriptor, self._start)
+        """Throw away what this writer has written: the file is as it was before."""
+        if self._descriptor == self._lock:
+            os.ftruncate(self._descriptor, self._start)
+            return
+        self._anew.unlink()
+        os.close(self._descriptor)
+        self._descriptor = self._lock
+        self._start = self.size_bytes
+
+    def keep(self) -> None:
+        """Make what was written durable. Of a file begun anew that has no bytes, nothing is kept.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        os.fsync(self._descriptor)
+        if self._descriptor == self._lock:
+            return
+        if self.size_bytes == 0:
+            self.undo()
+            return
+        # from here on the lock is that of the new file, which nobody else can have opened under this name before
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._anew.replace(self.path)
+        sync_folder(self.path.parent)
+        os.close(self._lock)
+        self._lock = self._descriptor
 
     def write(self, block: bytes | bytearray) -> None:
         """Append a block.
@@ -81,13 +117,33 @@ class UploadFile:
             written = os.pwrite(self._descriptor, view, offset)
             view, offset = view[written:], offset + written
 
-    def sync(self) -> None:
-        """Make the bytes durable."""
-        os.fsync(self._descriptor)
-
     def sha256(self) -> str:
         """Lowercase hex digest of the whole file; read again only if an earlier writer wrote a part of it."""
         return self._hash.hexdigest() if self._start == 0 else file_sha256(self.path)
+
+
+def _locked(path: Path) -> int:
+    """Open and lock the file that has this name; another writer may put a new one in its place in between."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise UploadBusyError(
+                "Another request is writing to this upload.", hint="Wait until it has ended, then ask for the offset."
+            ) from None
+        if _is_named(descriptor, path):
+            return descriptor
+        os.close(descriptor)
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    try:
+        named = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), named)
 
 
 def durable_size(path: Path) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ def patch(front: Front, upload_id: str, data: bytes | Iterator[bytes], offset: i
     return front.http.patch(f"/v1/uploads/{upload_id}", content=data, headers={"Upload-Offset": str(offset), **headers})
 
 
-def put(front: Front, upload_id: str, data: bytes | Iterator[bytes], **headers: str):
+def put(front: Front, upload_id: str, data: bytes | Iterable[bytes], **headers: str):
     return front.http.put(f"/v1/uploads/{upload_id}/content", content=data, headers=headers)
 
 
@@ -124,6 +124,42 @@ def test_more_bytes_than_declared(front: Front, known_length: bool) -> None:
     problem(put(front, upload_id, DATA + b"!" if known_length else chunked(DATA + b"!")), 413, "upload-too-large")
     assert stored(front) == []
     assert put(front, upload_id, DATA).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "declared", "digest", "code"),
+    [
+        (DATA + b"!", {}, None, "upload-too-large"),
+        (tuple(chunked(DATA + b"!")), {}, None, "upload-too-large"),
+        (b"", {}, None, "empty-upload"),
+        (DATA[:-1], {}, None, "upload-incomplete"),
+        (DATA, {}, content_digest(b"other"), "digest-mismatch"),
+        (DATA[::-1], {"sha256": sha256(DATA)}, None, "digest-mismatch"),
+    ],
+    ids=["too-long", "too-long-chunked", "empty", "too-short", "content-digest", "sha256"],
+)
+def test_a_refused_whole_leaves_the_parts_alone(
+    front: Front, body: bytes | Iterable[bytes], declared: dict[str, str], digest: str | None, code: str
+) -> None:
+    upload_id = open_upload(front, size_bytes=len(DATA), **declared)
+    assert patch(front, upload_id, DATA[:5000], 0).status_code == 204
+    headers = {} if digest is None else {"Content-Digest": digest}
+    refused = put(front, upload_id, body, **headers)
+    problem(refused, refused.status_code, code)
+    assert offset(front, upload_id) == 5000
+    assert part_file(front, upload_id).read_bytes() == DATA[:5000]
+    assert [path.name for path in front.desk.store.incoming.iterdir()] == [upload_id]
+    assert patch(front, upload_id, DATA[5000:], 5000).status_code == 204
+    assert stored(front) == [sha256(DATA)]
+
+
+def test_a_full_disk_during_a_whole_leaves_the_parts_alone(sqlite_front: Front) -> None:
+    upload_id = open_upload(sqlite_front, size_bytes=len(DATA))
+    patch(sqlite_front, upload_id, DATA[:5000], 0)
+    object.__setattr__(sqlite_front.desk.settings, "min_free_bytes", 2**62)
+    problem(put(sqlite_front, upload_id, DATA), 507, "storage-full")
+    assert offset(sqlite_front, upload_id) == 5000
+    assert part_file(sqlite_front, upload_id).read_bytes() == DATA[:5000]
 
 
 def test_more_bytes_than_the_service_takes(sqlite_front: Front) -> None:
@@ -224,6 +260,7 @@ def test_at_once_throws_away_what_was_there(sqlite_front: Front) -> None:
     upload_id = open_upload(sqlite_front, size_bytes=len(DATA))
     patch(sqlite_front, upload_id, b"wrong" * 100, 0)
     assert put(sqlite_front, upload_id, DATA).json()["sha256"] == sha256(DATA)
+    assert list(sqlite_front.desk.store.incoming.iterdir()) == []
 
 
 def test_equal_files_are_stored_once(sqlite_front: Front) -> None:
