@@ -7,8 +7,6 @@ fuse that node whole), else they read T itself. A graph output keeps its name.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import onnx_ir as ir
 
@@ -73,9 +71,7 @@ def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
     return entry.role if entry is not None else None
 
 
-def _dequantize_constant(
-    graph: ir.Graph, stem: str, integers: np.ndarray, grid: IntegerGrid, names: Names
-) -> ir.Value:
+def _dequantize_constant(graph: ir.Graph, stem: str, integers: np.ndarray, grid: IntegerGrid, names: Names) -> ir.Value:
     stored = add_initializer(graph, names.free(f"{stem}_quantized"), integers)
     scale = add_initializer(graph, names.free(f"{stem}_scale"), grid.scale)
     zero_point = add_initializer(graph, names.free(f"{stem}_zero_point"), grid.zero_point)
@@ -119,7 +115,7 @@ def _emit_activation(
     ]
     quantize = ir.node("QuantizeLinear", [value, scale, zero_point], name=names.free(f"{tensor}_QuantizeLinear"))
     quantize.outputs[0].name = names.free(f"{tensor}_QuantizeLinear_Output")
-    quantize.outputs[0].dtype, quantize.outputs[0].shape = scale_dtype(grid.dtype), value.shape
+    quantize.outputs[0].dtype, quantize.outputs[0].shape = ir_dtype(grid.dtype), value.shape
     dequantize = ir.node(
         "DequantizeLinear", [quantize.outputs[0], scale, zero_point], name=names.free(f"{tensor}_DequantizeLinear")
     )
@@ -139,9 +135,9 @@ def _emit_activation(
                 graph.outputs[k] = restored
 
 
-def scale_dtype(dtype: str) -> ir.DataType:
+def ir_dtype(dtype: str) -> ir.DataType:
     """onnx-ir's word for an integer type of the plan."""
-    return ir.DataType.from_numpy(np.dtype(dtype))
+    return ir.DataType[dtype.upper()]
 
 
 def _drop_implied_activations(graph: ir.Graph, plan: QuantizationPlan) -> None:
@@ -170,8 +166,7 @@ def _drop_implied_activations(graph: ir.Graph, plan: QuantizationPlan) -> None:
 
 def _implied(node: ir.Node, grid: IntegerGrid) -> bool:
     low, high = activation_limits(node)
-    # QuantizeLinear saturates at -128 also where the grid keeps to [-127, 127].
-    saturating = replace(grid, symmetric=False)
+    saturating = grid.at_run_time()
     reached = saturating.quantize(np.array([low, high], np.float32))
     return tuple(reached.tolist()) == saturating.limits
 

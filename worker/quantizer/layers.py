@@ -101,7 +101,7 @@ def _row(entry: NodePlan, node: ir.Node | None, plan: QuantizationPlan, sqnr_db:
         first = node.inputs[0]
         planned = plan.activations.get(name_of(first)) if first is not None else None
         planned = planned or plan.activations.get(name_of(carrier(node, plan)))
-        activation = planned.dtype if planned is not None else None
+        activation = planned.spec.dtype if planned is not None else None
     return LayerFigures(
         name=entry.name,
         op=entry.op_type,

@@ -32,6 +32,7 @@ from worker.quantizer.intake import inspect_model
 from worker.quantizer.layers import layer_figures
 from worker.quantizer.measure import Stages
 from worker.quantizer.plan.build import build_plan
+from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.parameters import fill_activations, fill_parameters
 from worker.quantizer.plan.selection import check_selectors
 from worker.quantizer.plan.types import QuantizationPlan
@@ -107,7 +108,7 @@ def quantize(
     stages = Stages()
     with stages.stage("load"):
         run.progress("load")
-        summary = inspect_model(model_path, threads=threads)
+        summary = inspect_model(model_path, threads=threads, list_nodes=False)
         calibration_data = _open(calibration, summary, "calibration dataset")
         evaluation_data = _open(evaluation, summary, "evaluation dataset") if evaluation is not None else None
         measured_on = evaluation_data or calibration_data
@@ -160,7 +161,12 @@ def _quantize(
         run.progress("prepare")
         uploaded = [(node.name, node.op_type) for node in original.graph.all_nodes()]
         prepared = prepare(original)
-        notes = check_selectors(config, [*uploaded, *prepared.op_types.items()], prepared.known_nodes())
+        notes = check_selectors(
+            config,
+            [*uploaded, *prepared.op_types.items()],
+            prepared.known_nodes(),
+            Matcher(prepared.graph, prepared.op_types),
+        )
     with stages.stage("plan"):
         run.progress("plan")
         plan = build_plan(prepared.graph, config, prepared.op_types)

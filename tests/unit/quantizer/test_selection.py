@@ -14,6 +14,7 @@ from tests.unit.quantizer.toolbox import (
     plan_for,
     prepare_proto,
 )
+from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import check_selectors
 
 
@@ -45,7 +46,12 @@ def check(**settings: object) -> list[str]:
     model = network()
     prepared, _ = prepare_proto(model)
     uploaded = [(node.name, node.op_type) for node in model.graph.node]
-    return check_selectors(config(**settings), [*uploaded, *prepared.op_types.items()], prepared.known_nodes())
+    return check_selectors(
+        config(**settings),
+        [*uploaded, *prepared.op_types.items()],
+        prepared.known_nodes(),
+        Matcher(prepared.graph, prepared.op_types),
+    )
 
 
 def test_everything_is_quantized_without_selectors() -> None:

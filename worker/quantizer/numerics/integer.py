@@ -6,7 +6,7 @@ DequantizeLinear).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -106,6 +106,10 @@ class IntegerGrid:
         scale = self._along(self.scale, integers.shape)
         values: np.ndarray = ((integers.astype(np.float64) - zero_point) * scale).astype(np.float32)
         return values
+
+    def at_run_time(self) -> IntegerGrid:
+        """The grid as QuantizeLinear uses it: it saturates at the limits of the type, not at those of the grid."""
+        return replace(self, symmetric=False, reduce_range=False)
 
     def fake(self, values: np.ndarray) -> np.ndarray:
         """``values`` as the grid represents them: float32, same shape."""

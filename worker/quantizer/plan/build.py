@@ -21,12 +21,10 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
-from worker.quantizer.graph.affine import output_channels
+from service.contracts.specs import ActivationSpec
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     constant,
-    float_attribute,
-    int_attribute,
     is_constant,
     is_float32,
     name_of,
@@ -35,9 +33,11 @@ from worker.quantizer.graph.values import (
     subgraph_nodes,
     users,
 )
+from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.targets import TARGETS, Target
-from worker.quantizer.plan.types import ActivationPlan, BiasPlan, NodePlan, QuantizationPlan, Role, WeightPlan
+from worker.quantizer.plan.types import ActivationPlan, NodePlan, QuantizationPlan, Role
+from worker.quantizer.plan.weights import plan_parameters
 
 _BOUNDED = (Role.ARITHMETIC, Role.UNARY, Role.TRANSPARENT)
 
@@ -56,7 +56,7 @@ def build_plan(
         A plan with a NodePlan for every node, sub-graph nodes included.
     """
     target = TARGETS[config.target]
-    selection = Selection(config, op_types or {})
+    selection = Selection(config, Matcher(graph, op_types))
     plan = QuantizationPlan()
     for node in graph:
         role, reason = _candidate(node, target, selection)
@@ -71,7 +71,7 @@ def build_plan(
         if entry.op_type in target.lossless and entry.role is Role.TRANSPARENT
     }
     _keep_only_between_quantized(graph, plan)
-    _plan_tensors(graph, plan, config, movers)
+    _plan_tensors(graph, plan, selection, movers)
     return plan
 
 
@@ -196,8 +196,9 @@ def _read_by_quantized(value: ir.Value, plan: QuantizationPlan, graph: ir.Graph)
     )
 
 
-def _plan_tensors(graph: ir.Graph, plan: QuantizationPlan, config: QuantizationConfig, movers: set[str]) -> None:
+def _plan_tensors(graph: ir.Graph, plan: QuantizationPlan, selection: Selection, movers: set[str]) -> None:
     source: dict[str, str] = {}
+    specs: dict[str, ActivationSpec] = {}
     for node in graph:
         entry = plan.nodes[node_name(node)]
         if entry.role is None and entry.name in movers and _comes_as_integers(node.inputs[0], plan, source):
@@ -206,7 +207,9 @@ def _plan_tensors(graph: ir.Graph, plan: QuantizationPlan, config: QuantizationC
             continue
         inputs = _activation_inputs(node, entry.role)
         for value in inputs:
-            source.setdefault(name_of(value), name_of(value))
+            if name_of(value) not in source:  # a graph input, or the result of a float node
+                source[name_of(value)] = name_of(value)
+                specs[name_of(value)] = selection.activation(node)
         if entry.role is Role.TRANSPARENT:
             root = source[name_of(inputs[0])]
             for value in node.outputs:
@@ -216,11 +219,11 @@ def _plan_tensors(graph: ir.Graph, plan: QuantizationPlan, config: QuantizationC
             result = carrier(node, plan)
             if not (_may_return_float(node) and not _read_by_quantized(result, plan, graph)):
                 source[name_of(result)] = name_of(result)
+                specs[name_of(result)] = selection.activation(node)
         if entry.role is Role.LINEAR:
-            _plan_parameters(node, plan, config)
-    spec = config.activation
+            plan_parameters(node, plan, selection)
     for tensor, root in source.items():
-        plan.activations[tensor] = ActivationPlan(tensor, root, spec.dtype, spec.symmetric)
+        plan.activations[tensor] = ActivationPlan(tensor, root, specs[root])
 
 
 def _comes_as_integers(value: ir.Value | None, plan: QuantizationPlan, source: Mapping[str, str]) -> bool:
@@ -243,43 +246,3 @@ def _activation_inputs(node: ir.Node, role: Role) -> list[ir.Value]:
     if node.op_type == "MatMul" and node.inputs[1] is not None and not is_constant(node.inputs[1]):
         return [*first, node.inputs[1]]
     return first
-
-
-def _plan_parameters(node: ir.Node, plan: QuantizationPlan, config: QuantizationConfig) -> None:
-    weight = node.inputs[1]
-    if weight is None or not is_constant(weight):
-        return
-    name = name_of(weight)
-    axis = weight_axis(node) if config.weight.granularity == "per_channel" else None
-    known = plan.weights.get(name)
-    if known is None:
-        plan.weights[name] = WeightPlan(name, node_name(node), axis)
-    elif known.axis != axis:
-        known.axis = None
-        plan.notes.append(f"weight {name!r} is read along different axes: one scale for the whole tensor")
-    if node.op_type == "MatMul" or len(node.inputs) < 3 or node.inputs[2] is None:
-        return
-    bias = BiasPlan(node_name(node), name_of(node.inputs[2]))
-    array = constant(node.inputs[2])
-    if array is None:
-        bias.reason = "the bias is not constant"
-    elif array.size == 0 or not np.isfinite(array).all():
-        bias.reason = "the bias is empty or holds NaN or Inf"
-    elif float_attribute(node, "beta", 1.0) != 1.0 or float_attribute(node, "alpha", 1.0) != 1.0:
-        bias.reason = "alpha or beta differs from 1"
-    elif array.size != output_channels(node) or (array.ndim != 1 and not (array.ndim == 2 and array.shape[0] == 1)):
-        bias.reason = f"the bias has shape {list(array.shape)}, not one value per channel"
-    plan.biases[node_name(node)] = bias
-
-
-def weight_axis(node: ir.Node) -> int | None:
-    """Axis of the output channels in the node's weight; None where one scale per channel has no kernel."""
-    weight = node.inputs[1]
-    rank = len(weight.shape) if weight is not None and weight.shape is not None else 0
-    if node.op_type == "Conv":
-        return 0
-    if node.op_type == "ConvTranspose":
-        return 1
-    if node.op_type == "Gemm":
-        return 0 if int_attribute(node, "transB", 0) else 1
-    return 1 if rank == 2 else None

@@ -1,15 +1,17 @@
-"""Fills a plan with numbers: activation grids from calibrated ranges, weight integers, int32 biases."""
+"""Fills a plan with numbers: activation grids from calibrated ranges, weight integers, biases."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from service.contracts.errors import EngineError
+from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.graph.values import constant, name_of, node_name
-from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
+from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range, integer_limits, snap_scale
 from worker.quantizer.plan.types import QuantizationPlan, WeightPlan
 from worker.quantizer.statistics.reducers import Range
 
@@ -35,50 +37,121 @@ def fill_activations(plan: QuantizationPlan, ranges: Mapping[str, Range]) -> Non
                 hint="The float model computes NaN or Inf there; check the preprocessing, or exclude the node.",
                 tensor=entry.source,
             )
-        scale, zero_point = grid_for_range(
-            np.asarray(found.minimum), np.asarray(found.maximum), entry.dtype, symmetric=entry.symmetric
-        )
-        entry.quantization = IntegerGrid(entry.dtype, scale, zero_point, symmetric=entry.symmetric)
+        entry.quantization = activation_grid(entry.spec, found)
+
+
+def activation_grid(spec: ActivationSpec, found: Range) -> IntegerGrid:
+    """The grid of an activation of this spec and range."""
+    scale, zero_point = grid_for_range(
+        np.asarray(found.minimum),
+        np.asarray(found.maximum),
+        spec.dtype,
+        symmetric=spec.symmetric,
+        scale=spec.scale,
+        reduce_range=spec.reduce_range,
+    )
+    return IntegerGrid(spec.dtype, scale, zero_point, symmetric=spec.symmetric, reduce_range=spec.reduce_range)
 
 
 def fill_parameters(graph: ir.Graph, plan: QuantizationPlan) -> None:
     """Quantize weights and biases of a plan whose activations are filled; changed in place."""
     nodes = {node_name(node): node for node in graph}
     for weight in plan.weights.values():
-        _fill_scale(graph, weight)
-    raised = {name: _guard_bias(graph, nodes[name], plan) for name, bias in plan.biases.items() if bias.reason is None}
+        weight.quantization = weight_grid(_array(graph, weight.initializer), weight)
+    planned = {name: bias for name, bias in plan.biases.items() if bias.reason is None}
+    for name, bias in planned.items():
+        if bias.spec.dtype == "int32" and _input_grid(nodes[name], plan) is None:
+            bias.reason = "an int32 bias needs an input on an integer grid"
+    raised = {
+        name: _guard_bias(graph, nodes[name], plan)
+        for name, bias in planned.items()
+        if bias.spec.dtype == "int32" and bias.reason is None
+    }
     if any(raised.values()):
         where = ", ".join(f"{name} ({count})" for name, count in raised.items() if count)
         plan.notes.append(f"weight scales raised so that the int32 bias fits; node (channels): {where}")
     for weight in plan.weights.values():
-        array = constant(graph.initializers[weight.initializer])
-        if array is not None and weight.quantization is not None:
-            weight.integers = weight.quantization.quantize(array)
-    for name in plan.biases:
-        _fill_bias(graph, nodes[name], plan)
+        fill_weight_integers(graph, weight)
+    for name in planned:
+        fill_bias(graph, nodes[name], plan)
 
 
-def _fill_scale(graph: ir.Graph, weight: WeightPlan) -> None:
-    array = constant(graph.initializers[weight.initializer])
+def fill_weight_integers(graph: ir.Graph, weight: WeightPlan) -> None:
+    """The weight's integers on the grid that it has now."""
+    if weight.quantization is not None:
+        weight.integers = weight.quantization.quantize(_array(graph, weight.initializer))
+
+
+def _array(graph: ir.Graph, initializer: str) -> np.ndarray:
+    array = constant(graph.initializers[initializer])
     if array is None:
-        raise EngineError(f"weight {weight.initializer!r} is no constant", tensor=weight.initializer)
-    axes = None if weight.axis is None else tuple(k for k in range(array.ndim) if k != weight.axis)
-    largest = np.abs(array).max(axis=axes)
-    scale, zero_point = grid_for_range(-largest, largest, "int8", symmetric=True)
-    dead = largest == 0
+        raise EngineError(f"weight {initializer!r} is no constant", tensor=initializer)
+    return array
+
+
+def weight_grid(array: np.ndarray, weight: WeightPlan) -> IntegerGrid:
+    """The grid of a weight: one, or one per channel or block.
+
+    Args:
+        array: float32, the weight.
+        weight: its spec, axis and block size.
+    """
+    spec = weight.spec
+    groups, shape = _groups(array, weight.axis, weight.block_size)
+    low, high = weight_range(groups, spec)
+    scale, zero_point = grid_for_range(
+        low, high, spec.dtype, symmetric=spec.symmetric, scale=spec.scale, reduce_range=spec.reduce_range
+    )
+    dead = ~groups.any(axis=1)
     if dead.any():
         # Any scale holds zeros; a usual one keeps the bias of the dead channel exact.
-        usual = np.float32(1 / 127) if dead.all() else np.median(scale[~dead])
+        usual = (
+            np.float32(2.0**-7) if dead.all() else snap_scale(np.median(scale[~dead]).astype(np.float64), spec.scale)
+        )
         scale = np.where(dead, usual, scale).astype(np.float32)
-    weight.quantization = IntegerGrid("int8", scale, zero_point, axis=weight.axis, symmetric=True)
+    return IntegerGrid(
+        spec.dtype,
+        scale.reshape(shape),
+        zero_point.reshape(shape),
+        axis=weight.axis,
+        symmetric=spec.symmetric,
+        reduce_range=spec.reduce_range,
+        block_size=weight.block_size,
+    )
+
+
+def weight_range(groups: np.ndarray, spec: WeightSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Smallest and largest value of each row."""
+    return groups.min(axis=1), groups.max(axis=1)
+
+
+def _groups(array: np.ndarray, axis: int | None, block_size: int | None) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Values that share a scale, as rows, and the shape that the scales have. The last blocks are padded with 0."""
+    if axis is None:
+        return array.reshape(1, -1), ()
+    if block_size is None:
+        moved = np.moveaxis(array, axis, 0)
+        return moved.reshape(moved.shape[0], -1), (moved.shape[0],)
+    blocks = -(-array.shape[axis] // block_size)
+    moved = np.moveaxis(array, axis, -1)
+    padding = [(0, 0)] * (array.ndim - 1) + [(0, blocks * block_size - array.shape[axis])]
+    rows = np.pad(moved, padding).reshape(*moved.shape[:-1], blocks, block_size)
+    # Rows in the order of the scales, whose block axis stands where the tensor's axis stood.
+    ordered = np.moveaxis(rows, -2, axis)
+    return ordered.reshape(-1, block_size), ordered.shape[:-1]
+
+
+def _input_grid(node: ir.Node, plan: QuantizationPlan) -> IntegerGrid | None:
+    value = node.inputs[0]
+    entry = plan.activations.get(name_of(value)) if value is not None else None
+    return entry.quantization if entry is not None and isinstance(entry.quantization, IntegerGrid) else None
 
 
 def _input_scale(node: ir.Node, plan: QuantizationPlan) -> float:
-    value = node.inputs[0]
-    entry = plan.activations[name_of(value)] if value is not None else None
-    if entry is None or entry.quantization is None:
+    grid = _input_grid(node, plan)
+    if grid is None:
         raise EngineError(f"node {node.name!r}: its input has no grid", node=node.name)
-    return float(entry.quantization.scale)
+    return float(grid.scale)
 
 
 def _channel_scales(node: ir.Node, weight: WeightPlan, channels: int) -> np.ndarray:
@@ -104,14 +177,17 @@ def _guard_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> int:
         return 0
     if grid.scale.ndim:
         per_scale = needed.reshape(-1, grid.scale.size).max(axis=0)
-        scale = np.maximum(grid.scale, per_scale).astype(np.float32)
+        scale = np.maximum(grid.scale, per_scale)
     else:
-        scale = np.float32(max(float(grid.scale), float(needed.max())))
-    weight.quantization = IntegerGrid(grid.dtype, np.asarray(scale), grid.zero_point, grid.axis, grid.symmetric)
+        scale = np.asarray(max(float(grid.scale), float(needed.max())))
+    if weight.spec.scale != "float32":  # stay on the scale's own grid, above what is needed
+        scale = snap_scale(np.where(scale > grid.scale, 2 * scale.astype(np.float64), grid.scale), weight.spec.scale)
+    weight.quantization = replace(grid, scale=scale.astype(np.float32))
     return int(low.sum())
 
 
-def _fill_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> None:
+def fill_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> None:
+    """Grid and integers of the node's bias, on the grids that its input and weight have now."""
     entry = plan.biases[node_name(node)]
     value = node.inputs[1]
     bias = constant(graph.initializers[entry.initializer])
@@ -119,9 +195,22 @@ def _fill_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> None:
         return
     flat = bias.reshape(-1)
     weight = plan.weights[name_of(value)]
+    if entry.spec.dtype != "int32":
+        entry.quantization = _own_bias_grid(flat, entry.spec.dtype, weight.spec.scale)
+        entry.integers = entry.quantization.quantize(flat)
+        return
     scale = (_input_scale(node, plan) * _channel_scales(node, weight, flat.size)).astype(np.float32)
     per_channel = weight.axis is not None and flat.size > 1
     shape = scale if per_channel else scale[0]
     zero = np.zeros_like(shape, dtype=np.int32)
     entry.quantization = IntegerGrid("int32", np.asarray(shape), np.asarray(zero), axis=0 if per_channel else None)
     entry.integers = entry.quantization.quantize(flat)
+
+
+def _own_bias_grid(bias: np.ndarray, dtype: str, kind: str) -> IntegerGrid:
+    """A symmetric grid over the whole bias: the finest scale of ``kind`` that lets nothing saturate."""
+    largest = np.abs(bias).max()
+    scale, zero_point = grid_for_range(-largest, largest, dtype, symmetric=True, scale=kind)
+    if float(scale) * integer_limits(dtype, symmetric=True)[1] < float(largest):
+        scale, zero_point = grid_for_range(-2 * largest, 2 * largest, dtype, symmetric=True, scale=kind)
+    return IntegerGrid(dtype, scale, zero_point, symmetric=True)

@@ -1,56 +1,67 @@
-"""include and exclude: which nodes the user wants quantized."""
+"""What the user said of single nodes: include, exclude and overrides."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from service.contracts.config import NodeSelector, OpTypeSelector, QuantizationConfig, Selector
+from service.contracts.config import QuantizationConfig
 from service.contracts.errors import FieldProblem, InvalidConfigError
-from worker.quantizer.graph.values import node_name
+from service.contracts.selectors import NodeSelector, OpTypeSelector, RegexSelector, Selector, SubgraphSelector
+from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
+from worker.quantizer.plan.matching import Matcher
 
 
 class Selection:
-    """Answers, node by node, why the user wants it left in float.
+    """Answers, node by node, why the user wants it left in float, and how it is to be represented otherwise.
 
     Args:
-        config: whose include and exclude count.
-        op_types: operators by node name as uploaded; MatMul and Add may have become Gemm since.
+        config: whose include, exclude and overrides count.
+        matcher: of the prepared graph.
     """
 
-    def __init__(self, config: QuantizationConfig, op_types: Mapping[str, str]) -> None:
+    def __init__(self, config: QuantizationConfig, matcher: Matcher) -> None:
         self._config = config
-        self._op_types = op_types
+        self._matcher = matcher
 
     def reason(self, node: ir.Node) -> str | None:
         """None if the node may be quantized, else why not."""
         for selector in self._config.exclude:
-            if self._matches(selector, node):
-                return f"excluded by {_words(selector)}"
-        if self._config.include and not any(self._matches(selector, node) for selector in self._config.include):
+            if self._matcher.matches(selector, node):
+                return f"excluded by {words(selector)}"
+        if self._config.include and not any(self._matcher.matches(s, node) for s in self._config.include):
             return "not named by include"
         return None
 
-    def _matches(self, selector: Selector, node: ir.Node) -> bool:
-        if isinstance(selector, NodeSelector):
-            return node_name(node) == selector.node
-        if isinstance(selector, OpTypeSelector):
-            return selector.op_type in (node.op_type, self._op_types.get(node_name(node)))
-        raise NotImplementedError(type(selector).__name__)
+    def activation(self, node: ir.Node) -> ActivationSpec:
+        """How the tensors that ``node`` makes are represented."""
+        found = (o.activation for o in self._config.overrides if o.activation and self._matcher.matches(o.match, node))
+        return next(found, self._config.activation)
+
+    def weight(self, node: ir.Node) -> WeightSpec:
+        """How the weight of ``node`` is represented."""
+        found = (o.weight for o in self._config.overrides if o.weight and self._matcher.matches(o.match, node))
+        return next(found, self._config.weight)
+
+    def bias(self, node: ir.Node) -> BiasSpec:
+        """How the bias of ``node`` is represented."""
+        found = (o.bias for o in self._config.overrides if o.bias and self._matcher.matches(o.match, node))
+        return next(found, self._config.bias)
 
 
 _Nodes = Iterable[tuple[str | None, str]]
 
 
-def check_selectors(config: QuantizationConfig, uploaded: _Nodes, prepared: _Nodes) -> list[str]:
+def check_selectors(config: QuantizationConfig, uploaded: _Nodes, prepared: _Nodes, matcher: Matcher) -> list[str]:
     """Raise if a selector matches no node.
 
     Args:
-        config: whose include and exclude are checked.
+        config: whose include, exclude and overrides are checked.
         uploaded: (name, op_type) of the nodes of the model as uploaded.
         prepared: the same of the prepared model, by their old op_type as well; a match in either will do.
+        matcher: of the prepared graph.
 
     Returns:
         A note for every selector that matches only nodes which preparation folded away.
@@ -61,21 +72,62 @@ def check_selectors(config: QuantizationConfig, uploaded: _Nodes, prepared: _Nod
     left = _names_and_op_types(prepared)
     known = {kind: left[kind] | before for kind, before in _names_and_op_types(uploaded).items()}
     problems, notes = [], []
+    for pointer, selector in _selectors(config):
+        missing = _missing(selector, known, matcher)
+        if missing:
+            problems += [FieldProblem(pointer=pointer + at, code="selector-unmatched", message=m) for at, m in missing]
+        elif not matcher.nodes(selector):
+            place = pointer.split("/")[2]
+            notes.append(f"{place} {words(selector)} has no effect: preparation folds it into other nodes")
+    if problems:
+        raise InvalidConfigError(
+            "; ".join(p.message for p in problems[:5]),
+            errors=tuple(problems),
+            hint="Names and operators are those of the uploaded model; its summary and the report list them.",
+        )
+    return notes
+
+
+def _selectors(config: QuantizationConfig) -> Iterable[tuple[str, Selector]]:
     for word, selectors in (("include", config.include), ("exclude", config.exclude)):
         for k, selector in enumerate(selectors):
-            kind, wanted = _key(selector)
-            if wanted not in known[kind]:
-                near = _nearest(wanted, known[kind])
-                message = f"the model has no {'node' if kind == 'node' else 'operator'} {wanted!r}"
-                message += f"; did you mean {near[0]!r}?" if near else ""
-                problems.append(
-                    FieldProblem(pointer=f"/config/{word}/{k}/{kind}", code="selector-unmatched", message=message)
-                )
-            elif wanted not in left[kind]:
-                notes.append(f"{word} {_words(selector)} has no effect: preparation folds it into other nodes")
-    if problems:
-        raise InvalidConfigError("; ".join(p.message for p in problems[:5]), errors=tuple(problems))
-    return notes
+            yield f"/config/{word}/{k}", selector
+    for k, override in enumerate(config.overrides):
+        yield f"/config/overrides/{k}/match", override.match
+
+
+def _missing(selector: Selector, known: dict[str, set[str]], matcher: Matcher) -> list[tuple[str, str]]:
+    """(place within the selector, sentence) of everything it names that the model does not have."""
+    if isinstance(selector, NodeSelector):
+        return _unknown("node", [("/node", selector.node)], known["node"])
+    if isinstance(selector, OpTypeSelector):
+        return _unknown("operator", [("/op_type", selector.op_type)], known["op_type"])
+    if isinstance(selector, SubgraphSelector):
+        named = [(f"/{field}/{k}", name) for field in ("from_nodes", "to_nodes") for k, name in _ends(selector, field)]
+        missing = _unknown("node", named, known["node"])
+        if not missing and not matcher.nodes(selector):
+            return [("", f"no path leads from {list(selector.from_nodes)} to {list(selector.to_nodes)}")]
+        return missing
+    if matcher.nodes(selector):
+        return []
+    if isinstance(selector, RegexSelector) and any(matcher.fits(selector, name) for name in known["node"]):
+        return []
+    kind = next(iter(type(selector).model_fields))
+    return [(f"/{kind}", f"no node of the model is selected by {words(selector)}")]
+
+
+def _ends(selector: SubgraphSelector, field: str) -> Iterable[tuple[int, str]]:
+    return enumerate(selector.from_nodes if field == "from_nodes" else selector.to_nodes)
+
+
+def _unknown(kind: str, named: Iterable[tuple[str, str]], known: set[str]) -> list[tuple[str, str]]:
+    missing = []
+    for at, wanted in named:
+        if wanted not in known:
+            near = _nearest(wanted, known)
+            message = f"the model has no {kind} {wanted!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            missing.append((at, message))
+    return missing
 
 
 def _names_and_op_types(nodes: _Nodes) -> dict[str, set[str]]:
@@ -89,14 +141,9 @@ def _nearest(wanted: str, known: Iterable[str]) -> list[str]:
     return [folded[name] for name in difflib.get_close_matches(wanted.casefold(), folded, n=1, cutoff=0.4)]
 
 
-def _key(selector: Selector) -> tuple[str, str]:
-    if isinstance(selector, NodeSelector):
-        return "node", selector.node
-    if isinstance(selector, OpTypeSelector):
-        return "op_type", selector.op_type
-    raise NotImplementedError(type(selector).__name__)
-
-
-def _words(selector: Selector) -> str:
-    kind, wanted = _key(selector)
-    return f"{kind} {wanted!r}"
+def words(selector: Selector) -> str:
+    """The selector as a reader of the report knows it."""
+    if isinstance(selector, SubgraphSelector):
+        return f"sub-graph {list(selector.from_nodes)} to {list(selector.to_nodes)}"
+    kind, value = next(iter(selector.model_dump().items()))
+    return f"{kind} {value!r}"

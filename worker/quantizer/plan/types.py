@@ -9,6 +9,8 @@ from enum import Enum
 
 import numpy as np
 
+from service.contracts.dtypes import needs_calibration
+from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
 from worker.quantizer.numerics.integer import IntegerGrid
 
 
@@ -39,35 +41,42 @@ class NodePlan:
 
 @dataclass
 class ActivationPlan:
-    """One activation tensor that gets a Q/DQ pair.
+    """One activation tensor that is quantized.
 
     ``source`` names the tensor whose range counts: the tensor itself, or the first of its sharing group.
     """
 
     tensor: str
     source: str
-    dtype: str
-    symmetric: bool
+    spec: ActivationSpec
     quantization: IntegerGrid | None = None
 
 
 @dataclass
 class WeightPlan:
-    """One weight initializer that is stored as integers."""
+    """One weight initializer that is stored quantized.
+
+    ``axis`` is that of the channels or, with ``block_size``, of the blocks; None for one grid.
+    """
 
     initializer: str
     node: str
+    spec: WeightSpec
     axis: int | None
+    block_size: int | None = None
     quantization: IntegerGrid | None = None
     integers: np.ndarray | None = None
 
 
 @dataclass
 class BiasPlan:
-    """The bias of one node: int32 on the grid scale_x * scale_w, or float with a reason."""
+    """The bias of one node: int32 on the grid scale_x * scale_w, int8 or int16 on one of its own, or float with a
+    reason.
+    """
 
     node: str
     initializer: str
+    spec: BiasSpec
     quantization: IntegerGrid | None = None
     integers: np.ndarray | None = None
     reason: str | None = None
@@ -89,5 +98,9 @@ class QuantizationPlan:
         return not self.activations and not self.weights
 
     def ranges_needed(self) -> list[str]:
-        """Tensors whose range has to be calibrated, each once."""
-        return list(dict.fromkeys(plan.source for plan in self.activations.values()))
+        """Tensors whose range has to be known, each once."""
+        return list(self.sources())
+
+    def sources(self) -> dict[str, ActivationSpec]:
+        """Spec by tensor whose range has to be known."""
+        return {plan.source: plan.spec for plan in self.activations.values() if needs_calibration(plan.spec.dtype)}
