@@ -20,6 +20,7 @@ from typing import IO
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from service.contracts.command_errors import AddressError, DataDirInUseError, StartError
 from service.contracts.errors import QuantmillError
 from service.db import migrate
 from service.settings import Settings
@@ -32,30 +33,6 @@ STOP_SECONDS = 25.0
 TICK_SECONDS = 0.1
 BACKLOG = 1024
 LOCK_FILE = "up.lock"
-
-
-class AddressError(QuantmillError):
-    """The address cannot be listened on."""
-
-    code = "address-unavailable"
-    title = "The address cannot be listened on"
-    status = 500
-
-
-class DataDirInUseError(QuantmillError):
-    """Another embedded service runs on this data directory."""
-
-    code = "data-dir-in-use"
-    title = "The data directory is in use"
-    status = 500
-
-
-class StartError(QuantmillError):
-    """The service did not come up."""
-
-    code = "start-failed"
-    title = "The service did not start"
-    status = 500
 
 
 class StopFlag:

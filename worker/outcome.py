@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from enum import Enum
 
-from service.contracts.errors import Problem, QuantmillError, ResourceLimitError
+from service.contracts.errors import PoisonError, Problem, ResourceLimitError, StalledError
 from service.contracts.runner import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -38,22 +38,6 @@ class StopReason(Enum):
     DEADLINE = "deadline"
     STALLED = "stalled"
     PROTOCOL = "protocol"
-
-
-class PoisonError(QuantmillError):
-    """Every attempt crashed the runner process."""
-
-    code = "poison"
-    title = "The job crashes its runner"
-    status = 500
-
-
-class StalledError(QuantmillError):
-    """The runner showed no progress for too long."""
-
-    code = "stalled"
-    title = "The job has stalled"
-    status = 500
 
 
 @dataclass(frozen=True)

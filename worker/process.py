@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
+from service.contracts.command_errors import InvalidSettingsError
 from service.db import Database
 from service.jobs.dispatch import QUEUES, Dispatcher
 from service.settings import Settings
 from service.storage import FileStore
 from worker.broker import QueueDepths
 from worker.celery_app import make_app, run_worker, stopping
-from worker.commands.options import InvalidSettingsError
 from worker.embedded import StopFlag
 from worker.reconciler import Reconciler, collect_scratch, run_forever, run_once
 from worker.supervisor import Supervisor

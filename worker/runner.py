@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from service.contracts.errors import CanceledError, QuantmillError, ResourceLimitError
+from service.contracts.errors import CanceledError, InterruptedRunError, QuantmillError, ResourceLimitError
 from service.contracts.runner import (
     EXIT_CANCELED,
     EXIT_INTERRUPTED,
@@ -53,13 +53,6 @@ PROGRESS_PERIOD_SECONDS = 0.2
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # Words by which native code says that an allocation failed, where no MemoryError reaches Python.
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "can't allocate memory", "out of memory")
-
-
-class InterruptedRunError(CanceledError):
-    """The worker shuts down: the attempt ends early and is not charged."""
-
-    code = "interrupted"
-    title = "The run was interrupted"
 
 
 class LineRun:

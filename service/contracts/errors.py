@@ -214,6 +214,29 @@ class CanceledError(QuantmillError):
     status = 409
 
 
+class InterruptedRunError(CanceledError):
+    """The worker shuts down: the attempt ends early and is not charged."""
+
+    code = "interrupted"
+    title = "The run was interrupted"
+
+
+class PoisonError(QuantmillError):
+    """Every attempt crashed the runner process."""
+
+    code = "poison"
+    title = "The job crashes its runner"
+    status = 500
+
+
+class StalledError(QuantmillError):
+    """The runner showed no progress for too long."""
+
+    code = "stalled"
+    title = "The job has stalled"
+    status = 500
+
+
 class ResourceLimitError(QuantmillError):
     """The job needs more memory, time or disk than its limit."""
 

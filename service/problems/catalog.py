@@ -1,4 +1,4 @@
-"""The catalog of error codes, read off the error tree."""
+"""The catalog of error codes, read off the error tree: over HTTP, as a job's error, and from client and commands."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, Field
 
+# what nothing else in this process may have loaded
+import service.client
+import service.contracts.command_errors  # noqa: F401
 from service.contracts.errors import QuantmillError
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import typer
 
+from service.contracts.command_errors import DemoError
 from service.contracts.config import parse_config
 from service.contracts.dataset import PreprocessingSpec
-from service.contracts.errors import QuantmillError
 from service.contracts.report import Report
 from worker.children import command_line, start_child
 from worker.commands import remote
@@ -27,14 +27,6 @@ CONFIG = {"preset": "int8", "evaluation": {"gate": {"metric": "top1", "max_drop"
 PREPROCESSING = {"inputs": {"image": {"layout": "NHW", "model_layout": "NCHW", "scale": 1 / 16}}}
 STOP_SECONDS = 30
 SERVICE_LOG = "service.log"
-
-
-class DemoError(QuantmillError):
-    """A step of the demo did not work."""
-
-    code = "demo-failed"
-    title = "The demo failed"
-    status = 500
 
 
 def run_demo(output: Path, data_dir: Path | None) -> Report:

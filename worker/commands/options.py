@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from service.contracts.command_errors import EngineMissingError, FileAccessError, InvalidSettingsError
 from service.contracts.errors import QuantmillError
 from service.contracts.validation import field_problems
 from service.settings import Settings
@@ -34,30 +35,6 @@ EvaluationPreprocessing = Annotated[
 
 # Of the extras `worker` and `demo`: the front desk is installed without them.
 _ENGINE_PACKAGES = {"ml_dtypes", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "safetensors", "sklearn", "torch"}
-
-
-class FileAccessError(QuantmillError):
-    """A file cannot be read or written."""
-
-    code = "file-access"
-    title = "A file cannot be read or written"
-    status = 500
-
-
-class EngineMissingError(QuantmillError):
-    """The command needs the engine, which is not installed."""
-
-    code = "engine-missing"
-    title = "The engine is not installed"
-    status = 500
-
-
-class InvalidSettingsError(QuantmillError):
-    """A setting from the environment or the command line is not valid."""
-
-    code = "invalid-settings"
-    title = "A setting is not valid"
-    status = 500
 
 
 def load_settings(**values: Any) -> Settings:

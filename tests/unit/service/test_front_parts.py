@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import json
 import os
+import pkgutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import service.app
-import service.client  # noqa: F401
+import worker
 from service.artifacts.content import Content, content_disposition, content_range
 from service.artifacts.errors import RangeNotSatisfiableError
 from service.contracts.errors import QuantmillError
@@ -228,3 +233,19 @@ def test_every_error_has_a_code_of_its_own() -> None:
         assert kind.code == kind.code.lower()
         assert 400 <= kind.status < 600
     assert {problem.code for problem in problem_types()} == set(owners)
+
+
+def test_the_catalog_lists_every_error_of_service_and_worker() -> None:
+    """In the process of the API, which imports no worker; the tree is read with everything imported."""
+    for room in (service, worker):
+        for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    kinds = [kind for kind in tree(QuantmillError) if kind.__module__.partition(".")[0] in ("service", "worker")]
+    codes = {kind.code for kind in kinds}
+    assert {"poison", "stalled", "data-dir-in-use", "download-corrupt"} <= codes
+    assert "worker" not in {kind.__module__.partition(".")[0] for kind in kinds}, "the API cannot know its code"
+    code = "import service.app, json; from service.problems.catalog import problem_types as p\n"
+    code += "print(json.dumps([item.code for item in p()]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert codes == set(json.loads(done.stdout))
