@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from service.contracts.dtypes import is_integer
+
 if TYPE_CHECKING:
     from service.contracts.config import QuantizationConfig
 
@@ -24,29 +26,13 @@ def _found(config: QuantizationConfig) -> Iterator[tuple[str, str]]:
         yield "/mode", f"mode {config.mode}"
     if config.format != "qdq":
         yield "/format", f"format {config.format}"
-    if config.overrides:
-        yield "/overrides", "overrides"
     if config.tensor_ranges:
         yield "/tensor_ranges", "tensor_ranges"
     activation, weight = config.activation, config.weight
-    if activation.dtype not in ("uint8", "int8"):
+    if not is_integer(activation.dtype):
         yield "/activation/dtype", f"activation dtype {activation.dtype}"
-    if weight.dtype != "int8":
+    if not is_integer(weight.dtype):
         yield "/weight/dtype", f"weight dtype {weight.dtype}"
-    if config.bias.dtype != "int32":
-        yield "/bias/dtype", f"bias dtype {config.bias.dtype}"
-    if activation.scale != "float32":
-        yield "/activation/scale", f"scale {activation.scale}"
-    if weight.scale != "float32":
-        yield "/weight/scale", f"scale {weight.scale}"
-    if activation.reduce_range:
-        yield "/activation/reduce_range", "reduce_range"
-    if weight.reduce_range:
-        yield "/weight/reduce_range", "reduce_range"
-    if not weight.symmetric:
-        yield "/weight/symmetric", "asymmetric weights"
-    if weight.granularity == "per_block":
-        yield "/weight/granularity", "granularity per_block"
     if activation.calibration.method not in _CALIBRATIONS:
         yield "/activation/calibration/method", f"calibration {activation.calibration.method}"
     if weight.calibration.method != "minmax":
@@ -56,8 +42,3 @@ def _found(config: QuantizationConfig) -> Iterator[tuple[str, str]]:
     for name, value in config.preparation:
         if value != type(config.preparation).model_fields[name].get_default(call_default_factory=True):
             yield f"/preparation/{name}", f"preparation {name}"
-    for word, selectors in (("include", config.include), ("exclude", config.exclude)):
-        for k, selector in enumerate(selectors):
-            kind = next(iter(type(selector).model_fields))
-            if kind not in ("node", "op_type"):
-                yield f"/{word}/{k}/{kind}", f"a selector by {kind}"

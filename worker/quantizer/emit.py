@@ -7,15 +7,20 @@ fuse that node whole), else they read T itself. A graph output keeps its name.
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.errors import EngineError
-from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
+from service.contracts.errors import EngineError, UnsupportedModelError
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
 PRODUCER = "quantmill"
+_OPSET_21 = 21
+_SINCE_21 = ("int4", "uint4", "int16", "uint16")
+# onnxruntime's own domain knows 4- and 16-bit types at any opset.
+_MICROSOFT = "com.microsoft"
 
 
 def emit(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
@@ -30,20 +35,49 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
     """
     graph = model.graph
     names = Names(graph)
-    _emit_parameters(graph, plan, names)
+    writer = Writer(model)
+    _emit_parameters(graph, plan, names, writer)
     values = {value.name: value for value in (*graph.inputs, *(made for node in graph for made in node.outputs))}
     grids: dict[str, tuple[ir.Value, ir.Value]] = {}
     for tensor in plan.activations:
         if tensor not in values:
             raise EngineError(f"the graph has no tensor {tensor!r}", tensor=tensor)
-        _emit_activation(graph, plan, values[tensor], grids, names)
+        _emit_activation(graph, plan, values[tensor], grids, names, writer)
     _drop_implied_activations(graph, plan)
     _drop_unread(graph)
     model.producer_name, model.producer_version = PRODUCER, None
     return model
 
 
-def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names) -> None:
+class Writer:
+    """Makes Q/DQ nodes in the domain that knows their types at the model's opset."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._opset = max((model.opset_imports[d] for d in DEFAULT_DOMAINS if d in model.opset_imports), default=0)
+
+    def node(
+        self, op_type: str, inputs: list[ir.Value], grid: IntegerGrid, *, name: str, attributes: dict[str, int]
+    ) -> ir.Node:
+        """A QuantizeLinear or DequantizeLinear.
+
+        Raises:
+            UnsupportedModelError: blocks need opset 21.
+        """
+        domain = ""
+        if self._opset < _OPSET_21 and (grid.dtype in _SINCE_21 or grid.block_size is not None):
+            if grid.block_size is not None:
+                raise UnsupportedModelError(
+                    f"scales per block need opset {_OPSET_21}, the model has {self._opset}",
+                    hint="Export the model anew with opset 21 or later.",
+                    opset=self._opset,
+                )
+            domain = _MICROSOFT
+            self._model.opset_imports.setdefault(_MICROSOFT, 1)
+        return ir.node(op_type, inputs, attributes=attributes, domain=domain, name=name)
+
+
+def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names, writer: Writer) -> None:
     nodes = {node_name(node): node for node in graph}
     for weight in plan.weights.values():
         if weight.quantization is None or weight.integers is None:
@@ -54,7 +88,9 @@ def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names) -> N
             for usage in value.uses()
             if usage.idx == 1 and usage.node.graph is graph and _role(usage.node, plan) is Role.LINEAR
         ]
-        dequantized = _dequantize_constant(graph, weight.initializer, weight.integers, weight.quantization, names)
+        dequantized = _dequantize_constant(
+            graph, weight.initializer, weight.integers, weight.quantization, names, writer
+        )
         for usage in readers:
             usage.node.replace_input_with(1, dequantized)
     for name, bias in plan.biases.items():
@@ -63,7 +99,7 @@ def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names) -> N
         node = nodes[name]
         shared = len(graph.initializers[bias.initializer].uses()) > 1
         stem = f"{bias.initializer}_of_{name}" if shared else bias.initializer
-        node.replace_input_with(2, _dequantize_constant(graph, stem, bias.integers, bias.quantization, names))
+        node.replace_input_with(2, _dequantize_constant(graph, stem, bias.integers, bias.quantization, names, writer))
 
 
 def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
@@ -71,15 +107,21 @@ def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
     return entry.role if entry is not None else None
 
 
-def _dequantize_constant(graph: ir.Graph, stem: str, integers: np.ndarray, grid: IntegerGrid, names: Names) -> ir.Value:
-    stored = add_initializer(graph, names.free(f"{stem}_quantized"), integers)
+def _dequantize_constant(
+    graph: ir.Graph, stem: str, integers: np.ndarray, grid: IntegerGrid, names: Names, writer: Writer
+) -> ir.Value:
+    stored = add_initializer(graph, names.free(f"{stem}_quantized"), onnx_integers(integers, grid.dtype))
     scale = add_initializer(graph, names.free(f"{stem}_scale"), grid.scale)
-    zero_point = add_initializer(graph, names.free(f"{stem}_zero_point"), grid.zero_point)
-    node = ir.node(
+    zero_point = add_initializer(graph, names.free(f"{stem}_zero_point"), onnx_integers(grid.zero_point, grid.dtype))
+    attributes = {} if grid.axis is None else {"axis": grid.axis}
+    if grid.block_size is not None:
+        attributes["block_size"] = grid.block_size
+    node = writer.node(
         "DequantizeLinear",
         [stored, scale, zero_point],
-        attributes={} if grid.axis is None else {"axis": grid.axis},
+        grid,
         name=names.free(f"{stem}_DequantizeLinear"),
+        attributes=attributes,
     )
     node.outputs[0].name = names.free(f"{stem}_DequantizeLinear_Output")
     node.outputs[0].dtype = ir.DataType.FLOAT
@@ -94,6 +136,7 @@ def _emit_activation(
     value: ir.Value,
     grids: dict[str, tuple[ir.Value, ir.Value]],
     names: Names,
+    writer: Writer,
 ) -> None:
     tensor = name_of(value)
     entry = plan.activations[tensor]
@@ -103,7 +146,9 @@ def _emit_activation(
     if entry.source not in grids:
         grids[entry.source] = (
             add_initializer(graph, names.free(f"{entry.source}_scale"), grid.scale),
-            add_initializer(graph, names.free(f"{entry.source}_zero_point"), grid.zero_point),
+            add_initializer(
+                graph, names.free(f"{entry.source}_zero_point"), onnx_integers(grid.zero_point, grid.dtype)
+            ),
         )
     scale, zero_point = grids[entry.source]
     producer = value.producer()
@@ -113,11 +158,21 @@ def _emit_activation(
         for usage in value.uses()
         if made_by_integer_node or (usage.node.graph is graph and _role(usage.node, plan) is not None)
     ]
-    quantize = ir.node("QuantizeLinear", [value, scale, zero_point], name=names.free(f"{tensor}_QuantizeLinear"))
+    quantize = writer.node(
+        "QuantizeLinear",
+        [value, scale, zero_point],
+        grid,
+        name=names.free(f"{tensor}_QuantizeLinear"),
+        attributes={},
+    )
     quantize.outputs[0].name = names.free(f"{tensor}_QuantizeLinear_Output")
     quantize.outputs[0].dtype, quantize.outputs[0].shape = ir_dtype(grid.dtype), value.shape
-    dequantize = ir.node(
-        "DequantizeLinear", [quantize.outputs[0], scale, zero_point], name=names.free(f"{tensor}_DequantizeLinear")
+    dequantize = writer.node(
+        "DequantizeLinear",
+        [quantize.outputs[0], scale, zero_point],
+        grid,
+        name=names.free(f"{tensor}_DequantizeLinear"),
+        attributes={},
     )
     restored = dequantize.outputs[0]
     restored.name = names.free(f"{tensor}_DequantizeLinear_Output")
@@ -133,6 +188,13 @@ def _emit_activation(
         for k, output in enumerate(graph.outputs):
             if output is value:
                 graph.outputs[k] = restored
+
+
+def onnx_integers(integers: np.ndarray, dtype: str) -> np.ndarray:
+    """``integers`` in the type that ONNX stores: 4-bit ones, held in bytes until now, in ml_dtypes' own."""
+    if dtype in ("int4", "uint4"):
+        return integers.astype(ml_dtypes.int4 if dtype == "int4" else ml_dtypes.uint4)
+    return integers
 
 
 def ir_dtype(dtype: str) -> ir.DataType:
