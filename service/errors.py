@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, QuantmillError
 from service.contracts.validation import field_problems
@@ -22,6 +23,8 @@ from service.storage import StorageFullError
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _CONFIG_POINTER = "/config"
 _WHOLE_BODY = ""
+# never seen by a client; the status that proxies write into their logs for this
+_CLIENT_CLOSED_REQUEST = 499
 log = logging.getLogger(__name__)
 
 
@@ -77,6 +80,7 @@ def install(app: FastAPI) -> None:
     handlers: dict[Any, Any] = {
         QuantmillError: _on_quantmill_error,
         RequestValidationError: _on_validation_error,
+        ClientDisconnect: _on_client_gone,
         HTTPException: _on_http_exception,
         OperationalError: _on_database_error,
         InterfaceError: _on_database_error,
@@ -106,6 +110,12 @@ async def _on_quantmill_error(request: Request, error: QuantmillError) -> Respon
     if error.status >= 500:
         log.error("request.failed %s %s: %s: %s", request.method, request.url.path, error.code, error.detail)
     return problem_response(request, error)
+
+
+async def _on_client_gone(request: Request, _: ClientDisconnect) -> Response:
+    # nobody is there to read an answer, and it is no fault of the service
+    log.info("request.broken_off %s %s", request.method, request.url.path)
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 async def _on_validation_error(request: Request, error: RequestValidationError) -> Response:

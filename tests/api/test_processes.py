@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import statistics
 import threading
 import time
@@ -115,6 +116,28 @@ def test_a_crash_in_the_middle_of_an_upload(server: ApiProcess, tmp_path: Path) 
     sent = httpx.patch(url, content=rest, headers={"Upload-Offset": str(offset)}, timeout=20)
     assert sent.status_code == 204, sent.text
     assert httpx.get(url).json()["sha256"] == digest
+
+
+@pytest.mark.parametrize("method", ["PATCH", "PUT"])
+def test_a_client_that_breaks_off_is_one_line_in_the_log(server: ApiProcess, method: str) -> None:
+    made = httpx.post(f"{server.url}/v1/uploads", json={"filename": "a", "size_bytes": MIB}).json()
+    path = made["links"]["self"] + ("/content" if method == "PUT" else "")
+    offset = "" if method == "PUT" else "Upload-Offset: 0\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {MIB}\r\n{offset}\r\n"
+    address = httpx.URL(server.url)
+    with socket.create_connection((address.host, address.port)) as connection:
+        connection.sendall(head.encode() + b"x" * 1000)
+        time.sleep(0.3)
+    ends = time.monotonic() + 10
+    while "request.broken_off" not in server.log.read_text() and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert httpx.head(server.url + made["links"]["self"]).headers["upload-offset"] == "1000"
+    lines = server.log.read_text().splitlines()
+    told = [line for line in lines if path in line or "ClientDisconnect" in line or "Traceback" in line]
+    assert len(told) == 1, told
+    assert " INFO " in told[0]
+    assert f"request.broken_off {method} {path}" in told[0]
+    assert not [line for line in lines if " ERROR " in line]
 
 
 def test_the_client_gets_through_a_crash(server: ApiProcess, client: QuantmillClient, tmp_path: Path) -> None:
