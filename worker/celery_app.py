@@ -10,7 +10,7 @@ import warnings
 from celery import Celery, signals
 from celery.exceptions import SecurityWarning
 
-from service.jobs.dispatch import QUEUES, celery_settings
+from service.jobs.dispatch import celery_settings
 from service.settings import Settings
 from worker.transport import worker_transport
 
@@ -34,7 +34,7 @@ def make_app(settings: Settings) -> Celery:
     return app
 
 
-def run_worker(app: Celery, settings: Settings, *, queues: tuple[str, ...] = QUEUES[:1], level: int) -> int:
+def run_worker(app: Celery, settings: Settings, *, queues: tuple[str, ...], level: int) -> int:
     """Consume ``queues`` until SIGTERM or SIGINT; returns the exit code."""
     if settings.embedded_broker:
         # Messages are taken by moving their file into the temporary folder; only within one filesystem is that atomic.

@@ -66,7 +66,12 @@ def up(
 
 @app.command()
 def worker(
-    queues: Annotated[str, typer.Option(help="Queues to take jobs from, separated by commas.")] = "cpu",
+    queues: Annotated[
+        str, typer.Option(help="Queues to take jobs from, separated by commas: cpu, gpu, inspect (validation).")
+    ] = "cpu,inspect",
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Jobs at a time. Default: QUANTMILL_WORKER_SLOTS, or 1.")
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Run jobs: one Celery worker process that supervises runner processes."""
@@ -74,7 +79,8 @@ def worker(
 
     options.configure_logging()
     names = tuple(name.strip() for name in queues.split(","))
-    raise typer.Exit(run_worker_process(options.load_settings(data_dir=data_dir), names))
+    settings = options.load_settings(data_dir=data_dir, worker_slots=slots)
+    raise typer.Exit(run_worker_process(settings, names))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The whole service on one host by one command: API, worker and reconciler as children of this process.
+"""The whole service on one host by one command: API, workers and reconciler as children of this process.
 
 The listening socket belongs to this process and outlives the API child: while a dead API is restarted, connections wait
 instead of being refused.
@@ -55,7 +55,7 @@ class StopFlag:
 
 
 class EmbeddedService:
-    """API, worker and reconciler under one roof. Use from the main thread: children are bound to it.
+    """API, reconciler, a worker for jobs and one for validation. Use from the main thread: children are bound to it.
 
     Args:
         settings: where to listen and where to keep things.
@@ -77,7 +77,9 @@ class EmbeddedService:
             (
                 Child("api", command_line("api", "--fd", str(descriptor)), pass_fds=(descriptor,)),
                 Child("reconciler", command_line("reconcile")),
-                Child("worker", command_line("worker")),
+                Child("worker", command_line("worker", "--queues", "cpu")),
+                # A slot of its own: an upload is validated within seconds also while a job runs for hours.
+                Child("inspector", command_line("worker", "--queues", "inspect", "--slots", "1")),
             ),
             variables={
                 "QUANTMILL_DATA_DIR": str(settings.data_dir),

@@ -6,7 +6,8 @@ import logging
 
 from service.contracts.command_errors import InvalidSettingsError
 from service.db import Database
-from service.jobs.dispatch import QUEUES, Dispatcher
+from service.jobs.dispatch import Dispatcher
+from service.jobs.queues import QUEUES
 from service.settings import Settings
 from service.storage import FileStore
 from worker.broker import QueueDepths
@@ -32,7 +33,7 @@ def run_worker_process(settings: Settings, queues: tuple[str, ...]) -> int:
     # What a killed predecessor left on this host; no reconciler may have this disk.
     collect_scratch(settings, database)
     supervisor = Supervisor(settings, database, FileStore(settings.storage_dir), stopping=stopping)
-    register(app, supervisor, stopping)
+    register(app, supervisor, queues, stopping)
     try:
         return run_worker(app, settings, queues=queues, level=logging.INFO)
     finally:

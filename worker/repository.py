@@ -1,11 +1,11 @@
-"""Statements of the reconciler that belong to no single noun."""
+"""Statements of the worker and the reconciler that belong to no single noun."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import delete, select, union
+from sqlalchemy import delete, or_, select, union
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.db import db_now
@@ -29,6 +29,22 @@ def running_attempts(session: Session) -> set[tuple[str, int]]:
         (job_id, attempt)
         for job_id, attempt in session.execute(select(Job.id, Job.attempt).where(Job.state == "running"))
     }
+
+
+def next_due(session: Session, queues: Collection[str]) -> str | None:
+    """Id of the queued job of these queues whose turn it is; None if no job may start now."""
+    now = db_now()
+    return session.scalar(
+        select(Job.id)
+        .where(
+            Job.state == "queued",
+            Job.queue.in_(queues),
+            Job.not_before <= now,
+            or_(Job.deadline_at.is_(None), Job.deadline_at > now),
+        )
+        .order_by(Job.priority.desc(), Job.not_before, Job.id)
+        .limit(1)
+    )
 
 
 def delete_expired_uploads(session: Session, limit: int) -> list[str]:

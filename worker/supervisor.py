@@ -12,7 +12,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from service.jobs.outcome import Outcome as JobOutcome
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Job
+from worker import repository
 from worker.attempt import DATABASE_AWAY, Lease, Timing, Watch
 from worker.materials import OUTPUT_FOLDER, Materials
 from worker.outcome import (
@@ -49,6 +50,7 @@ SCRATCH_MODE = 0o700
 # CPU time that a runner may use beyond its share of the deadline.
 SPARE_CPU_SECONDS = 60
 COMMIT_PAUSE_SECONDS = 0.5
+CLAIM_TRIES = 3
 
 
 def scratch_name(job_id: str, attempt: int) -> str:
@@ -112,6 +114,22 @@ class Supervisor:
             outcome = self._attempt(job, lease, scratch)
             self._conclude(job, lease, outcome, scratch)
         return True
+
+    def run_next(self, queues: Collection[str]) -> bool:
+        """Run the job whose turn it is in these queues; False if there is none.
+
+        For a worker that was woken in vain: messages of canceled jobs may stand before those of jobs that can start.
+        """
+        for _ in range(CLAIM_TRIES):
+            if self._stopping():
+                return False
+            with self._database.read() as session:
+                job_id = repository.next_due(session, queues)
+            if job_id is None:
+                return False
+            if self.run(job_id):
+                return True
+        return False  # other workers were faster every time: they do what there is to do
 
     @contextmanager
     def _scratch(self, job: Job) -> Iterator[Path]:

@@ -10,13 +10,15 @@ from typing import Any
 from celery import Celery
 
 from service.jobs.errors import DispatchError
+from service.jobs.queues import QUEUES
 from service.settings import Settings
 
 TASK_NAME = "run_job"
 EXCHANGE = "quantmill"
-QUEUES = ("cpu", "gpu")
 _SOCKET_SECONDS = 5.0
 _THREADS = 4
+# Between two looks into the folder of the filesystem broker; one look takes some tens of microseconds.
+_POLL_SECONDS = 0.05
 
 
 def celery_settings(settings: Settings) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
             "data_folder_out": str(settings.broker_dir / "queue"),
             "processed_folder": str(settings.broker_dir / "processed"),
             "control_folder": str(settings.broker_dir / "control"),
-            "polling_interval": 0.2,
+            "polling_interval": _POLL_SECONDS,
         }
     return {
         # longer than any job: redelivery of a live job would only be refused by its claim

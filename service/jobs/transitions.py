@@ -27,6 +27,7 @@ from service.jobs.errors import (
     LeaseExpiredError,
 )
 from service.jobs.outcome import Outcome, QuantizeOutcome
+from service.jobs.queues import queue_of
 from service.tables import Job
 from service.tables.jobs import LIVE_STATES
 
@@ -58,7 +59,7 @@ def submit(
     *,
     tenant_id: str,
     kind: str,
-    queue: str = "cpu",
+    queue: str | None = None,
     model_id: str | None = None,
     dataset_id: str | None = None,
     calibration_dataset_id: str | None = None,
@@ -82,7 +83,7 @@ def submit(
             name=name,
             labels=labels or {},
             state="queued",
-            queue=queue,
+            queue=queue or queue_of(kind),
             priority=priority,
             model_id=model_id,
             dataset_id=dataset_id,

@@ -18,6 +18,7 @@ from tests.worker.workbench import process_gone, wait_for
 from worker import launcher
 
 ROOT = Path(__file__).parents[2]
+INSPECTOR = "cli worker --queues inspect"
 # Periods that make faults visible within a test's patience.
 QUICK = {
     "QUANTMILL_LEASE_SECONDS": "3",
@@ -98,10 +99,12 @@ class Service:
     def pids(self, word: str) -> list[int]:
         """Processes whose command line holds ``word``: "cli api", "cli worker", "cli reconcile", "worker.runner".
 
+        The worker that validates uploads counts only where ``word`` is INSPECTOR.
         A process that is still being launched does not count: it may not be bound to its parent yet.
         """
         found = processes_of(self.folder).items()
-        return [pid for pid, command in found if word in command and "launcher.py" not in command]
+        ours = [(pid, command) for pid, command in found if word in command and "launcher.py" not in command]
+        return [pid for pid, command in ours if word == INSPECTOR or INSPECTOR not in command]
 
     def one(self, word: str) -> int:
         """The one process of that kind, once it is there."""

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from service.jobs.queues import QUEUES, queue_of
 from service.settings import Settings
+from service.tables.jobs import JOB_KINDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,8 +37,8 @@ def stages() -> dict[str, list[str]]:
 
 def test_every_service_is_there_and_healthy_before_it_is_used(compose):
     services = compose["services"]
-    assert set(services) == {"postgres", "redis", "migrate", "api", "reconciler", "worker"}
-    for name in ("api", "reconciler", "worker"):
+    assert set(services) == {"postgres", "redis", "migrate", "api", "reconciler", "worker", "inspector"}
+    for name in ("api", "reconciler", "worker", "inspector"):
         assert services[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
         assert services[name]["depends_on"]["redis"] == {"condition": "service_healthy"}
     assert services["migrate"]["depends_on"]["postgres"] == {"condition": "service_healthy"}
@@ -50,7 +52,7 @@ def test_redis_never_evicts(compose):
 
 
 def test_the_store_is_shared_and_scratch_is_not(compose):
-    for name in ("api", "reconciler", "worker"):
+    for name in ("api", "reconciler", "worker", "inspector"):
         assert "store:/data/store" in compose["services"][name]["volumes"]
     scratch = compose["services"]["worker"]["environment"]["QUANTMILL_SCRATCH_DIR"]
     assert not scratch.startswith("/data/store")
@@ -82,8 +84,18 @@ def test_built_targets_exist_and_start_existing_commands(compose, stages):
     commands = {
         service["command"][0] for service in compose["services"].values() if "build" in service and "command" in service
     }
-    assert commands == {"migrate", "reconcile"}
+    assert commands == {"migrate", "reconcile", "worker"}
     assert 'CMD ["worker"]' in stages["worker"]
+
+
+def test_every_queue_that_the_service_fills_has_a_worker(compose):
+    consumed = set()
+    for name in ("worker", "inspector"):
+        command = compose["services"][name]["command"]
+        assert command[0] == "worker"
+        consumed |= set(command[command.index("--queues") + 1].split(","))
+    assert consumed == {queue_of(kind) for kind in JOB_KINDS}
+    assert consumed <= set(QUEUES)
 
 
 def test_images_run_as_a_plain_user_and_report_their_health(stages):

@@ -195,7 +195,7 @@ def test_stop_puts_the_running_job_back_and_leaves_nothing_behind(tmp_path, tiny
 def test_killing_the_parent_leaves_nothing_behind(tmp_path):
     folder = tmp_path / "home"
     with Service(folder) as service:
-        assert len(processes_of(folder)) == 4
+        assert len(processes_of(folder)) == 5
         service.process.kill()
         service.process.wait()
         wait_for(lambda: processes_of(folder) == {}, seconds=20, message=str(processes_of(folder)))
