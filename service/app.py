@@ -12,6 +12,7 @@ from service.artifacts.router import router as artifacts
 from service.contracts.version import VERSION
 from service.datasets.router import router as datasets
 from service.deps import Desk
+from service.docs.router import router as docs
 from service.health.router import router as health
 from service.jobs.router import router as jobs
 from service.middleware import BodyLimitMiddleware, RequestIdMiddleware
@@ -41,10 +42,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description=openapi.DESCRIPTION,
         responses=openapi.PROBLEM_RESPONSES,
         lifespan=lifespan,
+        docs_url=None,
         redoc_url=None,
     )
     app.state.desk = desk
-    for router in (uploads, models, datasets, jobs, artifacts, presets, problems, health):
+    for router in (uploads, models, datasets, jobs, artifacts, presets, problems, health, docs):
         app.include_router(router)
     errors.install(app)
     openapi.install(app)

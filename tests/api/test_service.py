@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -242,8 +243,27 @@ def _references(node: Any) -> Iterator[str]:
             yield from _references(value)
 
 
-def test_docs(sqlite_front: Front) -> None:
-    assert "/openapi.json" in sqlite_front.http.get("/docs").text
+def test_docs_need_no_other_host(sqlite_front: Front) -> None:
+    page = sqlite_front.http.get("/docs")
+    assert page.status_code == 200
+    assert "/openapi.json" in page.text
+    assert "://" not in page.text
+    assert '"validatorUrl": null' in page.text
+    assets = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(assets) == 3
+    for asset in assets:
+        answer = sqlite_front.http.get(asset)
+        assert answer.status_code == 200
+        kind = "image/png" if asset.endswith(".png") else "text/css" if asset.endswith(".css") else "text/javascript"
+        assert answer.headers["content-type"].partition(";")[0] == kind
+        assert len(answer.content) > 500
+    script = sqlite_front.http.get("/docs/assets/swagger-ui-bundle.js").text
+    assert "SwaggerUIBundle" in script[:1000]
+
+
+@pytest.mark.parametrize("name", ["main.py", "__init__.py", "..%2Fmain.py"])
+def test_docs_serve_their_own_files_only(sqlite_front: Front, name: str) -> None:
+    assert sqlite_front.http.get(f"/docs/assets/{name}").status_code in (404, 422)
 
 
 def test_the_catalog_of_problems(sqlite_front: Front) -> None:

@@ -1,0 +1,71 @@
+"""HTTP face of the documentation: Swagger UI over the OpenAPI document, from files of this host alone."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+
+from service.contracts.errors import QuantmillError
+
+router = APIRouter(include_in_schema=False)
+
+# The package is only where Swagger UI's files are taken from; none of its code is called.
+_PACKAGE = "fastapi_swagger.resources"
+_MEDIA_TYPES = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon-32x32.png": "image/png",
+}
+_ASSET_SECONDS = 86400
+AssetName = Literal["swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"]
+
+
+class DocsMissingError(QuantmillError):
+    """The files of the documentation page are not installed."""
+
+    code = "docs-missing"
+    title = "The documentation page is not installed"
+    status = 500
+
+
+@router.get("/docs")
+def docs(request: Request) -> Response:
+    """The page; it loads nothing from other hosts."""
+    root = str(request.scope.get("root_path", "")).rstrip("/")
+    return get_swagger_ui_html(
+        openapi_url=f"{root}{request.app.openapi_url}",
+        title=f"{request.app.title} API",
+        swagger_js_url=f"{root}/docs/assets/swagger-ui-bundle.js",
+        swagger_css_url=f"{root}/docs/assets/swagger-ui.css",
+        swagger_favicon_url=f"{root}/docs/assets/favicon-32x32.png",
+        # by default the page would send the document's address to a validator on the internet
+        swagger_ui_parameters={"validatorUrl": None},
+    )
+
+
+@router.get("/docs/assets/{name}")
+def asset(name: AssetName) -> Response:
+    """A file that the page needs.
+
+    Raises:
+        DocsMissingError: the package that brings it is not installed, or is another version.
+    """
+    return Response(_read(name), media_type=_MEDIA_TYPES[name], headers=_asset_headers())
+
+
+@cache
+def _read(name: str) -> bytes:
+    try:
+        return resources.files(_PACKAGE).joinpath(name).read_bytes()
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise DocsMissingError(
+            f"{name} is not there: {error}", hint="Install the service with its dependencies."
+        ) from error
+
+
+def _asset_headers() -> dict[str, str]:
+    return {"Cache-Control": f"public, max-age={_ASSET_SECONDS}", "X-Content-Type-Options": "nosniff"}
