@@ -29,6 +29,7 @@ from worker.quantizer.graph.loading import (
 )
 from worker.quantizer.graph.prepare import prepare
 from worker.quantizer.runtime_check import RuntimeRefusalError, check_runtime
+from worker.quantizer.soundness import check_channels, check_weights
 
 __all__ = ["inspect_dataset", "inspect_model", "summarize_model"]
 
@@ -51,7 +52,7 @@ def inspect_model(path: Path, *, threads: int, list_nodes: bool = True) -> Model
     Raises:
         NotOnnxError: not an ONNX file, empty, or cut short.
         ExternalDataError: external data missing, too short, or outside the folder.
-        ModelError: damaged tensors.
+        ModelError: damaged tensors, or weights that hold NaN or Inf.
         UnsupportedModelError: no nodes, too many or too deep, unknown operators, or refused by the runtime; names the
             node where there is one.
         ResourceLimitError: the runtime needs more memory than it may have.
@@ -66,6 +67,7 @@ def inspect_model(path: Path, *, threads: int, list_nodes: bool = True) -> Model
     except RuntimeRefusalError as refusal:
         raise _with_node(refusal, proto) from None
     model = to_ir(proto, path.parent)
+    check_weights(model)
     return _with_names(summary, proto, model) if list_nodes else summary
 
 
@@ -73,12 +75,13 @@ def _with_names(summary: ModelSummary, proto: onnx.ModelProto, model: ir.Model) 
     """The summary with the names and operators that selectors may use; a quantized model is never prepared.
 
     Raises:
-        UnsupportedModelError: the model cannot be prepared, so no job could use it.
+        UnsupportedModelError: the model cannot be prepared, or its channels do not fit: no job could use it.
     """
     try:
         prepared = prepare(model)
     except AlreadyQuantizedError:
         return summary
+    check_channels(prepared.graph)
     known = [*prepared.op_types.items(), *prepared.known_nodes()]
     names = dict.fromkeys([*(node.name for node, _ in _nodes(proto) if node.name), *(name for name, _ in known)])
     op_types = {op_type for _, op_type in known} - summary.op_counts.keys()

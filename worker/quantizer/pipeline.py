@@ -31,6 +31,7 @@ from worker.quantizer.graph.prepare import Prepared, prepare
 from worker.quantizer.intake import inspect_model
 from worker.quantizer.layers import layer_figures
 from worker.quantizer.measure import Stages
+from worker.quantizer.overflow import check_finite
 from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.parameters import fill_activations, fill_parameters
@@ -38,6 +39,7 @@ from worker.quantizer.plan.selection import check_selectors
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.run import Run
 from worker.quantizer.runtime import Session, to_bytes
+from worker.quantizer.soundness import check_channels
 from worker.quantizer.statistics.collect import Request, collect
 from worker.quantizer.statistics.reducers import MinMax, Percentile, RangeReducer
 from worker.quantizer.wording import report_notes, summary_sentence
@@ -115,7 +117,7 @@ def quantize(
         check_gate(config.evaluation.gate, has_labels=measured_on.labels is not None)
         original = load_model(model_path)
         original_bytes = to_bytes(original)
-        float_session = Session(original_bytes, threads=threads, what="float model")
+        float_session = Session(original_bytes, threads=threads, what="float model", uploaded=True)
     done = _quantize(original, float_session, config, calibration_data, summary, stages, run=run, threads=threads)
     model_bytes = _uploaded_bytes(model_path, summary, original_bytes) if done.plan.is_empty else done.bytes
     return Result(
@@ -161,6 +163,7 @@ def _quantize(
         run.progress("prepare")
         uploaded = [(node.name, node.op_type) for node in original.graph.all_nodes()]
         prepared = prepare(original)
+        check_channels(prepared.graph)
         notes = check_selectors(
             config,
             [*uploaded, *prepared.op_types.items()],
@@ -187,7 +190,9 @@ def _quantize(
         collect(prepared.model, requests, calibration, summary.inputs, limit=limit, threads=threads, run=run)
     with stages.stage("parameters"):
         run.progress("parameters")
-        fill_activations(plan, {tensor: reducer.result() for tensor, reducer in reducers.items()})
+        ranges = {tensor: reducer.result() for tensor, reducer in reducers.items()}
+        check_finite(prepared.model, ranges, calibration, summary.inputs, limit=limit, threads=threads, run=run)
+        fill_activations(plan, ranges)
         fill_parameters(prepared.graph, plan)
         if corrects_biases:
             corrected = bias_correction.correct_biases(prepared.graph, plan, means)
@@ -215,7 +220,7 @@ def _check_prepared(
     batch = next(iter(data.batches(summary.inputs, choose_batch_size(summary.inputs, data, 1), limit=1)))
     names = float_session.output_names
     for name, expected, got in zip(
-        names, float_session.run(batch.feeds, names), session.run(batch.feeds, names), strict=True
+        names, float_session.run(batch.feeds, names, start=batch.start), session.run(batch.feeds, names), strict=True
     ):
         if getattr(expected, "dtype", None) is None or expected.dtype.kind != "f" or expected.shape != got.shape:
             continue

@@ -12,7 +12,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 from ml_dtypes import bfloat16
 
-from service.contracts.errors import EngineError, UnsupportedModelError
+from service.contracts.errors import UnsupportedModelError
+from worker.quantizer.run_faults import failed_run
 
 # onnxruntime raises these, all plain Exception subclasses of its own module.
 _RuntimeErrors = (
@@ -35,12 +36,13 @@ class Session:
         model: serialized model, whole (no external data).
         threads: intra-op threads.
         what: words for error messages, e.g. "float model".
+        uploaded: the model is the user's own, so that a failure to run is no fault of the engine.
 
     Raises:
         UnsupportedModelError: onnxruntime refuses the model.
     """
 
-    def __init__(self, model: bytes, *, threads: int, what: str = "model") -> None:
+    def __init__(self, model: bytes, *, threads: int, what: str = "model", uploaded: bool = False) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -48,6 +50,7 @@ class Session:
         # Several sessions live at once and run in turn: threads that spin while they wait steal the cores of the next.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._what = what
+        self._uploaded = uploaded
         try:
             self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except _RuntimeErrors as error:
@@ -55,14 +58,25 @@ class Session:
                 f"onnxruntime refuses the {what}: {clean_message(error)}",
                 hint="Check that the model runs in onnxruntime on a CPU, without custom operators.",
             ) from error
+        inputs = self._session.get_inputs()
+        self._dynamic = any(not isinstance(axis, int) for entry in inputs for axis in entry.shape[1:])
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
         self.output_types: dict[str, str] = {output.name: output.type for output in self._session.get_outputs()}
 
-    def run(self, feeds: dict[str, np.ndarray], outputs: Sequence[str] | None = None) -> list[np.ndarray]:
+    def run(
+        self, feeds: dict[str, np.ndarray], outputs: Sequence[str] | None = None, *, start: int | None = None
+    ) -> list[np.ndarray]:
         """Run once. bfloat16 goes in as ml_dtypes' type and comes out as float32.
 
+        Args:
+            feeds: by input name.
+            outputs: names of the outputs wanted; None for all.
+            start: number of the first sample in ``feeds``, for error messages.
+
         Raises:
-            EngineError: onnxruntime fails on this input.
+            DatasetMismatchError: the data has a shape, a type or an index that the model cannot take.
+            UnsupportedModelError: the user's own model cannot run.
+            EngineError: onnxruntime fails on a model that the engine made.
         """
         names = list(outputs or self.output_names)
         fed = {name: _bfloat16_value(array) if array.dtype == bfloat16 else array for name, array in feeds.items()}
@@ -74,9 +88,8 @@ class Session:
                 return [_array(value) for value in self._session.run_with_ort_values(names, values)]
             results: list[np.ndarray] = self._session.run(names, fed)
         except _RuntimeErrors as error:
-            raise EngineError(
-                f"onnxruntime failed to run the {self._what}: {clean_message(error)}",
-                hint="Check that the data's shapes and values are what the model was made for.",
+            raise failed_run(
+                error, what=self._what, feeds=feeds, start=start, uploaded=self._uploaded, dynamic=self._dynamic
             ) from error
         return results
 

@@ -35,12 +35,12 @@ def evaluate_files(
     summary = inspect_model(model, threads=threads, list_nodes=False)
     data = open_dataset(Path(evaluation.path), evaluation.preprocessing)
     check_dataset(summary, data.summary, role="evaluation dataset")
-    session = Session(to_bytes(load_model(model)), threads=threads, what="model")
+    session = Session(to_bytes(load_model(model)), threads=threads, what="model", uploaded=True)
     other, other_summary = session, summary
     if reference is not None:
         other_summary = inspect_model(reference, threads=threads, list_nodes=False)
         check_dataset(other_summary, data.summary, role="evaluation dataset")
-        other = Session(to_bytes(load_model(reference)), threads=threads, what="reference model")
+        other = Session(to_bytes(load_model(reference)), threads=threads, what="reference model", uploaded=True)
         if other.output_names != session.output_names:
             raise UnsupportedModelError(
                 f"the outputs differ: {session.output_names} and {other.output_names}",

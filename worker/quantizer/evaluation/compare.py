@@ -74,8 +74,8 @@ def compare(
     done = 0
     for batch in data.batches(inputs, size, limit=limit):
         run.check()
-        expected = dict(zip(names, reference.run(batch.feeds, names), strict=True))
-        got = dict(zip(names, quantized.run(batch.feeds, names), strict=True))
+        expected = dict(zip(names, reference.run(batch.feeds, names, start=batch.start), strict=True))
+        got = dict(zip(names, quantized.run(batch.feeds, names, start=batch.start), strict=True))
         for name in names:
             _update(figures[name], name, _valid(expected[name], batch, size), _valid(got[name], batch, size))
         if has_labels and batch.labels is not None:
