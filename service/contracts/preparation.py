@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Annotated
+
 from pydantic import Field
 
 from service.contracts.base import Contract
+from service.contracts.errors import FieldProblem, InvalidConfigError
+from service.contracts.model import TensorInfo
 
 
 class PreparationSpec(Contract):
@@ -35,6 +40,43 @@ class PreparationSpec(Contract):
         default=False, description="Take 4-D inputs as NHWC: a Transpose is put behind each such input."
     )
     opset: int | None = Field(default=None, ge=13, le=30, description="Lift the model to this opset.")
-    fixed_shapes: dict[str, tuple[int, ...]] = Field(
+    fixed_shapes: dict[str, tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...]] = Field(
         default_factory=dict, max_length=1000, description="Shapes by input name, for inputs with dynamic axes."
     )
+
+
+def fixed_inputs(inputs: Iterable[TensorInfo], spec: PreparationSpec) -> tuple[TensorInfo, ...]:
+    """The model inputs with the shapes of ``spec.fixed_shapes``.
+
+    Raises:
+        InvalidConfigError: one problem per shape that names no input or contradicts the declared one.
+    """
+    known = {tensor.name: tensor for tensor in inputs}
+    problems = []
+    for name, shape in spec.fixed_shapes.items():
+        message = _contradiction(known.get(name), shape, list(known))
+        if message is not None:
+            escaped = name.replace("~", "~0").replace("/", "~1")
+            pointer = f"/config/preparation/fixed_shapes/{escaped}"
+            problems.append(FieldProblem(pointer=pointer, code="fixed-shape", message=f"input {name!r}: {message}"))
+    if problems:
+        raise InvalidConfigError("; ".join(problem.message for problem in problems[:5]), errors=tuple(problems))
+    return tuple(
+        tensor.model_copy(update={"shape": spec.fixed_shapes[tensor.name]})
+        if tensor.name in spec.fixed_shapes
+        else tensor
+        for tensor in known.values()
+    )
+
+
+def _contradiction(tensor: TensorInfo | None, shape: tuple[int, ...], known: list[str]) -> str | None:
+    if tensor is None:
+        return f"the model has no such input; it has {', '.join(map(repr, known[:10])) or 'none'}"
+    if tensor.shape is None:
+        return None
+    if len(tensor.shape) != len(shape):
+        return f"the shape has {len(shape)} axes, the model declares {len(tensor.shape)}"
+    for axis, (declared, wanted) in enumerate(zip(tensor.shape, shape, strict=True)):
+        if isinstance(declared, int) and declared >= 0 and declared != wanted:
+            return f"axis {axis} is {declared} in the model and cannot become {wanted}"
+    return None

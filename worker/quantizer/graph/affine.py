@@ -96,7 +96,7 @@ def _affine_of(follower: ir.Node, linear: ir.Node) -> Affine | str:
     if channels is None:
         return "the weight before it is not constant"
     if follower.op_type == "BatchNormalization":
-        return _batchnorm(follower, channels)
+        return batchnorm_affine(follower, channels)
     if follower.op_type in ("Add", "Mul"):
         other = follower.inputs[1] if follower.inputs[0] is linear.outputs[0] else follower.inputs[0]
         array = constant(other)
@@ -109,7 +109,8 @@ def _affine_of(follower: ir.Node, linear: ir.Node) -> Affine | str:
     return "it is no affine map"
 
 
-def _batchnorm(node: ir.Node, channels: int) -> Affine | str:
+def batchnorm_affine(node: ir.Node, channels: int) -> Affine | str:
+    """A BatchNormalization as a per-channel affine map, or the reason why it is none."""
     if int_attribute(node, "training_mode", 0) or len([o for o in node.outputs if o.name]) > 1:
         return "it is in training mode"
     arrays = [constant(value) for value in node.inputs[1:5]]

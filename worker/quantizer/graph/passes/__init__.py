@@ -1,0 +1,1 @@
+"""Preparation passes, one idea per file: each says what it did, or why it did nothing."""

@@ -1,0 +1,203 @@
+"""Replaces small groups of nodes of the main graph by rules: a rule names what it would do, or why it cannot.
+
+A rule looks at one node, the anchor. It returns None if the anchor has nothing to do with the rule, a reason if the
+group is nearly the one wanted, else the ``Rewrite``. Rules read a bounded neighbourhood, so that a pass is linear in
+the number of nodes. Nodes within sub-graphs are never anchors; what they read counts as read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import onnx_ir as ir
+
+from worker.quantizer.graph.passes.outcome import Outcome, with_left
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name, users
+
+Attribute = int | float | str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One replacement.
+
+    Attributes:
+        old: nodes to remove.
+        new: nodes to put behind the anchor-most old node, in order.
+        results: old value -> new value that takes over its name, its type and its readers.
+        op_types: operators by the names of new nodes, as users know them.
+    """
+
+    old: Sequence[ir.Node]
+    new: Sequence[ir.Node]
+    results: Sequence[tuple[ir.Value, ir.Value]]
+    op_types: Mapping[str, str] = field(default_factory=dict)
+
+
+class Editor:
+    """Makes nodes and constants with free names."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.graph = model.graph
+        self.opset = opset_of(model)
+
+    @cached_property
+    def _names(self) -> Names:
+        return Names(self.graph)
+
+    def constant(self, stem: str, array: np.ndarray) -> ir.Value:
+        """A new initializer."""
+        return add_initializer(self.graph, self._names.free(stem), array)
+
+    def name(self, stem: str) -> str:
+        """A free name for a new node."""
+        return self._names.free(stem)
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        attributes: Mapping[str, Attribute] | None = None,
+        dtype: ir.DataType | None = ir.DataType.FLOAT,
+    ) -> ir.Node:
+        """A new node with one output, which bears a name of its own until it takes over another value."""
+        made = ir.node(op_type, list(inputs), attributes=dict(attributes or {}), name=name)
+        made.outputs[0].name = self._names.free(f"{name}_output")
+        if dtype is not None:
+            made.outputs[0].dtype = dtype
+        return made
+
+
+Rule = Callable[[ir.Node, Editor], Rewrite | str | None]
+
+
+def apply_rule(model: ir.Model, anchors: Collection[str], rule: Rule, what: str) -> Outcome:
+    """Apply ``rule`` once to every anchor of the main graph, in order.
+
+    Args:
+        model: changed in place.
+        anchors: operators that the rule looks at.
+        rule: see the module.
+        what: words for the report, after a count: "Split nodes became Slice nodes".
+    """
+    editor = Editor(model)
+    count, left = 0, {}
+    op_types: dict[str, str] = {}
+    for node in list(model.graph):
+        if node.graph is None or node.op_type not in anchors or node.domain not in DEFAULT_DOMAINS:
+            continue
+        found = rule(node, editor)
+        if isinstance(found, str):
+            left[node_name(node)] = found
+        elif found is not None:
+            replace(model.graph, found)
+            op_types |= found.op_types
+            count += 1
+    return Outcome(model, count > 0, with_left(f"{count} {what}", left), op_types)
+
+
+def replace(graph: ir.Graph, rewrite: Rewrite) -> None:
+    """Carry out ``rewrite``. The new nodes stand where the last result was made."""
+    last = rewrite.results[-1][0].producer()
+    if last is None:
+        raise ValueError("a rewrite replaces what nodes compute")
+    for old, new in rewrite.results:
+        new.shape = old.shape if old.shape is not None else new.shape
+        new.type = old.type if old.type is not None else new.type
+        name = name_of(old)
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        old.name = None
+        new.name = name
+    graph.insert_after(last, list(rewrite.new))
+    graph.remove(list(rewrite.old), safe=True)
+
+
+def opset_of(model: ir.Model) -> int | None:
+    """The opset of the standard operators, None if the model uses none."""
+    return next((model.graph.opset_imports[d] for d in DEFAULT_DOMAINS if d in model.graph.opset_imports), None)
+
+
+def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node of one of ``op_types`` that makes ``value``, else None."""
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type not in op_types or node.domain not in DEFAULT_DOMAINS:
+        return None
+    return node
+
+
+def only_reader(value: ir.Value, *op_types: str) -> ir.Node | None:
+    """The node of one of ``op_types`` in the same graph that alone reads ``value``, else None."""
+    made, readers = value.producer(), users(value)
+    if value.is_graph_output() or len(readers) != 1 or made is None:
+        return None
+    node = readers[0]
+    if node.graph is not made.graph or node.op_type not in op_types or node.domain not in DEFAULT_DOMAINS:
+        return None
+    return node
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """The number in a constant of a single float or integer, else None."""
+    if value is None or value.const_value is None or value.const_value.size != 1:
+        return None
+    array = constant(value)
+    return None if array is None or array.dtype.kind not in "fiu" else float(array.reshape(-1)[0])
+
+
+def other_operand(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """The operand of a node of two operands that is not ``value``; None if both are."""
+    others = [operand for operand in node.inputs if operand is not value]
+    return others[0] if len(node.inputs) == 2 and len(others) == 1 else None
+
+
+def enclosed(nodes: Iterable[ir.Node], results: Iterable[ir.Value]) -> bool:
+    """True if nothing outside ``nodes`` reads what they make, ``results`` aside."""
+    inside, kept = set(nodes), set(results)
+    return all(
+        value in kept or (not value.is_graph_output() and all(usage.node in inside for usage in value.uses()))
+        for node in inside
+        for value in node.outputs
+    )
+
+
+def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The shape if every axis is known, else None."""
+    if value is None or value.shape is None:
+        return None
+    dims = value.shape.dims
+    return tuple(dim for dim in dims if isinstance(dim, int)) if all(isinstance(d, int) for d in dims) else None
+
+
+def rank_of(value: ir.Value | None) -> int | None:
+    """Number of axes, None if unknown."""
+    return None if value is None or value.shape is None else len(value.shape)
+
+
+def axis_length(value: ir.Value, axis: int) -> int | None:
+    """Length of an axis if it is known."""
+    dim = value.shape[axis] if value.shape is not None and -len(value.shape) <= axis < len(value.shape) else None
+    return dim if isinstance(dim, int) else None
+
+
+def reduced_axes(node: ir.Node) -> tuple[int, ...] | None:
+    """Axes of a Reduce* node, whether attribute or input, not negative and in order; None if they are not known."""
+    if "axes" in node.attributes:
+        axes = list(node.attributes["axes"].as_ints())
+    elif len(node.inputs) > 1 and node.inputs[1] is not None:
+        array = constant(node.inputs[1])
+        if array is None:
+            return None
+        axes = [int(axis) for axis in array.reshape(-1)]
+    else:
+        axes = []
+    rank = rank_of(node.inputs[0])
+    if rank is None:
+        return None
+    if not axes:
+        noop = node.attributes.get("noop_with_empty_axes")
+        return None if noop is not None and noop.as_int() else tuple(range(rank))
+    return tuple(sorted(axis % rank for axis in axes))

@@ -1,0 +1,57 @@
+"""A model's proto without its large weights, for tools that want a proto but no weights.
+
+protobuf ends at 2 GB, and weights need not be copied to infer shapes or to convert operators. Large initializers stand
+in the proto as references to external data that is not there; ``restore`` puts the tensors back.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+_KEPT_BYTES = 16 * 1024
+_LOCATION = "skeleton/"
+
+
+class Skeleton:
+    """The proto of a model, which stays as it is, with references in place of large initializers.
+
+    Attributes:
+        proto: the model without large weights.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._tensors: list[ir.TensorProtocol] = []
+        replaced: list[tuple[ir.Value, ir.TensorProtocol]] = []
+        try:
+            for graph in (model.graph, *model.graph.subgraphs()):
+                for value in graph.initializers.values():
+                    tensor = value.const_value
+                    if tensor is not None and tensor.nbytes > _KEPT_BYTES:
+                        replaced.append((value, tensor))
+                        value.const_value = self._reference(tensor)
+            self.proto: onnx.ModelProto = ir.to_proto(model)
+        finally:
+            for value, tensor in replaced:
+                value.const_value = tensor
+
+    def _reference(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+        self._tensors.append(tensor)
+        return ir.ExternalTensor(
+            f"{_LOCATION}{len(self._tensors) - 1}",
+            0,
+            tensor.nbytes,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=tensor.name or "",
+        )
+
+    def restore(self, model: ir.Model) -> None:
+        """Put the tensors in the place of their references in ``model``, which was made from the proto."""
+        for graph in (model.graph, *model.graph.subgraphs()):
+            for value in graph.initializers.values():
+                tensor = value.const_value
+                if isinstance(tensor, ir.ExternalTensor) and str(tensor.location).startswith(_LOCATION):
+                    found = self._tensors[int(str(tensor.location).removeprefix(_LOCATION))]
+                    found.name = value.name
+                    value.const_value = found
