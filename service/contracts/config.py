@@ -15,7 +15,7 @@ from service.contracts.base import Contract
 from service.contracts.calibration import MinMaxCalibration, PercentileCalibration, TensorRange
 from service.contracts.errors import InvalidConfigError
 from service.contracts.preparation import PreparationSpec
-from service.contracts.presets import DEFAULT_PRESET, PRESETS
+from service.contracts.presets import DEFAULT_PRESET, PRESETS, find_preset, missing_preset
 from service.contracts.selectors import NodeSelector, OpTypeSelector, Selector
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec, merged
 from service.contracts.support import unsupported
@@ -114,15 +114,16 @@ class QuantizationConfig(Contract):
         if not isinstance(data, dict):
             return data
         name = data.get("preset", DEFAULT_PRESET)
-        if isinstance(name, str) and name in PRESETS:
-            data = merged(PRESETS[name].settings, data)
+        preset = find_preset(name) if isinstance(name, str) else None
+        if preset is not None:
+            data = merged(preset.settings, {**data, "preset": preset.name})
         return {**data, "overrides": _complete_overrides(data)} if data.get("overrides") else data
 
     @field_validator("preset")
     @classmethod
     def _known_preset(cls, name: str) -> str:
         if name not in PRESETS:
-            raise ValueError(f"unknown preset {name!r}; known: {', '.join(sorted(PRESETS))}")
+            raise ValueError(missing_preset(name))
         return name
 
     @model_validator(mode="after")

@@ -7,8 +7,9 @@ from pydantic import BaseModel, Field
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import QuantmillError
-from service.contracts.presets import DEFAULT_PRESET, PRESETS
+from service.contracts.presets import Execution, find_preset, missing_preset
 from service.deps import PrincipalDep
+from service.presets import catalog
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"])
 
@@ -25,37 +26,56 @@ class PresetOut(BaseModel):
     """A named recipe."""
 
     name: str
+    aliases: list[str] = Field(description="Other names that a config may use, those of AMD Quark among them.")
     description: str
     default: bool = Field(description="True for the preset that is taken where none is named.")
-    config: QuantizationConfig = Field(description="What it resolves to when nothing else is given.")
+    execution: Execution
+    notes: list[str] = Field(description="Where it deliberately differs from the Quark preset of its name.")
+    config: QuantizationConfig | None = Field(
+        description="What it resolves to when nothing else is given; null while something is missing."
+    )
+    missing: list[str] = Field(description="Settings of it that the engine refuses, with the reason.")
+
+
+class PendingPreset(BaseModel):
+    """A recipe of AMD Quark that cannot be offered yet."""
+
+    name: str
+    reason: str
 
 
 class PresetList(BaseModel):
     """All presets."""
 
     items: list[PresetOut]
+    pending: list[PendingPreset] = Field(description="Known names that a config may not use, with the reason.")
 
 
 @router.get("")
 def list_presets(_: PrincipalDep) -> PresetList:
     """All presets."""
-    return PresetList(items=[_out(name) for name in sorted(PRESETS)])
+    pending = [PendingPreset(name=name, reason=reason) for name, reason in catalog.pending()]
+    return PresetList(items=[_out(entry) for entry in catalog.entries()], pending=pending)
 
 
 @router.get("/{name}")
 def get_preset(name: str, _: PrincipalDep) -> PresetOut:
-    """One preset."""
-    if name not in PRESETS:
-        raise PresetNotFoundError(
-            f"There is no preset {name!r}.", hint=f"There are: {', '.join(sorted(PRESETS))}.", path_parameter="name"
-        )
-    return _out(name)
+    """One preset, by any of its names."""
+    preset = find_preset(name)
+    if preset is None:
+        raise PresetNotFoundError(f"{missing_preset(name)}.", hint="GET /v1/presets lists all names.", parameter="name")
+    return _out(catalog.entry(preset))
 
 
-def _out(name: str) -> PresetOut:
+def _out(entry: catalog.Entry) -> PresetOut:
+    preset = entry.preset
     return PresetOut(
-        name=name,
-        description=PRESETS[name].description,
-        default=name == DEFAULT_PRESET,
-        config=QuantizationConfig(preset=name),
+        name=preset.name,
+        aliases=[*preset.aliases, *preset.quark_names],
+        description=preset.description,
+        default=entry.default,
+        execution=preset.execution,
+        notes=list(preset.notes),
+        config=entry.config,
+        missing=list(entry.missing),
     )

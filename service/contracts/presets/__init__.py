@@ -1,0 +1,46 @@
+"""Named recipes. A preset is data: settings of a QuantizationConfig and a line that says whom it is for."""
+
+from __future__ import annotations
+
+import difflib
+
+from service.contracts.presets.base import Execution, Preset
+from service.contracts.presets.own import OWN_PRESETS
+from service.contracts.presets.pending import PENDING_PRESETS
+from service.contracts.presets.quark import QUARK_PRESETS
+
+DEFAULT_PRESET = "int8"
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in (*OWN_PRESETS, *QUARK_PRESETS)}
+
+_BY_ANY_NAME: dict[str, Preset] = {
+    name.casefold(): preset
+    for preset in PRESETS.values()
+    for name in (preset.name, *preset.aliases, *preset.quark_names)
+}
+
+
+def find_preset(name: str) -> Preset | None:
+    """The preset of this name, alias or name in AMD Quark, letter case aside; None if there is none."""
+    return _BY_ANY_NAME.get(name.casefold())
+
+
+def missing_preset(name: str) -> str:
+    """Why ``find_preset`` finds nothing under ``name``: what the preset waits for, or the nearest name there is."""
+    pending = PENDING_PRESETS.get(name.casefold().removesuffix("_config"))
+    if pending is not None:
+        return f"the preset {name!r} cannot be offered: {pending}"
+    near = difflib.get_close_matches(name.casefold(), [*_BY_ANY_NAME, *PENDING_PRESETS], n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "'quantmill presets' and GET /v1/presets list all"
+    return f"unknown preset {name!r}; {hint}"
+
+
+__all__ = [
+    "DEFAULT_PRESET",
+    "PENDING_PRESETS",
+    "PRESETS",
+    "Execution",
+    "Preset",
+    "find_preset",
+    "missing_preset",
+]

@@ -1,0 +1,311 @@
+"""The recipes of AMD Quark's presets (0.13), in our words.
+
+Quark has two presets under some names: that of ``get_default_config`` (the object NAME_CONFIG) and that of its newer
+``QConfig`` (NAME_QCONFIG). Ours bears the plain name for the first and NAME_qconfig for the second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.contracts.dtypes import is_integer
+from service.contracts.presets.base import Preset
+
+MINMAX: dict[str, Any] = {"method": "minmax"}
+MSE: dict[str, Any] = {"method": "mse"}
+MOVING_AVERAGE: dict[str, Any] = {"method": "minmax", "moving_average": 0.01}
+# What Quark does to the graph for its NPUs; on other targets we leave the graph alone unless it is asked for.
+NPU_PREPARATION: dict[str, Any] = {
+    "batch_norm_to_conv": True,
+    "reduce_mean_to_global_average_pool": True,
+    "split_large_pooling": True,
+    "split_to_slice": True,
+}
+
+_CLE = (
+    "Quark's QuantizationConfig runs cross-layer equalization unless include_cle is false; this preset does not, "
+    "as Quark's QConfig does not."
+)
+_COVERAGE = (
+    "ForceQuantizeNoInputCheck and QuantizeAllOpTypes: which nodes are quantized is decided by the target; the report "
+    "names every node left in float with the reason."
+)
+_ALIGNED = "AlignConcat: the inputs of a Concat keep scales of their own; only NPU targets need them to be equal."
+_ELEMENTWISE = "AlignEltwiseQuantType: constant operands of elementwise nodes stay in float, where they lose nothing."
+_BIAS = "Biases stay float32; Quark rounds them to the type of the weights."
+_SIMULATED_DPU = (
+    "SimulateDPU: operators are not replaced by the NPU's approximations (Sigmoid by HardSigmoid, for one)."
+)
+
+
+def percentile(share: float) -> dict[str, Any]:
+    """Percentile calibration that keeps ``share`` percent of the values."""
+    return {"method": "percentile", "percentile": share}
+
+
+def _tensor(dtype: str, symmetric: bool, calibration: dict[str, Any], scale: str) -> dict[str, Any]:
+    if not is_integer(dtype):
+        return {"dtype": dtype}
+    return {"dtype": dtype, "symmetric": symmetric, "scale": scale, "calibration": calibration}
+
+
+def _preset(
+    name: str,
+    description: str,
+    activation: str,
+    weight: str,
+    *,
+    symmetric: tuple[bool, bool] = (True, True),
+    calibration: dict[str, Any] = MINMAX,
+    scale: str = "float32",
+    bias: str | None = None,
+    quark: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
+    **more: Any,
+) -> Preset:
+    """A preset with ``symmetric`` and calibration of activations and weights; weights have one scale per tensor."""
+    of_weights = calibration if calibration is MSE else MINMAX
+    integers = is_integer(activation) and is_integer(weight)
+    settings = {
+        "activation": _tensor(activation, symmetric[0], calibration, scale),
+        "weight": {**_tensor(weight, symmetric[1], of_weights, scale), "granularity": "per_tensor"},
+        "bias": {"dtype": bias or ("int32" if integers else "float32")},
+        "algorithms": [],
+        **more,
+    }
+    names = quark or (name.upper(),)
+    return Preset(
+        name=name, description=description, settings=settings, aliases=aliases, quark_names=names, notes=notes
+    )
+
+
+def _rounded(name: str, dtype: str, what: str, *, quark: tuple[str, ...] = (), **more: Any) -> Preset:
+    """A preset that rounds activations and weights to one float or block type."""
+    description = f"Activations and weights as {what}."
+    return _preset(name, description, dtype, dtype, quark=quark, notes=(_CLE, _COVERAGE, _BIAS), **more)
+
+
+_POWER_OF_TWO: dict[str, Any] = {"scale": "power_of_two", "calibration": MSE, "bias": "int8"}
+_NPU_CNN: dict[str, Any] = {"target": "amd_npu_cnn", "preparation": NPU_PREPARATION}
+_TRANSFORMER: dict[str, Any] = {"target": "amd_npu_transformer", "preparation": NPU_PREPARATION}
+_FROM_QCONFIG = (_COVERAGE,)
+
+_INTEGER_PRESETS = (
+    _preset(
+        "xint8",
+        "AMD NPU, CNNs: symmetric uint8 activations, int8 weights and biases, power-of-two scales, least square error.",
+        "uint8",
+        "int8",
+        quark=("XINT8", "XINT8_CONFIG"),
+        notes=(_CLE, _COVERAGE, _SIMULATED_DPU),
+        **_POWER_OF_TWO,
+        **_NPU_CNN,
+    ),
+    _preset(
+        "xint8_qconfig",
+        "As xint8, with symmetric int8 activations.",
+        "int8",
+        "int8",
+        quark=("XINT8_QCONFIG",),
+        notes=(_COVERAGE, _SIMULATED_DPU),
+        **_POWER_OF_TWO,
+        **_NPU_CNN,
+    ),
+    _preset(
+        "vint8",
+        "Symmetric int8 activations, weights and biases, power-of-two scales, least square error, without NPU rules.",
+        "int8",
+        "int8",
+        quark=("VINT8", "VINT8_CONFIG", "VINT8_QCONFIG"),
+        notes=(
+            _CLE,
+            _COVERAGE,
+            "UseRandomData: ranges come from the calibration dataset, never from random data.",
+            "ConvertClipToRelu: only a Clip to [0, 6] becomes a Relu; Quark drops the upper limit of every Clip.",
+            "RemoveQDQConvClip, RemoveQDQConvRelu, RemoveQDQConvLeakyRelu, RemoveQDQConvPRelu: an activation function "
+            "that is fused with the layer before it gets no Q/DQ pair in between.",
+            "DedicatedQDQPair: one Q/DQ pair per tensor, whoever reads it; the numbers are the same.",
+        ),
+        preparation={
+            "fold_batch_norm": False,
+            "batch_norm_to_conv": True,
+            "split_to_slice": True,
+            "clip6_to_relu": True,
+        },
+        **_POWER_OF_TWO,
+    ),
+    _preset(
+        "s8s8_aaws",
+        "Asymmetric int8 activations, int8 weights, Percentile 99.9999.",
+        "int8",
+        "int8",
+        symmetric=(False, True),
+        calibration=percentile(99.9999),
+        notes=(_CLE, _COVERAGE),
+    ),
+    _preset(
+        "u8s8_aaws",
+        "uint8 activations, int8 weights, Percentile 99.999.",
+        "uint8",
+        "int8",
+        symmetric=(False, True),
+        calibration=percentile(99.999),
+        notes=(_CLE, _COVERAGE),
+    ),
+    _preset(
+        "u8u8_aawa",
+        "uint8 activations, asymmetric uint8 weights, Percentile 99.999.",
+        "uint8",
+        "uint8",
+        symmetric=(False, False),
+        calibration=percentile(99.999),
+        notes=(_CLE, _COVERAGE),
+    ),
+    _preset(
+        "s16s8_asws",
+        "Symmetric int16 activations, int8 weights, Percentile 99.999.",
+        "int16",
+        "int8",
+        calibration=percentile(99.999),
+        notes=(_CLE, _COVERAGE),
+    ),
+    _preset(
+        "u16s8_aaws",
+        "uint16 activations, int8 weights, Percentile 99.999.",
+        "uint16",
+        "int8",
+        symmetric=(False, True),
+        calibration=percentile(99.999),
+        notes=(_CLE, _COVERAGE),
+    ),
+    _preset(
+        "a8w8",
+        "Symmetric int8 activations, int8 weights, MinMax.",
+        "int8",
+        "int8",
+        quark=("A8W8", "A8W8_CONFIG"),
+        notes=(_CLE, _COVERAGE, _ALIGNED),
+    ),
+    _preset(
+        "a8w8_qconfig",
+        "Symmetric int8 activations, int8 weights, Percentile 99.999.",
+        "int8",
+        "int8",
+        calibration=percentile(99.999),
+        quark=("A8W8_QCONFIG",),
+        notes=_FROM_QCONFIG,
+    ),
+    _preset(
+        "a16w8",
+        "Symmetric int16 activations, int8 weights, MinMax.",
+        "int16",
+        "int8",
+        quark=("A16W8", "A16W8_CONFIG"),
+        notes=(_CLE, _COVERAGE, _ALIGNED, _ELEMENTWISE),
+    ),
+    _preset(
+        "a16w8_qconfig",
+        "Symmetric int16 activations, int8 weights, Percentile 99.999.",
+        "int16",
+        "int8",
+        calibration=percentile(99.999),
+        quark=("A16W8_QCONFIG",),
+        notes=(*_FROM_QCONFIG, _ALIGNED, _ELEMENTWISE),
+    ),
+    _preset(
+        "int8_cnn_default",
+        "uint8 activations, int8 weights, MinMax.",
+        "uint8",
+        "int8",
+        symmetric=(False, True),
+        notes=(_CLE, _COVERAGE),
+    ),
+    _preset(
+        "int16_cnn_default",
+        "uint16 activations, int16 weights, MinMax.",
+        "uint16",
+        "int16",
+        symmetric=(False, True),
+        notes=(_CLE, _COVERAGE),
+    ),
+    _preset(
+        "int8_transformer_default",
+        "AMD NPU, transformers: uint8 activations, int8 weights, moving average of the extremes.",
+        "uint8",
+        "int8",
+        symmetric=(False, True),
+        calibration=MOVING_AVERAGE,
+        notes=(_CLE,),
+        **_TRANSFORMER,
+    ),
+    _preset(
+        "int16_transformer_default",
+        "AMD NPU, transformers: uint16 activations, int16 weights, moving average of the extremes.",
+        "uint16",
+        "int16",
+        symmetric=(False, True),
+        calibration=MOVING_AVERAGE,
+        notes=(_CLE,),
+        **_TRANSFORMER,
+    ),
+    _preset(
+        "uint8_dynamic_quant",
+        "Asymmetric uint8 weights, uint8 activations whose ranges are taken at run time.",
+        "uint8",
+        "uint8",
+        symmetric=(False, False),
+        bias="float32",
+        aliases=("uint8_dynamic",),
+        notes=(_CLE,),
+        mode="dynamic",
+    ),
+)
+
+_BLOCKED = "16-bit block floating point: 8 values share an exponent"
+_MICRO = "16 values share an exponent, pairs of them a shift"
+_SCALED = "32 values share a power-of-two scale"
+
+_ROUNDED_PRESETS = (
+    _rounded("fp16", "float16", "float16"),
+    _rounded("bf16", "bfloat16", "bfloat16", quark=("BF16", "BF16_CONFIG", "BF16_QCONFIG")),
+    _rounded("bfp16", "bfp16", _BLOCKED, quark=("BFP16", "BFP16_CONFIG", "BFP16_QCONFIG")),
+    _rounded("mx4", "mx4", f"MX4: {_MICRO}"),
+    _rounded("mx6", "mx6", f"MX6: {_MICRO}"),
+    _rounded("mx9", "mx9", f"MX9: {_MICRO}"),
+    _rounded("mxfp8_e5m2", "mxfp8_e5m2", f"float8 e5m2 in blocks: {_SCALED}", quark=("MXFP8E5M2",)),
+    _rounded("mxfp8_e4m3", "mxfp8_e4m3", f"float8 e4m3 in blocks: {_SCALED}", quark=("MXFP8E4M3",)),
+    _rounded("mxfp6_e3m2", "mxfp6_e3m2", f"float6 e3m2 in blocks: {_SCALED}", quark=("MXFP6E3M2",)),
+    _rounded("mxfp6_e2m3", "mxfp6_e2m3", f"float6 e2m3 in blocks: {_SCALED}", quark=("MXFP6E2M3",)),
+    _rounded("mxfp4_e2m1", "mxfp4_e2m1", f"float4 e2m1 in blocks: {_SCALED}", quark=("MXFP4E2M1",)),
+    _rounded("mxint8", "mxint8", f"int8 in blocks: {_SCALED}"),
+    _preset("bf16_bfp16", "bfloat16 activations, bfp16 weights.", "bfloat16", "bfp16", notes=(_CLE, _BIAS)),
+    _preset("bf16_mxint8", "bfloat16 activations, mxint8 weights.", "bfloat16", "mxint8", notes=(_CLE, _BIAS)),
+    _preset("mx9_int8", "mx9 activations, int8 weights.", "mx9", "int8", notes=(_CLE, _BIAS)),
+    _preset(
+        "matmul_nbits",
+        "Weights of MatMul alone: symmetric int4, 128 inputs of a column share a scale.",
+        "uint8",
+        "int4",
+        bias="float32",
+        symmetric=(False, True),
+        notes=(
+            _CLE,
+            "Weights are written as int4 with a DequantizeLinear by blocks, a standard operator, instead of "
+            "com.microsoft.MatMulNBits.",
+        ),
+        mode="weights_only",
+        include=[{"op_type": "MatMul"}],
+    ),
+)
+
+
+def _with_blocks(preset: Preset) -> Preset:
+    weight = {**preset.settings["weight"], "granularity": "per_block", "block_size": 128}
+    return preset.model_copy(update={"settings": {**preset.settings, "weight": weight}})
+
+
+QUARK_PRESETS = tuple(
+    _with_blocks(preset) if preset.name == "matmul_nbits" else preset
+    for preset in (*_INTEGER_PRESETS, *_ROUNDED_PRESETS)
+)
