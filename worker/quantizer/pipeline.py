@@ -5,47 +5,35 @@ load -> prepare -> plan -> statistics -> parameters -> emit -> evaluate -> repor
 
 from __future__ import annotations
 
-import hashlib
-import platform
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import onnx_ir as ir
 
 from service.contracts.compatibility import check_dataset, check_gate
-from service.contracts.config import PercentileCalibration, QuantizationConfig
+from service.contracts.config import QuantizationConfig
 from service.contracts.errors import EngineError
 from service.contracts.model import ModelSummary
-from service.contracts.report import Manifest, ModelFigures, Report
+from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeTask
-from service.contracts.version import VERSION
+from worker.quantizer.context import Context, Quantized
 from worker.quantizer.data import Dataset, choose_batch_size, open_dataset
-from worker.quantizer.emit import emit
-from worker.quantizer.equalization import bias_correction
-from worker.quantizer.evaluation.compare import compare, latencies_ms
-from worker.quantizer.evaluation.gate import judge
 from worker.quantizer.evaluation.metrics import Distance
 from worker.quantizer.graph.loading import load_model
 from worker.quantizer.graph.prepare import Prepared, prepare
 from worker.quantizer.intake import inspect_model
-from worker.quantizer.layers import layer_figures
 from worker.quantizer.measure import Stages
-from worker.quantizer.overflow import check_finite
-from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.matching import Matcher
-from worker.quantizer.plan.parameters import fill_activations, fill_parameters
 from worker.quantizer.plan.selection import check_selectors
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.provenance import fates, outline
+from worker.quantizer.recipes.registry import RECIPES, wanted_opset
+from worker.quantizer.reporting import make_report
 from worker.quantizer.run import Run
 from worker.quantizer.runtime import Session, to_bytes
 from worker.quantizer.soundness import check_channels
-from worker.quantizer.statistics.collect import Request, collect
-from worker.quantizer.statistics.reducers import MinMax, Percentile, RangeReducer
-from worker.quantizer.wording import report_notes, summary_sentence
+from worker.quantizer.wording import calibration_notes, nothing_quantized
 
 MODEL_FILE = "model.onnx"
-_LIBRARIES = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 # float32 rounding leaves 100 dB and more; a float16 model that is widened leaves about 60.
 _PREPARED_SQNR_DB = 40.0
 
@@ -56,16 +44,6 @@ class Result:
 
     model: bytes
     report: Report
-
-
-@dataclass(frozen=True)
-class _Quantized:
-    """The outcome of the engine proper, before evaluation."""
-
-    prepared: Prepared
-    plan: QuantizationPlan
-    model: ir.Model
-    bytes: bytes
 
 
 def quantize_files(task: QuantizeTask, run: Run) -> Report:
@@ -118,23 +96,19 @@ def quantize(
         original = load_model(model_path)
         original_bytes = to_bytes(original)
         float_session = Session(original_bytes, threads=threads, what="float model", uploaded=True)
-    done = _quantize(original, float_session, config, calibration_data, summary, stages, run=run, threads=threads)
-    model_bytes = _uploaded_bytes(model_path, summary, original_bytes) if done.plan.is_empty else done.bytes
-    return Result(
-        model_bytes,
-        _report(
-            done,
-            model_bytes,
-            float_session,
-            config,
-            summary,
-            calibration_data,
-            evaluation_data,
-            stages,
+        context = Context(
+            config=config,
+            summary=summary,
+            calibration=calibration_data,
+            evaluation=evaluation_data,
+            float_session=float_session,
+            stages=stages,
             run=run,
             threads=threads,
-        ),
-    )
+        )
+    done = _quantize(original, context)
+    model_bytes = _uploaded_bytes(model_path, summary, original_bytes) if done.plan.is_empty else done.bytes
+    return Result(model_bytes, make_report(done, model_bytes, context))
 
 
 def _uploaded_bytes(path: Path, summary: ModelSummary, whole: bytes) -> bytes:
@@ -148,76 +122,50 @@ def _open(source: DatasetSource, model: ModelSummary, role: str) -> Dataset:
     return data
 
 
-def _quantize(
-    original: ir.Model,
-    float_session: Session,
-    config: QuantizationConfig,
-    calibration: Dataset,
-    summary: ModelSummary,
-    stages: Stages,
-    *,
-    run: Run,
-    threads: int,
-) -> _Quantized:
-    with stages.stage("prepare"):
+def _quantize(original: ir.Model, context: Context) -> Quantized:
+    config, run = context.config, context.run
+    recipe = RECIPES[config.mode]
+    with context.stages.stage("prepare"):
         run.progress("prepare")
         uploaded = [(node.name, node.op_type) for node in original.graph.all_nodes()]
-        prepared = prepare(original)
+        before = outline(original.graph)
+        prepared = prepare(original, config.preparation, opset=wanted_opset(config))
         check_channels(prepared.graph)
         notes = check_selectors(
             config,
             [*uploaded, *prepared.op_types.items()],
             prepared.known_nodes(),
             Matcher(prepared.graph, prepared.op_types),
+            fates(before, prepared.graph),
         )
-    with stages.stage("plan"):
+        notes += calibration_notes(config.calibration_samples, context.calibration.samples)
+    with context.stages.stage("plan"):
         run.progress("plan")
-        plan = build_plan(prepared.graph, config, prepared.op_types)
+        plan = recipe.plan(prepared.graph, config, prepared.op_types)
         plan.notes += notes
     if plan.is_empty:
-        plan.notes.append("nothing in this model can be quantized: the model is returned as it was uploaded")
+        unselected = config.model_copy(update={"include": (), "exclude": ()})
+        without = recipe.plan(prepared.graph, unselected, prepared.op_types)
+        plan.notes.append(nothing_quantized(by_selectors=not without.is_empty))
         run.log(plan.notes[-1], "warning")
-        return _Quantized(prepared, plan, prepared.model, b"")
-    with stages.stage("statistics"):
+        return Quantized(prepared, plan, prepared.model, b"")
+    with context.stages.stage("check"):
         run.check()
-        _check_prepared(float_session, prepared, calibration, summary, threads)
-        limit = config.calibration_samples
-        samples = calibration.samples if limit is None else min(limit, calibration.samples)
-        reducers = {tensor: _reducer(config, samples) for tensor in plan.ranges_needed()}
-        corrects_biases = any(algorithm.method == "bias_correction" for algorithm in config.algorithms)
-        means = bias_correction.requests(prepared.graph, plan) if corrects_biases else []
-        requests = [*(Request(tensor, reducer) for tensor, reducer in reducers.items()), *means]
-        collect(prepared.model, requests, calibration, summary.inputs, limit=limit, threads=threads, run=run)
-    with stages.stage("parameters"):
-        run.progress("parameters")
-        ranges = {tensor: reducer.result() for tensor, reducer in reducers.items()}
-        check_finite(prepared.model, ranges, calibration, summary.inputs, limit=limit, threads=threads, run=run)
-        fill_activations(plan, ranges)
-        fill_parameters(prepared.graph, plan)
-        if corrects_biases:
-            corrected = bias_correction.correct_biases(prepared.graph, plan, means)
-            run.log(f"bias correction: {corrected} nodes")
-    with stages.stage("emit"):
+        _check_prepared(prepared, context)
+    recipe.fill(prepared, plan, context)
+    with context.stages.stage("emit"):
         run.progress("emit")
-        quantized = emit(ir.from_proto(ir.to_proto(prepared.model)), plan)
+        quantized = recipe.emit(ir.from_proto(ir.to_proto(prepared.model)), plan)
         prepared.restore_interface(quantized)
         model_bytes = to_bytes(quantized)
-    return _Quantized(prepared, plan, quantized, model_bytes)
+    return Quantized(prepared, plan, quantized, model_bytes)
 
 
-def _reducer(config: QuantizationConfig, samples: int) -> RangeReducer:
-    calibration = config.activation.calibration
-    if isinstance(calibration, PercentileCalibration):
-        return Percentile(calibration.percentile, samples=samples, symmetric=config.activation.symmetric)
-    return MinMax()
-
-
-def _check_prepared(
-    float_session: Session, prepared: Prepared, data: Dataset, summary: ModelSummary, threads: int
-) -> None:
+def _check_prepared(prepared: Prepared, context: Context) -> None:
     """Preparation must not change what the model computes: compare one batch."""
-    session = Session(to_bytes(prepared.model), threads=threads, what="prepared model")
-    batch = next(iter(data.batches(summary.inputs, choose_batch_size(summary.inputs, data, 1), limit=1)))
+    data, float_session = context.calibration, context.float_session
+    session = Session(to_bytes(prepared.model), threads=context.threads, what="prepared model")
+    batch = next(iter(data.batches(context.inputs, choose_batch_size(context.inputs, data, 1), limit=1)))
     names = float_session.output_names
     for name, expected, got in zip(
         names, float_session.run(batch.feeds, names, start=batch.start), session.run(batch.feeds, names), strict=True
@@ -232,77 +180,6 @@ def _check_prepared(
                 hint="Export the model with opset 17 or later, so that fewer preparation passes are needed.",
                 output=name,
             )
-
-
-def _report(
-    done: _Quantized,
-    model_bytes: bytes,
-    float_session: Session,
-    config: QuantizationConfig,
-    summary: ModelSummary,
-    calibration: Dataset,
-    evaluation: Dataset | None,
-    stages: Stages,
-    *,
-    run: Run,
-    threads: int,
-) -> Report:
-    data = evaluation or calibration
-    inputs = summary.inputs
-    with stages.stage("evaluation"):
-        quantized_session = Session(model_bytes, threads=threads, what="quantized model")
-        comparison = compare(
-            float_session,
-            quantized_session,
-            data,
-            inputs,
-            source="evaluation" if evaluation is not None else "calibration",
-            run=run,
-        )
-    with stages.stage("layers"):
-        layers = layer_figures(
-            done.prepared.model,
-            done.model,
-            done.plan,
-            data,
-            inputs,
-            samples=config.evaluation.layer_samples,
-            threads=threads,
-            run=run,
-        )
-    with stages.stage("latency"):
-        run.progress("latency")
-        float_ms, quantized_ms = latencies_ms(
-            float_session, quantized_session, data, inputs, runs=config.evaluation.latency_runs, run=run
-        )
-    float_figures = ModelFigures(metrics=comparison.float_metrics, size_bytes=summary.size_bytes, latency_ms=float_ms)
-    figures = ModelFigures(metrics=comparison.quantized_metrics, size_bytes=len(model_bytes), latency_ms=quantized_ms)
-    verdict, clauses = judge(config.evaluation.gate, float_figures, figures, comparison.fidelity)
-    return Report(
-        verdict=verdict,
-        gate=clauses,
-        summary=summary_sentence(done.plan, layers, float_figures, figures, comparison),
-        float=float_figures,
-        quantized=figures,
-        fidelity=comparison.fidelity,
-        layers=layers,
-        preparation=tuple(done.prepared.steps),
-        notes=report_notes(done.plan, comparison, data, config.evaluation.gate, float_figures, figures),
-        stages=tuple(stages.figures),
-        manifest=Manifest(
-            engine_version=VERSION,
-            model_sha256=summary.sha256,
-            calibration_sha256=calibration.summary.sha256,
-            evaluation_sha256=evaluation.summary.sha256 if evaluation is not None else None,
-            calibration_preprocessing=calibration.preprocessing,
-            evaluation_preprocessing=evaluation.preprocessing if evaluation is not None else None,
-            output_sha256=hashlib.sha256(model_bytes).hexdigest(),
-            config=config,
-            seed=config.seed,
-            versions={"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}},
-            threads=threads,
-        ),
-    )
 
 
 __all__ = ["MODEL_FILE", "Result", "quantize", "quantize_files"]

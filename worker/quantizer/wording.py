@@ -33,6 +33,10 @@ def report_notes(
             notes.append(
                 f"array {name!r} is fed as it is stored, 0 to 255: give scale, mean and std if the model wants less"
             )
+    if data.labels is not None and not comparison.labels_used:
+        notes.append("the labels were not used: the first output holds no class scores for them")
+    if plan.is_empty:
+        return tuple(notes)
     if after.size_bytes >= before.size_bytes:
         notes.append("the quantized model is not smaller: scales and Q/DQ nodes outweigh what its weights save")
     if before.latency_ms and after.latency_ms and after.latency_ms > before.latency_ms:
@@ -41,14 +45,38 @@ def report_notes(
             "cost more than integer kernels save"
         )
     sqnr_db = comparison.fidelity.sqnr_db
+    for name in comparison.non_finite:
+        notes.append(f"output {name!r} of the float model holds NaN or Inf: its distance has no figure")
     if sqnr_db is not None and sqnr_db < _POOR_SQNR_DB:
         notes.append(
             f"the outputs are far from the float model's (SQNR {sqnr_db:.1f} dB): exclude the worst layers, "
             "or try the preset int8_percentile"
         )
-    if data.labels is not None and not comparison.labels_used:
-        notes.append("the labels were not used: the first output holds no class scores for them")
     return tuple(notes)
+
+
+def nothing_quantized(*, by_selectors: bool) -> str:
+    """The note of a run that changed nothing.
+
+    Args:
+        by_selectors: True if include and exclude are the cause, so that without them something would be quantized.
+    """
+    cause = (
+        "include and exclude leave nothing to quantize" if by_selectors else "nothing in this model can be quantized"
+    )
+    return f"{cause}: the model is returned as it was uploaded"
+
+
+def calibration_notes(wanted: int | None, available: int) -> list[str]:
+    """What the reader should know of the calibration data.
+
+    Args:
+        wanted: ``calibration_samples`` of the config.
+        available: samples in the dataset.
+    """
+    if wanted is None or wanted <= available:
+        return []
+    return [f"calibration_samples is {wanted}, but the dataset holds only {available}: all of them were used"]
 
 
 def summary_sentence(

@@ -18,6 +18,7 @@ from service.contracts.errors import (
     EngineError,
     InvalidConfigError,
     QuantmillError,
+    UnsupportedModelError,
 )
 from service.contracts.report import Report
 from service.contracts.runner import QuantizeTask
@@ -267,9 +268,9 @@ def test_external_data_comes_out_inside(tmp_path: Path) -> None:
 def test_activations_that_are_not_finite_are_an_error_that_names_the_tensor(tmp_path: Path, method: str) -> None:
     model = make_model("(float[N,4] x) => (float[N,3] y) { l = Log(x) y = MatMul(l, k) }", {"k": normal(4, 3)})
     settings = config(activation={"calibration": {"method": method}})
-    with pytest.raises(EngineError) as caught:
-        quantize_file(tmp_path, model, {"x": normal(8, 4)}, settings)
-    assert caught.value.where == {"tensor": "l"}
+    with pytest.raises(UnsupportedModelError) as caught:
+        quantize_file(tmp_path, model, {"x": -np.abs(normal(8, 4))}, settings)
+    assert caught.value.where == {"node": "Log_0", "op_type": "Log", "tensor": "l"}
     assert caught.value.hint
 
 
@@ -320,7 +321,7 @@ def test_the_gate_decides_the_verdict(tmp_path: Path, limit: float, verdict: str
 
 def test_a_selector_of_a_folded_node_is_noted(tmp_path: Path) -> None:
     report = quantize_file(tmp_path, network(), data(), config(exclude=[{"node": "bn"}])).report
-    assert "exclude node 'bn' has no effect: preparation folds it into other nodes" in report.notes
+    assert "exclude node 'bn' has no effect: the node was folded into node 'stem' (Conv)" in report.notes
 
 
 def test_old_and_half_precision_models(tmp_path: Path) -> None:

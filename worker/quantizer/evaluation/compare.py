@@ -29,12 +29,15 @@ class _OutputFigures:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Figures of a side-by-side run; ``labels_used`` is False if the first output classifies nothing."""
+    """Figures of a side-by-side run; ``labels_used`` is False if the first output classifies nothing, ``non_finite``
+    names the outputs of the float model that hold NaN or Inf.
+    """
 
     float_metrics: dict[str, float]
     quantized_metrics: dict[str, float]
     fidelity: Fidelity
     labels_used: bool
+    non_finite: tuple[str, ...] = ()
 
 
 def compare(
@@ -89,6 +92,7 @@ def compare(
         quantized_metrics=_rounded(quantized_accuracy.metrics) if has_labels else {},
         fidelity=_fidelity(figures, done, source),
         labels_used=has_labels,
+        non_finite=tuple(name for name, found in figures.items() if found.distance.is_undefined),
     )
 
 

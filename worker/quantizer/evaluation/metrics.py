@@ -34,6 +34,11 @@ class Distance:
         self._count += x.size
 
     @property
+    def is_undefined(self) -> bool:
+        """True if a value was NaN or Inf."""
+        return not math.isfinite(self._signal + self._noise)
+
+    @property
     def sqnr_db(self) -> float | None:
         """In dB; None before the first value or if not finite."""
         if not self._count or not math.isfinite(self._signal + self._noise):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
@@ -52,9 +52,16 @@ class Selection:
 
 
 _Nodes = Iterable[tuple[str | None, str]]
+_TOLD_NODES = 5
 
 
-def check_selectors(config: QuantizationConfig, uploaded: _Nodes, prepared: _Nodes, matcher: Matcher) -> list[str]:
+def check_selectors(
+    config: QuantizationConfig,
+    uploaded: _Nodes,
+    prepared: _Nodes,
+    matcher: Matcher,
+    fates: Mapping[str, str] | None = None,
+) -> list[str]:
     """Raise if a selector matches no node.
 
     Args:
@@ -62,6 +69,7 @@ def check_selectors(config: QuantizationConfig, uploaded: _Nodes, prepared: _Nod
         uploaded: (name, op_type) of the nodes of the model as uploaded.
         prepared: the same of the prepared model, by their old op_type as well; a match in either will do.
         matcher: of the prepared graph.
+        fates: what became of the uploaded nodes that are gone, in words that follow "node 'x' was".
 
     Returns:
         A note for every selector that matches only nodes which preparation folded away.
@@ -69,6 +77,7 @@ def check_selectors(config: QuantizationConfig, uploaded: _Nodes, prepared: _Nod
     Raises:
         InvalidConfigError: one problem per selector, naming the nearest node or operator.
     """
+    uploaded = list(uploaded)
     left = _names_and_op_types(prepared)
     known = {kind: left[kind] | before for kind, before in _names_and_op_types(uploaded).items()}
     problems, notes = [], []
@@ -78,7 +87,7 @@ def check_selectors(config: QuantizationConfig, uploaded: _Nodes, prepared: _Nod
             problems += [FieldProblem(pointer=pointer + at, code="selector-unmatched", message=m) for at, m in missing]
         elif not matcher.nodes(selector):
             place = pointer.split("/")[2]
-            notes.append(f"{place} {words(selector)} has no effect: preparation folds it into other nodes")
+            notes.append(f"{place} {words(selector)} has no effect: {_gone(selector, uploaded, fates or {})}")
     if problems:
         raise InvalidConfigError(
             "; ".join(p.message for p in problems[:5]),
@@ -86,6 +95,19 @@ def check_selectors(config: QuantizationConfig, uploaded: _Nodes, prepared: _Nod
             hint="Names and operators are those of the uploaded model; its summary and the report list them.",
         )
     return notes
+
+
+def _gone(selector: Selector, uploaded: _Nodes, fates: Mapping[str, str]) -> str:
+    """What became of the nodes that only the uploaded model has."""
+    if isinstance(selector, NodeSelector) and selector.node in fates:
+        return f"the node was {fates[selector.node]}"
+    if isinstance(selector, OpTypeSelector):
+        of_type = dict.fromkeys(name for name, op_type in uploaded if name in fates and op_type == selector.op_type)
+        told = [f"node {name!r} was {fates[name]}" for name in of_type if name is not None]
+        more = f"; and {len(told) - _TOLD_NODES} more" if len(told) > _TOLD_NODES else ""
+        if told:
+            return "; ".join(told[:_TOLD_NODES]) + more
+    return "preparation folds it into other nodes"
 
 
 def _selectors(config: QuantizationConfig) -> Iterable[tuple[str, Selector]]:
