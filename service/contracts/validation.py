@@ -7,8 +7,8 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -17,20 +17,23 @@ from service.contracts.errors import FieldProblem
 
 # Key in the context of a PydanticCustomError: pointer, from the validated field on, to the part of it that is wrong.
 BELOW = "below"
+# Similarity (difflib) from which on a name is offered; below it "overrides" is as near to "algorithms" as to others.
+_CLOSE = 0.6
+_STEM_CHARS = 3
 
 
 def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: str = "") -> tuple[FieldProblem, ...]:
-    """One FieldProblem per error of ``error``; ``pointer`` is put before each location."""
+    """One FieldProblem per error of ``error``; ``pointer`` is put before each location.
+
+    Where a value fits none of several forms, pydantic tells for each of them why not; here that is one problem.
+    """
     problems = []
-    for item in error.errors(include_url=False, include_input=False):
-        models, path = _resolve(model, item["loc"])
+    for item in _without_alternatives(error.errors(include_url=False, include_input=False), model):
+        place = _resolve(model, item["loc"])
         message = _plain(item)
-        if item["type"] == "extra_forbidden" and path:
-            names = sorted({name for found in models for name in found.model_fields})
-            near = difflib.get_close_matches(str(path[-1]), names, n=1, cutoff=0.4)
-            message = f"unknown key {str(path[-1])!r}"
-            message += f"; did you mean {near[0]!r}?" if near else f"; valid keys: {', '.join(names)}"
-        full = pointer + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+        if item["type"] == "extra_forbidden" and place.path:
+            message = _unknown(place.path[-1], {name for found in place.holders for name in found.model_fields})
+        full = pointer + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in place.path)
         full += item.get("ctx", {}).get(BELOW, "")
         problem = FieldProblem(pointer=full, code=item["type"], message=message)
         if problem not in problems:
@@ -38,18 +41,89 @@ def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: s
     return tuple(problems)
 
 
-def _resolve(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[type[BaseModel]], list[int | str]]:
-    """Follow ``loc`` through the annotations; drops the union tags that pydantic puts into locations.
+def nearest(key: str, names: Iterable[str]) -> str | None:
+    """The name that somebody who wrote ``key`` probably meant, if any; case, hyphens and underscores do not count."""
+    folded = {_fold(name): name for name in names}
+    wanted = _fold(key)
+    close = difflib.get_close_matches(wanted, folded, n=1, cutoff=_CLOSE)
+    if not close and len(wanted) >= _STEM_CHARS:
+        close = [name for name in folded if name.startswith(wanted) or wanted.startswith(name)]
+    return folded[close[0]] if close else None
 
-    Returns the models that hold the last part, and the location as it stands in the document.
-    """
+
+def _fold(name: str) -> str:
+    return name.casefold().replace("_", "").replace("-", "")
+
+
+def _unknown(key: int | str, names: Iterable[str]) -> str:
+    near = nearest(str(key), sorted(names))
+    told = f"did you mean {near!r}?" if near else f"valid keys: {', '.join(sorted(names))}"
+    return f"unknown key {str(key)!r}; {told}"
+
+
+def _without_alternatives(items: list[ErrorDetails], model: type[BaseModel]) -> Iterator[ErrorDetails]:
+    """The errors, with one in place of all those that the members of a union without tag gave for one value."""
+    groups: dict[tuple[int | str, ...], tuple[list[type[BaseModel]], list[ErrorDetails]]] = {}
+    for item in items:
+        union = _resolve(model, item["loc"]).union
+        if union is None:
+            groups[(*item["loc"], len(groups))] = ([], [item])
+        else:
+            groups.setdefault(item["loc"][: union.depth], (union.members, []))[1].append(item)
+    for loc, (members, found) in groups.items():
+        yield from _as_one(loc, members, found) if members else found
+
+
+def _as_one(
+    loc: tuple[int | str, ...], members: list[type[BaseModel]], items: list[ErrorDetails]
+) -> Iterator[ErrorDetails]:
+    """Errors of the one member whose keys are all there, if there is one; else one error that lists the forms."""
+    depth = len(loc)
+    lacking = {item["loc"][depth] for item in items if item["type"] == "missing" and len(item["loc"]) == depth + 2}
+    meant = [member for member in members if member.__name__ not in lacking]
+    if len(meant) == 1:
+        yield from (item for item in items if item["loc"][depth] == meant[0].__name__)
+        return
+    forms = [", ".join(name for name, field in m.model_fields.items() if field.is_required()) for m in members]
+    told = "forms: " + ", ".join(f"{{{form}}}" for form in forms)
+    keys = {str(item["loc"][-1]): None for item in items if item["type"] == "extra_forbidden"}
+    names = sorted({name for member in members for name in member.model_fields})
+    unknown = [key for key in keys if key not in names]
+    if len(unknown) == 1:
+        told = f"{_unknown(unknown[0], names).partition('; valid')[0]} (accepted {told})"
+        loc = (*loc, unknown[0])
+    else:
+        told = f"must have one of these {told}" + (f"; found {{{', '.join(keys)}}}" if keys else "")
+    yield ErrorDetails(type="no_form_fits", loc=loc, msg=told, input=None)
+
+
+class _Union(NamedTuple):
+    """A union without tag on the way of a location: where its members' names stand in it."""
+
+    depth: int
+    members: list[type[BaseModel]]
+
+
+class _Place(NamedTuple):
+    """A location: the models that hold its last part, itself as in the document, the first union without tag."""
+
+    holders: list[type[BaseModel]]
+    path: list[int | str]
+    union: _Union | None
+
+
+def _resolve(model: type[BaseModel], loc: tuple[int | str, ...]) -> _Place:
+    """Follow ``loc`` through the annotations; drops the union tags that pydantic puts into locations."""
     current: list[type[BaseModel]] = [model]
     path: list[int | str] = []
     holders = current
-    for part in loc:
+    union: _Union | None = None
+    for depth, part in enumerate(loc):
         tagged = [m for m in current if m.__name__ == part or _tag(m) == part]
         # pydantic puts the tag (or the class name) of a union's member into the location, right after the union's field
         if isinstance(part, str) and len(current) > 1 and tagged:
+            if union is None and tagged[0].__name__ == part:
+                union = _Union(depth, current)
             current = holders = tagged
             continue
         path.append(part)
@@ -57,7 +131,7 @@ def _resolve(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[t
         if isinstance(part, str):
             found = [f for m in current for f in _models_in(_annotation(m, part))]
             current = found or current
-    return holders, path
+    return _Place(holders, path, union)
 
 
 def _plain(item: ErrorDetails) -> str:

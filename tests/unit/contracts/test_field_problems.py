@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from service.contracts.base import Contract
 from service.contracts.errors import FieldProblem
-from service.contracts.validation import field_problems
+from service.contracts.validation import field_problems, nearest
 
 
 class Cat(Contract):
@@ -72,6 +72,60 @@ def test_pointer_and_message(document: Any, pointer: str, message: str) -> None:
 def test_a_problem_is_told_once() -> None:
     found = problems({"keepers": [{"name": 1, "number": "x"}]})
     assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(
+    ("keeper", "pointer", "code", "message"),
+    [
+        (
+            {"nam": "Ann"},
+            "/zoo/keepers/0/nam",
+            "no_form_fits",
+            "unknown key 'nam'; did you mean 'name'? (accepted forms: {name}, {number})",
+        ),
+        (
+            {"wage": 1},
+            "/zoo/keepers/0/wage",
+            "no_form_fits",
+            "unknown key 'wage' (accepted forms: {name}, {number})",
+        ),
+        ({}, "/zoo/keepers/0", "no_form_fits", "must have one of these forms: {name}, {number}"),
+        (7, "/zoo/keepers/0", "no_form_fits", "must have one of these forms: {name}, {number}"),
+        (
+            {"name": "Ann", "number": 1},
+            "/zoo/keepers/0",
+            "no_form_fits",
+            "must have one of these forms: {name}, {number}; found {number, name}",
+        ),
+        ({"name": 1}, "/zoo/keepers/0/name", "string_type", "Input should be a valid string"),
+        ({"name": "Ann", "wage": 1}, "/zoo/keepers/0/wage", "extra_forbidden", "unknown key 'wage'; valid keys: name"),
+    ],
+)
+def test_a_value_that_fits_no_form_is_one_problem(keeper: Any, pointer: str, code: str, message: str) -> None:
+    assert problems({"keepers": [keeper]}) == (FieldProblem(pointer=pointer, code=code, message=message),)
+
+
+def test_each_value_that_fits_no_form_is_told() -> None:
+    found = problems({"keepers": [{"nam": "Ann"}, {"name": "Bob"}, {"numbr": 1}], "cat": "x"})
+    assert [problem.pointer for problem in found] == ["/zoo/keepers/0/nam", "/zoo/keepers/2/numbr", "/zoo/cat"]
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("overrides", None),
+        ("algorithm", "algorithms"),
+        ("calibrationSamples", "calibration_samples"),
+        ("calibration-samples", "calibration_samples"),
+        ("calib", "calibration_samples"),
+        ("sede", "seed"),
+        ("see", "seed"),
+        ("x", None),
+        ("", None),
+    ],
+)
+def test_only_names_that_are_near_are_offered(key: str, expected: str | None) -> None:
+    assert nearest(key, ["algorithms", "calibration_samples", "seed", "weight"]) == expected
 
 
 def test_codes_are_pydantics_stable_words() -> None:
