@@ -15,7 +15,6 @@ from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.errors import (
     CanceledError,
     DatasetMismatchError,
-    EngineError,
     InvalidConfigError,
     QuantmillError,
     UnsupportedModelError,
