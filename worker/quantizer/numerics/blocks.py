@@ -1,0 +1,212 @@
+"""Block formats: small elements that share a power-of-two scale, block by block along one axis.
+
+value = element * 2^shared, shared = max(floor(log2(max |x| of the block)) - emax, smallest exponent)
+
+* OCP Microscaling Formats (MX) 1.0, section 6.3: blocks of 32, 8-bit exponent; elements FP8, FP6, FP4, INT8.
+* Block floating point: blocks of 8, 8-bit exponent, sign and 7-bit magnitude.
+* Shared microexponents: Rouhani et al., "With Shared Microexponents, A Little Shifting Goes a Long Way" (ISCA 2023):
+  blocks of 16; each pair of elements has one more bit that halves its scale where both leave the top bit unused.
+
+Elements are rounded to the nearest, ties to even, and saturate. The last block along the axis counts as padded with
+zeros, which changes nothing in it. A block of zeros has scale exponent 0. Inputs are finite; float32 subnormals are
+values like any other. The result is finite too, but for MXINT8, whose -2 * 2^127 is beyond float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from worker.quantizer.numerics.minifloat import (
+    FLOAT4_E2M1,
+    FLOAT6_E2M3,
+    FLOAT6_E3M2,
+    FLOAT8_E4M3FN,
+    FLOAT8_E5M2,
+    Minifloat,
+    floor_log2,
+)
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """Signed integers that count steps of 2^-fraction_bits.
+
+    Attributes:
+        minimum: smallest integer.
+        maximum: largest integer.
+        fraction_bits: such that the largest magnitudes lie in [1, 2).
+    """
+
+    minimum: int
+    maximum: int
+    fraction_bits: int
+
+    @property
+    def maximum_exponent(self) -> int:
+        """floor(log2) of the largest value."""
+        return 0
+
+    def fake(self, values: np.ndarray) -> np.ndarray:
+        """The nearest element value, ties to even; float32, any shape."""
+        steps = np.clip(np.rint(np.ldexp(values, self.fraction_bits)), self.minimum, self.maximum)
+        rounded: np.ndarray = np.ldexp(steps, -self.fraction_bits).astype(np.float32)
+        return rounded
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """One block format.
+
+    Attributes:
+        name: as in the config.
+        block_size: elements that share an exponent.
+        element: what is stored per element.
+        element_bits: width of an element in the format itself, the sign included.
+        smallest_exponent: of the shared exponent.
+        sub_block_size: elements that share a one-bit shift, if the format has one.
+        storage: numpy type that holds the elements in a model: the float8 type, or int8 with multiples of
+            2^-storage_fraction_bits.
+        storage_fraction_bits: see ``storage``; 0 for float8.
+        scale_block_size: elements that share a scale in a model. Where it is ``block_size`` and the format has
+            sub-blocks, the shift is in the elements.
+    """
+
+    name: str
+    block_size: int
+    element: FixedPoint | Minifloat
+    element_bits: int
+    storage: np.dtype
+    storage_fraction_bits: int
+    scale_block_size: int
+    smallest_exponent: int = -127
+    sub_block_size: int | None = None
+
+    @property
+    def bits_per_value(self) -> float:
+        """Bits that the format itself spends per value, exponents and shifts included."""
+        return self.element_bits + 8 / self.block_size + (1 / self.sub_block_size if self.sub_block_size else 0)
+
+    def fake(self, values: np.ndarray, axis: int) -> np.ndarray:
+        """``values`` as the format represents them.
+
+        Args:
+            values: float32, any rank >= 1, finite.
+            axis: along which blocks run.
+
+        Returns:
+            float32, same shape.
+
+        Raises:
+            ValueError: a value is not finite.
+        """
+        elements, exponent = self._elements(values, axis)
+        with np.errstate(over="ignore"):  # MXINT8's -2 * 2^127 is beyond float32
+            return _unblocked(np.ldexp(elements, exponent), values.shape, axis)
+
+    def decompose(self, values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        """Elements and scales with elements * scales == fake(values), exactly.
+
+        Args:
+            values: float32, any rank >= 1, finite.
+            axis: along which blocks run.
+
+        Returns:
+            elements of type ``storage``, shape of ``values``; scales, float32 powers of two, shape of ``values`` with
+            ``axis`` divided by ``scale_block_size`` and rounded up. Each scale fits into bfloat16.
+
+        Raises:
+            ValueError: a value is not finite.
+        """
+        fractions, exponent = self._elements(values, axis)
+        if self.scale_block_size == self.sub_block_size:
+            per_scale = exponent[:, :, :: self.sub_block_size]
+        else:
+            per_scale = exponent.min(axis=2, keepdims=True)
+        per_scale = per_scale - self.storage_fraction_bits
+        outer, blocks, scales, inner = per_scale.shape
+        repeated = np.repeat(per_scale, self.block_size // scales, axis=2)
+        elements = _unblocked(np.ldexp(fractions, exponent - repeated), values.shape, axis).astype(self.storage)
+        length = -(-values.shape[axis] // self.scale_block_size)
+        shape = tuple(length if k == axis % values.ndim else dim for k, dim in enumerate(values.shape))
+        powers = np.ldexp(np.float32(1), per_scale).reshape(outer, blocks * scales, inner)[:, :length]
+        return elements, np.ascontiguousarray(powers).reshape(shape)
+
+    def _elements(self, values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        """Element values and the scale exponent of each, [outer, blocks, block_size, inner]."""
+        blocks = _blocked(values, axis, self.block_size)
+        if not np.isfinite(blocks).all():
+            raise ValueError(f"{self.name} cannot represent infinity or NaN")
+        peak = np.abs(blocks).max(axis=2, keepdims=True, initial=0)
+        exponent = np.maximum(floor_log2(peak) - self.element.maximum_exponent, self.smallest_exponent)
+        exponent = np.where(peak == 0, np.int32(0), exponent)
+        if self.sub_block_size is not None:
+            pairs = blocks.reshape(*blocks.shape[:2], -1, self.sub_block_size, blocks.shape[3])
+            unused = np.abs(pairs).max(axis=3) < np.ldexp(np.float32(1), exponent)
+            exponent = exponent - np.repeat(unused, self.sub_block_size, axis=2)
+        exponent = np.broadcast_to(exponent, blocks.shape)
+        return self.element.fake(np.ldexp(blocks, -exponent)), exponent
+
+
+def _blocked(values: np.ndarray, axis: int, block_size: int) -> np.ndarray:
+    """[outer, blocks, block_size, inner], the last block filled with zeros."""
+    values = np.asarray(values, np.float32)
+    axis %= values.ndim
+    length = values.shape[axis]
+    outer, inner = int(np.prod(values.shape[:axis])), int(np.prod(values.shape[axis + 1 :]))
+    flat = np.pad(values.reshape(outer, length, inner), ((0, 0), (0, -length % block_size), (0, 0)))
+    return flat.reshape(outer, flat.shape[1] // block_size, block_size, inner)
+
+
+def _unblocked(blocks: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
+    outer, count, size, inner = blocks.shape
+    flat = blocks.reshape(outer, count * size, inner)[:, : shape[axis % len(shape)]]
+    return np.ascontiguousarray(flat).reshape(shape)
+
+
+_INT8 = np.dtype(np.int8)
+_E4M3, _E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+
+
+def _ocp(name: str, element: FixedPoint | Minifloat, bits: int, storage: np.dtype, fraction_bits: int) -> BlockFormat:
+    return BlockFormat(name, 32, element, bits, storage, fraction_bits, scale_block_size=32)
+
+
+def _microexponents(name: str, magnitude_bits: int, *, shift_in_elements: bool) -> BlockFormat:
+    """Sign and ``magnitude_bits``, blocks of 16, pairs share a shift of one bit.
+
+    The exponent is that of a normal float32: the pair's shift must not leave the range of bfloat16.
+    """
+    limit, fraction_bits = (1 << magnitude_bits) - 1, magnitude_bits - 1
+    element = FixedPoint(-limit, limit, fraction_bits)
+    return BlockFormat(
+        name,
+        16,
+        element,
+        magnitude_bits + 1,
+        _INT8,
+        fraction_bits,
+        scale_block_size=16 if shift_in_elements else 2,
+        smallest_exponent=-126,
+        sub_block_size=2,
+    )
+
+
+# The largest int8 multiple, 2 * 127, would not fit with mx9's shift in its elements.
+BLOCK_FORMATS: dict[str, BlockFormat] = {
+    each.name: each
+    for each in (
+        BlockFormat("bfp16", 8, FixedPoint(-127, 127, 6), 8, _INT8, 6, scale_block_size=8),
+        _microexponents("mx4", 2, shift_in_elements=True),
+        _microexponents("mx6", 4, shift_in_elements=True),
+        _microexponents("mx9", 7, shift_in_elements=False),
+        _ocp("mxint8", FixedPoint(-128, 127, 6), 8, _INT8, 6),
+        _ocp("mxfp8_e4m3", FLOAT8_E4M3FN, 8, _E4M3, 0),
+        _ocp("mxfp8_e5m2", FLOAT8_E5M2, 8, _E5M2, 0),
+        _ocp("mxfp6_e3m2", FLOAT6_E3M2, 6, _E4M3, 0),  # 28 = 448 * 2^-4 is too large for int8
+        _ocp("mxfp6_e2m3", FLOAT6_E2M3, 6, _INT8, 3),
+        _ocp("mxfp4_e2m1", FLOAT4_E2M1, 4, _INT8, 1),
+    )
+}

@@ -1,0 +1,100 @@
+"""Small floats: sign, a few exponent bits, a few mantissa bits; rounding to the nearest, ties to even.
+
+A minifloat with bias b and m mantissa bits holds +-(1 + f/2^m) * 2^e for e >= 1 - b, and below that the multiples of
+2^(1 - b - m) (subnormals, zero). FP8: Micikevicius et al., "FP8 Formats for Deep Learning" (2022); FP6 and FP4: OCP
+Microscaling Formats (MX) 1.0, section 5.3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Minifloat:
+    """A binary floating-point format.
+
+    Attributes:
+        name: as in the config where it is a dtype of its own, else as in the OCP specification.
+        exponent_bits: width of the exponent field.
+        mantissa_bits: width of the mantissa field, without the hidden bit.
+        bias: exponent bias.
+        maximum: largest finite value.
+        storage: numpy type with this very format.
+        overflow: what a value beyond ``maximum`` becomes without saturation: infinity, or NaN in a format without
+            infinity; None in a format with neither (FP6, FP4), which always saturates.
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    maximum: float
+    storage: np.dtype
+    overflow: float | None
+
+    @property
+    def maximum_exponent(self) -> int:
+        """floor(log2(maximum)), the ``emax`` of the OCP specification."""
+        return int(np.frexp(self.maximum)[1]) - 1
+
+    @property
+    def smallest_normal_exponent(self) -> int:
+        """Exponent below which values are subnormal: their step no longer shrinks."""
+        return 1 - self.bias
+
+    def fake(self, values: np.ndarray, *, saturate: bool = True) -> np.ndarray:
+        """The nearest value of the format for each of ``values``, ties to the even mantissa.
+
+        Args:
+            values: float32, any shape. NaN stays NaN; the sign of zero stays.
+            saturate: hold what exceeds ``maximum``, infinities included, at +-maximum. Else overflow gives what an IEEE
+                754 conversion gives: infinity, or NaN in a format without infinity.
+
+        Returns:
+            float32, same shape.
+
+        Raises:
+            ValueError: no saturation asked of a format that has neither infinity nor NaN.
+        """
+        if not saturate and self.overflow is None:
+            raise ValueError(f"{self.name} has neither infinity nor NaN: it can only saturate")
+        held = np.asarray(values, np.float32)
+        if saturate:
+            held = np.clip(held, np.float32(-self.maximum), np.float32(self.maximum))
+        exponent = np.maximum(floor_log2(held), self.smallest_normal_exponent)
+        shift = self.mantissa_bits - exponent  # the step of the value's binade is 2^-shift
+        with np.errstate(over="ignore", invalid="ignore"):  # overflow is IEEE's own here: it gives infinity
+            rounded: np.ndarray = np.ldexp(np.rint(np.ldexp(held, shift)), -shift)
+        if not saturate:
+            outside = np.abs(rounded) > np.float32(self.maximum)
+            rounded = np.where(outside, np.copysign(np.float32(self.overflow or 0), rounded), rounded)
+        return rounded
+
+    def encode(self, values: np.ndarray, *, saturate: bool = True) -> np.ndarray:
+        """``fake(values)`` in the format's own type ``storage``, same shape."""
+        encoded: np.ndarray = self.fake(values, saturate=saturate).astype(self.storage)
+        return encoded
+
+
+def floor_log2(values: np.ndarray) -> np.ndarray:
+    """floor(log2 |x|), exact, int32; -150, one below the smallest float32, for zero. float32, any shape.
+
+    Infinity and NaN give an exponent without a meaning.
+    """
+    mantissa, exponent = np.frexp(values)
+    found: np.ndarray = np.where(mantissa == 0, np.int32(-150), exponent - 1)
+    return found
+
+
+FLOAT16 = Minifloat("float16", 5, 10, 15, 65504.0, np.dtype(np.float16), math.inf)
+BFLOAT16 = Minifloat("bfloat16", 8, 7, 127, 255 * 2.0**120, np.dtype(ml_dtypes.bfloat16), math.inf)
+FLOAT8_E4M3FN = Minifloat("float8_e4m3fn", 4, 3, 7, 448.0, np.dtype(ml_dtypes.float8_e4m3fn), math.nan)
+FLOAT8_E5M2 = Minifloat("float8_e5m2", 5, 2, 15, 57344.0, np.dtype(ml_dtypes.float8_e5m2), math.inf)
+FLOAT6_E3M2 = Minifloat("float6_e3m2fn", 3, 2, 3, 28.0, np.dtype(ml_dtypes.float6_e3m2fn), None)
+FLOAT6_E2M3 = Minifloat("float6_e2m3fn", 2, 3, 1, 7.5, np.dtype(ml_dtypes.float6_e2m3fn), None)
+FLOAT4_E2M1 = Minifloat("float4_e2m1fn", 2, 1, 1, 6.0, np.dtype(ml_dtypes.float4_e2m1fn), None)
