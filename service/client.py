@@ -22,6 +22,7 @@ from service.contracts.report import Report
 from service.datasets.schemas import DatasetOut
 from service.jobs.schemas import TERMINAL, EventOut, JobOut
 from service.models.schemas import ModelOut, is_main
+from service.pagination import Page
 from service.storage import file_sha256
 from service.transport import ApiError, Patience, ServerUnreachableError, Transport, raise_for_problem
 
@@ -202,6 +203,18 @@ class QuantmillClient:
         }
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return JobOut.model_validate(self._json("POST", "/v1/jobs", json=body, headers=headers))
+
+    def jobs(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[JobOut]:
+        """One page of the jobs, newest first.
+
+        Args:
+            state: only those in this state, as it is shown.
+            limit: jobs per page, at most 200.
+            cursor: ``next_cursor`` of the page before.
+        """
+        given = {"state": state, "limit": limit, "cursor": cursor}
+        params = {name: value for name, value in given.items() if value is not None}
+        return Page[JobOut].model_validate(self._json("GET", "/v1/jobs", params=params))
 
     def job(self, job_id: str) -> JobOut:
         """The job as it is now."""

@@ -15,12 +15,14 @@ import typer
 
 from service import cli as front_desk
 from service.contracts.errors import QuantmillError
+from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.version import VERSION
-from worker.commands import options
+from worker.commands import jobs, options
 from worker.commands.options import (
     DataDir,
     DataPath,
     EvaluationPreprocessing,
+    Key,
     ModelPath,
     OptionalPath,
     Preprocessing,
@@ -30,6 +32,7 @@ from worker.commands.options import (
 EXIT_ERROR = 1
 EXIT_GATE_FAILED = 3
 EXIT_INTERRUPTED = 130
+PRESET_HELP = f"Name of a preset: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}."
 
 app = typer.Typer(
     name="quantmill",
@@ -40,13 +43,34 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(VERSION)
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Quantize float ONNX models and prove what that cost."""
+    options.warn_of_unknown_variables()
+
+
 @app.command()
 def up(
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help=f"Address to listen on. Default: {options.default_of('host')}.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help=f"Port; 0 takes any free one. Default: {options.default_of('port')}."),
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run the whole service on this host: API, worker and reconciler."""
+    """Run the whole service on this host: API, workers and reconciler, on SQLite and local files."""
     from worker.embedded import EmbeddedService, StopFlag
 
     options.configure_logging()
@@ -103,14 +127,17 @@ def quantize(
     calibration: DataPath,
     output: Annotated[Path, typer.Option(metavar="Q.onnx", help="Where the quantized model goes.")],
     evaluation: OptionalPath = None,
-    preset: Annotated[str | None, typer.Option(help="Name of a preset.")] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE.json", exists=True, dir_okay=False)] = None,
+    preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", exists=True, dir_okay=False, help="The whole recipe, instead of --preset."),
+    ] = None,
     report: Annotated[Path | None, typer.Option(metavar="R.json", help="Where the report goes.")] = None,
     preprocessing: Preprocessing = None,
     evaluation_preprocessing: EvaluationPreprocessing = None,
     threads: Threads = None,
     server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
-    key: Annotated[str | None, typer.Option(envvar="QUANTMILL_API_KEY", help="The service's key.")] = None,
+    key: Key = None,
     fail_on_gate: Annotated[bool, typer.Option("--fail-on-gate", help="Exit with 3 if the verdict is fail.")] = False,
 ) -> None:
     """Quantize a model: in this process, or on a service with --server."""
@@ -225,6 +252,7 @@ def version() -> None:
 
 
 front_desk.register(app)
+app.add_typer(jobs.app)
 
 
 def main() -> None:

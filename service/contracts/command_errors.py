@@ -59,3 +59,11 @@ class InvalidSettingsError(QuantmillError):
     code = "invalid-settings"
     title = "A setting is not valid"
     status = 500
+
+
+class InvalidServerError(QuantmillError):
+    """The address of a service is not spelled as one."""
+
+    code = "invalid-server"
+    title = "The server's address is not valid"
+    status = 422

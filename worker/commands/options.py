@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +21,28 @@ from service.contracts.validation import field_problems
 from service.settings import Settings
 from worker.runner import resource_limit
 
+VARIABLE_PREFIX = "QUANTMILL_"
+# Variables of the test suite and the benchmarks, which are no settings of a process.
+_NO_SETTINGS = ("QUANTMILL_DATA", "QUANTMILL_REQUIRE_DATA", "QUANTMILL_TEST_POSTGRES_URL", "QUANTMILL_TEST_REDIS_URL")
+
+
+def default_of(setting: str) -> str:
+    """The default of a setting in words: its environment variable, or else the value."""
+    return f"{VARIABLE_PREFIX}{setting.upper()}, or {Settings.model_fields[setting].default}"
+
+
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.onnx", exists=True, dir_okay=False, readable=True)]
 DataPath = Annotated[Path, typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True)]
 OptionalPath = Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True)]
-DataDir = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Home of everything kept on local disk.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help=f"Home of everything kept on local disk. Default: {default_of('data_dir')}.",
+    ),
+]
+Server = Annotated[str, typer.Option(metavar="URL", help="The service's address, such as http://127.0.0.1:8000.")]
+Key = Annotated[str | None, typer.Option(envvar="QUANTMILL_API_KEY", help="The service's key.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: one per core.")]
 Preprocessing = Annotated[
     str | None, typer.Option(metavar="JSON|FILE", help="How arrays become model inputs: JSON text, or a JSON file.")
@@ -67,6 +87,26 @@ def settings_errors() -> Iterator[None]:
             ),
             hint="Correct the environment variable or the option.",
         ) from None
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Variables named like settings that are none, each with the setting that was probably meant."""
+    known = [name.upper() for name in Settings.model_fields]
+    found: dict[str, str | None] = {}
+    for variable in sorted(environment):
+        prefix, name = variable[: len(VARIABLE_PREFIX)].upper(), variable[len(VARIABLE_PREFIX) :].upper()
+        if prefix == VARIABLE_PREFIX and name not in known and variable not in _NO_SETTINGS:
+            close = get_close_matches(name, known, n=1)
+            found[variable] = VARIABLE_PREFIX + close[0] if close else None
+    return found
+
+
+def warn_of_unknown_variables() -> None:
+    """Say on standard error which variables do nothing, and forget them: children of this process need not say it."""
+    for name, meant in unknown_variables(os.environ).items():
+        del os.environ[name]
+        guess = f"; did you mean {meant}?" if meant else "."
+        typer.echo(f"warning: the environment variable {name} is no setting and does nothing{guess}", err=True)
 
 
 def typed_error(error: BaseException) -> QuantmillError | None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
-
-from service.client import QuantmillClient, ServerUnreachableError
+from service.client import QuantmillClient
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import ExternalDataError
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource
 from service.jobs.schemas import EventOut
 from worker.commands.console import ProgressView
-
-KNOCK_SECONDS = 10.0
+from worker.commands.server import connected
 
 
 def quantize(
@@ -33,13 +30,13 @@ def quantize(
 
     Raises:
         ApiError: whatever the service refuses, or why the job failed.
+        InvalidServerError: the address is not spelled as one.
         ServerUnreachableError: the service does not answer.
         JobNotSucceededError: somebody canceled the job.
         ExternalDataError: the model's external data is not there.
     """
     files = model_files(model)
-    _knock(server)
-    with QuantmillClient(server, key) as client:
+    with connected(server, key) as client:
         uploaded = client.create_model(*files, progress=_uploading(view, model))
         datasets = [
             client.create_dataset(Path(data.path), data.preprocessing, progress=_uploading(view, Path(data.path)))
@@ -55,24 +52,36 @@ def quantize(
             config=config,
             name=model.name[:200],
         )
-        view.log(f"job {job.id}")
-        for event in client.events(job.id):
-            show_event(event, view)
-        client.wait_succeeded(job.id)
-        report = client.report(job.id)
-        artifact = next(item for item in client.artifacts(job.id) if item.kind == "model")
-        client.download_artifact(artifact.id, output)
+        report = follow(client, job.id, server=server, view=view)
+        download_model(client, job.id, output)
     return report
 
 
-def _knock(server: str) -> None:
-    """Fail at once where nobody answers: patience is for a service that was there before."""
+def follow(client: QuantmillClient, job_id: str, *, server: str, view: ProgressView) -> Report:
+    """Show a job's events until it has ended; gives its report.
+
+    Raises:
+        ApiError: why the job failed, or whatever the service refuses.
+        JobNotSucceededError: somebody canceled the job.
+        KeyboardInterrupt: the user went away; the job goes on, and was told how to come back to it.
+    """
+    view.log(f"job {job_id}")
     try:
-        httpx.get(f"{server.rstrip('/')}/healthz", timeout=KNOCK_SECONDS, trust_env=False).raise_for_status()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ServerUnreachableError(
-            f"No service answers at {server}: {error}", hint="Check the address; `quantmill up` starts a service."
-        ) from None
+        for event in client.events(job_id):
+            show_event(event, view)
+        client.wait_succeeded(job_id)
+        return client.report(job_id)
+    except KeyboardInterrupt:
+        view.log(f"the job {job_id} goes on in the service", "warning")
+        view.log(f"follow it: quantmill jobs follow {job_id} --server {server}")
+        view.log(f"cancel it: quantmill jobs cancel {job_id} --server {server}")
+        raise
+
+
+def download_model(client: QuantmillClient, job_id: str, output: Path) -> None:
+    """Write the quantized model of a succeeded job to ``output``, whole or not at all."""
+    artifact = next(item for item in client.artifacts(job_id) if item.kind == "model")
+    client.download_artifact(artifact.id, output)
 
 
 def model_files(model: Path) -> list[Path]:

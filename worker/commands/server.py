@@ -1,0 +1,69 @@
+"""The way from the command line to a service: its address, its key, and whether anybody is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import httpx
+
+from service.client import ApiError, QuantmillClient, ServerUnreachableError
+from service.contracts.command_errors import InvalidServerError
+
+KNOCK_SECONDS = 10.0
+_UNAUTHORIZED = 401
+
+
+def checked_address(server: str) -> str:
+    """The address of a service without a trailing slash.
+
+    Raises:
+        InvalidServerError: it is no http or https URL.
+    """
+    address = server.strip()
+    hint = "An address looks like http://127.0.0.1:8000."
+    if "://" not in address:
+        raise InvalidServerError(
+            f"{server!r} does not start with http:// or https://.", hint=f"Did you mean http://{address}?"
+        )
+    try:
+        parts = urlsplit(address)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError as error:  # a port that is no number, half a bracket
+        raise InvalidServerError(f"{server!r} is not an address: {error}.", hint=hint) from None
+    if not usable:
+        raise InvalidServerError(f"{server!r} is not the http or https address of a host.", hint=hint)
+    return address.rstrip("/")
+
+
+@contextmanager
+def connected(server: str, key: str | None) -> Iterator[QuantmillClient]:
+    """A client of the service at ``server``, once somebody answers there.
+
+    Raises:
+        InvalidServerError: the address is not spelled as one.
+        ServerUnreachableError: nobody answers.
+        ApiError: whatever the service refuses; without the right key its hint says how to give one.
+    """
+    address = checked_address(server)
+    _knock(address)
+    with QuantmillClient(address, key) as client:
+        try:
+            yield client
+        except ApiError as error:
+            if error.sent.status != _UNAUTHORIZED:
+                raise
+            word = "The key given is not the service's key" if key else "The service wants a key"
+            hint = f"{word}: give it with --key, or set QUANTMILL_API_KEY."
+            raise ApiError(error.sent.model_copy(update={"hint": hint})) from None
+
+
+def _knock(address: str) -> None:
+    """Fail at once where nobody answers: patience is for a service that was there before."""
+    try:
+        httpx.get(f"{address}/healthz", timeout=KNOCK_SECONDS, trust_env=False).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ServerUnreachableError(
+            f"No service answers at {address}: {error}", hint="Check the address; `quantmill up` starts a service."
+        ) from None
