@@ -42,6 +42,7 @@ def run_worker(app: Celery, settings: Settings, *, queues: tuple[str, ...], leve
     # Celery warns of root because of pickled messages; ours are JSON, and a forged one can do no more than name a job.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     signals.worker_shutting_down.connect(_on_shutdown, weak=False)
+    logging.getLogger("celery.app.trace").addFilter(_is_no_rejection)
     worker = app.Worker(
         queues=list(queues),
         loglevel=level,
@@ -51,7 +52,13 @@ def run_worker(app: Celery, settings: Settings, *, queues: tuple[str, ...], leve
         quiet=True,
     )
     worker.start()
-    return int(worker.exitcode or 0)
+    # Celery calls a stop by SIGINT a failure; it was asked for.
+    return 0 if stopping() else int(worker.exitcode or 0)
+
+
+def _is_no_rejection(record: logging.LogRecord) -> bool:
+    """False for what Celery says, with a traceback, of a message that was given back as it should be."""
+    return getattr(record, "data", {}).get("description") != "rejected"
 
 
 def _on_shutdown(**_: object) -> None:

@@ -17,7 +17,7 @@ def register(app: Celery, supervisor: Supervisor, queues: Collection[str], stopp
     A message whose job is not to be had makes the worker look for the next job of its ``queues`` itself.
     """
 
-    @app.task(name=TASK_NAME, ignore_result=True, throws=(Reject,))  # no trace for what is meant
+    @app.task(name=TASK_NAME, ignore_result=True)
     def run_job(job_id: str) -> None:
         if stopping():
             raise Reject("the worker shuts down", requeue=True)
