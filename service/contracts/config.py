@@ -14,11 +14,13 @@ from service.contracts.algorithms import Algorithm, BiasCorrection
 from service.contracts.base import Contract
 from service.contracts.calibration import MinMaxCalibration, PercentileCalibration, TensorRange
 from service.contracts.errors import InvalidConfigError
+from service.contracts.modes import mode_contradictions
 from service.contracts.preparation import PreparationSpec
 from service.contracts.presets import DEFAULT_PRESET, PRESETS, find_preset, missing_preset
 from service.contracts.selectors import NodeSelector, OpTypeSelector, Selector
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec, merged
 from service.contracts.support import unsupported
+from service.contracts.targets import check_target_options
 from service.contracts.validation import field_problems
 
 CONFIG_SCHEMA_VERSION = 1
@@ -52,7 +54,7 @@ class EvaluationSpec(Contract):
 TargetName = Literal[
     "onnxruntime_cpu", "onnxruntime_gpu", "tensorrt", "qnn", "openvino", "amd_npu_cnn", "amd_npu_transformer"
 ]
-Mode = Literal["static", "dynamic", "weights_only", "float16", "bfloat16"]
+Mode = Literal["static", "dynamic", "weights_only", "float16"]
 
 
 class Override(Contract):
@@ -73,11 +75,14 @@ class QuantizationConfig(Contract):
     schema_version: Literal[1] = 1
     preset: str = Field(default=DEFAULT_PRESET, description="Named defaults for everything not given here.")
     target: TargetName = Field(default="onnxruntime_cpu", description="Runtime or hardware the model is made for.")
+    target_options: dict[str, bool] = Field(
+        default_factory=dict, max_length=100, description="Rules of the target switched on or off, by name."
+    )
     mode: Mode = Field(
         default="static",
         description=(
             "static: activations by calibrated ranges; dynamic: ranges taken at run time; weights_only: activations "
-            "stay float; float16, bfloat16: the whole model is converted."
+            "stay float; float16: the whole model is converted."
         ),
     )
     format: Literal["qdq", "qoperator"] = Field(
@@ -128,12 +133,16 @@ class QuantizationConfig(Contract):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> QuantizationConfig:
+        check_target_options(self.target, self.target_options)
         both = [s for s in self.include if s in self.exclude]
         if both:
             raise ValueError(f"{both[0].model_dump()} stands in include and in exclude")
         methods = [algorithm.method for algorithm in self.algorithms]
         if len(set(methods)) < len(methods):
             raise ValueError(f"an algorithm stands twice in algorithms: {', '.join(methods)}")
+        contradiction = next(mode_contradictions(self), None)
+        if contradiction:
+            raise ValueError(contradiction)
         missing = unsupported(self)
         if missing:
             raise ValueError("; ".join(missing))

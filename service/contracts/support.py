@@ -22,10 +22,6 @@ def unsupported(config: QuantizationConfig) -> tuple[str, ...]:
 def _found(config: QuantizationConfig) -> Iterator[tuple[str, str]]:
     if config.target not in _TARGETS:
         yield "/target", f"target {config.target}"
-    if config.mode != "static":
-        yield "/mode", f"mode {config.mode}"
-    if config.format != "qdq":
-        yield "/format", f"format {config.format}"
     if config.tensor_ranges:
         yield "/tensor_ranges", "tensor_ranges"
     activation, weight = config.activation, config.weight

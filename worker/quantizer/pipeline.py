@@ -26,6 +26,7 @@ from worker.quantizer.measure import Stages
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import check_selectors
 from worker.quantizer.provenance import fates, outline
+from worker.quantizer.recipes.qoperator import to_qoperator
 from worker.quantizer.recipes.registry import RECIPES, wanted_opset
 from worker.quantizer.reporting import make_report
 from worker.quantizer.run import Run
@@ -143,21 +144,24 @@ def _quantize(original: ir.Model, context: Context) -> Quantized:
         run.progress("plan")
         plan = recipe.plan(prepared.graph, config, prepared.op_types)
         plan.notes += notes
+        run.check()
+        if not plan.is_empty and prepared.keeps_function:
+            _check_prepared(prepared, context)
     if plan.is_empty:
         unselected = config.model_copy(update={"include": (), "exclude": ()})
         without = recipe.plan(prepared.graph, unselected, prepared.op_types)
         plan.notes.append(nothing_quantized(by_selectors=not without.is_empty))
         run.log(plan.notes[-1], "warning")
         return Quantized(prepared, plan, prepared.model, b"")
-    with context.stages.stage("check"):
-        run.check()
-        _check_prepared(prepared, context)
     recipe.fill(prepared, plan, context)
     with context.stages.stage("emit"):
         run.progress("emit")
         quantized = recipe.emit(ir.from_proto(ir.to_proto(prepared.model)), plan)
         prepared.restore_interface(quantized)
         model_bytes = to_bytes(quantized)
+        if config.format == "qoperator":
+            model_bytes, left = to_qoperator(model_bytes, threads=context.threads)
+            plan.notes.append(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")
     return Quantized(prepared, plan, quantized, model_bytes)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,22 @@ _RuntimeErrors = (
 _BFLOAT16 = "tensor(bfloat16)"
 
 
+@contextmanager
+def refusals(what: str) -> Iterator[None]:
+    """Onnxruntime's refusal of a model, as a typed error; ``what`` says which model.
+
+    Raises:
+        UnsupportedModelError: onnxruntime refuses the model.
+    """
+    try:
+        yield
+    except _RuntimeErrors as error:
+        raise UnsupportedModelError(
+            f"onnxruntime refuses the {what}: {clean_message(error)}",
+            hint="Check that the model runs in onnxruntime on a CPU, without custom operators.",
+        ) from error
+
+
 class Session:
     """An onnxruntime session with typed errors.
 
@@ -51,13 +68,8 @@ class Session:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._what = what
         self._uploaded = uploaded
-        try:
+        with refusals(what):
             self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except _RuntimeErrors as error:
-            raise UnsupportedModelError(
-                f"onnxruntime refuses the {what}: {clean_message(error)}",
-                hint="Check that the model runs in onnxruntime on a CPU, without custom operators.",
-            ) from error
         inputs = self._session.get_inputs()
         self._dynamic = any(not isinstance(axis, int) for entry in inputs for axis in entry.shape[1:])
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]

@@ -119,12 +119,13 @@ class Prepared:
                 value.shape = shape
 
 
-def prepare(model: ir.Model, spec: PreparationSpec | None = None) -> Prepared:
+def prepare(model: ir.Model, spec: PreparationSpec | None = None, *, opset: int = WANTED_OPSET) -> Prepared:
     """Prepare ``model``, which is changed or replaced.
 
     Args:
         model: float model.
         spec: which passes run; the default's if None.
+        opset: what the recipe needs; the model is lifted to it where possible, unless the spec asks for another.
 
     Raises:
         AlreadyQuantizedError: the model holds quantized operators; names the first.
@@ -139,7 +140,10 @@ def prepare(model: ir.Model, spec: PreparationSpec | None = None) -> Prepared:
             detail = f"switched off by preparation.{step.flag}"
             prepared.steps.append(PreparationStep(name=step.name, applied=False, detail=detail))
             continue
-        outcome = step.apply(prepared.model, spec)
+        if step.apply is lift_opset:
+            outcome = lift_opset(prepared.model, spec, opset)
+        else:
+            outcome = step.apply(prepared.model, spec)
         prepared.model = outcome.model
         prepared.op_types |= outcome.op_types
         prepared.steps.append(PreparationStep(name=step.name, applied=outcome.applied, detail=outcome.detail))

@@ -21,6 +21,7 @@ class Role(Enum):
     ARITHMETIC = "arithmetic"  # several activations in, output range of its own
     UNARY = "unary"  # one activation in, output range of its own
     TRANSPARENT = "transparent"  # moves values without changing them: output shares the input's grid
+    HALF = "half"  # computes in 16-bit floats
     FUSED = "fused"  # an activation function that belongs to the node before it
 
 
@@ -82,20 +83,43 @@ class BiasPlan:
     reason: str | None = None
 
 
+@dataclass(frozen=True)
+class Decision:
+    """Something that a rule of the target changed.
+
+    Attributes:
+        rule: its name.
+        where: the node or tensor concerned.
+        what: the change, short: "position 6 -> 4", "per channel -> per tensor".
+        why: what the target asks for.
+        conflict: the rule could not be kept, because it contradicts another.
+    """
+
+    rule: str
+    where: str
+    what: str
+    why: str
+    conflict: bool = False
+
+
 @dataclass
 class QuantizationPlan:
-    """All decisions for a graph, by node, tensor and initializer name, in topological order."""
+    """All decisions for a graph, by node, tensor and initializer name, in topological order.
+
+    ``notes`` are sentences for the report; ``decisions`` are what the rules of the target changed.
+    """
 
     nodes: dict[str, NodePlan] = field(default_factory=dict)
     activations: dict[str, ActivationPlan] = field(default_factory=dict)
     weights: dict[str, WeightPlan] = field(default_factory=dict)
     biases: dict[str, BiasPlan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
         """True if nothing is quantized."""
-        return not self.activations and not self.weights
+        return not self.weights and not any(entry.quantized for entry in self.nodes.values())
 
     def ranges_needed(self) -> list[str]:
         """Tensors whose range has to be known, each once."""

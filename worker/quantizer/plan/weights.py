@@ -20,12 +20,18 @@ from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import BiasPlan, QuantizationPlan, WeightPlan
 
 
+def plan_weight(node: ir.Node, plan: QuantizationPlan, selection: Selection) -> None:
+    """Enter the constant weight of ``node`` into the plan."""
+    if node.inputs[1] is not None:
+        _plan_weight(node, node.inputs[1], plan, selection.weight(node))
+
+
 def plan_parameters(node: ir.Node, plan: QuantizationPlan, selection: Selection) -> None:
     """Enter the weight of ``node``, if it is constant, and its bias into the plan."""
     weight = node.inputs[1]
     if weight is None or not is_constant(weight):
         return
-    _plan_weight(node, weight, plan, selection.weight(node))
+    plan_weight(node, plan, selection)
     if node.op_type != "MatMul" and len(node.inputs) > 2 and node.inputs[2] is not None:
         bias = BiasPlan(node_name(node), name_of(node.inputs[2]), selection.bias(node))
         bias.reason = _float_bias_reason(node, bias.spec, plan.weights[name_of(weight)])

@@ -21,8 +21,13 @@ LOWEST_IR_VERSION = 8
 _POINTER = "/config/preparation/opset"
 
 
-def lift_opset(model: ir.Model, spec: PreparationSpec) -> Outcome:
-    """Convert the standard operators to ``spec.opset``, by default to 17 where they are older.
+def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int = WANTED_OPSET) -> Outcome:
+    """Convert the standard operators to ``spec.opset``, by default to ``needed`` where they are older.
+
+    Args:
+        model: left as it is where it cannot be lifted and need not be.
+        spec: its opset may lie below ``needed`` only if that is no more than 17, a wish.
+        needed: the opset that the recipe's integer types take.
 
     Raises:
         InvalidConfigError: the opset asked for is older than the model's, unknown, or out of the converter's reach.
@@ -31,9 +36,9 @@ def lift_opset(model: ir.Model, spec: PreparationSpec) -> Outcome:
     opset = opset_of(model)
     if opset is None:
         return Outcome(model, False, "the model uses no standard operators")
-    wanted = spec.opset or WANTED_OPSET
+    wanted = needed if spec.opset is None else spec.opset
     if spec.opset is not None:
-        _check_wanted(opset, spec.opset)
+        _check_wanted(opset, spec.opset, needed)
     if opset >= wanted:
         return Outcome(model, False, f"opset is {opset}")
     names = {first_output(node): node_name(node) for node in model.graph.all_nodes()}
@@ -64,7 +69,13 @@ def lift_opset(model: ir.Model, spec: PreparationSpec) -> Outcome:
     return Outcome(lifted, True, f"opset {opset} lifted to {wanted}")
 
 
-def _check_wanted(opset: int, wanted: int) -> None:
+def _check_wanted(opset: int, wanted: int, needed: int) -> None:
+    if wanted < needed and needed > WANTED_OPSET:
+        raise InvalidConfigError(
+            f"opset {wanted} lacks the types of this config, which need {needed}",
+            pointer=_POINTER,
+            hint=f"Ask for {needed} or later, or leave opset out.",
+        )
     newest = onnx.defs.onnx_opset_version()
     if wanted < opset:
         raise InvalidConfigError(

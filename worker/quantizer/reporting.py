@@ -1,0 +1,86 @@
+"""Measures the float and the quantized model side by side and writes the report."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from importlib.metadata import version
+
+from service.contracts.report import Manifest, ModelFigures, Report
+from service.contracts.version import VERSION
+from worker.quantizer.context import Context, Quantized
+from worker.quantizer.evaluation.compare import compare, latencies_ms
+from worker.quantizer.evaluation.gate import judge
+from worker.quantizer.layers import layer_figures
+from worker.quantizer.runtime import Session
+from worker.quantizer.wording import report_notes, summary_sentence
+
+_LIBRARIES = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
+
+
+def make_report(quantized: Quantized, model_bytes: bytes, context: Context) -> Report:
+    """Compare ``model_bytes`` with the float model and say what was found.
+
+    Raises:
+        UnsupportedModelError: onnxruntime refuses the quantized model.
+        EngineError: it fails on the data.
+        CanceledError: the run was canceled.
+    """
+    config, run = context.config, context.run
+    data = context.measured_on
+    with context.stages.stage("evaluation"):
+        quantized_session = Session(model_bytes, threads=context.threads, what="quantized model")
+        comparison = compare(
+            context.float_session,
+            quantized_session,
+            data,
+            context.inputs,
+            source="evaluation" if context.evaluation is not None else "calibration",
+            run=run,
+        )
+    with context.stages.stage("layers"):
+        layers = layer_figures(
+            quantized.prepared.model,
+            quantized.model,
+            quantized.plan,
+            data,
+            context.inputs,
+            samples=config.evaluation.layer_samples,
+            threads=context.threads,
+            run=run,
+        )
+    with context.stages.stage("latency"):
+        run.progress("latency")
+        float_ms, quantized_ms = latencies_ms(
+            context.float_session, quantized_session, data, context.inputs, runs=config.evaluation.latency_runs, run=run
+        )
+    float_figures = ModelFigures(
+        metrics=comparison.float_metrics, size_bytes=context.summary.size_bytes, latency_ms=float_ms
+    )
+    figures = ModelFigures(metrics=comparison.quantized_metrics, size_bytes=len(model_bytes), latency_ms=quantized_ms)
+    verdict, clauses = judge(config.evaluation.gate, float_figures, figures, comparison.fidelity)
+    return Report(
+        verdict=verdict,
+        gate=clauses,
+        summary=summary_sentence(quantized.plan, layers, float_figures, figures, comparison),
+        float=float_figures,
+        quantized=figures,
+        fidelity=comparison.fidelity,
+        layers=layers,
+        preparation=tuple(quantized.prepared.steps),
+        notes=report_notes(quantized.plan, comparison, data, config.evaluation.gate, float_figures, figures),
+        stages=tuple(context.stages.figures),
+        manifest=Manifest(
+            engine_version=VERSION,
+            model_sha256=context.summary.sha256,
+            calibration_sha256=context.calibration.summary.sha256,
+            evaluation_sha256=context.evaluation.summary.sha256 if context.evaluation is not None else None,
+            calibration_preprocessing=context.calibration.preprocessing,
+            evaluation_preprocessing=context.evaluation.preprocessing if context.evaluation is not None else None,
+            output_sha256=hashlib.sha256(model_bytes).hexdigest(),
+            config=config,
+            seed=config.seed,
+            versions={"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}},
+            threads=context.threads,
+        ),
+    )
