@@ -6,28 +6,29 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from service.contracts.dataset import DatasetSummary, PreprocessingSpec
-from service.contracts.errors import Problem
 from service.datasets import service
 from service.datasets.schemas import DatasetCreate, DatasetOut
+from service.datasets.views import dataset_out, etag
 from service.deps import DeskDep, PrincipalDep, RequestIdDep
 from service.http import Wait, etag_matches, only_parameters, poll
-from service.models.schemas import SelfLinks
+from service.idempotency.answers import IdempotencyHeader
 from service.nouns import NounStatus
 from service.pagination import DEFAULT_LIMIT, CursorCodec, CursorParameter, Limit, Page, link_header
-from service.tables import Dataset
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, response_model=DatasetOut)
 def create_dataset(
-    body: DatasetCreate, desk: DeskDep, principal: PrincipalDep, request_id: RequestIdDep, response: Response
-) -> DatasetOut:
+    body: DatasetCreate,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    request_id: RequestIdDep,
+    idempotency_key: IdempotencyHeader = None,
+) -> Response:
     """Make a dataset of an upload. Validated in the background: ask with ?wait=25 until it is ready or rejected."""
-    dataset = service.create(desk, principal.tenant_id, body, request_id=request_id)
-    response.headers.update({"Location": f"/v1/datasets/{dataset.id}", "Retry-After": "1", "ETag": _etag(dataset)})
-    return _out(dataset)
+    answer = service.create(desk, principal.tenant_id, body, key=idempotency_key, request_id=request_id)
+    return answer.response()
 
 
 @router.get("", dependencies=[Depends(only_parameters("status", "limit", "cursor"))])
@@ -45,7 +46,9 @@ def list_datasets(
     datasets, last = service.list_page(desk, principal.tenant_id, status=status, after=after, limit=limit)
     next_cursor = None if last is None else codec.encode(last)
     response.headers.update(link_header("/v1/datasets", next_cursor, status=status, limit=limit))
-    return Page(items=[_out(dataset) for dataset in datasets], next_cursor=next_cursor, has_more=last is not None)
+    return Page(
+        items=[dataset_out(dataset) for dataset in datasets], next_cursor=next_cursor, has_more=last is not None
+    )
 
 
 @router.get("/{dataset_id}", response_model=DatasetOut, responses={304: {"description": "Not changed"}})
@@ -61,31 +64,10 @@ async def get_dataset(
     dataset = await poll(
         lambda: service.get(desk, principal.tenant_id, dataset_id), lambda seen: seen.status != "validating", wait
     )
-    headers = {"ETag": _etag(dataset), "Cache-Control": "no-cache"}
+    headers = {"ETag": etag(dataset), "Cache-Control": "no-cache"}
     if dataset.status == "validating":
         headers["Retry-After"] = "1"
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     response.headers.update(headers)
-    return _out(dataset)
-
-
-def _etag(dataset: Dataset) -> str:
-    return f'"{dataset.row_version}"'
-
-
-def _out(dataset: Dataset) -> DatasetOut:
-    return DatasetOut(
-        id=dataset.id,
-        name=dataset.name,
-        format=dataset.format,
-        status=dataset.status,
-        sha256=dataset.sha256,
-        size_bytes=dataset.size_bytes,
-        preprocessing=PreprocessingSpec.model_validate(dataset.preprocessing),
-        summary=None if dataset.summary is None else DatasetSummary.model_validate(dataset.summary),
-        problems=[Problem.model_validate(problem) for problem in dataset.problems or []],
-        created_at=dataset.created_at,
-        updated_at=dataset.updated_at,
-        links=SelfLinks(self=f"/v1/datasets/{dataset.id}"),
-    )
+    return dataset_out(dataset)

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from typing import get_args
 
+from sqlalchemy.orm import Session
+
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import InvalidRequestError, Problem
 from service.datasets import repository
 from service.datasets.errors import DatasetNotReadyError, DatasetRejectedError
 from service.datasets.schemas import DatasetCreate, DatasetFormat
+from service.datasets.views import created
 from service.deps import Desk
+from service.idempotency.answers import Answer
+from service.idempotency.service import submit_once
 from service.jobs import transitions
-from service.jobs.publishing import publish
 from service.pagination import Position
-from service.tables import Dataset
+from service.tables import Dataset, Job
 from service.uploads import repository as uploads
 from service.uploads.service import completed
 
+_ROUTE = "POST /v1/datasets"
 
-def create(desk: Desk, tenant_id: str, body: DatasetCreate, *, request_id: str) -> Dataset:
-    """Store a dataset in validation and its inspect job, in one transaction.
+
+def create(desk: Desk, tenant_id: str, body: DatasetCreate, *, key: str | None, request_id: str) -> Answer:
+    """Store a dataset in validation and its inspect job, in one transaction; with a known key, answer as then.
 
     Raises:
+        IdempotencyKeyReuseError: the key was used for another body.
         UploadNotFoundError: the upload is not there.
         UploadNotCompleteError: its bytes are not all there.
         InvalidRequestError: the format is neither given nor told by the file's name.
     """
-    with desk.database.write() as session:
+
+    def work(session: Session) -> tuple[Answer, Job]:
         upload = uploads.get(session, tenant_id, body.upload_id, pointer="/upload_id")
         stored = completed(upload, pointer="/upload_id")
         dataset = repository.create(
@@ -46,8 +54,9 @@ def create(desk: Desk, tenant_id: str, body: DatasetCreate, *, request_id: str) 
             deadline_seconds=desk.settings.job_deadline_seconds,
             request_id=request_id,
         )
-    publish(desk, job)
-    return dataset
+        return created(dataset), job
+
+    return submit_once(desk, tenant_id, _ROUTE, key, body, work)
 
 
 def get(desk: Desk, tenant_id: str, dataset_id: str) -> Dataset:

@@ -14,10 +14,9 @@ from service.datasets import repository as datasets
 from service.datasets import service as dataset_service
 from service.deps import Desk
 from service.http import TransientError
-from service.idempotency import repository as keys
-from service.idempotency.answers import Answer, request_digest
+from service.idempotency.answers import Answer
+from service.idempotency.service import submit_once
 from service.jobs import events, repository, transitions
-from service.jobs.publishing import publish
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import TERMINAL, JobCreate, JobValidate
 from service.jobs.views import job_out, shown_state
@@ -61,13 +60,8 @@ def create(desk: Desk, tenant_id: str, body: JobCreate, *, key: str | None, requ
     Raises:
         QuantmillError: something about the request is wrong; nothing was stored.
     """
-    digest = request_digest(body)
-    with desk.database.write() as session:
-        if key is not None:
-            kept = desk.settings.idempotency_seconds
-            known = keys.recall(session, tenant_id, _ROUTE, key, digest, kept_seconds=kept)
-            if known is not None:
-                return known
+
+    def work(session: Session) -> tuple[Answer, Job]:
         _check(session, tenant_id, body)
         job = transitions.submit(
             session,
@@ -82,11 +76,9 @@ def create(desk: Desk, tenant_id: str, body: JobCreate, *, key: str | None, requ
             deadline_seconds=desk.settings.job_deadline_seconds,
             request_id=request_id,
         )
-        answer = _accepted(job)
-        if key is not None:
-            keys.remember(session, tenant_id, _ROUTE, key, digest, answer)
-    publish(desk, job)
-    return answer
+        return _accepted(job), job
+
+    return submit_once(desk, tenant_id, _ROUTE, key, body, work)
 
 
 def check(desk: Desk, tenant_id: str, body: JobValidate) -> list[str]:

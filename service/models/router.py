@@ -6,27 +6,29 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from service.contracts.errors import Problem
-from service.contracts.model import ModelSummary
 from service.deps import DeskDep, PrincipalDep, RequestIdDep
 from service.http import Wait, etag_matches, only_parameters, poll
+from service.idempotency.answers import IdempotencyHeader
 from service.models import service
-from service.models.schemas import ModelCreate, ModelFileOut, ModelOut, SelfLinks
+from service.models.schemas import ModelCreate, ModelOut
+from service.models.views import etag, model_in_list, model_out
 from service.nouns import NounStatus
 from service.pagination import DEFAULT_LIMIT, CursorCodec, CursorParameter, Limit, Page, link_header
-from service.tables import Model
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, response_model=ModelOut)
 def create_model(
-    body: ModelCreate, desk: DeskDep, principal: PrincipalDep, request_id: RequestIdDep, response: Response
-) -> ModelOut:
+    body: ModelCreate,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    request_id: RequestIdDep,
+    idempotency_key: IdempotencyHeader = None,
+) -> Response:
     """Make a model of uploads. Validated in the background: ask with ?wait=25 until it is ready or rejected."""
-    model = service.create(desk, principal.tenant_id, body, request_id=request_id)
-    response.headers.update({"Location": f"/v1/models/{model.id}", "Retry-After": "1", "ETag": _etag(model)})
-    return _out(model)
+    answer = service.create(desk, principal.tenant_id, body, key=idempotency_key, request_id=request_id)
+    return answer.response()
 
 
 @router.get("", dependencies=[Depends(only_parameters("status", "limit", "cursor"))])
@@ -44,7 +46,7 @@ def list_models(
     models, last = service.list_page(desk, principal.tenant_id, status=status, after=after, limit=limit)
     next_cursor = None if last is None else codec.encode(last)
     response.headers.update(link_header("/v1/models", next_cursor, status=status, limit=limit))
-    return Page(items=[_in_list(model) for model in models], next_cursor=next_cursor, has_more=last is not None)
+    return Page(items=[model_in_list(model) for model in models], next_cursor=next_cursor, has_more=last is not None)
 
 
 @router.get("/{model_id}", response_model=ModelOut, responses={304: {"description": "Not changed"}})
@@ -60,37 +62,10 @@ async def get_model(
     model = await poll(
         lambda: service.get(desk, principal.tenant_id, model_id), lambda seen: seen.status != "validating", wait
     )
-    headers = {"ETag": _etag(model), "Cache-Control": "no-cache"}
+    headers = {"ETag": etag(model), "Cache-Control": "no-cache"}
     if model.status == "validating":
         headers["Retry-After"] = "1"
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     response.headers.update(headers)
-    return _out(model)
-
-
-def _etag(model: Model) -> str:
-    return f'"{model.row_version}"'
-
-
-def _in_list(model: Model) -> ModelOut:
-    """Without the names of the nodes, which would make up most of a page."""
-    out = _out(model)
-    if out.summary is not None:
-        out.summary = out.summary.model_copy(update={"node_names": None})
-    return out
-
-
-def _out(model: Model) -> ModelOut:
-    return ModelOut(
-        id=model.id,
-        name=model.name,
-        format=model.format,
-        status=model.status,
-        summary=None if model.summary is None else ModelSummary.model_validate(model.summary),
-        problems=[Problem.model_validate(problem) for problem in model.problems or []],
-        files=[ModelFileOut(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in model.files],
-        created_at=model.created_at,
-        updated_at=model.updated_at,
-        links=SelfLinks(self=f"/v1/models/{model.id}"),
-    )
+    return model_out(model)

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from sqlalchemy.orm import Session
+
 from service.contracts.errors import Problem
 from service.contracts.model import ModelSummary
 from service.deps import Desk
+from service.idempotency.answers import Answer
+from service.idempotency.service import submit_once
 from service.jobs import transitions
-from service.jobs.publishing import publish
 from service.models import repository
 from service.models.errors import ModelNotReadyError, ModelRejectedError
 from service.models.schemas import ModelCreate, is_main
+from service.models.views import created
 from service.pagination import Position
-from service.tables import Model, ModelFile
+from service.tables import Job, Model, ModelFile
 from service.uploads import repository as uploads
 from service.uploads.service import completed
 
+_ROUTE = "POST /v1/models"
 
-def create(desk: Desk, tenant_id: str, body: ModelCreate, *, request_id: str) -> Model:
-    """Store a model in validation and its inspect job, in one transaction.
+
+def create(desk: Desk, tenant_id: str, body: ModelCreate, *, key: str | None, request_id: str) -> Answer:
+    """Store a model in validation and its inspect job, in one transaction; with a known key, answer as then.
 
     Raises:
+        IdempotencyKeyReuseError: the key was used for another body.
         UploadNotFoundError: a file's upload is not there.
         UploadNotCompleteError: a file's bytes are not all there.
     """
-    with desk.database.write() as session:
+
+    def work(session: Session) -> tuple[Answer, Job]:
         files = []
         for index, file in enumerate(body.files):
             pointer = f"/files/{index}/upload_id"
@@ -42,8 +50,9 @@ def create(desk: Desk, tenant_id: str, body: ModelCreate, *, request_id: str) ->
             deadline_seconds=desk.settings.job_deadline_seconds,
             request_id=request_id,
         )
-    publish(desk, job)
-    return model
+        return created(model), job
+
+    return submit_once(desk, tenant_id, _ROUTE, key, body, work)
 
 
 def get(desk: Desk, tenant_id: str, model_id: str) -> Model:

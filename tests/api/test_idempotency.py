@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import func, select, text, update
 
 from service.tables import IdempotencyKey, Job
 from tests.db.test_concurrency import at_once
-from tests.support.front import Front, problem
+from tests.support.front import Front, npz_bytes, problem
 
 KEY = {"Idempotency-Key": "nightly-2026-11-20"}
 
@@ -59,6 +60,50 @@ def test_an_old_key_is_forgotten(front: Front) -> None:
     again = front.http.post("/v1/jobs", json=body, headers=KEY)
     assert "idempotent-replayed" not in again.headers
     assert quantize_jobs(front) == 2
+
+
+def noun_request(front: Front, noun: str) -> tuple[str, dict[str, object]]:
+    """Path and body that make a model or a dataset."""
+    if noun == "models":
+        return "/v1/models", {"name": "m", "files": [{"upload_id": front.upload(), "path": "net.onnx"}]}
+    return "/v1/datasets", {"name": "d", "upload_id": front.upload(npz_bytes(), "data.npz")}
+
+
+@pytest.mark.parametrize("noun", ["models", "datasets"])
+def test_nouns_are_made_once_too(front: Front, noun: str) -> None:
+    path, body = noun_request(front, noun)
+    first = front.http.post(path, json=body, headers=KEY)
+    again = front.http.post(path, json=dict(reversed(body.items())), headers=KEY)
+    assert first.status_code == again.status_code == 201
+    assert "idempotent-replayed" not in first.headers
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.json() == first.json() == front.http.get(first.headers["location"]).json()
+    assert {again.headers[name] == first.headers[name] for name in ("location", "etag", "retry-after")} == {True}
+    assert len(front.http.get(path).json()["items"]) == 1
+    with front.desk.database.read() as session:
+        assert session.scalar(select(func.count()).select_from(Job)) == 1, "and validated once"
+    problem(front.http.post(path, json={**body, "name": "other"}, headers=KEY), 422, "idempotency-key-reuse")
+    front.http.post(path, json=body, headers={"Idempotency-Key": "other"})
+    front.http.post(path, json=body)
+    assert len(front.http.get(path).json()["items"]) == 3
+
+
+@pytest.mark.parametrize("noun", ["models", "datasets"])
+def test_a_refused_noun_leaves_the_key_free(sqlite_front: Front, noun: str) -> None:
+    path, body = noun_request(sqlite_front, noun)
+    missing = "upl_00000000000000000000000000"
+    bad = {**body, "files": [{"upload_id": missing, "path": "net.onnx"}]} if noun == "models" else {**body}
+    if noun == "datasets":
+        bad["upload_id"] = missing
+    problem(sqlite_front.http.post(path, json=bad, headers=KEY), 404, "upload-not-found")
+    assert sqlite_front.http.post(path, json=body, headers=KEY).status_code == 201
+
+
+def test_a_key_means_something_on_its_own_route_only(sqlite_front: Front) -> None:
+    for noun in ("models", "datasets"):
+        path, body = noun_request(sqlite_front, noun)
+        assert sqlite_front.http.post(path, json=body, headers=KEY).status_code == 201
+    assert sqlite_front.http.post("/v1/jobs", json=sqlite_front.job_body(), headers=KEY).status_code == 202
 
 
 def test_keys_have_a_form(sqlite_front: Front) -> None:

@@ -30,7 +30,7 @@ def test_a_model_is_validated_by_a_job(front: Front) -> None:
     job_id = front.inspect_job(model_id=model["id"])
     job = front.http.get(f"/v1/jobs/{job_id}").json()
     assert (job["kind"], job["state"], job["request_id"]) == ("inspect_model", "queued", made.headers["x-request-id"])
-    assert len(list((front.desk.settings.broker_dir / "queue").glob("*.cpu.msg"))) == 1
+    assert len(list((front.desk.settings.broker_dir / "queue").glob("*.inspect.msg"))) == 1
 
     front.finish(job_id, model_summary())
     seen = front.http.get(f"/v1/models/{model['id']}")

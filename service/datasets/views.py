@@ -1,0 +1,39 @@
+"""What datasets look like from outside."""
+
+from __future__ import annotations
+
+from service.contracts.dataset import DatasetSummary, PreprocessingSpec
+from service.contracts.errors import Problem
+from service.datasets.schemas import DatasetOut
+from service.idempotency.answers import Answer
+from service.models.schemas import SelfLinks
+from service.tables import Dataset
+
+
+def etag(dataset: Dataset) -> str:
+    """Entity tag: changes whenever the dataset does."""
+    return f'"{dataset.row_version}"'
+
+
+def dataset_out(dataset: Dataset) -> DatasetOut:
+    """The dataset as it is shown."""
+    return DatasetOut(
+        id=dataset.id,
+        name=dataset.name,
+        format=dataset.format,
+        status=dataset.status,
+        sha256=dataset.sha256,
+        size_bytes=dataset.size_bytes,
+        preprocessing=PreprocessingSpec.model_validate(dataset.preprocessing),
+        summary=None if dataset.summary is None else DatasetSummary.model_validate(dataset.summary),
+        problems=[Problem.model_validate(problem) for problem in dataset.problems or []],
+        created_at=dataset.created_at,
+        updated_at=dataset.updated_at,
+        links=SelfLinks(self=f"/v1/datasets/{dataset.id}"),
+    )
+
+
+def created(dataset: Dataset) -> Answer:
+    """The answer to the request that made it."""
+    headers = {"Location": f"/v1/datasets/{dataset.id}", "Retry-After": "1", "ETag": etag(dataset)}
+    return Answer(201, dataset_out(dataset).model_dump(mode="json"), headers)

@@ -1,0 +1,51 @@
+"""Requests that are done once, however often they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+
+from service.deps import Desk
+from service.idempotency import repository as keys
+from service.idempotency.answers import Answer, request_digest
+from service.jobs.publishing import publish
+from service.tables import Job
+
+
+def submit_once(
+    desk: Desk,
+    tenant_id: str,
+    route: str,
+    key: str | None,
+    body: BaseModel,
+    work: Callable[[Session], tuple[Answer, Job]],
+) -> Answer:
+    """Do ``work`` in one transaction with the memory of its answer, then have its job run.
+
+    Args:
+        desk: of the process.
+        tenant_id: who asks; keys of different tenants have nothing to do with each other.
+        route: the endpoint, such as ``POST /v1/jobs``.
+        key: the request's Idempotency-Key; with one that is known for the same body, the first answer comes back.
+        body: the request.
+        work: stores everything, and gives the answer and the job.
+
+    Raises:
+        IdempotencyKeyReuseError: the key was used for another body.
+        IdempotencyInFlightError: a request with the same key is being worked on.
+        QuantmillError: raised by ``work``; nothing was stored and the key is free.
+    """
+    digest = request_digest(body)
+    with desk.database.write() as session:
+        if key is not None:
+            kept = desk.settings.idempotency_seconds
+            known = keys.recall(session, tenant_id, route, key, digest, kept_seconds=kept)
+            if known is not None:
+                return known
+        answer, job = work(session)
+        if key is not None:
+            keys.remember(session, tenant_id, route, key, digest, answer)
+    publish(desk, job)
+    return answer

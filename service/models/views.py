@@ -1,0 +1,44 @@
+"""What models look like from outside."""
+
+from __future__ import annotations
+
+from service.contracts.errors import Problem
+from service.contracts.model import ModelSummary
+from service.idempotency.answers import Answer
+from service.models.schemas import ModelFileOut, ModelOut, SelfLinks
+from service.tables import Model
+
+
+def etag(model: Model) -> str:
+    """Entity tag: changes whenever the model does."""
+    return f'"{model.row_version}"'
+
+
+def model_in_list(model: Model) -> ModelOut:
+    """Without the names of the nodes, which would make up most of a page."""
+    out = model_out(model)
+    if out.summary is not None:
+        out.summary = out.summary.model_copy(update={"node_names": None})
+    return out
+
+
+def model_out(model: Model) -> ModelOut:
+    """The model as it is shown."""
+    return ModelOut(
+        id=model.id,
+        name=model.name,
+        format=model.format,
+        status=model.status,
+        summary=None if model.summary is None else ModelSummary.model_validate(model.summary),
+        problems=[Problem.model_validate(problem) for problem in model.problems or []],
+        files=[ModelFileOut(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in model.files],
+        created_at=model.created_at,
+        updated_at=model.updated_at,
+        links=SelfLinks(self=f"/v1/models/{model.id}"),
+    )
+
+
+def created(model: Model) -> Answer:
+    """The answer to the request that made it."""
+    headers = {"Location": f"/v1/models/{model.id}", "Retry-After": "1", "ETag": etag(model)}
+    return Answer(201, model_out(model).model_dump(mode="json"), headers)
