@@ -48,7 +48,7 @@ class Fidelity(Contract):
 
 
 class LayerFigures(Contract):
-    """One node of the prepared graph."""
+    """One node of the prepared graph; every node has one row, those of sub-graphs too."""
 
     name: str
     op: str
@@ -57,8 +57,21 @@ class LayerFigures(Contract):
     sqnr_db: float | None = Field(
         default=None, description="Of the node's output in the quantized network, against the float network."
     )
-    reason: str | None = Field(default=None, description="Why the node was left in float; null for a quantized node.")
-    gain: dict[str, float] = Field(default_factory=dict, description="SQNR gained per algorithm, in dB.")
+    reason: str | None = Field(
+        default=None,
+        description=(
+            "Why the node was left in float; null for a quantized node. Begins with 'not applicable' for a node that "
+            "makes no floats."
+        ),
+    )
+    gain: dict[str, float] = Field(
+        default_factory=dict,
+        description=(
+            "By algorithm that changed this node: sqnr_db minus the same figure of the model quantized without the "
+            "algorithm, in dB, measured on the same samples. What the algorithm gained in nodes before it is part of "
+            "it; negative where it did harm."
+        ),
+    )
 
 
 class PreparationStep(Contract):

@@ -8,6 +8,7 @@ from service.contracts.config import Gate
 from service.contracts.report import LayerFigures, ModelFigures
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.compare import Comparison
+from worker.quantizer.layers import NOT_APPLICABLE
 from worker.quantizer.plan.types import QuantizationPlan
 
 # Below this, one part in ten of the output's energy is error.
@@ -100,7 +101,8 @@ def summary_sentence(
     if before.latency_ms and after.latency_ms:
         parts.append(_ratio(before.latency_ms, after.latency_ms, "faster", "slower"))
     quantized = sum(1 for layer in layers if layer.reason is None)
-    return f"{', '.join(parts)}; {quantized} of {len(layers)} nodes quantized."
+    able = sum(1 for layer in layers if not (layer.reason or "").startswith(NOT_APPLICABLE))
+    return f"{', '.join(parts)}; {quantized} of {able} nodes quantized."
 
 
 def _ratio(before: float, after: float, better: str, worse: str) -> str:

@@ -134,9 +134,9 @@ def test_inner_tensors_are_compared_by_pair() -> None:
         run=SilentRun(),
     )
     a, b = x[:7] @ WEIGHT, x[:7] @ coarse(WEIGHT)
-    assert found["product"] == pytest.approx(sqnr_db(a, b), abs=0.01)
-    assert found["relu"] == pytest.approx(sqnr_db(np.maximum(a, 0), np.maximum(b, 0)), abs=0.01)
-    assert found["crossed"] == pytest.approx(sqnr_db(a, np.maximum(b, 0)), abs=0.01)
+    assert found.quantized["product"] == pytest.approx(sqnr_db(a, b), abs=0.01)
+    assert found.quantized["relu"] == pytest.approx(sqnr_db(np.maximum(a, 0), np.maximum(b, 0)), abs=0.01)
+    assert found.quantized["crossed"] == pytest.approx(sqnr_db(a, np.maximum(b, 0)), abs=0.01)
 
 
 @pytest.mark.parametrize("batch", ["N", "4"])

@@ -7,6 +7,8 @@ zero-padded borders the mean is taken as if the input went on. Nodes without an 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 
@@ -42,6 +44,25 @@ def correct_biases(graph: ir.Graph, plan: QuantizationPlan, collected: list[Requ
         entry.integers = entry.quantization.quantize(bias.reshape(-1).astype(np.float64) + shift)
         count += 1
     return count
+
+
+def without_correction(graph: ir.Graph, plan: QuantizationPlan) -> tuple[QuantizationPlan, list[str]]:
+    """The plan as it was before ``correct_biases``, to measure what that gained.
+
+    Returns:
+        A plan with biases of its own, and the names of the nodes whose bias differs.
+    """
+    biases, corrected = dict(plan.biases), []
+    for node in _correctable(graph, plan):
+        entry = plan.biases[node_name(node)]
+        bias = constant(node.inputs[2])
+        if bias is None or entry.quantization is None or entry.integers is None:
+            continue
+        plain = entry.quantization.quantize(bias.reshape(-1).astype(np.float64))
+        if not np.array_equal(plain, entry.integers):
+            biases[entry.node] = replace(entry, integers=plain)
+            corrected.append(entry.node)
+    return replace(plan, biases=biases), corrected
 
 
 def _correctable(graph: ir.Graph, plan: QuantizationPlan) -> list[ir.Node]:

@@ -40,6 +40,14 @@ class Comparison:
     non_finite: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class LayerDistances:
+    """SQNR in dB by layer name: of the quantized model, and of other models by their names."""
+
+    quantized: dict[str, float | None]
+    others: dict[str, dict[str, float | None]]
+
+
 def compare(
     reference: Session,
     quantized: Session,
@@ -156,7 +164,8 @@ def layer_distances(
     *,
     limit: int,
     run: Run,
-) -> dict[str, float | None]:
+    others: Mapping[str, tuple[Session, Sequence[str]]] | None = None,
+) -> LayerDistances:
     """SQNR of inner tensors.
 
     Args:
@@ -167,25 +176,35 @@ def layer_distances(
         inputs: the models' inputs.
         limit: samples to run.
         run: told of progress.
+        others: more quantized models to measure on the same samples, each with the layers that count; their outputs
+            are those of ``quantized``, or fewer.
 
     Returns:
-        SQNR in dB by layer name.
+        SQNR in dB by layer name, of the quantized model and of each other one.
     """
-    distances = {layer: Distance() for layer in pairs}
-    wanted, twins = list({a: None for a, _ in pairs.values()}), list({b: None for _, b in pairs.values()})
+    sessions = {"": (quantized, list(pairs)), **(others or {})}
+    distances = {name: {layer: Distance() for layer in layers} for name, (_, layers) in sessions.items()}
+    wanted = list({a: None for a, _ in pairs.values()})
     size = choose_batch_size(inputs, data, 1)
     total = min(limit, data.samples)
     done = 0
     for batch in data.batches(inputs, size, limit=limit):
         run.check()
         expected = dict(zip(wanted, reference.run(batch.feeds, wanted), strict=True))
-        got = dict(zip(twins, quantized.run(batch.feeds, twins), strict=True))
-        for layer, (a, b) in pairs.items():
-            if expected[a].shape == got[b].shape:
-                distances[layer].update(expected[a], got[b])
+        for name, (session, layers) in sessions.items():
+            twins = list({pairs[layer][1]: None for layer in layers})
+            got = dict(zip(twins, session.run(batch.feeds, twins), strict=True))
+            for layer in layers:
+                a, b = pairs[layer]
+                if expected[a].shape == got[b].shape:
+                    distances[name][layer].update(expected[a], got[b])
         done += batch.valid
         run.progress("layers", done, total, "samples")
-    return {layer: _round(distance.sqnr_db, 3) for layer, distance in distances.items()}
+    found = {
+        name: {layer: _round(distance.sqnr_db, 3) for layer, distance in of_model.items()}
+        for name, of_model in distances.items()
+    }
+    return LayerDistances(found.pop(""), found)
 
 
 def latencies_ms(
