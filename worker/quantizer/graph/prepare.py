@@ -16,6 +16,7 @@ from service.contracts.errors import AlreadyQuantizedError
 from service.contracts.preparation import PreparationSpec
 from service.contracts.report import PreparationStep
 from worker.quantizer.graph.halfs import float16_to_float32, holds_float16
+from worker.quantizer.graph.layout import announce, four_dimensional_inputs
 from worker.quantizer.graph.passes.batchnorm import batch_norm_to_conv
 from worker.quantizer.graph.passes.clip6 import clip6_to_relu
 from worker.quantizer.graph.passes.constants import fold_constants, remove_dead_code
@@ -81,6 +82,7 @@ _STEPS = (
     _switched(unshare_initializers),
     _Step("remove_dead_code", remove_dead_code),
     _Step("infer_final_shapes", infer_shapes),
+    _Step("nhwc_input", announce, flag="nhwc_input"),
 )
 
 
@@ -94,6 +96,7 @@ class Prepared:
         op_types: operator of every node by name as the user knows it, before the passes that change nodes.
         output_shapes: of the graph outputs as declared, which shape inference may have made narrower.
         keeps_function: False if a pass changed what the model computes.
+        nhwc_inputs: inputs that are to take NHWC in the emitted model; in this one they take what they took.
     """
 
     model: ir.Model
@@ -101,6 +104,7 @@ class Prepared:
     op_types: dict[str, str] = field(default_factory=dict)
     output_shapes: list[ir.Shape | None] = field(default_factory=list)
     keeps_function: bool = True
+    nhwc_inputs: tuple[str, ...] = ()
 
     @property
     def graph(self) -> ir.Graph:
@@ -153,6 +157,8 @@ def prepare(model: ir.Model, spec: PreparationSpec | None = None, *, opset: int 
             prepared.output_shapes = [value.shape and value.shape.copy() for value in prepared.graph.outputs]
         if step.apply is clip6_to_relu:
             prepared.keeps_function = not outcome.applied
+        if step.apply is announce:
+            prepared.nhwc_inputs = four_dimensional_inputs(prepared.model)
     return prepared
 
 

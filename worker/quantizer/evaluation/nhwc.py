@@ -1,0 +1,41 @@
+"""A session of a model whose inputs take NHWC, fed like the float model that takes NCHW."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from worker.quantizer.graph.layout import TO_NHWC
+from worker.quantizer.runtime import Session
+
+
+class NhwcSession(Session):
+    """Transposes the feeds of the inputs that take NHWC.
+
+    The last feeds are kept: repeated runs on the same ones, as latency is measured, pay nothing for the change.
+
+    Args:
+        model: serialized model.
+        inputs: names of the inputs that take NHWC.
+        threads: intra-op threads.
+        what: words for error messages.
+    """
+
+    def __init__(self, model: bytes, inputs: Collection[str], *, threads: int, what: str = "model") -> None:
+        super().__init__(model, threads=threads, what=what)
+        self._inputs = frozenset(inputs)
+        self._feeds: dict[str, np.ndarray] | None = None
+        self._fed: dict[str, np.ndarray] = {}
+
+    def run(
+        self, feeds: dict[str, np.ndarray], outputs: Sequence[str] | None = None, *, start: int | None = None
+    ) -> list[np.ndarray]:
+        """Run once on feeds in NCHW; see ``Session.run``."""
+        if feeds is not self._feeds:
+            self._feeds, self._fed = feeds, {name: self._turned(name, array) for name, array in feeds.items()}
+        return super().run(self._fed, outputs, start=start)
+
+    def _turned(self, name: str, array: np.ndarray) -> np.ndarray:
+        fits = name in self._inputs and array.ndim == len(TO_NHWC)
+        return np.ascontiguousarray(array.transpose(TO_NHWC)) if fits else array
