@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.unit.quantizer.toolbox import normal, rng
-from worker.quantizer.statistics.reducers import ChannelMean, MinMax, Percentile, RangeReducer, Tail
+from worker.quantizer.statistics.reducers import ChannelMean, MinMax, Percentile, RangeReducer
+from worker.quantizer.statistics.tails import Tail
 
 SHARES = [0.0, 0.001, 0.01, 0.1, 0.3]
 values_of_all_kinds = hnp.arrays(

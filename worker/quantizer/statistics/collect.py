@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ from worker.quantizer.statistics.reducers import Reducer
 # Elements of fetched tensors in one batch: large enough to amortise a call, small enough to stay in memory.
 _BATCH_ELEMENTS = 4_000_000
 _LARGEST_BATCH = 32
+# A reducer's call costs as much as so many elements.
+_CALL_ELEMENTS = 20_000
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def collect(
         data: calibration set.
         inputs: the model's inputs.
         limit: use only the first ``limit`` samples.
-        threads: of the session.
+        threads: of the session, and for the reducers when it is done with a batch.
         run: told of progress after every batch.
         stage: its name there.
 
@@ -74,18 +77,39 @@ def collect(
         if size == 1 and choose_batch_size(inputs, data, _LARGEST_BATCH) > 1:
             size = _preferred_batch(session, data, inputs)
     done = 0
-    for batch in data.batches(inputs, size, limit=limit):
-        run.check()
-        tensors = dict(batch.feeds)
-        if session is not None:
-            tensors.update(zip(fetched, session.run(batch.feeds, fetched, start=batch.start), strict=True))
-        for request in requests:
-            name = pooled[request.tensor] if request.pooled else request.tensor
-            values = _real_samples(tensors[name], batch.valid, size)
+    with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="reduce") as pool:
+        for batch in data.batches(inputs, size, limit=limit):
+            run.check()
+            tensors = dict(batch.feeds)
+            if session is not None:
+                tensors.update(zip(fetched, session.run(batch.feeds, fetched), strict=True))
+            work = []
+            for request in requests:
+                name = pooled[request.tensor] if request.pooled else request.tensor
+                work.append((request.reducer, _real_samples(tensors[name], batch.valid, size)))
+            _reduce(work, batch.valid, pool, threads)
+            done += batch.valid
+            run.progress(stage, done, total, "samples")
+
+
+def _reduce(work: Sequence[tuple[Reducer, np.ndarray]], samples: int, pool: ThreadPoolExecutor, threads: int) -> None:
+    """Feed every reducer its tensor. Each has one thread only, so the result does not depend on their number."""
+    queues: list[list[tuple[Reducer, np.ndarray]]] = [[] for _ in range(max(threads, 1))]
+    loads = [0] * len(queues)
+    for reducer, values in sorted(work, key=lambda pair: -pair[1].size):
+        lightest = loads.index(min(loads))
+        queues[lightest].append((reducer, values))
+        loads[lightest] += values.size + _CALL_ELEMENTS
+
+    def drain(queue: Sequence[tuple[Reducer, np.ndarray]]) -> None:
+        for reducer, values in queue:
             if values.size:
-                request.reducer.update(values, batch.valid)
-        done += batch.valid
-        run.progress(stage, done, total, "samples")
+                reducer.update(values, samples)
+
+    busy = [pool.submit(drain, queue) for queue in queues[1:] if queue]
+    drain(queues[0])
+    for pending in busy:
+        pending.result()
 
 
 def _preferred_batch(session: Session, data: Dataset, inputs: Sequence[TensorInfo]) -> int:

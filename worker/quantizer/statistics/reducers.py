@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
+from worker.quantizer.statistics.tails import Tail
 
 
 @dataclass(frozen=True)
@@ -68,112 +71,54 @@ class MinMax:
         return Range(self._minimum, self._maximum)
 
 
-class Tail:
-    """The k-th largest value of a stream whose length is known in advance, k = floor(share * length) + 1.
+class MovingMinMax:
+    """Running mean of the samples' extremes: range = (1 - constant) * range + constant * extremes of the next sample.
 
-    Only values above a threshold are kept. The threshold is the k-th largest value seen so far; the final k-th
-    largest can only be at or above it, so nothing that counts is ever dropped and the answer is exact. Beyond
-    ``capacity`` distinct kept values are rounded to fewer significant bits (relative error at most 2^-11, then
-    coarser), so memory stays bounded.
+    The first sample's extremes start it. NaN anywhere makes the range NaN.
 
     Args:
-        share: of the values that may lie above the answer.
-        lower: look at the k-th smallest instead.
-        capacity: distinct values kept.
+        constant: weight of each new sample, in (0, 1].
     """
 
-    def __init__(self, share: float, *, lower: bool = False, capacity: int = 1 << 16) -> None:
-        self._share = share
-        self._sign = np.float32(-1 if lower else 1)
-        self._capacity = capacity
-        self._values = np.empty(0, np.float32)  # ascending, distinct
-        self._counts = np.empty(0, np.int64)
-        self._threshold = np.float32(-np.inf)
-        self._pending: list[np.ndarray] = []
-        self._pending_count = 0
+    def __init__(self, constant: float) -> None:
+        self._constant = constant
+        self._minimum = math.inf
+        self._maximum = -math.inf
+        self._begun = False
 
-    def update(self, values: np.ndarray, extreme: np.float32, expected_length: int) -> None:
-        """Take in one batch.
+    def update(self, values: np.ndarray, samples: int) -> None:
+        """Take in one batch. Values that cannot be dealt out evenly to the samples count as one sample."""
+        rows = values.reshape(samples if samples and values.size % samples == 0 else 1, -1)
+        for low, high in zip(rows.min(axis=1).tolist(), rows.max(axis=1).tolist(), strict=True):
+            if not self._begun:
+                self._minimum, self._maximum, self._begun = low, high, True
+                continue
+            self._minimum += self._constant * (low - self._minimum)
+            self._maximum += self._constant * (high - self._maximum)
 
-        Args:
-            values: float32 [n].
-            extreme: largest of ``values`` (smallest for a lower tail): most batches need no second look.
-            expected_length: length of the whole stream as far as known; must not shrink from call to call.
-        """
-        if self._sign * extreme <= self._threshold:
-            return
-        k = self._rank(expected_length)
-        if self._threshold == -np.inf and values.size > 4 * k:
-            # First batch: everything below its own k-th largest is out of the question.
-            split = values.size - k if self._sign > 0 else k - 1
-            self._threshold = np.nextafter(self._sign * np.partition(values, split)[split], np.float32(-np.inf))
-        kept = values[values > self._threshold] if self._sign > 0 else -values[values < -self._threshold]
-        if not kept.size:
-            return
-        self._pending.append(kept)
-        self._pending_count += kept.size
-        if self._pending_count > max(2 * k, 4096):
-            self._compact(k)
-
-    def _rank(self, length: int) -> int:
-        return int(self._share * length) + 1
-
-    def _compact(self, k: int) -> None:
-        if self._pending:
-            fresh, counts = np.unique(np.concatenate(self._pending), return_counts=True)
-            self._values, self._counts = _merge(self._values, self._counts, fresh, counts)
-            self._pending, self._pending_count = [], 0
-        above = np.cumsum(self._counts[::-1])[::-1]  # how many values are at least this large
-        if above.size and above[0] >= k:
-            first = int(np.searchsorted(-above, -k, side="right")) - 1
-            self._values, self._counts = self._values[first:], self._counts[first:]
-            self._threshold = self._values[0]
-        bits = 12
-        while self._values.size > self._capacity:
-            rounded = (self._values.view(np.uint32) >> bits << bits).view(np.float32)
-            fresh, inverse = np.unique(rounded, return_inverse=True)
-            self._values, self._counts = fresh, np.bincount(inverse, weights=self._counts).astype(np.int64)
-            bits += 2
-
-    def result(self, length: int) -> float:
-        """The k-th largest (smallest) of ``length`` values, or the innermost kept one if fewer were kept.
-
-        -inf (inf) if none was kept: nothing was seen, or nothing but that.
-        """
-        k = self._rank(length)
-        self._compact(k)
-        if not self._values.size:
-            return float(-self._sign) * math.inf
-        above = np.cumsum(self._counts[::-1])[::-1]
-        reached = np.flatnonzero(above >= k)
-        return float(self._sign * self._values[reached[-1] if reached.size else 0])
+    def result(self) -> Range:
+        """The range over everything seen."""
+        return Range(self._minimum, self._maximum)
 
 
-def _merge(
-    values: np.ndarray, counts: np.ndarray, more_values: np.ndarray, more_counts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    merged, inverse = np.unique(np.concatenate([values, more_values]), return_inverse=True)
-    return merged, np.bincount(inverse, weights=np.concatenate([counts, more_counts])).astype(np.int64)
-
-
-class Percentile:
-    """The range that keeps the central ``percentile`` percent of all values seen.
+class Percentiles:
+    """Ranges that keep the central ``percentiles`` percent of all values seen, one for each.
 
     Asymmetric: (100 - percentile) / 2 percent are cut on either side. Symmetric: 100 - percentile percent of the
-    absolute values are cut. NaN anywhere makes the range NaN.
+    absolute values are cut. NaN anywhere makes the ranges NaN.
 
     Args:
-        percentile: share of values kept, in percent.
+        percentiles: shares of values kept, in percent.
         samples: number of batches' samples to come, to know the length of the stream after the first batch.
         symmetric: judge absolute values.
     """
 
-    def __init__(self, percentile: float, *, samples: int, symmetric: bool = False) -> None:
-        cut = (100.0 - percentile) / 100.0
+    def __init__(self, percentiles: Sequence[float], *, samples: int, symmetric: bool = False) -> None:
+        self._shares = [(100.0 - percentile) / (100.0 if symmetric else 200.0) for percentile in percentiles]
         self._symmetric = symmetric
         self._samples = samples
-        self._upper = Tail(cut if symmetric else cut / 2)
-        self._lower = None if symmetric else Tail(cut / 2, lower=True)
+        self._upper = Tail(max(self._shares))
+        self._lower = None if symmetric else Tail(max(self._shares), lower=True)
         self._seen = 0
         self._expected = 0
         self._finite = True
@@ -192,9 +137,23 @@ class Percentile:
         if self._lower is not None:
             self._lower.update(flat, low, self._expected)
 
-    def result(self) -> Range:
-        """The range over everything seen."""
+    def results(self) -> list[Range]:
+        """The range over everything seen, for each percentile."""
+        return [self._range(share) for share in self._shares]
+
+    def _range(self, share: float) -> Range:
         if not self._finite:
             return Range(math.nan, math.nan)
-        upper = self._upper.result(self._seen)
-        return Range(-upper if self._lower is None else self._lower.result(self._seen), upper)
+        upper = self._upper.result(self._seen, share)
+        return Range(-upper if self._lower is None else self._lower.result(self._seen, share), upper)
+
+
+class Percentile(Percentiles):
+    """The range of one percentile; see ``Percentiles``."""
+
+    def __init__(self, percentile: float, *, samples: int, symmetric: bool = False) -> None:
+        super().__init__([percentile], samples=samples, symmetric=symmetric)
+
+    def result(self) -> Range:
+        """The range over everything seen."""
+        return self.results()[0]

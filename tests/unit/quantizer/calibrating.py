@@ -1,0 +1,72 @@
+"""What the tests of calibration share: streams, grids, and errors by the definition alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from worker.quantizer.numerics.integer import grid_for_range
+from worker.quantizer.statistics.grids import GridFamily
+from worker.quantizer.statistics.reducers import RangeReducer
+from worker.quantizer.statistics.sampling import WeightedValues
+
+INTEGERS = ["int4", "uint4", "int8", "uint8", "int16", "uint16"]
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
+    return (rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def weighted(values: np.ndarray) -> WeightedValues:
+    """Every value, once."""
+    ordered = np.sort(values.reshape(-1).astype(np.float32))
+    return WeightedValues(ordered, np.ones(ordered.size), float(ordered[0]), float(ordered[-1]))
+
+
+def families(*scales: str, dtypes: Sequence[str] = INTEGERS) -> list[GridFamily]:
+    return [
+        GridFamily(dtype, symmetric, scale, reduce_range)
+        for dtype, symmetric, scale, reduce_range in itertools.product(dtypes, [False, True], scales, [False, True])
+    ]
+
+
+def grid(low: float, high: float, family: GridFamily) -> tuple[float, int]:
+    """Scale and zero point as the plan takes them."""
+    scale, zero = grid_for_range(
+        np.asarray(low),
+        np.asarray(high),
+        family.dtype,
+        symmetric=family.symmetric,
+        scale=family.scale,
+        reduce_range=family.reduce_range,
+    )
+    return float(scale), int(zero)
+
+
+def grid_error(values: np.ndarray, family: GridFamily, low: float, high: float) -> float:
+    """Sum of squared errors on the grid for [low, high], by the definition."""
+    scale, zero = grid(low, high, family)
+    qmin, qmax = family.limits
+    exact = values.astype(np.float64)
+    steps = np.clip(np.rint(exact / scale), qmin - zero, qmax - zero)
+    return float(np.sum((steps * scale - exact) ** 2))
+
+
+def cuts(length: int, points: Sequence[int]) -> list[slice]:
+    """Consecutive slices of a stream, cut at ``points`` modulo its length."""
+    inner = sorted({point % length for point in points} - {0})
+    return [slice(a, b) for a, b in itertools.pairwise([0, *inner, length])]
+
+
+def feed(reducer: RangeReducer, stream: np.ndarray, pieces: Sequence[slice]) -> tuple[float, float]:
+    """One row is one sample."""
+    for piece in pieces:
+        reducer.update(stream[piece], piece.stop - piece.start)
+    found = reducer.result()
+    return found.minimum, found.maximum

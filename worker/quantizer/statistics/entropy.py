@@ -1,0 +1,143 @@
+"""The range whose quantized histogram has the smallest Kullback-Leibler divergence from the float one.
+
+Source: Migacz, 8-bit Inference with TensorRT (GTC 2017), as in onnxruntime's and TensorRT's calibrators. A candidate
+range of n bins is merged into L levels; the values outside count to the outermost bins of the reference P, and Q
+spreads every level evenly over its bins that are not empty. The candidate with the smallest sum P log(P / Q) wins.
+
+Where those two calibrators differ, this one takes levels of equal width (bin g * n // L begins level g), as a quantizer
+has them, instead of leaving the rest of the division to the last one. Exact zeros are left out: every grid holds 0
+exactly, while the peak that a Relu makes there would look like a loss.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from worker.quantizer.statistics.histogram import StreamedHistogram
+from worker.quantizer.statistics.reducers import Range
+
+# Candidates come widest first, so that nothing is cut for a tie.
+# Candidates for one end, at most; more bins are tried in larger steps.
+_CANDIDATES = 1024
+_BLOCK_ELEMENTS = 1 << 20
+_ROUNDS = 3
+
+
+class Entropy:
+    """Streaming reducer of the entropy method.
+
+    Symmetric: ``bins`` bins over [-m, m], and candidates that shrink on both sides. Asymmetric: ``bins`` bins over the
+    observed range, stretched to hold 0, and candidates that shrink on either side. In both cases the result is kept
+    within the observed range.
+
+    Args:
+        bins: of the histogram.
+        levels: of the quantized histogram.
+        samples: samples to come.
+        symmetric: search symmetric ranges.
+    """
+
+    def __init__(self, bins: int, levels: int, *, samples: int, symmetric: bool) -> None:
+        self._bins = bins
+        self._levels = levels
+        self._symmetric = symmetric
+        self._histogram = StreamedHistogram(bins, samples)
+
+    def update(self, values: np.ndarray, samples: int) -> None:
+        """Take in one batch."""
+        self._histogram.update(values, samples)
+
+    def result(self) -> Range:
+        """The range over everything seen."""
+        minimum, maximum = self._histogram.minimum, self._histogram.maximum
+        if not (math.isfinite(minimum) and math.isfinite(maximum)) or minimum == maximum == 0:
+            return Range(minimum, maximum)
+        low, high = min(minimum, 0.0), max(maximum, 0.0)
+        if self._symmetric:
+            high = max(-low, high)
+            low = -high
+        counts = self._histogram.counts(low, high, self._bins)
+        first, last = (symmetric_bins if self._symmetric else free_bins)(counts, self._levels, low, high)
+        width = (high - low) / self._bins
+        return Range(max(low + first * width, minimum), min(low + last * width, maximum))
+
+
+def symmetric_bins(counts: np.ndarray, levels: int, low: float, high: float) -> tuple[int, int]:
+    """The best [first, last) among the ranges of bins around the middle."""
+    middle = counts.size // 2
+    halves = _spaced(max(min(levels, counts.size) // 2, 1), middle)[::-1]
+    k = int(np.argmin(divergences(counts, middle - halves, middle + halves, levels)))
+    return int(middle - halves[k]), int(middle + halves[k])
+
+
+def free_bins(counts: np.ndarray, levels: int, low: float, high: float) -> tuple[int, int]:
+    """The best [first, last) found by moving one end at a time; 0 stays inside, and so do ``levels`` bins."""
+    zero = min(int(-low / (high - low) * counts.size), counts.size - 1)
+    first, last = 0, counts.size
+    least = float(divergences(counts, np.array([first]), np.array([last]), levels)[0])
+    for _ in range(_ROUNDS):
+        before = least
+        lasts = _spaced(min(max(zero + 1, first + levels), counts.size), counts.size)[::-1]
+        found = divergences(counts, np.full_like(lasts, first), lasts, levels)
+        if found.min() < least:
+            least, last = float(found.min()), int(lasts[int(np.argmin(found))])
+        firsts = _spaced(0, max(min(zero, last - levels), 0))
+        found = divergences(counts, firsts, np.full_like(firsts, last), levels)
+        if found.min() < least:
+            least, first = float(found.min()), int(firsts[int(np.argmin(found))])
+        if least == before:
+            break
+    return first, last
+
+
+def _spaced(first: int, last: int) -> np.ndarray:
+    return np.unique(np.linspace(first, last, min(_CANDIDATES, last - first + 1)).round().astype(np.int64))
+
+
+def divergences(counts: np.ndarray, first: np.ndarray, last: np.ndarray, levels: int) -> np.ndarray:
+    """Kullback-Leibler divergences of candidate ranges, float64 [c].
+
+    Args:
+        counts: float64 [bins].
+        first: candidates' first bins, int [c].
+        last: the bins after their last ones, int [c].
+        levels: of the quantized histogram.
+
+    Returns:
+        inf where a level without any value would have to stand for values that were cut off.
+    """
+    block = max(1, _BLOCK_ELEMENTS // (levels + 1))
+    parts = [
+        _divergences(counts, first[k : k + block], last[k : k + block], levels) for k in range(0, first.size, block)
+    ]
+    return np.concatenate(parts)
+
+
+def _divergences(counts: np.ndarray, first: np.ndarray, last: np.ndarray, levels: int) -> np.ndarray:
+    total = np.concatenate([[0.0], np.cumsum(counts)])
+    logs = np.concatenate([[0.0], np.cumsum(_x_log_x(counts))])
+    filled = np.concatenate([[0], np.cumsum(counts > 0)])
+    cut = np.stack([total[first], total[-1] - total[last]])  # outliers on either side
+    ends = np.stack([counts[first], counts[last - 1]])
+    # sum p log p, with the outliers added to the end bins
+    own = logs[last] - logs[first] + (_x_log_x(ends + cut) - _x_log_x(ends)).sum(axis=0)
+    edges = first[:, None] + np.arange(levels + 1) * (last - first)[:, None] // levels
+    masses = np.diff(total[edges], axis=1)
+    bins = np.diff(filled[edges], axis=1).astype(np.float64)
+    bins[:, 0] += (ends[0] == 0) & (cut[0] > 0)
+    bins[:, -1] += (ends[1] == 0) & (cut[1] > 0)
+    reference = masses.copy()
+    reference[:, 0] += cut[0]
+    reference[:, -1] += cut[1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = np.where(reference > 0, reference * np.log(masses / bins), 0.0).sum(axis=1)
+        inside = masses.sum(axis=1)
+        found: np.ndarray = (own - spread) / total[-1] - np.log(total[-1]) + np.log(inside)
+    return np.where(np.isnan(found), np.inf, found)
+
+
+def _x_log_x(values: np.ndarray) -> np.ndarray:
+    result: np.ndarray = values * np.log(np.where(values > 0, values, 1.0))
+    return result

@@ -1,0 +1,182 @@
+"""The ranges of many groups of weights whose grids have the smallest sums of squared errors, searched together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from worker.quantizer.statistics.grids import GridFamily
+from worker.quantizer.statistics.power_of_two import SMALLEST_EXPONENT, covering_exponents, grid_range, windows
+
+# Values of one block of intermediate arrays: they stay in the second-level cache.
+_BLOCK_ELEMENTS = 1 << 17
+# Candidates per halving of the range, by the number of weights: few weights are cheap to search closely.
+_PER_OCTAVE = ((1 << 22, 32), (1 << 25, 8))
+_PER_OCTAVE_LARGE = 4
+_OCTAVES = 24
+# A group whose error has grown to this multiple of its best gets no better further in. The errors of few values are ragged.
+_HOPELESS, _HOPELESS_RAGGED = 4.0, 64.0
+_ROUNDS = 2
+_NOISE = np.float64(1e-6)
+
+
+def least_squares_range(
+    groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily, *, weights: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The range of every group whose grid has the smallest sum of squared errors.
+
+    Power-of-two scales: every exponent that can matter, with the best zero point. Other scales: the ends of a group's
+    range shrink, together or (asymmetric) in turn, by factors that are searched closer and closer around the best.
+
+    Args:
+        groups: float32 [g, n].
+        low: their smallest values [g].
+        high: their largest values [g].
+        family: the grids.
+        weights: size of the whole weight; the smaller, the closer the search.
+
+    Returns:
+        the ends, float64 [g]. Groups that are not finite or all 0 keep their own.
+    """
+    low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
+    usable = np.isfinite(low) & np.isfinite(high) & (low < high)
+    if not usable.all():
+        best_low, best_high = low.copy(), high.copy()
+        if usable.any():
+            found = least_squares_range(groups[usable], low[usable], high[usable], family, weights=weights)
+            best_low[usable], best_high[usable] = found
+        return best_low, best_high
+    if family.is_integer and family.scale == "power_of_two":
+        return _best_powers_of_two(groups, low, high, family)
+    if family.symmetric:
+        high = np.maximum(-low, high)
+        low = -high
+    per_octave = next((fine for size, fine in _PER_OCTAVE if weights <= size), _PER_OCTAVE_LARGE)
+    search = _Search(groups, low, high, family, per_octave)
+    search.line(np.array([1.0, 1.0]))
+    if not family.symmetric:
+        for _ in range(_ROUNDS):
+            search.line(np.array([1.0, 0.0]))
+            search.line(np.array([0.0, 1.0]))
+    return search.best[:, 0] * low, search.best[:, 1] * high
+
+
+class _Search:
+    """Factors [g, 2] of the ends of the groups' ranges."""
+
+    def __init__(
+        self, groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily, per_octave: int
+    ) -> None:
+        self._groups, self._low, self._high = groups, low, high
+        self._family = family
+        self._per_octave = per_octave
+        self.best = np.ones((low.size, 2))
+        self._error = self._evaluate(self.best, np.arange(low.size))
+
+    def _evaluate(self, factors: np.ndarray, which: np.ndarray) -> np.ndarray:
+        scale, zero = self._family.parameters(factors[:, 0] * self._low[which], factors[:, 1] * self._high[which])
+        return squared_errors(self._groups, which, scale, zero, self._family)
+
+    def _try(self, factors: np.ndarray, which: np.ndarray) -> np.ndarray:
+        errors = self._evaluate(factors, which)
+        better = errors < self._error[which] * (1 - _NOISE)
+        self.best[which[better]], self._error[which[better]] = factors[better], errors[better]
+        return errors
+
+    def line(self, mask: np.ndarray) -> None:
+        """Scale the factors that ``mask`` marks: outward a little, inward until hopeless, then ever finer."""
+        origin = np.where(mask > 0, 1.0, self.best)
+        which = np.arange(self._low.size)
+        steps = self._per_octave
+        hopeless = _HOPELESS if steps == _PER_OCTAVE_LARGE else _HOPELESS_RAGGED
+        for k in range(-steps // 4, steps * _OCTAVES):
+            errors = self._try(origin[which] * np.exp2(-k / steps * mask), which)
+            if k > 0:
+                which = which[errors <= hopeless * self._error[which]]
+            if not which.size:
+                break
+        width = 1 / steps
+        for _ in range(2):
+            center, everything = self.best.copy(), np.arange(self._low.size)
+            for step in np.linspace(-width, width, 9)[1:-1]:
+                if step:
+                    self._try(center * np.exp2(step * mask), everything)
+            width /= 4
+
+
+def squared_errors(
+    groups: np.ndarray, which: np.ndarray, scale: np.ndarray, zero: np.ndarray, family: GridFamily
+) -> np.ndarray:
+    """Sums of squared errors, float64 [w], of rows ``which`` of ``groups`` on grids ``scale``, ``zero`` [w]."""
+    total = np.zeros(which.size)
+    rows = groups if which.size == groups.shape[0] else groups[which]
+    step = max(1, _BLOCK_ELEMENTS // max(which.size, 1))
+    for first in range(0, groups.shape[1], step):
+        values = rows[:, first : first + step]
+        errors = _fake(values, scale[:, None], zero[:, None], family)
+        errors -= values
+        total += np.einsum("ij,ij->i", errors, errors, dtype=np.float64)
+    return total
+
+
+def _fake(values: np.ndarray, scale: np.ndarray, zero: np.ndarray, family: GridFamily) -> np.ndarray:
+    """``values`` (float32) as the grids represent them, in float32 arithmetic."""
+    if not family.is_integer:
+        return family.fake(values.astype(np.float64), scale, zero)
+    low, high = family.limits
+    narrow = scale.astype(np.float32)
+    steps = values / narrow
+    np.rint(steps, out=steps)
+    np.clip(steps, (low - zero).astype(np.float32), (high - zero).astype(np.float32), out=steps)
+    steps *= narrow
+    return np.asarray(steps)
+
+
+def _best_powers_of_two(
+    groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily
+) -> tuple[np.ndarray, np.ndarray]:
+    """As ``best_power_of_two``, for many groups; a group stops when cutting alone costs more than its best error."""
+    exponents = covering_exponents(low, high, family)
+    best = np.full(low.size, np.inf)
+    chosen_exponents, chosen_bottoms = exponents.copy(), np.zeros(low.size, np.int64)
+    which = np.arange(low.size)
+    while which.size:
+        now = exponents[which]
+        bottoms, errors = _best_windows(groups, which, now, windows(low[which], high[which], now, family), family)
+        better = errors < best[which]
+        index = which[better]
+        best[index], chosen_exponents[index], chosen_bottoms[index] = errors[better], now[better], bottoms[better]
+        exponents[which] -= 1
+        which = which[(_least_cut(low[which], high[which], now, family) < best[which]) & (now > SMALLEST_EXPONENT)]
+    return grid_range(chosen_exponents, chosen_bottoms, family)
+
+
+def _least_cut(low: np.ndarray, high: np.ndarray, exponents: np.ndarray, family: GridFamily) -> np.ndarray:
+    """Below this squared error no window of these scales can come: the outermost weights alone cost as much."""
+    missing = np.maximum(high - low - np.ldexp(float(family.span), exponents), 0)
+    return np.asarray(missing**2 / 2)
+
+
+def _best_windows(
+    groups: np.ndarray,
+    which: np.ndarray,
+    exponents: np.ndarray,
+    bottoms: tuple[np.ndarray, np.ndarray, np.ndarray],
+    family: GridFamily,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The best bottom levels of the groups' windows, and their errors, by bisection: the errors are convex."""
+    natural, first, last = bottoms
+    scale = np.ldexp(1.0, exponents)
+    qmin = family.limits[0]
+
+    def errors(bottom: np.ndarray) -> np.ndarray:
+        return squared_errors(groups, which, scale, (qmin - bottom).astype(np.float64), family)
+
+    best, found = natural, errors(natural)
+    while (first < last).any():
+        middle = (first + last) // 2
+        left, right = errors(middle), errors(np.minimum(middle + 1, last))
+        first, last = np.where(left > right, middle + 1, first), np.where(left > right, last, middle)
+        for candidate, error in ((middle, left), (np.minimum(middle + 1, bottoms[2]), right)):
+            better = error < found * (1 - _NOISE)
+            best, found = np.where(better, candidate, best), np.where(better, error, found)
+    return best, found
