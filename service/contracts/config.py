@@ -121,6 +121,8 @@ class QuantizationConfig(Contract):
         name = data.get("preset", DEFAULT_PRESET)
         preset = find_preset(name) if isinstance(name, str) else None
         if preset is not None:
+            if data.get("mode", "static") != preset.settings.get("mode", "static"):
+                data = {"algorithms": [], **data}  # the preset's are for its own mode
             data = merged(preset.settings, {**data, "preset": preset.name})
         return {**data, "overrides": _complete_overrides(data)} if data.get("overrides") else data
 

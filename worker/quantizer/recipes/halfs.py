@@ -46,5 +46,6 @@ def emit_float16(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
         node_block_list=blocked,
     )
     result: ir.Model = ir.from_proto(onnx.ModelProto.FromString(converted.SerializeToString()))
+    result.graph.sort()  # the converter puts its casts at the end
     result.producer_name, result.producer_version = PRODUCER, None
     return result

@@ -1,0 +1,90 @@
+"""Every mix of integer types, scales and granularities: the file is valid, runs, and does what the plan says."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.support.simulator import simulate
+from tests.unit.quantizer.toolbox import config, data, network, quantize_model, run_onnx, sqnr_db
+
+FEEDS = {"x": data(32)["x"]}
+TYPES = [
+    (activation, weight, symmetric, granularity)
+    for activation in ("uint8", "int8", "uint16", "int16")
+    for weight in ("int8", "uint8", "int16", "int4", "uint4")
+    for symmetric in (True, False)
+    for granularity in ("per_tensor", "per_channel", "per_block")
+]
+
+
+def settings(activation: str, weight: str, symmetric: bool, granularity: str, **more: object) -> object:
+    return config(
+        activation={"dtype": activation, "symmetric": symmetric, **more},
+        weight={"dtype": weight, "symmetric": symmetric, "granularity": granularity, "block_size": 3, **more},
+    )
+
+
+@pytest.mark.parametrize(("activation", "weight", "symmetric", "granularity"), TYPES)
+def test_every_mix_of_integers_runs_as_planned(activation: str, weight: str, symmetric: bool, granularity: str) -> None:
+    wanted = settings(activation, weight, symmetric, granularity)
+    prepared, plan, model = quantize_model(network(opset=21), FEEDS, wanted)
+    onnx.checker.check_model(model, full_check=True)
+    got = run_onnx(model, FEEDS)["scores"]
+    simulated = simulate(prepared.model, plan, FEEDS)["scores"]
+    # softmax scores; one step of an activation grid, passed on through the network
+    assert np.abs(got - simulated).max() < (2e-2 if activation in ("uint8", "int8") else 2e-4)
+    if "4" not in weight:
+        assert sqnr_db(run_onnx(network(opset=21), FEEDS)["scores"], got) > 40
+    stored = {node.input[0] for node in model.graph.node if node.op_type == "DequantizeLinear"}
+    dtypes = {
+        onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+        for tensor in model.graph.initializer
+        if tensor.name in stored
+    }
+    assert dtypes == {weight, "int32"}
+
+
+@pytest.mark.parametrize("kind", ["power_of_two", "int16"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_snapped_scales_stand_in_the_file(kind: str, symmetric: bool) -> None:
+    _, _, model = quantize_model(
+        network(opset=21), FEEDS, settings("int8", "int8", symmetric, "per_channel", scale=kind)
+    )
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    nodes = [node for node in model.graph.node if node.op_type == "DequantizeLinear"]
+    # the scale of an int32 bias is the product of two
+    scales = [stored[node.input[1]].astype(np.float64) for node in nodes if stored[node.input[2]].dtype != np.int32]
+    assert len(scales) > 5
+    for scale in scales:
+        if kind == "power_of_two":
+            assert (np.log2(scale) == np.round(np.log2(scale))).all()
+        else:
+            assert (scale * 2**16 == np.round(scale * 2**16)).all()
+
+
+@pytest.mark.parametrize("bias", ["int8", "int16", "float32"])
+def test_biases_of_other_types(bias: str) -> None:
+    wanted = config(bias={"dtype": bias}, activation={"dtype": "int16", "symmetric": True}, weight={"dtype": "int16"})
+    prepared, plan, model = quantize_model(network(opset=21), FEEDS, wanted)
+    got = run_onnx(model, FEEDS)["scores"]
+    assert sqnr_db(simulate(prepared.model, plan, FEEDS)["scores"], got) > 60
+    planned = [entry for entry in plan.biases.values() if entry.integers is not None]
+    assert (len(planned) == 0) == (bias == "float32")
+    assert all(entry.integers.dtype == bias for entry in planned)
+    if bias == "float32":
+        assert {entry.reason for entry in plan.biases.values()} == {"bias dtype is float32"}
+
+
+def test_reduced_ranges_leave_a_bit_unused() -> None:
+    _, plan, _ = quantize_model(network(), FEEDS, settings("uint8", "int8", True, "per_channel", reduce_range=True))
+    for weight in plan.weights.values():
+        assert np.abs(weight.integers.astype(int)).max() == 64
+
+
+def test_below_opset_21_wide_types_use_the_domain_of_the_runtime() -> None:
+    _, _, model = quantize_model(network(), FEEDS, settings("uint16", "int8", False, "per_channel"))
+    domains = {node.domain for node in model.graph.node if node.op_type == "QuantizeLinear"}
+    assert domains == {"com.microsoft"}
+    assert sqnr_db(run_onnx(network(), FEEDS)["scores"], run_onnx(model, FEEDS)["scores"]) > 40
