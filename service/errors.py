@@ -13,6 +13,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, QuantmillError
 from service.contracts.validation import field_problems
@@ -23,6 +24,7 @@ from service.storage import StorageFullError
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _CONFIG_POINTER = "/config"
 _WHOLE_BODY = ""
+_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 # never seen by a client; the status that proxies write into their logs for this
 _CLIENT_CLOSED_REQUEST = 499
 log = logging.getLogger(__name__)
@@ -134,7 +136,20 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
         405: f"{request.url.path} does not take {request.method}.",
     }.get(error.status_code, str(error.detail))
     pointer = _WHOLE_BODY if error.status_code in (400, 413) else None
-    return problem_response(request, kind(detail, hint=hint, pointer=pointer), dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
+    return problem_response(request, kind(detail, hint=hint, pointer=pointer), headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """All methods of this path; the framework names those of the first endpoint that it finds there."""
+
+    def taken(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return [method for method in _METHODS if taken(method)]
 
 
 async def _on_database_error(request: Request, error: Exception) -> Response:

@@ -126,7 +126,22 @@ def test_unknown_routes_and_methods(sqlite_front: Front) -> None:
     problem(sqlite_front.http.get("/v2/jobs"), 404, "route-not-found")
     answer = sqlite_front.http.delete("/v1/jobs")
     problem(answer, 405, "method-not-allowed")
-    assert answer.headers["allow"]
+    assert answer.headers["allow"] == "GET, POST"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("OPTIONS", "/v1/models", "GET, POST"),
+        ("DELETE", "/v1/uploads/x", "GET, HEAD, PATCH"),
+        ("OPTIONS", "/v1/artifacts/x/content", "GET, HEAD"),
+        ("GET", "/v1/jobs:validate", "POST"),
+    ],
+)
+def test_the_allow_header_lists_every_method(sqlite_front: Front, method: str, path: str, allowed: str) -> None:
+    answer = sqlite_front.http.request(method, path)
+    problem(answer, 405, "method-not-allowed")
+    assert answer.headers["allow"] == allowed
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def _checked_labels(array: ArraySource) -> ArraySource:
     shape = array.shape
     if array.dtype.kind not in "iu" or array.refusal:
         raise DatasetLabelsError(
-            f"labels {array.name!r} are {array.refusal or array.dtype.name}, not integers",
+            f"label array {array.name!r} {array.refusal or f'is {array.dtype.name}, not integers'}",
             hint="Store class numbers as an integer array; store other data under another name than 'labels'.",
             pointer=LABELS_POINTER,
             array=array.name,

@@ -167,7 +167,7 @@ def test_an_input_named_without_an_array_has_to_be_there(tmp_path: Path) -> None
     [
         (np.zeros(4, np.float32), "float32, not integers"),
         (np.array(["a", "b", "c", "d"]), "not integers"),
-        (np.array([None] * 4, object), "pickled"),
+        (np.array([None] * 4, object), "label array 'labels' holds pickled Python objects"),
         (np.zeros((4, 10), np.int64), "shape"),
         (np.arange(3), "3 values for 4 samples"),
         (np.array([0, 1, -1, 2]), "-1 at sample 2"),
