@@ -33,6 +33,21 @@ class StoredFileCorruptError(QuantmillError):
     status = 500
 
 
+def check_digest(actual: str, expected: str) -> None:
+    """Compare the digest of a stored file's bytes with the one that is its name.
+
+    Raises:
+        StoredFileCorruptError: they differ; names the file.
+    """
+    if actual != expected:
+        raise StoredFileCorruptError(
+            f"The stored file {expected} is damaged: its bytes have sha256 {actual}.",
+            hint="Restore the storage folder from a backup, or upload the file again; tell the operator.",
+            file=expected,
+            actual=actual,
+        )
+
+
 class StorageFullError(QuantmillError):
     """The disk has no room left."""
 
@@ -109,7 +124,8 @@ class FileStore:
         size_bytes = path.stat().st_size
         target = self.path(digest)
         self._make_folder(target.parent)
-        if target.exists() and target.stat().st_size == size_bytes:
+        # An equal file that was damaged since is replaced: sending it again is how a user repairs it.
+        if target.exists() and target.stat().st_size == size_bytes and file_sha256(target) == digest:
             # No row may name it yet: a fresh time stamp keeps garbage collection away until one does.
             os.utime(target)
             path.unlink()

@@ -11,6 +11,7 @@ a runner that was taken over a way into the store. Datasets are only ever read b
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -23,7 +24,7 @@ from service.contracts.errors import EngineError, ExternalDataError
 from service.contracts.runner import DatasetSource, InspectDatasetTask, InspectModelTask, QuantizeTask, RunnerTask
 from service.datasets import repository as datasets
 from service.models import repository as models
-from service.storage import FileStore
+from service.storage import BLOCK_BYTES, FileStore, check_digest, file_sha256
 from service.tables import Job
 
 TASK_FILE = "task.json"
@@ -49,6 +50,7 @@ class Materials:
 
         Raises:
             EngineError: a row or a stored file that must be there is not.
+            StoredFileCorruptError: a stored file is not what was uploaded; names it.
             OSError: the disk is full or cannot be written.
         """
         task = self._task(session, job)
@@ -61,7 +63,8 @@ class Materials:
             return InspectModelTask(model_path=str(self._model(session, job)), threads=self._threads)
         if job.kind == "inspect_dataset":
             source = self._dataset(session, job, job.dataset_id, "dataset")
-            return InspectDatasetTask(path=source.path, preprocessing=source.preprocessing)
+            declared = Path(source.path).suffix.removeprefix(".")
+            return InspectDatasetTask(path=source.path, format=declared, preprocessing=source.preprocessing)
         output = self._scratch / OUTPUT_FOLDER
         output.mkdir()
         evaluation = None
@@ -83,7 +86,7 @@ class Materials:
         folder = self._scratch / "model"
         folder.mkdir()
         for file in model.files:
-            shutil.copyfile(self._stored(job, file.sha256), folder / plain_name(file.path))
+            copy_checked(self._stored(job, file.sha256), folder / plain_name(file.path), sha256=file.sha256)
         return folder / model.main_file.path
 
     def _dataset(self, session: Session, job: Job, dataset_id: str | None, word: str) -> DatasetSource:
@@ -94,6 +97,8 @@ class Materials:
         folder.mkdir(exist_ok=True)
         path = folder / f"{word}.{dataset.format}"
         link_or_copy(self._stored(job, dataset.sha256), path)
+        # by what was linked: nobody can put another file in its place any more
+        check_digest(file_sha256(path), dataset.sha256)
         return DatasetSource(path=str(path), preprocessing=PreprocessingSpec.model_validate(dataset.preprocessing))
 
     def _stored(self, job: Job, sha256: str) -> Path:
@@ -112,6 +117,20 @@ def plain_name(name: str) -> str:
     if name in {"", ".", ".."} or "/" in name or "\\" in name or "\0" in name:
         raise ExternalDataError(f"{name!r} is not a plain file name.", hint="Name external data without any folder.")
     return name
+
+
+def copy_checked(source: Path, destination: Path, *, sha256: str) -> None:
+    """Copy a file, and make sure that these are the bytes of this digest.
+
+    Raises:
+        StoredFileCorruptError: they are not.
+    """
+    digest = hashlib.sha256()
+    with source.open("rb") as reader, destination.open("wb") as writer:
+        while block := reader.read(BLOCK_BYTES):
+            digest.update(block)
+            writer.write(block)
+    check_digest(digest.hexdigest(), sha256)
 
 
 def link_or_copy(source: Path, destination: Path) -> None:

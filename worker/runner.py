@@ -20,7 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from service.contracts.errors import CanceledError, InterruptedRunError, QuantmillError, ResourceLimitError
+from service.contracts.errors import (
+    CanceledError,
+    DatasetFormatError,
+    InterruptedRunError,
+    QuantmillError,
+    ResourceLimitError,
+)
 from service.contracts.runner import (
     EXIT_CANCELED,
     EXIT_INTERRUPTED,
@@ -167,7 +173,14 @@ def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | Datase
     if isinstance(task, InspectDatasetTask):
         from worker.quantizer.intake import inspect_dataset
 
-        return DatasetResult(summary=inspect_dataset(Path(task.path), task.preprocessing))
+        summary = inspect_dataset(Path(task.path), task.preprocessing)
+        if task.format is not None and summary.format != task.format:
+            raise DatasetFormatError(
+                f"The file is {summary.format}, not {task.format} as declared.",
+                hint=f"Create the dataset again with format: {summary.format}.",
+                pointer="/format",
+            )
+        return DatasetResult(summary=summary)
     raise TypeError(f"no such task: {task!r}")
 
 

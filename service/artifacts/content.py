@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import logging
 import re
 import unicodedata
 from collections.abc import AsyncIterator, Mapping
@@ -15,8 +17,10 @@ from starlette.responses import Response, StreamingResponse
 
 from service.artifacts.errors import RangeNotSatisfiableError
 from service.http import etag_matches
+from service.storage import check_digest
 
 _BLOCK_BYTES = 256 * 1024
+log = logging.getLogger(__name__)
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|]')
 
@@ -79,13 +83,25 @@ def content_range(content: Content, headers: Mapping[str, str]) -> tuple[int, in
 
 
 def file_response(stream: IO[bytes], content: Content, part: tuple[int, int] | None) -> Response:
-    """The answer that sends the file, or bytes ``part[0]`` to ``part[1]`` of it; closes the stream afterwards."""
+    """The answer that sends the file, or bytes ``part[0]`` to ``part[1]`` of it; closes the stream afterwards.
+
+    A whole file is checked against its digest on the way: a small one before the answer begins; of a larger one that is
+    damaged the last block is never sent, so that the client sees a transfer that broke off.
+
+    Raises:
+        StoredFileCorruptError: a small file is damaged.
+    """
     begin, end = part if part is not None else (0, content.size_bytes - 1)
+    if part is None and content.size_bytes <= _BLOCK_BYTES:
+        with stream:
+            data = stream.read()
+        check_digest(hashlib.sha256(data).hexdigest(), content.sha256)
+        return Response(data, media_type=content.media_type, headers=content.headers())
     headers = {**content.headers(), "Content-Length": str(end - begin + 1)}
     if part is not None:
         headers["Content-Range"] = f"bytes {begin}-{end}/{content.size_bytes}"
     return StreamingResponse(
-        _blocks(stream, begin, end - begin + 1),
+        _blocks(stream, begin, end - begin + 1, sha256=content.sha256 if part is None else None),
         status_code=200 if part is None else 206,
         media_type=content.media_type,
         headers=headers,
@@ -102,7 +118,9 @@ def content_disposition(filename: str) -> str:
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='', errors='replace')}"
 
 
-async def _blocks(stream: IO[bytes], begin: int, length: int) -> AsyncIterator[bytes]:
+async def _blocks(stream: IO[bytes], begin: int, length: int, *, sha256: str | None) -> AsyncIterator[bytes]:
+    """Bytes of the stream; ``sha256`` is what all of them must have, if they are to be checked."""
+    digest = hashlib.sha256()
     try:
         await run_in_threadpool(stream.seek, begin)
         while length > 0:
@@ -111,6 +129,11 @@ async def _blocks(stream: IO[bytes], begin: int, length: int) -> AsyncIterator[b
                 # the client sees a body shorter than Content-Length, never a false end
                 raise EOFError("the stored file ends before its size")
             length -= len(block)
+            if sha256 is not None:
+                await run_in_threadpool(digest.update, block)
+                if length == 0 and digest.hexdigest() != sha256:
+                    log.error("stored_file.corrupt sha256=%s actual=%s", sha256, digest.hexdigest())
+                    check_digest(digest.hexdigest(), sha256)
             yield block
     finally:
         stream.close()

@@ -51,6 +51,7 @@ class InspectDatasetTask(Contract):
 
     kind: Literal["inspect_dataset"] = "inspect_dataset"
     path: str
+    format: str | None = Field(default=None, description="What the file was declared to be; None: nothing.")
     preprocessing: PreprocessingSpec = Field(default_factory=PreprocessingSpec)
 
 

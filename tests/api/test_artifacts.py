@@ -109,6 +109,37 @@ def test_a_missing_or_shortened_file_is_never_served(sqlite_front: Front, artifa
     problem(sqlite_front.http.get(artifact), 500, "stored-file-missing")
 
 
+def flip_a_byte(front: Front, data: bytes, at: int) -> str:
+    """Damage the stored file of these bytes; returns its digest."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    path = front.desk.store.path(sha256)
+    path.chmod(0o600)
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    return sha256
+
+
+@pytest.mark.parametrize("at", [0, len(DATA) // 2, len(DATA) - 1])
+def test_a_damaged_file_is_never_served_whole(
+    sqlite_front: Front, artifact: str, caplog: pytest.LogCaptureFixture, at: int
+) -> None:
+    sha256 = flip_a_byte(sqlite_front, DATA, at)
+    answer = sqlite_front.http.get(artifact)
+    assert len(answer.content) < int(answer.headers["content-length"]), "the transfer breaks off"
+    assert [r.levelname for r in caplog.records if "stored_file.corrupt" in r.message and sha256 in r.message] == [
+        "ERROR"
+    ]
+
+
+def test_a_small_damaged_file_is_a_problem(sqlite_front: Front, caplog: pytest.LogCaptureFixture) -> None:
+    data = b"quantized bytes"
+    job_id = sqlite_front.succeeded_job(data)
+    item = sqlite_front.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"][0]
+    sha256 = flip_a_byte(sqlite_front, data, 3)
+    told = problem(sqlite_front.http.get(item["links"]["content"]), 500, "stored-file-corrupt")
+    assert told["where"]["file"] == sha256
+    assert [r.levelname for r in caplog.records if sha256 in r.message] == ["ERROR"]
+
+
 @pytest.mark.parametrize("tail", ["00000000000000000000000000", "x", "%00"])
 def test_unknown(front: Front, tail: str) -> None:
     for rest in ("", "/content"):

@@ -309,6 +309,19 @@ def test_a_damaged_download_leaves_nothing(client: QuantmillClient, worker: Fron
     assert list(tmp_path.glob("*.onnx*")) == list(tmp_path.glob(".*.part")) == []
 
 
+def test_a_damaged_download_breaks_off(server: ApiProcess, worker: Front) -> None:
+    data = b"x" * MIB
+    job_id = worker.succeeded_job(data)
+    artifact = httpx.get(f"{server.url}/v1/jobs/{job_id}/artifacts").json()["items"][0]
+    path = worker.desk.store.path(artifact["sha256"])
+    path.chmod(0o600)
+    path.write_bytes(b"y" + data[1:])
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(server.url + artifact["links"]["content"])
+    lines = server.log.read_text().splitlines()
+    assert [line for line in lines if " ERROR " in line and artifact["sha256"] in line]
+
+
 def test_nobody_there(tmp_path: Path) -> None:
     started = time.monotonic()
     with QuantmillClient("http://127.0.0.1:1", patience_seconds=0.5) as client, pytest.raises(ServerUnreachableError):

@@ -121,11 +121,12 @@ def test_equal_files_are_stored_once_and_stay_young(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
-def test_a_shortened_stored_file_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [b"da", b"dat4"])
+def test_a_damaged_stored_file_is_replaced(tmp_path: Path, damaged: bytes) -> None:
     store = FileStore(tmp_path / "store")
     stored = store.put_file(write(tmp_path / "a", b"data"))
     store.path(stored.sha256).chmod(0o600)
-    store.path(stored.sha256).write_bytes(b"da")
+    store.path(stored.sha256).write_bytes(damaged)
     store.put_file(write(tmp_path / "b", b"data"))
     assert store.path(stored.sha256).read_bytes() == b"data"
 

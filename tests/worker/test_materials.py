@@ -1,0 +1,71 @@
+"""What an attempt is given: the bytes that were uploaded, or none at all."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from service.contracts.dataset import PreprocessingSpec
+from service.contracts.errors import DatasetFormatError
+from service.contracts.runner import InspectDatasetTask
+from tests.support.front import npz_bytes
+from tests.worker.workbench import Workbench
+from worker import runner
+from worker.materials import Materials
+
+
+def damage(bench: Workbench, sha256: str) -> None:
+    path = bench.store.path(sha256)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["net.onnx", "weights.bin"])
+def test_a_damaged_file_of_a_model_fails_the_job_and_is_named(bench: Workbench, name: str) -> None:
+    files = {"net.onnx": b"a model", "weights.bin": b"its weights"}
+    job_id = bench.submit(model_id=bench.add_model(files))
+    sha256 = bench.put(files[name])
+    damage(bench, sha256)
+    bench.supervisor("succeed()").run(job_id)
+    job = bench.job(job_id)
+    assert (job.state, job.error["code"], job.error["where"]["file"]) == ("failed", "stored-file-corrupt", sha256)
+    assert bench.model(job.model_id).status == "rejected"
+    assert bench.scratch_folders() == []
+
+
+def test_a_damaged_dataset_fails_the_job_and_is_named(bench: Workbench) -> None:
+    dataset_id = bench.add_dataset(b"some data")
+    job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=dataset_id)
+    sha256 = bench.put(b"some data")
+    damage(bench, sha256)
+    bench.supervisor("succeed()").run(job_id)
+    job = bench.job(job_id)
+    assert (job.state, job.error["code"], job.error["where"]["file"]) == ("failed", "stored-file-corrupt", sha256)
+
+
+def test_the_declared_format_goes_with_the_data(bench: Workbench) -> None:
+    job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset(npz_bytes()))
+    scratch = bench.folder / "scratch"
+    scratch.mkdir()
+    with bench.database.read() as session:
+        task_file = Materials(scratch, bench.store, threads=1).prepare(session, bench.job(job_id))
+    assert json.loads(task_file.read_text())["format"] == "npz"
+
+
+@pytest.mark.parametrize("declared", ["npz", "safetensors", None])
+def test_a_dataset_of_another_format_than_declared_is_refused(tmp_path, declared: str | None) -> None:
+    path = tmp_path / f"dataset.{declared}"
+    path.write_bytes(npz_bytes(x=np.zeros((4, 2), np.float32)))
+    task = InspectDatasetTask(path=str(path), format=declared, preprocessing=PreprocessingSpec())
+    run = runner.LineRun(lambda line: None, lambda: None)
+    if declared == "safetensors":
+        with pytest.raises(DatasetFormatError, match="npz, not safetensors as declared") as caught:
+            runner.perform(task, run)
+        assert [place.pointer for place in caught.value.errors] == ["/format"]
+        assert "format: npz" in caught.value.hint
+    else:
+        assert runner.perform(task, run).summary.format == "npz"
