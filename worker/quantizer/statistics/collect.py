@@ -82,7 +82,7 @@ def collect(
             run.check()
             tensors = dict(batch.feeds)
             if session is not None:
-                tensors.update(zip(fetched, session.run(batch.feeds, fetched), strict=True))
+                tensors.update(zip(fetched, session.run(batch.feeds, fetched, start=batch.start), strict=True))
             work = []
             for request in requests:
                 name = pooled[request.tensor] if request.pooled else request.tensor
