@@ -13,7 +13,7 @@ _BLOCK_ELEMENTS = 1 << 17
 _PER_OCTAVE = ((1 << 22, 32), (1 << 25, 8))
 _PER_OCTAVE_LARGE = 4
 _OCTAVES = 24
-# A group whose error has grown to this multiple of its best gets no better further in. The errors of few values are ragged.
+# A group whose error has grown to this multiple of its best gets no better further in; few values have ragged errors.
 _HOPELESS, _HOPELESS_RAGGED = 4.0, 64.0
 _ROUNDS = 2
 _NOISE = np.float64(1e-6)
