@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     app.command()(api)
     app.command()(migrate)
+    app.command()(presets)
 
 
 def api(
@@ -73,6 +74,15 @@ def migrate(
     database = Database(settings.database_url)
     typer.echo(f"schema: {current_revision(database) or 'empty'}")
     database.close()
+
+
+def presets(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One preset, by any of its names.")] = None,
+) -> None:
+    """List the presets, or show one: its config, what onnxruntime runs natively, and what differs from AMD Quark."""
+    from service.presets import catalog
+
+    typer.echo(catalog.overview() if name is None else catalog.page(name))
 
 
 def configure_logging(level: int = logging.INFO) -> None:

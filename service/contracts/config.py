@@ -17,6 +17,7 @@ from service.contracts.errors import InvalidConfigError
 from service.contracts.modes import mode_contradictions
 from service.contracts.preparation import PreparationSpec
 from service.contracts.presets import DEFAULT_PRESET, PRESETS, find_preset, missing_preset
+from service.contracts.quark import translate_document
 from service.contracts.selectors import NodeSelector, OpTypeSelector, Selector
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec, merged
 from service.contracts.support import unsupported
@@ -173,16 +174,19 @@ def parse_config(data: Any, *, pointer: str = "") -> QuantizationConfig:
     """Validate and resolve a config.
 
     Args:
-        data: the decoded JSON document.
+        data: the decoded JSON document, ours or in AMD Quark's envelope (``service.contracts.quark``).
         pointer: JSON pointer of ``data`` within the request body.
 
     Raises:
         InvalidConfigError: with one problem per offending field; an unknown key names the nearest valid one.
     """
+    translation = translate_document(data, pointer)
     try:
-        return QuantizationConfig.model_validate(data)
+        return QuantizationConfig.model_validate(data if translation is None else translation.config)
     except ValidationError as error:
         problems = field_problems(error, QuantizationConfig, pointer=pointer)
+        if translation is not None:
+            problems = translation.relocated(problems, pointer)
         raise InvalidConfigError(
             "; ".join(f"{p.pointer or '/'}: {p.message}" for p in problems[:5]),
             errors=problems,

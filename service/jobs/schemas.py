@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.errors import Problem
+from service.contracts.errors import InvalidConfigError, InvalidRequestError, Problem, QuantmillError
+from service.contracts.quark import Translation, translate_document
+from service.contracts.validation import field_problems
 from service.http import Text, plain_text
 
 StoredState = Literal["queued", "running", "succeeded", "failed", "canceled"]
 ShownState = Literal["queued", "running", "canceling", "succeeded", "failed", "canceled"]
 TERMINAL = frozenset({"succeeded", "failed", "canceled"})
+_CONFIG = "/config"
 LABEL_KEY = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$"
 
 LabelKey = Annotated[str, StringConstraints(pattern=LABEL_KEY)]
@@ -22,30 +35,63 @@ Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 NounId = Annotated[str, StringConstraints(max_length=64)]
 
 
-class JobCreate(BaseModel):
-    """A quantization to run."""
+class _WithConfig(BaseModel):
+    """A request with a config, which may come in AMD Quark's envelope."""
 
     model_config = ConfigDict(extra="forbid")
+
+    config: QuantizationConfig = Field(
+        default_factory=QuantizationConfig,
+        description='The recipe; a config of AMD Quark goes into {"format": "quark", "config": {...}}.',
+    )
+    _notes: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def translation_notes(self) -> tuple[str, ...]:
+        """What holds otherwise than in Quark, for a config that was translated; each with its pointer."""
+        return self._notes
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _from_quark(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        translation = translate_document(data.get("config"), _CONFIG) if isinstance(data, dict) else None
+        if translation is None:
+            return handler(data)
+        try:
+            body = handler({**data, "config": translation.config})
+        except ValidationError as error:
+            raise _refusal(error, cls, translation) from None
+        body._notes = tuple(str(note) for note in translation.notes)
+        return body
+
+
+def _refusal(error: ValidationError, model: type[BaseModel], translation: Translation) -> QuantmillError:
+    """The problems of a translated request, told of the request as it was sent."""
+    problems = translation.relocated(field_problems(error, model), _CONFIG)
+    in_config = all(problem.pointer == _CONFIG or problem.pointer.startswith(_CONFIG + "/") for problem in problems)
+    detail = "; ".join(f"{problem.pointer}: {problem.message}" for problem in problems[:5])
+    kind = InvalidConfigError if in_config else InvalidRequestError
+    return kind(detail, errors=problems, hint="The schema stands at /docs.")
+
+
+class JobCreate(_WithConfig):
+    """A quantization to run."""
 
     model_id: NounId
     calibration_dataset_id: NounId
     evaluation_dataset_id: NounId | None = Field(
         default=None, description="Without one, the models are compared on the calibration data."
     )
-    config: QuantizationConfig = Field(default_factory=QuantizationConfig)
     name: Text | None = None
     labels: Labels = Field(default_factory=dict)
 
 
-class JobValidate(BaseModel):
+class JobValidate(_WithConfig):
     """As JobCreate, but nouns may be left out; what is given is checked."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model_id: NounId | None = None
     calibration_dataset_id: NounId | None = None
     evaluation_dataset_id: NounId | None = None
-    config: QuantizationConfig = Field(default_factory=QuantizationConfig)
     name: Text | None = None
     labels: Labels = Field(default_factory=dict)
 

@@ -187,7 +187,7 @@ def _dataset(session: Session, tenant_id: str, dataset_id: str | None, field: st
 
 
 def _warnings(body: JobValidate) -> list[str]:
-    found = []
+    found = list(body.translation_notes)
     if body.evaluation_dataset_id is None:
         found.append("No evaluation dataset: the models will be compared on the calibration data.")
     return found

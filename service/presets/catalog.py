@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from service.contracts.config import QuantizationConfig, parse_config
-from service.contracts.errors import InvalidConfigError
-from service.contracts.presets import DEFAULT_PRESET, PENDING_PRESETS, PRESETS, Preset
+from service.contracts.errors import InvalidConfigError, QuantmillError
+from service.contracts.presets import DEFAULT_PRESET, PENDING_PRESETS, PRESETS, Preset, find_preset, missing_preset
+
+
+class PresetNotFoundError(QuantmillError):
+    """There is no such preset."""
+
+    code = "preset-not-found"
+    title = "No such preset"
+    status = 404
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,50 @@ def entry(preset: Preset) -> Entry:
         return Entry(preset, None, tuple(problem.message for problem in error.errors))
 
 
+def named(name: str) -> Entry:
+    """The preset of this name, alias or name in AMD Quark.
+
+    Raises:
+        PresetNotFoundError: there is none; tells what it waits for, or the nearest name there is.
+    """
+    preset = find_preset(name)
+    if preset is None:
+        raise PresetNotFoundError(
+            f"{missing_preset(name)}.", hint="'quantmill presets' and GET /v1/presets list all names.", parameter="name"
+        )
+    return entry(preset)
+
+
 def pending() -> list[tuple[str, str]]:
     """(name, reason) of every preset that cannot be offered yet, by name."""
     return sorted(PENDING_PRESETS.items())
+
+
+def overview() -> str:
+    """All presets, a line each, as text."""
+    lines = []
+    for found in entries():
+        marks = [
+            f"({word})" for word, holds in (("default", found.default), ("refused", found.config is None)) if holds
+        ]
+        kind = "native" if found.preset.execution.native else "simulated"
+        lines.append(" ".join([f"{found.preset.name:<26}", f"{kind:<10}", found.preset.description, *marks]))
+    lines += ["", "not there yet:"]
+    lines += [f"{name:<28} {reason}" for name, reason in pending()]
+    return "\n".join(lines)
+
+
+def page(name: str) -> str:
+    """One preset in full, as text.
+
+    Raises:
+        PresetNotFoundError: as ``named`` does.
+    """
+    found = named(name)
+    preset = found.preset
+    lines = [preset.name, f"  {preset.description}", f"  onnxruntime: {preset.execution.statement}"]
+    if preset.aliases or preset.quark_names:
+        lines.append(f"  also: {', '.join((*preset.aliases, *preset.quark_names))}")
+    lines += [f"  note: {note}" for note in preset.notes]
+    lines += [f"  refused: {reason}" for reason in found.missing]
+    return "\n".join([*lines, json.dumps(preset.settings, indent=2)])

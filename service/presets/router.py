@@ -6,20 +6,12 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.errors import QuantmillError
-from service.contracts.presets import Execution, find_preset, missing_preset
+from service.contracts.presets import Execution
 from service.deps import PrincipalDep
 from service.presets import catalog
+from service.responses import problems
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"])
-
-
-class PresetNotFoundError(QuantmillError):
-    """There is no such preset."""
-
-    code = "preset-not-found"
-    title = "No such preset"
-    status = 404
 
 
 class PresetOut(BaseModel):
@@ -58,13 +50,10 @@ def list_presets(_: PrincipalDep) -> PresetList:
     return PresetList(items=[_out(entry) for entry in catalog.entries()], pending=pending)
 
 
-@router.get("/{name}")
+@router.get("/{name}", responses=problems(catalog.PresetNotFoundError))
 def get_preset(name: str, _: PrincipalDep) -> PresetOut:
     """One preset, by any of its names."""
-    preset = find_preset(name)
-    if preset is None:
-        raise PresetNotFoundError(f"{missing_preset(name)}.", hint="GET /v1/presets lists all names.", parameter="name")
-    return _out(catalog.entry(preset))
+    return _out(catalog.named(name))
 
 
 def _out(entry: catalog.Entry) -> PresetOut:

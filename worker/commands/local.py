@@ -8,11 +8,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import typer
 from pydantic import ValidationError
 
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import InvalidConfigError, InvalidRequestError
+from service.contracts.quark import translate_document
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeTask
 from service.contracts.validation import field_problems
@@ -35,6 +37,9 @@ def load_config(preset: str | None, file: Path | None) -> QuantizationConfig:
         raise InvalidConfigError(
             f"{file} is not a JSON document: {error}", hint='The smallest config is {"preset": "int8"}.'
         ) from None
+    translation = translate_document(document)
+    for note in translation.notes if translation is not None else ():
+        typer.echo(f"note: {file}: {note}", err=True)
     return parse_config(document)
 
 

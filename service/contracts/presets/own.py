@@ -14,6 +14,13 @@ def _preset(name: str, description: str, **settings: Any) -> Preset:
 
 OWN_PRESETS = (
     _preset(
+        "plain",
+        "uint8 activations, int8 weights per channel, MinMax and nothing else: to build a recipe of your own on.",
+        activation={"dtype": "uint8", "symmetric": False, "calibration": {"method": "minmax"}},
+        weight={"granularity": "per_channel"},
+        algorithms=[],
+    ),
+    _preset(
         "int8",
         "uint8 activations, int8 weights per channel, MinMax, bias correction: the default for CPUs.",
         activation={"dtype": "uint8", "symmetric": False, "calibration": {"method": "minmax"}},

@@ -33,9 +33,7 @@ _COVERAGE = (
 _ALIGNED = "AlignConcat: the inputs of a Concat keep scales of their own; only NPU targets need them to be equal."
 _ELEMENTWISE = "AlignEltwiseQuantType: constant operands of elementwise nodes stay in float, where they lose nothing."
 _BIAS = "Biases stay float32; Quark rounds them to the type of the weights."
-_SIMULATED_DPU = (
-    "SimulateDPU: operators are not replaced by the NPU's approximations (Sigmoid by HardSigmoid, for one)."
-)
+_INT8_ON_NPU = "The NPU takes int8 around 0, which is the grid of symmetric uint8 around 128 under other names."
 
 
 def percentile(share: float) -> dict[str, Any]:
@@ -98,7 +96,7 @@ _INTEGER_PRESETS = (
         "uint8",
         "int8",
         quark=("XINT8", "XINT8_CONFIG"),
-        notes=(_CLE, _COVERAGE, _SIMULATED_DPU),
+        notes=(_CLE, _COVERAGE, _INT8_ON_NPU),
         **_POWER_OF_TWO,
         **_NPU_CNN,
     ),
@@ -108,7 +106,7 @@ _INTEGER_PRESETS = (
         "int8",
         "int8",
         quark=("XINT8_QCONFIG",),
-        notes=(_COVERAGE, _SIMULATED_DPU),
+        notes=_FROM_QCONFIG,
         **_POWER_OF_TWO,
         **_NPU_CNN,
     ),

@@ -1,0 +1,106 @@
+"""A translation in the making: our config as it grows, and what became of every key of Quark's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from service.contracts.errors import FieldProblem
+
+UNKNOWN, BAD_VALUE, REFUSED = "quark-unknown-key", "quark-value", "quark-not-translated"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A key of the document: its canonical name, its value and where it stands."""
+
+    name: str
+    value: Any
+    pointer: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that holds here otherwise than in Quark; ``pointer`` is the key that it concerns."""
+
+    pointer: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.pointer or '/'}: {self.message}"
+
+
+class Draft:
+    """Collects our config and, for every given key, that it was honoured, noted or refused.
+
+    Attributes:
+        config: our config, as JSON.
+        given: keys of the document by canonical name, those of a wrong type left out.
+        origins: path within ``config`` -> pointer of the key that it comes from.
+        root: pointer of the document.
+        extended: True for what Quark writes in its extended Q/DQ format, whose quantizer alone aligns scales.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.extended = False
+        self.config: dict[str, Any] = {}
+        self.given: dict[str, Given] = {}
+        self.origins: dict[str, str] = {}
+        self.honoured: list[str] = []
+        self.notes: list[Note] = []
+        self.problems: list[FieldProblem] = []
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """What was given under ``name``, or the default."""
+        return self.given[name].value if name in self.given else default
+
+    def pointer(self, *names: str) -> str:
+        """Where the first of ``names`` that is given stands; the document where none is."""
+        return next((self.given[name].pointer for name in names if name in self.given), self.root)
+
+    def get(self, path: str) -> Any:
+        """The value at ``path`` (a/b/c) of our config; None if it is not set."""
+        here: Any = self.config
+        for part in path.split("/"):
+            here = here.get(part) if isinstance(here, dict) else None
+        return here
+
+    def set(self, path: str, value: Any, pointer: str) -> None:
+        """Set ``path`` of our config because of the key at ``pointer``."""
+        *parents, last = path.split("/")
+        here = self.config
+        for part in parents:
+            here = here.setdefault(part, {})
+        here[last] = value
+        self.origins[path] = pointer
+
+    def honour(self, pointer: str) -> None:
+        """The key at ``pointer`` is done as it says."""
+        if pointer not in self.honoured:
+            self.honoured.append(pointer)
+
+    def note(self, pointer: str, message: str) -> None:
+        """The key at ``pointer`` is accepted, with something to know."""
+        note = Note(pointer, message)
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def problem(self, pointer: str, message: str, code: str = REFUSED) -> None:
+        """The key at ``pointer`` cannot be accepted."""
+        self.problems.append(FieldProblem(pointer=pointer, code=code, message=message))
+
+    @property
+    def method(self) -> str:
+        """Calibration method of the activations."""
+        return str(self.get("activation/calibration/method"))
+
+    @property
+    def target(self) -> str:
+        """The target; only the NPU targets are ever set."""
+        return str(self.config.get("target", "onnxruntime_cpu"))
+
+
+def step(pointer: str, *parts: str | int) -> str:
+    """The pointer of something within what stands at ``pointer`` (RFC 6901)."""
+    return pointer + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
