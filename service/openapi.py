@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import FastAPI
 
-from service.contracts.errors import Problem
-from service.errors import PROBLEM_MEDIA_TYPE
+from service.artifacts.errors import ArtifactNotFoundError
+from service.contracts.errors import InvalidRequestError, Problem, QuantmillError
+from service.datasets.errors import DatasetNotFoundError
+from service.deps import UnauthorizedError
+from service.errors import PROBLEM_MEDIA_TYPE, BodyTooLargeError, DatabaseUnavailableError
+from service.idempotency.answers import IDEMPOTENCY_HEADER, IdempotencyInFlightError, IdempotencyKeyReuseError
+from service.jobs.errors import JobNotFoundError
+from service.models.errors import ModelNotFoundError
+from service.pagination import InvalidCursorError
 from service.problems.catalog import problem_types
+from service.responses import PROBLEM_CODES, describe
+from service.uploads.errors import UploadNotFoundError
 
 DESCRIPTION = """
 A quantization service: a float ONNX model and data go in, a quantized model, an accuracy report and a verdict come out.
@@ -17,7 +27,16 @@ Upload files, make a model and datasets of them, submit a job, follow its events
 Every failure is an `application/problem+json` with a stable `code`; `/v1/problems` lists them all.
 """
 
-# Declared for every endpoint; takes the place of FastAPI's own 422.
+_BY_PARAMETER: dict[tuple[str, str], tuple[type[QuantmillError], ...]] = {
+    ("path", "upload_id"): (UploadNotFoundError,),
+    ("path", "model_id"): (ModelNotFoundError,),
+    ("path", "dataset_id"): (DatasetNotFoundError,),
+    ("path", "job_id"): (JobNotFoundError,),
+    ("path", "artifact_id"): (ArtifactNotFoundError,),
+    ("query", "cursor"): (InvalidCursorError,),
+    ("header", IDEMPOTENCY_HEADER): (IdempotencyKeyReuseError, IdempotencyInFlightError),
+}
+# Declared for every endpoint, for what the concrete responses leave open; takes the place of FastAPI's own 422.
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Problem, "description": "The request cannot be served as it is"},
     "5XX": {"model": Problem, "description": "The service cannot serve it right now"},
@@ -40,9 +59,32 @@ def install(app: FastAPI) -> None:
 
 
 def _name_problems(document: dict[str, Any]) -> None:
+    titles = {problem.code: problem.title for problem in problem_types()}
     for operations in document["paths"].values():
         for operation in operations.values():
-            for status in ("4XX", "5XX"):
-                content = operation["responses"].get(status, {}).get("content", {})
-                if "application/json" in content:
-                    content[PROBLEM_MEDIA_TYPE] = content.pop("application/json")
+            responses = operation["responses"]
+            for kind in _common(operation):
+                codes = responses.setdefault(str(kind.status), {}).setdefault(PROBLEM_CODES, [])
+                codes += [kind.code] if kind.code not in codes else []
+            for status, response in responses.items():
+                if PROBLEM_CODES in response:
+                    response[PROBLEM_CODES].sort()
+                    response["description"] = describe({code: titles[code] for code in response[PROBLEM_CODES]})
+                if PROBLEM_CODES in response or status in ("4XX", "5XX"):
+                    response["content"] = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+            operation["responses"] = dict(sorted(responses.items()))
+
+
+def _common(operation: dict[str, Any]) -> Iterator[type[QuantmillError]]:
+    """What an operation may answer because of its key, parameters and body."""
+    if "security" in operation:
+        yield UnauthorizedError
+        yield DatabaseUnavailableError
+    parameters = operation.get("parameters", [])
+    for parameter in parameters:
+        yield from _BY_PARAMETER.get((parameter["in"], parameter["name"]), ())
+    takes_json = "application/json" in operation.get("requestBody", {}).get("content", {})
+    if takes_json or any(parameter["in"] != "path" for parameter in parameters):
+        yield InvalidRequestError
+    if takes_json:
+        yield BodyTooLargeError

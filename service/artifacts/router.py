@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from service.artifacts import service
 from service.artifacts.content import Content, content_range, file_response, not_modified
+from service.artifacts.errors import RangeNotSatisfiableError
 from service.artifacts.schemas import ArtifactLinks, ArtifactList, ArtifactOut
 from service.deps import DeskDep, PrincipalDep
+from service.responses import Responses, problems
+from service.storage import StoredFileCorruptError, StoredFileMissingError
 from service.tables import Artifact
 
 router = APIRouter(tags=["artifacts"])
 
 _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_FILE_RESPONSES: dict[int | str, dict[str, Any]] = {
+_FILE_RESPONSES: Responses = {
     200: {"description": "The file", "content": _FILE},
     206: {"description": "The range that was asked for", "content": _FILE},
     304: {"description": "Not changed"},
@@ -43,7 +44,11 @@ def head_content(artifact_id: str, desk: DeskDep, principal: PrincipalDep) -> Re
     return Response(headers=headers, media_type=artifact.media_type)
 
 
-@router.get("/v1/artifacts/{artifact_id}/content", responses=_FILE_RESPONSES, response_class=Response)
+@router.get(
+    "/v1/artifacts/{artifact_id}/content",
+    responses=_FILE_RESPONSES | problems(RangeNotSatisfiableError, StoredFileMissingError, StoredFileCorruptError),
+    response_class=Response,
+)
 def get_content(artifact_id: str, request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
     """The file; takes Range, If-Range and If-None-Match. The entity tag is its sha256."""
     artifact = service.get(desk, principal.tenant_id, artifact_id)

@@ -14,11 +14,18 @@ from service.http import Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.nouns import NounStatus
 from service.pagination import DEFAULT_LIMIT, CursorCodec, CursorParameter, Limit, Page, link_header
+from service.responses import problems
+from service.uploads.errors import UploadNotCompleteError, UploadNotFoundError
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
 
-@router.post("", status_code=201, response_model=DatasetOut)
+@router.post(
+    "",
+    status_code=201,
+    response_model=DatasetOut,
+    responses=problems(UploadNotFoundError, UploadNotCompleteError),
+)
 def create_dataset(
     body: DatasetCreate,
     desk: DeskDep,

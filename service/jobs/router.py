@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import AwareDatetime
 from starlette.concurrency import run_in_threadpool
 
-from service.contracts.errors import InvalidRequestError
+from service.contracts.errors import (
+    AlreadyQuantizedError,
+    DatasetMismatchError,
+    InvalidConfigError,
+    InvalidRequestError,
+)
 from service.contracts.report import Report
+from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.deps import DeskDep, PrincipalDep, RequestIdDep
 from service.http import Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
@@ -27,26 +33,39 @@ from service.jobs.schemas import (
     JobValidated,
     ShownState,
 )
-from service.jobs.service import JobView
+from service.jobs.service import JobView, ReportNotFoundError, ReportNotReadyError
 from service.jobs.streaming import event_stream
 from service.jobs.views import event_out, job_out
+from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import DEFAULT_LIMIT, CursorCodec, CursorParameter, Limit, Page, link_header
+from service.responses import Responses, problems
 
 router = APIRouter(tags=["jobs"])
 
 _LABEL = "label."
 _SEQ_MAX = 2**31 - 1
-_EVENT_RESPONSES: dict[int | str, dict[str, Any]] = {
+_EVENT_RESPONSES: Responses = {
     200: {
         "model": EventPage,
         "description": "The log: a page of it as JSON, or all of it, as it grows, as an event stream.",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
-_NOT_CHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "Not changed"}}
+_NOT_CHANGED: Responses = {304: {"description": "Not changed"}}
+_JOB_REFUSALS = (
+    AlreadyQuantizedError,
+    DatasetMismatchError,
+    DatasetNotFoundError,
+    DatasetNotReadyError,
+    DatasetRejectedError,
+    InvalidConfigError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    ModelRejectedError,
+)
 
 
-@router.post("/v1/jobs", status_code=202, response_model=JobOut)
+@router.post("/v1/jobs", status_code=202, response_model=JobOut, responses=problems(*_JOB_REFUSALS))
 def create_job(
     body: JobCreate,
     desk: DeskDep,
@@ -59,7 +78,7 @@ def create_job(
     return answer.response()
 
 
-@router.post("/v1/jobs:validate")
+@router.post("/v1/jobs:validate", responses=problems(*_JOB_REFUSALS))
 def validate_job(body: JobValidate, desk: DeskDep, principal: PrincipalDep) -> JobValidated:
     """Check a request and show the config that would be run; nothing is stored."""
     return JobValidated(config=body.config, warnings=service.check(desk, principal.tenant_id, body))
@@ -170,7 +189,11 @@ async def get_events(
     )
 
 
-@router.get("/v1/jobs/{job_id}/report", response_model=Report, responses=_NOT_CHANGED)
+@router.get(
+    "/v1/jobs/{job_id}/report",
+    response_model=Report,
+    responses=_NOT_CHANGED | problems(ReportNotReadyError, ReportNotFoundError),
+)
 def get_report(
     job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:

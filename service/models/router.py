@@ -14,11 +14,18 @@ from service.models.schemas import ModelCreate, ModelOut
 from service.models.views import etag, model_in_list, model_out
 from service.nouns import NounStatus
 from service.pagination import DEFAULT_LIMIT, CursorCodec, CursorParameter, Limit, Page, link_header
+from service.responses import problems
+from service.uploads.errors import UploadNotCompleteError, UploadNotFoundError
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
-@router.post("", status_code=201, response_model=ModelOut)
+@router.post(
+    "",
+    status_code=201,
+    response_model=ModelOut,
+    responses=problems(UploadNotFoundError, UploadNotCompleteError),
+)
 def create_model(
     body: ModelCreate,
     desk: DeskDep,

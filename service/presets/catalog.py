@@ -59,7 +59,9 @@ def named(name: str) -> Entry:
     preset = find_preset(name)
     if preset is None:
         raise PresetNotFoundError(
-            f"{missing_preset(name)}.", hint="'quantmill presets' and GET /v1/presets list all names.", parameter="name"
+            f"{missing_preset(name)}.",
+            hint="'quantmill presets' and GET /v1/presets list all names.",
+            path_parameter="name",
         )
     return entry(preset)
 

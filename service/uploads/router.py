@@ -7,8 +7,21 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Request, Response
 
 from service.deps import DeskDep, PrincipalDep
+from service.responses import problems
+from service.storage import StorageFullError
 from service.tables import Upload
 from service.uploads import service
+from service.uploads.errors import (
+    DigestMismatchError,
+    UploadBusyError,
+    UploadCompleteError,
+    UploadEmptyError,
+    UploadIncompleteError,
+    UploadOffsetMismatchError,
+    UploadSizeUnknownError,
+    UploadStalledError,
+    UploadTooLargeError,
+)
 from service.uploads.schemas import UploadCreate, UploadLinks, UploadOut
 
 router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
@@ -19,13 +32,21 @@ _BYTES_BODY = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
+_BYTES_REFUSALS = (
+    DigestMismatchError,
+    StorageFullError,
+    UploadBusyError,
+    UploadCompleteError,
+    UploadStalledError,
+    UploadTooLargeError,
+)
 ContentLength = Annotated[int | None, Header(ge=0, include_in_schema=False)]
 ContentDigest = Annotated[
     str | None, Header(description="sha-256 of this request's body, checked where given (RFC 9530).")
 ]
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, responses=problems(UploadEmptyError, UploadTooLargeError, StorageFullError))
 def create_upload(body: UploadCreate, desk: DeskDep, principal: PrincipalDep, response: Response) -> UploadOut:
     """Announce a file. Then send its bytes."""
     upload = service.create(desk, principal.tenant_id, body)
@@ -49,7 +70,12 @@ def head_upload(upload_id: str, desk: DeskDep, principal: PrincipalDep) -> Respo
     return Response(headers=_offset_headers(upload, offset))
 
 
-@router.patch("/{upload_id}", status_code=204, openapi_extra=_BYTES_BODY)
+@router.patch(
+    "/{upload_id}",
+    status_code=204,
+    openapi_extra=_BYTES_BODY,
+    responses=problems(*_BYTES_REFUSALS, UploadOffsetMismatchError, UploadSizeUnknownError),
+)
 async def append_to_upload(
     upload_id: str,
     request: Request,
@@ -67,7 +93,11 @@ async def append_to_upload(
     return Response(status_code=204, headers=_offset_headers(upload, offset))
 
 
-@router.put("/{upload_id}/content", openapi_extra=_BYTES_BODY)
+@router.put(
+    "/{upload_id}/content",
+    openapi_extra=_BYTES_BODY,
+    responses=problems(*_BYTES_REFUSALS, UploadEmptyError, UploadIncompleteError),
+)
 async def put_content(
     upload_id: str,
     request: Request,

@@ -244,10 +244,39 @@ def test_openapi_is_complete(sqlite_front: Front) -> None:
         for method, operation in operations.items():
             assert operation["description"], f"{method} {path} has no description"
             assert list(operation["responses"]["4XX"]["content"]) == ["application/problem+json"]
+            for status, response in operation["responses"].items():
+                if status.startswith(("4", "5")) and path != "/readyz":
+                    assert list(response["content"]) == ["application/problem+json"], f"{method} {path} {status}"
+                    assert status.endswith("XX") or response["x-problem-codes"], f"{method} {path} {status}"
     for reference in set(_references(document)):
         assert reference.removeprefix("#/components/schemas/") in schemas
     codes = {entry["code"] for entry in document["x-problem-types"]}
     assert {"digest-mismatch", "idempotency-key-reuse", "dataset-mismatch"} <= codes
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "codes"),
+    [
+        ("post", "/v1/uploads", "401 413 422 503 507 body-too-large empty-upload storage-full upload-too-large"),
+        ("patch", "/v1/uploads/{upload_id}", "404 408 409 413 422 upload-offset-mismatch upload-busy digest-mismatch"),
+        ("put", "/v1/uploads/{upload_id}/content", "408 409 422 upload-incomplete empty-upload upload-stalled"),
+        ("post", "/v1/models", "401 404 409 413 422 idempotency-key-reuse idempotency-in-flight upload-not-complete"),
+        ("get", "/v1/models/{model_id}", "401 404 422 503 model-not-found invalid-request unauthorized"),
+        ("post", "/v1/jobs", "404 409 422 dataset-mismatch invalid-config model-not-ready model-rejected"),
+        ("get", "/v1/jobs", "401 422 invalid-cursor invalid-request"),
+        ("get", "/v1/jobs/{job_id}/report", "404 409 report-not-ready report-not-found job-not-found"),
+        ("get", "/v1/artifacts/{artifact_id}/content", "404 416 500 range-not-satisfiable stored-file-corrupt"),
+        ("get", "/v1/presets/{name}", "404 preset-not-found"),
+    ],
+)
+def test_openapi_tells_the_problems_of_each_endpoint(sqlite_front: Front, method: str, path: str, codes: str) -> None:
+    document = sqlite_front.http.get("/openapi.json").json()
+    responses = document["paths"][path][method]["responses"]
+    told = set(responses) | {code for response in responses.values() for code in response.get("x-problem-codes", [])}
+    assert set(codes.split()) <= told
+    known = {entry["code"]: str(entry["status"]) for entry in document["x-problem-types"]}
+    for status, response in responses.items():
+        assert {known[code] for code in response.get("x-problem-codes", [])} <= {status}
 
 
 def _references(node: Any) -> Iterator[str]:
