@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from service.contracts.config import QuantizationConfig
 
 _CALIBRATIONS = ("minmax", "percentile")
-_TARGETS = ("onnxruntime_cpu",)
 
 
 def unsupported(config: QuantizationConfig) -> tuple[str, ...]:
@@ -20,8 +19,6 @@ def unsupported(config: QuantizationConfig) -> tuple[str, ...]:
 
 
 def _found(config: QuantizationConfig) -> Iterator[tuple[str, str]]:
-    if config.target not in _TARGETS:
-        yield "/target", f"target {config.target}"
     if config.tensor_ranges:
         yield "/tensor_ranges", "tensor_ranges"
     activation, weight = config.activation, config.weight
@@ -35,6 +32,3 @@ def _found(config: QuantizationConfig) -> Iterator[tuple[str, str]]:
         yield "/weight/calibration/method", f"weight calibration {weight.calibration.method}"
     if getattr(activation.calibration, "moving_average", None) is not None:
         yield "/activation/calibration/moving_average", "moving_average"
-    for name, value in config.preparation:
-        if value != type(config.preparation).model_fields[name].get_default(call_default_factory=True):
-            yield f"/preparation/{name}", f"preparation {name}"

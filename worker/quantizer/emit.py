@@ -86,7 +86,7 @@ def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names, writ
         readers = [
             usage
             for usage in value.uses()
-            if usage.idx == 1 and usage.node.graph is graph and _role(usage.node, plan) is Role.LINEAR
+            if usage.node.graph is graph and _reads_integers(usage.node, usage.idx, plan)
         ]
         dequantized = _dequantize_constant(
             graph, weight.initializer, weight.integers, weight.quantization, names, writer
@@ -100,6 +100,14 @@ def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names, writ
         shared = len(graph.initializers[bias.initializer].uses()) > 1
         stem = f"{bias.initializer}_of_{name}" if shared else bias.initializer
         node.replace_input_with(2, _dequantize_constant(graph, stem, bias.integers, bias.quantization, names, writer))
+
+
+def _reads_integers(node: ir.Node, index: int, plan: QuantizationPlan) -> bool:
+    """True if the constant operand ``index`` of a node is quantized: a weight, a slope, a term; no limit, no bias."""
+    role = _role(node, plan)
+    if role is Role.ARITHMETIC:
+        return True
+    return index == 1 and (role is Role.LINEAR or (role is not None and node.op_type == "PRelu"))
 
 
 def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
@@ -208,7 +216,7 @@ def _drop_implied_activations(graph: ir.Graph, plan: QuantizationPlan) -> None:
     q(clip(x, lo, hi)) = q(x) for every x if q(lo) is the smallest and q(hi) the largest integer.
     """
     for node in list(graph):
-        if _role(node, plan) is not Role.FUSED:
+        if _role(node, plan) is not Role.FUSED or node.op_type not in ("Relu", "Clip"):
             continue
         value = node.outputs[0]
         readers = [usage.node for usage in value.uses()]

@@ -11,7 +11,7 @@ from worker.quantizer.emit import emit
 from worker.quantizer.equalization import bias_correction
 from worker.quantizer.evaluation.compare import LayerDistances, layer_distances
 from worker.quantizer.graph.values import is_constant, name_of, node_name, users
-from worker.quantizer.plan.build import carrier
+from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan
 from worker.quantizer.run import Run
 from worker.quantizer.runtime import Session, with_outputs

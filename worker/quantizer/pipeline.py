@@ -14,17 +14,20 @@ from service.contracts.compatibility import check_dataset, check_gate
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import EngineError
 from service.contracts.model import ModelSummary
+from service.contracts.preparation import fixed_inputs
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeTask
 from worker.quantizer.context import Context, Quantized
 from worker.quantizer.data import Dataset, choose_batch_size, open_dataset
 from worker.quantizer.evaluation.metrics import Distance
+from worker.quantizer.graph.layout import take_nhwc
 from worker.quantizer.graph.loading import load_model
 from worker.quantizer.graph.prepare import Prepared, prepare
 from worker.quantizer.intake import inspect_model
 from worker.quantizer.measure import Stages
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import check_selectors
+from worker.quantizer.plan.targets import edit_graph
 from worker.quantizer.provenance import fates, outline
 from worker.quantizer.recipes.qoperator import to_qoperator
 from worker.quantizer.recipes.registry import RECIPES, wanted_opset
@@ -90,6 +93,7 @@ def quantize(
     with stages.stage("load"):
         run.progress("load")
         summary = inspect_model(model_path, threads=threads, list_nodes=False)
+        summary = summary.model_copy(update={"inputs": fixed_inputs(summary.inputs, config.preparation)})
         calibration_data = _open(calibration, summary, "calibration dataset")
         evaluation_data = _open(evaluation, summary, "evaluation dataset") if evaluation is not None else None
         measured_on = evaluation_data or calibration_data
@@ -147,6 +151,11 @@ def _quantize(original: ir.Model, context: Context) -> Quantized:
         run.check()
         if not plan.is_empty and prepared.keeps_function:
             _check_prepared(prepared, context)
+        edits = [] if plan.is_empty else edit_graph(prepared.graph, config, prepared.op_types)
+        if edits:
+            plan = recipe.plan(prepared.graph, config, prepared.op_types)
+            plan.notes += notes
+            plan.decisions[:0] = edits
     if plan.is_empty:
         unselected = config.model_copy(update={"include": (), "exclude": ()})
         without = recipe.plan(prepared.graph, unselected, prepared.op_types)
@@ -162,6 +171,7 @@ def _quantize(original: ir.Model, context: Context) -> Quantized:
         if config.format == "qoperator":
             model_bytes, left = to_qoperator(model_bytes, threads=context.threads)
             plan.notes.append(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")
+        model_bytes = take_nhwc(model_bytes, prepared.nhwc_inputs)
     return Quantized(prepared, plan, quantized, model_bytes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from service.contracts.config import Gate
@@ -9,10 +10,12 @@ from service.contracts.report import LayerFigures, ModelFigures
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.compare import Comparison
 from worker.quantizer.layers import NOT_APPLICABLE
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.plan.types import Decision, QuantizationPlan
 
 # Below this, one part in ten of the output's energy is error.
 _POOR_SQNR_DB = 10.0
+# Nodes or tensors named in one note.
+_TOLD = 3
 
 
 def report_notes(
@@ -24,8 +27,7 @@ def report_notes(
     after: ModelFigures,
 ) -> tuple[str, ...]:
     """Everything that the reader of a report should not have to find out alone."""
-    notes = list(plan.notes)
-    notes += [f"node {name!r}: bias stays in float: {bias.reason}" for name, bias in plan.biases.items() if bias.reason]
+    notes = [*plan.notes, *decision_notes(plan.decisions), *_float_bias_notes(plan)]
     if comparison.fidelity.source == "calibration" and gate != Gate():
         notes.append("the gate was judged on the calibration data: give an evaluation dataset for a verdict to rely on")
     for name, array in data.summary.arrays.items():
@@ -54,6 +56,35 @@ def report_notes(
             "or try the preset int8_percentile"
         )
     return tuple(notes)
+
+
+def decision_notes(decisions: Sequence[Decision]) -> list[str]:
+    """What the target's rules changed: one sentence per rule and cause, with the first places."""
+    groups: dict[tuple[str, str, bool], list[Decision]] = defaultdict(list)
+    for decision in decisions:
+        groups[decision.rule, decision.why, decision.conflict].append(decision)
+    notes = []
+    for (rule, why, conflict), made in groups.items():
+        told = ", ".join(f"{decision.where} ({decision.what})" for decision in made[:_TOLD])
+        more = f" and {len(made) - _TOLD} more" if len(made) > _TOLD else ""
+        word = "could not be kept" if conflict else "changed"
+        notes.append(f"target rule {rule} {word} {len(made)}: {told}{more}; {why}")
+    return notes
+
+
+def _float_bias_notes(plan: QuantizationPlan) -> list[str]:
+    """Which biases stay in float; what a rule of the target decided is told there."""
+    by_rule = {decision.where for decision in plan.decisions if decision.rule == "float_bias"}
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, bias in plan.biases.items():
+        if bias.reason and name not in by_rule:
+            groups[bias.reason].append(name)
+    notes = []
+    for reason, names in groups.items():
+        told = ", ".join(repr(name) for name in names[:_TOLD])
+        more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
+        notes.append(f"node{'s' if len(names) > 1 else ''} {told}{more}: bias stays in float: {reason}")
+    return notes
 
 
 def nothing_quantized(*, by_selectors: bool) -> str:

@@ -34,7 +34,7 @@ def plan_parameters(node: ir.Node, plan: QuantizationPlan, selection: Selection)
     plan_weight(node, plan, selection)
     if node.op_type != "MatMul" and len(node.inputs) > 2 and node.inputs[2] is not None:
         bias = BiasPlan(node_name(node), name_of(node.inputs[2]), selection.bias(node))
-        bias.reason = _float_bias_reason(node, bias.spec, plan.weights[name_of(weight)])
+        bias.reason = float_bias_reason(node, bias.spec, plan.weights[name_of(weight)])
         plan.biases[node_name(node)] = bias
 
 
@@ -91,7 +91,7 @@ def input_axis(node: ir.Node) -> int:
     return max(rank - 2, 0)
 
 
-def _float_bias_reason(node: ir.Node, spec: BiasSpec, weight: WeightPlan) -> str | None:
+def float_bias_reason(node: ir.Node, spec: BiasSpec, weight: WeightPlan) -> str | None:
     """Why the bias stays in float; None if it is quantized."""
     array = constant(node.inputs[2])
     if spec.dtype == "float32":

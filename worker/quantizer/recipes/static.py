@@ -8,6 +8,7 @@ from worker.quantizer.equalization import bias_correction
 from worker.quantizer.graph.prepare import Prepared
 from worker.quantizer.overflow import check_finite
 from worker.quantizer.plan.parameters import fill_activations, fill_parameters
+from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.statistics.collect import Request, collect
 from worker.quantizer.statistics.reducers import MinMax, Percentile, Range, RangeReducer
@@ -36,9 +37,12 @@ def fill_static(prepared: Prepared, plan: QuantizationPlan, context: Context) ->
         _check_ranges(prepared, ranges, context)
         fill_activations(plan, ranges)
         fill_parameters(prepared.graph, plan)
+        # before biases are corrected, so that they are corrected for the weights as they will be
+        move_grids(prepared.graph, plan, config)
         if corrects_biases:
             corrected = bias_correction.correct_biases(prepared.graph, plan, means)
             run.log(f"bias correction: {corrected} nodes")
+        move_grids(prepared.graph, plan, config)
 
 
 def _check_ranges(prepared: Prepared, ranges: dict[str, Range], context: Context) -> None:

@@ -1,0 +1,123 @@
+"""What a target is: the operators it runs on integers, and rules that bend a plan to what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+import onnx_ir as ir
+
+from service.contracts.config import QuantizationConfig
+from service.contracts.targets import target_options
+from worker.quantizer.plan.selection import Selection
+from worker.quantizer.plan.types import Decision, QuantizationPlan, Role
+
+
+class Stage(Enum):
+    """When a rule looks at the plan."""
+
+    GRAPH = "graph"  # before planning: replaces operators in the prepared graph; no plan yet
+    NODES = "nodes"  # roles are chosen, tensors are not yet planned: changes roles
+    SPECS = "specs"  # tensors are planned: changes their specs
+    GRIDS = "grids"  # grids and integers are there: moves grids
+
+
+@dataclass
+class RuleContext:
+    """What a rule may look at and change.
+
+    Attributes:
+        graph: prepared main graph; only rules of stage GRAPH change it.
+        plan: changed in place by rules of the other stages.
+        config: resolved config.
+        options: every option of the target by name.
+        selection: what the user excluded, for rules of stage GRAPH, which run before any node has a role.
+    """
+
+    graph: ir.Graph
+    plan: QuantizationPlan
+    config: QuantizationConfig
+    options: dict[str, bool]
+    selection: Selection | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of a target, or several that can only be kept together.
+
+    Attributes:
+        names: those of the job's options which switch it; it runs if any is on and looks itself at which.
+        stage: when it runs.
+        apply: changes the graph or the plan and returns what it changed.
+    """
+
+    names: tuple[str, ...]
+    stage: Stage
+    apply: Callable[[RuleContext], list[Decision]]
+
+
+def rule(name: str, stage: Stage, apply: Callable[[RuleContext], list[Decision]]) -> Rule:
+    """A rule of one name."""
+    return Rule((name,), stage, apply)
+
+
+def _always(node: ir.Node) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Target:
+    """A hardware or runtime profile.
+
+    Attributes:
+        name: as in a config.
+        description: one line for people.
+        roles: operators with an integer kernel.
+        fusible: activation functions that the node before them takes in.
+        fuses: whether such a node has the form that is taken in.
+        takes_in: operators that take an activation function in.
+        lossless: operators that hand on the very integers they get.
+        whole: everything of the list runs on integers: also between float nodes, towards graph outputs, and with
+            constants as operands; else only what lies between quantized nodes does, and scores return float.
+        reasons: why some known operators stay in float; any other has no integer kernel.
+        rules: in the order they run within their stage.
+    """
+
+    name: str
+    description: str
+    roles: dict[str, Role]
+    fusible: frozenset[str]
+    takes_in: frozenset[str]
+    lossless: frozenset[str]
+    reasons: dict[str, str]
+    rules: tuple[Rule, ...] = ()
+    whole: bool = False
+    fuses: Callable[[ir.Node], bool] = field(default=_always)
+
+    def reason(self, op_type: str) -> str:
+        """Why ``op_type`` stays in float."""
+        return self.reasons.get(op_type, f"{self.name} has no integer kernel for {op_type}")
+
+    def rules_of(self, stage: Stage) -> tuple[Rule, ...]:
+        """The rules of one stage."""
+        return tuple(rule for rule in self.rules if rule.stage is stage)
+
+    def run(
+        self,
+        stage: Stage,
+        graph: ir.Graph,
+        plan: QuantizationPlan,
+        config: QuantizationConfig,
+        selection: Selection | None = None,
+    ) -> list[Decision]:
+        """Run the rules of ``stage`` that the config has on; the decisions are also added to the plan."""
+        context = RuleContext(graph, plan, config, target_options(self.name, config.target_options), selection)
+        made = [
+            decision
+            for rule in self.rules_of(stage)
+            if any(context.options[name] for name in rule.names)
+            for decision in rule.apply(context)
+        ]
+        plan.decisions += made
+        return made

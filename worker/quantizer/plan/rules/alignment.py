@@ -1,0 +1,86 @@
+"""One grid for the operands and the result of a Concat, whatever the kind of scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from worker.quantizer.graph.values import node_name
+from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
+from worker.quantizer.plan.profile import RuleContext
+from worker.quantizer.plan.rules.requantizing import GridEditor
+from worker.quantizer.plan.types import Decision, Role
+
+
+class Groups:
+    """Union-find: which names belong together."""
+
+    def __init__(self) -> None:
+        self._parent: dict[str, str] = {}
+
+    def find(self, name: str) -> str:
+        """The name that stands for the group of ``name``."""
+        root = name
+        while (above := self._parent.get(root, root)) != root:
+            root = above
+        while (above := self._parent.get(name, name)) != root:
+            self._parent[name], name = root, above
+        return root
+
+    def unite(self, names: Iterable[str]) -> None:
+        """Make one group of the groups of ``names``; the first stands for it."""
+        first, *others = [self.find(name) for name in names]
+        for other in others:
+            self._parent[other] = first
+
+
+def align_concat(context: RuleContext) -> list[Decision]:
+    """Widen the grids of all operands and the result of each Concat to one that covers them all."""
+    plan, groups, concats = context.plan, Groups(), []
+    for node in context.graph:
+        if node.op_type == "Concat" and plan.nodes[node_name(node)].role is Role.ARITHMETIC:
+            values = [*node.inputs, node.outputs[0]]
+            sources = [plan.activations[v.name].source for v in values if v is not None and v.name in plan.activations]
+            if len(sources) == len(values):
+                groups.unite([sources[-1], *sources[:-1]])
+                concats.append((node_name(node), sources))
+    members: dict[str, dict[str, IntegerGrid]] = {}
+    for _, sources in concats:
+        for source in sources:
+            grid = plan.activations[source].quantization
+            if isinstance(grid, IntegerGrid):
+                members.setdefault(groups.find(source), {})[source] = grid
+    editor, made = GridEditor(context.graph, plan), []
+    for grids in members.values():
+        dtypes = {grid.dtype for grid in grids.values()}
+        if len(dtypes) > 1:
+            why = f"its operands and result have types {', '.join(sorted(dtypes))}"
+            made += [Decision("align_concat", source, "keeps its grid", why, conflict=True) for source in grids]
+            continue
+        wide = _covering(list(grids.values()), context, next(iter(grids)))
+        for source, grid in grids.items():
+            if grid.scale != wide.scale or grid.zero_point != wide.zero_point:
+                what = f"scale {float(grid.scale):.4g} -> {float(wide.scale):.4g}"
+                made.append(Decision("align_concat", source, what, "operands and result of a Concat share a grid"))
+                editor.set_activation(source, wide)
+    editor.finish()
+    return made
+
+
+def _covering(grids: list[IntegerGrid], context: RuleContext, source: str) -> IntegerGrid:
+    """The grid over everything that ``grids`` can hold."""
+    ends = [grid.dequantize(np.asarray(grid.limits).astype(grid.zero_point.dtype)) for grid in grids]
+    spec = context.plan.activations[source].spec
+    first = grids[0]
+    if all(grid.scale == first.scale and grid.zero_point == first.zero_point for grid in grids):
+        return first
+    scale, zero_point = grid_for_range(
+        np.min([low for low, _ in ends]),
+        np.max([high for _, high in ends]),
+        first.dtype,
+        symmetric=spec.symmetric,
+        scale=spec.scale,
+        reduce_range=spec.reduce_range,
+    )
+    return IntegerGrid(first.dtype, scale, zero_point, symmetric=spec.symmetric, reduce_range=spec.reduce_range)

@@ -1,0 +1,217 @@
+"""Operators replaced by those that AMD's DPU computes (Vitis AI's DPU simulation).
+
+Some replacements compute another function; each is returned, and what follows is calibrated on what they compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    Names,
+    add_initializer,
+    constant,
+    float_attribute,
+    is_float32,
+    name_of,
+    node_name,
+)
+from worker.quantizer.plan.profile import RuleContext
+from worker.quantizer.plan.types import Decision
+
+# Marks a Mul by a constant that simulates rounding inside the node before it: no Q/DQ pair stands between the two.
+SIMULATED = "quantmill.simulated"
+
+_SIXTH = 1.0 / 6.0
+_DPU_SIXTH = 2731.0 / 16384.0
+_ALPHA_TOLERANCE = 1e-3
+_ALPHA_STEPS = 256
+# m / 2^n in place of 1 / k^2, as the hardware's tables hold it for square kernels k.
+_SQUARE_KERNELS = {3: (7, 64), 5: (10, 256), 6: (7, 256), 7: (21, 1024), 14: (21, 4096)}
+_LARGEST_AREA = 255
+
+
+def sigmoid_to_hard_sigmoid(context: RuleContext) -> list[Decision]:
+    """Sigmoid(x) becomes HardSigmoid(x) = clip(x / 6 + 1/2, 0, 1)."""
+    made = []
+    for node in _nodes(context, "Sigmoid"):
+        _replace_by(node, "HardSigmoid", [node.inputs[0]], alpha=_SIXTH, beta=0.5)
+        why = "the NPU has no Sigmoid; the two differ by up to 0.07"
+        made.append(Decision("sigmoid_to_hard_sigmoid", node_name(node), "Sigmoid -> HardSigmoid", why))
+    return made
+
+
+def split_hard_swish(context: RuleContext) -> list[Decision]:
+    """HardSwish(x) = x * HardSigmoid(x; 1/6, 1/2), exactly."""
+    names, made = Names(context.graph), []
+    for node in _nodes(context, "HardSwish"):
+        source, name = node.inputs[0], node_name(node)
+        gate = ir.node(
+            "HardSigmoid", [source], attributes={"alpha": _SIXTH, "beta": 0.5}, name=names.free(f"{name}_HardSigmoid")
+        )
+        gate.outputs[0].name = names.free(f"{name_of(node.outputs[0])}_HardSigmoid")
+        gate.outputs[0].type, gate.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+        context.graph.insert_before(node, gate)
+        _replace_by(node, "Mul", [source, gate.outputs[0]])
+        why = "the NPU has no HardSwish; the two compute the same"
+        made.append(Decision("split_hard_swish", name, "HardSwish -> HardSigmoid, Mul", why))
+    return made
+
+
+def dpu_leaky_relu(context: RuleContext) -> list[Decision]:
+    """LeakyRelu's alpha becomes round(256 alpha) / 256."""
+    made = []
+    for node in _nodes(context, "LeakyRelu"):
+        alpha = float_attribute(node, "alpha", 0.01)
+        rounded = round(_ALPHA_STEPS * alpha) / _ALPHA_STEPS
+        if rounded != alpha:
+            node.attributes["alpha"] = ir.AttrFloat32("alpha", rounded)
+            what = f"alpha {alpha:.6g} -> {rounded:.6g}"
+            made.append(Decision("dpu_leaky_relu", node_name(node), what, "the NPU multiplies by 256ths"))
+    return made
+
+
+def dpu_hard_sigmoid(context: RuleContext) -> list[Decision]:
+    """HardSigmoid(x) is multiplied by 6 * 2731 / 16384."""
+    names, made = Names(context.graph), []
+    for node in _nodes(context, "HardSigmoid"):
+        if is_dpu_hard_sigmoid(node):
+            _multiply(context, node, _DPU_SIXTH / _SIXTH, names)
+            why = "the NPU multiplies by 2731/16384 in place of 1/6"
+            made.append(Decision("dpu_hard_sigmoid", node_name(node), f"times {_DPU_SIXTH / _SIXTH:.6g}", why))
+    return made
+
+
+def dpu_average_pool(context: RuleContext) -> list[Decision]:
+    """Average pooling is multiplied by the area times the m / 2^n that stands for its reciprocal."""
+    return _simulate_division(context, "dpu_average_pool", {"AveragePool": _kernel, "GlobalAveragePool": _plane})
+
+
+def dpu_reduce_mean(context: RuleContext) -> list[Decision]:
+    """The same for ReduceMean over the two spatial axes."""
+    return _simulate_division(context, "dpu_reduce_mean", {"ReduceMean": _reduced})
+
+
+def is_dpu_hard_sigmoid(node: ir.Node) -> bool:
+    """True for the one HardSigmoid that the NPU computes: alpha 1/6 (within 1e-3), beta 1/2."""
+    return (
+        abs(float_attribute(node, "alpha", 0.2) - _SIXTH) < _ALPHA_TOLERANCE
+        and float_attribute(node, "beta", 0.5) == 0.5
+    )
+
+
+def pooling_factor(height: int, width: int) -> float:
+    """What an average over ``height`` x ``width`` values is multiplied by on the NPU.
+
+    height * width * m / 2^n, where m / 2^n is the hardware's approximation of 1 / (height * width): from its table for
+    some square kernels, else the nearest with n < 7 + ceil(log2(height * width)); 1 beyond an area of 255.
+    """
+    area = height * width
+    if area > _LARGEST_AREA:
+        return 1.0
+    if height == width and height in _SQUARE_KERNELS:
+        multiplier, divisor = _SQUARE_KERNELS[height]
+        return area * multiplier / divisor
+    shifts = range(max(math.ceil(math.log2(area * 128)), 1))
+    best: float = min((round(2**n / area) / 2**n for n in shifts), key=lambda value: abs(value - 1 / area))
+    return area * best
+
+
+def _simulate_division(
+    context: RuleContext, rule: str, sizes: dict[str, Callable[[ir.Node], tuple[int, int] | None]]
+) -> list[Decision]:
+    names, made = Names(context.graph), []
+    for op_type, size_of in sizes.items():
+        for node in _nodes(context, op_type):
+            size = size_of(node)
+            factor = 1.0 if size is None else pooling_factor(*size)
+            if size is not None and factor != 1.0:
+                _multiply(context, node, factor, names)
+                why = f"the NPU divides by {size[0] * size[1]} with a multiplication and a shift"
+                made.append(Decision(rule, node_name(node), f"times {factor:.6g}", why))
+    return made
+
+
+def _kernel(node: ir.Node) -> tuple[int, int] | None:
+    attribute = node.attributes.get("kernel_shape")
+    sizes = list(attribute.as_ints()) if attribute is not None else []
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else None
+
+
+def _plane(node: ir.Node) -> tuple[int, int] | None:
+    value = node.inputs[0]
+    shape = list(value.shape) if value is not None and value.shape is not None else []
+    if len(shape) != 4 or not isinstance(shape[2], int) or not isinstance(shape[3], int):
+        return None
+    return shape[2], shape[3]
+
+
+def _reduced(node: ir.Node) -> tuple[int, int] | None:
+    attribute = node.attributes.get("axes")
+    axes = list(attribute.as_ints()) if attribute is not None else None
+    if axes is None and len(node.inputs) > 1:
+        array = constant(node.inputs[1])
+        axes = None if array is None else [int(axis) for axis in array.reshape(-1)]
+    return _plane(node) if axes is not None and sorted(axis % 4 for axis in axes) == [2, 3] else None
+
+
+def _nodes(context: RuleContext, op_type: str) -> list[ir.Node]:
+    return [
+        node
+        for node in context.graph
+        if node.op_type == op_type
+        and node.domain in DEFAULT_DOMAINS
+        and is_float32(node.outputs[0])
+        and (context.selection is None or context.selection.reason(node) is None)
+    ]
+
+
+def _replace_by(node: ir.Node, op_type: str, inputs: list[ir.Value | None], **attributes: float) -> None:
+    """Turn ``node`` into another operator, in its place and under its name."""
+    node.op_type = op_type
+    node.attributes.clear()
+    for name, number in attributes.items():
+        node.attributes[name] = ir.AttrFloat32(name, number)
+    if len(inputs) > len(node.inputs):
+        node.resize_inputs(len(inputs))
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)
+
+
+def _multiply(context: RuleContext, node: ir.Node, factor: float, names: Names) -> None:
+    """Put a Mul by ``factor`` behind ``node``; the result keeps the node's tensor name."""
+    result = node.outputs[0]
+    scale = add_initializer(context.graph, names.free(f"{node_name(node)}_factor"), np.asarray(factor, np.float32))
+    product = ir.node("Mul", [result, scale], name=names.free(f"{node_name(node)}_simulated"))
+    product.meta[SIMULATED] = True
+    made = product.outputs[0]
+    made.type, made.shape = result.type, result.shape
+    readers = [usage for usage in result.uses() if usage.node is not product]
+    is_output = result.is_graph_output()
+    name = name_of(result)
+    result.name, made.name = names.free(f"{name}_exact"), name
+    context.graph.insert_after(node, product)
+    for usage in readers:
+        usage.node.replace_input_with(usage.idx, made)
+    if is_output:
+        for index, output in enumerate(context.graph.outputs):
+            if output is result:
+                context.graph.outputs[index] = made
+
+
+__all__ = [
+    "SIMULATED",
+    "dpu_average_pool",
+    "dpu_hard_sigmoid",
+    "dpu_leaky_relu",
+    "dpu_reduce_mean",
+    "is_dpu_hard_sigmoid",
+    "pooling_factor",
+    "sigmoid_to_hard_sigmoid",
+    "split_hard_swish",
+]

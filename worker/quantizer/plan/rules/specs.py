@@ -1,0 +1,132 @@
+"""Rules that change how tensors are represented, before any number is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.contracts.dtypes import is_integer
+from service.contracts.specs import BiasSpec
+from worker.quantizer.graph.values import name_of, node_name
+from worker.quantizer.plan.profile import RuleContext
+from worker.quantizer.plan.types import Decision, WeightPlan
+from worker.quantizer.plan.weights import float_bias_reason
+
+_FOUR_BITS = ("int4", "uint4")
+
+
+def symmetric_int8(context: RuleContext) -> list[Decision]:
+    """Integer activations and weights become int8 around 0; 4-bit weights only symmetric. Other types stay."""
+    why = "zero_point must be 0, and int8 is the only 8-bit integer"
+    made = _activations(context, "symmetric_int8", why, dtype="int8", symmetric=True)
+    for weight in context.plan.weights.values():
+        if is_integer(weight.spec.dtype):
+            dtype = "int4" if weight.spec.dtype in _FOUR_BITS else "int8"
+            made += _weight(weight, "symmetric_int8", why, dtype=dtype, symmetric=True)
+    return made
+
+
+def xint8(context: RuleContext) -> list[Decision]:
+    """Everything becomes symmetric int8 with one power-of-two scale per tensor."""
+    why = "the NPU multiplies int8 around 0 and scales by shifting"
+    wanted: dict[str, Any] = {"dtype": "int8", "symmetric": True, "scale": "power_of_two", "reduce_range": False}
+    made = _activations(context, "xint8", why, everything=True, **wanted)
+    for weight in context.plan.weights.values():
+        made += _weight(weight, "xint8", why, granularity="per_tensor", **wanted)
+        weight.axis = weight.block_size = None
+    _judge_biases(context)
+    return made
+
+
+def int8_bias(context: RuleContext) -> list[Decision]:
+    """Biases become int8 with a grid of their own."""
+    made = []
+    for bias in context.plan.biases.values():
+        if bias.spec.dtype != "int8":
+            made.append(
+                Decision("int8_bias", bias.node, f"bias {bias.spec.dtype} -> int8", "the NPU holds biases as int8")
+            )
+            bias.spec = BiasSpec(dtype="int8")
+    _judge_biases(context)
+    return made
+
+
+def float_bias(context: RuleContext) -> list[Decision]:
+    """Biases stay float32."""
+    made = []
+    for bias in context.plan.biases.values():
+        if bias.reason is None:
+            why = "a DequantizeLinear of int32 is refused; biases are added in float"
+            made.append(Decision("float_bias", bias.node, f"bias {bias.spec.dtype} -> float32", why))
+            bias.spec, bias.reason = BiasSpec(dtype="float32"), "the target adds biases in float"
+    return made
+
+
+def seven_bit_weights(context: RuleContext) -> list[Decision]:
+    """int8 weights keep to [-64, 64]: 255 * 64 * 2 fits into 16 bits, 255 * 127 * 2 does not."""
+    why = "without VNNI the CPU adds two 8-bit products in 16 bits, which saturates"
+    made = []
+    for weight in context.plan.weights.values():
+        if weight.spec.dtype == "int8":
+            made += _weight(weight, "x86_without_vnni", why, reduce_range=True)
+    return made
+
+
+def unsigned_activations(context: RuleContext) -> list[Decision]:
+    """Signed activations become unsigned ones of the same width."""
+    made = []
+    for entry in context.plan.activations.values():
+        if entry.spec.dtype in ("int8", "int16"):
+            dtype = f"u{entry.spec.dtype}"
+            why = "QNN's operators take unsigned activations"
+            made.append(Decision("unsigned_activations", entry.tensor, f"{entry.spec.dtype} -> {dtype}", why))
+            entry.spec = entry.spec.model_copy(update={"dtype": dtype})
+    return made
+
+
+def per_tensor_matmul(context: RuleContext) -> list[Decision]:
+    """MatMul and Gemm weights have one scale."""
+    op_types = {node_name(node): node.op_type for node in context.graph}
+    made = []
+    for weight in context.plan.weights.values():
+        if weight.axis is not None and weight.block_size is None and op_types[weight.node] in ("MatMul", "Gemm"):
+            why = "QNN has no MatMul with scales per channel"
+            made += _weight(weight, "per_tensor_matmul", why, granularity="per_tensor")
+            weight.axis = None
+    return made
+
+
+def _activations(
+    context: RuleContext, rule: str, why: str, *, everything: bool = False, **update: Any
+) -> list[Decision]:
+    made = []
+    for entry in context.plan.activations.values():
+        if not everything and not is_integer(entry.spec.dtype):
+            continue
+        changed = {field: value for field, value in update.items() if getattr(entry.spec, field) != value}
+        if changed:
+            made.append(Decision(rule, entry.tensor, _words(entry.spec, changed), why))
+            entry.spec = entry.spec.model_copy(update=changed)
+    return made
+
+
+def _weight(weight: WeightPlan, rule: str, why: str, **update: Any) -> list[Decision]:
+    changed = {field: value for field, value in update.items() if getattr(weight.spec, field) != value}
+    if not changed:
+        return []
+    decision = Decision(rule, weight.initializer, _words(weight.spec, changed), why)
+    weight.spec = weight.spec.model_copy(update=changed)
+    return [decision]
+
+
+def _words(spec: Any, changed: dict[str, Any]) -> str:
+    return ", ".join(f"{field} {getattr(spec, field)} -> {value}" for field, value in changed.items())
+
+
+def _judge_biases(context: RuleContext) -> None:
+    """Say anew which biases can be quantized: their own type or that of their weight has changed."""
+    nodes = {node_name(node): node for node in context.graph}
+    for bias in context.plan.biases.values():
+        node = nodes[bias.node]
+        weight = node.inputs[1]
+        if weight is not None:
+            bias.reason = float_bias_reason(node, bias.spec, context.plan.weights[name_of(weight)])

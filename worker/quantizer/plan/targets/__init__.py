@@ -1,0 +1,54 @@
+"""The targets by name, and when their rules run: ``edit_graph`` before planning, ``move_grids`` after filling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from service.contracts.config import QuantizationConfig
+from worker.quantizer.plan.matching import Matcher
+from worker.quantizer.plan.profile import Rule, RuleContext, Stage, Target
+from worker.quantizer.plan.selection import Selection
+from worker.quantizer.plan.targets.amd_npu import AMD_NPU_CNN, AMD_NPU_TRANSFORMER
+from worker.quantizer.plan.targets.onnxruntime import ONNXRUNTIME_CPU, ONNXRUNTIME_GPU, TENSORRT
+from worker.quantizer.plan.targets.openvino import OPENVINO
+from worker.quantizer.plan.targets.qnn import QNN
+from worker.quantizer.plan.types import Decision, QuantizationPlan
+
+TARGETS = {
+    target.name: target
+    for target in (ONNXRUNTIME_CPU, ONNXRUNTIME_GPU, TENSORRT, QNN, OPENVINO, AMD_NPU_CNN, AMD_NPU_TRANSFORMER)
+}
+
+
+def edit_graph(
+    graph: ir.Graph, config: QuantizationConfig, op_types: Mapping[str, str] | None = None
+) -> list[Decision]:
+    """Replace operators of a prepared graph by those that the target computes; changed in place.
+
+    What is replaced may compute something else than before: every replacement is returned, for the report. Nodes that
+    the config excludes stay as they are, and so does the graph unless ``mode`` is static.
+
+    Args:
+        graph: prepared main graph.
+        config: resolved config.
+        op_types: operators by node name as uploaded; selectors match either.
+    """
+    target = TARGETS[config.target]
+    if config.mode != "static" or not target.rules_of(Stage.GRAPH):
+        return []
+    selection = Selection(config, Matcher(graph, op_types))
+    return target.run(Stage.GRAPH, graph, QuantizationPlan(), config, selection)
+
+
+def move_grids(graph: ir.Graph, plan: QuantizationPlan, config: QuantizationConfig) -> list[Decision]:
+    """Move the grids of a filled plan to where the target can work with them; changed in place.
+
+    Weights and biases are quantized anew where their grid moves. Run again after a step that changed grids or biases,
+    it moves only what that step has broken.
+    """
+    return TARGETS[config.target].run(Stage.GRIDS, graph, plan, config)
+
+
+__all__ = ["TARGETS", "Rule", "RuleContext", "Stage", "Target", "edit_graph", "move_grids"]

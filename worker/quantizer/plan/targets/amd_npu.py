@@ -1,0 +1,87 @@
+"""AMD's NPU: convolutional networks as XINT8 (Vitis AI's DPU), transformers by their matrix products."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from worker.quantizer.graph.values import constant
+from worker.quantizer.plan.profile import Rule, Stage, Target, rule
+from worker.quantizer.plan.rules import dpu
+from worker.quantizer.plan.rules.roles import matmul_constant_b_only, share_grid
+from worker.quantizer.plan.rules.shifts import SHIFT_RULES, settle_positions
+from worker.quantizer.plan.rules.specs import int8_bias, xint8
+from worker.quantizer.plan.targets.onnxruntime import LINEAR, common_reasons
+from worker.quantizer.plan.types import Role
+
+_POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
+_SLICES = ("Slice", "Split")
+_MOVERS = (
+    "DepthToSpace",
+    "Flatten",
+    "Gather",
+    "Identity",
+    "Reshape",
+    "Resize",
+    "SpaceToDepth",
+    "Squeeze",
+    "Transpose",
+    "Unsqueeze",
+)
+_ARITHMETIC = ("Add", "Sub", "Mul", "Min", "Max", "Concat")
+_UNARY = (*_POOLS, *_SLICES, "Pad", "Clip", "HardSigmoid", "LeakyRelu", "PRelu", "ReduceMean", "Relu")
+_FUSED_LIMITS = ((0.0, 6.0), (0.0, 1.0))
+_BY_CPU = "{} stays in float: the NPU leaves it to the CPU"
+_ON_CPU = ("Sigmoid", "Tanh", "Gelu", "Erf", "Elu", "HardSwish", "Where", "ArgMax")
+
+
+def _fuses(node: ir.Node) -> bool:
+    """Clip only as ReLU6 or ReLU1."""
+    if node.op_type != "Clip":
+        return True
+    arrays = [constant(value) for value in node.inputs[1:3]]
+    limits = tuple(float(array.reshape(-1)[0]) for array in arrays if array is not None)
+    return limits in _FUSED_LIMITS
+
+
+AMD_NPU_CNN = Target(
+    name="amd_npu_cnn",
+    description="XINT8: int8 around 0, power-of-two scales, the whole network in integers, within the DPU's shifts.",
+    roles={
+        **dict.fromkeys(LINEAR, Role.LINEAR),
+        **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
+        **dict.fromkeys(_UNARY, Role.UNARY),
+        **dict.fromkeys(_MOVERS, Role.TRANSPARENT),
+    },
+    fusible=frozenset({"Relu", "Clip", "LeakyRelu", "PRelu"}),
+    takes_in=frozenset({*LINEAR, "Add", *_POOLS}),
+    lossless=frozenset({*_MOVERS, *_SLICES, "MaxPool", "Pad"} - {"Resize"}),
+    reasons={**common_reasons("amd_npu_cnn"), **{op: _BY_CPU.format(op) for op in _ON_CPU}},
+    rules=(
+        rule("split_hard_swish", Stage.GRAPH, dpu.split_hard_swish),
+        rule("sigmoid_to_hard_sigmoid", Stage.GRAPH, dpu.sigmoid_to_hard_sigmoid),
+        rule("dpu_hard_sigmoid", Stage.GRAPH, dpu.dpu_hard_sigmoid),
+        rule("dpu_leaky_relu", Stage.GRAPH, dpu.dpu_leaky_relu),
+        rule("dpu_average_pool", Stage.GRAPH, dpu.dpu_average_pool),
+        rule("dpu_reduce_mean", Stage.GRAPH, dpu.dpu_reduce_mean),
+        rule("align_pool", Stage.NODES, share_grid(*_POOLS)),
+        rule("align_pad", Stage.NODES, share_grid("Pad")),
+        rule("align_slice", Stage.NODES, share_grid(*_SLICES)),
+        rule("xint8", Stage.SPECS, xint8),
+        rule("int8_bias", Stage.SPECS, int8_bias),
+        Rule(SHIFT_RULES, Stage.GRIDS, settle_positions),
+    ),
+    whole=True,
+    fuses=_fuses,
+)
+
+AMD_NPU_TRANSFORMER = Target(
+    name="amd_npu_transformer",
+    description="The matrix products of a transformer in integers, everything between them in float.",
+    roles=dict.fromkeys(("Gemm", "MatMul"), Role.LINEAR),
+    fusible=frozenset(),
+    takes_in=frozenset(),
+    lossless=frozenset(),
+    reasons=common_reasons("amd_npu_transformer"),
+    rules=(rule("matmul_constant_b_only", Stage.NODES, matmul_constant_b_only),),
+    whole=True,
+)

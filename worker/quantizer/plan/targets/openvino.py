@@ -1,0 +1,32 @@
+"""OpenVINO's CPU and GPU plugins: the placement that NNCF makes for its CPU profile."""
+
+from __future__ import annotations
+
+from worker.quantizer.plan.profile import Stage, Target, rule
+from worker.quantizer.plan.rules.alignment import align_concat
+from worker.quantizer.plan.rules.specs import float_bias, seven_bit_weights
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_HEADS, LINEAR, MOVERS, common_reasons
+from worker.quantizer.plan.types import Role
+
+_ARITHMETIC = ("Add", "Mul", "Sub", "Max", "Min", "Concat")
+
+OPENVINO = Target(
+    name="openvino",
+    description="OpenVINO: uint8 or int8 activations, int8 weights, one grid for all operands of a Concat.",
+    roles={
+        **dict.fromkeys(LINEAR, Role.LINEAR),
+        **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
+        **dict.fromkeys(("GlobalAveragePool", "AveragePool", "ReduceMean", "Relu", "Clip", "PRelu"), Role.UNARY),
+        **dict.fromkeys((*MOVERS, "Resize"), Role.TRANSPARENT),
+    },
+    fusible=frozenset({"Relu", "Clip", "PRelu"}),
+    takes_in=frozenset({*LINEAR, "Add", "Mul", "Sub"}),
+    lossless=frozenset(MOVERS),
+    reasons=common_reasons("openvino"),
+    rules=(
+        FLOAT_HEADS,
+        rule("float_bias", Stage.SPECS, float_bias),
+        rule("x86_without_vnni", Stage.SPECS, seven_bit_weights),
+        rule("align_concat", Stage.GRIDS, align_concat),
+    ),
+)

@@ -1,0 +1,50 @@
+"""Qualcomm's QNN: the HTP runs the whole network on uint8 or uint16 activations."""
+
+from __future__ import annotations
+
+from worker.quantizer.plan.profile import Stage, Target, rule
+from worker.quantizer.plan.rules.fixed import fixed_sigmoid_tanh
+from worker.quantizer.plan.rules.specs import per_tensor_matmul, unsigned_activations
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_HEADS, LINEAR, MOVERS, common_reasons
+from worker.quantizer.plan.types import Role
+
+_ARITHMETIC = ("Add", "Sub", "Mul", "Min", "Max", "Concat")
+_UNARY = (
+    "AveragePool",
+    "Clip",
+    "Elu",
+    "Gelu",
+    "GlobalAveragePool",
+    "HardSigmoid",
+    "HardSwish",
+    "LeakyRelu",
+    "PRelu",
+    "ReduceMean",
+    "Relu",
+    "Resize",
+    "Sigmoid",
+    "Softmax",
+    "Tanh",
+)
+
+QNN = Target(
+    name="qnn",
+    description="QNN on the Hexagon HTP: uint8 or uint16 activations, 8-bit weights, the whole network in integers.",
+    roles={
+        **dict.fromkeys(LINEAR, Role.LINEAR),
+        **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
+        **dict.fromkeys(_UNARY, Role.UNARY),
+        **dict.fromkeys(MOVERS, Role.TRANSPARENT),
+    },
+    fusible=frozenset({"Relu", "Clip"}),
+    takes_in=frozenset({*LINEAR, "Add", "Sub", "Mul"}),
+    lossless=frozenset(MOVERS),
+    reasons={op: reason for op, reason in common_reasons("qnn").items() if op not in _UNARY},
+    rules=(
+        FLOAT_HEADS,
+        rule("unsigned_activations", Stage.SPECS, unsigned_activations),
+        rule("per_tensor_matmul", Stage.SPECS, per_tensor_matmul),
+        rule("fixed_sigmoid_tanh", Stage.GRIDS, fixed_sigmoid_tanh),
+    ),
+    whole=True,
+)
