@@ -10,14 +10,26 @@ import onnx_ir as ir
 from worker.quantizer.graph.values import name_of
 
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
+_TYPE_ATTRIBUTES = ("to", "dtype")  # of Cast; of EyeLike, RandomNormal ...
 
 
 def holds_float16(model: ir.Model) -> bool:
-    """True if any initializer or input of the main graph is float16."""
-    graph = model.graph
-    return any(v.dtype == _HALF for v in graph.inputs) or any(
-        v.const_value is not None and v.const_value.dtype == _HALF for v in graph.initializers.values()
-    )
+    """True if an input, an initializer or an attribute is float16, or a node makes float16; in sub-graphs too."""
+    for graph in (model.graph, *model.graph.subgraphs()):
+        if any(value.dtype == _HALF for value in graph.inputs):
+            return True
+        if any(v.const_value is not None and v.const_value.dtype == _HALF for v in graph.initializers.values()):
+            return True
+    return any(_names_float16(node) for node in model.graph.all_nodes())
+
+
+def _names_float16(node: ir.Node) -> bool:
+    for name, attr in node.attributes.items():
+        if attr.type == ir.AttributeType.TENSOR and attr.as_tensor().dtype == _HALF:
+            return True
+        if name in _TYPE_ATTRIBUTES and attr.type == ir.AttributeType.INT and attr.as_int() == _HALF.value:
+            return True
+    return False
 
 
 def float16_to_float32(model: ir.Model) -> int:
@@ -55,7 +67,7 @@ def _convert_attributes(node: ir.Node) -> int:
         if attr.type == ir.AttributeType.TENSOR and attr.as_tensor().dtype == _HALF:
             node.attributes[name] = ir.AttrTensor(name, ir.tensor(attr.as_tensor().numpy().astype(np.float32)))
             converted += 1
-    for name in ("to", "dtype"):  # Cast; EyeLike, RandomNormal ...
+    for name in _TYPE_ATTRIBUTES:
         named = node.attributes.get(name)
         if named is not None and named.type == ir.AttributeType.INT and named.as_int() == _HALF.value:
             node.attributes[name] = ir.AttrInt64(name, _FLOAT.value)

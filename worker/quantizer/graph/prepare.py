@@ -44,6 +44,10 @@ def _widen_float16(model: ir.Model, spec: PreparationSpec) -> Outcome:
     return Outcome(model, True, f"{float16_to_float32(model)} float16 constants widened to float32")
 
 
+def _infer_again(model: ir.Model, spec: PreparationSpec) -> Outcome:
+    return infer_shapes(model, spec)
+
+
 @dataclass(frozen=True)
 class _Step:
     """A pass in the order of preparation; ``flag`` is the field of the spec that turns it on, None for always."""
@@ -81,7 +85,7 @@ _STEPS = (
     _switched(split_to_slice),
     _switched(unshare_initializers),
     _Step("remove_dead_code", remove_dead_code),
-    _Step("infer_final_shapes", infer_shapes),
+    _Step("infer_final_shapes", _infer_again),
     _Step("nhwc_input", announce, flag="nhwc_input"),
 )
 
@@ -139,17 +143,21 @@ def prepare(model: ir.Model, spec: PreparationSpec | None = None, *, opset: int 
     _refuse_quantized(model)
     spec = spec or PreparationSpec()
     prepared = Prepared(model)
+    changed = False  # since shapes were inferred last
     for step in _STEPS:
         if step.flag is not None and not getattr(spec, step.flag):
             detail = f"switched off by preparation.{step.flag}"
             prepared.steps.append(PreparationStep(name=step.name, applied=False, detail=detail))
             continue
-        if step.apply is lift_opset:
+        if step.apply is _infer_again and not changed:
+            outcome = Outcome(prepared.model, False, "nothing has changed since shapes were inferred")
+        elif step.apply is lift_opset:
             outcome = lift_opset(prepared.model, spec, opset)
         else:
             outcome = step.apply(prepared.model, spec)
         prepared.model = outcome.model
         prepared.op_types |= outcome.op_types
+        changed = step.apply is not infer_shapes and (changed or outcome.applied)
         prepared.steps.append(PreparationStep(name=step.name, applied=outcome.applied, detail=outcome.detail))
         if step.apply is name_everything:
             prepared.op_types = {node_name(node): node.op_type for node in prepared.graph.all_nodes()}

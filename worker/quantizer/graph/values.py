@@ -75,7 +75,8 @@ def add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     """Register ``array`` as an initializer under ``name``, which must be free."""
     if name in graph.initializers:
         raise ValueError(f"initializer {name!r} is there already")
-    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+    array = np.asarray(array)
+    value = ir.Value(name=name, const_value=ir.Tensor(array, name=name))
     value.dtype = ir.DataType.from_numpy(array.dtype)
     value.shape = ir.Shape(array.shape)
     graph.register_initializer(value)
@@ -87,6 +88,7 @@ class Names:
 
     def __init__(self, graph: ir.Graph) -> None:
         self._taken: set[str | None] = set()
+        self._last: dict[str, int] = {}  # where to go on for a name that is wanted again and again
         for part in (graph, *graph.subgraphs()):
             self._taken.update(value.name for value in part.inputs)
             self._taken.update(part.initializers)
@@ -96,9 +98,10 @@ class Names:
 
     def free(self, wanted: str) -> str:
         """``wanted``, or the first of ``wanted_1``, ``wanted_2`` ... that nothing bears; taken from now on."""
-        name, k = wanted, 0
+        name, k = wanted, self._last.get(wanted, 0)
         while name in self._taken:
             k += 1
             name = f"{wanted}_{k}"
         self._taken.add(name)
+        self._last[wanted] = k
         return name
