@@ -11,8 +11,8 @@ from service.contracts.version import VERSION
 from worker.quantizer.context import Context, Quantized
 from worker.quantizer.evaluation.compare import compare, latencies_ms
 from worker.quantizer.evaluation.gate import judge
+from worker.quantizer.evaluation.nhwc import NhwcSession
 from worker.quantizer.layers import layer_figures
-from worker.quantizer.runtime import Session
 from worker.quantizer.wording import report_notes, summary_sentence
 
 _LIBRARIES = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
@@ -29,7 +29,8 @@ def make_report(quantized: Quantized, model_bytes: bytes, context: Context) -> R
     config, run = context.config, context.run
     data = context.measured_on
     with context.stages.stage("evaluation"):
-        quantized_session = Session(model_bytes, threads=context.threads, what="quantized model")
+        nhwc = () if quantized.plan.is_empty else quantized.prepared.nhwc_inputs
+        quantized_session = NhwcSession(model_bytes, nhwc, threads=context.threads, what="quantized model")
         comparison = compare(
             context.float_session,
             quantized_session,
