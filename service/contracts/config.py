@@ -20,7 +20,6 @@ from service.contracts.presets import DEFAULT_PRESET, PRESETS, find_preset, miss
 from service.contracts.quark import translate_document
 from service.contracts.selectors import NodeSelector, OpTypeSelector, Selector
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec, merged
-from service.contracts.support import unsupported
 from service.contracts.targets import check_target_options
 from service.contracts.validation import field_problems
 
@@ -146,9 +145,6 @@ class QuantizationConfig(Contract):
         contradiction = next(mode_contradictions(self), None)
         if contradiction:
             raise ValueError(contradiction)
-        missing = unsupported(self)
-        if missing:
-            raise ValueError("; ".join(missing))
         return self
 
 

@@ -13,14 +13,18 @@ import onnx_ir as ir
 
 from service.contracts.errors import EngineError, UnsupportedModelError
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name
+from worker.quantizer.numerics.emission import Written, activation_nodes, add_functions, weight_nodes
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.numerics.rounded import RoundedGrid
+from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
 
 PRODUCER = "quantmill"
 _OPSET_21 = 21
 _SINCE_21 = ("int4", "uint4", "int16", "uint16")
 # onnxruntime's own domain knows 4- and 16-bit types at any opset.
 _MICROSOFT = "com.microsoft"
+# Local functions and 8-bit floats are known from IR version 9 on.
+_FUNCTIONS_IR_VERSION = 9
 
 
 def emit(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
@@ -44,7 +48,7 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
             raise EngineError(f"the graph has no tensor {tensor!r}", tensor=tensor)
         _emit_activation(graph, plan, values[tensor], grids, names, writer)
     _drop_implied_activations(graph, plan)
-    _drop_unread(graph)
+    _drop_unread(graph, writer.made)
     model.producer_name, model.producer_version = PRODUCER, None
     return model
 
@@ -54,7 +58,8 @@ class Writer:
 
     def __init__(self, model: ir.Model) -> None:
         self._model = model
-        self._opset = max((model.opset_imports[d] for d in DEFAULT_DOMAINS if d in model.opset_imports), default=0)
+        self.made: set[ir.Node] = set()
+        self.opset = max((model.opset_imports[d] for d in DEFAULT_DOMAINS if d in model.opset_imports), default=0)
 
     def node(
         self, op_type: str, inputs: list[ir.Value], grid: IntegerGrid, *, name: str, attributes: dict[str, int]
@@ -65,32 +70,38 @@ class Writer:
             UnsupportedModelError: blocks need opset 21.
         """
         domain = ""
-        if self._opset < _OPSET_21 and (grid.dtype in _SINCE_21 or grid.block_size is not None):
+        if self.opset < _OPSET_21 and (grid.dtype in _SINCE_21 or grid.block_size is not None):
             if grid.block_size is not None:
                 raise UnsupportedModelError(
-                    f"scales per block need opset {_OPSET_21}, the model has {self._opset}",
+                    f"scales per block need opset {_OPSET_21}, the model has {self.opset}",
                     hint="Export the model anew with opset 21 or later.",
-                    opset=self._opset,
+                    opset=self.opset,
                 )
             domain = _MICROSOFT
             self._model.opset_imports.setdefault(_MICROSOFT, 1)
-        return ir.node(op_type, inputs, attributes=attributes, domain=domain, name=name)
+        node = ir.node(op_type, inputs, attributes=attributes, domain=domain, name=name)
+        self.made.add(node)
+        return node
+
+    def register(self, written: Written) -> None:
+        """Add the initializers and functions of ``written``; its nodes are for the caller to insert."""
+        for value in written.initializers:
+            self._model.graph.register_initializer(value)
+        add_functions(self._model, written.functions)
+        self.made.update(written.nodes)
+        self._model.ir_version = max(self._model.ir_version or 0, _FUNCTIONS_IR_VERSION)
 
 
 def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names, writer: Writer) -> None:
     nodes = {node_name(node): node for node in graph}
     for weight in plan.weights.values():
-        if weight.quantization is None or weight.integers is None:
-            raise EngineError(f"weight {weight.initializer!r} was planned but not filled", tensor=weight.initializer)
         value = graph.initializers[weight.initializer]
         readers = [
             usage
             for usage in value.uses()
             if usage.node.graph is graph and _reads_integers(usage.node, usage.idx, plan)
         ]
-        dequantized = _dequantize_constant(
-            graph, weight.initializer, weight.integers, weight.quantization, names, writer
-        )
+        dequantized = _restored_weight(graph, weight, names, writer)
         for usage in readers:
             usage.node.replace_input_with(1, dequantized)
     for name, bias in plan.biases.items():
@@ -108,6 +119,20 @@ def _reads_integers(node: ir.Node, index: int, plan: QuantizationPlan) -> bool:
     if role is Role.ARITHMETIC:
         return True
     return index == 1 and (role is Role.LINEAR or (role is not None and node.op_type == "PRelu"))
+
+
+def _restored_weight(graph: ir.Graph, weight: WeightPlan, names: Names, writer: Writer) -> ir.Value:
+    if isinstance(weight.quantization, RoundedGrid):
+        grid, array = weight.quantization, constant(graph.initializers[weight.initializer])
+        if array is None:
+            raise EngineError(f"weight {weight.initializer!r} is no constant", tensor=weight.initializer)
+        written = weight_nodes(names, weight.initializer, array, grid.dtype, grid.axis, grid.scale)
+        writer.register(written)
+        graph.insert_before(graph[0], written.nodes)
+        return written.output
+    if weight.quantization is None or weight.integers is None:
+        raise EngineError(f"weight {weight.initializer!r} was planned but not filled", tensor=weight.initializer)
+    return _dequantize_constant(graph, weight.initializer, weight.integers, weight.quantization, names, writer)
 
 
 def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
@@ -151,14 +176,6 @@ def _emit_activation(
     grid = entry.quantization
     if grid is None:
         raise EngineError(f"tensor {tensor!r} was planned but not filled", tensor=tensor)
-    if entry.source not in grids:
-        grids[entry.source] = (
-            add_initializer(graph, names.free(f"{entry.source}_scale"), grid.scale),
-            add_initializer(
-                graph, names.free(f"{entry.source}_zero_point"), onnx_integers(grid.zero_point, grid.dtype)
-            ),
-        )
-    scale, zero_point = grids[entry.source]
     producer = value.producer()
     made_by_integer_node = producer is not None and _role(producer, plan) is not None
     readers = [
@@ -166,29 +183,17 @@ def _emit_activation(
         for usage in value.uses()
         if made_by_integer_node or (usage.node.graph is graph and _role(usage.node, plan) is not None)
     ]
-    quantize = writer.node(
-        "QuantizeLinear",
-        [value, scale, zero_point],
-        grid,
-        name=names.free(f"{tensor}_QuantizeLinear"),
-        attributes={},
-    )
-    quantize.outputs[0].name = names.free(f"{tensor}_QuantizeLinear_Output")
-    quantize.outputs[0].dtype, quantize.outputs[0].shape = ir_dtype(grid.dtype), value.shape
-    dequantize = writer.node(
-        "DequantizeLinear",
-        [quantize.outputs[0], scale, zero_point],
-        grid,
-        name=names.free(f"{tensor}_DequantizeLinear"),
-        attributes={},
-    )
-    restored = dequantize.outputs[0]
-    restored.name = names.free(f"{tensor}_DequantizeLinear_Output")
-    restored.dtype, restored.shape = ir.DataType.FLOAT, value.shape
-    if producer is None:
-        graph.insert_before(graph[0], [quantize, dequantize])
+    if isinstance(grid, RoundedGrid):
+        written = activation_nodes(names, value, grid.dtype, grid.axis, writer.opset, grid.scale, saturate=True)
+        writer.register(written)
+        nodes, restored = written.nodes, written.output
     else:
-        graph.insert_after(producer, [quantize, dequantize])
+        nodes = _quantize_dequantize(graph, value, entry.source, grid, grids, names, writer)
+        restored = nodes[-1].outputs[0]
+    if producer is None:
+        graph.insert_before(graph[0], nodes)
+    else:
+        graph.insert_after(producer, nodes)
     for usage in readers:
         usage.node.replace_input_with(usage.idx, restored)
     if value.is_graph_output() and made_by_integer_node:
@@ -196,6 +201,35 @@ def _emit_activation(
         for k, output in enumerate(graph.outputs):
             if output is value:
                 graph.outputs[k] = restored
+    plan.restored[tensor] = name_of(restored)
+
+
+def _quantize_dequantize(
+    graph: ir.Graph,
+    value: ir.Value,
+    source: str,
+    grid: IntegerGrid,
+    grids: dict[str, tuple[ir.Value, ir.Value]],
+    names: Names,
+    writer: Writer,
+) -> list[ir.Node]:
+    """QuantizeLinear and DequantizeLinear; scale and zero point are shared by all tensors of one ``source``."""
+    tensor = name_of(value)
+    if source not in grids:
+        zero_point = onnx_integers(grid.zero_point, grid.dtype)
+        grids[source] = (
+            add_initializer(graph, names.free(f"{source}_scale"), grid.scale),
+            add_initializer(graph, names.free(f"{source}_zero_point"), zero_point),
+        )
+    scale, zero = grids[source]
+    nodes: list[ir.Node] = []
+    for op_type, dtype in (("QuantizeLinear", ir_dtype(grid.dtype)), ("DequantizeLinear", ir.DataType.FLOAT)):
+        read = nodes[-1].outputs[0] if nodes else value
+        node = writer.node(op_type, [read, scale, zero], grid, name=names.free(f"{tensor}_{op_type}"), attributes={})
+        node.outputs[0].name = names.free(f"{tensor}_{op_type}_Output")
+        node.outputs[0].dtype, node.outputs[0].shape = dtype, value.shape
+        nodes.append(node)
+    return nodes
 
 
 def onnx_integers(integers: np.ndarray, dtype: str) -> np.ndarray:
@@ -223,7 +257,7 @@ def _drop_implied_activations(graph: ir.Graph, plan: QuantizationPlan) -> None:
         if len(readers) != 1 or readers[0].op_type != "QuantizeLinear" or value.is_graph_output():
             continue
         entry = plan.activations.get(name_of(value))
-        if entry is None or entry.quantization is None or not _implied(node, entry.quantization):
+        if entry is None or not isinstance(entry.quantization, IntegerGrid) or not _implied(node, entry.quantization):
             continue
         before = node.inputs[0]
         if before is None:
@@ -253,13 +287,11 @@ def activation_limits(node: ir.Node) -> tuple[float, float]:
     return limits[0], limits[1]
 
 
-def _drop_unread(graph: ir.Graph) -> None:
-    """Remove Q/DQ nodes that nothing reads, and float initializers that integers have replaced."""
+def _drop_unread(graph: ir.Graph, made: set[ir.Node]) -> None:
+    """Remove new nodes that nothing reads, and float initializers that integers have replaced."""
     outputs = set(graph.outputs)
     for node in reversed(list(graph)):
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear") and not any(
-            output.uses() or output in outputs for output in node.outputs
-        ):
+        if node in made and not any(output.uses() or output in outputs for output in node.outputs):
             graph.remove(node, safe=True)
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():

@@ -10,7 +10,7 @@ from worker.quantizer.data import Dataset
 from worker.quantizer.emit import emit
 from worker.quantizer.equalization import bias_correction
 from worker.quantizer.evaluation.compare import LayerDistances, layer_distances
-from worker.quantizer.graph.values import is_constant, name_of, node_name, users
+from worker.quantizer.graph.values import is_constant, name_of, node_name
 from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan
 from worker.quantizer.run import Run
@@ -92,18 +92,12 @@ def _distinct(names: object) -> list[str]:
 
 def _pairs(prepared: ir.Graph, quantized: ir.Graph, plan: QuantizationPlan) -> dict[str, tuple[str, str]]:
     there = {value.name for node in quantized for value in node.outputs}
-    restored = {
-        name_of(node.inputs[0]): name_of(reader.outputs[0])
-        for node in quantized
-        if node.op_type == "QuantizeLinear" and node.inputs[0] is not None
-        for reader in users(node.outputs[0])
-    }
     pairs = {}
     for node in prepared:
         if not plan.nodes[node_name(node)].quantized:
             continue
         tensor = name_of(carrier(node, plan))
-        twin = restored.get(tensor, tensor)
+        twin = plan.restored.get(tensor, tensor)
         if twin in there:
             pairs[node_name(node)] = (tensor, twin)
     return pairs

@@ -80,9 +80,7 @@ def test_what_is_given_wins_over_the_preset(given_config: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_presets_resolve_and_say_whom_they_are_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What the contract says of a preset does not depend on how much of the contract the engine does by now.
-    monkeypatch.setattr("service.contracts.config.unsupported", lambda _: ())
+def test_presets_resolve_and_say_whom_they_are_for(name: str) -> None:
     config = parse_config({"preset": name})
     assert config.preset == name
     assert PRESETS[name].description

@@ -21,12 +21,6 @@ from service.presets import catalog
 from tests.unit.contracts.quark_documents import DIFFERENCES, DOCUMENTS, NAMES, translatable
 
 
-@pytest.fixture
-def whole_contract(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Judge configs by the contract alone, not by how much of it the engine does by now."""
-    monkeypatch.setattr("service.contracts.config.unsupported", lambda _: ())
-
-
 def settings(config: QuantizationConfig) -> dict[str, Any]:
     """The config without the name of its preset, and without what has no meaning for its types."""
     found = json.loads(config.model_dump_json(exclude={"preset"}))
@@ -38,7 +32,6 @@ def settings(config: QuantizationConfig) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.usefixtures("whole_contract")
 @pytest.mark.parametrize("name", sorted(DOCUMENTS))
 def test_a_preset_is_what_the_config_of_quarks_says(name: str) -> None:
     preset = find_preset(name)
@@ -58,7 +51,6 @@ def test_differences_are_told(name: str) -> None:
         assert f"/extra_options/{key}" in {problem.pointer for problem in caught.value.errors}
 
 
-@pytest.mark.usefixtures("whole_contract")
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_the_names_of_a_preset_lead_to_it_and_back(name: str) -> None:
     preset = PRESETS[name]

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import constant, int_attribute, name_of, node_name
+from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.reducers import ChannelMean
@@ -87,7 +88,9 @@ def mean_shift(node: ir.Node, plan: QuantizationPlan, mean: np.ndarray) -> np.nd
     value = node.inputs[1]
     weight = constant(value)
     planned = plan.weights.get(name_of(value)) if value is not None else None
-    if weight is None or planned is None or planned.quantization is None or planned.integers is None:
+    if weight is None or planned is None or planned.integers is None:
+        return None
+    if not isinstance(planned.quantization, IntegerGrid):
         return None
     lost = weight.astype(np.float64) - planned.quantization.dequantize(planned.integers)
     if node.op_type == "Gemm":

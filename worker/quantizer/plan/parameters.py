@@ -8,12 +8,16 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from service.contracts.dtypes import is_block, is_float8, needs_calibration
 from service.contracts.errors import EngineError
-from service.contracts.specs import ActivationSpec, WeightSpec
+from service.contracts.specs import ActivationSpec
 from worker.quantizer.graph.values import constant, name_of, node_name
+from worker.quantizer.numerics.emission import float8_scale
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range, integer_limits, snap_scale
-from worker.quantizer.plan.types import QuantizationPlan, WeightPlan
+from worker.quantizer.numerics.rounded import RoundedGrid
+from worker.quantizer.plan.types import Grid, QuantizationPlan, WeightPlan
 from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.weights import weight_range
 
 # A quarter of the int32 range: the accumulator adds the products of weights and activations on top of the bias.
 _BIAS_LIMIT = 2**29
@@ -24,12 +28,15 @@ def fill_activations(plan: QuantizationPlan, ranges: Mapping[str, Range]) -> Non
 
     Args:
         plan: changed in place.
-        ranges: by source tensor.
+        ranges: by source tensor, where the type needs one.
 
     Raises:
         EngineError: a range is missing or not finite; names the tensor.
     """
     for entry in plan.activations.values():
+        if not needs_calibration(entry.spec.dtype):
+            entry.quantization = RoundedGrid(entry.spec.dtype, entry.axis if is_block(entry.spec.dtype) else None)
+            continue
         found = ranges.get(entry.source)
         if found is None or not (np.isfinite(found.minimum) and np.isfinite(found.maximum)):
             raise EngineError(
@@ -40,8 +47,11 @@ def fill_activations(plan: QuantizationPlan, ranges: Mapping[str, Range]) -> Non
         entry.quantization = activation_grid(entry.spec, found)
 
 
-def activation_grid(spec: ActivationSpec, found: Range) -> IntegerGrid:
-    """The grid of an activation of this spec and range."""
+def activation_grid(spec: ActivationSpec, found: Range) -> Grid:
+    """The grid of an activation of this spec and range; the spec's type is one that needs a range."""
+    if is_float8(spec.dtype):
+        largest = np.asarray(max(abs(found.minimum), abs(found.maximum)), np.float32)
+        return RoundedGrid(spec.dtype, scale=float8_scale(largest, spec.dtype))
     scale, zero_point = grid_for_range(
         np.asarray(found.minimum),
         np.asarray(found.maximum),
@@ -53,11 +63,11 @@ def activation_grid(spec: ActivationSpec, found: Range) -> IntegerGrid:
     return IntegerGrid(spec.dtype, scale, zero_point, symmetric=spec.symmetric, reduce_range=spec.reduce_range)
 
 
-def fill_parameters(graph: ir.Graph, plan: QuantizationPlan) -> None:
+def fill_parameters(graph: ir.Graph, plan: QuantizationPlan, *, threads: int = 1) -> None:
     """Quantize weights and biases of a plan whose activations are filled; changed in place."""
     nodes = {node_name(node): node for node in graph}
     for weight in plan.weights.values():
-        weight.quantization = weight_grid(_array(graph, weight.initializer), weight)
+        weight.quantization = weight_grid(_array(graph, weight.initializer), weight, threads=threads)
     planned = {name: bias for name, bias in plan.biases.items() if bias.reason is None}
     for name, bias in planned.items():
         if bias.spec.dtype == "int32" and _input_grid(nodes[name], plan) is None:
@@ -78,7 +88,7 @@ def fill_parameters(graph: ir.Graph, plan: QuantizationPlan) -> None:
 
 def fill_weight_integers(graph: ir.Graph, weight: WeightPlan) -> None:
     """The weight's integers on the grid that it has now."""
-    if weight.quantization is not None:
+    if isinstance(weight.quantization, IntegerGrid):
         weight.integers = weight.quantization.quantize(_array(graph, weight.initializer))
 
 
@@ -89,25 +99,30 @@ def _array(graph: ir.Graph, initializer: str) -> np.ndarray:
     return array
 
 
-def weight_grid(array: np.ndarray, weight: WeightPlan) -> IntegerGrid:
+def weight_grid(array: np.ndarray, weight: WeightPlan, *, threads: int = 1) -> Grid:
     """The grid of a weight: one, or one per channel or block.
 
     Args:
         array: float32, the weight.
         weight: its spec, axis and block size.
+        threads: for the search of ranges.
     """
     spec = weight.spec
+    if not needs_calibration(spec.dtype):
+        return RoundedGrid(spec.dtype, weight.axis)
     groups, shape = _groups(array, weight.axis, weight.block_size)
-    low, high = weight_range(groups, spec)
+    low, high = weight_range(groups, spec, threads=threads)
+    if is_float8(spec.dtype):
+        largest = np.maximum(np.abs(low), np.abs(high))
+        return RoundedGrid(spec.dtype, weight.axis, float8_scale(largest, spec.dtype).reshape(shape))
     scale, zero_point = grid_for_range(
         low, high, spec.dtype, symmetric=spec.symmetric, scale=spec.scale, reduce_range=spec.reduce_range
     )
     dead = ~groups.any(axis=1)
     if dead.any():
         # Any scale holds zeros; a usual one keeps the bias of the dead channel exact.
-        usual = (
-            np.float32(2.0**-7) if dead.all() else snap_scale(np.median(scale[~dead]).astype(np.float64), spec.scale)
-        )
+        median = np.asarray(2.0**-7 if dead.all() else np.median(scale[~dead].astype(np.float64)))
+        usual = snap_scale(median, spec.scale)
         scale = np.where(dead, usual, scale).astype(np.float32)
     return IntegerGrid(
         spec.dtype,
@@ -118,11 +133,6 @@ def weight_grid(array: np.ndarray, weight: WeightPlan) -> IntegerGrid:
         reduce_range=spec.reduce_range,
         block_size=weight.block_size,
     )
-
-
-def weight_range(groups: np.ndarray, spec: WeightSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest and largest value of each row."""
-    return groups.min(axis=1), groups.max(axis=1)
 
 
 def _groups(array: np.ndarray, axis: int | None, block_size: int | None) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -156,8 +166,8 @@ def _input_scale(node: ir.Node, plan: QuantizationPlan) -> float:
 
 def _channel_scales(node: ir.Node, weight: WeightPlan, channels: int) -> np.ndarray:
     """float64 [channels]: the weight scale of every output channel (grouped ConvTranspose repeats its own)."""
-    if weight.quantization is None:
-        raise EngineError(f"weight {weight.initializer!r} has no grid", tensor=weight.initializer)
+    if not isinstance(weight.quantization, IntegerGrid):
+        raise EngineError(f"weight {weight.initializer!r} has no integer grid", tensor=weight.initializer)
     scale = np.atleast_1d(weight.quantization.scale).astype(np.float64)
     return np.resize(scale, channels) if scale.size != 1 else np.full(channels, scale[0])
 
@@ -168,7 +178,7 @@ def _guard_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> int:
     value = node.inputs[1]
     weight = plan.weights.get(name_of(value)) if value is not None else None
     grid = weight.quantization if weight is not None else None
-    if bias is None or weight is None or grid is None:
+    if bias is None or weight is None or not isinstance(grid, IntegerGrid):
         return 0
     flat = np.abs(bias.reshape(-1).astype(np.float64))
     needed = flat / (_input_scale(node, plan) * _BIAS_LIMIT)

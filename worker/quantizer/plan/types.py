@@ -12,6 +12,9 @@ import numpy as np
 from service.contracts.dtypes import needs_calibration
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.rounded import RoundedGrid
+
+Grid = IntegerGrid | RoundedGrid
 
 
 class Role(Enum):
@@ -44,13 +47,15 @@ class NodePlan:
 class ActivationPlan:
     """One activation tensor that is quantized.
 
-    ``source`` names the tensor whose range counts: the tensor itself, or the first of its sharing group.
+    ``source`` names the tensor whose range counts: the tensor itself, or the first of its sharing group. ``axis`` is
+    the one that blocks run along: the one that the reading node sums over.
     """
 
     tensor: str
     source: str
     spec: ActivationSpec
-    quantization: IntegerGrid | None = None
+    axis: int = 1
+    quantization: Grid | None = None
 
 
 @dataclass
@@ -65,7 +70,7 @@ class WeightPlan:
     spec: WeightSpec
     axis: int | None
     block_size: int | None = None
-    quantization: IntegerGrid | None = None
+    quantization: Grid | None = None
     integers: np.ndarray | None = None
 
 
@@ -114,6 +119,7 @@ class QuantizationPlan:
     weights: dict[str, WeightPlan] = field(default_factory=dict)
     biases: dict[str, BiasPlan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    restored: dict[str, str] = field(default_factory=dict)  # by tensor: what stands for it in the emitted graph
     decisions: list[Decision] = field(default_factory=list)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import is_block, is_integer
+from service.contracts.dtypes import is_block, is_integer, needs_calibration
 from service.contracts.specs import BiasSpec, WeightSpec
 from worker.quantizer.graph.affine import output_channels
 from worker.quantizer.graph.values import (
@@ -56,7 +56,7 @@ def _layout(node: ir.Node, spec: WeightSpec, plan: QuantizationPlan) -> tuple[in
     """Axis of channels or blocks, and the block size."""
     if is_block(spec.dtype):
         return input_axis(node), None
-    if not is_integer(spec.dtype) or spec.granularity == "per_tensor":
+    if not needs_calibration(spec.dtype) or spec.granularity == "per_tensor":
         return None, None
     if spec.granularity == "per_block":
         if node.op_type in ("MatMul", "Gemm"):

@@ -145,7 +145,7 @@ def _quantize_input(source: ir.Value, names: Names, made: list[ir.Node]) -> tupl
 def _weight(graph: ir.Graph, node: ir.Node, planned: WeightPlan, names: Names) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Integers in the layout that the integer operator wants, scale in that of the result, zero point."""
     grid = planned.quantization
-    if grid is None or planned.integers is None:
+    if not isinstance(grid, IntegerGrid) or planned.integers is None:
         raise EngineError(f"weight {planned.initializer!r} was planned but not filled", tensor=planned.initializer)
     integers, scale, zero_point = planned.integers, grid.scale, grid.zero_point
     if node.op_type == "Gemm" and int_attribute(node, "transB", 0):

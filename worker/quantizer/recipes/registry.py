@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from service.contracts.config import Mode, QuantizationConfig
+from service.contracts.dtypes import BLOCK_DTYPES, FLOAT_DTYPES
 from worker.quantizer.context import Context
 from worker.quantizer.emit import emit
 from worker.quantizer.graph.prepare import Prepared
+from worker.quantizer.numerics.emission import required_opset
 from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.parameters import fill_parameters
 from worker.quantizer.plan.types import QuantizationPlan
@@ -22,9 +24,9 @@ from worker.quantizer.recipes.static import fill_static
 Planner = Callable[[ir.Graph, QuantizationConfig, Mapping[str, str]], QuantizationPlan]
 
 _PLAIN_OPSET = 17
-# 4- and 16-bit integers, blocks and their scales are standard from opset 21 on, 8-bit floats from 19 on.
+# 4- and 16-bit integers and scales per block are standard from opset 21 on.
 _WIDE_OPSET = 21
-_PLAIN_DTYPES = {"int8", "uint8", "int32", "float16", "bfloat16", "float32"}
+_PLAIN_DTYPES = ("int8", "uint8", "int32", "float32")
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def _plan_weights_only(graph: ir.Graph, config: QuantizationConfig, op_types: Ma
 def _fill_weights(prepared: Prepared, plan: QuantizationPlan, context: Context) -> None:
     with context.stages.stage("parameters"):
         context.run.progress("parameters")
-        fill_parameters(prepared.graph, plan)
+        fill_parameters(prepared.graph, plan, threads=context.threads)
 
 
 def _fill_nothing(prepared: Prepared, plan: QuantizationPlan, context: Context) -> None:
@@ -72,4 +74,10 @@ def wanted_opset(config: QuantizationConfig) -> int:
     dtypes: set[str] = {spec.dtype for spec in activations}
     dtypes |= {spec.dtype for spec in weights} | {spec.dtype for spec in biases}
     blocks = any(weight.granularity == "per_block" for weight in weights)
-    return _WIDE_OPSET if blocks or dtypes - _PLAIN_DTYPES else _PLAIN_OPSET
+    return max(_PLAIN_OPSET, *(_opset_of(dtype) for dtype in dtypes), _WIDE_OPSET if blocks else 0)
+
+
+def _opset_of(dtype: str) -> int:
+    if dtype in (*FLOAT_DTYPES, *BLOCK_DTYPES):
+        return required_opset(dtype)
+    return _PLAIN_OPSET if dtype in _PLAIN_DTYPES else _WIDE_OPSET

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.rules.requantizing import GridEditor
 from worker.quantizer.plan.types import Decision
@@ -26,7 +27,7 @@ def fixed_sigmoid_tanh(context: RuleContext) -> list[Decision]:
         name = node.outputs[0].name or ""
         entry = context.plan.activations.get(name)
         grid = entry.quantization if entry is not None else None
-        if entry is None or grid is None or (node.op_type, grid.dtype) not in _FIXED:
+        if entry is None or not isinstance(grid, IntegerGrid) or (node.op_type, grid.dtype) not in _FIXED:
             continue
         scale, zero_point = _FIXED[node.op_type, grid.dtype]
         fixed = replace(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.plan.types import Grid
 
 # (kind, name): an activation by source tensor, a weight or constant operand by initializer, a bias by node.
 Variable = tuple[str, str]
@@ -57,9 +58,9 @@ class Settled:
     given_up: list[Limit]
 
 
-def position(grid: IntegerGrid | None) -> int | None:
+def position(grid: Grid | None) -> int | None:
     """-log2(scale) of a grid with one power-of-two scale, else None."""
-    if grid is None or grid.scale.ndim:
+    if not isinstance(grid, IntegerGrid) or grid.scale.ndim:
         return None
     mantissa, exponent = np.frexp(float(grid.scale))
     return 1 - int(exponent) if mantissa == 0.5 else None

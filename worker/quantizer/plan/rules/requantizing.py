@@ -15,7 +15,7 @@ from service.contracts.errors import EngineError
 from worker.quantizer.graph.values import constant, name_of, node_name
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import fill_bias
-from worker.quantizer.plan.types import ActivationPlan, QuantizationPlan
+from worker.quantizer.plan.types import ActivationPlan, Grid, QuantizationPlan
 
 
 class GridEditor:
@@ -77,9 +77,9 @@ class GridEditor:
                 entry = self._plan.biases[name]
                 self._stale[name] = self._present(entry.initializer, entry.quantization, entry.integers).reshape(-1)
 
-    def _present(self, initializer: str, grid: IntegerGrid | None, integers: np.ndarray | None) -> np.ndarray:
+    def _present(self, initializer: str, grid: Grid | None, integers: np.ndarray | None) -> np.ndarray:
         array = constant(self._graph.initializers[initializer])
-        if array is None or grid is None or integers is None:
+        if array is None or not isinstance(grid, IntegerGrid) or integers is None:
             raise EngineError(f"initializer {initializer!r} was planned but not filled", tensor=initializer)
         rounded = grid.quantize(array.reshape(integers.shape))
         return array if np.array_equal(rounded, integers) else grid.dequantize(integers).reshape(array.shape)

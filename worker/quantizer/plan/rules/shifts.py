@@ -21,7 +21,7 @@ from worker.quantizer.plan.rules.alignment import Groups
 from worker.quantizer.plan.rules.dpu import SIMULATED
 from worker.quantizer.plan.rules.positions import Limit, Positions, Settled, Variable, at_position, position, settle
 from worker.quantizer.plan.rules.requantizing import GridEditor
-from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.plan.types import Decision, Grid, Role
 
 SHIFT_RULES = (
     "align_concat",
@@ -200,8 +200,8 @@ class _Positioning:
         editor.finish()
 
 
-def _moved(grid: IntegerGrid | None, wanted: int) -> IntegerGrid:
-    if grid is None:
+def _moved(grid: Grid | None, wanted: int) -> IntegerGrid:
+    if not isinstance(grid, IntegerGrid):
         raise EngineError("a tensor without a grid has no position")
     return at_position(grid, wanted)
 
