@@ -10,6 +10,7 @@ from service.contracts.compatibility import check_dataset, check_float, check_ga
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import QuantmillError
 from service.contracts.model import ModelSummary
+from service.contracts.preparation import fixed_inputs
 from service.datasets import repository as datasets
 from service.datasets import service as dataset_service
 from service.deps import Desk
@@ -76,6 +77,8 @@ def create(desk: Desk, tenant_id: str, body: JobCreate, *, key: str | None, requ
             deadline_seconds=desk.settings.job_deadline_seconds,
             request_id=request_id,
         )
+        for note in body.translation_notes:
+            events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {note}"})
         return _accepted(job), job
 
     return submit_once(desk, tenant_id, _ROUTE, key, body, work)
@@ -164,6 +167,8 @@ def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> N
     if model is not None:
         check_float(model, pointer="/model_id")
         check_selected(body.config, model)
+        inputs = fixed_inputs(model.inputs, body.config.preparation)
+        model = model.model_copy(update={"inputs": inputs})
         for role, summary in (("calibration", calibration), ("evaluation", evaluation)):
             if summary is not None:
                 check_dataset(model, summary, pointer=f"/{role}_dataset_id", role=f"{role} dataset")

@@ -102,7 +102,9 @@ def _check_npu(draft: Draft) -> None:
     for side, field, wanted, words in demands:
         if draft.get(f"{side}/{field}") != wanted and words not in told:
             told.add(words)
-            at = draft.origins.get(f"{side}/{field}", draft.pointer("EnableNPUCnn"))
+            at = draft.origins.get(f"{side}/{field}", draft.root)
+            if at in (draft.root, draft.pointer("calibrate_method")):  # the switch does not fit the calibration
+                at = draft.pointer("EnableNPUCnn")
             draft.problem(at, f"the AMD NPU for CNNs {words}", BAD_VALUE)
     if draft.get("weight/reduce_range"):
         draft.problem(draft.pointer("reduce_range"), "the AMD NPU for CNNs takes no reduce_range", BAD_VALUE)

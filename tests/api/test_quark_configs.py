@@ -1,0 +1,91 @@
+"""Jobs with a config of AMD Quark's: validated, refused with pointers, and stored with what was noted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from service.contracts.config import parse_config
+from tests.support.front import Front, problem
+
+QUARK = {
+    "per_channel": True,
+    "activation_type": "QuantType.QUInt8",
+    "extra_options": {"CalibWorkerNum": 8, "BiasCorrection": True},
+}
+ENVELOPE = {"format": "quark", "config": QUARK, "evaluation": {"gate": {"metric": "top1_agreement", "min_value": 0}}}
+
+
+def test_validate_shows_the_translation_and_its_notes(sqlite_front: Front) -> None:
+    answer = sqlite_front.http.post("/v1/jobs:validate", json={"config": ENVELOPE})
+    assert answer.status_code == 200, answer.text
+    shown = answer.json()
+    assert shown["config"] == json.loads(parse_config(ENVELOPE).model_dump_json())
+    told = [warning for warning in shown["warnings"] if warning.startswith("/config/config")]
+    assert len(told) == 2
+    assert any("/config/config/extra_options/CalibWorkerNum: CalibWorkerNum has no effect here" in w for w in told)
+    assert any("include_cle is not given" in warning for warning in told)
+
+
+def test_a_job_keeps_the_translated_config_and_logs_the_notes(sqlite_front: Front) -> None:
+    job_id = sqlite_front.new_job(config=ENVELOPE)
+    job = sqlite_front.http.get(f"/v1/jobs/{job_id}").json()
+    assert job["config"] == json.loads(parse_config(ENVELOPE).model_dump_json())
+    log = sqlite_front.http.get(f"/v1/jobs/{job_id}/events", headers={"Accept": "application/json"}).json()["items"]
+    told = [event["data"]["message"] for event in log if event["type"] == "log"]
+    assert len(told) == 2
+    assert all(message.startswith("translated config: /config/config") for message in told)
+    assert [event["seq"] for event in log] == [1, 2, 3]
+    plain = sqlite_front.new_job(config=job["config"])
+    log = sqlite_front.http.get(f"/v1/jobs/{plain}/events", headers={"Accept": "application/json"}).json()["items"]
+    assert [event["type"] for event in log] == ["state"]
+
+
+def refused(front: Front, path: str, body: dict[str, Any], code: str) -> set[str]:
+    return {found["pointer"] for found in problem(front.http.post(path, json=body), 422, code)["errors"]}
+
+
+def test_what_cannot_be_translated_is_refused_with_its_pointer(sqlite_front: Front) -> None:
+    quark = {"include_cle": True, "extra_options": {"WeightsSymmetric": True, "Percentile": "x"}}
+    for path in ("/v1/jobs:validate", "/v1/jobs"):
+        body = {"config": {"format": "quark", "config": quark}}
+        assert refused(sqlite_front, path, body, "invalid-config") == {
+            "/config/config/include_cle",
+            "/config/config/extra_options/WeightsSymmetric",
+            "/config/config/extra_options/Percentile",
+        }
+
+
+def test_what_the_contract_refuses_is_told_of_the_key_that_was_sent(sqlite_front: Front) -> None:
+    quark = {"calibrate_method": "CalibrationMethod.Percentile", "extra_options": {"Percentile": 40}}
+    config = {"format": "quark", "config": quark}
+    found = refused(sqlite_front, "/v1/jobs:validate", {"config": config}, "invalid-config")
+    assert found == {"/config/config/extra_options/Percentile"}
+    found = refused(sqlite_front, "/v1/jobs:validate", {"config": config, "nam": 1}, "invalid-request")
+    assert found == {"/config/config/extra_options/Percentile", "/nam"}
+
+
+def test_the_same_key_answers_the_same_translated_job(sqlite_front: Front) -> None:
+    body = sqlite_front.job_body(config=ENVELOPE)
+    headers = {"Idempotency-Key": "quark-1"}
+    first = sqlite_front.http.post("/v1/jobs", json=body, headers=headers)
+    again = sqlite_front.http.post("/v1/jobs", json=body, headers=headers)
+    assert first.status_code == again.status_code == 202
+    assert first.json()["id"] == again.json()["id"]
+
+
+def test_presets_bear_quarks_names(sqlite_front: Front) -> None:
+    listed = sqlite_front.http.get("/v1/presets").json()
+    found = {item["name"]: item for item in listed["items"]}
+    assert "XINT8" in found["xint8"]["aliases"]
+    assert found["int8"]["execution"] == {"native": True, "statement": "8-bit integer kernels"}
+    assert found["bf16"]["execution"]["native"] is False
+    assert sqlite_front.http.get("/v1/presets/S8S8_AAWS").json() == found["s8s8_aaws"]
+    pending = {item["name"]: item["reason"] for item in listed["pending"]}
+    name = next(iter(pending))
+    told = problem(sqlite_front.http.get(f"/v1/presets/{name}"), 404, "preset-not-found")
+    assert pending[name] in told["detail"]
+    told = problem(
+        sqlite_front.http.post("/v1/jobs:validate", json={"config": {"preset": name}}), 422, "invalid-config"
+    )
+    assert told["errors"][0]["pointer"] == "/config/preset"
