@@ -14,6 +14,7 @@ from service.contracts.errors import (
     InvalidConfigError,
 )
 from service.contracts.model import ModelSummary, TensorInfo
+from service.contracts.preparation import brought_op_types
 from service.contracts.selectors import NodeSelector, OpTypeSelector, SubgraphSelector
 
 QUANTIZED_OP_TYPES = frozenset(
@@ -118,7 +119,8 @@ def check_selected(config: QuantizationConfig, model: ModelSummary, *, pointer: 
     """
     if model.node_names is None or model.prepared_op_types is None:
         return
-    names, op_types = set(model.node_names), {*model.op_counts, *model.prepared_op_types}
+    names = set(model.node_names)
+    op_types = {*model.op_counts, *model.prepared_op_types, *brought_op_types(config.preparation)}
     problems: list[FieldProblem] = []
     for place, kind, wanted in _named(config):
         known = names if kind == "node" else op_types

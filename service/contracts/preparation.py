@@ -45,6 +45,22 @@ class PreparationSpec(Contract):
     )
 
 
+# Operators that a switch brings into a model which may have had none of them.
+_BROUGHT = {
+    "batch_norm_to_conv": ("Conv",),
+    "clip6_to_relu": ("Relu",),
+    "reduce_mean_to_global_average_pool": ("GlobalAveragePool", "Squeeze"),
+    "split_large_pooling": ("AveragePool",),
+    "split_to_slice": ("Slice",),
+}
+
+
+def brought_op_types(spec: PreparationSpec) -> frozenset[str]:
+    """Operators that a preparation by ``spec`` may bring in, beyond those of the default one."""
+    brought = {op_type for flag, op_types in _BROUGHT.items() if getattr(spec, flag) for op_type in op_types}
+    return frozenset(brought | {"Gelu"} if spec.fuse_gelu and spec.opset else brought)
+
+
 def fixed_inputs(inputs: Iterable[TensorInfo], spec: PreparationSpec) -> tuple[TensorInfo, ...]:
     """The model inputs with the shapes of ``spec.fixed_shapes``.
 
