@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for
+from tests.unit.quantizer.toolbox import (
+    Arrays,
+    config,
+    make_model,
+    normal,
+    plan_for,
+    quantize_model,
+    run_onnx,
+    sqnr_db,
+)
 from worker.quantizer.plan.types import QuantizationPlan
 
 CONV = {"w": normal(4, 3, 3, 3), "w2": normal(4, 4, 3, 3), "fc": normal(4, 5), "b": normal(4)}
@@ -22,6 +31,8 @@ def plan_of(text: str, weights: Arrays | None = None, opset: int = 17, **setting
         ("Conv<group=2>(x, k)", (6, 2, 3, 3), 0),
         ("ConvTranspose(x, k)", (4, 6, 3, 3), 1),
         ("ConvTranspose<group=2>(x, k)", (4, 3, 3, 3), 1),
+        ("ConvTranspose<group=4>(x, k)", (4, 1, 3, 3), 0),
+        ("ConvTranspose<group=4>(x, k)", (4, 2, 3, 3), 0),
     ],
 )
 def test_the_channel_axis_of_convolutions(call: str, shape: tuple[int, ...], axis: int) -> None:
@@ -43,6 +54,29 @@ def test_the_channel_axis_of_products(call: str, shape: tuple[int, ...], axis: i
     rank = ",".join("ABC"[: len(shape)])
     plan = plan_of(f"(float[2,4] x) => (float[{rank}] y) {{ y = {call} }}", {"k": normal(*shape)})
     assert plan.weights["k"].axis == axis
+
+
+@pytest.mark.parametrize("per_group", [1, 2])
+def test_depthwise_transposed_channels_keep_scales_and_biases_of_their_own(per_group: int) -> None:
+    weight = normal(4, per_group, 3, 3) * np.float32([1e-3, 1, 30, 500]).reshape(4, 1, 1, 1)
+    bias = normal(4 * per_group, scale=0.01)
+    model = make_model(
+        "(float[1,4,9,9] x) => (float[A,B,C,D] y) { t = ConvTranspose<group=4>(x, k, b) y = Identity(t) }",
+        {"k": weight, "b": bias},
+    )
+    feeds = {"x": normal(1, 4, 9, 9)}
+    wanted = config(include=[{"op_type": "ConvTranspose"}], activation={"dtype": "int16"})
+    _, plan, quantized = quantize_model(model, feeds, wanted)
+    grid, entry = plan.weights["k"].quantization, next(iter(plan.biases.values()))
+    assert grid.scale.shape == (4,)
+    for group in range(4):
+        assert sqnr_db(weight[group], grid.fake(weight)[group]) > 30
+    np.testing.assert_allclose(entry.quantization.scale, np.repeat(grid.scale, per_group) * scale_of("x", plan))
+    assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(quantized, feeds)["y"]) > 30
+
+
+def scale_of(tensor: str, plan: QuantizationPlan) -> np.float32:
+    return plan.activations[tensor].quantization.scale
 
 
 def test_a_shared_weight_is_planned_once() -> None:

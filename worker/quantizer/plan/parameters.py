@@ -165,11 +165,20 @@ def _input_scale(node: ir.Node, plan: QuantizationPlan) -> float:
 
 
 def _channel_scales(node: ir.Node, weight: WeightPlan, channels: int) -> np.ndarray:
-    """float64 [channels]: the weight scale of every output channel (grouped ConvTranspose repeats its own)."""
+    """float64 [channels]: the weight scale of every output channel.
+
+    A grouped ConvTranspose has one scale per channel of a group, a depthwise one has one per group.
+    """
     if not isinstance(weight.quantization, IntegerGrid):
         raise EngineError(f"weight {weight.initializer!r} has no integer grid", tensor=weight.initializer)
     scale = np.atleast_1d(weight.quantization.scale).astype(np.float64)
-    return np.resize(scale, channels) if scale.size != 1 else np.full(channels, scale[0])
+    if _by_group(node, weight):
+        return np.repeat(scale, channels // scale.size)
+    return np.resize(scale, channels)
+
+
+def _by_group(node: ir.Node, weight: WeightPlan) -> bool:
+    return node.op_type == "ConvTranspose" and weight.axis == 0
 
 
 def _guard_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> int:
@@ -186,7 +195,10 @@ def _guard_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> int:
     if not low.any():
         return 0
     if grid.scale.ndim:
-        per_scale = needed.reshape(-1, grid.scale.size).max(axis=0)
+        size = grid.scale.size
+        per_scale = (
+            needed.reshape(size, -1).max(axis=1) if _by_group(node, weight) else needed.reshape(-1, size).max(axis=0)
+        )
         scale = np.maximum(grid.scale, per_scale)
     else:
         scale = np.asarray(max(float(grid.scale), float(needed.max())))

@@ -68,11 +68,14 @@ def _layout(node: ir.Node, spec: WeightSpec, plan: QuantizationPlan) -> tuple[in
 def weight_axis(node: ir.Node) -> int | None:
     """Axis of the output channels in the node's weight; None where one scale per channel has no kernel."""
     weight = node.inputs[1]
-    rank = len(weight.shape) if weight is not None and weight.shape is not None else 0
+    shape = tuple(weight.shape) if weight is not None and weight.shape is not None else ()
+    rank = len(shape)
     if node.op_type == "Conv":
         return 0
     if node.op_type == "ConvTranspose":
-        return 1
+        # Depthwise: axis 1 holds the channels of one group only, axis 0 counts the groups.
+        groups = int_attribute(node, "group", 1)
+        return 0 if groups > 1 and shape[:1] == (groups,) else 1
     if node.op_type == "Gemm":
         return 0 if int_attribute(node, "transB", 0) else 1
     return 1 if rank == 2 else None
