@@ -160,3 +160,10 @@ def test_all_flags_together(tmp_path: Path) -> None:
 def test_step_names_are_distinct(tmp_path: Path) -> None:
     names = [found.name for found in quantized(tmp_path, network()).report.preparation]
     assert len(set(names)) == len(names)
+
+
+def test_a_model_in_which_nothing_is_quantized_keeps_its_interface(tmp_path: Path) -> None:
+    model = make_model("(float[N,3,4,4] x) => (float[N,3,4,4] y) { y = Softmax<axis=1>(x) }")
+    result = quantized(tmp_path, model, {"x": normal(4, 3, 4, 4)}, nhwc_input=True)
+    assert result.model == (tmp_path / "float.onnx").read_bytes()
+    assert result.report.fidelity.top1_agreement == 100.0
