@@ -25,8 +25,11 @@ def _option(name: str, description: str, *, default: bool = True) -> TargetOptio
 
 _FLOAT_HEADS = _option(
     "float_heads",
-    "Nodes that put tensors of very different meaning into one output (boxes beside scores) stay in float, with the "
-    "elementwise nodes before them.",
+    "Convolutions whose result becomes scores by Sigmoid, Softmax or Exp stay in float, and so does a Concat of scores "
+    "with boxes or the like.",
+)
+_FLOAT_MIXED_HEADS = _option(
+    "float_heads", "A Concat of scores within [0, 1] with results of any size, which ends the network, stays in float."
 )
 _WITHOUT_VNNI = _option(
     "x86_without_vnni",
@@ -45,7 +48,7 @@ TARGET_OPTIONS: dict[str, tuple[TargetOption, ...]] = {
     "onnxruntime_gpu": (_FLOAT_HEADS, _SYMMETRIC, _FLOAT_BIAS),
     "tensorrt": (_FLOAT_HEADS, _SYMMETRIC, _FLOAT_BIAS),
     "qnn": (
-        _FLOAT_HEADS,
+        _FLOAT_MIXED_HEADS,
         _option(
             "unsigned_activations", "int16 activations become uint16, int8 ones uint8: as most operators want them."
         ),
@@ -54,6 +57,7 @@ TARGET_OPTIONS: dict[str, tuple[TargetOption, ...]] = {
     ),
     "openvino": (_FLOAT_HEADS, _FLOAT_BIAS, _CONCAT, _WITHOUT_VNNI),
     "amd_npu_cnn": (
+        _FLOAT_MIXED_HEADS,
         _option("xint8", "Activations and weights are symmetric int8, per tensor, with power-of-two scales."),
         _option("int8_bias", "Biases are int8 with a power-of-two scale of their own; off: as the config says."),
         _option("sigmoid_to_hard_sigmoid", "Sigmoid becomes HardSigmoid(1/6, 0.5), which is another function."),

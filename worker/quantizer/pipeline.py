@@ -18,6 +18,7 @@ from service.contracts.preparation import fixed_inputs
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeTask
 from worker.quantizer.context import Context, Quantized
+from worker.quantizer.cpu import cpu_notes
 from worker.quantizer.data import Dataset, choose_batch_size, open_dataset
 from worker.quantizer.evaluation.metrics import Distance
 from worker.quantizer.graph.layout import take_nhwc
@@ -143,6 +144,7 @@ def _quantize(original: ir.Model, context: Context) -> Quantized:
             Matcher(prepared.graph, prepared.op_types),
             fates(before, prepared.graph),
         )
+        notes += cpu_notes(config)
         notes += calibration_notes(config.calibration_samples, context.calibration.samples)
     with context.stages.stage("plan"):
         run.progress("plan")

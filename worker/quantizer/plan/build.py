@@ -34,7 +34,7 @@ from worker.quantizer.graph.values import (
     users,
 )
 from worker.quantizer.plan.between import keep_only_between_quantized, read_by_quantized
-from worker.quantizer.plan.candidates import candidate
+from worker.quantizer.plan.candidates import candidate, may_return_float
 from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import Stage, Target
@@ -145,7 +145,7 @@ def _plan_tensors(
                     source[value.name] = root
         else:
             result = carrier(node, plan)
-            if target.whole or not _may_return_float(node) or read_by_quantized(result, plan, graph):
+            if target.whole or not may_return_float(node) or read_by_quantized(result, plan, graph):
                 source[name_of(result)] = name_of(result)
                 specs[name_of(result)] = selection.activation(node)
         if entry.role is Role.LINEAR:
@@ -175,12 +175,6 @@ def _comes_as_integers(value: ir.Value | None, plan: QuantizationPlan, source: M
     if value is None or producer is None or value.name not in source:
         return False
     return plan.nodes[node_name(producer)].quantized
-
-
-def _may_return_float(node: ir.Node) -> bool:
-    shape = node.outputs[0].shape
-    single_position = shape is not None and len(shape) > 2 and all(dim == 1 for dim in list(shape)[2:])
-    return node.op_type in ("MatMul", "Gemm") or (node.op_type == "Conv" and single_position)
 
 
 def _activation_inputs(node: ir.Node, role: Role) -> list[ir.Value]:

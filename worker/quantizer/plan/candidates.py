@@ -31,6 +31,16 @@ def candidate(node: ir.Node, target: Target, selection: Selection) -> tuple[Role
     return (None, reason) if reason else (role, None)
 
 
+def may_return_float(node: ir.Node) -> bool:
+    """True for linear nodes that return float where only float nodes read them: what makes scores.
+
+    MatMul, Gemm, and a Conv over a single position, as classifiers end with.
+    """
+    shape = node.outputs[0].shape
+    single_position = shape is not None and len(shape) > 2 and all(dim == 1 for dim in list(shape)[2:])
+    return node.op_type in ("MatMul", "Gemm") or (node.op_type == "Conv" and single_position)
+
+
 def _reason(node: ir.Node, role: Role, *, whole: bool) -> str | None:
     if role is Role.LINEAR:
         return _linear_reason(node)

@@ -10,7 +10,7 @@ from worker.quantizer.plan.rules import dpu
 from worker.quantizer.plan.rules.roles import matmul_constant_b_only, share_grid
 from worker.quantizer.plan.rules.shifts import SHIFT_RULES, settle_positions
 from worker.quantizer.plan.rules.specs import int8_bias, xint8
-from worker.quantizer.plan.targets.onnxruntime import LINEAR, common_reasons
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_MIXED_HEADS, LINEAR, common_reasons
 from worker.quantizer.plan.types import Role
 
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
@@ -63,6 +63,7 @@ AMD_NPU_CNN = Target(
         rule("dpu_leaky_relu", Stage.GRAPH, dpu.dpu_leaky_relu),
         rule("dpu_average_pool", Stage.GRAPH, dpu.dpu_average_pool),
         rule("dpu_reduce_mean", Stage.GRAPH, dpu.dpu_reduce_mean),
+        FLOAT_MIXED_HEADS,
         rule("align_pool", Stage.NODES, share_grid(*_POOLS)),
         rule("align_pad", Stage.NODES, share_grid("Pad")),
         rule("align_slice", Stage.NODES, share_grid(*_SLICES)),
