@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from worker.quantizer.statistics.grids import GridFamily
@@ -10,12 +12,13 @@ from worker.quantizer.statistics.power_of_two import SMALLEST_EXPONENT, covering
 # Values of one block of intermediate arrays: they stay in the second-level cache.
 _BLOCK_ELEMENTS = 1 << 17
 # Candidates per halving of the range, by the number of weights: few weights are cheap to search closely.
-_PER_OCTAVE = ((1 << 22, 32), (1 << 25, 8))
+_PER_OCTAVE = ((1 << 16, 128), (1 << 20, 32), (1 << 23, 8))
 _PER_OCTAVE_LARGE = 4
 _OCTAVES = 24
 # A group whose error has grown to this multiple of its best gets no better further in; few values have ragged errors.
-_HOPELESS, _HOPELESS_RAGGED = 4.0, 64.0
-_ROUNDS = 2
+_HOPELESS, _HOPELESS_RAGGED = 4.0, 32.0
+# How often the two ends of asymmetric ranges are taken in turn.
+_ROUNDS, _ROUNDS_LARGE = 2, 1
 _NOISE = np.float64(1e-6)
 
 
@@ -54,7 +57,7 @@ def least_squares_range(
     search = _Search(groups, low, high, family, per_octave)
     search.line(np.array([1.0, 1.0]))
     if not family.symmetric:
-        for _ in range(_ROUNDS):
+        for _ in range(_ROUNDS_LARGE if per_octave == _PER_OCTAVE_LARGE else _ROUNDS):
             search.line(np.array([1.0, 0.0]))
             search.line(np.array([0.0, 1.0]))
     return search.best[:, 0] * low, search.best[:, 1] * high
@@ -108,14 +111,19 @@ def squared_errors(
 ) -> np.ndarray:
     """Sums of squared errors, float64 [w], of rows ``which`` of ``groups`` on grids ``scale``, ``zero`` [w]."""
     total = np.zeros(which.size)
-    rows = groups if which.size == groups.shape[0] else groups[which]
-    step = max(1, _BLOCK_ELEMENTS // max(which.size, 1))
-    for first in range(0, groups.shape[1], step):
-        values = rows[:, first : first + step]
+    for values in _blocks(groups, which):
         errors = _fake(values, scale[:, None], zero[:, None], family)
         errors -= values
         total += np.einsum("ij,ij->i", errors, errors, dtype=np.float64)
     return total
+
+
+def _blocks(groups: np.ndarray, which: np.ndarray) -> Iterator[np.ndarray]:
+    """Rows ``which``, some columns at a time."""
+    rows = groups if which.size == groups.shape[0] else groups[which]
+    step = max(1, _BLOCK_ELEMENTS // max(which.size, 1))
+    for first in range(0, groups.shape[1], step):
+        yield rows[:, first : first + step]
 
 
 def _fake(values: np.ndarray, scale: np.ndarray, zero: np.ndarray, family: GridFamily) -> np.ndarray:
@@ -146,14 +154,19 @@ def _best_powers_of_two(
         index = which[better]
         best[index], chosen_exponents[index], chosen_bottoms[index] = errors[better], now[better], bottoms[better]
         exponents[which] -= 1
-        which = which[(_least_cut(low[which], high[which], now, family) < best[which]) & (now > SMALLEST_EXPONENT)]
+        which = which[(_least_cut(groups, which, now, family) < best[which]) & (now > SMALLEST_EXPONENT)]
     return grid_range(chosen_exponents, chosen_bottoms, family)
 
 
-def _least_cut(low: np.ndarray, high: np.ndarray, exponents: np.ndarray, family: GridFamily) -> np.ndarray:
-    """Below this squared error no window of these scales can come: the outermost weights alone cost as much."""
-    missing = np.maximum(high - low - np.ldexp(float(family.span), exponents), 0)
-    return np.asarray(missing**2 / 2)
+def _least_cut(groups: np.ndarray, which: np.ndarray, exponents: np.ndarray, family: GridFamily) -> np.ndarray:
+    """Below this squared error no window of these scales can come: what lies further from 0 than any level reaches."""
+    levels = family.span / 2 + 0.5 if family.symmetric else float(family.span)
+    reach = np.ldexp(levels, exponents).astype(np.float32)[:, None]
+    total = np.zeros(which.size)
+    for values in _blocks(groups, which):
+        beyond = np.maximum(np.abs(values) - reach, 0)
+        total += np.einsum("ij,ij->i", beyond, beyond, dtype=np.float64)
+    return total
 
 
 def _best_windows(
