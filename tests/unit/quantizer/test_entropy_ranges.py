@@ -83,18 +83,19 @@ def onnxruntime_threshold(values: np.ndarray, bins: int, levels: int) -> tuple[f
 
 
 @pytest.mark.parametrize("kind", ["laplace", "normal"])
-def test_thresholds_are_near_onnxruntimes(kind: str) -> None:
+@pytest.mark.parametrize("seed", [4, 5])
+def test_thresholds_are_near_onnxruntimes(kind: str, seed: int) -> None:
     """Not equal: onnxruntime leaves the rest of the division of bins by levels to one level, and that level empty."""
-    random = rng(4)
+    random = rng(seed)
     draws = {
         "laplace": random.laplace(size=400_000),
         "normal": random.standard_normal(400_000),
     }
     values = draws[kind].astype(np.float32)
     low, high = feed(Entropy(2048, 128, samples=1, symmetric=True), values[None], [slice(0, 1)])
-    _, theirs = onnxruntime_threshold(values, 2048, 128)
-    assert low == -high
-    assert theirs / 1.4 < high < theirs * 1.4
+    theirs_low, theirs_high = onnxruntime_threshold(values, 2048, 128)
+    threshold = max(-low, high)  # either end may be kept within the observed range
+    assert threshold == pytest.approx(max(-theirs_low, theirs_high), rel=0.25)
 
 
 def test_a_lone_outlier_is_cut_as_onnxruntime_cuts_it() -> None:
