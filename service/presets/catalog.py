@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from service.contracts.config import QuantizationConfig, parse_config
-from service.contracts.errors import InvalidConfigError, QuantmillError
+from service.contracts.config import QuantizationConfig
+from service.contracts.errors import QuantmillError
 from service.contracts.presets import DEFAULT_PRESET, PENDING_PRESETS, PRESETS, Preset, find_preset, missing_preset
 
 
@@ -20,16 +20,10 @@ class PresetNotFoundError(QuantmillError):
 
 @dataclass(frozen=True)
 class Entry:
-    """A preset as it can be used now.
-
-    Attributes:
-        config: what it resolves to; None while ``missing`` names a reason.
-        missing: one sentence per setting that is refused.
-    """
+    """A preset and what it resolves to when nothing else is given."""
 
     preset: Preset
-    config: QuantizationConfig | None
-    missing: tuple[str, ...] = ()
+    config: QuantizationConfig
 
     @property
     def default(self) -> bool:
@@ -44,10 +38,7 @@ def entries() -> list[Entry]:
 
 def entry(preset: Preset) -> Entry:
     """One preset."""
-    try:
-        return Entry(preset, parse_config({"preset": preset.name}))
-    except InvalidConfigError as error:
-        return Entry(preset, None, tuple(problem.message for problem in error.errors))
+    return Entry(preset, QuantizationConfig(preset=preset.name))
 
 
 def named(name: str) -> Entry:
@@ -75,11 +66,17 @@ def overview() -> str:
     """All presets, a line each, as text."""
     lines = []
     for found in entries():
-        marks = [
-            f"({word})" for word, holds in (("default", found.default), ("refused", found.config is None)) if holds
-        ]
         kind = "native" if found.preset.execution.native else "simulated"
-        lines.append(" ".join([f"{found.preset.name:<26}", f"{kind:<10}", found.preset.description, *marks]))
+        lines.append(
+            " ".join(
+                [
+                    f"{found.preset.name:<26}",
+                    f"{kind:<10}",
+                    found.preset.description,
+                    *(["(default)"] if found.default else []),
+                ]
+            )
+        )
     lines += ["", "not there yet:"]
     lines += [f"{name:<28} {reason}" for name, reason in pending()]
     return "\n".join(lines)
@@ -97,5 +94,4 @@ def page(name: str) -> str:
     if preset.aliases or preset.quark_names:
         lines.append(f"  also: {', '.join((*preset.aliases, *preset.quark_names))}")
     lines += [f"  note: {note}" for note in preset.notes]
-    lines += [f"  refused: {reason}" for reason in found.missing]
     return "\n".join([*lines, json.dumps(preset.settings, indent=2)])

@@ -23,10 +23,7 @@ class PresetOut(BaseModel):
     default: bool = Field(description="True for the preset that is taken where none is named.")
     execution: Execution
     notes: list[str] = Field(description="Where it deliberately differs from the Quark preset of its name.")
-    config: QuantizationConfig | None = Field(
-        description="What it resolves to when nothing else is given; null while something is missing."
-    )
-    missing: list[str] = Field(description="Settings of it that the engine refuses, with the reason.")
+    config: QuantizationConfig = Field(description="What it resolves to when nothing else is given.")
 
 
 class PendingPreset(BaseModel):
@@ -66,5 +63,4 @@ def _out(entry: catalog.Entry) -> PresetOut:
         execution=preset.execution,
         notes=list(preset.notes),
         config=entry.config,
-        missing=list(entry.missing),
     )

@@ -24,11 +24,6 @@ ROOT = Path(__file__).resolve().parents[3]
 INT8 = tensor("Int8", method="MinMax")
 
 
-@pytest.fixture(autouse=True)
-def whole_contract(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.contracts.config.unsupported", lambda _: (), raising=False)
-
-
 def problems(data: Any, pointer: str = "") -> dict[str, str]:
     with pytest.raises(InvalidConfigError) as caught:
         translate(data, pointer)
