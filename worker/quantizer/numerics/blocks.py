@@ -143,7 +143,8 @@ class BlockFormat:
         exponent = np.maximum(floor_log2(peak) - self.element.maximum_exponent, self.smallest_exponent)
         exponent = np.where(peak == 0, np.int32(0), exponent)
         if self.sub_block_size is not None:
-            pairs = blocks.reshape(*blocks.shape[:2], -1, self.sub_block_size, blocks.shape[3])
+            pair_count = self.block_size // self.sub_block_size
+            pairs = blocks.reshape(*blocks.shape[:2], pair_count, self.sub_block_size, blocks.shape[3])
             unused = np.abs(pairs).max(axis=3) < np.ldexp(np.float32(1), exponent)
             exponent = exponent - np.repeat(unused, self.sub_block_size, axis=2)
         exponent = np.broadcast_to(exponent, blocks.shape)

@@ -26,7 +26,10 @@ class Execution:
 
 
 _EIGHT_BITS = "QLinearConv, QLinearMatMul, QGemm and their like compute on 8-bit integers."
-_SIXTEEN_BITS = "onnxruntime's CPU kernels multiply 8-bit integers only; 16-bit values are dequantized, and float32 is computed with."
+_SIXTEEN_BITS = (
+    "onnxruntime's CPU kernels multiply 8-bit integers only; 16-bit values are dequantized, and operators compute in "
+    "float32."
+)
 _FOUR_BITS = (
     "onnxruntime dequantizes 4-bit weights and computes in float32, save where it makes a MatMulNBits of a MatMul "
     "that reads float activations."

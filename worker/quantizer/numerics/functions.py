@@ -17,7 +17,7 @@ from worker.quantizer.numerics.blocks import BlockFormat, FixedPoint
 from worker.quantizer.numerics.minifloat import FLOAT8_E4M3FN, FLOAT8_E5M2, Minifloat
 
 DOMAIN = "quantmill"
-# Shape takes start and end from opset 15 on, ReduceMax takes its axes as an input from 18 on, Cast knows float8 from 19 on.
+# The opsets from which Shape takes start and end, ReduceMax takes its axes as an input, Cast knows float8.
 _SHAPE_SLICES, _AXES_ARE_INPUTS, _FLOAT8 = 15, 18, 19
 # Formats with an ONNX type that ONNX Cast can round to, by mantissa bits.
 _CARRIERS = {each.mantissa_bits: each for each in (FLOAT8_E4M3FN, FLOAT8_E5M2)}
