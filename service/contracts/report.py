@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from service.contracts.base import Contract
+from service.contracts.calibration import TensorRange
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
 
@@ -129,6 +130,10 @@ class Report(Contract):
     layers: tuple[LayerFigures, ...] = Field(description="Worst SQNR first, then the nodes left in float.")
     preparation: tuple[PreparationStep, ...]
     notes: tuple[str, ...] = ()
+    tensor_ranges: dict[str, TensorRange] = Field(
+        default_factory=dict,
+        description="Calibrated ranges by tensor: what a config's tensor_ranges takes, to save the calibration.",
+    )
     stages: tuple[StageFigures, ...]
     manifest: Manifest
 

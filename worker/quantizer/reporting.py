@@ -6,6 +6,7 @@ import hashlib
 import platform
 from importlib.metadata import version
 
+from service.contracts.calibration import TensorRange
 from service.contracts.report import Manifest, ModelFigures, Report
 from service.contracts.version import VERSION
 from worker.quantizer.context import Context, Quantized
@@ -70,6 +71,10 @@ def make_report(quantized: Quantized, model_bytes: bytes, context: Context) -> R
         layers=layers,
         preparation=tuple(quantized.prepared.steps),
         notes=report_notes(quantized.plan, comparison, data, config.evaluation.gate, float_figures, figures),
+        tensor_ranges={
+            name: TensorRange(minimum=found.minimum, maximum=found.maximum)
+            for name, found in sorted(quantized.plan.ranges.items())
+        },
         stages=tuple(context.stages.figures),
         manifest=Manifest(
             engine_version=VERSION,

@@ -48,8 +48,10 @@ def report_notes(
             "cost more than integer kernels save"
         )
     sqnr_db = comparison.fidelity.sqnr_db
-    for name in comparison.non_finite:
-        notes.append(f"output {name!r} of the float model holds NaN or Inf: its distance has no figure")
+    notes += [
+        f"output {name!r} of the float model holds NaN or Inf: its distance has no figure"
+        for name in comparison.non_finite
+    ]
     if sqnr_db is not None and sqnr_db < _POOR_SQNR_DB:
         notes.append(
             f"the outputs are far from the float model's (SQNR {sqnr_db:.1f} dB): exclude the worst layers, "

@@ -331,3 +331,13 @@ def test_old_and_half_precision_models(tmp_path: Path) -> None:
     result = quantize_file(tmp_path, half, {"x": data()["x"].astype(np.float16)})
     assert result.report.fidelity.sqnr_db > 25
     assert onnx.load_from_string(result.model).graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT16
+
+
+def test_ranges_of_one_report_save_the_calibration_of_the_next(tmp_path: Path) -> None:
+    first = quantize_file(tmp_path, network(), data(), config())
+    ranges = {name: found.model_dump() for name, found in first.report.tensor_ranges.items()}
+    assert set(ranges) == {"x", "r", "d", "s", "p"}
+    other = data(4, seed=9)
+    again = quantize_file(tmp_path, network(), other, config(tensor_ranges=ranges))
+    assert again.model == first.model
+    assert quantize_file(tmp_path, network(), other, config()).model != first.model

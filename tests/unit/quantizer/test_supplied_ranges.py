@@ -50,7 +50,10 @@ def test_every_wrong_entry_is_pointed_at() -> None:
     }
     with pytest.raises(InvalidConfigError) as caught:
         supplied_ranges(supplied, ["x", "y"], ["x", "y"])
-    assert [problem.pointer for problem in caught.value.errors] == ["/tensor_ranges/a~1b~0c", "/tensor_ranges/x"]
+    assert [problem.pointer for problem in caught.value.errors] == [
+        "/config/tensor_ranges/a~1b~0c",
+        "/config/tensor_ranges/x",
+    ]
     assert "'a/b~c'" in caught.value.detail
     assert "above the maximum" in caught.value.detail
 

@@ -13,6 +13,7 @@ from service.contracts.dtypes import needs_calibration
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.rounded import RoundedGrid
+from worker.quantizer.statistics.reducers import Range
 
 Grid = IntegerGrid | RoundedGrid
 
@@ -119,6 +120,7 @@ class QuantizationPlan:
     weights: dict[str, WeightPlan] = field(default_factory=dict)
     biases: dict[str, BiasPlan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    ranges: dict[str, Range] = field(default_factory=dict)  # by tensor: calibrated or supplied
     restored: dict[str, str] = field(default_factory=dict)  # by tensor: what stands for it in the emitted graph
     decisions: list[Decision] = field(default_factory=list)
 

@@ -44,7 +44,7 @@ def fill_static(prepared: Prepared, plan: QuantizationPlan, context: Context) ->
             )
     with context.stages.stage("parameters"):
         run.progress("parameters")
-        ranges = given | find_ranges(reducers, threads=context.threads)
+        ranges = plan.ranges = given | find_ranges(reducers, threads=context.threads)
         _check_ranges(prepared, ranges, context)
         assign_block_axes(prepared.graph, plan)
         fill_activations(plan, ranges)

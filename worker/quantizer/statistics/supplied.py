@@ -37,11 +37,12 @@ def supplied_ranges(
         elif found.minimum > found.maximum:
             faults[name] = f"tensor {name!r}: the minimum {found.minimum:g} is above the maximum {found.maximum:g}"
     if faults:
+        code, place = InvalidConfigError.code, f"/config/{_FIELD}"
         raise InvalidConfigError(
             f"{_FIELD}: {'; '.join(list(faults.values())[:5])}",
             hint="Take names and ranges from the calibrated ranges of an earlier run of the same model.",
             errors=tuple(
-                FieldProblem(pointer=f"/{_FIELD}/{_escaped(name)}", code=InvalidConfigError.code, message=message)
+                FieldProblem(pointer=f"{place}/{_escaped(name)}", code=code, message=message)
                 for name, message in faults.items()
             ),
         )
