@@ -31,6 +31,9 @@ _FLOAT_HEADS = _option(
 _FLOAT_MIXED_HEADS = _option(
     "float_heads", "A Concat of scores within [0, 1] with results of any size, which ends the network, stays in float."
 )
+_FLOAT_CHAINS = _option(
+    "float_chains", "Elementwise nodes whose result only Pow, Sqrt, Log, Exp, Reciprocal or Div read stay in float."
+)
 _WITHOUT_VNNI = _option(
     "x86_without_vnni",
     "int8 weights keep to 7 bits: x86 CPUs with AVX2 or AVX512 but without VNNI add pairs of 8-bit products in "
@@ -49,6 +52,7 @@ TARGET_OPTIONS: dict[str, tuple[TargetOption, ...]] = {
     "tensorrt": (_FLOAT_HEADS, _SYMMETRIC, _FLOAT_BIAS),
     "qnn": (
         _FLOAT_MIXED_HEADS,
+        _FLOAT_CHAINS,
         _option(
             "unsigned_activations", "int16 activations become uint16, int8 ones uint8: as most operators want them."
         ),
@@ -58,9 +62,14 @@ TARGET_OPTIONS: dict[str, tuple[TargetOption, ...]] = {
     "openvino": (_FLOAT_HEADS, _FLOAT_BIAS, _CONCAT, _WITHOUT_VNNI),
     "amd_npu_cnn": (
         _FLOAT_MIXED_HEADS,
+        _FLOAT_CHAINS,
         _option("xint8", "Activations and weights are symmetric int8, per tensor, with power-of-two scales."),
         _option("int8_bias", "Biases are int8 with a power-of-two scale of their own; off: as the config says."),
-        _option("sigmoid_to_hard_sigmoid", "Sigmoid becomes HardSigmoid(1/6, 0.5), which is another function."),
+        _option(
+            "sigmoid_to_hard_sigmoid",
+            "Sigmoid becomes HardSigmoid(1/6, 0.5), another function; not in heads.",
+        ),
+        _option("div_to_mul", "Div by a constant becomes Mul by its reciprocal."),
         _option("split_hard_swish", "HardSwish becomes HardSigmoid and Mul, which compute the same."),
         _option("dpu_hard_sigmoid", "HardSigmoid computes with 2731/16384 in place of 1/6."),
         _option("dpu_leaky_relu", "LeakyRelu's alpha is rounded to 256ths."),

@@ -103,7 +103,7 @@ def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names, writ
         ]
         dequantized = _restored_weight(graph, weight, names, writer)
         for usage in readers:
-            usage.node.replace_input_with(1, dequantized)
+            usage.node.replace_input_with(usage.idx, dequantized)
     for name, bias in plan.biases.items():
         if bias.quantization is None or bias.integers is None:
             continue

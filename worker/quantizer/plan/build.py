@@ -23,6 +23,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from service.contracts.calibration import MinMaxCalibration, NonOverflowCalibration
 from service.contracts.config import QuantizationConfig
 from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.graph.values import (
@@ -166,7 +167,13 @@ def _plan_constants(node: ir.Node, role: Role, plan: QuantizationPlan, selection
     for value in operands:
         if value is None or not is_constant(value) or name_of(value) in plan.weights:
             continue
-        stored = WeightSpec(dtype=spec.dtype, symmetric=spec.symmetric, scale=spec.scale, granularity="per_tensor")
+        stored = WeightSpec(
+            dtype=spec.dtype,
+            symmetric=spec.symmetric,
+            scale=spec.scale,
+            granularity="per_tensor",
+            calibration=NonOverflowCalibration() if spec.scale == "power_of_two" else MinMaxCalibration(),
+        )
         plan.weights[name_of(value)] = WeightPlan(name_of(value), node_name(node), stored, None)
 
 

@@ -54,6 +54,7 @@ _HINTS = (
     ("recurrent layers", "Use mode dynamic or weights_only for them."),
     ("normalization stays in float", "Use BatchNormalization, which folds into convolutions."),
     ("only HardSigmoid with alpha 1/6", "Use HardSigmoid with alpha 1/6 and beta 1/2."),
+    ("it only feeds", "Use BatchNormalization in place of a normalization written out."),
     ("scores", "Switch the target option float_heads off to quantize it all the same."),
     ("both operands of this MatMul", "Switch the target option matmul_constant_b_only off to quantize it."),
     ("leaves it to the CPU", "Use Relu, HardSigmoid or HardSwish in its place."),

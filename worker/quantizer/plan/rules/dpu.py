@@ -21,6 +21,7 @@ from worker.quantizer.graph.values import (
     name_of,
     node_name,
 )
+from worker.quantizer.plan.head_nodes import find_heads
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision
 
@@ -37,9 +38,12 @@ _LARGEST_AREA = 255
 
 
 def sigmoid_to_hard_sigmoid(context: RuleContext) -> list[Decision]:
-    """Sigmoid(x) becomes HardSigmoid(x) = clip(x / 6 + 1/2, 0, 1)."""
+    """Sigmoid(x) becomes HardSigmoid(x) = clip(x / 6 + 1/2, 0, 1), but where it makes the network's scores."""
     made = []
+    heads = find_heads(context.graph) if context.options["float_heads"] else set()
     for node in _nodes(context, "Sigmoid"):
+        if node in heads:  # a HardSigmoid would make most scores 0, and nothing comes after that the CPU would delay
+            continue
         _replace_by(node, "HardSigmoid", [node.inputs[0]], alpha=_SIXTH, beta=0.5)
         why = "the NPU has no Sigmoid; the two differ by up to 0.07"
         made.append(Decision("sigmoid_to_hard_sigmoid", node_name(node), "Sigmoid -> HardSigmoid", why))
@@ -60,6 +64,20 @@ def split_hard_swish(context: RuleContext) -> list[Decision]:
         _replace_by(node, "Mul", [source, gate.outputs[0]])
         why = "the NPU has no HardSwish; the two compute the same"
         made.append(Decision("split_hard_swish", name, "HardSwish -> HardSigmoid, Mul", why))
+    return made
+
+
+def div_to_mul(context: RuleContext) -> list[Decision]:
+    """Division by a constant becomes multiplication by its reciprocal."""
+    names, made = Names(context.graph), []
+    for node in _nodes(context, "Div"):
+        divisor = constant(node.inputs[1])
+        if divisor is None or not divisor.all():
+            continue
+        name = names.free(f"{node_name(node)}_reciprocal")
+        reciprocal = add_initializer(context.graph, name, (1.0 / divisor.astype(np.float64)).astype(np.float32))
+        _replace_by(node, "Mul", [node.inputs[0], reciprocal])
+        made.append(Decision("div_to_mul", node_name(node), "Div -> Mul", "the NPU has no division"))
     return made
 
 
@@ -206,6 +224,7 @@ def _multiply(context: RuleContext, node: ir.Node, factor: float, names: Names) 
 
 __all__ = [
     "SIMULATED",
+    "div_to_mul",
     "dpu_average_pool",
     "dpu_hard_sigmoid",
     "dpu_leaky_relu",

@@ -13,27 +13,13 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from worker.quantizer.graph.values import is_constant, node_name, users
+from worker.quantizer.graph.values import node_name
 from worker.quantizer.plan.candidates import may_return_float
+from worker.quantizer.plan.head_nodes import MOVERS, find_heads
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
 
-_LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _EXPONENTIAL = ("Sigmoid", "Softmax", "LogSoftmax", "Exp")
-_ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
-_MOVERS = (
-    "DepthToSpace",
-    "Flatten",
-    "Gather",
-    "Identity",
-    "Reshape",
-    "Slice",
-    "SpaceToDepth",
-    "Split",
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
-)
 _WITHIN_ONE = ("Sigmoid", "HardSigmoid", "Softmax")
 
 
@@ -44,7 +30,7 @@ def float_heads(context: RuleContext) -> list[Decision]:
 
 def float_mixed_heads(context: RuleContext) -> list[Decision]:
     """Leave a Concat of scores with anything else in float, and what only moves its result."""
-    made, heads = [], _heads(context.graph)
+    made, heads = [], find_heads(context.graph)
     for node in context.graph:
         entry = context.plan.nodes[node_name(node)]
         if node.op_type == "Concat" and node in heads and entry.quantized:
@@ -58,7 +44,7 @@ def float_mixed_heads(context: RuleContext) -> list[Decision]:
 
 def _float_scores(context: RuleContext) -> Iterator[Decision]:
     """Convolutions have no integer kernel that returns float, so they compute in float; others return it anyway."""
-    heads = _heads(context.graph)
+    heads = find_heads(context.graph)
     for node in context.graph:
         if node.op_type not in _EXPONENTIAL or node not in heads or node.inputs[0] is None:
             continue
@@ -72,28 +58,6 @@ def _float_scores(context: RuleContext) -> Iterator[Decision]:
         yield Decision("float_heads", entry.name, "left in float", f"{node.op_type} makes scores of its result")
 
 
-def _heads(graph: ir.Graph) -> set[ir.Node]:
-    """Nodes that belong to a head."""
-    before_linear: set[ir.Node] = set()
-    leading_out: set[ir.Node] = set()
-    for node in reversed(list(graph)):
-        readers = [reader for value in node.outputs for reader in users(value)]
-        if any(reader.op_type in _LINEAR or reader in before_linear for reader in readers):
-            before_linear.add(node)
-        elif any(value.is_graph_output() for value in node.outputs) or any(
-            reader in leading_out and _hands_on(reader) for reader in readers
-        ):
-            leading_out.add(node)
-    return leading_out
-
-
-def _hands_on(node: ir.Node) -> bool:
-    """True if the result is the operand, moved, joined with others, or combined with constants."""
-    if node.op_type in _MOVERS or node.op_type == "Concat":
-        return True
-    return node.op_type in _ELEMENTWISE and any(is_constant(value) for value in node.inputs)
-
-
 def _made(node: ir.Node) -> list[ir.Value]:
     """Operands that a node makes."""
     return [value for value in node.inputs if value is not None and value.producer() is not None]
@@ -104,7 +68,7 @@ def _origin(value: ir.Value) -> ir.Node:
     producer = value.producer()
     if producer is None:
         raise ValueError("a value without a producer has no origin")
-    while producer.op_type in _MOVERS and producer.inputs[0] is not None:
+    while producer.op_type in MOVERS and producer.inputs[0] is not None:
         before = producer.inputs[0].producer()
         if before is None:
             break

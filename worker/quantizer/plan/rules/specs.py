@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from service.contracts.calibration import NonOverflowCalibration
 from service.contracts.dtypes import is_integer
 from service.contracts.specs import BiasSpec
 from worker.quantizer.graph.values import name_of, node_name
 from worker.quantizer.plan.profile import RuleContext
-from worker.quantizer.plan.types import Decision, WeightPlan
+from worker.quantizer.plan.types import Decision, Role, WeightPlan
 from worker.quantizer.plan.weights import float_bias_reason
 
 _FOUR_BITS = ("int4", "uint4")
@@ -33,6 +34,9 @@ def xint8(context: RuleContext) -> list[Decision]:
     for weight in context.plan.weights.values():
         made += _weight(weight, "xint8", why, granularity="per_tensor", **wanted)
         weight.axis = weight.block_size = None
+        if context.plan.nodes[weight.node].role is not Role.LINEAR:
+            # one or few values, none of which is an outlier: the nearest power of two could cut off 30 percent
+            weight.spec = weight.spec.model_copy(update={"calibration": NonOverflowCalibration()})
     _judge_biases(context)
     return made
 

@@ -10,7 +10,7 @@ from worker.quantizer.plan.rules import dpu
 from worker.quantizer.plan.rules.roles import matmul_constant_b_only, share_grid
 from worker.quantizer.plan.rules.shifts import SHIFT_RULES, settle_positions
 from worker.quantizer.plan.rules.specs import int8_bias, xint8
-from worker.quantizer.plan.targets.onnxruntime import FLOAT_MIXED_HEADS, LINEAR, common_reasons
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, LINEAR, common_reasons
 from worker.quantizer.plan.types import Role
 
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
@@ -57,6 +57,7 @@ AMD_NPU_CNN = Target(
     lossless=frozenset({*_MOVERS, *_SLICES, "MaxPool", "Pad"} - {"Resize"}),
     reasons={**common_reasons("amd_npu_cnn"), **{op: _BY_CPU.format(op) for op in _ON_CPU}},
     rules=(
+        rule("div_to_mul", Stage.GRAPH, dpu.div_to_mul),
         rule("split_hard_swish", Stage.GRAPH, dpu.split_hard_swish),
         rule("sigmoid_to_hard_sigmoid", Stage.GRAPH, dpu.sigmoid_to_hard_sigmoid),
         rule("dpu_hard_sigmoid", Stage.GRAPH, dpu.dpu_hard_sigmoid),
@@ -64,6 +65,7 @@ AMD_NPU_CNN = Target(
         rule("dpu_average_pool", Stage.GRAPH, dpu.dpu_average_pool),
         rule("dpu_reduce_mean", Stage.GRAPH, dpu.dpu_reduce_mean),
         FLOAT_MIXED_HEADS,
+        FLOAT_CHAINS,
         rule("align_pool", Stage.NODES, share_grid(*_POOLS)),
         rule("align_pad", Stage.NODES, share_grid("Pad")),
         rule("align_slice", Stage.NODES, share_grid(*_SLICES)),

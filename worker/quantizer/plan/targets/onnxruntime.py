@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from worker.quantizer.plan.profile import Stage, Target, rule
+from worker.quantizer.plan.rules.chains import float_chains
 from worker.quantizer.plan.rules.heads import float_heads, float_mixed_heads
 from worker.quantizer.plan.rules.specs import float_bias, seven_bit_weights, symmetric_int8
 from worker.quantizer.plan.types import Role
@@ -29,6 +30,7 @@ _ARITHMETIC = ("Add", "Mul", "Concat")
 FLOAT_HEADS = rule("float_heads", Stage.NODES, float_heads)
 # For targets that want whole networks: no convolution is taken out.
 FLOAT_MIXED_HEADS = rule("float_heads", Stage.NODES, float_mixed_heads)
+FLOAT_CHAINS = rule("float_chains", Stage.NODES, float_chains)
 
 
 def common_reasons(name: str) -> dict[str, str]:

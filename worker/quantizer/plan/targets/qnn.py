@@ -5,7 +5,7 @@ from __future__ import annotations
 from worker.quantizer.plan.profile import Stage, Target, rule
 from worker.quantizer.plan.rules.fixed import fixed_sigmoid_tanh
 from worker.quantizer.plan.rules.specs import per_tensor_matmul, unsigned_activations
-from worker.quantizer.plan.targets.onnxruntime import FLOAT_MIXED_HEADS, LINEAR, MOVERS, common_reasons
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, LINEAR, MOVERS, common_reasons
 from worker.quantizer.plan.types import Role
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Min", "Max", "Concat")
@@ -42,6 +42,7 @@ QNN = Target(
     reasons={op: reason for op, reason in common_reasons("qnn").items() if op not in _UNARY},
     rules=(
         FLOAT_MIXED_HEADS,
+        FLOAT_CHAINS,
         rule("unsigned_activations", Stage.SPECS, unsigned_activations),
         rule("per_tensor_matmul", Stage.SPECS, per_tensor_matmul),
         rule("fixed_sigmoid_tanh", Stage.GRIDS, fixed_sigmoid_tanh),
