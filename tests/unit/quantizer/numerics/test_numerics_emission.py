@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -184,6 +186,36 @@ def test_nan_and_infinity_do_not_come_out_as_numbers(dtype: str) -> None:
     found = run(dtype, 1, values)
     assert np.isnan(found[0, 3])
     assert np.isnan(found[1, 35])
+
+
+FLUSHING = """
+import sys
+import numpy as np
+import onnxruntime as ort
+
+options = ort.SessionOptions()
+options.intra_op_num_threads = 1
+options.add_session_config_entry("session.set_denormal_as_zero", "1")
+values = np.load(sys.argv[1])
+for path in sys.argv[2:]:
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    np.save(path + ".npy", session.run(None, {"x": values})[0])
+"""
+
+
+def test_blocks_of_zeros_stay_zero_where_the_runtime_flushes_subnormals(tmp_path: Path) -> None:
+    """A scale as small as the formats' smallest would be flushed to 0, and 0 / 0 is NaN.
+
+    The first session of a process decides for its thread, hence another process.
+    """
+    values = np.concatenate([np.zeros((2, 40), np.float32), normal(2, 40, seed=14)])
+    np.save(tmp_path / "x.npy", values)
+    for dtype in BLOCK_DTYPES:
+        onnx.save(activation_model(dtype, 1, ("N", "C"), NEWEST_OPSET), tmp_path / dtype)
+    paths = [str(tmp_path / dtype) for dtype in BLOCK_DTYPES]
+    subprocess.run([sys.executable, "-c", FLUSHING, str(tmp_path / "x.npy"), *paths], check=True, timeout=120)
+    for dtype in BLOCK_DTYPES:
+        np.testing.assert_array_equal(np.load(tmp_path / f"{dtype}.npy"), expected(dtype, values, 1), err_msg=dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
