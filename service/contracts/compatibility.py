@@ -14,12 +14,11 @@ from service.contracts.errors import (
     InvalidConfigError,
 )
 from service.contracts.model import ModelSummary, TensorInfo
-from service.contracts.preparation import brought_op_types
+from service.contracts.preparation import PreparationSpec, brought_op_types
 from service.contracts.selectors import NodeSelector, OpTypeSelector, SubgraphSelector
 
-QUANTIZED_OP_TYPES = frozenset(
-    {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
-)
+PAIR_OP_TYPES = frozenset({"QuantizeLinear", "DequantizeLinear"})
+QUANTIZED_OP_TYPES = PAIR_OP_TYPES | {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
 # Looking for the nearest of thousands of names takes milliseconds each.
 _MAX_SUGGESTIONS = 10
 
@@ -91,21 +90,39 @@ def check_dataset(model: ModelSummary, dataset: DatasetSummary, *, pointer: str 
         )
 
 
-def check_float(model: ModelSummary, *, pointer: str) -> None:
+def is_quantized_op(op_type: str) -> bool:
+    """True for operators that a float model does not hold."""
+    return op_type in QUANTIZED_OP_TYPES or op_type.startswith("QLinear")
+
+
+def check_float(model: ModelSummary, spec: PreparationSpec | None = None, *, pointer: str) -> None:
     """Refuse a model that holds quantized operators before any work is done.
+
+    Args:
+        model: facts of the model.
+        spec: how it will be prepared; with ``dequantize``, Q/DQ pairs are let through.
+        pointer: of the model in the request.
 
     Raises:
         AlreadyQuantizedError: pointing at the model.
     """
-    found = sorted(op for op in model.op_counts if op in QUANTIZED_OP_TYPES or op.startswith("QLinear"))
-    if found:
-        counted = ", ".join(f"{model.op_counts[op]} {op}" for op in found)
-        raise AlreadyQuantizedError(
-            f"the model is quantized already: it holds {counted}",
-            hint="Upload the float model that it was made from.",
-            pointer=pointer,
-            op_type=found[0],
-        )
+    found = sorted(op for op in model.op_counts if is_quantized_op(op))
+    beyond = [op for op in found if op not in PAIR_OP_TYPES]
+    if not found or (spec is not None and spec.dequantize and not beyond):
+        return
+    counted = ", ".join(f"{model.op_counts[op]} {op}" for op in found)
+    raise AlreadyQuantizedError(
+        f"the model is quantized already: it holds {counted}",
+        hint=already_quantized_hint(pairs_only=not beyond),
+        pointer=pointer,
+        op_type=(beyond or found)[0],
+    )
+
+
+def already_quantized_hint(*, pairs_only: bool) -> str:
+    """What to do with a model that is quantized already."""
+    hint = "Upload the float model that it was made from"
+    return f"{hint}, or set preparation.dequantize to take the Q/DQ pairs off." if pairs_only else f"{hint}."
 
 
 def check_selected(config: QuantizationConfig, model: ModelSummary, *, pointer: str = "/config") -> None:

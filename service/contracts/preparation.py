@@ -15,6 +15,10 @@ from service.contracts.model import TensorInfo
 class PreparationSpec(Contract):
     """Switches of the preparation passes. Passes that change what the model computes are off by default."""
 
+    dequantize: bool = Field(
+        default=False,
+        description="Take Q/DQ pairs off a model that is quantized already, and quantize what is left anew.",
+    )
     fold_batch_norm: bool = Field(default=True, description="Fold BatchNormalization and affine nodes into weights.")
     batch_norm_to_conv: bool = Field(
         default=False, description="Turn a BatchNormalization that cannot be folded into a 1x1 depthwise Conv."
@@ -47,6 +51,7 @@ class PreparationSpec(Contract):
 
 # Operators that a switch brings into a model which may have had none of them.
 _BROUGHT = {
+    "dequantize": ("Clip", "Relu"),
     "batch_norm_to_conv": ("Conv",),
     "clip6_to_relu": ("Relu",),
     "reduce_mean_to_global_average_pool": ("GlobalAveragePool", "Squeeze"),

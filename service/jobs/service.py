@@ -165,7 +165,7 @@ def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> N
     calibration = _dataset(session, tenant_id, body.calibration_dataset_id, "calibration_dataset_id")
     evaluation = _dataset(session, tenant_id, body.evaluation_dataset_id, "evaluation_dataset_id")
     if model is not None:
-        check_float(model, pointer="/model_id")
+        check_float(model, body.config.preparation, pointer="/model_id")
         check_selected(body.config, model)
         inputs = fixed_inputs(model.inputs, body.config.preparation)
         model = model.model_copy(update={"inputs": inputs})

@@ -25,7 +25,7 @@ class Context:
         summary: facts of the uploaded model.
         calibration: data that the ranges are taken from.
         evaluation: data that both models are compared on; None: the calibration data.
-        float_session: the uploaded model.
+        float_session: the uploaded model, without its Q/DQ pairs where they are taken off.
         stages: takes the seconds and the memory of each stage.
         run: progress, log, cancellation.
         threads: CPU threads.

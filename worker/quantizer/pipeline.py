@@ -15,7 +15,7 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.errors import EngineError
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
-from service.contracts.report import Report
+from service.contracts.report import PreparationStep, Report
 from service.contracts.runner import DatasetSource, QuantizeTask
 from worker.quantizer.context import Context, Quantized
 from worker.quantizer.cpu import cpu_notes
@@ -23,7 +23,8 @@ from worker.quantizer.data import Dataset, choose_batch_size, open_dataset
 from worker.quantizer.evaluation.metrics import Distance
 from worker.quantizer.graph.layout import take_nhwc
 from worker.quantizer.graph.loading import load_model
-from worker.quantizer.graph.prepare import Prepared, prepare
+from worker.quantizer.graph.passes.outcome import Outcome
+from worker.quantizer.graph.prepare import Prepared, prepare, undo_quantization
 from worker.quantizer.intake import inspect_model
 from worker.quantizer.measure import Stages
 from worker.quantizer.plan.matching import Matcher
@@ -76,7 +77,8 @@ def quantize(
     """Quantize a model and measure what that cost.
 
     Args:
-        model_path: float ONNX model; external data lies beside it.
+        model_path: float ONNX model, or one with Q/DQ pairs if ``preparation.dequantize`` is set; external data lies
+            beside it.
         config: resolved recipe.
         calibration: data that the ranges are taken from.
         evaluation: data that both models are compared on; the calibration data if None.
@@ -100,7 +102,11 @@ def quantize(
         measured_on = evaluation_data or calibration_data
         check_gate(config.evaluation.gate, has_labels=measured_on.labels is not None)
         original = load_model(model_path)
+        undone = undo_quantization(original) if config.preparation.dequantize else None
+        original = original if undone is None else undone.model
         original_bytes = to_bytes(original)
+        if undone is not None and undone.applied:
+            summary = summary.model_copy(update={"size_bytes": len(original_bytes)})
         float_session = Session(original_bytes, threads=threads, what="float model", uploaded=True)
         context = Context(
             config=config,
@@ -113,6 +119,8 @@ def quantize(
             threads=threads,
         )
     done = _quantize(original, context)
+    if undone is not None:
+        _tell_undone(undone, done)
     model_bytes = _uploaded_bytes(model_path, summary, original_bytes) if done.plan.is_empty else done.bytes
     return Result(model_bytes, make_report(done, model_bytes, context))
 
@@ -120,6 +128,14 @@ def quantize(
 def _uploaded_bytes(path: Path, summary: ModelSummary, whole: bytes) -> bytes:
     """The file as it is; ``whole``, with everything inside, if it keeps data in other files."""
     return path.read_bytes() if path.stat().st_size == summary.size_bytes else whole
+
+
+def _tell_undone(undone: Outcome, done: Quantized) -> None:
+    """Put the step that came before all others into the report; afterwards it found nothing left to do."""
+    told = PreparationStep(name="dequantize", applied=undone.applied, detail=undone.detail)
+    done.prepared.steps[:] = [told if step.name == told.name else step for step in done.prepared.steps]
+    if undone.applied:
+        done.plan.notes.append("The uploaded model is quantized; 'float' is that model with its Q/DQ pairs taken off")
 
 
 def _open(source: DatasetSource, model: ModelSummary, role: str) -> Dataset:

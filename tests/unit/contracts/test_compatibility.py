@@ -14,6 +14,7 @@ from service.contracts.config import Override, QuantizationConfig
 from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec, LabelSummary, PreprocessingSpec
 from service.contracts.errors import AlreadyQuantizedError, DatasetMismatchError, InvalidConfigError
 from service.contracts.model import ModelSummary, TensorInfo
+from service.contracts.preparation import PreparationSpec
 from service.contracts.selectors import Selector
 
 IMAGENET = {"scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -279,3 +280,20 @@ def test_a_quantized_model_is_refused_by_its_operators(op_type: str) -> None:
         check_float(NAMED.model_copy(update={"op_counts": {"Conv": 1, op_type: 2}}), pointer="/model_id")
     assert caught.value.errors[0].pointer == "/model_id"
     assert caught.value.hint
+
+
+def test_pairs_are_let_through_where_they_will_be_taken_off() -> None:
+    pairs = NAMED.model_copy(update={"op_counts": {"Conv": 1, "QuantizeLinear": 2, "DequantizeLinear": 3}})
+    check_float(pairs, PreparationSpec(dequantize=True), pointer="/model_id")
+    with pytest.raises(AlreadyQuantizedError) as caught:
+        check_float(pairs, PreparationSpec(), pointer="/model_id")
+    assert "preparation.dequantize" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("op_type", ["DynamicQuantizeLinear", "QLinearConv", "ConvInteger"])
+def test_integer_operators_are_not_let_through(op_type: str) -> None:
+    mixed = NAMED.model_copy(update={"op_counts": {"Conv": 1, "DequantizeLinear": 2, op_type: 1}})
+    with pytest.raises(AlreadyQuantizedError) as caught:
+        check_float(mixed, PreparationSpec(dequantize=True), pointer="/model_id")
+    assert caught.value.where["op_type"] == op_type
+    assert "dequantize" not in str(caught.value.hint)

@@ -3,7 +3,7 @@
 Afterwards: every node and value has a name, weights are initializers that no caller can override, functions are
 inlined, constants are folded, tensors are float32 instead of float16, affine followers are folded into the linear
 node before them, and the opset is at least 17 where the model could be lifted. Each pass reports what it did, or why
-it did nothing. All passes but ``clip6_to_relu`` keep what the model computes.
+it did nothing. All passes but ``clip6_to_relu`` and ``dequantize`` keep what the model computes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from service.contracts.compatibility import PAIR_OP_TYPES, already_quantized_hint, is_quantized_op
 from service.contracts.errors import AlreadyQuantizedError
 from service.contracts.preparation import PreparationSpec
 from service.contracts.report import PreparationStep
@@ -20,6 +21,7 @@ from worker.quantizer.graph.layout import announce, four_dimensional_inputs
 from worker.quantizer.graph.passes.batchnorm import batch_norm_to_conv
 from worker.quantizer.graph.passes.clip6 import clip6_to_relu
 from worker.quantizer.graph.passes.constants import fold_constants, remove_dead_code
+from worker.quantizer.graph.passes.dequantize import dequantize
 from worker.quantizer.graph.passes.gelu import fuse_gelu
 from worker.quantizer.graph.passes.l2_norm import fuse_l2_norm
 from worker.quantizer.graph.passes.linear import fold_affine, matmul_add_to_gemm
@@ -33,9 +35,7 @@ from worker.quantizer.graph.passes.sharing import unshare_initializers
 from worker.quantizer.graph.passes.splits import split_to_slice
 from worker.quantizer.graph.values import node_name
 
-__all__ = ["LOWEST_OPSET", "WANTED_OPSET", "Prepared", "prepare"]
-
-_QUANTIZED_OPS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
+__all__ = ["LOWEST_OPSET", "WANTED_OPSET", "Prepared", "prepare", "undo_quantization"]
 
 
 def _widen_float16(model: ir.Model, spec: PreparationSpec) -> Outcome:
@@ -66,6 +66,7 @@ def _switched(apply: PreparationPass) -> _Step:
 _STEPS = (
     _Step("inline_functions", inline_functions),
     _Step("name_everything", name_everything),
+    _switched(dequantize),
     _Step("repair_shapes", repair_shapes),
     _Step("fix_shapes", fix_shapes),
     _Step("float16_to_float32", _widen_float16),
@@ -136,12 +137,14 @@ def prepare(model: ir.Model, spec: PreparationSpec | None = None, *, opset: int 
         opset: what the recipe needs; the model is lifted to it where possible, unless the spec asks for another.
 
     Raises:
-        AlreadyQuantizedError: the model holds quantized operators; names the first.
+        AlreadyQuantizedError: the model holds quantized operators; names the first, or with ``spec.dequantize`` the
+            first that is no Q/DQ pair.
         InvalidConfigError: ``fixed_shapes`` or ``opset`` do not fit the model.
         UnsupportedModelError: the opset is below 13 and cannot be lifted.
     """
-    _refuse_quantized(model)
     spec = spec or PreparationSpec()
+    if not spec.dequantize:
+        _refuse_quantized(model)
     prepared = Prepared(model)
     changed = False  # since shapes were inferred last
     for step in _STEPS:
@@ -163,22 +166,36 @@ def prepare(model: ir.Model, spec: PreparationSpec | None = None, *, opset: int 
             prepared.op_types = {node_name(node): node.op_type for node in prepared.graph.all_nodes()}
         if step.apply is fix_shapes:
             prepared.output_shapes = [value.shape and value.shape.copy() for value in prepared.graph.outputs]
-        if step.apply is clip6_to_relu:
-            prepared.keeps_function = not outcome.applied
+        if step.apply in (clip6_to_relu, dequantize) and outcome.applied:
+            prepared.keeps_function = False
         if step.apply is announce:
             prepared.nhwc_inputs = four_dimensional_inputs(prepared.model)
     return prepared
 
 
+def undo_quantization(model: ir.Model) -> Outcome:
+    """Take off the Q/DQ pairs alone; ``model`` is changed or replaced.
+
+    Raises:
+        AlreadyQuantizedError: a quantized operator is left; names the node.
+    """
+    spec = PreparationSpec(dequantize=True)
+    for apply in (inline_functions, name_everything):
+        model = apply(model, spec).model
+    return dequantize(model, spec)
+
+
 def _refuse_quantized(model: ir.Model) -> None:
     parts: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    for part in parts:
-        for node in ir.traversal.RecursiveGraphIterator(part):
-            if node.op_type in _QUANTIZED_OPS or node.op_type.startswith("QLinear"):
-                who = f"node {node.name!r}" if node.name else f"the unnamed node with output {first_output(node)!r}"
-                raise AlreadyQuantizedError(
-                    f"{who} is a {node.op_type}: the model is quantized already",
-                    hint="Upload the float model that it was made from.",
-                    node=node.name or None,
-                    op_type=node.op_type,
-                )
+    nodes = [node for part in parts for node in ir.traversal.RecursiveGraphIterator(part)]
+    quantized = [node for node in nodes if is_quantized_op(node.op_type)]
+    if not quantized:
+        return
+    node = quantized[0]
+    who = f"node {node.name!r}" if node.name else f"the unnamed node with output {first_output(node)!r}"
+    raise AlreadyQuantizedError(
+        f"{who} is a {node.op_type}: the model is quantized already",
+        hint=already_quantized_hint(pairs_only=all(node.op_type in PAIR_OP_TYPES for node in quantized)),
+        node=node.name or None,
+        op_type=node.op_type,
+    )
