@@ -19,6 +19,17 @@ class TargetOption(Contract):
     default: bool = True
 
 
+TARGET_DESCRIPTIONS = {
+    "onnxruntime_cpu": "onnxruntime's CPU kernels: QLinearConv, QGemm, MatMulInteger and their like.",
+    "onnxruntime_gpu": "onnxruntime with the CUDA or the TensorRT execution provider.",
+    "tensorrt": "TensorRT's explicit quantization: int8 around 0, float biases.",
+    "qnn": "QNN on the Hexagon HTP: uint8 or uint16 activations, 8-bit weights, the whole network in integers.",
+    "openvino": "OpenVINO: uint8 or int8 activations, int8 weights, one grid for all operands of a Concat.",
+    "amd_npu_cnn": "XINT8: int8 around 0, power-of-two scales, the whole network in integers, within the DPU's shifts.",
+    "amd_npu_transformer": "The matrix products of a transformer in integers, everything between them in float.",
+}
+
+
 def _option(name: str, description: str, *, default: bool = True) -> TargetOption:
     return TargetOption(name=name, description=description, default=default)
 
@@ -90,6 +101,13 @@ TARGET_OPTIONS: dict[str, tuple[TargetOption, ...]] = {
         _option("matmul_constant_b_only", "MatMul of two activations stays in float; off: it is quantized as well."),
     ),
 }
+
+
+def unknown_target(name: str) -> str:
+    """What to tell somebody who named a target that is not there."""
+    near = nearest(name, TARGET_OPTIONS)
+    advice = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(TARGET_OPTIONS))}"
+    return f"there is no target {name!r}; {advice}"
 
 
 def target_options(target: str, chosen: Mapping[str, bool]) -> dict[str, bool]:

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from pathlib import Path
 
 import onnx_ir as ir
 
-from service.contracts.config import TargetName, parse_config
-from worker.quantizer.graph.prepare import prepare
+from service.contracts.config import QuantizationConfig
+from service.contracts.inspection import Inspection, NodeInspection
+from service.contracts.preparation import fixed_inputs
+from service.contracts.version import VERSION
+from worker.quantizer.graph.loading import load_model
+from worker.quantizer.graph.prepare import Prepared, prepare
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.plan.build import build_plan
+from worker.quantizer.intake import inspect_model
+from worker.quantizer.plan.matching import Matcher
+from worker.quantizer.plan.selection import check_selectors
 from worker.quantizer.plan.targets import edit_graph
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.provenance import fates, outline
+from worker.quantizer.recipes.registry import RECIPES, wanted_opset
+from worker.quantizer.soundness import check_channels
+
+_QUANTIZED = {
+    "static": "run quantized",
+    "dynamic": "run quantized",
+    "weights_only": "get quantized weights",
+    "float16": "run in float16",
+}
 
 
-@dataclass(frozen=True)
-class NodeInspection:
-    """What becomes of one node of the prepared model.
-
-    Attributes:
-        name: as uploaded, where it had a name.
-        op_type: as uploaded.
-        runs_quantized: whether it computes on integers.
-        reason: why not; for a node that does, what it is replaced by, else empty.
-        hint: what would let it run on integers, or help otherwise; empty if nothing is to be done.
-    """
-
-    name: str
-    op_type: str
-    runs_quantized: bool
-    reason: str
-    hint: str
-
-
+_SHAPES = "Nothing: it computes shapes or indices; with preparation.fixed_shapes it may fold away."
 # Words of a reason, and what helps against it; the first that fits counts.
 _HINTS = (
     ("operators of domain", "Export the model with standard ONNX operators."),
@@ -40,7 +39,9 @@ _HINTS = (
     ("its weight is not constant", "Fold the weight into a constant before the export."),
     ("holds NaN or Inf", "Look for the training fault that left NaN or Inf in the weights."),
     ("its output is double", "Export the model in float32."),
-    ("its output is int", ""),
+    ("its output is int", _SHAPES),
+    ("has no integer kernel for Shape", _SHAPES),
+    ("has no integer kernel for ConstantOfShape", _SHAPES),
     ("the type of its output is unknown", "Run shape inference on the model, or export it with static shapes."),
     ("its limits are not constant", "Give the node constant limits."),
     ("pads with a value other than 0", "Pad with 0, or let the next convolution pad."),
@@ -62,41 +63,83 @@ _HINTS = (
 )
 
 
-def inspect_for_target(
-    model: ir.Model, target: TargetName, options: Mapping[str, bool] | None = None
-) -> list[NodeInspection]:
-    """Say for every node of the prepared model whether ``target`` runs it on integers, by the rules of the planner.
+def inspect_file(path: Path, config: QuantizationConfig, *, threads: int) -> Inspection:
+    """Say for every node of a model what ``config`` would make of it on its target.
 
     Args:
-        model: float model; it stays as it is.
-        target: name of the target.
-        options: options of the target that differ from their defaults.
+        path: the .onnx file; external data lies in its folder.
+        config: resolved recipe; everything in it that needs data is passed over.
+        threads: threads that the runtime may use.
 
     Raises:
-        InvalidConfigError: the target has no such option.
+        ModelError: the model cannot be used, or is quantized already.
+        InvalidConfigError: the config names nodes, inputs or shapes that the model does not have.
+    """
+    summary = inspect_model(path, threads=threads, list_nodes=False)
+    fixed_inputs(summary.inputs, config.preparation)
+    nodes, plan = inspect_nodes(load_model(path), config)
+    quantized = sum(node.quantized for node in nodes)
+    return Inspection(
+        target=config.target,
+        mode=config.mode,
+        model_sha256=summary.sha256,
+        engine_version=VERSION,
+        summary=f"{quantized} of {len(nodes)} nodes {_QUANTIZED[config.mode]} on {config.target}.",
+        node_count=len(nodes),
+        quantized_count=quantized,
+        nodes=nodes,
+        notes=tuple(dict.fromkeys(plan.notes)),
+    )
+
+
+def inspect_nodes(model: ir.Model, config: QuantizationConfig) -> tuple[tuple[NodeInspection, ...], QuantizationPlan]:
+    """The nodes of the prepared model by the planner of the config's mode, and the plan itself.
+
+    Args:
+        model: float model, changed or replaced.
+        config: resolved recipe.
+
+    Raises:
         AlreadyQuantizedError: the model holds quantized operators.
+        InvalidConfigError: a selector names a node or an operator that is not there.
         UnsupportedModelError: the model cannot be prepared.
     """
-    config = parse_config({"target": target, "target_options": dict(options or {})})
-    prepared = prepare(model.clone())
-    edits = {decision.where: decision for decision in edit_graph(prepared.graph, config, prepared.op_types)}
-    plan = build_plan(prepared.graph, config, prepared.op_types)
-    found = []
+    uploaded = [(node.name, node.op_type) for node in model.graph.all_nodes()]
+    before = outline(model.graph)
+    prepared = prepare(model, config.preparation, opset=wanted_opset(config))
+    check_channels(prepared.graph)
+    notes = check_selectors(
+        config,
+        [*uploaded, *prepared.op_types.items()],
+        prepared.known_nodes(),
+        Matcher(prepared.graph, prepared.op_types),
+        fates(before, prepared.graph),
+    )
+    edits = edit_graph(prepared.graph, config, prepared.op_types)
+    plan = RECIPES[config.mode].plan(prepared.graph, config, prepared.op_types)
+    plan.notes += notes
+    replaced = {decision.where: f"{decision.what}: {decision.why}" for decision in edits}
+    return tuple(_nodes(prepared, plan, replaced)), plan
+
+
+def _nodes(prepared: Prepared, plan: QuantizationPlan, replaced: dict[str, str]) -> Iterator[NodeInspection]:
     for node in prepared.graph.all_nodes():
         entry = plan.nodes[node_name(node)]
-        edit = edits.get(entry.name)
-        reason = entry.reason or (f"{edit.what}: {edit.why}" if edit is not None else "")
-        op_type = prepared.op_types.get(entry.name, entry.op_type)
-        found.append(NodeInspection(entry.name, op_type, entry.quantized, reason, _hint(entry.reason)))
-    return found
+        yield NodeInspection(
+            name=entry.name,
+            op=prepared.op_types.get(entry.name, entry.op_type),
+            quantized=entry.quantized,
+            reason=entry.reason or replaced.get(entry.name),
+            hint=_hint(entry.reason),
+        )
 
 
-def _hint(reason: str | None) -> str:
+def _hint(reason: str | None) -> str | None:
     if reason is None:
-        return ""
+        return None
     if reason.startswith(("excluded by", "not named by")):
         return "Change include or exclude."
-    return next((hint for words, hint in _HINTS if words in reason), "")
+    return next((hint for words, hint in _HINTS if words in reason), "") or None
 
 
-__all__ = ["NodeInspection", "inspect_for_target"]
+__all__ = ["Inspection", "NodeInspection", "inspect_file", "inspect_nodes"]

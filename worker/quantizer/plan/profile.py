@@ -72,7 +72,6 @@ class Target:
 
     Attributes:
         name: as in a config.
-        description: one line for people.
         roles: operators with an integer kernel.
         fusible: activation functions that the node before them takes in.
         fuses: whether such a node has the form that is taken in.
@@ -85,7 +84,6 @@ class Target:
     """
 
     name: str
-    description: str
     roles: dict[str, Role]
     fusible: frozenset[str]
     takes_in: frozenset[str]

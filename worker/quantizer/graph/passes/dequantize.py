@@ -233,7 +233,7 @@ def _begins_at_zero(node: ir.Node) -> bool:
     array = constant(given)
     if array is None or not _is_integer(array.dtype):
         return False
-    return bool(np.all(array == ml_dtypes.iinfo(array.dtype).min))
+    return bool(np.all(array == _limits(array.dtype)[0]))
 
 
 def _ends_at_six(node: ir.Node) -> bool:
@@ -242,8 +242,13 @@ def _ends_at_six(node: ir.Node) -> bool:
     array = constant(node.inputs[2]) if len(node.inputs) > 2 else None
     if scale is None or scale.size != 1:
         return False
-    limits = ml_dtypes.iinfo(np.dtype(np.uint8) if array is None else array.dtype)
-    return abs(float(scale.reshape(-1)[0]) * (int(limits.max) - int(limits.min)) - 6.0) < 6.0 * _SIX_TOLERANCE
+    low, high = _limits(np.dtype(np.uint8) if array is None else array.dtype)
+    return abs(float(scale.reshape(-1)[0]) * (high - low) - 6.0) < 6.0 * _SIX_TOLERANCE
+
+
+def _limits(dtype: np.dtype) -> tuple[int, int]:
+    found = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]  # numpy's own knows no 4-bit integers
+    return int(found.min), int(found.max)
 
 
 def _float_type(node: ir.Node) -> np.dtype:

@@ -45,7 +45,6 @@ def _fuses(node: ir.Node) -> bool:
 
 AMD_NPU_CNN = Target(
     name="amd_npu_cnn",
-    description="XINT8: int8 around 0, power-of-two scales, the whole network in integers, within the DPU's shifts.",
     roles={
         **dict.fromkeys(LINEAR, Role.LINEAR),
         **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
@@ -79,7 +78,6 @@ AMD_NPU_CNN = Target(
 
 AMD_NPU_TRANSFORMER = Target(
     name="amd_npu_transformer",
-    description="The matrix products of a transformer in integers, everything between them in float.",
     roles=dict.fromkeys(("Gemm", "MatMul"), Role.LINEAR),
     fusible=frozenset(),
     takes_in=frozenset(),

@@ -50,7 +50,6 @@ def common_reasons(name: str) -> dict[str, str]:
 
 ONNXRUNTIME_CPU = Target(
     name="onnxruntime_cpu",
-    description="onnxruntime's CPU kernels: QLinearConv, QGemm, MatMulInteger and their like.",
     roles={
         **dict.fromkeys(LINEAR, Role.LINEAR),
         **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
@@ -65,7 +64,7 @@ ONNXRUNTIME_CPU = Target(
 )
 
 
-def _nvidia(name: str, description: str) -> Target:
+def _nvidia(name: str) -> Target:
     """int8 around 0 with float biases.
 
     TensorRT's parser refuses zero points other than 0 and a DequantizeLinear of int32; onnxruntime's CUDA kernels know
@@ -73,7 +72,6 @@ def _nvidia(name: str, description: str) -> Target:
     """
     return Target(
         name=name,
-        description=description,
         roles={
             **dict.fromkeys(LINEAR, Role.LINEAR),
             **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
@@ -92,5 +90,5 @@ def _nvidia(name: str, description: str) -> Target:
     )
 
 
-ONNXRUNTIME_GPU = _nvidia("onnxruntime_gpu", "onnxruntime with the CUDA or the TensorRT execution provider.")
-TENSORRT = _nvidia("tensorrt", "TensorRT's explicit quantization: int8 around 0, float biases.")
+ONNXRUNTIME_GPU = _nvidia("onnxruntime_gpu")
+TENSORRT = _nvidia("tensorrt")

@@ -12,7 +12,6 @@ _ARITHMETIC = ("Add", "Mul", "Sub", "Max", "Min", "Concat")
 
 OPENVINO = Target(
     name="openvino",
-    description="OpenVINO: uint8 or int8 activations, int8 weights, one grid for all operands of a Concat.",
     roles={
         **dict.fromkeys(LINEAR, Role.LINEAR),
         **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),

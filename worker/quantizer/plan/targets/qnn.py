@@ -29,7 +29,6 @@ _UNARY = (
 
 QNN = Target(
     name="qnn",
-    description="QNN on the Hexagon HTP: uint8 or uint16 activations, 8-bit weights, the whole network in integers.",
     roles={
         **dict.fromkeys(LINEAR, Role.LINEAR),
         **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
