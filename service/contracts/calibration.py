@@ -47,10 +47,13 @@ class EntropyCalibration(Contract):
 
 
 class DistributionCalibration(Contract):
-    """Range whose grid, spread by the cube root of the density, fits a histogram (onnxruntime's 'distribution')."""
+    """Range that gives the tensor and its type the same standard deviation (onnxruntime's 'distribution').
+
+    That is for 8-bit floats; integer types get the observed range stretched to be symmetric, as onnxruntime does.
+    """
 
     method: Literal["distribution"] = "distribution"
-    bins: int = Field(default=2048, ge=128, le=65536, description="Histogram bins.")
+    bins: int = Field(default=2048, ge=128, le=65536, description="A sample of 16 * bins values is judged.")
 
 
 class MseCalibration(Contract):
@@ -60,7 +63,9 @@ class MseCalibration(Contract):
     """
 
     method: Literal["mse"] = "mse"
-    bins: int = Field(default=2048, ge=128, le=65536, description="Histogram bins.")
+    bins: int = Field(
+        default=2048, ge=128, le=65536, description="16 * bins values are judged, outliers among them."
+    )
 
 
 class NonOverflowCalibration(Contract):

@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan
 
 
@@ -24,8 +25,9 @@ def simulate(model: ir.Model, plan: QuantizationPlan, feeds: Mapping[str, np.nda
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer} | dict(feeds)
     on_grid = {
         name: weight.quantization.dequantize(weight.integers)
+        if isinstance(weight.quantization, IntegerGrid)
+        else weight.quantization.fake(values[name])
         for name, weight in plan.weights.items()
-        if weight.quantization is not None and weight.integers is not None
     }
     producers = {output: node.name for node in proto.graph.node for output in node.output}
     for name in feeds:

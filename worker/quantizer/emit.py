@@ -13,13 +13,20 @@ import onnx_ir as ir
 
 from service.contracts.errors import EngineError, UnsupportedModelError
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name
-from worker.quantizer.numerics.emission import Written, activation_nodes, add_functions, weight_nodes
+from worker.quantizer.numerics.emission import (
+    Written,
+    activation_nodes,
+    add_functions,
+    blocked_integer_nodes,
+    weight_nodes,
+)
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.rounded import RoundedGrid
 from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
 
 PRODUCER = "quantmill"
 _OPSET_21 = 21
+_BYTES = ("int8", "uint8")
 _SINCE_21 = ("int4", "uint4", "int16", "uint16")
 # onnxruntime's own domain knows 4- and 16-bit types at any opset.
 _MICROSOFT = "com.microsoft"
@@ -39,7 +46,7 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
     """
     graph = model.graph
     names = Names(graph)
-    writer = Writer(model)
+    writer = Writer(model, plan)
     _emit_parameters(graph, plan, names, writer)
     values = {value.name: value for value in (*graph.inputs, *(made for node in graph for made in node.outputs))}
     grids: dict[str, tuple[ir.Value, ir.Value]] = {}
@@ -56,8 +63,10 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
 class Writer:
     """Makes Q/DQ nodes in the domain that knows their types at the model's opset."""
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, plan: QuantizationPlan) -> None:
         self._model = model
+        self._one: ir.Node | None = None
+        self.byte_activations = any(entry.spec.dtype in _BYTES for entry in plan.activations.values())
         self.made: set[ir.Node] = set()
         self.opset = max((model.opset_imports[d] for d in DEFAULT_DOMAINS if d in model.opset_imports), default=0)
 
@@ -81,6 +90,35 @@ class Writer:
             self._model.opset_imports.setdefault(_MICROSOFT, 1)
         node = ir.node(op_type, inputs, attributes=attributes, domain=domain, name=name)
         self.made.add(node)
+        return node
+
+    def insert(self, written: Written, names: Names) -> ir.Value:
+        """Put a restored weight at the head of the graph; what readers read.
+
+        Between 8-bit activations onnxruntime rounds every constant float weight to int8, one scale for the tensor. So
+        there the weight is multiplied by a 1 that the runtime does not take for a constant.
+        """
+        graph, value = self._model.graph, written.output
+        self.register(written)
+        if not self.byte_activations:
+            graph.insert_before(graph[0], written.nodes)
+            return value
+        if self._one is None:
+            self._one = self._unfolded_one(graph, names)
+        times = ir.node("Mul", [value, self._one.outputs[0]], name=names.free(f"{value.name}_Mul"))
+        times.outputs[0].name = names.free(f"{value.name}_kept")
+        times.outputs[0].dtype, times.outputs[0].shape = ir.DataType.FLOAT, value.shape
+        graph.insert_after(self._one, [*written.nodes, times])
+        return times.outputs[0]
+
+    @staticmethod
+    def _unfolded_one(graph: ir.Graph, names: Names) -> ir.Node:
+        stored = add_initializer(graph, names.free("one_quantized"), np.asarray(1, np.int8))
+        scale = add_initializer(graph, names.free("one_scale"), np.asarray(1, np.float32))
+        node = ir.node("DequantizeLinear", [stored, scale], name=names.free("one_DequantizeLinear"))
+        node.outputs[0].name = names.free("one")
+        node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.FLOAT, ir.Shape([])
+        graph.insert_before(graph[0], node)
         return node
 
     def register(self, written: Written) -> None:
@@ -122,17 +160,18 @@ def _reads_integers(node: ir.Node, index: int, plan: QuantizationPlan) -> bool:
 
 
 def _restored_weight(graph: ir.Graph, weight: WeightPlan, names: Names, writer: Writer) -> ir.Value:
-    if isinstance(weight.quantization, RoundedGrid):
-        grid, array = weight.quantization, constant(graph.initializers[weight.initializer])
+    grid, stem = weight.quantization, weight.initializer
+    if isinstance(grid, RoundedGrid):
+        array = constant(graph.initializers[stem])
         if array is None:
-            raise EngineError(f"weight {weight.initializer!r} is no constant", tensor=weight.initializer)
-        written = weight_nodes(names, weight.initializer, array, grid.dtype, grid.axis, grid.scale)
-        writer.register(written)
-        graph.insert_before(graph[0], written.nodes)
-        return written.output
-    if weight.quantization is None or weight.integers is None:
-        raise EngineError(f"weight {weight.initializer!r} was planned but not filled", tensor=weight.initializer)
-    return _dequantize_constant(graph, weight.initializer, weight.integers, weight.quantization, names, writer)
+            raise EngineError(f"weight {stem!r} is no constant", tensor=stem)
+        return writer.insert(weight_nodes(names, stem, array, grid.dtype, grid.axis, grid.scale), names)
+    if grid is None or weight.integers is None:
+        raise EngineError(f"weight {stem!r} was planned but not filled", tensor=stem)
+    if writer.byte_activations and grid.block_size is not None and grid.dtype in _BYTES:
+        # onnxruntime takes such a DequantizeLinear for one with a scale per channel, and fails.
+        return writer.insert(blocked_integer_nodes(names, stem, weight.integers, grid), names)
+    return _dequantize_constant(graph, stem, weight.integers, grid, names, writer)
 
 
 def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:

@@ -19,6 +19,7 @@ from ml_dtypes import bfloat16
 from worker.quantizer.graph.values import Names, name_of
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.functions import DOMAIN, block_function, float8_function, lowest_opset
+from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.minifloat import BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT16, Minifloat
 
 FLOATS: dict[str, Minifloat] = {each.name: each for each in (FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2)}
@@ -127,6 +128,33 @@ def weight_nodes(
     else:
         restored = part.cast(part.initializer("quantized", FLOATS[dtype].encode(values)), "Cast")
     restored.shape = ir.Shape(values.shape)
+    return Written(part.nodes, part.initializers, restored, [])
+
+
+def blocked_integer_nodes(names: Names, stem: str, integers: np.ndarray, grid: IntegerGrid) -> Written:
+    """8-bit integers with scales per block, restored without DequantizeLinear.
+
+    Args:
+        names: names in use; those taken are added.
+        stem: the weight's name, which the new names begin with.
+        integers: as ``grid`` stores them.
+        grid: with ``axis`` and ``block_size``.
+
+    Raises:
+        ValueError: the grid has no blocks.
+    """
+    if grid.block_size is None:
+        raise ValueError("the grid has no blocks")
+    part, axis = _Part(names, stem), _needed(grid.axis)
+    positions = part.initializer("block", np.arange(integers.shape[axis], dtype=np.int32) // grid.block_size)
+    restored = part.cast(part.initializer("quantized", integers), "Cast")
+    if grid.zero_point.any():
+        zero = part.initializer("zero_point", grid.zero_point.astype(np.float32))
+        zero = part.node("Gather", [zero, positions], "zero_point_Gather", axis=axis)
+        restored = part.node("Sub", [restored, zero], "Sub")
+    scale = part.node("Gather", [part.initializer("scale", grid.scale), positions], "scale_Gather", axis=axis)
+    restored = part.node("Mul", [restored, scale], "Mul")
+    restored.shape = ir.Shape(integers.shape)
     return Written(part.nodes, part.initializers, restored, [])
 
 

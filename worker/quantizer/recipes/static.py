@@ -22,7 +22,8 @@ def fill_static(prepared: Prepared, plan: QuantizationPlan, context: Context) ->
     corrects_biases = any(algorithm.method == "bias_correction" for algorithm in config.algorithms)
     with context.stages.stage("statistics"):
         sources = plan.sources()
-        known = {value.name for node in prepared.graph for value in node.outputs if value.name}
+        made = (value for node in prepared.graph for value in node.outputs)
+        known = {value.name for value in (*prepared.graph.inputs, *made) if value.name}
         given, idle = supplied_ranges(config.tensor_ranges, sources, known)
         plan.notes += [f"tensor_ranges: {tensor!r} gets no grid, so its range is not used" for tensor in idle]
         reducers = {
