@@ -65,17 +65,19 @@ class _Graph:
         values = (*inferred.value_info, *inferred.input, *inferred.output)
         self.types = {value.name: value.type.tensor_type.elem_type for value in values}
 
-    def position(self, pair: onnx.NodeProto) -> int:
-        """-log2 of the scale of a Q or DQ node."""
-        return -int(math.log2(float(self.constants[pair.input[1]])))
+    def position(self, pair: onnx.NodeProto) -> int | None:
+        """-log2 of the scale of a Q or DQ node; None if it is no single power of two."""
+        scale = self.constants[pair.input[1]]
+        mantissa, exponent = (0.0, 0) if scale.ndim else math.frexp(float(scale))
+        return 1 - exponent if mantissa == 0.5 else None
 
     def before(self, tensor: str) -> int | None:
-        """Position at which ``tensor`` arrives; None if it is float."""
+        """Position at which ``tensor`` arrives; None if it has none."""
         made = self.producer.get(tensor)
         return self.position(made) if made is not None and made.op_type == "DequantizeLinear" else None
 
     def after(self, node: onnx.NodeProto, output: int = 0) -> int | None:
-        """Position at which the result of ``node`` and what is fused with it leaves; None if it stays float."""
+        """Position at which the result of ``node`` and what is fused with it leaves; None if it has none."""
         tensor = node.output[output]
         while True:
             readers = self.readers[tensor]
@@ -153,7 +155,7 @@ def _fused(graph: _Graph, node: onnx.NodeProto) -> Iterator[Violation]:
     if not graph.is_taken_in(node):
         return
     dequantize = graph.producer.get(node.input[0])
-    if dequantize is None or dequantize.op_type != "DequantizeLinear":
+    if dequantize is None or dequantize.op_type != "DequantizeLinear" or node.input[0] in graph.outputs:
         return
     quantize = graph.producer.get(dequantize.input[0])
     made = graph.producer.get(quantize.input[0]) if quantize is not None else None

@@ -20,13 +20,15 @@ from worker.quantizer.data import ArrayDataset
 from worker.quantizer.emit import emit
 from worker.quantizer.graph.prepare import Prepared, prepare
 from worker.quantizer.pipeline import Result, quantize
+from worker.quantizer.plan.blocks import assign_block_axes
 from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.parameters import fill_activations, fill_parameters
+from worker.quantizer.plan.targets import edit_graph, move_grids
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.run import Run, SilentRun
 from worker.quantizer.runtime import to_bytes
 from worker.quantizer.statistics.collect import Request, collect
-from worker.quantizer.statistics.reducers import MinMax
+from worker.quantizer.statistics.ranges import range_reducer
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -123,8 +125,13 @@ def config(**settings: Any) -> QuantizationConfig:
 
 
 def plan_for(model: onnx.ModelProto, settings: QuantizationConfig | None = None) -> tuple[Prepared, QuantizationPlan]:
+    """The prepared model, edited for its target, and its plan."""
     prepared, _ = prepare_proto(model)
-    return prepared, build_plan(prepared.graph, settings or config(), prepared.op_types)
+    settings = settings or config()
+    edits = edit_graph(prepared.graph, settings, prepared.op_types)
+    plan = build_plan(prepared.graph, settings, prepared.op_types)
+    plan.decisions[:0] = edits
+    return prepared, plan
 
 
 def input_infos(model: onnx.ModelProto) -> tuple[TensorInfo, ...]:
@@ -142,15 +149,19 @@ def input_infos(model: onnx.ModelProto) -> tuple[TensorInfo, ...]:
 def quantize_model(
     model: onnx.ModelProto, feeds: Arrays, settings: QuantizationConfig | None = None
 ) -> tuple[Prepared, QuantizationPlan, onnx.ModelProto]:
-    """Prepare, plan, calibrate with MinMax on ``feeds`` and emit, without files and without evaluation."""
+    """Prepare, plan, calibrate on ``feeds`` and emit, without files and without evaluation."""
     settings = settings or config()
     prepared, plan = plan_for(model, settings)
-    reducers = {tensor: MinMax() for tensor in plan.ranges_needed()}
+    samples = len(next(iter(feeds.values())))
+    reducers = {tensor: range_reducer(spec, samples=samples) for tensor, spec in plan.sources().items()}
     requests = [Request(tensor, reducer) for tensor, reducer in reducers.items()]
     infos = input_infos(model)
-    collect(prepared.model, requests, ArrayDataset(feeds), infos, limit=None, threads=1, run=SilentRun())
+    if requests:
+        collect(prepared.model, requests, ArrayDataset(feeds), infos, limit=None, threads=1, run=SilentRun())
+    assign_block_axes(prepared.graph, plan)
     fill_activations(plan, {tensor: reducer.result() for tensor, reducer in reducers.items()})
     fill_parameters(prepared.graph, plan)
+    move_grids(prepared.graph, plan, settings)
     emitted = emit(ir.from_proto(ir.to_proto(prepared.model)), plan)
     prepared.restore_interface(emitted)
     return prepared, plan, onnx.load_from_string(to_bytes(emitted))
