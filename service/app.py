@@ -14,12 +14,14 @@ from service.datasets.router import router as datasets
 from service.deps import Desk
 from service.docs.router import router as docs
 from service.health.router import router as health
+from service.inspections.router import router as inspections
 from service.jobs.router import router as jobs
 from service.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from service.models.router import router as models
 from service.presets.router import router as presets
 from service.problems.router import router as problems
 from service.settings import Settings, get_settings
+from service.targets.router import router as targets
 from service.uploads.router import router as uploads
 
 
@@ -46,7 +48,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.desk = desk
-    for router in (uploads, models, datasets, jobs, artifacts, presets, problems, health, docs):
+    nouns = (uploads, models, datasets, inspections, jobs, artifacts)
+    for router in (*nouns, presets, targets, problems, health, docs):
         app.include_router(router)
     errors.install(app)
     openapi.install(app)

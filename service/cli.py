@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
     app.command()(api)
     app.command()(migrate)
     app.command()(presets)
+    app.command()(targets)
 
 
 def api(
@@ -81,6 +82,15 @@ def presets(
 ) -> None:
     """List the presets, or show one: its config, what onnxruntime runs natively, and what differs from AMD Quark."""
     from service.presets import catalog
+
+    typer.echo(catalog.overview() if name is None else catalog.page(name))
+
+
+def targets(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One target, with its options.")] = None,
+) -> None:
+    """List the targets, or show one: what it runs, and the rules that a config may switch."""
+    from service.targets import catalog
 
     typer.echo(catalog.overview() if name is None else catalog.page(name))
 

@@ -18,8 +18,10 @@ from service.artifacts.schemas import ArtifactOut
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import InvalidRequestError, QuantmillError
+from service.contracts.inspection import Inspection
 from service.contracts.report import Report
 from service.datasets.schemas import DatasetOut
+from service.inspections.schemas import InspectionOut
 from service.jobs.schemas import TERMINAL, EventOut, JobOut
 from service.models.schemas import ModelOut, is_main
 from service.pagination import Page
@@ -197,12 +199,41 @@ class QuantmillClient:
             "model_id": model_id,
             "calibration_dataset_id": calibration_dataset_id,
             "evaluation_dataset_id": evaluation_dataset_id,
-            "config": config.model_dump(mode="json") if isinstance(config, QuantizationConfig) else dict(config or {}),
+            "config": _plain(config),
             "name": name,
             "labels": dict(labels or {}),
         }
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return JobOut.model_validate(self._json("POST", "/v1/jobs", json=body, headers=headers))
+
+    def inspect(
+        self,
+        model_id: str,
+        *,
+        target: str | None = None,
+        config: QuantizationConfig | Mapping[str, Any] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Inspection:
+        """What a target would make of a ready model, node by node; ``target`` takes the place of the config's.
+
+        Raises:
+            ApiError: the model cannot be inspected; carries the reason.
+            WaitTimeoutError: it takes longer than that.
+        """
+        params = {} if target is None else {"target": target}
+        made = InspectionOut.model_validate(
+            self._json("POST", f"/v1/models/{model_id}/inspect", params=params, json={"config": _plain(config)})
+        )
+        path = made.links.self
+
+        def look(wait_seconds: float) -> InspectionOut:
+            return InspectionOut.model_validate(self._json("GET", path, wait_seconds=wait_seconds))
+
+        found = self._wait(look, lambda seen: seen.status != "running", timeout_seconds, path)
+        if found.problem is not None:
+            raise ApiError(found.problem)
+        assert found.result is not None  # noqa: S101 - it has ended
+        return found.result
 
     def jobs(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[JobOut]:
         """One page of the jobs, newest first.
@@ -390,6 +421,10 @@ def _blocks(stream: IO[bytes], offset: int, size_bytes: int, progress: UploadPro
         offset += len(block)
         yield block
         progress(offset, size_bytes)
+
+
+def _plain(config: QuantizationConfig | Mapping[str, Any] | None) -> dict[str, Any]:
+    return config.model_dump(mode="json") if isinstance(config, QuantizationConfig) else dict(config or {})
 
 
 def _no_progress(sent_bytes: int, size_bytes: int) -> None:

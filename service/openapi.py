@@ -13,6 +13,7 @@ from service.datasets.errors import DatasetNotFoundError
 from service.deps import UnauthorizedError
 from service.errors import PROBLEM_MEDIA_TYPE, BodyTooLargeError, DatabaseUnavailableError
 from service.idempotency.answers import IDEMPOTENCY_HEADER, IdempotencyInFlightError, IdempotencyKeyReuseError
+from service.inspections.errors import InspectionNotFoundError
 from service.jobs.errors import JobNotFoundError
 from service.models.errors import ModelNotFoundError
 from service.pagination import InvalidCursorError
@@ -31,6 +32,7 @@ _BY_PARAMETER: dict[tuple[str, str], tuple[type[QuantmillError], ...]] = {
     ("path", "upload_id"): (UploadNotFoundError,),
     ("path", "model_id"): (ModelNotFoundError,),
     ("path", "dataset_id"): (DatasetNotFoundError,),
+    ("path", "inspection_id"): (InspectionNotFoundError,),
     ("path", "job_id"): (JobNotFoundError,),
     ("path", "artifact_id"): (ArtifactNotFoundError,),
     ("query", "cursor"): (InvalidCursorError,),

@@ -17,6 +17,7 @@ from service import cli as front_desk
 from service.contracts.errors import QuantmillError
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.version import VERSION
+from worker.commands import inspect as inspecting
 from worker.commands import jobs, options
 from worker.commands.options import (
     DataDir,
@@ -252,6 +253,7 @@ def version() -> None:
 
 
 front_desk.register(app)
+inspecting.register(app)
 app.add_typer(jobs.app)
 
 

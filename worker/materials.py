@@ -21,7 +21,14 @@ from sqlalchemy.orm import Session
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import EngineError, ExternalDataError
-from service.contracts.runner import DatasetSource, InspectDatasetTask, InspectModelTask, QuantizeTask, RunnerTask
+from service.contracts.runner import (
+    DatasetSource,
+    InspectDatasetTask,
+    InspectModelTask,
+    InspectTargetTask,
+    QuantizeTask,
+    RunnerTask,
+)
 from service.datasets import repository as datasets
 from service.models import repository as models
 from service.storage import BLOCK_BYTES, FileStore, check_digest, file_sha256
@@ -61,6 +68,12 @@ class Materials:
     def _task(self, session: Session, job: Job) -> RunnerTask:
         if job.kind == "inspect_model":
             return InspectModelTask(model_path=str(self._model(session, job)), threads=self._threads)
+        if job.kind == "inspect_target":
+            return InspectTargetTask(
+                model_path=str(self._model(session, job)),
+                config=QuantizationConfig.model_validate(job.config),
+                threads=self._threads,
+            )
         if job.kind == "inspect_dataset":
             source = self._dataset(session, job, job.dataset_id, "dataset")
             declared = Path(source.path).suffix.removeprefix(".")

@@ -18,12 +18,13 @@ from service.contracts.runner import (
     EXIT_USER_ERROR,
     DatasetResult,
     ErrorLine,
+    InspectionResult,
     ModelResult,
     QuantizeResult,
 )
 from service.jobs.errors import DeadlineExceededError
 
-Result = QuantizeResult | ModelResult | DatasetResult
+Result = QuantizeResult | ModelResult | DatasetResult | InspectionResult
 
 # A limit that may be gone next time (a full disk) is worth one more attempt.
 TRANSIENT_ATTEMPTS = 2

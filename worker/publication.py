@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from service.contracts.errors import EngineError
-from service.contracts.runner import DatasetResult, ModelResult, QuantizeResult
+from service.contracts.runner import DatasetResult, InspectionResult, ModelResult, QuantizeResult
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
 from service.jobs.outcome import Outcome as JobOutcome
 from service.storage import FileStore
@@ -30,6 +30,8 @@ def publish(result: Result, output: Path, store: FileStore) -> JobOutcome:
     """
     if isinstance(result, ModelResult | DatasetResult):
         return result.summary
+    if isinstance(result, InspectionResult):
+        return result.inspection
     return _publish_quantized(result, output, store)
 
 

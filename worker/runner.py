@@ -37,7 +37,9 @@ from service.contracts.runner import (
     DatasetResult,
     ErrorLine,
     InspectDatasetTask,
+    InspectionResult,
     InspectModelTask,
+    InspectTargetTask,
     LogLine,
     ModelResult,
     ProgressLine,
@@ -159,7 +161,7 @@ class StopSignal:
         return InterruptedRunError("The worker shuts down.")
 
 
-def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | DatasetResult:
+def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | DatasetResult | InspectionResult:
     """Do what the task asks. The engine is imported here and only as far as the task needs it."""
     if isinstance(task, QuantizeTask):
         from worker.quantizer.pipeline import quantize_files
@@ -181,6 +183,12 @@ def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | Datase
                 pointer="/format",
             )
         return DatasetResult(summary=summary)
+    if isinstance(task, InspectTargetTask):
+        from worker.quantizer.plan.inspection import inspect_file
+
+        run.progress("inspect")
+        found = inspect_file(Path(task.model_path), task.config, threads=task.threads)
+        return InspectionResult(inspection=found)
     raise TypeError(f"no such task: {task!r}")
 
 

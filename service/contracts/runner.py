@@ -15,6 +15,7 @@ from service.contracts.base import Contract
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import DatasetSummary, PreprocessingSpec
 from service.contracts.errors import Problem
+from service.contracts.inspection import Inspection
 from service.contracts.model import ModelSummary
 from service.contracts.report import Report
 
@@ -55,7 +56,18 @@ class InspectDatasetTask(Contract):
     preprocessing: PreprocessingSpec = Field(default_factory=PreprocessingSpec)
 
 
-RunnerTask = Annotated[QuantizeTask | InspectModelTask | InspectDatasetTask, Field(discriminator="kind")]
+class InspectTargetTask(Contract):
+    """Tell what a config would make of every node of a model, without data."""
+
+    kind: Literal["inspect_target"] = "inspect_target"
+    model_path: str
+    config: QuantizationConfig
+    threads: int
+
+
+RunnerTask = Annotated[
+    QuantizeTask | InspectModelTask | InspectDatasetTask | InspectTargetTask, Field(discriminator="kind")
+]
 
 
 class ProgressLine(Contract):
@@ -99,6 +111,13 @@ class DatasetResult(Contract):
     summary: DatasetSummary
 
 
+class InspectionResult(Contract):
+    """Last line of a successful inspect_target task."""
+
+    line: Literal["inspection"] = "inspection"
+    inspection: Inspection
+
+
 class ErrorLine(Contract):
     """Last line of a task that failed with a typed error."""
 
@@ -107,7 +126,8 @@ class ErrorLine(Contract):
 
 
 RunnerLine = Annotated[
-    ProgressLine | LogLine | QuantizeResult | ModelResult | DatasetResult | ErrorLine, Field(discriminator="line")
+    ProgressLine | LogLine | QuantizeResult | ModelResult | DatasetResult | InspectionResult | ErrorLine,
+    Field(discriminator="line"),
 ]
 
 TASK_ADAPTER: TypeAdapter[RunnerTask] = TypeAdapter(RunnerTask)

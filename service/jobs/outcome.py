@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.contracts.dataset import DatasetSummary
+from service.contracts.inspection import Inspection
 from service.contracts.model import ModelSummary
 from service.contracts.report import Report
 
@@ -28,4 +29,4 @@ class QuantizeOutcome:
     artifacts: tuple[NewArtifact, ...]
 
 
-Outcome = QuantizeOutcome | ModelSummary | DatasetSummary
+Outcome = QuantizeOutcome | ModelSummary | DatasetSummary | Inspection

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 QUEUES = ("cpu", "gpu", "inspect")
 # Validation takes seconds and somebody waits for it: it must not stand behind jobs that take hours.
-_QUEUE_OF_KIND = {"quantize": "cpu", "inspect_model": "inspect", "inspect_dataset": "inspect"}
+_QUEUE_OF_KIND = {
+    "quantize": "cpu",
+    "inspect_model": "inspect",
+    "inspect_dataset": "inspect",
+    "inspect_target": "inspect",
+}
 
 
 def queue_of(kind: str) -> str:

@@ -35,7 +35,7 @@ Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 NounId = Annotated[str, StringConstraints(max_length=64)]
 
 
-class _WithConfig(BaseModel):
+class WithConfig(BaseModel):
     """A request with a config, which may come in AMD Quark's envelope."""
 
     model_config = ConfigDict(extra="forbid")
@@ -74,7 +74,7 @@ def _refusal(error: ValidationError, model: type[BaseModel], translation: Transl
     return kind(detail, errors=problems, hint="The schema stands at /docs.")
 
 
-class JobCreate(_WithConfig):
+class JobCreate(WithConfig):
     """A quantization to run."""
 
     model_id: NounId
@@ -86,7 +86,7 @@ class JobCreate(_WithConfig):
     labels: Labels = Field(default_factory=dict)
 
 
-class JobValidate(_WithConfig):
+class JobValidate(WithConfig):
     """As JobCreate, but nouns may be left out; what is given is checked."""
 
     model_id: NounId | None = None

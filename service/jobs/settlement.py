@@ -9,8 +9,10 @@ from sqlalchemy.orm import Session
 from service.artifacts import repository as artifacts
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import Problem
+from service.contracts.inspection import Inspection
 from service.contracts.model import ModelSummary
 from service.datasets import repository as datasets
+from service.inspections import repository as inspections
 from service.jobs import repository
 from service.jobs.outcome import Outcome, QuantizeOutcome
 from service.models import repository as models
@@ -19,7 +21,7 @@ from service.tables import Job, Model
 
 
 def accept(session: Session, job: Job, result: Outcome) -> None:
-    """The job has succeeded: store its report and artifacts, or make its model or dataset ready.
+    """The job has succeeded: store its report and artifacts, or make its model, dataset or inspection ready.
 
     Raises:
         TypeError: the result is not one for this kind of job.
@@ -32,6 +34,8 @@ def accept(session: Session, job: Job, result: Outcome) -> None:
         models.settle(session, job.model_id, status="ready", summary=result.model_dump(mode="json"))
     elif isinstance(result, DatasetSummary) and job.kind == "inspect_dataset" and job.dataset_id is not None:
         datasets.settle(session, job.dataset_id, status="ready", summary=result.model_dump(mode="json"))
+    elif isinstance(result, Inspection) and job.kind == "inspect_target":
+        inspections.settle(session, job.id, status="ready", result=result.model_dump(mode="json"))
     else:
         raise TypeError(f"a {job.kind} job cannot end with a {type(result).__name__}")
 
@@ -43,6 +47,8 @@ def reject(session: Session, job: Job, problem: Problem) -> None:
         models.settle(session, job.model_id, status="rejected", problems=_stored(problem, pointer))
     elif job.kind == "inspect_dataset" and job.dataset_id is not None:
         datasets.settle(session, job.dataset_id, status="rejected", problems=_stored(problem, "/upload_id"))
+    elif job.kind == "inspect_target":
+        inspections.settle(session, job.id, status="failed", problem=problem.model_dump(mode="json"))
 
 
 def _stored(problem: Problem, pointer: str) -> list[dict[str, Any]]:

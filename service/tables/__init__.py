@@ -4,6 +4,7 @@ from service.tables.artifacts import Artifact
 from service.tables.base import Base
 from service.tables.datasets import Dataset
 from service.tables.idempotency import IdempotencyKey
+from service.tables.inspections import InspectionRow
 from service.tables.job_events import JobEvent
 from service.tables.jobs import Job
 from service.tables.models import Model, ModelFile
@@ -15,6 +16,7 @@ __all__ = [
     "Base",
     "Dataset",
     "IdempotencyKey",
+    "InspectionRow",
     "Job",
     "JobEvent",
     "Model",

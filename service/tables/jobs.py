@@ -7,7 +7,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from service.tables.base import Base, Document, Id, Moment, Name, Tenant, Word, one_of
 
-JOB_KINDS = ("quantize", "inspect_model", "inspect_dataset")
+JOB_KINDS = ("quantize", "inspect_model", "inspect_dataset", "inspect_target")
 LIVE_STATES = ("queued", "running")
 TERMINAL_STATES = ("succeeded", "failed", "canceled")
 JOB_STATES = LIVE_STATES + TERMINAL_STATES
@@ -34,6 +34,10 @@ class Job(Base):
         CheckConstraint("interruptions >= 0 AND attempt >= interruptions", name="attempt"),
         CheckConstraint("state NOT IN ('running', 'succeeded') OR attempt >= 1", name="claimed_has_attempt"),
         CheckConstraint("kind <> 'inspect_model' OR model_id IS NOT NULL", name="inspect_model_has_model"),
+        CheckConstraint(
+            "kind <> 'inspect_target' OR (model_id IS NOT NULL AND config IS NOT NULL)",
+            name="inspect_target_has_inputs",
+        ),
         CheckConstraint("kind <> 'inspect_dataset' OR dataset_id IS NOT NULL", name="inspect_dataset_has_dataset"),
         CheckConstraint(
             "kind <> 'quantize'"

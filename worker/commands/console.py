@@ -13,11 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from service.contracts.errors import Problem
+from service.contracts.inspection import Inspection, NodeInspection
 from service.contracts.report import ModelFigures, Report
 
 WIDTH_WITHOUT_TERMINAL = 120
 PLAIN_PERIOD_SECONDS = 2.0
 WORST_LAYERS = 5
+MOST_INSPECTED = 50
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -183,6 +185,29 @@ def _print_layers(report: Report, console: Console) -> None:
         for reason, operators in sorted(reasons.items(), key=lambda item: -item[1].total()):
             listed = ", ".join(f"{count} {op}" for op, count in operators.most_common(6))
             console.print(Text(f"  {operators.total()}: {reason} ({listed})"))
+
+
+def print_inspection(found: Inspection, console: Console | None = None) -> None:
+    """What stays in float, worst first: what can be helped before what cannot; then what is replaced, and the sum."""
+    console = console or make_console()
+    left = sorted((node for node in found.nodes if not node.quantized), key=_hopeless)
+    if left:
+        table = Table("node", "op", "stays in float because", "what helps", title_justify="left")
+        for node in left[:MOST_INSPECTED]:
+            table.add_row(Text(node.name), Text(node.op), Text(node.reason or ""), Text(node.hint or ""))
+        console.print(table)
+    if len(left) > MOST_INSPECTED:
+        console.print(Text(f"... and {len(left) - MOST_INSPECTED} more; --json lists all."))
+    for node in found.nodes:
+        if node.quantized and node.reason:
+            console.print(Text(f"replaced: {node.name}: {node.reason}"))
+    for note in found.notes:
+        console.print(Text(f"note: {note}"))
+    console.print(Text(found.summary, style="bold"))
+
+
+def _hopeless(node: NodeInspection) -> bool:
+    return node.hint is None or node.hint.startswith("Nothing")
 
 
 def _number(value: float | None, unit: str = "", digits: int = 2) -> str:

@@ -1,0 +1,1 @@
+"""Inspections: what a target would make of a model, told without data."""

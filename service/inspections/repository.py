@@ -1,0 +1,75 @@
+"""Statements about inspections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from service.db import db_now
+from service.ids import is_id, new_id
+from service.inspections.errors import InspectionNotFoundError
+from service.tables import InspectionRow, Job, Model
+
+
+def hold(session: Session, model_id: str) -> None:
+    """Let one transaction at a time decide whether a model has to be inspected; others wait until this one ends."""
+    session.execute(select(Model.id).where(Model.id == model_id).with_for_update(key_share=True))
+
+
+def lasting(session: Session, model_id: str, config_sha256: str) -> InspectionRow | None:
+    """The inspection of this model by this config that is running or ready."""
+    statement = select(InspectionRow).where(
+        InspectionRow.model_id == model_id,
+        InspectionRow.config_sha256 == config_sha256,
+        InspectionRow.status != "failed",
+    )
+    return session.scalar(statement)
+
+
+def create(session: Session, job: Job, *, config_sha256: str) -> InspectionRow:
+    """Insert the inspection that ``job`` will make."""
+    now = db_now()
+    statement = (
+        insert(InspectionRow)
+        .values(
+            id=new_id("ins"),
+            tenant_id=job.tenant_id,
+            model_id=job.model_id,
+            job_id=job.id,
+            config=job.config,
+            config_sha256=config_sha256,
+            status="running",
+            row_version=1,
+            created_at=now,
+            updated_at=now,
+        )
+        .returning(InspectionRow)
+    )
+    return session.scalars(statement).one()
+
+
+def settle(session: Session, job_id: str, **values: Any) -> bool:
+    """End an inspection: set ``status`` with its result or problem. False if it had ended before."""
+    row = session.scalar(
+        update(InspectionRow)
+        .where(InspectionRow.job_id == job_id, InspectionRow.status == "running")
+        .values(**values, row_version=InspectionRow.row_version + 1, updated_at=db_now())
+        .returning(InspectionRow.id)
+        .execution_options(synchronize_session=False)
+    )
+    return row is not None
+
+
+def get(session: Session, tenant_id: str, inspection_id: str) -> InspectionRow:
+    """The tenant's inspection.
+
+    Raises:
+        InspectionNotFoundError: the tenant has no such inspection.
+    """
+    statement = select(InspectionRow).where(InspectionRow.id == inspection_id, InspectionRow.tenant_id == tenant_id)
+    row = session.scalar(statement) if is_id(inspection_id, "ins") else None
+    if row is None:
+        raise InspectionNotFoundError(inspection_id)
+    return row

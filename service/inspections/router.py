@@ -1,0 +1,93 @@
+"""HTTP face of inspections."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from service.contracts.errors import AlreadyQuantizedError, InvalidConfigError
+from service.deps import DeskDep, PrincipalDep, RequestIdDep
+from service.http import Wait, etag_matches, only_parameters, poll
+from service.inspections import service
+from service.inspections.errors import UnknownTargetError
+from service.inspections.schemas import InspectionCreate, InspectionOut
+from service.inspections.views import etag, inspection_out
+from service.models.errors import ModelNotReadyError, ModelRejectedError
+from service.responses import Responses, problems
+from service.tables import InspectionRow
+
+router = APIRouter(tags=["inspections"])
+
+_REFUSALS = (
+    AlreadyQuantizedError,
+    InvalidConfigError,
+    ModelNotReadyError,
+    ModelRejectedError,
+    UnknownTargetError,
+)
+_NOT_CHANGED: Responses = {304: {"description": "Not changed"}}
+_RUNNING: Responses = {202: {"model": InspectionOut, "description": "It is being made: ask for it under its Location."}}
+
+
+@router.post(
+    "/v1/models/{model_id}/inspect",
+    response_model=InspectionOut,
+    responses=_RUNNING | problems(*_REFUSALS),
+    dependencies=[Depends(only_parameters("target", "wait"))],
+)
+async def inspect_model(
+    model_id: str,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    request_id: RequestIdDep,
+    body: InspectionCreate | None = None,
+    target: Annotated[str | None, Query(max_length=64, description="Takes the place of the config's target.")] = None,
+    wait: Wait = 0,
+) -> Response:
+    """Tell node by node whether a target runs it quantized, if not why, and what would help. Needs no data.
+
+    200: it is known from before, or was made within ?wait= seconds; 202: it is being made. Asked again for the same
+    model and config, the same inspection is found.
+    """
+    config = service.aimed_at((body or InspectionCreate()).config, target)
+    made = await run_in_threadpool(
+        lambda: service.inspect(desk, principal.tenant_id, model_id, config, request_id=request_id)
+    )
+    row = made
+    if made.status == "running" and wait:
+        row = await poll(lambda: service.get(desk, principal.tenant_id, made.id), _ended, wait)
+    headers = {"Location": f"/v1/inspections/{row.id}", **_headers(row)}
+    status = 200 if _ended(row) else 202
+    return JSONResponse(inspection_out(row).model_dump(mode="json"), status_code=status, headers=headers)
+
+
+@router.get(
+    "/v1/inspections/{inspection_id}",
+    response_model=InspectionOut,
+    responses=_NOT_CHANGED,
+)
+async def get_inspection(
+    inspection_id: str,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    wait: Wait = 0,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """An inspection. With ?wait= the answer comes once it has ended, or when the time is over."""
+    row = await poll(lambda: service.get(desk, principal.tenant_id, inspection_id), _ended, wait)
+    headers = _headers(row)
+    if etag_matches(if_none_match, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    return JSONResponse(inspection_out(row).model_dump(mode="json"), headers=headers)
+
+
+def _ended(row: InspectionRow) -> bool:
+    return row.status != "running"
+
+
+def _headers(row: InspectionRow) -> dict[str, str]:
+    headers = {"ETag": etag(row), "Cache-Control": "private, no-cache"}
+    return headers if _ended(row) else {**headers, "Retry-After": "1"}

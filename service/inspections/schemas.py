@@ -1,0 +1,38 @@
+"""Inspections as seen over HTTP."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from service.contracts.errors import Problem
+from service.contracts.inspection import Inspection
+from service.jobs.schemas import WithConfig
+
+
+class InspectionCreate(WithConfig):
+    """What to inspect a model for; ``target`` in the query takes the place of the config's."""
+
+
+class InspectionLinks(BaseModel):
+    """Where to go from an inspection."""
+
+    self: str
+    job: str
+
+
+class InspectionOut(BaseModel):
+    """What a config would make of a model."""
+
+    id: str
+    model_id: str
+    job_id: str
+    status: Literal["running", "ready", "failed"]
+    config: dict[str, Any] = Field(description="The resolved QuantizationConfig.")
+    result: Inspection | None = Field(description="Node by node, once ready.")
+    problem: Problem | None = Field(description="Why it failed.")
+    created_at: datetime
+    updated_at: datetime
+    links: InspectionLinks

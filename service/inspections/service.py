@@ -1,0 +1,83 @@
+"""Inspections: made by a job once per model and config, and kept."""
+
+from __future__ import annotations
+
+import hashlib
+
+from service.contracts.compatibility import check_float, check_selected
+from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.preparation import fixed_inputs
+from service.contracts.targets import TARGET_OPTIONS, unknown_target
+from service.contracts.version import VERSION
+from service.deps import Desk
+from service.inspections import repository
+from service.inspections.errors import UnknownTargetError
+from service.jobs import transitions
+from service.jobs.publishing import publish
+from service.models import repository as models
+from service.models.service import ready_summary
+from service.tables import InspectionRow
+
+
+def aimed_at(config: QuantizationConfig, target: str | None) -> QuantizationConfig:
+    """``config`` for the target of the query, where there is one.
+
+    Raises:
+        UnknownTargetError: there is no such target; names the nearest.
+        InvalidConfigError: the config switches options that the target does not have.
+    """
+    if target is None:
+        return config
+    if target not in TARGET_OPTIONS:
+        raise UnknownTargetError(
+            f"{unknown_target(target)}.", query="target", hint="GET /v1/targets lists all of them."
+        )
+    return parse_config({**config.model_dump(mode="json"), "target": target}, pointer="/config")
+
+
+def inspect(desk: Desk, tenant_id: str, model_id: str, config: QuantizationConfig, *, request_id: str) -> InspectionRow:
+    """The inspection of a model by a config; made by a new job unless it is there or being made.
+
+    Raises:
+        ModelNotFoundError, ModelNotReadyError, ModelRejectedError: there is no model to inspect.
+        AlreadyQuantizedError: the model is quantized already.
+        InvalidConfigError: the config does not fit the model.
+    """
+    digest = config_digest(config)
+    with desk.database.write() as session:
+        model = models.get(session, tenant_id, model_id)
+        summary = ready_summary(model, pointer="")
+        check_float(summary, config.preparation, pointer="")
+        check_selected(config, summary)
+        fixed_inputs(summary.inputs, config.preparation)
+        repository.hold(session, model_id)
+        known = repository.lasting(session, model_id, digest)
+        if known is not None:
+            return known
+        job = transitions.submit(
+            session,
+            tenant_id=tenant_id,
+            kind="inspect_target",
+            model_id=model_id,
+            config=config.model_dump(mode="json"),
+            deadline_seconds=desk.settings.job_deadline_seconds,
+            request_id=request_id,
+        )
+        row = repository.create(session, job, config_sha256=digest)
+    publish(desk, job)
+    return row
+
+
+def get(desk: Desk, tenant_id: str, inspection_id: str) -> InspectionRow:
+    """The inspection.
+
+    Raises:
+        InspectionNotFoundError: the tenant has no such inspection.
+    """
+    with desk.database.read() as session:
+        return repository.get(session, tenant_id, inspection_id)
+
+
+def config_digest(config: QuantizationConfig) -> str:
+    """Digest of everything that the result depends on, the model aside: the resolved config and the engine."""
+    return hashlib.sha256(f"{VERSION}\n{config.model_dump_json()}".encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Targets: the runtimes and the hardware that models are quantized for."""

@@ -1,0 +1,224 @@
+"""Inspections over HTTP: made once per model and config, found again, refused in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from service.contracts.errors import EngineError
+from service.contracts.inspection import Inspection, NodeInspection
+from service.contracts.targets import TARGET_OPTIONS
+from service.contracts.version import VERSION
+from service.tables import Job
+from tests.db.test_concurrency import at_once
+from tests.support.front import Front, model_summary, pointers, problem
+
+
+def made(target: str = "qnn", mode: Any = "static") -> Inspection:
+    node = NodeInspection(name="conv", op="Conv", quantized=True, reason=None, hint=None)
+    return Inspection(
+        target=target,  # type: ignore[arg-type]
+        mode=mode,
+        model_sha256="0" * 64,
+        engine_version=VERSION,
+        summary="1 of 1 nodes run quantized on qnn.",
+        node_count=1,
+        quantized_count=1,
+        nodes=(node,),
+    )
+
+
+def job_ids(front: Front) -> list[str]:
+    with front.desk.database.read() as session:
+        return list(session.scalars(select(Job.id).where(Job.kind == "inspect_target")))
+
+
+def test_the_first_request_starts_a_job_and_later_ones_find_its_result(front: Front) -> None:
+    url = f"/v1/models/{front.ready_model()}/inspect"
+    first = front.http.post(url, params={"target": "qnn"})
+    assert first.status_code == 202, first.text
+    body = first.json()
+    assert (body["status"], body["result"], body["problem"]) == ("running", None, None)
+    assert body["config"]["target"] == "qnn"
+    assert first.headers["location"] == f"/v1/inspections/{body['id']}" == body["links"]["self"]
+    assert first.headers["retry-after"] == "1"
+    assert front.http.get(body["links"]["job"]).json()["kind"] == "inspect_target"
+    again = front.http.post(url, params={"target": "qnn"})
+    assert (again.status_code, again.json()["id"]) == (202, body["id"])
+    front.finish(body["job_id"], made())
+    done = front.http.post(url, params={"target": "qnn"})
+    assert (done.status_code, done.json()["id"], done.json()["status"]) == (200, body["id"], "ready")
+    assert Inspection.model_validate(done.json()["result"]) == made()
+    assert "retry-after" not in done.headers
+    assert job_ids(front) == [body["job_id"]]
+
+
+def test_what_differs_in_words_only_is_the_same_inspection(sqlite_front: Front) -> None:
+    url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
+    requests: list[dict[str, Any]] = [
+        {"params": {"target": "qnn"}},
+        {"json": {"config": {"target": "qnn"}}},
+        {"json": {"config": {"target": "openvino"}}, "params": {"target": "qnn"}},
+        {"json": {"config": {"target": "qnn", "preset": "int8", "seed": 0}}},
+        {"json": {}, "params": {"target": "qnn"}},
+    ]
+    assert len({sqlite_front.http.post(url, **request).json()["id"] for request in requests}) == 1
+    others = [{"params": {"target": "openvino"}}, {"json": {"config": {"target": "qnn", "mode": "dynamic"}}}, {}]
+    assert len({sqlite_front.http.post(url, **request).json()["id"] for request in others}) == 3
+    assert len(job_ids(sqlite_front)) == 4
+
+
+def test_another_model_is_another_inspection(sqlite_front: Front) -> None:
+    ids = {
+        sqlite_front.http.post(f"/v1/models/{model_id}/inspect").json()["id"]
+        for model_id in (sqlite_front.ready_model(), sqlite_front.ready_model())
+    }
+    assert len(ids) == 2
+
+
+def test_requests_at_the_same_time_start_one_job(front: Front) -> None:
+    url = f"/v1/models/{front.ready_model()}/inspect"
+    answers = at_once(6, lambda _: front.http.post(url, params={"target": "qnn"}))
+    assert {answer.status_code for answer in answers} == {202}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len(job_ids(front)) == 1
+
+
+def test_a_failed_inspection_tells_why_and_is_tried_again(sqlite_front: Front) -> None:
+    url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
+    body = sqlite_front.http.post(url).json()
+    sqlite_front.fail(body["job_id"], EngineError("The engine broke.", hint="Tell us."))
+    seen = sqlite_front.http.get(body["links"]["self"]).json()
+    assert (seen["status"], seen["result"]) == ("failed", None)
+    assert (seen["problem"]["code"], seen["problem"]["hint"]) == ("engine-error", "Tell us.")
+    again = sqlite_front.http.post(url)
+    assert again.status_code == 202
+    assert again.json()["id"] != body["id"]
+    sqlite_front.finish(again.json()["job_id"], made("onnxruntime_cpu"))
+    assert sqlite_front.http.post(url).json()["id"] == again.json()["id"]
+
+
+def test_a_canceled_inspection_has_failed(sqlite_front: Front) -> None:
+    body = sqlite_front.http.post(f"/v1/models/{sqlite_front.ready_model()}/inspect").json()
+    assert sqlite_front.http.post(f"{body['links']['job']}/cancel").json()["state"] == "canceled"
+    seen = sqlite_front.http.get(body["links"]["self"]).json()
+    assert (seen["status"], seen["problem"]["code"]) == ("failed", "canceled")
+
+
+def test_inspections_are_polled_by_their_entity_tag(sqlite_front: Front) -> None:
+    body = sqlite_front.http.post(f"/v1/models/{sqlite_front.ready_model()}/inspect").json()
+    url = body["links"]["self"]
+    seen = sqlite_front.http.get(url)
+    assert seen.headers["retry-after"] == "1"
+    tag = {"If-None-Match": seen.headers["etag"]}
+    assert sqlite_front.http.get(url, headers=tag).status_code == 304
+    sqlite_front.finish(body["job_id"], made("onnxruntime_cpu"))
+    done = sqlite_front.http.get(url, headers=tag, params={"wait": 5})
+    assert (done.status_code, done.json()["status"]) == (200, "ready")
+    assert sqlite_front.http.get(url, headers={"If-None-Match": done.headers["etag"]}).status_code == 304
+
+
+def test_a_request_may_wait_for_the_result(sqlite_front: Front) -> None:
+    url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
+    assert sqlite_front.http.post(url, params={"wait": 0.2}).status_code == 202
+    sqlite_front.finish(job_ids(sqlite_front)[0], made("onnxruntime_cpu"))
+    assert sqlite_front.http.post(url, params={"wait": 20}).status_code == 200
+
+
+def test_inspections_are_not_among_the_jobs(sqlite_front: Front) -> None:
+    sqlite_front.http.post(f"/v1/models/{sqlite_front.ready_model()}/inspect")
+    assert sqlite_front.http.get("/v1/jobs").json()["items"] == []
+
+
+def test_an_unknown_target_names_the_nearest(sqlite_front: Front) -> None:
+    url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
+    seen = problem(sqlite_front.http.post(url, params={"target": "amd-npu-cn"}), 422, "unknown-target")
+    assert "did you mean 'amd_npu_cnn'?" in seen["detail"]
+    assert seen["errors"][0]["where"] == {"query": "target"}
+    assert "/v1/targets" in seen["hint"]
+    far = problem(sqlite_front.http.post(url, params={"target": "zx81"}), 422, "unknown-target")
+    assert all(name in far["detail"] for name in TARGET_OPTIONS)
+    assert job_ids(sqlite_front) == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "places"),
+    [
+        ({"json": {"config": {"target": "amd"}}}, ["/config/target"]),
+        ({"json": {"config": {"sede": 1}}}, ["/config/sede"]),
+        (
+            {"json": {"config": {"target": "qnn", "target_options": {"per_tensor_matmul": False}}},
+             "params": {"target": "openvino"}},
+            ["/config/target_options/per_tensor_matmul"],
+        ),
+        ({"json": {"config": {"exclude": [{"node": "cnov"}]}}}, ["/config/exclude/0/node"]),
+        ({"json": {"config": {"preparation": {"fixed_shapes": {"z": [1]}}}}},
+         ["/config/preparation/fixed_shapes/z"]),
+    ],
+    ids=["target", "key", "option_of_another_target", "node", "shape"],
+)  # fmt: skip
+def test_a_config_that_does_not_fit_is_refused_by_its_place(
+    sqlite_front: Front, request_: dict[str, Any], places: list[str]
+) -> None:
+    model_id = sqlite_front.ready_model(model_summary(node_names=("conv",), prepared_op_types=()))
+    seen = problem(sqlite_front.http.post(f"/v1/models/{model_id}/inspect", **request_), 422, "invalid-config")
+    assert pointers(seen) == places
+    assert job_ids(sqlite_front) == []
+
+
+def test_a_config_of_quark_is_translated(sqlite_front: Front) -> None:
+    config = {"format": "quark", "config": {"activation_type": "QUInt8", "weight_type": "QInt8", "quant_format": "QDQ"}}
+    url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
+    answer = sqlite_front.http.post(url, json={"config": config})
+    assert answer.status_code == 202, answer.text
+    assert answer.json()["config"]["activation"]["dtype"] == "uint8"
+
+
+def test_models_that_cannot_be_inspected(sqlite_front: Front) -> None:
+    def refused(model_id: str, status: int, code: str, **request: Any) -> None:
+        problem(sqlite_front.http.post(f"/v1/models/{model_id}/inspect", **request), status, code)
+
+    refused("mdl_nothing", 404, "model-not-found")
+    refused(sqlite_front.new_model(), 409, "model-not-ready")
+    refused(sqlite_front.rejected_model(), 422, "model-rejected")
+    quantized = sqlite_front.ready_model(model_summary(op_counts={"QuantizeLinear": 1, "DequantizeLinear": 1}))
+    refused(quantized, 422, "already-quantized")
+    flagged = {"json": {"config": {"preparation": {"dequantize": True}}}}
+    assert sqlite_front.http.post(f"/v1/models/{quantized}/inspect", **flagged).status_code == 202
+    assert len(job_ids(sqlite_front)) == 1
+
+
+def test_what_is_not_there_is_said(sqlite_front: Front) -> None:
+    seen = problem(sqlite_front.http.get("/v1/inspections/ins_nothing"), 404, "inspection-not-found")
+    assert seen["errors"][0]["where"] == {"path": "inspection_id"}
+    url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
+    problem(sqlite_front.http.post(url, params={"targett": "qnn"}), 422, "invalid-request")
+
+
+def test_a_job_may_be_submitted_for_a_model_whose_pairs_are_taken_off(sqlite_front: Front) -> None:
+    quantized = sqlite_front.ready_model(model_summary(op_counts={"QuantizeLinear": 1, "DequantizeLinear": 1}))
+    body = sqlite_front.job_body(model_id=quantized)
+    seen = problem(sqlite_front.http.post("/v1/jobs", json=body), 422, "already-quantized")
+    assert "preparation.dequantize" in seen["hint"]
+    body["config"] = {"preparation": {"dequantize": True}}
+    assert sqlite_front.http.post("/v1/jobs", json=body).status_code == 202
+
+
+# Targets
+
+
+def test_targets_are_listed_with_their_options(sqlite_front: Front) -> None:
+    items = sqlite_front.http.get("/v1/targets").json()["items"]
+    assert [item["name"] for item in items] == sorted(TARGET_OPTIONS)
+    assert [item["name"] for item in items if item["default"]] == ["onnxruntime_cpu"]
+    for item in items:
+        assert item["description"]
+        assert [option["name"] for option in item["options"]] == [o.name for o in TARGET_OPTIONS[item["name"]]]
+        assert sqlite_front.http.get(f"/v1/targets/{item['name']}").json() == item
+
+
+def test_a_target_that_is_not_there(sqlite_front: Front) -> None:
+    seen = problem(sqlite_front.http.get("/v1/targets/open_vino"), 404, "target-not-found")
+    assert "did you mean 'openvino'?" in seen["detail"]

@@ -1,0 +1,138 @@
+"""inspect, targets and dequantize on the command line, in this process and on a service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from service.contracts.inspection import Inspection
+from service.contracts.targets import TARGET_OPTIONS
+from tests.worker.running import Service
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("inspecting") / "home") as running:
+        yield running
+
+
+def test_what_stays_in_float_is_told_with_reason_and_hint(quantmill, tiny):
+    done = quantmill("inspect", tiny.model, "--target", "amd_npu_transformer")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("1 of 5 nodes run quantized on amd_npu_transformer.")
+    for word in ("conv", "Conv", "has no integer kernel", "Replace the operator"):
+        assert word in done.stdout
+    assert "gemm" not in done.stdout
+
+
+def test_a_model_without_anything_left_has_no_table(quantmill, tiny):
+    done = quantmill("inspect", tiny.model)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "5 of 5 nodes run quantized on onnxruntime_cpu.\n"
+
+
+def test_json_is_the_document(quantmill, tiny):
+    done = quantmill("inspect", tiny.model, "--target", "amd_npu_transformer", "--json")
+    assert done.returncode == 0, done.stderr
+    found = Inspection.model_validate_json(done.stdout)
+    assert [(node.name, node.quantized) for node in found.nodes] == [
+        ("conv", False), ("relu", False), ("pool", False), ("flatten", False), ("gemm", True),
+    ]  # fmt: skip
+    assert (found.node_count, found.quantized_count) == (5, 1)
+
+
+def test_a_config_decides_too(quantmill, tiny, tmp_path):
+    (tmp_path / "c.json").write_text(json.dumps({"mode": "weights_only", "exclude": [{"node": "gemm"}]}))
+    done = quantmill("inspect", tiny.model, "--config", "c.json")
+    assert done.returncode == 0, done.stderr
+    assert "excluded by" in done.stdout
+    assert done.stdout.rstrip().endswith("1 of 5 nodes get quantized weights on onnxruntime_cpu.")
+    preset = quantmill("inspect", tiny.model, "--preset", "xint8")
+    assert preset.stdout.rstrip().endswith("on amd_npu_cnn.")
+
+
+def test_bad_arguments(quantmill, tiny, tmp_path):
+    unknown = quantmill("inspect", tiny.model, "--target", "qn")
+    assert unknown.returncode == 2
+    assert "did you mean 'qnn'?" in unknown.stderr
+    (tmp_path / "c.json").write_text(json.dumps({"exclude": [{"node": "cnov"}]}))
+    selector = quantmill("inspect", tiny.model, "--config", "c.json")
+    assert selector.returncode == 1
+    assert "error[invalid-config]" in selector.stderr
+    assert "did you mean 'conv'" in selector.stderr
+
+
+def test_a_service_gives_the_same_document(quantmill, tiny, service):
+    common = ["inspect", tiny.model, "--target", "amd_npu_transformer", "--json"]
+    local = quantmill(*common)
+    remote = quantmill(*common, "--server", service.url)
+    assert remote.returncode == 0, remote.stderr
+    assert remote.stdout == local.stdout
+
+
+def test_a_service_finds_what_it_made_before(tiny, service):
+    model = service.client.wait_ready(service.client.create_model(tiny.model), timeout_seconds=60)
+    found = service.client.inspect(model.id, target="qnn", timeout_seconds=60)
+    assert found.target == "qnn"
+    assert service.client.inspect(model.id, config={"target": "qnn"}) == found
+
+
+def test_targets(quantmill):
+    done = quantmill("targets")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == sorted(TARGET_OPTIONS)
+    page = quantmill("targets", "openvino")
+    for option in TARGET_OPTIONS["openvino"]:
+        assert option.name in page.stdout
+    unknown = quantmill("targets", "openvinoo")
+    assert unknown.returncode == 1
+    assert "did you mean 'openvino'?" in unknown.stderr
+
+
+def test_dequantize_gives_a_float_model(quantmill, tiny, tmp_path):
+    assert quantmill("quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx").returncode == 0
+    done = quantmill("dequantize", "q.onnx", "--output", "f.onnx")
+    assert done.returncode == 0, done.stderr
+    assert "pairs of QuantizeLinear and DequantizeLinear taken off" in done.stdout
+    model = onnx.load(tmp_path / "f.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert not {"QuantizeLinear", "DequantizeLinear"} & {node.op_type for node in model.graph.node}
+    x = np.load(tiny.calibration)["x"]
+    float_, again = (
+        ort.InferenceSession(str(path)).run(None, {"x": x})[0] for path in (tiny.model, tmp_path / "f.onnx")
+    )
+    assert np.abs(float_ - again).max() < 0.05 * np.abs(float_).max()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.onnx", "q.onnx"]
+
+
+def test_a_quantized_model_is_quantized_anew_where_the_config_says_so(quantmill, tiny, tmp_path):
+    assert quantmill("quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx").returncode == 0
+    common = ["quantize", "q.onnx", "--calibration", tiny.calibration, "--output", "again.onnx"]
+    refused = quantmill(*common)
+    assert refused.returncode == 1
+    assert "error[already-quantized]" in refused.stderr
+    assert "preparation.dequantize" in refused.stderr
+    (tmp_path / "c.json").write_text(json.dumps({"preparation": {"dequantize": True}}))
+    done = quantmill(*common, "--config", "c.json", "--report", "r.json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    (step,) = [step for step in report["preparation"] if step["name"] == "dequantize"]
+    assert step["applied"]
+    assert report["fidelity"]["sqnr_db"] > 25
+
+
+def test_what_cannot_be_made_float_is_named(quantmill, tmp_path):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[2,4] x) => (float[2,4] y) '
+        "{ [dynamic] i, s, z = DynamicQuantizeLinear(x) [back] y = DequantizeLinear(i, s, z) }"
+    )
+    onnx.save(model, tmp_path / "dynamic.onnx")
+    done = quantmill("dequantize", "dynamic.onnx", "--output", "f.onnx")
+    assert done.returncode == 1
+    assert "node: back" in done.stderr
+    assert not (tmp_path / "f.onnx").exists()

@@ -1,0 +1,113 @@
+"""``quantmill inspect`` and ``quantmill dequantize``: look at a model, or make it float, before it is quantized."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.inspection import Inspection
+from service.contracts.presets import DEFAULT_PRESET, PRESETS
+from service.contracts.targets import TARGET_OPTIONS, unknown_target
+from worker.commands import options
+from worker.commands.options import Key, ModelPath, Threads
+
+if TYPE_CHECKING:
+    from worker.commands.console import ProgressView
+
+_PRESET_HELP = f"Name of a preset: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}."
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command()(inspect)
+    app.command()(dequantize)
+
+
+def inspect(
+    model: ModelPath,
+    target: Annotated[
+        str | None,
+        typer.Option(help=f"Runtime or hardware: {', '.join(TARGET_OPTIONS)}. Default: that of the config or preset."),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help=_PRESET_HELP)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", exists=True, dir_okay=False, help="The whole recipe, instead of --preset."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole document as JSON on standard output.")] = False,
+    threads: Threads = None,
+    server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
+    key: Key = None,
+) -> None:
+    """Tell node by node whether a target runs a model quantized, if not why, and what would help. Needs no data."""
+    from worker.commands import local
+    from worker.commands.console import ProgressView, print_inspection
+
+    if preset is not None and config is not None:
+        raise typer.BadParameter("--preset and --config exclude each other; a config may name its preset.")
+    if server is not None and threads is not None:
+        raise typer.BadParameter("--threads is for runs in this process; a service has its own setting.")
+    recipe = _aimed(local.load_config(preset, config), target)
+    if server is None:
+        from worker.quantizer.plan.inspection import inspect_file
+
+        found = inspect_file(model.absolute(), recipe, threads=threads or options.load_settings().threads)
+    else:
+        with ProgressView() as view:
+            found = _on_server(model, recipe, server=server, key=key, view=view)
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        print_inspection(found)
+
+
+def dequantize(
+    model: ModelPath,
+    output: Annotated[Path, typer.Option(metavar="FLOAT.onnx", help="Where the float model goes.")],
+) -> None:
+    """Take the Q/DQ pairs off a quantized model: what is left is float, and can be quantized anew."""
+    from worker.commands.local import publish
+    from worker.quantizer.graph.loading import load_model
+    from worker.quantizer.graph.prepare import undo_quantization
+    from worker.quantizer.runtime import to_bytes
+
+    options.output_path(output)
+    options.distinct_paths({"--output": output}, {"MODEL": model})
+    outcome = undo_quantization(load_model(model.absolute()))
+    with tempfile.NamedTemporaryFile(dir=output.absolute().parent, prefix=".quantmill-", delete=False) as stream:
+        stream.write(to_bytes(outcome.model))
+    publish(Path(stream.name), output)
+    typer.echo(f"{outcome.detail}\nmodel     {output}")
+
+
+def _aimed(config: QuantizationConfig, target: str | None) -> QuantizationConfig:
+    """The config for another target.
+
+    Raises:
+        typer.BadParameter: there is no such target.
+        InvalidConfigError: the config switches options that the target does not have.
+    """
+    if target is None:
+        return config
+    if target not in TARGET_OPTIONS:
+        raise typer.BadParameter(f"{unknown_target(target)}.", param_hint="--target")
+    return parse_config({**config.model_dump(mode="json"), "target": target})
+
+
+def _on_server(
+    model: Path, config: QuantizationConfig, *, server: str, key: str | None, view: ProgressView
+) -> Inspection:
+    from worker.commands.remote import model_files
+    from worker.commands.server import connected
+
+    files = model_files(model)
+    with connected(server, key) as client:
+        uploaded = client.create_model(*files)
+        view.progress("validate", message="on the service")
+        model_id = client.wait_ready(uploaded).id
+        view.progress("inspect", message="on the service")
+        return client.inspect(model_id, config=config)
