@@ -26,6 +26,7 @@ from tests.unit.quantizer.toolbox import (
     sqnr_db,
 )
 from worker.quantizer.plan.rules.dpu import pooling_factor
+from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
 CONV = {"w": normal(4, 3, 3, 3, scale=0.4), "w2": normal(4, 4, 3, 3, scale=0.3), "b": normal(4)}
@@ -295,15 +296,21 @@ def test_without_its_option_a_rule_is_not_kept(option: str) -> None:
 
 def test_limits_that_contradict_each_other_are_reported() -> None:
     # 300 * x has a position below that of x, but the two are joined
-    plan, emitted = npu(
+    model = make_model(
         "(float[1,3,9,9] x) => (float[1,8,7,7] y) { t = Conv(x, w, b) u = Mul(t, big) y = Concat<axis=1>(t, u) }",
         {**CONV, "big": np.full((4, 1, 1), 300.0, np.float32)},
-        {"x": normal(1, 3, 9, 9)},
     )
+    settings = config(target="amd_npu_cnn")
+    prepared, plan, emitted = quantize_model(model, {"x": normal(1, 3, 9, 9)}, settings)
     (conflict,) = [decision for decision in plan.decisions if decision.conflict]
     assert (conflict.rule, conflict.what) == ("shift_write", "not kept: it contradicts the limits around it")
     (violation,) = check_npu_model(emitted)
     assert (violation.rule, violation.node) == (conflict.rule, conflict.where)
+    # looking again finds the same once more, and moves nothing
+    before = [entry.quantization for entry in plan.activations.values()]
+    assert [found.where for found in move_grids(prepared.graph, plan, settings)] == [conflict.where]
+    assert sum(decision.conflict for decision in plan.decisions) == 1
+    assert [entry.quantization for entry in plan.activations.values()] == before
     # nothing else has suffered
     assert position(plan, "t") == position(plan, "u") == position(plan, "y") > -8
 
@@ -330,3 +337,12 @@ def test_normalizations_written_out_stay_in_float() -> None:
     _, plan, emitted = quantize_model(model, IMAGES, settings)
     assert plan.nodes["eps"].reason == "it only feeds Sqrt, which needs more digits than integers have"
     assert sqnr_db(run_onnx(model, IMAGES)["y"], run_onnx(emitted, IMAGES)["y"]) > 20
+
+
+def test_block_and_float_types_are_left_as_they_are() -> None:
+    settings = config(target="amd_npu_cnn", activation={"dtype": "bfp16"}, weight={"dtype": "bfp16"})
+    model = make_model("(float[N,3,9,9] x) => (float[N,4,7,7] y) { y = Conv(x, w, b) }", CONV)
+    plan = plan_for(model, settings)[1]
+    assert {entry.spec.dtype for entry in plan.activations.values()} == {"bfp16"}
+    assert plan.weights["w"].spec.dtype == "bfp16"
+    assert not where(plan, "xint8")

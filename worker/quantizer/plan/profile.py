@@ -109,7 +109,7 @@ class Target:
         config: QuantizationConfig,
         selection: Selection | None = None,
     ) -> list[Decision]:
-        """Run the rules of ``stage`` that the config has on; the decisions are also added to the plan."""
+        """Run the rules of ``stage`` that the config has on; the decisions are also added to the plan, each once."""
         context = RuleContext(graph, plan, config, target_options(self.name, config.target_options), selection)
         made = [
             decision
@@ -117,5 +117,5 @@ class Target:
             if any(context.options[name] for name in rule.names)
             for decision in rule.apply(context)
         ]
-        plan.decisions += made
+        plan.decisions = list(dict.fromkeys([*plan.decisions, *made]))
         return made

@@ -27,11 +27,13 @@ def symmetric_int8(context: RuleContext) -> list[Decision]:
 
 
 def xint8(context: RuleContext) -> list[Decision]:
-    """Everything becomes symmetric int8 with one power-of-two scale per tensor."""
+    """Integer tensors become symmetric int8 with one power-of-two scale each. Float and block types stay."""
     why = "the NPU multiplies int8 around 0 and scales by shifting"
     wanted: dict[str, Any] = {"dtype": "int8", "symmetric": True, "scale": "power_of_two", "reduce_range": False}
-    made = _activations(context, "xint8", why, everything=True, **wanted)
+    made = _activations(context, "xint8", why, **wanted)
     for weight in context.plan.weights.values():
+        if not is_integer(weight.spec.dtype):
+            continue
         made += _weight(weight, "xint8", why, granularity="per_tensor", **wanted)
         weight.axis = weight.block_size = None
         if context.plan.nodes[weight.node].role is not Role.LINEAR:
@@ -99,12 +101,10 @@ def per_tensor_matmul(context: RuleContext) -> list[Decision]:
     return made
 
 
-def _activations(
-    context: RuleContext, rule: str, why: str, *, everything: bool = False, **update: Any
-) -> list[Decision]:
+def _activations(context: RuleContext, rule: str, why: str, **update: Any) -> list[Decision]:
     made = []
     for entry in context.plan.activations.values():
-        if not everything and not is_integer(entry.spec.dtype):
+        if not is_integer(entry.spec.dtype):
             continue
         changed = {field: value for field, value in update.items() if getattr(entry.spec, field) != value}
         if changed:
