@@ -52,9 +52,16 @@ async def inspect_model(
     200: it is known from before, or was made within ?wait= seconds; 202: it is being made. Asked again for the same
     model and config, the same inspection is found.
     """
-    config = service.aimed_at((body or InspectionCreate()).config, target)
+    asked = body or InspectionCreate()
+    config = service.aimed_at(asked.config, target)
     made = await run_in_threadpool(
-        lambda: service.inspect(desk, principal.tenant_id, model_id, config, request_id=request_id)
+        service.inspect,
+        desk,
+        principal.tenant_id,
+        model_id,
+        config,
+        request_id=request_id,
+        notes=asked.translation_notes,
     )
     row = made
     if made.status == "running" and wait:

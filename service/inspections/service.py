@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 from service.contracts.compatibility import check_float, check_selected
 from service.contracts.config import QuantizationConfig, parse_config
@@ -12,7 +13,7 @@ from service.contracts.version import VERSION
 from service.deps import Desk
 from service.inspections import repository
 from service.inspections.errors import UnknownTargetError
-from service.jobs import transitions
+from service.jobs import events, transitions
 from service.jobs.publishing import publish
 from service.models import repository as models
 from service.models.service import ready_summary
@@ -35,8 +36,18 @@ def aimed_at(config: QuantizationConfig, target: str | None) -> QuantizationConf
     return parse_config({**config.model_dump(mode="json"), "target": target}, pointer="/config")
 
 
-def inspect(desk: Desk, tenant_id: str, model_id: str, config: QuantizationConfig, *, request_id: str) -> InspectionRow:
+def inspect(
+    desk: Desk, tenant_id: str, model_id: str, config: QuantizationConfig, *, request_id: str, notes: Iterable[str] = ()
+) -> InspectionRow:
     """The inspection of a model by a config; made by a new job unless it is there or being made.
+
+    Args:
+        desk: of the process.
+        tenant_id: who asks.
+        model_id: the model.
+        config: resolved.
+        request_id: of the request.
+        notes: what to tell in the job's log about the config's translation.
 
     Raises:
         ModelNotFoundError, ModelNotReadyError, ModelRejectedError: there is no model to inspect.
@@ -63,6 +74,8 @@ def inspect(desk: Desk, tenant_id: str, model_id: str, config: QuantizationConfi
             deadline_seconds=desk.settings.job_deadline_seconds,
             request_id=request_id,
         )
+        for note in notes:
+            events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {note}"})
         row = repository.create(session, job, config_sha256=digest)
     publish(desk, job)
     return row

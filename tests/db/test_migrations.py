@@ -1,0 +1,120 @@
+"""Migrations over a database in use: what was there is there afterwards, and points where it pointed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.exc import IntegrityError
+
+from service.db import Database, migrate
+from service.inspections import repository as inspections
+from service.jobs import transitions
+from service.tables import Artifact, InspectionRow, Job, JobEvent, ReportRow
+from tests.db.test_transitions import in_succeeded
+from tests.support import services
+
+BEFORE_INSPECTIONS = "20261120_spine"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without any table."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'empty.db'}"
+        return
+    services.require(services.postgres_trouble())
+    with services.new_postgres_database() as found:
+        yield found
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    migrate(url, BEFORE_INSPECTIONS)
+    found = Database(url)
+    yield found
+    found.close()
+
+
+def add_inspection(database: Database, model_id: str) -> str:
+    with database.write() as session:
+        job = transitions.submit(
+            session, tenant_id="default", kind="inspect_target", model_id=model_id, config={"target": "qnn"}
+        )
+        return inspections.create(session, job, config_sha256="0" * 64).id
+
+
+def test_jobs_survive_the_rebuild_of_their_table_both_ways(url: str, database: Database) -> None:
+    with database.write() as session:
+        job = in_succeeded(session)
+    counts = {table: _count(database, table) for table in (Job, JobEvent, ReportRow, Artifact)}
+    assert all(counts.values())
+    migrate(url)
+    add_inspection(database, str(job.model_id))
+    migrate(url, BEFORE_INSPECTIONS)
+    assert {table: _count(database, table) for table in counts} == counts
+    with database.read() as session:
+        kept = session.get_one(Job, job.id)
+    assert (kept.state, kept.created_at, kept.config, kept.last_seq) == (
+        job.state, job.created_at, job.config, job.last_seq,
+    )  # fmt: skip
+    migrate(url)
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.execute(delete(Job).where(Job.id == job.id))
+
+
+def test_the_older_schema_knows_no_inspections(database: Database) -> None:
+    with pytest.raises(IntegrityError), database.write() as session:
+        transitions.submit(session, tenant_id="default", kind="inspect_target")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"status": "ready"},
+        {"status": "failed"},
+        {"status": "odd"},
+        {"result": {}},
+        {"problem": {}},
+        {"model_id": "mdl_that_is_not_there"},
+    ],
+    ids=lambda values: ",".join(values),
+)
+def test_an_inspection_cannot_be_made_inconsistent(url: str, database: Database, values: dict[str, object]) -> None:
+    migrate(url)
+    with database.write() as session:
+        model_id = str(in_succeeded(session).model_id)
+    inspection_id = add_inspection(database, model_id)
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.execute(update(InspectionRow).where(InspectionRow.id == inspection_id).values(**values))
+
+
+def test_a_model_has_one_lasting_inspection_by_a_config(url: str, database: Database) -> None:
+    migrate(url)
+    with database.write() as session:
+        model_id = str(in_succeeded(session).model_id)
+    first = add_inspection(database, model_id)
+    with pytest.raises(IntegrityError):
+        add_inspection(database, model_id)
+    with database.write() as session:
+        session.execute(
+            update(InspectionRow).where(InspectionRow.id == first).values(status="failed", problem={"code": "x"})
+        )
+    add_inspection(database, model_id)
+
+
+def test_an_inspection_job_has_a_model_and_a_config(url: str, database: Database) -> None:
+    migrate(url)
+    for missing in ({"model_id": None}, {"config": None}):
+        with database.write() as session:
+            model_id = str(in_succeeded(session).model_id)
+        given = {"model_id": model_id, "config": {"target": "qnn"}, **missing}
+        with pytest.raises(IntegrityError), database.write() as session:
+            transitions.submit(session, tenant_id="default", kind="inspect_target", **given)
+
+
+def _count(database: Database, table: type) -> int:
+    with database.read() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
