@@ -63,7 +63,7 @@ def inspect_model(path: Path, *, threads: int, list_nodes: bool = True) -> Model
     _check_structure(proto)
     summary = summarize_model(proto, path)
     try:
-        check_runtime(path, threads=threads)
+        check_runtime(path, threads=threads, optimized=list_nodes)  # a quantization makes a session of its own
     except RuntimeRefusalError as refusal:
         raise _with_node(refusal, proto) from None
     model = to_ir(proto, path.parent)

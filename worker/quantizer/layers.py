@@ -14,7 +14,7 @@ from worker.quantizer.graph.values import is_constant, name_of, node_name
 from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan
 from worker.quantizer.run import Run
-from worker.quantizer.runtime import Session, with_outputs
+from worker.quantizer.runtime import Session, inner_session
 
 # Begins the reason of a node that there is nothing to quantize in.
 NOT_APPLICABLE = "not applicable"
@@ -48,11 +48,11 @@ def layer_figures(
     pairs = _pairs(prepared.graph, quantized.graph, plan)
     distances = LayerDistances({}, {})
     if pairs:
-        reference = Session(
-            with_outputs(prepared, _distinct(a for a, _ in pairs.values())), threads=threads, what="float model"
+        reference = inner_session(
+            prepared, _distinct(a for a, _ in pairs.values()), threads=threads, what="float model"
         )
         twins = _distinct(b for _, b in pairs.values())
-        twin = Session(with_outputs(quantized, twins), threads=threads, what="quantized model")
+        twin = inner_session(quantized, twins, threads=threads, what="quantized model")
         others = _without_algorithms(prepared, plan, pairs, threads=threads)
         distances = layer_distances(reference, twin, pairs, data, inputs, limit=samples, run=run, others=others)
     main = {node_name(node): node for node in prepared.graph}
@@ -82,7 +82,7 @@ def _without_algorithms(
     there = {value.name for node in model.graph for value in node.outputs}
     layers = [name for name in layers if pairs[name][1] in there]
     tensors = _distinct(pairs[name][1] for name in layers)
-    session = Session(with_outputs(model, tensors), threads=threads, what="quantized model without bias correction")
+    session = inner_session(model, tensors, threads=threads, what="quantized model without bias correction")
     return {"bias_correction": (session, layers)}
 
 

@@ -14,7 +14,7 @@ from service.contracts.model import TensorInfo
 from worker.quantizer.data import Dataset, choose_batch_size
 from worker.quantizer.graph.values import is_float32, name_of, node_name
 from worker.quantizer.run import Run
-from worker.quantizer.runtime import Session, with_outputs
+from worker.quantizer.runtime import inner_session
 from worker.quantizer.statistics.reducers import Range
 
 
@@ -63,7 +63,7 @@ def _cause(
     """The error to raise; None if no tensor holds NaN or Inf (its range is that of no values at all)."""
     makers = _makers(model.graph, bad)
     tensors = list(makers)
-    session = Session(with_outputs(model, tensors), threads=threads, what="float model with its inner tensors")
+    session = inner_session(model, tensors, threads=threads, what="float model with its inner tensors")
     size = choose_batch_size(inputs, data, 1)
     first: tuple[int, str, str] | None = None  # sample, tensor, value
     clean = 0

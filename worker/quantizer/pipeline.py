@@ -35,7 +35,7 @@ from worker.quantizer.recipes.qoperator import to_qoperator
 from worker.quantizer.recipes.registry import RECIPES, wanted_opset
 from worker.quantizer.reporting import make_report
 from worker.quantizer.run import Run
-from worker.quantizer.runtime import Session, to_bytes
+from worker.quantizer.runtime import Session, is_large, to_bytes
 from worker.quantizer.soundness import check_channels
 from worker.quantizer.wording import calibration_notes, nothing_quantized
 
@@ -196,7 +196,9 @@ def _quantize(original: ir.Model, context: Context) -> Quantized:
 def _check_prepared(prepared: Prepared, context: Context) -> None:
     """Preparation must not change what the model computes: compare one batch."""
     data, float_session = context.calibration, context.float_session
-    session = Session(to_bytes(prepared.model), threads=context.threads, what="prepared model")
+    session = Session(
+        to_bytes(prepared.model), threads=context.threads, what="prepared model", optimized=not is_large(prepared.model)
+    )
     batch = next(iter(data.batches(context.inputs, choose_batch_size(context.inputs, data, 1), limit=1)))
     names = float_session.output_names
     for name, expected, got in zip(

@@ -27,6 +27,7 @@ _RuntimeErrors = (
     ort.capi.onnxruntime_pybind11_state.EPFail,
     RuntimeError,  # what has no Python counterpart
 )
+_LARGE_GRAPH_NODES = 4000
 _BFLOAT16 = "tensor(bfloat16)"
 
 
@@ -54,13 +55,18 @@ class Session:
         threads: intra-op threads.
         what: words for error messages, e.g. "float model".
         uploaded: the model is the user's own, so that a failure to run is no fault of the engine.
+        optimized: let onnxruntime rewrite the graph first.
 
     Raises:
         UnsupportedModelError: onnxruntime refuses the model.
     """
 
-    def __init__(self, model: bytes, *, threads: int, what: str = "model", uploaded: bool = False) -> None:
+    def __init__(
+        self, model: bytes, *, threads: int, what: str = "model", uploaded: bool = False, optimized: bool = True
+    ) -> None:
         options = ort.SessionOptions()
+        if not optimized:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
@@ -132,6 +138,28 @@ def clean_message(error: Exception) -> str:
         if mark in text:
             text = text.split(mark, 1)[1]
     return text[:500]
+
+
+def inner_session(
+    model: ir.Model,
+    tensors: Sequence[str],
+    *,
+    pooled: Mapping[str, str] | None = None,
+    threads: int,
+    what: str,
+) -> Session:
+    """A session with ``tensors`` as its outputs; see ``with_outputs``.
+
+    Of a large graph the runtime does not rewrite anything: that takes longer than it saves, and with every inner tensor
+    an output there is little to fuse.
+    """
+    data = with_outputs(model, tensors, pooled=pooled)
+    return Session(data, threads=threads, what=what, optimized=not is_large(model))
+
+
+def is_large(model: ir.Model) -> bool:
+    """True if rewriting the graph takes the runtime longer than running it a few times."""
+    return model.graph.num_nodes() > _LARGE_GRAPH_NODES
 
 
 def with_outputs(model: ir.Model, tensors: Sequence[str], *, pooled: Mapping[str, str] | None = None) -> bytes:

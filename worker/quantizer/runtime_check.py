@@ -84,12 +84,13 @@ class RuntimeRefusalError(Exception):
         )
 
 
-def check_runtime(path: Path, *, threads: int) -> None:
+def check_runtime(path: Path, *, threads: int, optimized: bool = True) -> None:
     """Create a session on the CPU, as every later step does.
 
     Args:
         path: the .onnx file, external data beside it.
         threads: threads that the runtime may use.
+        optimized: let it rewrite the graph as well, which takes most of the time.
 
     Raises:
         RuntimeRefusalError: the runtime refuses the model.
@@ -99,6 +100,8 @@ def check_runtime(path: Path, *, threads: int) -> None:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    if not optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except MemoryError:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Dataset, choose_batch_size
 from worker.quantizer.run import Run
-from worker.quantizer.runtime import Session, with_outputs
+from worker.quantizer.runtime import Session, inner_session
 from worker.quantizer.statistics.reducers import Reducer
 
 # Elements of fetched tensors in one batch: large enough to amortise a call, small enough to stay in memory.
@@ -71,8 +71,8 @@ def collect(
     session = None
     size = choose_batch_size(inputs, data, 1)
     if fetched:
-        session = Session(
-            with_outputs(model, list(whole), pooled=pooled), threads=threads, what="float model with its inner tensors"
+        session = inner_session(
+            model, list(whole), pooled=pooled, threads=threads, what="float model with its inner tensors"
         )
         if size == 1 and choose_batch_size(inputs, data, _LARGEST_BATCH) > 1:
             size = _preferred_batch(session, data, inputs)
