@@ -63,9 +63,7 @@ class MseCalibration(Contract):
     """
 
     method: Literal["mse"] = "mse"
-    bins: int = Field(
-        default=2048, ge=128, le=65536, description="16 * bins values are judged, outliers among them."
-    )
+    bins: int = Field(default=2048, ge=128, le=65536, description="16 * bins values are judged, outliers among them.")
 
 
 class NonOverflowCalibration(Contract):

@@ -39,7 +39,7 @@ def test_a_bfloat16_model_goes_the_whole_way(tmp_path) -> None:
 def test_a_model_that_fails_on_the_data_says_so() -> None:
     model = make_model("(float[N,3] x, int64[2] s) => (float[A,B] y) { y = Reshape(x, s) }")
     session = Session(model.SerializeToString(), threads=1, what="float model")
-    with pytest.raises(EngineError, match="onnxruntime failed to run an unnamed Reshape node of the float model") as caught:
+    with pytest.raises(EngineError, match="failed to run an unnamed Reshape node of the float model") as caught:
         session.run({"x": normal(4, 3), "s": np.array([5, 5])})
     assert caught.value.hint
 
