@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+from google.protobuf.message import EncodeError
 from ml_dtypes import bfloat16
 
 from service.contracts.errors import UnsupportedModelError
@@ -28,6 +29,7 @@ _RuntimeErrors = (
     RuntimeError,  # what has no Python counterpart
 )
 _LARGE_GRAPH_NODES = 4000
+_MAX_PROTO_BYTES = (1 << 31) - 1
 _BFLOAT16 = "tensor(bfloat16)"
 
 
@@ -170,9 +172,27 @@ def with_outputs(model: ir.Model, tensors: Sequence[str], *, pooled: Mapping[str
     for tensor, mean in (pooled or {}).items():
         proto.graph.node.append(onnx.helper.make_node("GlobalAveragePool", [tensor], [mean], name=mean))
         proto.graph.output.append(onnx.ValueInfoProto(name=mean))
-    return bytes(proto.SerializeToString(deterministic=True))
+    return serialized(proto)
 
 
 def to_bytes(model: ir.Model) -> bytes:
     """The serialized model, the same bytes for the same model."""
-    return bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+    return serialized(ir.to_proto(model))
+
+
+def serialized(proto: onnx.ModelProto) -> bytes:
+    """The same bytes for the same model.
+
+    Raises:
+        UnsupportedModelError: the model is larger than a protobuf message can be.
+        MemoryError: there is not enough memory.
+    """
+    try:
+        return bytes(proto.SerializeToString(deterministic=True))
+    except EncodeError as error:  # says no more than that it failed
+        if sum(len(tensor.raw_data) for tensor in proto.graph.initializer) < _MAX_PROTO_BYTES:
+            raise MemoryError("not enough memory to serialize the model") from error
+        raise UnsupportedModelError(
+            "with its weights the model is larger than 2 GB, which an ONNX file cannot hold",
+            hint="Quantize it in parts; models beyond 2 GB are not supported yet.",
+        ) from error

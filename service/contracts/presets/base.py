@@ -36,7 +36,10 @@ class Preset(Contract):
     def execution(self) -> Execution:
         """What onnxruntime runs natively and what it only simulates."""
         mode = self.settings.get("mode", "static")
-        activation, weight = self.settings["activation"]["dtype"], self.settings["weight"].get("dtype", "int8")
+        activation = self.settings.get("activation", {}).get("dtype", "uint8")
+        weight = self.settings.get("weight", {}).get("dtype", "int8")
+        if mode == "float16":
+            return Execution(native=True, statement="float16 operators, where the provider has them")
         if mode == "weights_only":
             return Execution(
                 native=False,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 
 from service.contracts.errors import NotOnnxError, UnsupportedModelError
 from worker.quantizer.graph.external_data import ExternalFiles, attach, bad_tensor, is_external, tensor_bytes
