@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, QuantmillError
+from service.contracts.pointers import below
 from service.contracts.validation import field_problems
 from service.http import HttpError, TransientError
 from service.middleware import REQUEST_ID_HEADER
@@ -212,7 +213,7 @@ def _generic_problem(item: dict[str, Any]) -> FieldProblem:
     if place == "body" and not path:
         return FieldProblem(pointer="", code=code, message="a JSON object is required as the body")
     if place == "body":
-        pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+        pointer = below("", *path)
         return FieldProblem(pointer=pointer, code=code, message=message)
     name = ".".join(map(str, path))
     where = {place: name.title() if place == "header" else name}

@@ -143,7 +143,7 @@ def check_selected(config: QuantizationConfig, model: ModelSummary, *, pointer: 
         known = names if kind == "node" else op_types
         if wanted not in known:
             message = f"the model has no {'node' if kind == 'node' else 'operator'} {wanted!r}"
-            near = _nearest(wanted, known) if len(problems) < _MAX_SUGGESTIONS else None
+            near = nearest(wanted, known) if len(problems) < _MAX_SUGGESTIONS else None
             message += f"; did you mean {near!r}?" if near else ""
             problems.append(FieldProblem(pointer=pointer + place, code="selector-unmatched", message=message))
     if problems:
@@ -171,7 +171,7 @@ def _named(config: QuantizationConfig) -> Iterator[tuple[str, str, str]]:
                 yield from ((f"{place}/{word}/{k}", "node", name) for k, name in enumerate(ends))
 
 
-def _nearest(wanted: str, known: Iterable[str]) -> str | None:
+def nearest(wanted: str, known: Iterable[str]) -> str | None:
     """The known name that looks most like ``wanted``, letter case aside."""
     folded = {name.casefold(): name for name in sorted(known)}
     close = difflib.get_close_matches(wanted.casefold(), folded, n=1, cutoff=0.4)

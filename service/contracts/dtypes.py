@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
-ActivationDtype = Literal[
-    "uint8",
-    "int8",
-    "uint16",
-    "int16",
-    "float16",
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
+FloatDtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+BlockDtype = Literal[
     "bfp16",
     "mx4",
     "mx6",
@@ -24,44 +17,13 @@ ActivationDtype = Literal[
     "mxfp6_e2m3",
     "mxfp4_e2m1",
 ]
-WeightDtype = Literal[
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "int4",
-    "uint4",
-    "float16",
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "bfp16",
-    "mx4",
-    "mx6",
-    "mx9",
-    "mxint8",
-    "mxfp8_e4m3",
-    "mxfp8_e5m2",
-    "mxfp6_e3m2",
-    "mxfp6_e2m3",
-    "mxfp4_e2m1",
-]
+ActivationDtype = Literal["uint8", "int8", "uint16", "int16", FloatDtype, BlockDtype]
+WeightDtype = Literal["int8", "uint8", "int16", "uint16", "int4", "uint4", FloatDtype, BlockDtype]
 BiasDtype = Literal["int32", "int16", "int8", "float32"]
 
 INTEGER_DTYPES = ("int4", "uint4", "int8", "uint8", "int16", "uint16")
-FLOAT_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-BLOCK_DTYPES = (
-    "bfp16",
-    "mx4",
-    "mx6",
-    "mx9",
-    "mxint8",
-    "mxfp8_e4m3",
-    "mxfp8_e5m2",
-    "mxfp6_e3m2",
-    "mxfp6_e2m3",
-    "mxfp4_e2m1",
-)
+FLOAT_DTYPES: tuple[str, ...] = get_args(FloatDtype)
+BLOCK_DTYPES: tuple[str, ...] = get_args(BlockDtype)
 
 
 def is_integer(dtype: str) -> bool:

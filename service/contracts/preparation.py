@@ -10,6 +10,7 @@ from pydantic import Field
 from service.contracts.base import Contract
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.model import TensorInfo
+from service.contracts.pointers import below
 
 
 class PreparationSpec(Contract):
@@ -77,8 +78,7 @@ def fixed_inputs(inputs: Iterable[TensorInfo], spec: PreparationSpec) -> tuple[T
     for name, shape in spec.fixed_shapes.items():
         message = _contradiction(known.get(name), shape, list(known))
         if message is not None:
-            escaped = name.replace("~", "~0").replace("/", "~1")
-            pointer = f"/config/preparation/fixed_shapes/{escaped}"
+            pointer = below("/config/preparation/fixed_shapes", name)
             problems.append(FieldProblem(pointer=pointer, code="fixed-shape", message=f"input {name!r}: {message}"))
     if problems:
         raise InvalidConfigError("; ".join(problem.message for problem in problems[:5]), errors=tuple(problems))

@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from service.contracts.base import Contract
+from service.contracts.pointers import below
 from service.contracts.validation import BELOW, nearest
 
 
@@ -140,6 +141,6 @@ def check_target_options(target: str, chosen: Mapping[str, bool]) -> None:
                 "target": target,
                 "name": repr(name),
                 "advice": advice,
-                BELOW: "/target_options/" + name.replace("~", "~0").replace("/", "~1"),
+                BELOW: below("/target_options", name),
             },
         )

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from service.contracts.errors import FieldProblem
+from service.contracts.pointers import below
 
 # Key in the context of a PydanticCustomError: pointer, from the validated field on, to the part of it that is wrong.
 BELOW = "below"
@@ -33,7 +34,7 @@ def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: s
         message = _plain(item)
         if item["type"] == "extra_forbidden" and place.path:
             message = _unknown(place.path[-1], {name for found in place.holders for name in found.model_fields})
-        full = pointer + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in place.path)
+        full = below(pointer, *place.path)
         full += item.get("ctx", {}).get(BELOW, "")
         problem = FieldProblem(pointer=full, code=item["type"], message=message)
         if problem not in problems:

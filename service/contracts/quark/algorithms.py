@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.contracts.quark.draft import Draft, Given, step
+from service.contracts.pointers import below
+from service.contracts.quark.draft import Draft, Given
 from service.contracts.quark.option import (
     ANY,
     B,
@@ -72,16 +73,18 @@ def _matmul_nbits(draft: Draft, given: Given) -> None:
     for key, value in params.items():
         allowed = _NBITS.get(key)
         if allowed is None:
-            unknown(draft, key, step(at, key), _NBITS)
+            unknown(draft, key, below(at, key), _NBITS)
         elif allowed and (value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool)):
             words = " or ".join(map(str, allowed))
-            draft.problem(step(at, key), f"{key} {value!r} cannot be translated: only {words}")
+            draft.problem(below(at, key), f"{key} {value!r} cannot be translated: only {words}")
     symmetric = params.get("Symmetric", True) is not False
     draft.set("mode", "weights_only", given.pointer)
     draft.set("weight/dtype", "int4" if symmetric else "uint4", given.pointer)
     draft.set("weight/symmetric", symmetric, given.pointer)
     draft.set("weight/granularity", "per_block", given.pointer)
-    draft.set("weight/block_size", params.get("GroupSize", 128), step(at, "GroupSize") if "GroupSize" in params else at)
+    draft.set(
+        "weight/block_size", params.get("GroupSize", 128), below(at, "GroupSize") if "GroupSize" in params else at
+    )
     if draft.get("include"):
         refuse(draft, given, f"{draft.origins['include']} selects already; it concerns MatMul alone")
     else:

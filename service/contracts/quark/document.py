@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.contracts.errors import FieldProblem, InvalidConfigError
+from service.contracts.pointers import below
 from service.contracts.presets import Preset, find_preset, missing_preset
-from service.contracts.quark.draft import BAD_VALUE, UNKNOWN, Draft, Note, step
+from service.contracts.quark.draft import BAD_VALUE, UNKNOWN, Draft, Note
 from service.contracts.quark.finish import BIAS_KEYS, finish
 from service.contracts.quark.legacy import apply_all, read_fields, translate_excludes, translate_legacy
 from service.contracts.quark.option import unknown
@@ -91,10 +92,10 @@ def translate(data: Any, pointer: str = "") -> Translation:
         draft.problem(pointer, "must be an object, or the name of a preset", BAD_VALUE)
     elif _LEGACY in data:
         inner = data[_LEGACY]
-        draft.root = step(pointer, _LEGACY)
+        draft.root = below(pointer, _LEGACY)
         for key in data:
             if key != _LEGACY:
-                unknown(draft, key, step(pointer, key), (_LEGACY,))
+                unknown(draft, key, below(pointer, key), (_LEGACY,))
         if isinstance(inner, dict):
             translate_legacy(draft, inner)
         else:
@@ -119,12 +120,12 @@ def translate_document(data: Any, pointer: str = "") -> Translation | None:
     draft = Draft(pointer)
     for key in data:
         if key not in ("format", "config", *PASSED):
-            unknown(draft, key, step(pointer, key), ("format", "config", *PASSED))
+            unknown(draft, key, below(pointer, key), ("format", "config", *PASSED))
     if "config" not in data:
         draft.problem(pointer, "config is missing: the Quark config goes there", BAD_VALUE)
     if draft.problems:
         raise _refusal(tuple(draft.problems))
-    found = translate(data["config"], step(pointer, "config"))
+    found = translate(data["config"], below(pointer, "config"))
     found.config.update({key: data[key] for key in PASSED if key in data})
     return found
 
@@ -160,7 +161,7 @@ def _preset_name(data: Any) -> tuple[str, str] | None:
 
 def _translate_preset(draft: Draft, name: str, key: str, data: Any) -> None:
     """A preset, with what the rest of ``data`` says on top."""
-    at = step(draft.root, key) if key else draft.root
+    at = below(draft.root, key) if key else draft.root
     preset = find_preset(f"{name}_QCONFIG") if key == _QCONFIG else None
     preset = preset or find_preset(name)
     if preset is None:

@@ -99,8 +99,3 @@ class Draft:
     def target(self) -> str:
         """The target; only the NPU targets are ever set."""
         return str(self.config.get("target", "onnxruntime_cpu"))
-
-
-def step(pointer: str, *parts: str | int) -> str:
-    """The pointer of something within what stands at ``pointer`` (RFC 6901)."""
-    return pointer + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)

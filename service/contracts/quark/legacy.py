@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from service.contracts.quark.draft import BAD_VALUE, Draft, Given, step
+from service.contracts.pointers import below
+from service.contracts.quark.draft import BAD_VALUE, Draft, Given
 from service.contracts.quark.finish import choose_target, finish
 from service.contracts.quark.option import admit, unknown
 from service.contracts.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTIONS, option_of
@@ -38,7 +39,7 @@ def translate_legacy(draft: Draft, document: Mapping[str, Any]) -> None:
 def read_fields(draft: Draft, document: Mapping[str, Any]) -> None:
     """Enter the fields of a QuantizationConfig into the draft."""
     for key, value in document.items():
-        at = step(draft.root, key)
+        at = below(draft.root, key)
         name = FIELD_OPTIONS.get(key) or FIELD_ALIASES.get(key, key)
         if key == _EXTRA:
             read_options(draft, value, at)
@@ -59,10 +60,10 @@ def read_options(draft: Draft, options: Any, at: str, *, skip: frozenset[str] = 
         return
     for key, value in options.items():
         if key in OPTIONS:
-            _admit(draft, key, value, step(at, key))
+            _admit(draft, key, value, below(at, key))
         elif key not in skip:
             field = key in FIELDS or key in FIELD_OPTIONS
-            unknown(draft, key, step(at, key), OPTIONS, f"it belongs beside {_EXTRA}, not into it" if field else "")
+            unknown(draft, key, below(at, key), OPTIONS, f"it belongs beside {_EXTRA}, not into it" if field else "")
 
 
 def apply_all(draft: Draft) -> None:

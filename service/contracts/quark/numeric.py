@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.contracts.quark.draft import BAD_VALUE, Draft, Given, step
+from service.contracts.pointers import below
+from service.contracts.quark.draft import BAD_VALUE, Draft, Given
 from service.contracts.quark.option import B, D, Option, done, honoured, no_effect, refuse, refused, unknown
 
 _BFP_DEFAULTS: dict[str, Any] = {
@@ -66,7 +67,7 @@ def _block_attributes(draft: Draft, given: Given, defaults: dict[str, Any]) -> b
     """True if the attributes are those of a format that there is: all but the deciding key at their defaults."""
     good = True
     for key, value in given.value.items():
-        at = step(given.pointer, key)
+        at = below(given.pointer, key)
         if key not in defaults:
             unknown(draft, key, at, defaults)
             good = False
@@ -93,7 +94,7 @@ def _resolve(draft: Draft, given: Given, family: str, formats: dict[Any, str], k
     dtype = formats.get(value) if isinstance(value, int | str) else None
     if dtype is None:
         words = ", ".join(map(str, formats))
-        draft.problem(step(given.pointer, key), f"{key} {value!r} cannot be translated; known: {words}")
+        draft.problem(below(given.pointer, key), f"{key} {value!r} cannot be translated; known: {words}")
         return
     concerned = [side for side in ("activation", "weight") if draft.get(f"{side}/dtype") in _FAMILIES[family]]
     for side in concerned:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.contracts.dtypes import is_integer
+from service.contracts.pointers import below
 from service.contracts.quark.algorithms import add_bias_correction, pending
-from service.contracts.quark.draft import BAD_VALUE, Draft, step
+from service.contracts.quark.draft import BAD_VALUE, Draft
 from service.contracts.quark.finish import choose_target, finish
 from service.contracts.quark.legacy import apply_all, read_options
 from service.contracts.quark.option import unknown
@@ -67,18 +68,18 @@ def translate_qconfig(draft: Draft, document: Mapping[str, Any]) -> None:
     loose = {key: value for key, value in document.items() if key in OPTIONS}
     for key in document:
         if key not in _KEYS and key not in loose:
-            unknown(draft, key, step(draft.root, key), [*_KEYS, *OPTIONS])
+            unknown(draft, key, below(draft.root, key), [*_KEYS, *OPTIONS])
     read_options(draft, loose, draft.root)
-    read_options(draft, document.get("extra_options"), step(draft.root, "extra_options"))
-    _global(draft, document.get("global_config"), step(draft.root, "global_config"))
-    exclude(draft, document.get("exclude") or [], step(draft.root, "exclude"))
-    _layers(draft, document.get("specific_layer_config") or [], step(draft.root, "specific_layer_config"))
-    _layers(draft, document.get("layer_type_config") or [], step(draft.root, "layer_type_config"), op_types=True)
-    _algorithms(draft, document.get("algo_config") or [], step(draft.root, "algo_config"))
+    read_options(draft, document.get("extra_options"), below(draft.root, "extra_options"))
+    _global(draft, document.get("global_config"), below(draft.root, "global_config"))
+    exclude(draft, document.get("exclude") or [], below(draft.root, "exclude"))
+    _layers(draft, document.get("specific_layer_config") or [], below(draft.root, "specific_layer_config"))
+    _layers(draft, document.get("layer_type_config") or [], below(draft.root, "layer_type_config"), op_types=True)
+    _algorithms(draft, document.get("algo_config") or [], below(draft.root, "algo_config"))
     _external_data(draft, document)
     for key in _KEYS:
         if key in document:
-            draft.honour(step(draft.root, key))
+            draft.honour(below(draft.root, key))
     _drop_symmetry(draft)
     apply_all(draft)
     finish(draft)
@@ -95,7 +96,7 @@ def _drop_symmetry(draft: Draft) -> None:
 
 
 def _external_data(draft: Draft, document: Mapping[str, Any]) -> None:
-    at = step(draft.root, "use_external_data_format")
+    at = below(draft.root, "use_external_data_format")
     given = document.get("use_external_data_format", False)
     if not isinstance(given, bool) and given is not None:
         draft.problem(at, "must be true or false", BAD_VALUE)
@@ -159,13 +160,13 @@ def _layer(draft: Draft, layer: Any, at: str) -> dict[str, Tensor]:
         draft.problem(at, "must be an object with input_tensors and weight", BAD_VALUE)
         return {}
     if layer.get("activation") is not None and layer.get("input_tensors") is not None:
-        draft.problem(step(at, "activation"), "give input_tensors or its older name activation, not both", BAD_VALUE)
+        draft.problem(below(at, "activation"), "give input_tensors or its older name activation, not both", BAD_VALUE)
     tensors = {}
     for key, spec in layer.items():
         if key not in _LAYER_KEYS:
-            unknown(draft, key, step(at, key), _LAYER_KEYS)
+            unknown(draft, key, below(at, key), _LAYER_KEYS)
         elif spec is not None:
-            tensor = _tensor(draft, spec, step(at, key))
+            tensor = _tensor(draft, spec, below(at, key))
             if tensor is not None:
                 tensors["input_tensors" if key == "activation" else key] = tensor
     return tensors
@@ -176,7 +177,7 @@ def _tensor(draft: Draft, spec: Any, at: str) -> Tensor | None:
     name = spec if isinstance(spec, str) else f"{spec.get('data_type')}Spec" if isinstance(spec, dict) else ""
     defaults = lookup(name, SPECS)
     if defaults is None:
-        where = at if not isinstance(spec, dict) else step(at, "data_type")
+        where = at if not isinstance(spec, dict) else below(at, "data_type")
         draft.problem(
             where, f"unknown type of tensor; known: {known(DATA_TYPES)}, or a spec: XInt8Spec, Int8Spec ...", BAD_VALUE
         )
@@ -184,14 +185,14 @@ def _tensor(draft: Draft, spec: Any, at: str) -> Tensor | None:
     fields = spec if isinstance(spec, dict) else {}
     for key in fields:
         if key not in _TENSOR_KEYS:
-            unknown(draft, key, step(at, key), _TENSOR_KEYS)
+            unknown(draft, key, below(at, key), _TENSOR_KEYS)
     symmetric = fields.get("symmetric", defaults.symmetric)
     if not isinstance(symmetric, bool):
-        draft.problem(step(at, "symmetric"), "symmetric must be true or false", BAD_VALUE)
+        draft.problem(below(at, "symmetric"), "symmetric must be true or false", BAD_VALUE)
         symmetric = True
     granularity = _word(draft, fields, "quant_granularity", GRANULARITIES, "QuantGranularity.Tensor", at)
     if granularity == "group":
-        where = step(at, "quant_granularity")
+        where = below(at, "quant_granularity")
         draft.problem(where, "Group has no effect in Quark; 'weight.granularity' per_block is what it may mean")
     return Tensor(
         DATA_TYPES[defaults.data_type],
@@ -207,7 +208,7 @@ def _word(draft: Draft, fields: Mapping[str, Any], key: str, table: dict[str, st
     text = fields.get(key, default)
     found = lookup(text, table)
     if found is None:
-        draft.problem(step(at, key), f"unknown {key} {text!r}; known: {known(table)}", BAD_VALUE)
+        draft.problem(below(at, key), f"unknown {key} {text!r}; known: {known(table)}", BAD_VALUE)
     return found or table[default]
 
 
@@ -217,13 +218,13 @@ def _layers(draft: Draft, entries: Any, at: str, *, op_types: bool = False) -> N
         draft.problem(at, "must be a list of pairs [layer config, names]", BAD_VALUE)
         return
     for k, entry in enumerate(entries):
-        here = step(at, k)
+        here = below(at, k)
         if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[1], list):
             draft.problem(here, "must be a pair [layer config, names]", BAD_VALUE)
             continue
         selectors = []
         for n, name in enumerate(entry[1]):
-            place = step(here, 1, n)
+            place = below(here, 1, n)
             if not op_types:
                 selectors.append(selector_of(draft, name, place))
             elif isinstance(name, str) and name:
@@ -235,7 +236,7 @@ def _layers(draft: Draft, entries: Any, at: str, *, op_types: bool = False) -> N
             for selector in found:
                 leave_out(draft, selector, here)
         else:
-            _override(draft, _layer(draft, entry[0], step(here, 0)), found, here)
+            _override(draft, _layer(draft, entry[0], below(here, 0)), found, here)
 
 
 def _override(draft: Draft, tensors: dict[str, Tensor], selectors: list[dict[str, Any]], at: str) -> None:
@@ -279,7 +280,7 @@ def _algorithms(draft: Draft, entries: Any, at: str) -> None:
     for k, entry in enumerate(entries):
         name = entry.get("name") if isinstance(entry, dict) else entry
         method = lookup(name, ALGORITHMS)
-        here = step(at, k)
+        here = below(at, k)
         if method is None:
             draft.problem(here, f"unknown algorithm {name!r}; known: {known(ALGORITHMS)}", BAD_VALUE)
         elif method != "bias_correction":
@@ -288,4 +289,4 @@ def _algorithms(draft: Draft, entries: Any, at: str) -> None:
             add_bias_correction(draft, here)
             for key in entry if isinstance(entry, dict) else ():
                 if key != "name":
-                    unknown(draft, key, step(here, key), ("name",))
+                    unknown(draft, key, below(here, key), ("name",))

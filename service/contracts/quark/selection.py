@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from service.contracts.quark.draft import BAD_VALUE, Draft, step
+from service.contracts.pointers import below
+from service.contracts.quark.draft import BAD_VALUE, Draft
 
 
 def exclude(draft: Draft, entries: Any, at: str, *, subgraphs: bool = False) -> None:
@@ -18,11 +19,11 @@ def exclude(draft: Draft, entries: Any, at: str, *, subgraphs: bool = False) -> 
         return
     for k, entry in enumerate(entries):
         if subgraphs and isinstance(entry, str):
-            draft.problem(step(at, k), "must be a sub-graph: [[first nodes], [last nodes]]", BAD_VALUE)
+            draft.problem(below(at, k), "must be a sub-graph: [[first nodes], [last nodes]]", BAD_VALUE)
             continue
-        selector = selector_of(draft, entry, step(at, k))
+        selector = selector_of(draft, entry, below(at, k))
         if selector is not None:
-            leave_out(draft, selector, step(at, k))
+            leave_out(draft, selector, below(at, k))
 
 
 def leave_out(draft: Draft, selector: dict[str, Any], at: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.contracts.quark.draft import BAD_VALUE, Draft, Given, step
+from service.contracts.pointers import below
+from service.contracts.quark.draft import BAD_VALUE, Draft, Given
 from service.contracts.quark.option import B, D, L, Option, honoured, no_effect, refuse, refused
 
 REGION = ("InputNodes", "OutputNodes")
@@ -17,7 +18,7 @@ def names_of(draft: Draft, given: Given) -> list[str]:
     """The names in a list; a problem for each entry that is none."""
     for k, entry in enumerate(given.value):
         if not isinstance(entry, str) or not entry:
-            draft.problem(step(given.pointer, k), f"{given.name} must list names", BAD_VALUE)
+            draft.problem(below(given.pointer, k), f"{given.name} must list names", BAD_VALUE)
     return [entry for entry in given.value if isinstance(entry, str) and entry]
 
 
@@ -71,7 +72,7 @@ def _weights_only(draft: Draft, given: Given) -> None:
 def _overrides(draft: Draft, given: Given) -> None:
     """Only ranges can be said of a tensor: {name: [{"rmin": a, "rmax": b}]}."""
     for tensor, entries in given.value.items():
-        at = step(given.pointer, tensor)
+        at = below(given.pointer, tensor)
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             draft.problem(at, "must be a list of objects", BAD_VALUE)
         elif len(entries) != 1:
@@ -79,21 +80,21 @@ def _overrides(draft: Draft, given: Given) -> None:
                 at, f"{len(entries)} entries for one tensor cannot be translated: a range holds for all of it"
             )
         else:
-            _range(draft, tensor, entries[0], step(at, 0))
+            _range(draft, tensor, entries[0], below(at, 0))
     draft.honour(given.pointer)
 
 
 def _range(draft: Draft, tensor: str, entry: dict[str, Any], at: str) -> None:
     for key in entry:
         if key not in ("rmin", "rmax"):
-            draft.problem(step(at, key), f"{key} of a single tensor cannot be translated: {_OVERRIDES}")
+            draft.problem(below(at, key), f"{key} of a single tensor cannot be translated: {_OVERRIDES}")
     if set(entry) != {"rmin", "rmax"}:
         if not set(entry) - {"rmin", "rmax"}:
             draft.problem(at, "rmin and rmax are needed, both", BAD_VALUE)
         return
     draft.config.setdefault("tensor_ranges", {})[tensor] = {"minimum": entry["rmin"], "maximum": entry["rmax"]}
     for ours, theirs in (("minimum", "rmin"), ("maximum", "rmax")):
-        draft.origins[f"tensor_ranges/{tensor}/{ours}"] = step(at, theirs)
+        draft.origins[f"tensor_ranges/{tensor}/{ours}"] = below(at, theirs)
 
 
 SELECTION_OPTIONS: tuple[Option, ...] = (

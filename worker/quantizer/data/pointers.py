@@ -7,14 +7,11 @@ took the file in knows which of its fields gave the bytes.
 
 from __future__ import annotations
 
+from service.contracts.pointers import below
+
 LABELS_POINTER = "/labels"
 
 
 def array_pointer(name: str) -> str:
     """Pointer of a stored array; an archive's member ``x.npy`` is array ``x``."""
-    return f"/arrays/{escape(name.removesuffix('.npy'))}"
-
-
-def escape(key: str) -> str:
-    """One part of a pointer."""
-    return key.replace("~", "~0").replace("/", "~1")
+    return below("/arrays", name.removesuffix(".npy"))

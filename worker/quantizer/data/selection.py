@@ -14,7 +14,8 @@ from service.contracts.errors import (
     DatasetLabelsError,
     EmptyDatasetError,
 )
-from worker.quantizer.data.pointers import LABELS_POINTER, array_pointer, escape
+from service.contracts.pointers import below
+from worker.quantizer.data.pointers import LABELS_POINTER, array_pointer
 from worker.quantizer.data.stored import MAX_SAMPLE_BYTES, ArraySource, is_numeric, sample_bytes
 
 _TEXT_KINDS = "USMm"
@@ -194,7 +195,7 @@ def _check_usable(array: ArraySource) -> None:
 def _pointer(preprocessing: PreprocessingSpec, array: str) -> str:
     for name, spec in preprocessing.inputs.items():
         if (spec.array or name) == array:
-            return f"/preprocessing/inputs/{escape(name)}" + ("/array" if spec.array else "")
+            return below("/preprocessing/inputs", name) + ("/array" if spec.array else "")
     return "/preprocessing/inputs"
 
 

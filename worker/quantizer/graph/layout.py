@@ -14,6 +14,7 @@ import onnx_ir as ir
 from service.contracts.preparation import PreparationSpec
 from worker.quantizer.graph.passes.outcome import Outcome, with_left
 from worker.quantizer.graph.values import Names, name_of
+from worker.quantizer.runtime import to_bytes
 
 TO_NCHW = (0, 3, 1, 2)
 TO_NHWC = (0, 2, 3, 1)
@@ -60,4 +61,4 @@ def take_nhwc(data: bytes, inputs: Collection[str]) -> bytes:
         ir.convenience.replace_all_uses_with(value, made)
         made.name, made.type, made.shape = value.name, value.type, value.shape
         graph.insert_before(graph[0], transpose)
-    return bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+    return to_bytes(model)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
+from service.contracts.compatibility import nearest
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.selectors import NodeSelector, OpTypeSelector, RegexSelector, Selector, SubgraphSelector
@@ -146,8 +146,8 @@ def _unknown(kind: str, named: Iterable[tuple[str, str]], known: set[str]) -> li
     missing = []
     for at, wanted in named:
         if wanted not in known:
-            near = _nearest(wanted, known)
-            message = f"the model has no {kind} {wanted!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            near = nearest(wanted, known)
+            message = f"the model has no {kind} {wanted!r}" + (f"; did you mean {near!r}?" if near else "")
             missing.append((at, message))
     return missing
 
@@ -155,12 +155,6 @@ def _unknown(kind: str, named: Iterable[tuple[str, str]], known: set[str]) -> li
 def _names_and_op_types(nodes: _Nodes) -> dict[str, set[str]]:
     pairs = list(nodes)
     return {"node": {name for name, _ in pairs if name}, "op_type": {op_type for _, op_type in pairs}}
-
-
-def _nearest(wanted: str, known: Iterable[str]) -> list[str]:
-    """The known name that looks most like ``wanted``, letter case aside; none if nothing does."""
-    folded = {name.casefold(): name for name in sorted(known)}
-    return [folded[name] for name in difflib.get_close_matches(wanted.casefold(), folded, n=1, cutoff=0.4)]
 
 
 def words(selector: Selector) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
-from worker.quantizer.runtime import refusals
+from worker.quantizer.runtime import refusals, serialized
 
 
 def to_qoperator(model: bytes, *, threads: int) -> tuple[bytes, int]:
@@ -41,4 +41,4 @@ def to_qoperator(model: bytes, *, threads: int) -> tuple[bytes, int]:
     for entry in [entry for entry in proto.opset_import if entry.domain not in used]:
         proto.opset_import.remove(entry)
     left = sum(node.op_type == "QuantizeLinear" for node in proto.graph.node)
-    return bytes(proto.SerializeToString(deterministic=True)), left
+    return serialized(proto), left

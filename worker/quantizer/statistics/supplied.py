@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 
 from service.contracts.calibration import TensorRange
 from service.contracts.errors import EngineError, FieldProblem, InvalidConfigError
+from service.contracts.pointers import below
 from worker.quantizer.statistics.reducers import Range
 
 _FIELD = "tensor_ranges"
@@ -42,8 +43,7 @@ def supplied_ranges(
             f"{_FIELD}: {'; '.join(list(faults.values())[:5])}",
             hint="Take names and ranges from the calibrated ranges of an earlier run of the same model.",
             errors=tuple(
-                FieldProblem(pointer=f"{place}/{_escaped(name)}", code=code, message=message)
-                for name, message in faults.items()
+                FieldProblem(pointer=below(place, name), code=code, message=message) for name, message in faults.items()
             ),
         )
     ranges = {name: Range(found.minimum, found.maximum) for name, found in supplied.items() if name in needed}
@@ -65,8 +65,3 @@ def ranges_json(ranges: Mapping[str, Range]) -> str:
             )
     plain = {name: {"minimum": found.minimum, "maximum": found.maximum} for name, found in sorted(ranges.items())}
     return json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _escaped(name: str) -> str:
-    """A name as a part of a JSON pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
