@@ -4,13 +4,32 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Double, select, tuple_, type_coerce
+from sqlalchemy import ColumnElement, Double, select, tuple_, type_coerce, update
 from sqlalchemy.orm import Session
 
+from service.db import db_now
 from service.pagination import Position
-from service.tables import Dataset, Job, Model
+from service.tables import Dataset, InspectionRow, Job, Model
 
 _Row = TypeVar("_Row", Job, Model, Dataset)
+
+
+def settle(
+    session: Session,
+    table: type[Model] | type[Dataset] | type[InspectionRow],
+    which: ColumnElement[bool],
+    running: str,
+    values: dict[str, Any],
+) -> bool:
+    """Set ``values``, the new status among them, if the row's status is still ``running``. False if it had ended."""
+    row = session.scalar(
+        update(table)
+        .where(which, table.status == running)
+        .values(**values, row_version=table.row_version + 1, updated_at=db_now())
+        .returning(table.id)
+        .execution_options(synchronize_session=False)
+    )
+    return row is not None
 
 
 def newest_first(

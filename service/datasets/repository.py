@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from service import repository
 from service.datasets.errors import DatasetNotFoundError
 from service.db import db_now
 from service.ids import is_id, new_id
@@ -17,14 +18,7 @@ from service.tables import Dataset
 
 def settle(session: Session, dataset_id: str, **values: Any) -> bool:
     """End the validation of a dataset: set ``status`` with its summary or problems. False if it had ended before."""
-    row = session.scalar(
-        update(Dataset)
-        .where(Dataset.id == dataset_id, Dataset.status == "validating")
-        .values(**values, row_version=Dataset.row_version + 1, updated_at=db_now())
-        .returning(Dataset.id)
-        .execution_options(synchronize_session=False)
-    )
-    return row is not None
+    return repository.settle(session, Dataset, Dataset.id == dataset_id, "validating", values)
 
 
 def find(session: Session, dataset_id: str) -> Dataset | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from service import repository
 from service.db import db_now
 from service.ids import is_id, new_id
 from service.inspections.errors import InspectionNotFoundError
@@ -52,14 +53,7 @@ def create(session: Session, job: Job, *, config_sha256: str) -> InspectionRow:
 
 def settle(session: Session, job_id: str, **values: Any) -> bool:
     """End an inspection: set ``status`` with its result or problem. False if it had ended before."""
-    row = session.scalar(
-        update(InspectionRow)
-        .where(InspectionRow.job_id == job_id, InspectionRow.status == "running")
-        .values(**values, row_version=InspectionRow.row_version + 1, updated_at=db_now())
-        .returning(InspectionRow.id)
-        .execution_options(synchronize_session=False)
-    )
-    return row is not None
+    return repository.settle(session, InspectionRow, InspectionRow.job_id == job_id, "running", values)
 
 
 def get(session: Session, tenant_id: str, inspection_id: str) -> InspectionRow:

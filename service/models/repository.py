@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from service import repository
 from service.db import db_now
 from service.ids import is_id, new_id
 from service.models.errors import ModelNotFoundError
@@ -17,14 +18,7 @@ from service.tables import Model, ModelFile
 
 def settle(session: Session, model_id: str, **values: Any) -> bool:
     """End the validation of a model: set ``status`` with its summary or problems. False if it had ended before."""
-    row = session.scalar(
-        update(Model)
-        .where(Model.id == model_id, Model.status == "validating")
-        .values(**values, row_version=Model.row_version + 1, updated_at=db_now())
-        .returning(Model.id)
-        .execution_options(synchronize_session=False)
-    )
-    return row is not None
+    return repository.settle(session, Model, Model.id == model_id, "validating", values)
 
 
 def find(session: Session, model_id: str) -> Model | None:
