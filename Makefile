@@ -19,8 +19,9 @@ $(STAMP): pyproject.toml requirements.lock
 demo: $(STAMP) ## Train a small CNN, quantize it through the service, print the report
 	$(BIN)/quantmill demo
 
-test: $(STAMP) ## Run every test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+# Tests that measure time wait until they are alone, so the number of processes changes nothing but the time.
+test: $(STAMP) ## Run every test, one process per core (PYTEST_ARGS="-n 0": one in all)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

@@ -27,6 +27,7 @@ class Settings(BaseSettings):
     broker_url: str = Field(default="", description="Default: a filesystem broker in data_dir.")
     storage_dir: Path = Field(default=Path(), description="Content-addressed files. Default: data_dir/store.")
     scratch_dir: Path = Field(default=Path(), description="Working folders of attempts. Default: data_dir/scratch.")
+    cache_dir: Path = Field(default=Path(), description="What jobs computed, for later ones. Default: data_dir/cache.")
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -46,6 +47,13 @@ class Settings(BaseSettings):
     reconcile_seconds: float = Field(default=2.0, gt=0)
     redispatch_seconds: float = Field(default=30.0, gt=0, description="Age after which a message counts as lost.")
     job_memory_bytes: int | None = Field(default=None, ge=64 * _MIB, description="Default: what the machine has.")
+    extra_bytes: int = Field(default=16 * _GIB, ge=0, description="Files of a job beside its model, together.")
+    checkpoint_bytes: int = Field(
+        default=16 * _GIB, ge=0, description="Finished work that is kept between attempts, per job; 0 keeps none."
+    )
+    cache_bytes: int = Field(
+        default=4 * _GIB, ge=0, description="Size of cache_dir; the least recently used go first. 0: no cache."
+    )
     job_deadline_seconds: float = Field(default=24 * 3600.0, gt=0)
     worker_slots: int = Field(default=1, ge=1)
     threads: int = Field(default=0, ge=0, description="Threads per job; 0 means cores // slots.")
@@ -64,6 +72,7 @@ class Settings(BaseSettings):
             "scratch_dir": (
                 data_dir / "scratch" if self.scratch_dir == unset else self.scratch_dir.expanduser()
             ).absolute(),
+            "cache_dir": (data_dir / "cache" if self.cache_dir == unset else self.cache_dir.expanduser()).absolute(),
             "threads": self.threads or max(1, (os.cpu_count() or 1) // self.worker_slots),
         }
         if self.renew_seconds >= self.lease_seconds:
@@ -84,7 +93,7 @@ class Settings(BaseSettings):
         return self.broker_url.startswith("filesystem://")
 
     def make_folders(self) -> None:
-        """Create every local folder that the settings name."""
+        """Create every local folder that the settings name, but for cache_dir, which its first user makes."""
         folders = [self.data_dir, self.storage_dir, self.scratch_dir]
         if self.embedded_broker:
             folders += [self.broker_dir / name for name in ("queue", "processed", "control")]

@@ -20,9 +20,12 @@ from service.contracts.version import VERSION
 from worker.commands import inspect as inspecting
 from worker.commands import jobs, options
 from worker.commands.options import (
+    CacheDir,
+    CheckpointDir,
     DataDir,
     DataPath,
     EvaluationPreprocessing,
+    ExtraDir,
     Key,
     ModelPath,
     OptionalPath,
@@ -139,22 +142,31 @@ def quantize(
     threads: Threads = None,
     server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
     key: Key = None,
+    extra_dir: ExtraDir = None,
+    checkpoint_dir: CheckpointDir = None,
+    cache_dir: CacheDir = None,
     fail_on_gate: Annotated[bool, typer.Option("--fail-on-gate", help="Exit with 3 if the verdict is fail.")] = False,
 ) -> None:
     """Quantize a model: in this process, or on a service with --server."""
     from worker.commands import local
     from worker.commands.console import ProgressView, print_report
+    from worker.commands.files import ExtraPlace, print_files
 
     if preset is not None and config is not None:
         raise typer.BadParameter("--preset and --config exclude each other; a config may name its preset.")
-    if server is not None and threads is not None:
-        raise typer.BadParameter("--threads is for runs in this process; a service has its own setting.")
-    options.output_path(output)
-    options.output_path(report)
+    own = {"--threads": threads, "--checkpoint-dir": checkpoint_dir, "--cache-dir": cache_dir}
+    for option in (name for name, value in own.items() if server is not None and value is not None):
+        raise typer.BadParameter(f"{option} is for runs in this process; a service has its own setting.")
+    for path in (output, report):
+        options.output_path(path)
+    for folder in (extra_dir, checkpoint_dir, cache_dir):
+        options.output_folder(folder)
     options.distinct_paths(
         {"--output": output, "--report": report},
         {"MODEL": model, "--calibration": calibration, "--evaluation": evaluation, "--config": config},
     )
+    used = (model, calibration, evaluation, config, output, report)
+    extra = ExtraPlace(extra_dir, tuple(path for path in used if path is not None))
     recipe = local.load_config(preset, config)
     calibration_data = local.source(calibration, local.load_preprocessing(preprocessing))
     evaluation_data = None
@@ -163,19 +175,22 @@ def quantize(
         evaluation_data = local.source(evaluation, spec)
     with ProgressView() as view:
         if server is None:
-            result = local.quantize(
+            settings = options.load_settings()
+            done = local.quantize(
                 model,
                 config=recipe,
                 calibration=calibration_data,
                 evaluation=evaluation_data,
                 output=output,
-                threads=threads or options.load_settings().threads,
+                threads=threads or settings.threads,
                 view=view,
+                extra=extra,
+                keep=local.Keep(checkpoint_dir, cache_dir, settings.cache_bytes),
             )
         else:
             from worker.commands import remote
 
-            result = remote.quantize(
+            done = remote.quantize(
                 model,
                 config=recipe,
                 calibration=calibration_data,
@@ -184,13 +199,16 @@ def quantize(
                 server=server,
                 key=key,
                 view=view,
+                extra=extra,
             )
+    result = done.report
     if report is not None:
         local.write_report(result, report)
     print_report(result)
     typer.echo(f"model     {output}")
     if report is not None:
         typer.echo(f"report    {report}")
+    print_files(done)
     if fail_on_gate and result.verdict == "fail":
         raise typer.Exit(EXIT_GATE_FAILED)
 
@@ -200,6 +218,12 @@ def evaluate(
     model: ModelPath,
     evaluation: DataPath,
     reference: OptionalPath = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json", exists=True, dir_okay=False, help="A recipe whose evaluation.metrics are measured."
+        ),
+    ] = None,
     preprocessing: Preprocessing = None,
     threads: Threads = None,
 ) -> None:
@@ -214,6 +238,7 @@ def evaluate(
             evaluation=evaluation,
             preprocessing=spec,
             reference=reference,
+            config=config,
             threads=threads or options.load_settings().threads,
             view=view,
         )

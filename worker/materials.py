@@ -2,6 +2,7 @@
 
     scratch/JOB.ATTEMPT/task.json
                        /model/...      under the names of the model's manifest, so that external data is found
+                       /graphs/ID/...  models that metrics are given as
                        /data/...
                        /output/        what the runner writes
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy.orm import Session
@@ -38,6 +40,25 @@ TASK_FILE = "task.json"
 OUTPUT_FOLDER = "output"
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """Where an attempt finds the work of others and leaves its own, and how much.
+
+    Attributes:
+        extra_bytes: what files beside the model may take.
+        checkpoint_dir: exists; None: nothing is kept for the next attempt.
+        checkpoint_bytes: what it may take.
+        cache_dir: made by its first user; None: nothing is kept for other jobs.
+        cache_bytes: what it may take.
+    """
+
+    extra_bytes: int | None = None
+    checkpoint_dir: Path | None = None
+    checkpoint_bytes: int | None = None
+    cache_dir: Path | None = None
+    cache_bytes: int | None = None
+
+
 class Materials:
     """Lays out the scratch folder of one attempt.
 
@@ -45,12 +66,14 @@ class Materials:
         scratch: the folder; exists and is empty.
         store: where uploaded bytes are.
         threads: how many threads the runner may use.
+        keeping: what is kept beyond this attempt.
     """
 
-    def __init__(self, scratch: Path, store: FileStore, *, threads: int) -> None:
+    def __init__(self, scratch: Path, store: FileStore, *, threads: int, keeping: Keeping | None = None) -> None:
         self._scratch = scratch
         self._store = store
         self._threads = threads
+        self._keeping = Keeping() if keeping is None else keeping
 
     def prepare(self, session: Session, job: Job) -> Path:
         """Lay out everything for ``job``; returns the task file.
@@ -67,10 +90,10 @@ class Materials:
 
     def _task(self, session: Session, job: Job) -> RunnerTask:
         if job.kind == "inspect_model":
-            return InspectModelTask(model_path=str(self._model(session, job)), threads=self._threads)
+            return InspectModelTask(model_path=str(self._model(session, job, job.model_id)), threads=self._threads)
         if job.kind == "inspect_target":
             return InspectTargetTask(
-                model_path=str(self._model(session, job)),
+                model_path=str(self._model(session, job, job.model_id)),
                 config=QuantizationConfig.model_validate(job.config),
                 threads=self._threads,
             )
@@ -83,21 +106,34 @@ class Materials:
         evaluation = None
         if job.evaluation_dataset_id is not None:
             evaluation = self._dataset(session, job, job.evaluation_dataset_id, "evaluation")
+        keeping = self._keeping
+        config = QuantizationConfig.model_validate(job.config)
         return QuantizeTask(
-            model_path=str(self._model(session, job)),
-            config=QuantizationConfig.model_validate(job.config),
+            model_path=str(self._model(session, job, job.model_id)),
+            config=config,
             calibration=self._dataset(session, job, job.calibration_dataset_id, "calibration"),
             evaluation=evaluation,
             output_dir=str(output),
             threads=self._threads,
+            metric_graphs={
+                name: str(self._model(session, job, name, f"graphs/{plain_name(name)}"))
+                for name in config.evaluation.graph_models
+            },
+            extra_bytes=keeping.extra_bytes,
+            checkpoint_dir=None if keeping.checkpoint_dir is None else str(keeping.checkpoint_dir),
+            checkpoint_bytes=keeping.checkpoint_bytes,
+            cache_dir=None if keeping.cache_dir is None else str(keeping.cache_dir),
+            cache_bytes=keeping.cache_bytes,
+            # a tenant finds what its own jobs computed, and nothing that would tell what others have
+            cache_scope=job.tenant_id,
         )
 
-    def _model(self, session: Session, job: Job) -> Path:
-        model = None if job.model_id is None else models.find(session, job.model_id)
-        if model is None:
-            raise _missing(job, f"model {job.model_id}")
-        folder = self._scratch / "model"
-        folder.mkdir()
+    def _model(self, session: Session, job: Job, model_id: str | None, place: str = "model") -> Path:
+        model = None if model_id is None else models.find(session, model_id)
+        if model is None or model.tenant_id != job.tenant_id:
+            raise _missing(job, f"model {model_id}")
+        folder = self._scratch / place
+        folder.mkdir(parents=True)
         for file in model.files:
             copy_checked(self._stored(job, file.sha256), folder / plain_name(file.path), sha256=file.sha256)
         return folder / model.main_file.path

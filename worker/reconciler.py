@@ -26,6 +26,7 @@ from service.storage import FileStore
 from worker import repository
 from worker.attempt import DATABASE_AWAY
 from worker.broker import QueueDepths
+from worker.checkpoints import SUFFIX, collect_checkpoints
 from worker.supervisor import scratch_name
 
 log = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ class Reconciler:
             return repository.delete_old_idempotency_keys(session, self._settings.idempotency_seconds)
 
     def collect_scratch(self, age_seconds: float = SCRATCH_AGE_SECONDS) -> int:
-        """Remove scratch folders of attempts that are not running (any more)."""
+        """Remove scratch folders of attempts that are not running, and checkpoints of jobs that have ended."""
         return collect_scratch(self._settings, self._database, age_seconds)
 
     def collect_garbage(self, age_seconds: float = GARBAGE_AGE_SECONDS) -> int:
@@ -164,16 +165,21 @@ class Reconciler:
 
 
 def collect_scratch(settings: Settings, database: Database, age_seconds: float = SCRATCH_AGE_SECONDS) -> int:
-    """Remove scratch folders on this host of attempts that are not running (any more); returns how many."""
-    folders = [path for path in _children(settings.scratch_dir) if _age_seconds(path) > age_seconds]
+    """Remove what this host has no use for any more; returns how many folders.
+
+    Those are scratch folders of attempts that are not running, and checkpoints of jobs that have ended.
+    """
+    collected = collect_checkpoints(settings.scratch_dir, database)
+    aged = [path for path in _children(settings.scratch_dir) if _age_seconds(path) > age_seconds]
+    folders = [path for path in aged if not path.name.endswith(SUFFIX)]
     if not folders:
-        return 0
+        return collected
     with database.read() as session:
         running = {scratch_name(*pair) for pair in repository.running_attempts(session)}
     garbage = [folder for folder in folders if folder.name not in running]
     for folder in garbage:
         shutil.rmtree(folder, ignore_errors=True)
-    return len(garbage)
+    return collected + len(garbage)
 
 
 def run_once(reconciler: Reconciler) -> dict[str, int]:

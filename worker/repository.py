@@ -10,6 +10,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.db import db_now
 from service.tables import Artifact, Dataset, IdempotencyKey, Job, ModelFile, Upload
+from service.tables.jobs import LIVE_STATES
 
 
 def referenced_digests(session: Session, digests: Collection[str]) -> set[str]:
@@ -29,6 +30,11 @@ def running_attempts(session: Session) -> set[tuple[str, int]]:
         (job_id, attempt)
         for job_id, attempt in session.execute(select(Job.id, Job.attempt).where(Job.state == "running"))
     }
+
+
+def live_jobs(session: Session, job_ids: Collection[str]) -> set[str]:
+    """Which of the ``job_ids`` are jobs that have not ended."""
+    return set(session.scalars(select(Job.id).where(Job.id.in_(list(job_ids)), Job.state.in_(LIVE_STATES))))
 
 
 def next_due(session: Session, queues: Collection[str]) -> str | None:

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 EXIT_CRASH = 1
 CANCEL_FLAG = "canceled"
-MODEL_FILE = "model.onnx"
 PROGRESS_PERIOD_SECONDS = 0.2
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -166,8 +165,7 @@ def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | Datase
     if isinstance(task, QuantizeTask):
         from worker.quantizer.pipeline import quantize_files
 
-        report = quantize_files(task, run)
-        return QuantizeResult(model_file=MODEL_FILE, report=report)
+        return quantize_files(task, run)
     if isinstance(task, InspectModelTask):
         from worker.quantizer.intake import inspect_model
 

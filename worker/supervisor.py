@@ -27,7 +27,8 @@ from service.storage import FileStore
 from service.tables import Job
 from worker import repository
 from worker.attempt import DATABASE_AWAY, Lease, Timing, Watch
-from worker.materials import OUTPUT_FOLDER, Materials
+from worker.checkpoints import collect_checkpoints, open_checkpoints
+from worker.materials import OUTPUT_FOLDER, Keeping, Materials
 from worker.outcome import (
     Canceled,
     Ending,
@@ -113,6 +114,7 @@ class Supervisor:
         with self._scratch(job) as scratch:
             outcome = self._attempt(job, lease, scratch)
             self._conclude(job, lease, outcome, scratch)
+        self._collect_checkpoints()
         return True
 
     def run_next(self, queues: Collection[str]) -> bool:
@@ -141,11 +143,36 @@ class Supervisor:
             # What cannot be removed now is garbage that the reconciler collects.
             shutil.rmtree(folder, ignore_errors=True)
 
+    def _keeping(self, job: Job) -> Keeping:
+        """Where the runner of ``job`` finds what was kept.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        if job.kind != "quantize":
+            return Keeping()
+        settings, folder = self._settings, None
+        if settings.checkpoint_bytes:
+            folder = open_checkpoints(settings.scratch_dir, job.id, limit_bytes=settings.checkpoint_bytes)
+        return Keeping(
+            extra_bytes=settings.extra_bytes,
+            checkpoint_dir=folder,
+            checkpoint_bytes=settings.checkpoint_bytes,
+            cache_dir=settings.cache_dir if settings.cache_bytes else None,
+            cache_bytes=settings.cache_bytes,
+        )
+
+    def _collect_checkpoints(self) -> None:
+        try:
+            collect_checkpoints(self._settings.scratch_dir, self._database)
+        except DATABASE_AWAY as error:
+            log.warning("checkpoints.database_away: %s", error)  # they go after the next attempt on this host
+
     def _attempt(self, job: Job, lease: Lease, scratch: Path) -> Outcome:
         """Prepare, start the runner, and watch it to its end."""
         try:
             with self._database.read() as session:
-                materials = Materials(scratch, self._store, threads=self._settings.threads)
+                materials = Materials(scratch, self._store, threads=self._settings.threads, keeping=self._keeping(job))
                 task_file = materials.prepare(session, job)
         except QuantmillError as error:
             return Failed(error.problem())
@@ -177,7 +204,9 @@ class Supervisor:
                 outcome = Fenced()
             else:
                 try:
-                    published = publish(outcome.result, scratch / OUTPUT_FOLDER, self._store)
+                    published = publish(
+                        outcome.result, scratch / OUTPUT_FOLDER, self._store, extra_bytes=self._settings.extra_bytes
+                    )
                 except QuantmillError as error:
                     outcome = Failed(error.problem())
                 except OSError as error:

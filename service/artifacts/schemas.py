@@ -21,7 +21,9 @@ class ArtifactOut(BaseModel):
     id: str
     job_id: str
     attempt: int
-    kind: str = Field(description="model: the quantized ONNX file; report: report.json.")
+    kind: str = Field(
+        description="model: the quantized ONNX file; report: report.json; any other word: a further file of its recipe."
+    )
     filename: str
     media_type: str
     size_bytes: int

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 
-from service.contracts.config import Gate, QuantizationConfig
-from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec
+from service.contracts.config import QuantizationConfig
+from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec, LabelSummary
 from service.contracts.errors import (
     AlreadyQuantizedError,
     DatasetMismatchError,
@@ -46,8 +46,22 @@ _HINTS = {
 }
 
 
-def check_dataset(model: ModelSummary, dataset: DatasetSummary, *, pointer: str = "", role: str = "dataset") -> None:
+def check_dataset(
+    model: ModelSummary,
+    dataset: DatasetSummary,
+    *,
+    pointer: str = "",
+    role: str = "dataset",
+    labels_of_first: bool = True,
+) -> None:
     """Raise unless every model input is fed by an array of a fitting dtype, rank and shape, and labels are in range.
+
+    Args:
+        model: facts of the model.
+        dataset: facts of the data.
+        pointer: of the dataset in the request.
+        role: the dataset in words.
+        labels_of_first: class labels belong to the model's first output; with declared metrics, those judge them.
 
     Raises:
         DatasetMismatchError: one problem per input (or per unknown preprocessing entry) that does not fit.
@@ -74,14 +88,11 @@ def check_dataset(model: ModelSummary, dataset: DatasetSummary, *, pointer: str 
             continue
         for code, message in _mismatches(tensor, spec, array):
             fail(code, f"input {tensor.name!r} from array {stored!r}: {message}")
-    if dataset.labels is not None and not problems:
-        classes = _classes(model)
-        if dataset.labels.minimum < 0 or (classes is not None and dataset.labels.maximum >= classes):
-            bound = f"[0, {classes - 1}]" if classes is not None else "[0, ...)"
-            fail(
-                "labels-out-of-range",
-                f"labels lie in [{dataset.labels.minimum}, {dataset.labels.maximum}]; the model has classes {bound}",
-            )
+    labels = dataset.labels
+    if labels_of_first and labels is not None and labels.are_classes and not problems:
+        found = _out_of_range(labels, class_count(model.outputs[0]) if model.outputs else None)
+        if found is not None:
+            fail("labels-out-of-range", found)
     if problems:
         raise DatasetMismatchError(
             "; ".join(problem.message for problem in problems),
@@ -178,21 +189,6 @@ def nearest(wanted: str, known: Iterable[str]) -> str | None:
     return folded[close[0]] if close else None
 
 
-def check_gate(gate: Gate, *, has_labels: bool) -> None:
-    """Refuse a gate on accuracy before any work is done, if the data has no labels.
-
-    Raises:
-        InvalidConfigError: pointing at the gate's metric.
-    """
-    judged = gate.max_drop is not None or gate.min_value is not None
-    if judged and gate.metric in ("top1", "top5") and not has_labels:
-        raise InvalidConfigError(
-            f"the gate judges {gate.metric}, but the evaluation data has no labels",
-            pointer="/config/evaluation/gate/metric",
-            hint="Give an evaluation dataset with labels, or judge top1_agreement or min_sqnr_db.",
-        )
-
-
 def _mismatches(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     if not can_feed(array.dtype, tensor.dtype, spec):
@@ -259,10 +255,18 @@ def fed_shape(spec: InputSpec, shape: tuple[int, ...]) -> tuple[int, ...] | None
     return (n, c, a, b) if spec.layout == "NHWC" else (n, b, c, a)
 
 
-def _classes(model: ModelSummary) -> int | None:
-    """Number of classes if the first output looks like scores: float, rank 2 or more, static last axis."""
-    output = model.outputs[0] if model.outputs else None
-    if output is None or output.dtype not in _FLOATS or not output.shape or len(output.shape) < 2:
+def _out_of_range(labels: LabelSummary, classes: int | None) -> str | None:
+    """What is wrong with class numbers for a model with this number of classes, None being unknown."""
+    lowest, highest = labels.minimum or 0, labels.maximum or 0
+    if lowest >= 0 and (classes is None or highest < classes):
+        return None
+    bound = f"[0, {classes - 1}]" if classes is not None else "[0, ...)"
+    return f"labels lie in [{lowest}, {highest}]; the model has classes {bound}"
+
+
+def class_count(output: TensorInfo) -> int | None:
+    """Number of classes if the output looks like scores: float, rank 2 or more, static last axis."""
+    if output.dtype not in _FLOATS or not output.shape or len(output.shape) < 2:
         return None
     last = output.shape[-1]
     return last if isinstance(last, int) and last > 1 else None

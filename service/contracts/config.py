@@ -6,14 +6,18 @@ resolved config again gives the same config.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from service.contracts.algorithms import Algorithm, BiasCorrection
+from service.contracts.algorithms import Algorithm, BiasCorrection, algorithm_contradictions, implied_gate
 from service.contracts.base import Contract
 from service.contracts.calibration import MinMaxCalibration, PercentileCalibration, TensorRange
+from service.contracts.contradiction import Contradiction
 from service.contracts.errors import InvalidConfigError
+from service.contracts.evaluation import EvaluationSpec, Gate
 from service.contracts.modes import mode_contradictions
 from service.contracts.preparation import PreparationSpec
 from service.contracts.presets import DEFAULT_PRESET, PRESETS, find_preset, missing_preset
@@ -21,34 +25,9 @@ from service.contracts.quark import translate_document
 from service.contracts.selectors import NodeSelector, OpTypeSelector, Selector
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec, merged
 from service.contracts.targets import check_target_options
-from service.contracts.validation import field_problems
+from service.contracts.validation import BELOW, field_problems
 
 CONFIG_SCHEMA_VERSION = 1
-
-
-class Gate(Contract):
-    """Conditions for the verdict ``pass``; all given ones must hold. Without any the verdict is ``none``."""
-
-    metric: Literal["top1", "top5", "top1_agreement"] = Field(
-        default="top1", description="The metric that max_drop and min_value judge."
-    )
-    max_drop: float | None = Field(
-        default=None, ge=0, le=100, description="Largest accepted loss of the metric, in points."
-    )
-    min_value: float | None = Field(
-        default=None, ge=0, le=100, description="Smallest accepted value of the metric, in percent."
-    )
-    min_sqnr_db: float | None = Field(default=None, description="Smallest accepted output SQNR, in dB.")
-    max_size_bytes: int | None = Field(default=None, ge=1)
-    max_latency_ratio: float | None = Field(default=None, gt=0, description="Largest accepted quantized/float latency.")
-
-
-class EvaluationSpec(Contract):
-    """What is measured after quantization and what decides the verdict."""
-
-    gate: Gate = Field(default_factory=Gate)
-    layer_samples: int = Field(default=16, ge=1, le=1024, description="Samples used for the per-layer SQNR.")
-    latency_runs: int = Field(default=20, ge=1, le=1000, description="Timed runs of either model, taken in turn.")
 
 
 TargetName = Literal[
@@ -124,6 +103,9 @@ class QuantizationConfig(Contract):
             if data.get("mode", "static") != preset.settings.get("mode", "static"):
                 data = {"algorithms": [], **data}  # the preset's are for its own mode
             data = merged(preset.settings, {**data, "preset": preset.name})
+        gate = implied_gate(data)
+        if gate is not None:
+            data = merged(data, {"evaluation": {"gate": gate}})
         return {**data, "overrides": _complete_overrides(data)} if data.get("overrides") else data
 
     @field_validator("preset")
@@ -136,16 +118,22 @@ class QuantizationConfig(Contract):
     @model_validator(mode="after")
     def _no_contradiction(self) -> QuantizationConfig:
         check_target_options(self.target, self.target_options)
-        both = [s for s in self.include if s in self.exclude]
-        if both:
-            raise ValueError(f"{both[0].model_dump()} stands in include and in exclude")
-        methods = [algorithm.method for algorithm in self.algorithms]
-        if len(set(methods)) < len(methods):
-            raise ValueError(f"an algorithm stands twice in algorithms: {', '.join(methods)}")
-        contradiction = next(mode_contradictions(self), None)
-        if contradiction:
-            raise ValueError(contradiction)
+        contradiction = next(self._contradictions(), None)
+        if contradiction is not None:
+            context = {"told": contradiction.message, BELOW: contradiction.pointer}
+            raise PydanticCustomError("contradiction", "{told}", context)
         return self
+
+    def _contradictions(self) -> Iterator[Contradiction]:
+        for place, selector in enumerate(self.exclude):
+            if selector in self.include:
+                told = f"{selector.model_dump()} stands in include and in exclude"
+                yield Contradiction(f"/exclude/{place}", told)
+        yield from mode_contradictions(self)
+        weights = [self.weight, *(override.weight for override in self.overrides if override.weight)]
+        yield from algorithm_contradictions(
+            [algorithm.method for algorithm in self.algorithms], [weight.dtype for weight in weights]
+        )
 
 
 def _complete_overrides(data: dict[str, Any]) -> Any:

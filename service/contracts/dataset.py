@@ -51,7 +51,11 @@ class PreprocessingSpec(Contract):
         default_factory=dict, description="By model input name; inputs not named here are fed as stored."
     )
     labels: str | None = Field(
-        default=None, description="Name of the array with class labels; default 'labels' where there is one."
+        default=None,
+        description=(
+            "Name of the array with the labels: class numbers [samples], or whatever a declared metric takes; default "
+            "'labels' where there is one."
+        ),
     )
 
 
@@ -63,12 +67,24 @@ class ArraySummary(Contract):
 
 
 class LabelSummary(Contract):
-    """The label array: integers in [minimum, maximum]."""
+    """The label array: class numbers in [minimum, maximum], or whatever else a declared metric takes."""
 
     array: str
     count: int
-    minimum: int
-    maximum: int
+    minimum: int | None = Field(default=None, description="Null for labels that are no class numbers [samples].")
+    maximum: int | None = Field(default=None, description="Null for labels that are no class numbers [samples].")
+    dtype: str | None = Field(default=None, description="As stored; null in older records, which hold class numbers.")
+    shape: tuple[int, ...] | None = Field(default=None, description="As stored; null in older records: [count].")
+
+    @property
+    def are_classes(self) -> bool:
+        """True for class numbers, one per sample."""
+        return self.maximum is not None
+
+    @property
+    def stored(self) -> ArraySummary:
+        """The array behind them."""
+        return ArraySummary(dtype=self.dtype or "int64", shape=self.shape or (self.count,))
 
 
 class DatasetSummary(Contract):
@@ -81,3 +97,14 @@ class DatasetSummary(Contract):
     preprocessing: PreprocessingSpec = Field(default_factory=PreprocessingSpec)
     size_bytes: int
     sha256: str
+
+    @property
+    def has_classes(self) -> bool:
+        """True if the labels are class numbers, one per sample."""
+        return self.labels is not None and self.labels.are_classes
+
+    def array(self, name: str | None) -> ArraySummary | None:
+        """The array that a metric names, None being the labels; None if there is no such array."""
+        if self.labels is not None and name in (None, self.labels.array):
+            return self.labels.stored
+        return None if name is None else self.arrays.get(name)

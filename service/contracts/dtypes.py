@@ -44,3 +44,27 @@ def is_float8(dtype: str) -> bool:
 def needs_calibration(dtype: str) -> bool:
     """True if the type's grid depends on the range of the data."""
     return is_integer(dtype) or is_float8(dtype)
+
+
+_BITS = {
+    "mx4": 4.0,
+    "mx6": 6.0,
+    "mx9": 9.0,
+    "bfp16": 9.0,  # 8 bits, and an exponent of 8 for every 8 values
+    "mxint8": 8.25,  # an exponent of 8 bits for every 32 values
+    "mxfp8_e4m3": 8.25,
+    "mxfp8_e5m2": 8.25,
+    "mxfp6_e3m2": 6.25,
+    "mxfp6_e2m3": 6.25,
+    "mxfp4_e2m1": 4.25,
+    "float8_e4m3fn": 8.0,
+    "float8_e5m2": 8.0,
+    "bfloat16": 16.0,
+    "float16": 16.0,
+    "float32": 32.0,
+}
+
+
+def bits_of(dtype: str) -> float:
+    """Bits of one value, shared exponents of its block counted in; scales of integers are not."""
+    return _BITS.get(dtype) or float(dtype.removeprefix("u").removeprefix("int"))

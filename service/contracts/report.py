@@ -10,18 +10,40 @@ from service.contracts.base import Contract
 from service.contracts.calibration import TensorRange
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
+from service.contracts.search import Search
 
 REPORT_SCHEMA_VERSION = 1
 
 
 class ModelFigures(Contract):
-    """Figures of one model. Metrics are in percent; latency is the median of one run at batch 1, both models taken
-    in turn.
-    """
+    """Figures of one model. Latency is the median of one run at batch 1, both models taken in turn."""
 
-    metrics: dict[str, float] = Field(default_factory=dict)
+    metrics: dict[str, float] = Field(
+        default_factory=dict, description="By name, in the units that the report's metrics tell; percent by default."
+    )
+    metric_details: dict[str, dict[str, float]] = Field(
+        default_factory=dict, description="Figures behind the metrics, such as one per class, by name of the metric."
+    )
     size_bytes: int
     latency_ms: float | None = None
+
+
+class MetricFigures(Contract):
+    """One metric of both models."""
+
+    name: str
+    kind: str
+    unit: str = Field(description="'%', 'dB', 'nats'; empty for none, or the target's own.")
+    better: Literal["higher", "lower"]
+    float_: float | None = Field(
+        alias="float",
+        serialization_alias="float",
+        description="Of the float model; null for what compares with it, and for what is undefined.",
+    )
+    quantized: float | None = Field(description="Of the quantized model; null: undefined.")
+    drop: float | None = Field(
+        description="Change for the worse, in the metric's unit; negative: better than float. Null: not defined."
+    )
 
 
 class OutputFidelity(Contract):
@@ -83,6 +105,57 @@ class PreparationStep(Contract):
     detail: str
 
 
+class Score(Contract):
+    """How near a model is to the float one on the samples held back for judging; None where undefined."""
+
+    sqnr_db: float | None = Field(description="Of the worst output.")
+    metric: str = Field(default="top1", description="The first declared metric, or top1.")
+    value: float | None = Field(
+        default=None, description="Of the metric, where the calibration set holds the labels that it takes."
+    )
+
+
+class RangeChange(Contract):
+    """The range of one tensor before and after an algorithm that moves ranges."""
+
+    tensor: str
+    kind: Literal["weight", "activation"]
+    node: str | None = Field(default=None, description="The node that reads a weight.")
+    before: TensorRange
+    after: TensorRange
+    spread_before: float | None = Field(
+        default=None,
+        description="Range of the widest channel divided by that of the median one; channels of zeros do not count.",
+    )
+    spread_after: float | None = None
+
+
+class ReconstructionError(Contract):
+    """Mean square error of a layer's outputs, behind its activation function, on the samples it was solved on."""
+
+    before: float
+    after: float
+
+
+class AlgorithmFigures(Contract):
+    """What became of one entry of ``algorithms``."""
+
+    method: str
+    kept: bool = Field(description="False if it had nothing to do, or was undone because it made the network worse.")
+    summary: str = Field(description="What it did, or why it was undone or had nothing to do.")
+    before: Score | None = Field(default=None, description="Without it; null where it was not judged.")
+    after: Score | None = Field(default=None, description="With it.")
+    samples: int = Field(default=0, description="Samples it was judged on.")
+    nodes: int = Field(default=0, description="Nodes that it changed.")
+    search: Search | None = Field(default=None, description="What a search has tried.")
+    reconstruction: dict[str, ReconstructionError] = Field(
+        default_factory=dict, description="By node, for steps that reconstruct layers one by one; never rises."
+    )
+    ranges: tuple[RangeChange, ...] = Field(
+        default=(), description="Ranges before and after, of an algorithm that moves them."
+    )
+
+
 class StageFigures(Contract):
     """Cost of one stage of the run."""
 
@@ -92,7 +165,7 @@ class StageFigures(Contract):
 
 
 class GateClause(Contract):
-    """One condition of the gate and whether it held; ``metric`` is what max_drop and min_value judge."""
+    """One condition of the gate and whether it held; ``metric`` is what max_drop, min_value and max_value judge."""
 
     clause: str
     metric: str | None = None
@@ -126,9 +199,11 @@ class Report(Contract):
     summary: str = Field(description="One sentence for people.")
     float_: ModelFigures = Field(alias="float", serialization_alias="float")
     quantized: ModelFigures
+    metrics: tuple[MetricFigures, ...] = Field(default=(), description="Of both models, in the order declared.")
     fidelity: Fidelity
     layers: tuple[LayerFigures, ...] = Field(description="Worst SQNR first, then the nodes left in float.")
     preparation: tuple[PreparationStep, ...]
+    algorithms: tuple[AlgorithmFigures, ...] = Field(default=(), description="In the order in which they ran.")
     notes: tuple[str, ...] = ()
     tensor_ranges: dict[str, TensorRange] = Field(
         default_factory=dict,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, model_validator
 
 from service.contracts.base import Contract
 from service.contracts.config import QuantizationConfig
@@ -18,6 +18,12 @@ from service.contracts.errors import Problem
 from service.contracts.inspection import Inspection
 from service.contracts.model import ModelSummary
 from service.contracts.report import Report
+
+# What a job may produce beside its model and its report.
+MAX_FILES = 64
+RESERVED_KINDS = frozenset({"model", "report"})
+FILE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"
+RESERVED_FILES = frozenset({"model.onnx", "report.json"})
 
 
 class DatasetSource(Contract):
@@ -28,7 +34,7 @@ class DatasetSource(Contract):
 
 
 class QuantizeTask(Contract):
-    """Quantize ``model_path``; writes ``model.onnx`` and ``report.json`` into ``output_dir``."""
+    """Quantize ``model_path``; writes ``model.onnx`` and whatever else there is into ``output_dir``."""
 
     kind: Literal["quantize"] = "quantize"
     model_path: str
@@ -37,6 +43,19 @@ class QuantizeTask(Contract):
     evaluation: DatasetSource | None = None
     output_dir: str
     threads: int
+    metric_graphs: dict[str, str] = Field(
+        default_factory=dict, description="Files of the uploaded models that metrics are given as, by id."
+    )
+    extra_bytes: int | None = Field(default=None, description="What files beside the model may take; None: no limit.")
+    checkpoint_dir: str | None = Field(
+        default=None, description="Keeps finished work between the attempts of one job; None: nothing is kept."
+    )
+    checkpoint_bytes: int | None = Field(default=None, description="What checkpoint_dir may take; None: no limit.")
+    cache_dir: str | None = Field(
+        default=None, description="Keeps what any run has computed for any other; None: nothing is kept."
+    )
+    cache_bytes: int | None = Field(default=None, description="What cache_dir may take; None: no limit.")
+    cache_scope: str = Field(default="", description="Whose contents of cache_dir the run finds and adds to.")
 
 
 class InspectModelTask(Contract):
@@ -89,12 +108,35 @@ class LogLine(Contract):
     message: str
 
 
+class ResultFile(Contract):
+    """A file in output_dir beside the model."""
+
+    kind: str = Field(pattern=r"^[a-z][a-z0-9_]{0,31}$", description="What it is; used once per job.")
+    file: str = Field(pattern=FILE_PATTERN, description="File name within output_dir.")
+    media_type: str = Field(pattern=r"^[a-z]+/[a-z0-9][a-z0-9.+-]{0,99}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    @model_validator(mode="after")
+    def _not_reserved(self) -> ResultFile:
+        if self.kind in RESERVED_KINDS or self.file.lower() in RESERVED_FILES:
+            raise ValueError(f"{self.kind} ({self.file}) is the name of the model or of the report")
+        return self
+
+
 class QuantizeResult(Contract):
     """Last line of a successful quantize task."""
 
     line: Literal["quantized"] = "quantized"
     model_file: str = Field(description="File name within output_dir.")
     report: Report
+    files: tuple[ResultFile, ...] = Field(default=(), max_length=MAX_FILES, description="All others in output_dir.")
+
+    @model_validator(mode="after")
+    def _each_once(self) -> QuantizeResult:
+        kinds, names = [file.kind for file in self.files], [file.file.lower() for file in self.files]
+        if len(set(kinds)) < len(kinds) or len(set(names)) < len(names):
+            raise ValueError("two files have one kind or one name")
+        return self
 
 
 class ModelResult(Contract):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -79,11 +80,16 @@ def _check_scale(dtype: str, scale: str, method: str) -> None:
 
 
 def merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Deep merge; a given object of another ``method`` replaces the default one whole."""
+    """Deep merge; a given object of another ``method`` replaces the default one whole.
+
+    Lists are replaced, but an algorithm takes what it leaves out from the default one of its method.
+    """
     result = dict(defaults)
     for key, value in given.items():
         base = result.get(key)
-        if (
+        if key == "algorithms" and isinstance(value, list | tuple):
+            result[key] = [_completed(entry, base or ()) for entry in value]
+        elif (
             isinstance(base, dict)
             and isinstance(value, dict)
             and value.get("method", base.get("method")) == base.get("method")
@@ -92,3 +98,9 @@ def merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
+
+
+def _completed(entry: Any, defaults: Iterable[dict[str, Any]]) -> Any:
+    """An entry of ``algorithms`` with what it leaves out from the entry of its method in ``defaults``."""
+    method = entry.get("method") if isinstance(entry, dict) else None
+    return next((merged(default, entry) for default in defaults if default["method"] == method), entry)

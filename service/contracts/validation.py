@@ -29,12 +29,15 @@ def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: s
     Where a value fits none of several forms, pydantic tells for each of them why not; here that is one problem.
     """
     problems = []
-    for item in _without_alternatives(error.errors(include_url=False, include_input=False), model):
+    for item in _without_alternatives(error.errors(include_url=False), model):
         place = _resolve(model, item["loc"])
-        message = _plain(item)
+        path, message = place.path, _plain(item)
         if item["type"] == "extra_forbidden" and place.path:
             message = _unknown(place.path[-1], {name for found in place.holders for name in found.model_fields})
-        full = below(pointer, *place.path)
+        elif item["type"] in ("union_tag_invalid", "union_tag_not_found"):
+            key, message = _tag_problem(item, [str(_tag(member)) for member in place.members])
+            path = [*path, key]
+        full = below(pointer, *path)
         full += item.get("ctx", {}).get(BELOW, "")
         problem = FieldProblem(pointer=full, code=item["type"], message=message)
         if problem not in problems:
@@ -106,9 +109,12 @@ class _Union(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A location: the models that hold its last part, itself as in the document, the first union without tag."""
+    """A location: the models that hold its last part, those that it may be itself, the location as in the document, the
+    first union without tag.
+    """
 
     holders: list[type[BaseModel]]
+    members: list[type[BaseModel]]
     path: list[int | str]
     union: _Union | None
 
@@ -132,19 +138,30 @@ def _resolve(model: type[BaseModel], loc: tuple[int | str, ...]) -> _Place:
         if isinstance(part, str):
             found = [f for m in current for f in _models_in(_annotation(m, part))]
             current = found or current
-    return _Place(holders, path, union)
+    return _Place(holders, current, path, union)
 
 
 def _plain(item: ErrorDetails) -> str:
     """The message in words of the document, not of the validator."""
-    context = item.get("ctx", {})
     if item["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return "must be an object"
-    if item["type"] == "union_tag_invalid":
-        return (
-            f"unknown {context['discriminator'].strip(chr(39))} {context['tag']!r}; known: {context['expected_tags']}"
-        )
     return item["msg"].removeprefix("Value error, ")
+
+
+def _tag_problem(item: ErrorDetails, tags: list[str]) -> tuple[str, str]:
+    """(key within the object, message) where the word that tells the members of a union apart is wrong or missing."""
+    context = item.get("ctx", {})
+    discriminator = context["discriminator"].strip("'")
+    known = f"known: {', '.join(tags)}"
+    if item["type"] == "union_tag_invalid":
+        near = nearest(context["tag"], tags)
+        return discriminator, f"unknown {discriminator} {context['tag']!r}; " + (
+            f"did you mean {near!r}?" if near else known
+        )
+    for key in item["input"] if isinstance(item["input"], dict) else ():
+        if isinstance(key, str) and nearest(key, [discriminator]):
+            return key, _unknown(key, [discriminator])
+    return discriminator, f"{discriminator} is missing; {known}"
 
 
 def _annotation(model: type[BaseModel], name: str) -> Any:

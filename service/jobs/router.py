@@ -35,7 +35,7 @@ from service.jobs.schemas import (
 )
 from service.jobs.service import JobView, ReportNotFoundError, ReportNotReadyError
 from service.jobs.streaming import event_stream
-from service.jobs.views import event_out, job_out
+from service.jobs.views import event_out, job_in_list, job_out
 from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import DEFAULT_LIMIT, CursorCodec, CursorParameter, Limit, Page, link_header
 from service.responses import Responses, problems
@@ -118,7 +118,8 @@ def list_jobs(
     next_cursor = None if last is None else codec.encode(last)
     given = {name: value for name, value in request.query_params.items() if name != "cursor"}
     response.headers.update(link_header("/v1/jobs", next_cursor, **given))
-    return Page(items=[_out(view) for view in views], next_cursor=next_cursor, has_more=last is not None)
+    items = [job_in_list(view.job, view.verdict, view.artifacts) for view in views]
+    return Page(items=items, next_cursor=next_cursor, has_more=last is not None)
 
 
 @router.get("/v1/jobs/{job_id}", response_model=JobOut, responses=_NOT_CHANGED)

@@ -117,6 +117,8 @@ class ArtifactLink(BaseModel):
 
     id: str
     kind: str
+    filename: str
+    size_bytes: int
     content: str
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from service.contracts.compatibility import check_dataset, check_float, check_gate, check_selected
+from service.contracts.compatibility import check_dataset, check_float, check_selected
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import QuantmillError
-from service.contracts.model import ModelSummary
+from service.contracts.evaluation_checks import EVALUATION_POINTER, check_evaluation
+from service.contracts.graph_checks import check_graph
+from service.contracts.metrics import GraphMetric
+from service.contracts.model import ModelSummary, TensorInfo
 from service.contracts.preparation import fixed_inputs
 from service.datasets import repository as datasets
 from service.datasets import service as dataset_service
@@ -160,7 +164,7 @@ def report(desk: Desk, tenant_id: str, job_id: str) -> ReportRow:
 
 
 def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> None:
-    """Check ids, statuses, whether data and config fit the model, and whether the data can tell what the gate asks."""
+    """Check ids, statuses, whether data and config fit the model, and whether both can tell what is to be measured."""
     model = _model(session, tenant_id, body.model_id)
     calibration = _dataset(session, tenant_id, body.calibration_dataset_id, "calibration_dataset_id")
     evaluation = _dataset(session, tenant_id, body.evaluation_dataset_id, "evaluation_dataset_id")
@@ -171,17 +175,41 @@ def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> N
         model = model.model_copy(update={"inputs": inputs})
         for role, summary in (("calibration", calibration), ("evaluation", evaluation)):
             if summary is not None:
-                check_dataset(model, summary, pointer=f"/{role}_dataset_id", role=f"{role} dataset")
-    judged_on = evaluation or calibration
-    if judged_on is not None:
-        check_gate(body.config.evaluation.gate, has_labels=judged_on.labels is not None)
+                check_dataset(
+                    model,
+                    summary,
+                    pointer=f"/{role}_dataset_id",
+                    role=f"{role} dataset",
+                    labels_of_first=not body.config.evaluation.metrics,
+                )
+    outputs = None if model is None else model.outputs
+    check_evaluation(body.config.evaluation, outputs=outputs, data=evaluation or calibration)
+    _check_graphs(session, tenant_id, body, outputs, evaluation or calibration)
 
 
-def _model(session: Session, tenant_id: str, model_id: str | None) -> ModelSummary | None:
+def _check_graphs(
+    session: Session,
+    tenant_id: str,
+    body: JobCreate | JobValidate,
+    outputs: Sequence[TensorInfo] | None,
+    data: DatasetSummary | None,
+) -> None:
+    """Check the uploaded models that metrics are given as; graphs within the config are left to the engine."""
+    for k, metric in enumerate(body.config.evaluation.metrics):
+        if isinstance(metric, GraphMetric) and metric.graph.model_id is not None:
+            place = f"{EVALUATION_POINTER}/metrics/{k}"
+            graph = _model(session, tenant_id, metric.graph.model_id, f"{place}/graph/model_id")
+            if graph is not None:
+                check_graph(
+                    metric, inputs=graph.inputs, results=graph.outputs, outputs=outputs, data=data, pointer=place
+                )
+
+
+def _model(session: Session, tenant_id: str, model_id: str | None, pointer: str = "/model_id") -> ModelSummary | None:
     if model_id is None:
         return None
-    model = models.get(session, tenant_id, model_id, pointer="/model_id")
-    return model_service.ready_summary(model, pointer="/model_id")
+    model = models.get(session, tenant_id, model_id, pointer=pointer)
+    return model_service.ready_summary(model, pointer=pointer)
 
 
 def _dataset(session: Session, tenant_id: str, dataset_id: str | None, field: str) -> DatasetSummary | None:

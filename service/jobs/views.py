@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from service.contracts.errors import Problem
 from service.jobs.schemas import ArtifactLink, EventOut, JobLinks, JobOut, Progress, ShownState
 from service.tables import Artifact, Job, JobEvent
@@ -35,7 +37,13 @@ def job_out(job: Job, verdict: str | None, artifacts: list[Artifact]) -> JobOut:
         evaluation_dataset_id=job.evaluation_dataset_id,
         config=job.config,
         artifacts=[
-            ArtifactLink(id=artifact.id, kind=artifact.kind, content=f"/v1/artifacts/{artifact.id}/content")
+            ArtifactLink(
+                id=artifact.id,
+                kind=artifact.kind,
+                filename=artifact.filename,
+                size_bytes=artifact.size_bytes,
+                content=f"/v1/artifacts/{artifact.id}/content",
+            )
             for artifact in artifacts
         ],
         request_id=job.request_id,
@@ -54,6 +62,25 @@ def job_out(job: Job, verdict: str | None, artifacts: list[Artifact]) -> JobOut:
             artifacts=f"{path}/artifacts",
         ),
     )
+
+
+def job_in_list(job: Job, verdict: str | None, artifacts: list[Artifact]) -> JobOut:
+    """The same for lists: graphs within the config, which may take a megabyte each, are only told of."""
+    shown = job_out(job, verdict, artifacts)
+    return shown if shown.config is None else shown.model_copy(update={"config": _without_graphs(shown.config)})
+
+
+def _without_graphs(config: dict[str, Any]) -> dict[str, Any]:
+    evaluation = config.get("evaluation", {})
+    metrics = [_without_graph(metric) for metric in evaluation.get("metrics", [])]
+    return {**config, "evaluation": {**evaluation, "metrics": metrics}} if metrics else config
+
+
+def _without_graph(metric: dict[str, Any]) -> dict[str, Any]:
+    text = metric.get("graph", {}).get("base64")
+    if text is None:
+        return metric
+    return {**metric, "graph": {**metric["graph"], "base64": f"({len(text)} characters, see the job itself)"}}
 
 
 def event_out(event: JobEvent) -> EventOut:

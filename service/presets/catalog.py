@@ -58,7 +58,7 @@ def named(name: str) -> Entry:
 
 
 def pending() -> list[tuple[str, str]]:
-    """(name, reason) of every preset that cannot be offered yet, by name."""
+    """(name, reason) of every preset that is not offered, by name."""
     return sorted(PENDING_PRESETS.items())
 
 
@@ -70,14 +70,14 @@ def overview() -> str:
         lines.append(
             " ".join(
                 [
-                    f"{found.preset.name:<26}",
+                    f"{found.preset.name:<28}",
                     f"{kind:<10}",
                     found.preset.description,
                     *(["(default)"] if found.default else []),
                 ]
             )
         )
-    lines += ["", "not there yet:"]
+    lines += ["", "not offered:"]
     lines += [f"{name:<28} {reason}" for name, reason in pending()]
     return "\n".join(lines)
 

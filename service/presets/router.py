@@ -27,7 +27,7 @@ class PresetOut(BaseModel):
 
 
 class PendingPreset(BaseModel):
-    """A recipe of AMD Quark that cannot be offered yet."""
+    """A recipe of AMD Quark that is not offered."""
 
     name: str
     reason: str

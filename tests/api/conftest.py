@@ -1,26 +1,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from service.app import create_app
+from service.deps import Desk
 from service.settings import Settings
 from tests.support.front import Front
 
 
+@pytest.fixture(scope="session")
+def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    """Its routes are built with its first request, which takes longer than most tests: one for all, at any desk."""
+    return create_app(Settings(data_dir=tmp_path_factory.mktemp("app"), min_free_bytes=0))
+
+
+@contextmanager
+def front_of(app: FastAPI, settings: Settings) -> Iterator[Front]:
+    """The application at the desk of ``settings``."""
+    app.state.desk = desk = Desk.from_settings(settings)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield Front(client, desk)
+    desk.close()
+
+
 @pytest.fixture
-def front(settings: Settings) -> Iterator[Front]:
+def front(app: FastAPI, settings: Settings) -> Iterator[Front]:
     """The front desk on either database."""
-    app = create_app(settings)
-    with TestClient(app, raise_server_exceptions=False) as client:
-        yield Front(client, app.state.desk)
+    with front_of(app, settings) as front:
+        yield front
 
 
 @pytest.fixture
-def sqlite_front(tmp_path, sqlite_url: str) -> Iterator[Front]:
+def sqlite_front(app: FastAPI, tmp_path, sqlite_url: str) -> Iterator[Front]:
     """The front desk on SQLite, for what does not depend on the database."""
-    app = create_app(Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0))
-    with TestClient(app, raise_server_exceptions=False) as client:
-        yield Front(client, app.state.desk)
+    settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0)
+    with front_of(app, settings) as front:
+        yield front

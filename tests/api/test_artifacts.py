@@ -7,7 +7,8 @@ import hashlib
 
 import pytest
 
-from tests.support.front import Front, problem
+from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from tests.support.front import Front, make_report, problem
 
 DATA = bytes(range(256)) * 3000
 
@@ -30,6 +31,28 @@ def test_list_and_get(front: Front) -> None:
     assert items[0]["sha256"] == hashlib.sha256(DATA).hexdigest()
     assert front.http.get(items[0]["links"]["self"]).json() == items[0]
     assert front.http.get(f"/v1/jobs/{front.new_job()}/artifacts").json() == {"items": []}
+
+
+def test_further_files_are_listed_and_downloaded_like_the_model(front: Front) -> None:
+    files = {
+        "model": NewArtifact("model", "model.onnx", "application/octet-stream", front.store(DATA), len(DATA)),
+        "table": NewArtifact("table", "table.csv", "text/csv", front.store(b"a,b"), 3),
+        "page": NewArtifact("page", "page.html", "text/html", front.store(b"<script>"), 8),
+    }
+    job_id = front.new_job()
+    front.finish(job_id, QuantizeOutcome(make_report(), tuple(files.values())))
+    job = front.http.get(f"/v1/jobs/{job_id}").json()
+    assert [(item["kind"], item["filename"], item["size_bytes"]) for item in job["artifacts"]] == [
+        ("model", "model.onnx", len(DATA)), ("page", "page.html", 8), ("table", "table.csv", 3),
+    ]  # fmt: skip
+    for item in job["artifacts"]:
+        answer = front.http.get(item["content"])
+        assert answer.status_code == 200
+        assert hashlib.sha256(answer.content).hexdigest() == files[item["kind"]].sha256
+        # whatever the type says: a browser stores it, and never shows it as a page of this service
+        assert answer.headers["content-disposition"] == f'attachment; filename="{item["filename"]}"'
+        assert answer.headers["content-type"].startswith(files[item["kind"]].media_type)
+        assert "sandbox" in answer.headers["content-security-policy"]
 
 
 def test_whole(sqlite_front: Front, artifact: str) -> None:

@@ -65,7 +65,7 @@ def test_what_differs_in_words_only_is_the_same_inspection(sqlite_front: Front) 
         {"json": {}, "params": {"target": "qnn"}},
     ]
     assert len({sqlite_front.http.post(url, **request).json()["id"] for request in requests}) == 1
-    others = [{"params": {"target": "openvino"}}, {"json": {"config": {"target": "qnn", "mode": "dynamic"}}}, {}]
+    others = [{"params": {"target": "openvino"}}, {"json": {"config": {"target": "qnn", "preset": "a8w8"}}}, {}]
     assert len({sqlite_front.http.post(url, **request).json()["id"] for request in others}) == 3
     assert len(job_ids(sqlite_front)) == 4
 

@@ -73,7 +73,11 @@ def test_the_config_may_be_left_out(sqlite_front: Front) -> None:
             "/config/activation/calibration/percentile",
             "greater than 50",
         ),
-        ({"include": [{"op_type": "Conv"}], "exclude": [{"op_type": "Conv"}]}, "/config", "include and in exclude"),
+        (
+            {"include": [{"op_type": "Conv"}], "exclude": [{"op_type": "Conv"}]},
+            "/config/exclude/0",
+            "include and in exclude",
+        ),
         ("int8", "/config", "JSON object"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import socket
 import statistics
 import threading
@@ -31,11 +32,10 @@ from tests.support.server import ApiProcess
 MIB = 1024 * 1024
 
 
-@pytest.fixture
-def quick_settings(tmp_path: Path, sqlite_url: str) -> Settings:
+def quick(folder: Path) -> Settings:
     return Settings(
-        data_dir=tmp_path / "data",
-        database_url=sqlite_url,
+        data_dir=folder / "data",
+        database_url=f"sqlite:///{folder}/service.db",
         min_free_bytes=0,
         ping_seconds=0.3,
         upload_idle_seconds=0.5,
@@ -43,10 +43,24 @@ def quick_settings(tmp_path: Path, sqlite_url: str) -> Settings:
 
 
 @pytest.fixture
-def server(quick_settings: Settings) -> Iterator[ApiProcess]:
-    process = ApiProcess(quick_settings)
+def quick_settings(tmp_path: Path, sqlite_url: str) -> Settings:
+    return quick(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def _process(tmp_path_factory: pytest.TempPathFactory, _sqlite_template: Path) -> Iterator[ApiProcess]:
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copyfile(_sqlite_template, folder / "service.db")
+    process = ApiProcess(quick(folder))
     yield process
     process.close()
+
+
+@pytest.fixture
+def server(_process: ApiProcess) -> ApiProcess:
+    """The one process of these tests; started anew after one that killed it."""
+    _process.freshen()
+    return _process
 
 
 @pytest.fixture
@@ -362,5 +376,6 @@ def test_desk_opens_what_settings_name(quick_settings: Settings) -> None:
     desk.close()
 
 
+@pytest.mark.alone
 def test_a_job_is_taken_in_less_than_50_ms(quick_settings: Settings) -> None:
     assert statistics.median(measure(quick_settings, 30)) < LIMIT_MS

@@ -46,11 +46,11 @@ def refused(front: Front, path: str, body: dict[str, Any], code: str) -> set[str
 
 
 def test_what_cannot_be_translated_is_refused_with_its_pointer(sqlite_front: Front) -> None:
-    quark = {"include_cle": True, "extra_options": {"WeightsSymmetric": True, "Percentile": "x"}}
+    quark = {"include_rotation": True, "extra_options": {"WeightsSymmetric": True, "Percentile": "x"}}
     for path in ("/v1/jobs:validate", "/v1/jobs"):
         body = {"config": {"format": "quark", "config": quark}}
         assert refused(sqlite_front, path, body, "invalid-config") == {
-            "/config/config/include_cle",
+            "/config/config/include_rotation",
             "/config/config/extra_options/WeightsSymmetric",
             "/config/config/extra_options/Percentile",
         }

@@ -7,6 +7,7 @@ import io
 from rich.console import Console
 
 from service.contracts.errors import FieldProblem, InvalidConfigError
+from service.contracts.report import Report
 from tests.support.front import make_report
 from worker.commands.console import ProgressView, print_problem, print_report
 
@@ -89,3 +90,32 @@ def test_a_report_groups_what_was_left_in_float_by_reason():
     assert "-0.50 points" in shown
     assert "4.00x smaller" in shown
     assert "fail" in shown
+
+
+def test_metrics_are_shown_in_their_units():
+    report = make_report().to_json_dict()
+    rmse = {
+        "name": "rmse",
+        "kind": "rmse",
+        "unit": "",
+        "better": "lower",
+        "float": 1.25,
+        "quantized": 1.5,
+        "drop": 0.25,
+    }
+    nearness = {
+        "name": "psnr",
+        "kind": "psnr",
+        "unit": "dB",
+        "better": "higher",
+        "float": None,
+        "quantized": 31.5,
+        "drop": None,
+    }
+    report["metrics"] += [rmse, nearness]
+    console = plain()
+    print_report(Report.model_validate(report), console)
+    rows = [" ".join(line.replace("│", " ").split()) for line in text(console).splitlines()]
+    assert "top1 (%) 90.00 89.50 -0.50 points" in rows
+    assert "rmse 1.25 1.5 +0.25" in rows
+    assert "psnr (dB) - 31.50" in rows

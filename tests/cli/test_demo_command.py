@@ -12,9 +12,9 @@ from tests.worker.running import processes_of
 
 
 @pytest.mark.slow
-def test_the_demo_prints_its_report_and_leaves_no_process_behind(quantmill, tmp_path):
+def test_the_demo_prints_its_report_and_leaves_no_process_behind(quantmill_process, tmp_path):
     # Settings of another service must not lead the demo astray.
-    done = quantmill("demo", QUANTMILL_DATABASE_URL="postgresql://127.0.0.1:1/none", QUANTMILL_API_KEY="other")
+    done = quantmill_process("demo", QUANTMILL_DATABASE_URL="postgresql://127.0.0.1:1/none", QUANTMILL_API_KEY="other")
     assert done.returncode == 0, done.stdout + done.stderr
     figures = dict(re.split(r"  +", line, maxsplit=1) for line in done.stdout.rstrip().splitlines()[-6:])
     accuracy = {name: float(figures[f"{name} accuracy"].removesuffix(" %")) for name in ("float", "quantized")}

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-import pytest
 
 from service.contracts.inspection import Inspection
 from service.contracts.targets import TARGET_OPTIONS
-from tests.worker.running import Service
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("inspecting") / "home") as running:
-        yield running
+from tests.cli.conftest import KEY
 
 
 def test_what_stays_in_float_is_told_with_reason_and_hint(quantmill, tiny):
@@ -70,7 +62,7 @@ def test_bad_arguments(quantmill, tiny, tmp_path):
 def test_a_service_gives_the_same_document(quantmill, tiny, service):
     common = ["inspect", tiny.model, "--target", "amd_npu_transformer", "--json"]
     local = quantmill(*common)
-    remote = quantmill(*common, "--server", service.url)
+    remote = quantmill(*common, "--server", service.url, "--key", KEY)
     assert remote.returncode == 0, remote.stderr
     assert remote.stdout == local.stdout
 

@@ -7,26 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from service.contracts.report import Report
+from tests.cli.conftest import KEY
 from tests.support.tiny import Tiny
 from tests.worker.running import Service, environment
 from tests.worker.workbench import wait_for
 
-KEY = "a-key-for-tests"
 SLOW = {"evaluation": {"latency_runs": 1000, "layer_samples": 1024}}
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("jobs") / "home", QUANTMILL_API_KEY=KEY) as running:
-        running.client.close()
-        running.client = type(running.client)(running.url, KEY)
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from tests.cli.conftest import ROOT
 from tests.support.tiny import make_model, make_nothing_to_quantize
 
 
-def test_quantize_writes_a_model_and_a_report(quantmill, tiny, tmp_path):
-    done = quantmill(
+def test_quantize_writes_a_model_and_a_report(quantmill_process, tiny, tmp_path):
+    done = quantmill_process(
         "quantize", tiny.model, "--calibration", tiny.calibration, "--evaluation", tiny.evaluation,
         "--output", "q.onnx", "--report", "r.json",
     )  # fmt: skip
@@ -33,9 +33,9 @@ def test_quantize_writes_a_model_and_a_report(quantmill, tiny, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.onnx", "r.json"]
 
 
-def test_the_same_input_gives_the_same_bytes(quantmill, tiny, tmp_path):
-    for name in ("a.onnx", "b.onnx"):
-        done = quantmill("quantize", tiny.model, "--calibration", tiny.calibration, "--output", name)
+def test_the_same_input_gives_the_same_bytes(quantmill, quantmill_process, tiny, tmp_path):
+    for run, name in ((quantmill, "a.onnx"), (quantmill_process, "b.onnx")):
+        done = run("quantize", tiny.model, "--calibration", tiny.calibration, "--output", name)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
@@ -86,8 +86,8 @@ def test_nothing_to_quantize_succeeds_and_says_so(quantmill, tmp_path):
     assert "left in float" in done.stdout
 
 
-def test_evaluate_prints_json_alone_on_standard_output(quantmill, tiny):
-    done = quantmill("evaluate", tiny.model, "--evaluation", tiny.evaluation, "--reference", tiny.model)
+def test_evaluate_prints_json_alone_on_standard_output(quantmill_process, tiny):
+    done = quantmill_process("evaluate", tiny.model, "--evaluation", tiny.evaluation, "--reference", tiny.model)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["samples"] == 40
@@ -117,9 +117,9 @@ def test_typed_errors_are_told_in_words(quantmill, tiny, tmp_path, name):
     assert not (tmp_path / "q.onnx").exists()
 
 
-def test_a_broken_model_leaves_no_output(quantmill, tiny, tmp_path):
+def test_a_broken_model_leaves_no_output(quantmill_process, tiny, tmp_path):
     (tmp_path / "broken.onnx").write_bytes(tiny.model.read_bytes()[:200])
-    done = quantmill("quantize", "broken.onnx", "--calibration", tiny.calibration, "--output", "q.onnx")
+    done = quantmill_process("quantize", "broken.onnx", "--calibration", tiny.calibration, "--output", "q.onnx")
     assert done.returncode == 1
     assert "error[" in done.stderr
     assert "Traceback" not in done.stderr
@@ -152,11 +152,11 @@ def test_a_file_that_cannot_be_read_is_named(quantmill, tiny):
     assert "Traceback" not in done.stderr
 
 
-def test_without_the_engine_the_error_says_how_to_get_it(quantmill, tiny, tmp_path):
+def test_without_the_engine_the_error_says_how_to_get_it(quantmill_process, tiny, tmp_path):
     """As where only the front desk is installed."""
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "sitecustomize.py").write_text("import sys; sys.modules['onnx'] = None\n")
-    done = quantmill(
+    done = quantmill_process(
         "quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx",
         PYTHONPATH=f"{tmp_path / 'hidden'}:{ROOT}",
     )  # fmt: skip
@@ -166,14 +166,14 @@ def test_without_the_engine_the_error_says_how_to_get_it(quantmill, tiny, tmp_pa
     assert "Traceback" not in done.stderr
 
 
-def test_too_little_memory_is_a_resource_limit(quantmill, tiny, tmp_path):
+def test_too_little_memory_is_a_resource_limit(quantmill_process, tiny, tmp_path):
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "sitecustomize.py").write_text(
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
     )
     np.savez(tmp_path / "big.npz", x=np.zeros((1 << 10, 3, 8, 8), np.float32))
     make_model(tmp_path / "wide.onnx", channels=1 << 20)
-    done = quantmill(
+    done = quantmill_process(
         "quantize", "wide.onnx", "--calibration", "big.npz", "--output", "q.onnx",
         PYTHONPATH=f"{tmp_path / 'hidden'}:{ROOT}",
     )  # fmt: skip
@@ -233,7 +233,7 @@ def test_doctor_says_what_is_wrong(quantmill, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_help_is_quick_and_loads_no_engine(quantmill):
-    done = quantmill("--help", PYTHONPROFILEIMPORTTIME="1")
+def test_help_is_quick_and_loads_no_engine(quantmill_process):
+    done = quantmill_process("--help", PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0
     assert not any(f" {name}\n" in done.stderr for name in ("torch", "onnxruntime", "onnx", "fastapi", "celery"))

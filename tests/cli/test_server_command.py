@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import pytest
 
 from service.contracts.report import Report
+from tests.cli.conftest import KEY
 from tests.support.tiny import make_model
-from tests.worker.running import Service
-
-KEY = "a-key-for-tests"
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("server") / "home", QUANTMILL_API_KEY=KEY) as running:
-        yield running
 
 
 def comparable(report: Report) -> dict:

@@ -19,9 +19,9 @@ from tests.worker.workbench import wait_for
 from worker.commands.options import unknown_variables
 
 
-def test_version(quantmill):
+def test_version(quantmill_process):
     for arguments in (["--version"], ["version"]):
-        done = quantmill(*arguments)
+        done = quantmill_process(*arguments)
         assert (done.returncode, done.stdout.strip()) == (0, VERSION)
 
 

@@ -87,9 +87,9 @@ def source(folder: Path, mapping: Mapping) -> DatasetSource:
 
 def report_of(case: Case, preset: str) -> Report:
     folder = required_data_dir()
-    settings = parse_config({"preset": preset, "evaluation": {"latency_runs": 1}})
+    settings = parse_config({"preset": preset, "evaluation": {"latency_runs": 1, "layer_samples": 2}})
     sources = source(folder, case.calibration), source(folder, case.evaluation)
-    return quantize(folder / case.model, settings, *sources, run=SilentRun(), threads=2).report
+    return quantize(folder / case.model, settings, *sources, run=SilentRun(), threads=1).report
 
 
 @pytest.mark.parametrize("name", CASES)

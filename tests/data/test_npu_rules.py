@@ -12,7 +12,7 @@ from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource
 from tests.data.test_accuracy import CASES, source
-from tests.data.test_zoo import QUANTIZED, feed, feeds_of, model_path, whole_inputs
+from tests.data.test_zoo import QUANTIZED, assert_runs_like, feed, feeds_of, model_path, whole_inputs
 from tests.support.data import DATA_MARKS, required_data_dir
 from tests.support.npu_checker import check_npu_model
 from worker.quantizer.pipeline import quantize
@@ -47,8 +47,10 @@ def left(report: Report) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_models_of_every_kind_keep_the_rules(feed: ModuleType, name: str, tmp_path: Path) -> None:
-    data = whole_inputs(feeds_of(feed, name, 2), tmp_path / "data.npz")
-    result = quantize(model_path(name), xint8(), DatasetSource(path=str(data)), run=SilentRun(), threads=2)
+    feeds = feeds_of(feed, name, 3)
+    data = whole_inputs(feeds[:2], tmp_path / "data.npz")
+    result = quantize(model_path(name), xint8(), DatasetSource(path=str(data)), run=SilentRun(), threads=1)
+    assert_runs_like(name, result, feeds[2:])
     assert not check_npu_model(onnx.load_from_string(result.model), excluded=left(result.report))
     assert any(layer.reason is None for layer in result.report.layers)
     assert not any("could not be kept" in note for note in result.report.notes)
@@ -59,7 +61,7 @@ def test_models_of_every_kind_keep_the_rules(feed: ModuleType, name: str, tmp_pa
 def test_accuracy_is_kept(name: str, most: float) -> None:
     case, folder = CASES[name], required_data_dir()
     sources = source(folder, case.calibration), source(folder, case.evaluation)
-    result = quantize(folder / case.model, xint8(), *sources, run=SilentRun(), threads=2)
+    result = quantize(folder / case.model, xint8(calibration_samples=250), *sources, run=SilentRun(), threads=1)
     assert not check_npu_model(onnx.load_from_string(result.model), excluded=left(result.report))
     report = result.report
     assert report.float_.metrics["top1"] - report.quantized.metrics["top1"] <= most

@@ -57,6 +57,17 @@ def make_report(verdict: str = "none") -> Report:
             "summary": "Quantized.",
             "float": {"metrics": {"top1": 90.0}, "size_bytes": 4000, "latency_ms": 1.0},
             "quantized": {"metrics": {"top1": 89.5}, "size_bytes": 1000, "latency_ms": 0.5},
+            "metrics": [
+                {
+                    "name": "top1",
+                    "kind": "top1",
+                    "unit": "%",
+                    "better": "higher",
+                    "float": 90.0,
+                    "quantized": 89.5,
+                    "drop": 0.5,
+                }
+            ],
             "fidelity": {
                 "sqnr_db": 30.0,
                 "cosine": 0.999,

@@ -56,6 +56,12 @@ class ApiProcess:
                 time.sleep(0.05)
         raise AssertionError(f"the API did not start: {self.log.read_text()}")
 
+    def freshen(self) -> None:
+        """An empty log, and a process that runs: a test may have ended the one before."""
+        self.log.write_bytes(b"")
+        if self._process.poll() is not None:
+            self.start()
+
     def rss_bytes(self, *, peak: bool = False) -> int:
         """Memory of the process: resident now, or at its highest."""
         word = "VmHWM:" if peak else "VmRSS:"

@@ -82,7 +82,7 @@ class Service:
         assert self.process.stdout is not None
         line = self.process.stdout.readline().decode()
         self.url = next((word for word in line.split() if word.startswith("http://")), "http://nowhere")
-        self.client = QuantmillClient(self.url, patience_seconds=10)
+        self.client = QuantmillClient(self.url, variables.get("QUANTMILL_API_KEY"), patience_seconds=10)
         if "http://" not in line:
             self.stop()
             raise AssertionError(self.log())

@@ -55,7 +55,10 @@ def test_the_store_is_shared_and_scratch_is_not(compose):
     for name in ("api", "reconciler", "worker", "inspector"):
         assert "store:/data/store" in compose["services"][name]["volumes"]
     scratch = compose["services"]["worker"]["environment"]["QUANTMILL_SCRATCH_DIR"]
-    assert not scratch.startswith("/data/store")
+    assert not scratch.startswith(("/data/store", "/data/cache"))
+    for name in ("worker", "inspector"):
+        assert "cache:/data/cache" in compose["services"][name]["volumes"]
+    assert "cache" in compose["volumes"]
 
 
 def test_every_variable_is_a_setting(compose):

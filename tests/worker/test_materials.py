@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from service.contracts.config import parse_config
 from service.contracts.dataset import PreprocessingSpec
-from service.contracts.errors import DatasetFormatError
-from service.contracts.runner import InspectDatasetTask
+from service.contracts.errors import DatasetFormatError, EngineError
+from service.contracts.runner import TASK_ADAPTER, InspectDatasetTask, QuantizeTask
 from tests.support.front import npz_bytes
 from tests.worker.workbench import Workbench
 from worker import runner
@@ -54,6 +56,39 @@ def test_the_declared_format_goes_with_the_data(bench: Workbench) -> None:
     with bench.database.read() as session:
         task_file = Materials(scratch, bench.store, threads=1).prepare(session, bench.job(job_id))
     assert json.loads(task_file.read_text())["format"] == "npz"
+
+
+def test_uploaded_graphs_of_metrics_are_laid_out(bench: Workbench) -> None:
+    files = {"metric.onnx": b"a graph", "data.bin": b"its data"}
+    graph = bench.add_model(files)
+    metrics = [{"kind": "onnx", "name": f"m{k}", "graph": {"model_id": graph}} for k in range(2)]
+    config = parse_config({"evaluation": {"metrics": metrics}}).model_dump(mode="json")
+    job_id = bench.submit(
+        kind="quantize", model_id=bench.add_model(), calibration_dataset_id=bench.add_dataset(), config=config
+    )
+    scratch = bench.folder / "scratch"
+    scratch.mkdir()
+    with bench.database.read() as session:
+        task_file = Materials(scratch, bench.store, threads=1).prepare(session, bench.job(job_id))
+    task = TASK_ADAPTER.validate_json(task_file.read_bytes())
+    assert isinstance(task, QuantizeTask)
+    (path,) = (Path(found) for found in task.metric_graphs.values())
+    assert list(task.metric_graphs) == [graph]
+    assert path.parent.parent.parent == scratch
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == files
+
+
+def test_a_graph_of_another_tenant_is_not_laid_out(bench: Workbench) -> None:
+    graph = bench.add_model({"metric.onnx": b"a graph"}, tenant="other")
+    metrics = [{"kind": "onnx", "graph": {"model_id": graph}}]
+    config = parse_config({"evaluation": {"metrics": metrics}}).model_dump(mode="json")
+    job_id = bench.submit(
+        kind="quantize", model_id=bench.add_model(), calibration_dataset_id=bench.add_dataset(), config=config
+    )
+    scratch = bench.folder / "scratch"
+    scratch.mkdir()
+    with bench.database.read() as session, pytest.raises(EngineError, match=graph):
+        Materials(scratch, bench.store, threads=1).prepare(session, bench.job(job_id))
 
 
 @pytest.mark.parametrize("declared", ["npz", "safetensors", None])

@@ -113,10 +113,12 @@ def overhead_behind_canceled_jobs(service: Service, tiny: Tiny) -> float:
     return overall - sum(stage.seconds for stage in service.client.report(job.id).stages)
 
 
+@pytest.mark.alone
 def test_canceled_jobs_hold_nobody_up(service: Service, tiny: Tiny) -> None:
     assert overhead_behind_canceled_jobs(service, tiny) < 3.0
 
 
+@pytest.mark.alone
 @pytest.mark.redis
 def test_canceled_jobs_hold_nobody_up_on_redis(tmp_path: Path, tiny: Tiny, redis_url: str) -> None:
     require(redis_trouble())

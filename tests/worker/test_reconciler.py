@@ -19,6 +19,7 @@ from service.jobs.dispatch import Dispatcher
 from service.tables import IdempotencyKey, Job, Upload
 from tests.worker.workbench import Workbench, wait_for
 from worker.broker import QueueDepths
+from worker.checkpoints import open_checkpoints
 from worker.reconciler import Reconciler, run_forever, run_once
 from worker.supervisor import scratch_name
 
@@ -201,6 +202,16 @@ def test_scratch_of_attempts_that_do_not_run_is_removed(bench, reconciler):
         make_old(folder, 0 if name == "young.1" else 3600)
     assert reconciler.collect_scratch() == 2
     assert bench.scratch_folders() == sorted([scratch_name(running, 1), "young.1"])
+
+
+def test_checkpoints_are_kept_for_jobs_that_may_run_again(bench, reconciler):
+    queued, running, ended = bench.submit(), bench.submit(), bench.submit()
+    claim(bench, running)
+    bench.cancel(ended)
+    for job_id in (queued, running, ended, "job_unknown"):
+        make_old(open_checkpoints(bench.settings.scratch_dir, job_id, limit_bytes=0), 3600)
+    assert reconciler.collect_scratch() == 2
+    assert bench.scratch_folders() == sorted(f"{job_id}.checkpoints" for job_id in (queued, running))
 
 
 def test_old_answers_are_forgotten(bench, reconciler):

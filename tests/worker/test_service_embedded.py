@@ -53,6 +53,7 @@ def stop_runner(service: Service) -> int:
     return pid
 
 
+@pytest.mark.alone
 def test_the_main_job(service, inputs, tiny, tmp_path):
     started = time.monotonic()
     job = service.client.create_job(**inputs, config={"preset": "int8"})
@@ -82,7 +83,7 @@ def test_the_service_gives_the_bytes_of_a_run_in_process(service, inputs, tiny, 
         model_path=str(tiny.model), config=parse_config({}), calibration=DatasetSource(path=str(tiny.calibration)),
         evaluation=DatasetSource(path=str(tiny.evaluation)), output_dir=str(tmp_path), threads=1,
     )  # fmt: skip
-    report = quantize_files(task, SilentRun())
+    report = quantize_files(task, SilentRun()).report
     assert report.manifest.output_sha256 == service.client.report(job.id).manifest.output_sha256
 
 
@@ -184,7 +185,8 @@ def test_stop_puts_the_running_job_back_and_leaves_nothing_behind(tmp_path, tiny
         assert service.stop() == 0
         assert time.monotonic() - started < 30
         assert processes_of(folder) == {}
-        assert list((folder / "scratch").iterdir()) == []
+        # nothing but what the next attempt may go on from
+        assert {path.suffix for path in (folder / "scratch").iterdir()} <= {".checkpoints"}
     with Service(folder) as again:
         done = again.wait_for_state(job.id, "succeeded", "failed")
         assert (done.state, done.attempt, done.interruptions) == ("succeeded", 2, 1)

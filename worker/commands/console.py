@@ -20,6 +20,7 @@ WIDTH_WITHOUT_TERMINAL = 120
 PLAIN_PERIOD_SECONDS = 2.0
 WORST_LAYERS = 5
 MOST_INSPECTED = 50
+_POINTS = {"%": "points", "dB": "dB"}
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -138,8 +139,9 @@ def print_evaluation(result: dict[str, Any], console: Console | None = None) -> 
     console = console or make_console(stderr=True)
     columns = [name for name in ("reference", "model") if name in result]
     table = Table("", *columns, title=f"{result['samples']} samples", title_justify="left")
-    for metric in sorted({metric for name in columns for metric in result[name]["metrics"]}):
-        table.add_row(Text(f"{metric} (%)"), *(_number(result[name]["metrics"].get(metric)) for name in columns))
+    for metric in result["metrics"]:
+        values = (result[name]["metrics"].get(metric["name"]) for name in columns)
+        table.add_row(_labelled(metric["name"], metric["unit"]), *(_figure(value, metric["unit"]) for value in values))
     table.add_row("size", *(_bytes(result[name]["size_bytes"]) for name in columns))
     table.add_row("latency", *(_number(result[name]["latency_ms"], "ms") for name in columns))
     console.print(table)
@@ -152,10 +154,12 @@ def size_ratio(report: Report) -> float:
 
 def _figures(report: Report) -> Table:
     table = Table("", "float", "quantized", "change", title="Quantization report", title_justify="left")
-    for name in sorted({*report.float_.metrics, *report.quantized.metrics}):
-        before, after = report.float_.metrics.get(name), report.quantized.metrics.get(name)
-        change = f"{after - before:+.2f} points" if before is not None and after is not None else ""
-        table.add_row(Text(f"{name} (%)"), _number(before), _number(after), change)
+    for metric in report.metrics:
+        before, after, unit = metric.float_, metric.quantized, metric.unit
+        change = "" if before is None or after is None else _figure(after - before, unit, sign="+")
+        word = _POINTS.get(unit, "") if change else ""
+        shown = (_figure(before, unit), _figure(after, unit), f"{change} {word}".rstrip())
+        table.add_row(_labelled(metric.name, unit), *shown)
     table.add_row(
         "size",
         _bytes(report.float_.size_bytes),
@@ -208,6 +212,15 @@ def print_inspection(found: Inspection, console: Console | None = None) -> None:
 
 def _hopeless(node: NodeInspection) -> bool:
     return node.hint is None or node.hint.startswith("Nothing")
+
+
+def _labelled(name: str, unit: str) -> Text:
+    return Text(f"{name} ({unit})" if unit else name)
+
+
+def _figure(value: float | None, unit: str, sign: str = "") -> str:
+    """A metric's value: percent and dB to two places, what may be of any size to five digits."""
+    return "-" if value is None else f"{value:{sign}{'.2f' if unit in ('%', 'dB') else '.5g'}}"
 
 
 def _number(value: float | None, unit: str = "", digits: int = 2) -> str:

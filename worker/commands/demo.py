@@ -58,7 +58,7 @@ def run_demo(output: Path, data_dir: Path | None) -> Report:
                     server=url,
                     key=None,
                     view=view,
-                )
+                ).report
     write_report(report, output / "report.json")
     print_report(report)
     before, after = report.float_.metrics["top1"], report.quantized.metrics["top1"]

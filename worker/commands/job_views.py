@@ -40,11 +40,12 @@ def print_job(job: JobOut, console: Console | None = None) -> None:
         ("finished", _moment(job.finished_at)),
         ("verdict", job.verdict or "-"),
     ]
-    lines += [(artifact.kind, artifact.id) for artifact in job.artifacts]
+    lines += [(item.kind, f"{item.id}  {item.filename}, {item.size_bytes} bytes") for item in job.artifacts]
     if job.error is not None:
         lines += [("error", f"[{job.error.code}] {job.error.detail}"), ("hint", job.error.hint or "-")]
+    width = max(10, *(len(name) + 2 for name, _ in lines))
     for name, value in lines:
-        console.print(Text.assemble(f"{name:<10}", value), soft_wrap=True)
+        console.print(Text.assemble(f"{name:<{width}}", value), soft_wrap=True)
 
 
 def _state(job: JobOut) -> Text:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from worker.commands import options
-from worker.commands.options import Key, Server
+from worker.commands.options import ExtraDir, Key, Server
 
 app = typer.Typer(name="jobs", help="Jobs of a service: list, show, follow, cancel.", no_args_is_help=True)
 
@@ -63,22 +63,28 @@ def follow(
         Path | None, typer.Option(metavar="Q.onnx", help="Where the quantized model goes. Default: not downloaded.")
     ] = None,
     report: Annotated[Path | None, typer.Option(metavar="R.json", help="Where the report goes.")] = None,
+    extra_dir: ExtraDir = None,
 ) -> None:
     """Follow a job to its end; print its report. Exit code 1 if it failed or was canceled."""
     from worker.commands import local, remote
     from worker.commands.console import ProgressView, print_report
+    from worker.commands.files import ExtraPlace, download_files, print_files
     from worker.commands.server import connected
 
     options.output_path(output)
     options.output_path(report)
+    options.output_folder(extra_dir)
     options.distinct_paths({"--output": output, "--report": report}, {})
     with connected(server, key) as client, ProgressView() as view:
         result = remote.follow(client, job, server=server, view=view)
         if output is not None:
             remote.download_model(client, job, output)
+        protected = tuple(path for path in (output, report) if path is not None)
+        done = download_files(client, job, result, ExtraPlace(extra_dir, protected))
     if report is not None:
         local.write_report(result, report)
     print_report(result)
+    print_files(done)
 
 
 @app.command()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,31 @@ from pydantic import ValidationError
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import InvalidConfigError, InvalidRequestError
+from service.contracts.metrics.graph import MAX_INLINE_BYTES
 from service.contracts.quark import translate_document
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeTask
 from service.contracts.validation import field_problems
 from worker.commands.console import ProgressView
+from worker.commands.files import NOWHERE, Done, ExtraPlace, move_files
 
-MODEL_FILE = "model.onnx"
+
+@dataclass(frozen=True)
+class Keep:
+    """Folders for what a run in this process leaves to other runs; each is made if it is not there.
+
+    Attributes:
+        checkpoint_dir: keeps finished work for the same command, started again; None: nothing is kept.
+        cache_dir: keeps what was computed for any other command; None: nothing is kept.
+        cache_bytes: what the cache may take; None: no limit.
+    """
+
+    checkpoint_dir: Path | None = None
+    cache_dir: Path | None = None
+    cache_bytes: int | None = None
+
+
+NOTHING = Keep()
 
 
 def load_config(preset: str | None, file: Path | None) -> QuantizationConfig:
@@ -40,7 +60,45 @@ def load_config(preset: str | None, file: Path | None) -> QuantizationConfig:
     translation = translate_document(document)
     for note in translation.notes if translation is not None else ():
         typer.echo(f"note: {file}: {note}", err=True)
-    return parse_config(document)
+    return parse_config(_with_graphs(document, file.parent))
+
+
+def _with_graphs(document: Any, folder: Path) -> Any:
+    """The document with the files of metrics that are given as graphs by path, from ``folder`` on, in their places.
+
+    Raises:
+        InvalidConfigError: a file cannot be read, or is too large.
+    """
+    evaluation = document.get("evaluation") if isinstance(document, dict) else None
+    if not isinstance(evaluation, dict) or not isinstance(evaluation.get("metrics"), list):
+        return document
+    metrics = evaluation["metrics"]
+    filled = [_with_graph(metric, folder, f"/evaluation/metrics/{k}/graph") for k, metric in enumerate(metrics)]
+    return {**document, "evaluation": {**evaluation, "metrics": filled}}
+
+
+def _with_graph(metric: Any, folder: Path, pointer: str) -> Any:
+    graph = metric.get("graph") if isinstance(metric, dict) else None
+    if not isinstance(graph, dict) or not isinstance(graph.get("path"), str):
+        return metric
+    path = folder / graph["path"]
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_INLINE_BYTES + 1)
+    except OSError as error:
+        raise InvalidConfigError(
+            f"the graph of a metric cannot be read: {path}: {error.strerror}",
+            pointer=f"{pointer}/path",
+            hint="Paths go from the folder of the config on.",
+        ) from None
+    if len(data) > MAX_INLINE_BYTES:
+        raise InvalidConfigError(
+            f"the graph of a metric is larger than {MAX_INLINE_BYTES} bytes: {path}",
+            pointer=f"{pointer}/path",
+            hint="Upload it as a model to a service, and give its model_id.",
+        )
+    rest = {key: value for key, value in graph.items() if key != "path"}
+    return {**metric, "graph": {**rest, "base64": base64.b64encode(data).decode()}}
 
 
 def load_preprocessing(text: str | None) -> PreprocessingSpec:
@@ -72,10 +130,13 @@ def quantize(
     output: Path,
     threads: int,
     view: ProgressView,
-) -> Report:
+    extra: ExtraPlace = NOWHERE,
+    keep: Keep = NOTHING,
+) -> Done:
     """Quantize ``model`` into ``output``, which appears whole or not at all.
 
     Raises:
+        FileAccessError: a further file has the name of another one of the command.
         QuantmillError: whatever the engine refuses.
     """
     from worker.quantizer.pipeline import quantize_files
@@ -88,10 +149,20 @@ def quantize(
             evaluation=evaluation,
             output_dir=folder,
             threads=threads,
+            checkpoint_dir=_made(keep.checkpoint_dir),
+            cache_dir=_made(keep.cache_dir),
+            cache_bytes=keep.cache_bytes,
         )
-        report = quantize_files(task, view)
-        publish(Path(folder) / MODEL_FILE, output)
-    return report
+        result = quantize_files(task, view)
+        publish(Path(folder) / result.model_file, output)
+        return move_files(result, Path(folder), extra)
+
+
+def _made(folder: Path | None) -> str | None:
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder.absolute())
 
 
 def evaluate(
@@ -100,6 +171,7 @@ def evaluate(
     evaluation: Path,
     preprocessing: PreprocessingSpec,
     reference: Path | None,
+    config: Path | None,
     threads: int,
     view: ProgressView,
 ) -> dict[str, Any]:
@@ -112,7 +184,8 @@ def evaluate(
 
     data = source(evaluation, preprocessing)
     reference = None if reference is None else reference.absolute()
-    return evaluate_files(model.absolute(), data, reference, threads=threads, run=view)
+    spec = load_config(None, config).evaluation
+    return evaluate_files(model.absolute(), data, reference, threads=threads, run=view, spec=spec)
 
 
 def write_report(report: Report, path: Path) -> None:

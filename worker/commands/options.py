@@ -51,6 +51,18 @@ EvaluationPreprocessing = Annotated[
     str | None,
     typer.Option(metavar="JSON|FILE", help="The same for the evaluation data alone. Default: --preprocessing."),
 ]
+ExtraDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where further files of the recipe go, such as analyses. Default: nowhere."),
+]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keeps what was computed for other runs that need the same. Default: nothing is."),
+]
+CheckpointDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keeps finished work, so that the same command goes on where it was killed."),
+]
 
 
 # Of the extras `worker` and `demo`: the front desk is installed without them.
@@ -133,6 +145,17 @@ def output_path(path: Path | None) -> Path | None:
         raise typer.BadParameter(f"{path} is a folder.")
     if path is not None and not path.absolute().parent.is_dir():
         raise typer.BadParameter(f"The folder {path.absolute().parent} does not exist.")
+    return path
+
+
+def output_folder(path: Path | None) -> Path | None:
+    """A folder that is there or can be made.
+
+    Raises:
+        typer.BadParameter: it is a file.
+    """
+    if path is not None and path.exists() and not path.is_dir():
+        raise typer.BadParameter(f"{path} is no folder.")
     return path
 
 

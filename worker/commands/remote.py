@@ -12,6 +12,7 @@ from service.contracts.report import Report
 from service.contracts.runner import DatasetSource
 from service.jobs.schemas import EventOut
 from worker.commands.console import ProgressView
+from worker.commands.files import NOWHERE, Done, ExtraPlace, download_files
 from worker.commands.server import connected
 
 
@@ -25,7 +26,8 @@ def quantize(
     server: str,
     key: str | None,
     view: ProgressView,
-) -> Report:
+    extra: ExtraPlace = NOWHERE,
+) -> Done:
     """Quantize ``model`` on the service at ``server`` into ``output``, which appears whole or not at all.
 
     Raises:
@@ -34,6 +36,7 @@ def quantize(
         ServerUnreachableError: the service does not answer.
         JobNotSucceededError: somebody canceled the job.
         ExternalDataError: the model's external data is not there.
+        FileAccessError: a further file has the name of another one of the command.
     """
     files = model_files(model)
     with connected(server, key) as client:
@@ -54,7 +57,7 @@ def quantize(
         )
         report = follow(client, job.id, server=server, view=view)
         download_model(client, job.id, output)
-    return report
+        return download_files(client, job.id, report, extra)
 
 
 def follow(client: QuantmillClient, job_id: str, *, server: str, view: ProgressView) -> Report:

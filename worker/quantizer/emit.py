@@ -22,6 +22,7 @@ from worker.quantizer.numerics.emission import (
 )
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.rounded import RoundedGrid
+from worker.quantizer.plan.limits import limited_operand
 from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
 
 PRODUCER = "quantmill"
@@ -45,6 +46,7 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
         EngineError: the plan was not filled.
     """
     graph = model.graph
+    _move_parameters(graph, plan)
     names = Names(graph)
     writer = Writer(model, plan)
     _emit_parameters(graph, plan, names, writer)
@@ -54,6 +56,8 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
         if tensor not in values:
             raise EngineError(f"the graph has no tensor {tensor!r}", tensor=tensor)
         _emit_activation(graph, plan, values[tensor], grids, names, writer)
+    if plan.integer_limits:
+        _limit_integers(graph, plan, names)
     _drop_implied_activations(graph, plan)
     _drop_unread(graph, writer.made)
     model.producer_name, model.producer_version = PRODUCER, None
@@ -128,6 +132,13 @@ class Writer:
         add_functions(self._model, written.functions)
         self.made.update(written.nodes)
         self._model.ir_version = max(self._model.ir_version or 0, _FUNCTIONS_IR_VERSION)
+
+
+def _move_parameters(graph: ir.Graph, plan: QuantizationPlan) -> None:
+    for name, array in plan.moved.items():
+        value = graph.initializers.get(name)
+        if value is not None:
+            value.const_value = ir.tensor(array, name=name)
 
 
 def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names, writer: Writer) -> None:
@@ -281,6 +292,42 @@ def onnx_integers(integers: np.ndarray, dtype: str) -> np.ndarray:
 def ir_dtype(dtype: str) -> ir.DataType:
     """onnx-ir's word for an integer type of the plan."""
     return ir.DataType[dtype.upper()]
+
+
+def _limit_integers(graph: ir.Graph, plan: QuantizationPlan, names: Names) -> None:
+    """Move fused limits per channel between QuantizeLinear and DequantizeLinear, where nothing else changes.
+
+    The runtime then fuses the node before with its pairs as if there were no limit.
+    """
+    for node in list(graph):
+        index = limited_operand(node) if _role(node, plan) is Role.FUSED else None
+        value = node.outputs[0]
+        entry = plan.activations.get(name_of(value)) if index is not None else None
+        if index is None or entry is None or not isinstance(entry.quantization, IntegerGrid):
+            continue
+        readers = [usage.node for usage in value.uses()]
+        alone = len(readers) == 1 and readers[0].op_type == "QuantizeLinear" and not value.is_graph_output()
+        if alone and entry.quantization.dtype in _BYTES:
+            _limit_behind(graph, node, index, readers[0], entry.quantization.at_run_time(), names)
+
+
+def _limit_behind(
+    graph: ir.Graph, node: ir.Node, index: int, quantize: ir.Node, grid: IntegerGrid, names: Names
+) -> None:
+    before, limit, name = node.inputs[index], constant(node.inputs[1 - index]), name_of(node.outputs[0])
+    if before is None or limit is None:
+        return
+    stored = add_initializer(graph, names.free(f"{name}_limit"), onnx_integers(grid.quantize(limit), grid.dtype))
+    rounded = quantize.outputs[0]
+    limited = ir.node(node.op_type, [rounded, stored], name=node_name(node))
+    made = limited.outputs[0]
+    made.name, made.type, made.shape = names.free(f"{name}_limited"), rounded.type, rounded.shape
+    for usage in [usage for usage in rounded.uses() if usage.node is not limited]:
+        usage.node.replace_input_with(usage.idx, made)
+    graph.insert_after(quantize, limited)
+    quantize.replace_input_with(0, before)
+    graph.remove(node, safe=True)
+    before.name = name
 
 
 def _drop_implied_activations(graph: ir.Graph, plan: QuantizationPlan) -> None:

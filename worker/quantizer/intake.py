@@ -60,7 +60,7 @@ def inspect_model(path: Path, *, threads: int, list_nodes: bool = True) -> Model
     proto = read_proto(path)
     check_tensors(proto)
     check_representable(proto)
-    _check_structure(proto)
+    check_structure(proto)
     summary = summarize_model(proto, path)
     try:
         check_runtime(path, threads=threads, optimized=list_nodes)  # a quantization makes a session of its own
@@ -116,19 +116,26 @@ def summarize_model(proto: onnx.ModelProto, path: Path) -> ModelSummary:
     digests = {location: _sha256(file) for location, file in files.items()}
     lines = "".join(f"{digest}  {location}\n" for location, digest in digests.items())
     nodes = [node for node, _ in _nodes(proto)]
-    weights = {tensor.name for tensor in proto.graph.initializer}
+    inputs, outputs = tensor_infos(proto)
     return ModelSummary(
         ir_version=proto.ir_version,
         opset={entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
         producer=" ".join(filter(None, (proto.producer_name, proto.producer_version))),
-        inputs=tuple(_tensor_info(value) for value in proto.graph.input if value.name not in weights),
-        outputs=tuple(_tensor_info(value) for value in proto.graph.output),
+        inputs=inputs,
+        outputs=outputs,
         node_count=len(nodes),
         op_counts=dict(sorted(Counter(node.op_type for node in nodes).items())),
         parameter_count=sum(math.prod(tensor.dims) for tensor in tensors_of(proto) if _is_weight(tensor)),
         size_bytes=sum(file.stat().st_size for file in files.values()),
         sha256=digests[""] if len(files) == 1 else hashlib.sha256(lines.encode()).hexdigest(),
     )
+
+
+def tensor_infos(proto: onnx.ModelProto) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """What a model takes and what it returns; weights that are listed as inputs are none."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    taken = (_tensor_info(value) for value in proto.graph.input if value.name not in weights)
+    return tuple(taken), tuple(_tensor_info(value) for value in proto.graph.output)
 
 
 def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
@@ -168,7 +175,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _check_structure(proto: onnx.ModelProto) -> None:
+def check_structure(proto: onnx.ModelProto) -> None:
     """Refuse what must not reach the runtime: no nodes, unknown domains, endless nesting or calls."""
     if not proto.graph.node:
         raise UnsupportedModelError("the model has no nodes", hint="Upload a model that computes something.")

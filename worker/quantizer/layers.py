@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+
 import onnx_ir as ir
 
 from service.contracts.model import TensorInfo
 from service.contracts.report import LayerFigures
 from worker.quantizer.data import Dataset
-from worker.quantizer.emit import emit
-from worker.quantizer.equalization import bias_correction
-from worker.quantizer.evaluation.compare import LayerDistances, layer_distances
+from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.graph.values import is_constant, name_of, node_name
 from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan
+from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run import Run
-from worker.quantizer.runtime import Session, inner_session
+from worker.quantizer.runtime import inner_session
 
 # Begins the reason of a node that there is nothing to quantize in.
 NOT_APPLICABLE = "not applicable"
 
 
 def layer_figures(
-    prepared: ir.Model,
+    drafts: Sequence[Draft],
     quantized: ir.Model,
-    plan: QuantizationPlan,
     data: Dataset,
     inputs: tuple[TensorInfo, ...],
     *,
@@ -33,34 +35,60 @@ def layer_figures(
 ) -> tuple[LayerFigures, ...]:
     """One row per node: quantized ones by SQNR, worst first, then those left in float, then those without floats.
 
-    What bias correction gained is measured by running the network once more on the same samples, without it.
+    What an algorithm gained is measured by running the network as it was before it on the same samples; either
+    network is compared with the float one that it was made from, which equalization may have changed.
 
     Args:
-        prepared: prepared float model.
+        drafts: the calibrated network, then one more per algorithm; the last one is what was emitted.
         quantized: emitted model.
-        plan: the plan it was emitted from.
         data: samples to measure on.
         inputs: the models' inputs.
         samples: how many.
         threads: of the sessions.
         run: told of progress.
     """
-    pairs = _pairs(prepared.graph, quantized.graph, plan)
-    distances = LayerDistances({}, {})
-    if pairs:
-        reference = inner_session(
-            prepared, _distinct(a for a, _ in pairs.values()), threads=threads, what="float model"
-        )
-        twins = _distinct(b for _, b in pairs.values())
-        twin = inner_session(quantized, twins, threads=threads, what="quantized model")
-        others = _without_algorithms(prepared, plan, pairs, threads=threads)
-        distances = layer_distances(reference, twin, pairs, data, inputs, limit=samples, run=run, others=others)
-    main = {node_name(node): node for node in prepared.graph}
-    every = {node_name(node): node for node in prepared.graph.all_nodes()}
+    last = drafts[-1]
+    measure = partial(_distances, data=data, inputs=inputs, samples=samples, threads=threads, run=run)
+    found = measure(last, quantized)
+    gains: dict[str, dict[str, float]] = defaultdict(dict)
+    after = found
+    for draft, before in zip(reversed(drafts[1:]), reversed(drafts[:-1]), strict=True):
+        without = measure(before, before.emitted())
+        for name, figure in after.items():
+            old = without.get(name)
+            if draft.algorithm is not None and figure is not None and old is not None and name in draft.changed:
+                gains[name][draft.algorithm] = round(figure - old, 3)
+        after = without
+    main = {node_name(node): node for node in last.graph}
+    every = {node_name(node): node for node in last.graph.all_nodes()}
     rows = [
-        _row(entry, main.get(name), every[name], plan, distances) for name, entry in plan.nodes.items() if name in every
+        _row(entry, main.get(name), every[name], last.plan, found.get(name), gains.get(name, {}))
+        for name, entry in last.plan.nodes.items()
+        if name in every
     ]
     return tuple(sorted(rows, key=_rank))
+
+
+def _distances(
+    draft: Draft,
+    quantized: ir.Model,
+    *,
+    data: Dataset,
+    inputs: tuple[TensorInfo, ...],
+    samples: int,
+    threads: int,
+    run: Run,
+) -> dict[str, float | None]:
+    """SQNR in dB by node of the draft, emitted as ``quantized``, against the float model of the same draft."""
+    pairs = _pairs(draft.graph, quantized.graph, draft.plan)
+    if not pairs:
+        return {}
+    reference = inner_session(
+        draft.prepared.model, _distinct(a for a, _ in pairs.values()), threads=threads, what="float model"
+    )
+    twins = _distinct(b for _, b in pairs.values())
+    twin = inner_session(quantized, twins, threads=threads, what="quantized model")
+    return layer_distances(reference, twin, pairs, data, inputs, limit=samples, run=run)
 
 
 def _rank(row: LayerFigures) -> tuple[int, bool, float]:
@@ -68,22 +96,6 @@ def _rank(row: LayerFigures) -> tuple[int, bool, float]:
     if row.reason is None:
         return 0, row.sqnr_db is None, row.sqnr_db or 0.0
     return (2 if row.reason.startswith(NOT_APPLICABLE) else 1), False, 0.0
-
-
-def _without_algorithms(
-    prepared: ir.Model, plan: QuantizationPlan, pairs: dict[str, tuple[str, str]], *, threads: int
-) -> dict[str, tuple[Session, list[str]]]:
-    """By algorithm: the quantized model as it would be without it, and the nodes that the algorithm changed."""
-    plain, changed = bias_correction.without_correction(prepared.graph, plan)
-    layers = [name for name in changed if name in pairs]
-    if not layers:
-        return {}
-    model = emit(ir.from_proto(ir.to_proto(prepared)), plain)
-    there = {value.name for node in model.graph for value in node.outputs}
-    layers = [name for name in layers if pairs[name][1] in there]
-    tensors = _distinct(pairs[name][1] for name in layers)
-    session = inner_session(model, tensors, threads=threads, what="quantized model without bias correction")
-    return {"bias_correction": (session, layers)}
 
 
 def _distinct(names: object) -> list[str]:
@@ -112,7 +124,12 @@ def _integer_words(node: ir.Node) -> str | None:
 
 
 def _row(
-    entry: NodePlan, main: ir.Node | None, node: ir.Node, plan: QuantizationPlan, distances: LayerDistances
+    entry: NodePlan,
+    main: ir.Node | None,
+    node: ir.Node,
+    plan: QuantizationPlan,
+    sqnr_db: float | None,
+    gain: dict[str, float],
 ) -> LayerFigures:
     """The row of ``node``; ``main`` is the same if it belongs to the main graph."""
     weight = activation = None
@@ -129,7 +146,6 @@ def _row(
     integers = _integer_words(node)
     if reason is not None and integers is not None:
         reason = f"{NOT_APPLICABLE}: its result is {integers}"
-    sqnr_db = distances.quantized.get(entry.name)
     return LayerFigures(
         name=entry.name,
         op=entry.op_type,
@@ -137,15 +153,5 @@ def _row(
         activation_dtype=activation,
         sqnr_db=sqnr_db,
         reason=reason,
-        gain=_gains(entry.name, sqnr_db, distances),
+        gain=gain,
     )
-
-
-def _gains(name: str, sqnr_db: float | None, distances: LayerDistances) -> dict[str, float]:
-    """By algorithm that changed the node: SQNR with it minus SQNR without it, in dB."""
-    gains = {}
-    for algorithm, of_model in distances.others.items():
-        before = of_model.get(name)
-        if before is not None and sqnr_db is not None:
-            gains[algorithm] = round(sqnr_db - before, 3)
-    return gains

@@ -19,13 +19,21 @@ class Stages:
 
     def __init__(self) -> None:
         self.figures: list[StageFigures] = []
+        self._depth = 0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Measure the block as stage ``name``; a stage that raises is not recorded."""
+        """Measure the block as stage ``name``; a stage that raises, or is a part of another, is not recorded."""
+        if self._depth:
+            yield
+            return
         reset_peak_rss()
         begin = time.perf_counter()
-        yield
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
         self.figures.append(
             StageFigures(name=name, seconds=round(time.perf_counter() - begin, 4), peak_rss_bytes=peak_rss_bytes())
         )

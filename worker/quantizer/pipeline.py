@@ -5,26 +5,32 @@ load -> prepare -> plan -> statistics -> parameters -> emit -> evaluate -> repor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
-from service.contracts.compatibility import check_dataset, check_gate
+from service.contracts.compatibility import check_dataset
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import EngineError
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.report import PreparationStep, Report
-from service.contracts.runner import DatasetSource, QuantizeTask
+from service.contracts.runner import DatasetSource, QuantizeResult, QuantizeTask
+from worker.quantizer.cache import Cache
+from worker.quantizer.checkpoint import CheckpointStore
 from worker.quantizer.context import Context, Quantized
 from worker.quantizer.cpu import cpu_notes
 from worker.quantizer.data import Dataset, choose_batch_size, open_dataset
-from worker.quantizer.evaluation.metrics import Distance
+from worker.quantizer.evaluation.metrics import Distance, Metrics
+from worker.quantizer.extra import ExtraFile, ExtraFiles, write_files
 from worker.quantizer.graph.layout import take_nhwc
 from worker.quantizer.graph.loading import load_model
 from worker.quantizer.graph.passes.outcome import Outcome
 from worker.quantizer.graph.prepare import Prepared, prepare, undo_quantization
+from worker.quantizer.graph.skeleton import copy_of
+from worker.quantizer.identity import origin, run_identity
 from worker.quantizer.intake import inspect_model
 from worker.quantizer.measure import Stages
 from worker.quantizer.plan.matching import Matcher
@@ -33,6 +39,7 @@ from worker.quantizer.plan.targets import edit_graph
 from worker.quantizer.provenance import fates, outline
 from worker.quantizer.recipes.qoperator import to_qoperator
 from worker.quantizer.recipes.registry import RECIPES, wanted_opset
+from worker.quantizer.refine.draft import Draft, Filled
 from worker.quantizer.reporting import make_report
 from worker.quantizer.run import Run
 from worker.quantizer.runtime import Session, is_large, to_bytes
@@ -50,19 +57,31 @@ class Result:
 
     model: bytes
     report: Report
+    files: tuple[ExtraFile, ...] = ()
 
 
-def quantize_files(task: QuantizeTask, run: Run) -> Report:
-    """Quantize the model of ``task`` and write ``model.onnx`` into its output folder.
+def quantize_files(task: QuantizeTask, run: Run) -> QuantizeResult:
+    """Quantize the model of ``task`` and write ``model.onnx`` and all other files into its output folder.
 
     Raises:
         QuantmillError: whatever ``quantize`` raises.
     """
     result = quantize(
-        Path(task.model_path), task.config, task.calibration, task.evaluation, run=run, threads=task.threads
+        Path(task.model_path),
+        task.config,
+        task.calibration,
+        task.evaluation,
+        run=run,
+        threads=task.threads,
+        checkpoint_dir=None if task.checkpoint_dir is None else Path(task.checkpoint_dir),
+        checkpoint_bytes=task.checkpoint_bytes,
+        cache=_cache(task, run),
+        graphs={name: Path(path) for name, path in task.metric_graphs.items()},
+        extra_bytes=task.extra_bytes,
     )
-    (Path(task.output_dir) / MODEL_FILE).write_bytes(result.model)
-    return result.report
+    output = Path(task.output_dir)
+    (output / MODEL_FILE).write_bytes(result.model)
+    return QuantizeResult(model_file=MODEL_FILE, report=result.report, files=write_files(result.files, output))
 
 
 def quantize(
@@ -73,6 +92,11 @@ def quantize(
     *,
     run: Run,
     threads: int,
+    checkpoint_dir: Path | None = None,
+    checkpoint_bytes: int | None = None,
+    cache: Cache | None = None,
+    graphs: Mapping[str, Path] | None = None,
+    extra_bytes: int | None = None,
 ) -> Result:
     """Quantize a model and measure what that cost.
 
@@ -84,11 +108,16 @@ def quantize(
         evaluation: data that both models are compared on; the calibration data if None.
         run: progress, log, cancellation.
         threads: CPU threads.
+        checkpoint_dir: folder that keeps finished work for another attempt of the same run; None: nothing is kept.
+        checkpoint_bytes: that it may take; None: no limit.
+        cache: what earlier runs have computed; None: nothing is kept.
+        graphs: files of uploaded models that metrics are given as, by id.
+        extra_bytes: that files beside the model may take; None: no limit.
 
     Raises:
         ModelError: the model cannot be used or is quantized already.
         DatasetError: a dataset is bad or does not fit the model.
-        InvalidConfigError: the config names nodes that are not there, or a gate that the data cannot judge.
+        InvalidConfigError: the config names nodes that are not there, or metrics that do not fit the model or the data.
         EngineError: the engine or the runtime failed on a valid input.
         CanceledError: the run was canceled.
     """
@@ -97,17 +126,18 @@ def quantize(
         run.progress("load")
         summary = inspect_model(model_path, threads=threads, list_nodes=False)
         summary = summary.model_copy(update={"inputs": fixed_inputs(summary.inputs, config.preparation)})
-        calibration_data = _open(calibration, summary, "calibration dataset")
-        evaluation_data = _open(evaluation, summary, "evaluation dataset") if evaluation is not None else None
-        measured_on = evaluation_data or calibration_data
-        check_gate(config.evaluation.gate, has_labels=measured_on.labels is not None)
+        calibration_data = _open(calibration, summary, config, "calibration dataset")
+        evaluation_data = None if evaluation is None else _open(evaluation, summary, config, "evaluation dataset")
+        metrics = Metrics(config.evaluation, summary.outputs, graphs=graphs, threads=threads)
+        metrics.check(evaluation_data or calibration_data)
         original = load_model(model_path)
         undone = undo_quantization(original) if config.preparation.dequantize else None
         original = original if undone is None else undone.model
-        original_bytes = to_bytes(original)
         if undone is not None and undone.applied:
-            summary = summary.model_copy(update={"size_bytes": len(original_bytes)})
-        float_session = Session(original_bytes, threads=threads, what="float model", uploaded=True)
+            summary = summary.model_copy(update={"size_bytes": len(to_bytes(original))})
+        float_session = Session(original, threads=threads, what="float model", uploaded=True)
+        _probe(metrics, float_session, calibration_data, evaluation_data, summary, config, run)
+        made_from = origin(summary, calibration_data, evaluation_data, graphs or {}, threads=threads)
         context = Context(
             config=config,
             summary=summary,
@@ -117,17 +147,48 @@ def quantize(
             stages=stages,
             run=run,
             threads=threads,
+            origin=made_from,
+            checkpoint=CheckpointStore(
+                checkpoint_dir, run_identity(config, made_from), limit_bytes=checkpoint_bytes, run=run
+            ),
+            files=ExtraFiles(extra_bytes),
+            cache=Cache(None) if cache is None else cache,
+            metrics=metrics,
         )
     done = _quantize(original, context)
     if undone is not None:
         _tell_undone(undone, done)
-    model_bytes = _uploaded_bytes(model_path, summary, original_bytes) if done.plan.is_empty else done.bytes
-    return Result(model_bytes, make_report(done, model_bytes, context))
+    model_bytes = _uploaded_bytes(model_path, summary, undone is not None) if done.plan.is_empty else done.bytes
+    return Result(model_bytes, make_report(done, model_bytes, context), context.files.all)
 
 
-def _uploaded_bytes(path: Path, summary: ModelSummary, whole: bytes) -> bytes:
-    """The file as it is; ``whole``, with everything inside, if it keeps data in other files."""
-    return path.read_bytes() if path.stat().st_size == summary.size_bytes else whole
+def _probe(
+    metrics: Metrics,
+    session: Session,
+    calibration: Dataset,
+    evaluation: Dataset | None,
+    summary: ModelSummary,
+    config: QuantizationConfig,
+    run: Run,
+) -> None:
+    """Try the metrics on the data that they are to be measured on; steps are judged on the calibration data."""
+    if evaluation is not None:
+        metrics.probe(session, evaluation, summary.inputs, run, role="evaluation dataset")
+    if evaluation is None or (config.algorithms and metrics.fed_by(calibration)):
+        metrics.probe(session, calibration, summary.inputs, run, role="calibration dataset")
+
+
+def _cache(task: QuantizeTask, run: Run) -> Cache:
+    folder = None if task.cache_dir is None else Path(task.cache_dir)
+    return Cache(folder, scope=task.cache_scope, limit_bytes=task.cache_bytes, run=run)
+
+
+def _uploaded_bytes(path: Path, summary: ModelSummary, undo: bool) -> bytes:
+    """The file as it is; read anew and written whole if it keeps data in other files, or has its pairs taken off."""
+    if path.stat().st_size == summary.size_bytes:
+        return path.read_bytes()
+    model = load_model(path)
+    return to_bytes(undo_quantization(model).model if undo else model)
 
 
 def _tell_undone(undone: Outcome, done: Quantized) -> None:
@@ -138,9 +199,9 @@ def _tell_undone(undone: Outcome, done: Quantized) -> None:
         done.plan.notes.append("The uploaded model is quantized; 'float' is that model with its Q/DQ pairs taken off")
 
 
-def _open(source: DatasetSource, model: ModelSummary, role: str) -> Dataset:
+def _open(source: DatasetSource, model: ModelSummary, config: QuantizationConfig, role: str) -> Dataset:
     data = open_dataset(Path(source.path), source.preprocessing)
-    check_dataset(model, data.summary, role=role)
+    check_dataset(model, data.summary, role=role, labels_of_first=not config.evaluation.metrics)
     return data
 
 
@@ -165,39 +226,39 @@ def _quantize(original: ir.Model, context: Context) -> Quantized:
     with context.stages.stage("plan"):
         run.progress("plan")
         plan = recipe.plan(prepared.graph, config, prepared.op_types)
-        plan.notes += notes
         run.check()
         if not plan.is_empty and prepared.keeps_function:
             _check_prepared(prepared, context)
         edits = [] if plan.is_empty else edit_graph(prepared.graph, config, prepared.op_types)
         if edits:
             plan = recipe.plan(prepared.graph, config, prepared.op_types)
-            plan.notes += notes
-            plan.decisions[:0] = edits
     if plan.is_empty:
         unselected = config.model_copy(update={"include": (), "exclude": ()})
         without = recipe.plan(prepared.graph, unselected, prepared.op_types)
-        plan.notes.append(nothing_quantized(by_selectors=not without.is_empty))
+        plan.notes += [*notes, nothing_quantized(by_selectors=not without.is_empty)]
         run.log(plan.notes[-1], "warning")
-        return Quantized(prepared, plan, prepared.model, b"")
-    recipe.fill(prepared, plan, context)
+        return Quantized(Filled([Draft(prepared, plan)]), prepared.model, b"")
+    filled = recipe.fill(prepared, plan, context)
+    prepared, plan = filled.draft.prepared, filled.draft.plan
+    plan.notes[:0] = notes
+    plan.decisions[:0] = edits
     with context.stages.stage("emit"):
         run.progress("emit")
-        quantized = recipe.emit(ir.from_proto(ir.to_proto(prepared.model)), plan)
+        quantized = recipe.emit(copy_of(prepared.model), plan)
         prepared.restore_interface(quantized)
         model_bytes = to_bytes(quantized)
         if config.format == "qoperator":
             model_bytes, left = to_qoperator(model_bytes, threads=context.threads)
             plan.notes.append(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")
         model_bytes = take_nhwc(model_bytes, prepared.nhwc_inputs)
-    return Quantized(prepared, plan, quantized, model_bytes)
+    return Quantized(filled, quantized, model_bytes)
 
 
 def _check_prepared(prepared: Prepared, context: Context) -> None:
     """Preparation must not change what the model computes: compare one batch."""
     data, float_session = context.calibration, context.float_session
     session = Session(
-        to_bytes(prepared.model), threads=context.threads, what="prepared model", optimized=not is_large(prepared.model)
+        prepared.model, threads=context.threads, what="prepared model", optimized=not is_large(prepared.model)
     )
     batch = next(iter(data.batches(context.inputs, choose_batch_size(context.inputs, data, 1), limit=1)))
     names = float_session.output_names

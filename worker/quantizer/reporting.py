@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import platform
-from importlib.metadata import version
 
 from service.contracts.calibration import TensorRange
 from service.contracts.report import Manifest, ModelFigures, Report
 from service.contracts.version import VERSION
 from worker.quantizer.context import Context, Quantized
 from worker.quantizer.evaluation.compare import compare, latencies_ms
-from worker.quantizer.evaluation.gate import judge
+from worker.quantizer.evaluation.gate import judge, metric_figures
 from worker.quantizer.evaluation.nhwc import NhwcSession
+from worker.quantizer.identity import library_versions
 from worker.quantizer.layers import layer_figures
 from worker.quantizer.wording import report_notes, summary_sentence
-
-_LIBRARIES = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 
 def make_report(quantized: Quantized, model_bytes: bytes, context: Context) -> Report:
@@ -38,13 +35,13 @@ def make_report(quantized: Quantized, model_bytes: bytes, context: Context) -> R
             data,
             context.inputs,
             source="evaluation" if context.evaluation is not None else "calibration",
+            metrics=context.metrics,
             run=run,
         )
     with context.stages.stage("layers"):
         layers = layer_figures(
-            quantized.prepared.model,
+            quantized.filled.drafts,
             quantized.model,
-            quantized.plan,
             data,
             context.inputs,
             samples=config.evaluation.layer_samples,
@@ -57,19 +54,30 @@ def make_report(quantized: Quantized, model_bytes: bytes, context: Context) -> R
             context.float_session, quantized_session, data, context.inputs, runs=config.evaluation.latency_runs, run=run
         )
     float_figures = ModelFigures(
-        metrics=comparison.float_metrics, size_bytes=context.summary.size_bytes, latency_ms=float_ms
+        metrics=comparison.float_metrics,
+        metric_details=comparison.float_set.details,
+        size_bytes=context.summary.size_bytes,
+        latency_ms=float_ms,
     )
-    figures = ModelFigures(metrics=comparison.quantized_metrics, size_bytes=len(model_bytes), latency_ms=quantized_ms)
-    verdict, clauses = judge(config.evaluation.gate, float_figures, figures, comparison.fidelity)
+    figures = ModelFigures(
+        metrics=comparison.quantized_metrics,
+        metric_details=comparison.quantized_set.details,
+        size_bytes=len(model_bytes),
+        latency_ms=quantized_ms,
+    )
+    measured = metric_figures(config.evaluation, comparison)
+    verdict, clauses = judge(config.evaluation.gate, float_figures, figures, comparison.fidelity, measured)
     return Report(
         verdict=verdict,
         gate=clauses,
-        summary=summary_sentence(quantized.plan, layers, float_figures, figures, comparison),
+        summary=summary_sentence(quantized.plan, layers, float_figures, figures, comparison, measured),
         float=float_figures,
         quantized=figures,
+        metrics=measured,
         fidelity=comparison.fidelity,
         layers=layers,
         preparation=tuple(quantized.prepared.steps),
+        algorithms=tuple(quantized.filled.outcomes),
         notes=report_notes(quantized.plan, comparison, data, config.evaluation.gate, float_figures, figures),
         tensor_ranges={
             name: TensorRange(minimum=found.minimum, maximum=found.maximum)
@@ -86,7 +94,7 @@ def make_report(quantized: Quantized, model_bytes: bytes, context: Context) -> R
             output_sha256=hashlib.sha256(model_bytes).hexdigest(),
             config=config,
             seed=config.seed,
-            versions={"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}},
+            versions=library_versions(),
             threads=context.threads,
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import onnxruntime as ort
 from google.protobuf.message import EncodeError
 from ml_dtypes import bfloat16
 
-from service.contracts.errors import UnsupportedModelError
+from service.contracts.errors import EngineError, UnsupportedModelError
+from worker.quantizer.graph.skeleton import Skeleton, weight_bytes
 from worker.quantizer.run_faults import failed_run
 
 # onnxruntime raises these, all plain Exception subclasses of its own module.
@@ -29,7 +31,10 @@ _RuntimeErrors = (
     RuntimeError,  # what has no Python counterpart
 )
 _LARGE_GRAPH_NODES = 4000
-_MAX_PROTO_BYTES = (1 << 31) - 1
+# What protobuf can hold.
+MAX_FILE_BYTES = (1 << 31) - 1
+# From here on weights are handed to the runtime as they lie in memory, and not copied into a message first.
+LARGE_WEIGHT_BYTES = 1 << 30
 _BFLOAT16 = "tensor(bfloat16)"
 
 
@@ -49,24 +54,79 @@ def refusals(what: str) -> Iterator[None]:
         ) from error
 
 
+# onnxruntime's word for a kind of device, the preferred one first.
+_PROVIDERS = {
+    "cuda": ("CUDAExecutionProvider",),
+    "rocm": ("MIGraphXExecutionProvider", "ROCMExecutionProvider"),
+}
+
+
+def providers_of(device: str) -> list[Any]:
+    """Where onnxruntime is to run a model.
+
+    Args:
+        device: auto (a GPU if onnxruntime has one), cpu, cuda, cuda:N, rocm or rocm:N.
+
+    Raises:
+        EngineError: this onnxruntime has nothing for it.
+    """
+    kind, _, number = device.partition(":")
+    there = ort.get_available_providers()
+    wanted = [name for names in _PROVIDERS.values() for name in names] if kind == "auto" else _PROVIDERS.get(kind, ())
+    found = next((name for name in wanted if name in there), None)
+    if found is not None:
+        return [(found, {"device_id": int(number or 0)}), "CPUExecutionProvider"]
+    if kind in ("auto", "cpu"):
+        return ["CPUExecutionProvider"]
+    raise EngineError(
+        f"device {device!r} is not there: this onnxruntime has {', '.join(there)}",
+        hint="Set infer_device to auto or cpu, or install the onnxruntime that is built for that GPU.",
+    )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A model as onnxruntime takes one of any size.
+
+    Attributes:
+        data: the serialized model, in which large weights are references to nothing.
+        weights: what they stand for, by name of the initializer.
+    """
+
+    data: bytes
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+
+
 class Session:
     """An onnxruntime session with typed errors.
 
     Args:
-        model: serialized model, whole (no external data).
+        model: serialized and whole (no external data), or not serialized, and then of any size.
         threads: intra-op threads.
         what: words for error messages, e.g. "float model".
         uploaded: the model is the user's own, so that a failure to run is no fault of the engine.
         optimized: let onnxruntime rewrite the graph first.
+        arena: let it keep the memory of a run for the next one; not for many small sessions that live at once.
+        device: where it runs; see ``providers_of``.
 
     Raises:
         UnsupportedModelError: onnxruntime refuses the model.
+        EngineError: the device is not there.
     """
 
     def __init__(
-        self, model: bytes, *, threads: int, what: str = "model", uploaded: bool = False, optimized: bool = True
+        self,
+        model: bytes | ir.Model | Parts,
+        *,
+        threads: int,
+        what: str = "model",
+        uploaded: bool = False,
+        optimized: bool = True,
+        arena: bool = True,
+        device: str = "cpu",
     ) -> None:
         options = ort.SessionOptions()
+        options.enable_cpu_mem_arena = arena
         if not optimized:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = threads
@@ -76,8 +136,14 @@ class Session:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._what = what
         self._uploaded = uploaded
+        providers = providers_of(device)
+        parts = Parts(model) if isinstance(model, bytes) else in_parts(model) if isinstance(model, ir.Model) else model
+        # The runtime reads them where they are, as long as the session lives.
+        self._weights = {name: _runtime_value(array) for name, array in parts.weights.items()}
+        if self._weights:
+            options.add_external_initializers(list(self._weights), list(self._weights.values()))
         with refusals(what):
-            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            self._session = ort.InferenceSession(parts.data, options, providers=providers)
         inputs = self._session.get_inputs()
         self._dynamic = any(not isinstance(axis, int) for entry in inputs for axis in entry.shape[1:])
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
@@ -155,8 +221,8 @@ def inner_session(
     Of a large graph the runtime does not rewrite anything: that takes longer than it saves, and with every inner tensor
     an output there is little to fuse.
     """
-    data = with_outputs(model, tensors, pooled=pooled)
-    return Session(data, threads=threads, what=what, optimized=not is_large(model))
+    parts = with_outputs(model, tensors, pooled=pooled)
+    return Session(parts, threads=threads, what=what, optimized=not is_large(model))
 
 
 def is_large(model: ir.Model) -> bool:
@@ -164,19 +230,47 @@ def is_large(model: ir.Model) -> bool:
     return model.graph.num_nodes() > _LARGE_GRAPH_NODES
 
 
-def with_outputs(model: ir.Model, tensors: Sequence[str], *, pooled: Mapping[str, str] | None = None) -> bytes:
-    """The serialized model with ``tensors`` as its only outputs, and channel means under the names of ``pooled``."""
-    proto = ir.to_proto(model)
+def with_outputs(model: ir.Model, tensors: Sequence[str], *, pooled: Mapping[str, str] | None = None) -> Parts:
+    """The model with ``tensors`` as its only outputs, and channel means under the names of ``pooled``."""
+    proto, weights = _in_parts(model)
     del proto.graph.output[:]
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
     for tensor, mean in (pooled or {}).items():
         proto.graph.node.append(onnx.helper.make_node("GlobalAveragePool", [tensor], [mean], name=mean))
         proto.graph.output.append(onnx.ValueInfoProto(name=mean))
-    return serialized(proto)
+    return Parts(serialized(proto), weights)
+
+
+def in_parts(model: ir.Model) -> Parts:
+    """The model with its weights beside it if they are large, else whole."""
+    proto, weights = _in_parts(model)
+    return Parts(serialized(proto), weights)
+
+
+def _in_parts(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    if weight_bytes(model) <= LARGE_WEIGHT_BYTES:
+        return ir.to_proto(model), {}
+    skeleton = Skeleton(model, subgraphs=False)  # references inside sub-graphs are not resolved
+    return skeleton.proto, {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in skeleton.weights.items()}
+
+
+def _runtime_value(array: np.ndarray) -> Any:
+    """A value that uses the memory of ``array``; numpy's own types and those of ml_dtypes."""
+    if array.dtype.type.__module__ == "numpy":
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    kind = ir.DataType.from_numpy(array.dtype)
+    raw = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(raw, int(kind))
 
 
 def to_bytes(model: ir.Model) -> bytes:
-    """The serialized model, the same bytes for the same model."""
+    """The serialized model, whole, the same bytes for the same model.
+
+    Raises:
+        UnsupportedModelError: it is larger than a file can be.
+    """
+    if weight_bytes(model) > MAX_FILE_BYTES:
+        raise _too_large()
     return serialized(ir.to_proto(model))
 
 
@@ -190,9 +284,14 @@ def serialized(proto: onnx.ModelProto) -> bytes:
     try:
         return bytes(proto.SerializeToString(deterministic=True))
     except EncodeError as error:  # says no more than that it failed
-        if sum(len(tensor.raw_data) for tensor in proto.graph.initializer) < _MAX_PROTO_BYTES:
+        if sum(len(tensor.raw_data) for tensor in proto.graph.initializer) < MAX_FILE_BYTES:
             raise MemoryError("not enough memory to serialize the model") from error
-        raise UnsupportedModelError(
-            "with its weights the model is larger than 2 GB, which an ONNX file cannot hold",
-            hint="Quantize it in parts; models beyond 2 GB are not supported yet.",
-        ) from error
+        raise _too_large() from error
+
+
+def _too_large() -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "with its weights the model is larger than 2 GB, which a single ONNX file cannot hold",
+        hint="A float model may be larger, with external data; what is made of it has to fit into one file. "
+        "Quantize more of its weights, or to fewer bits.",
+    )

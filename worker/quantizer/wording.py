@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from service.contracts.config import Gate
-from service.contracts.report import LayerFigures, ModelFigures
+from service.contracts.evaluation import Gate
+from service.contracts.report import LayerFigures, MetricFigures, ModelFigures
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.compare import Comparison
+from worker.quantizer.evaluation.metrics import metric_words
 from worker.quantizer.layers import NOT_APPLICABLE
 from worker.quantizer.plan.types import Decision, QuantizationPlan
 
@@ -28,7 +29,7 @@ def report_notes(
 ) -> tuple[str, ...]:
     """Everything that the reader of a report should not have to find out alone."""
     notes = [*plan.notes, *decision_notes(plan.decisions), *_float_bias_notes(plan)]
-    if comparison.fidelity.source == "calibration" and gate != Gate():
+    if comparison.fidelity.source == "calibration" and not gate.is_empty:
         notes.append("the gate was judged on the calibration data: give an evaluation dataset for a verdict to rely on")
     for name, array in data.summary.arrays.items():
         specs = [spec for k, spec in data.preprocessing.inputs.items() if (spec.array or k) == name]
@@ -36,8 +37,7 @@ def report_notes(
             notes.append(
                 f"array {name!r} is fed as it is stored, 0 to 255: give scale, mean and std if the model wants less"
             )
-    if data.labels is not None and not comparison.labels_used:
-        notes.append("the labels were not used: the first output holds no class scores for them")
+    notes += _label_notes(comparison, data) + _metric_notes(comparison)
     if plan.is_empty:
         return tuple(notes)
     if after.size_bytes >= before.size_bytes:
@@ -58,6 +58,29 @@ def report_notes(
             "or try the preset int8_percentile"
         )
     return tuple(notes)
+
+
+def _label_notes(comparison: Comparison, data: Dataset) -> list[str]:
+    """Labels that nothing was done with."""
+    labels = data.summary.labels
+    if labels is None or comparison.labels_used:
+        return []
+    if labels.are_classes:
+        return ["the labels were not used: the first output holds no class scores for them"]
+    return [
+        f"the labels were not used: array {labels.array!r} ({labels.dtype}{list(labels.shape or ())}) holds no class "
+        "numbers; declare a metric that takes it"
+    ]
+
+
+def _metric_notes(comparison: Comparison) -> list[str]:
+    """Metrics without a value."""
+    models = (("float", comparison.float_set), ("quantized", comparison.quantized_set))
+    return [
+        f"metric {name} of the {word} model has no value: {why}"
+        for word, measured in models
+        for name, why in measured.undefined.items()
+    ]
 
 
 def decision_notes(decisions: Sequence[Decision]) -> list[str]:
@@ -119,13 +142,15 @@ def summary_sentence(
     before: ModelFigures,
     after: ModelFigures,
     comparison: Comparison,
+    metrics: Sequence[MetricFigures],
 ) -> str:
     """The report in one sentence."""
     if plan.is_empty:
         return "Nothing to quantize: the model is returned as it was uploaded."
     parts = []
-    if "top1" in before.metrics:
-        parts.append(f"top-1 {before.metrics['top1']:.2f} -> {after.metrics['top1']:.2f} %")
+    if metrics and metrics[0].quantized is not None:
+        first = metrics[0]
+        parts.append(metric_words(first.name, (first.float_, first.quantized), first.unit))
     elif comparison.fidelity.top1_agreement is not None:
         parts.append(f"same decision on {comparison.fidelity.top1_agreement:.2f} %")
     if comparison.fidelity.sqnr_db is not None:

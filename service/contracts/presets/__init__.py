@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 
 from service.contracts.presets.base import Execution, Preset
+from service.contracts.presets.mixed import MIXED_PRESETS
 from service.contracts.presets.own import OWN_PRESETS
 from service.contracts.presets.pending import PENDING_PRESETS
 from service.contracts.presets.quark import QUARK_PRESETS
 
 DEFAULT_PRESET = "int8"
 
-PRESETS: dict[str, Preset] = {preset.name: preset for preset in (*OWN_PRESETS, *QUARK_PRESETS)}
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in (*OWN_PRESETS, *QUARK_PRESETS, *MIXED_PRESETS)}
 
 _BY_ANY_NAME: dict[str, Preset] = {
     name.casefold(): preset

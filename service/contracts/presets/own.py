@@ -1,4 +1,4 @@
-"""Recipes of our own, made for onnxruntime's kernels."""
+"""Recipes of our own, made for onnxruntime's kernels and AMD's NPU."""
 
 from __future__ import annotations
 
@@ -7,87 +7,147 @@ from typing import Any
 from service.contracts.presets.base import Preset
 from service.contracts.presets.quark import NPU_PREPARATION
 
+_CORRECTED = ({"method": "bias_correction"},)
+_EQUALIZED = ({"method": "cross_layer_equalization"}, {"method": "bias_correction", "mode": "full"})
+_ROUNDED = ({"method": "adaround"},)
 
-def _preset(name: str, description: str, **settings: Any) -> Preset:
-    settings = {"algorithms": [{"method": "bias_correction"}], **settings}
-    return Preset(name=name, description=description, settings=settings)
+# What runs on top of calibration, by preset, in order; those that are not here run nothing.
+ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
+    "int8": _CORRECTED,
+    "int8_percentile": _CORRECTED,
+    "int8_per_tensor": _EQUALIZED,
+    "int8_symmetric": _CORRECTED,
+    "int8_accurate": _ROUNDED,
+    "int8_transformer": ({"method": "smooth_quant"}, *_CORRECTED),
+    "a16w8_per_channel": _CORRECTED,
+    "w4a8": ({"method": "cross_layer_equalization"}, *_ROUNDED),
+    "npu_int8": _EQUALIZED,
+    "npu_int8_accurate": (*_EQUALIZED, *_ROUNDED),
+}
+_WORDS = {
+    "cross_layer_equalization": "cross-layer equalization",
+    "smooth_quant": "SmoothQuant",
+    "bias_correction": "bias correction",
+    "adaround": "AdaRound",
+    "adaquant": "AdaQuant",
+}
+
+_UINT8: dict[str, Any] = {"dtype": "uint8", "symmetric": False, "calibration": {"method": "minmax"}}
+_PER_CHANNEL: dict[str, Any] = {"granularity": "per_channel"}
+_NPU: dict[str, Any] = {
+    "target": "amd_npu_cnn",
+    "activation": {
+        "dtype": "int8",
+        "symmetric": True,
+        "scale": "power_of_two",
+        "calibration": {"method": "percentile", "percentile": 99.99},
+    },
+    "weight": {"granularity": "per_tensor", "scale": "power_of_two", "calibration": {"method": "mse"}},
+    "bias": {"dtype": "int8"},
+    "preparation": NPU_PREPARATION,
+}
+
+
+def _preset(name: str, recipe: str, purpose: str, **settings: Any) -> Preset:
+    """A preset that says what it does: ``recipe``, then its algorithms, and whom it is for."""
+    algorithms = ALGORITHMS.get(name, ())
+    steps = "".join(f", {_WORDS[algorithm['method']]}" for algorithm in algorithms)
+    return Preset(
+        name=name,
+        description=f"{recipe}{steps}: {purpose}.",
+        settings={**settings, "algorithms": list(algorithms)},
+    )
 
 
 OWN_PRESETS = (
     _preset(
         "plain",
-        "uint8 activations, int8 weights per channel, MinMax and nothing else: to build a recipe of your own on.",
-        activation={"dtype": "uint8", "symmetric": False, "calibration": {"method": "minmax"}},
-        weight={"granularity": "per_channel"},
-        algorithms=[],
+        "uint8 activations, int8 weights per channel, MinMax and nothing else",
+        "to build a recipe of your own on",
+        activation=_UINT8,
+        weight=_PER_CHANNEL,
     ),
     _preset(
         "int8",
-        "uint8 activations, int8 weights per channel, MinMax, bias correction: the default for CPUs.",
-        activation={"dtype": "uint8", "symmetric": False, "calibration": {"method": "minmax"}},
-        weight={"granularity": "per_channel"},
+        "uint8 activations, int8 weights per channel, MinMax",
+        "the default for CPUs",
+        activation=_UINT8,
+        weight=_PER_CHANNEL,
     ),
     _preset(
         "int8_percentile",
-        "As int8, with outliers cut: Percentile 99.999 calibration.",
-        activation={
-            "dtype": "uint8",
-            "symmetric": False,
-            "calibration": {"method": "percentile", "percentile": 99.999},
-        },
-        weight={"granularity": "per_channel"},
+        "As int8, Percentile 99.999",
+        "with outliers cut",
+        activation={**_UINT8, "calibration": {"method": "percentile", "percentile": 99.999}},
+        weight=_PER_CHANNEL,
     ),
     _preset(
         "int8_per_tensor",
-        "uint8 activations, int8 weights per tensor, MinMax, bias correction: where per-channel is not supported.",
-        activation={"dtype": "uint8", "symmetric": False, "calibration": {"method": "minmax"}},
+        "uint8 activations, int8 weights per tensor, MinMax",
+        "where per-channel is not supported",
+        activation=_UINT8,
         weight={"granularity": "per_tensor"},
     ),
     _preset(
         "int8_symmetric",
-        "int8 symmetric activations, int8 weights per channel, MinMax, bias correction: for GPUs and TensorRT.",
+        "int8 symmetric activations, int8 weights per channel, MinMax",
+        "for GPUs and TensorRT",
         activation={"dtype": "int8", "symmetric": True, "calibration": {"method": "minmax"}},
-        weight={"granularity": "per_channel"},
+        weight=_PER_CHANNEL,
+    ),
+    _preset(
+        "int8_accurate",
+        "uint8 activations, int8 weights per channel, MinMax",
+        "as fast as int8 on CPUs, for seconds more of quantizing",
+        activation=_UINT8,
+        weight=_PER_CHANNEL,
+    ),
+    _preset(
+        "int8_transformer",
+        "uint8 activations, int8 weights per channel, MinMax",
+        "for transformers on CPUs",
+        activation=_UINT8,
+        weight=_PER_CHANNEL,
     ),
     _preset(
         "a16w8_per_channel",
-        "int16 symmetric activations, int8 weights per channel by least square error, bias correction.",
+        "int16 symmetric activations, int8 weights per channel by least square error",
+        "where 8-bit activations lose too much",
         activation={"dtype": "int16", "symmetric": True, "calibration": {"method": "minmax"}},
         weight={"granularity": "per_channel", "calibration": {"method": "mse"}},
     ),
     _preset(
+        "w4a8",
+        "uint8 activations, int4 weights per channel by least square error, MinMax",
+        "half the file of int8",
+        activation=_UINT8,
+        weight={"dtype": "int4", "granularity": "per_channel", "calibration": {"method": "mse"}},
+    ),
+    _preset(
         "npu_int8",
-        "AMD NPU, CNNs and transformers alike: xint8 with outliers cut, Percentile 99.99 calibration.",
-        target="amd_npu_cnn",
-        activation={
-            "dtype": "int8",
-            "symmetric": True,
-            "scale": "power_of_two",
-            "calibration": {"method": "percentile", "percentile": 99.99},
-        },
-        weight={"granularity": "per_tensor", "scale": "power_of_two", "calibration": {"method": "mse"}},
-        bias={"dtype": "int8"},
-        preparation=NPU_PREPARATION,
-        algorithms=[],
+        "AMD NPU: int8, power-of-two scales, one per tensor, Percentile 99.99",
+        "CNNs and transformers alike",
+        **_NPU,
+    ),
+    _preset(
+        "npu_int8_accurate",
+        "As npu_int8",
+        "with rounding chosen layer by layer",
+        **_NPU,
     ),
     _preset(
         "int8_dynamic",
-        "int8 weights per channel, activations by their range at run time: needs no calibration, for transformers.",
+        "int8 weights per channel, activations by their range at run time",
+        "needs no calibration, for transformers",
         mode="dynamic",
-        weight={"granularity": "per_channel"},
-        algorithms=[],
+        weight=_PER_CHANNEL,
     ),
     _preset(
         "int4_weights",
-        "int4 weights in blocks of 32 along the inputs, everything else in float: the smallest file.",
+        "int4 weights in blocks of 32 along the inputs, everything else in float",
+        "the smallest file",
         mode="weights_only",
         weight={"dtype": "int4", "granularity": "per_block", "block_size": 32, "calibration": {"method": "mse"}},
-        algorithms=[],
     ),
-    _preset(
-        "float16_model",
-        "The whole model in float16: half the size, for GPUs.",
-        mode="float16",
-        algorithms=[],
-    ),
+    _preset("float16_model", "The whole model in float16", "half the size, for GPUs", mode="float16"),
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 from service.contracts.dtypes import is_integer
 from service.contracts.presets.base import Preset
+from service.contracts.presets.finetuned import finetuned, finetuning_notes, legacy_parameters
 
 MINMAX: dict[str, Any] = {"method": "minmax"}
 MSE: dict[str, Any] = {"method": "mse"}
@@ -120,17 +121,13 @@ _INTEGER_PRESETS = (
             _CLE,
             _COVERAGE,
             "UseRandomData: ranges come from the calibration dataset, never from random data.",
-            "ConvertClipToRelu: only a Clip to [0, 6] becomes a Relu; Quark drops the upper limit of every Clip.",
+            "ConvertClipToRelu: every Clip keeps its upper limit, which Quark drops.",
+            "ReplaceClip6Relu: it belongs to cross-layer equalization, without which it does nothing.",
             "RemoveQDQConvClip, RemoveQDQConvRelu, RemoveQDQConvLeakyRelu, RemoveQDQConvPRelu: an activation function "
             "that is fused with the layer before it gets no Q/DQ pair in between.",
             "DedicatedQDQPair: one Q/DQ pair per tensor, whoever reads it; the numbers are the same.",
         ),
-        preparation={
-            "fold_batch_norm": False,
-            "batch_norm_to_conv": True,
-            "split_to_slice": True,
-            "clip6_to_relu": True,
-        },
+        preparation={"fold_batch_norm": False, "batch_norm_to_conv": True, "split_to_slice": True},
         **_POWER_OF_TWO,
     ),
     _preset(
@@ -260,6 +257,41 @@ _INTEGER_PRESETS = (
     ),
 )
 
+
+def _accurate(name: str, description: str, activation: str, weight: str, *notes: str, **more: Any) -> Preset:
+    """A preset for those who want accuracy and no questions: Percentile 99.9999, then AdaRound."""
+    return _preset(
+        name,
+        f"{description}, Percentile 99.9999, then AdaRound.",
+        activation,
+        weight,
+        symmetric=(False, True),
+        calibration=percentile(99.9999),
+        notes=(_CLE, *notes, *finetuning_notes("adaround")),
+        **more,
+        algorithms=[legacy_parameters("adaround")],
+    )
+
+
+_ACCURATE_PRESETS = (
+    _accurate("int8_cnn_accurate", "uint8 activations, int8 weights", "uint8", "int8", _COVERAGE),
+    _accurate("int16_cnn_accurate", "uint16 activations, int16 weights", "uint16", "int16", _COVERAGE),
+    _accurate(
+        "int8_transformer_accurate",
+        "AMD NPU, transformers: uint8 activations, int8 weights",
+        "uint8",
+        "int8",
+        **_TRANSFORMER,
+    ),
+    _accurate(
+        "int16_transformer_accurate",
+        "AMD NPU, transformers: uint16 activations, int16 weights",
+        "uint16",
+        "int16",
+        **_TRANSFORMER,
+    ),
+)
+
 _BLOCKED = "16-bit block floating point: 8 values share an exponent"
 _MICRO = "16 values share an exponent, pairs of them a shift"
 _SCALED = "32 values share a power-of-two scale"
@@ -303,7 +335,40 @@ def _with_blocks(preset: Preset) -> Preset:
     return preset.model_copy(update={"settings": {**preset.settings, "weight": weight}})
 
 
-QUARK_PRESETS = tuple(
-    _with_blocks(preset) if preset.name == "matmul_nbits" else preset
-    for preset in (*_INTEGER_PRESETS, *_ROUNDED_PRESETS)
+_CALIBRATED = {
+    preset.name: _with_blocks(preset) if preset.name == "matmul_nbits" else preset
+    for preset in (*_INTEGER_PRESETS, *_ACCURATE_PRESETS, *_ROUNDED_PRESETS)
+}
+# Presets that Quark has with AdaRound and with AdaQuant; of float and block types there are some with AdaQuant alone.
+_FINETUNED_INTEGERS = (
+    "xint8",
+    "s8s8_aaws",
+    "u8s8_aaws",
+    "s16s8_asws",
+    "u16s8_aaws",
+    "a8w8",
+    "a16w8",
+    "xint8_qconfig",
+    "a8w8_qconfig",
+    "a16w8_qconfig",
+)
+_FINETUNED_ROUNDED = (
+    "fp16",
+    "bf16",
+    "bfp16",
+    "mx4",
+    "mx6",
+    "mx9",
+    "mxfp8_e5m2",
+    "mxfp8_e4m3",
+    "mxfp6_e3m2",
+    "mxfp6_e2m3",
+    "mxfp4_e2m1",
+    "mxint8",
+)
+
+QUARK_PRESETS = (
+    *_CALIBRATED.values(),
+    *(finetuned(_CALIBRATED[name], "adaround") for name in _FINETUNED_INTEGERS),
+    *(finetuned(_CALIBRATED[name], "adaquant") for name in (*_FINETUNED_INTEGERS, *_FINETUNED_ROUNDED)),
 )

@@ -6,11 +6,12 @@ from typing import Any
 
 from service.contracts.pointers import below
 from service.contracts.quark.draft import Draft, Given
+from service.contracts.quark.equalization import BIAS_CORRECTION, CLE, SMOOTH_QUANT, options, switch
+from service.contracts.quark.finetune import fast_finetune, preference
 from service.contracts.quark.option import (
     ANY,
     B,
     D,
-    F,
     I,
     Kind,
     L,
@@ -32,9 +33,12 @@ _NBITS: dict[str, tuple[Any, ...]] = {
 }
 
 
+_MIXED = "Quark's metrics, thresholds and callbacks have no counterpart; set mixed_precision a goal in 'algorithms'"
+
+
 def pending(method: str) -> str:
-    """The reason where an algorithm is not there yet."""
-    return f"the algorithm {method} is not there yet"
+    """The reason where an algorithm is not translated."""
+    return _MIXED if method == "mixed_precision" else f"the algorithm {method} is not there yet"
 
 
 def _setting_of(name: str, kind: Kind, default: Any, switch: str, method: str) -> Option:
@@ -50,17 +54,6 @@ def _setting_of(name: str, kind: Kind, default: Any, switch: str, method: str) -
 
     why = f"{pending(method)}; without {switch} it has no effect"
     return Option(name, kind, default, "refused", "", why, apply)
-
-
-def _bias_correction(draft: Draft, given: Given) -> None:
-    if given.value:
-        add_bias_correction(draft, given.pointer)
-    draft.honour(given.pointer)
-
-
-def add_bias_correction(draft: Draft, pointer: str) -> None:
-    """Add the algorithm, once."""
-    draft.set("algorithms", [{"method": "bias_correction"}], pointer)
 
 
 def _matmul_nbits(draft: Draft, given: Given) -> None:
@@ -99,33 +92,33 @@ def _nbits_params(draft: Draft, given: Given) -> None:
         draft.note(given.pointer, "MatMulNBitsParams has no effect without UseMatMulNBits")
 
 
-_CLE = ("include_cle", "cross_layer_equalization")
-
 ALGORITHM_OPTIONS: tuple[Option, ...] = (
-    _setting_of("SmoothAlpha", F, 0.5, "include_sq", "smooth_quant"),
-    _setting_of("CLESteps", I, 1, *_CLE),
-    _setting_of("CLEScaleAppendBias", B, True, *_CLE),
-    _setting_of("CLEBalanceMethod", S, "max", *_CLE),
-    _setting_of("CLEWeightThreshold", F, 0.5, *_CLE),
-    _setting_of("CLEScaleUseThreshold", B, True, *_CLE),
-    _setting_of("CLETotalLayerDiffThreshold", F, 1.9e-7, *_CLE),
+    *options(SMOOTH_QUANT),
+    *options(CLE),
     _setting_of("RMatrixDim", I, 4096, "include_rotation", "rotation"),
     _setting_of("UseRandomHad", B, False, "include_rotation", "rotation"),
     _setting_of("RConfigPath", S, None, "include_rotation", "rotation"),
     honoured(
-        "BiasCorrection", B, False, "algorithms", _bias_correction, "in closed form, on the float network's means"
+        "BiasCorrection",
+        B,
+        False,
+        "algorithms.bias_correction",
+        switch(BIAS_CORRECTION),
+        "mode full: layer after layer on the network as corrected so far, where Quark makes one pass",
     ),
     refused("UseGPTQ", B, False, pending("gptq")),
     _setting_of("GPTQParams", D, {}, "UseGPTQ", "gptq"),
     honoured("UseMatMulNBits", B, False, "mode, weight, include", _matmul_nbits, "by DequantizeLinear, 4 bits"),
     honoured("MatMulNBitsParams", D, {}, "weight.block_size, weight.dtype", _nbits_params, "Algorithm DEFAULT, Bits 4"),
-    _setting_of("FastFinetune", D, {}, "include_fast_ft", "adaround or adaquant"),
+    honoured("FastFinetune", D, {}, "algorithms.adaround, algorithms.adaquant", fast_finetune, "key by key, see below"),
     _setting_of("AutoMixprecision", D, {}, "include_auto_mp", "mixed_precision"),
-    no_effect(
+    honoured(
         "QuantizationPreference",
         S,
         None,
-        "it tunes Quark's memory, threads and fine-tuning; statistics are streamed and exact in any case",
+        "algorithms.adaround, algorithms.adaquant",
+        preference,
+        "what it says of finetuning; statistics are streamed and exact in any case, and the job chooses threads",
     ),
 )
 

@@ -14,7 +14,7 @@ from typing import Any
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.pointers import below
 from service.contracts.presets import Preset, find_preset, missing_preset
-from service.contracts.quark.draft import BAD_VALUE, UNKNOWN, Draft, Note
+from service.contracts.quark.draft import BAD_VALUE, UNKNOWN, Draft, Note, Step
 from service.contracts.quark.finish import BIAS_KEYS, finish
 from service.contracts.quark.legacy import apply_all, read_fields, translate_excludes, translate_legacy
 from service.contracts.quark.option import unknown
@@ -182,6 +182,8 @@ def _on_top(draft: Draft, preset: Preset, rest: Mapping[str, Any]) -> None:
     for side in ("activation", "weight"):
         plain = {"symmetric": True, "scale": "float32", "calibration": {"method": "minmax"}}
         settings[side] = {**plain, **settings[side]}
+    for entry in settings.pop("algorithms"):
+        draft.steps[entry.pop("method")] = Step(entry, draft.origins["preset"], of_preset=True)
     draft.config.update(settings)
     read_fields(draft, rest)
     for name in _MADE_OF:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from service.contracts.algorithms import in_order
 from service.contracts.errors import FieldProblem
 
 UNKNOWN, BAD_VALUE, REFUSED = "quark-unknown-key", "quark-value", "quark-not-translated"
@@ -30,12 +31,30 @@ class Note:
         return f"{self.pointer or '/'}: {self.message}"
 
 
+@dataclass
+class Step:
+    """An algorithm of ours in the making.
+
+    Attributes:
+        settings: its entry of ``algorithms``, without the method.
+        pointer: the key that asks for it.
+        origins: key of ``settings`` -> pointer of the key that it comes from.
+        of_preset: True if a preset brought it.
+    """
+
+    settings: dict[str, Any]
+    pointer: str
+    origins: dict[str, str] = field(default_factory=dict)
+    of_preset: bool = False
+
+
 class Draft:
     """Collects our config and, for every given key, that it was honoured, noted or refused.
 
     Attributes:
         config: our config, as JSON.
         given: keys of the document by canonical name, those of a wrong type left out.
+        steps: algorithms by method, in no order yet.
         origins: path within ``config`` -> pointer of the key that it comes from.
         root: pointer of the document.
         extended: True for what Quark writes in its extended Q/DQ format, whose quantizer alone aligns scales.
@@ -46,6 +65,7 @@ class Draft:
         self.extended = False
         self.config: dict[str, Any] = {}
         self.given: dict[str, Given] = {}
+        self.steps: dict[str, Step] = {}
         self.origins: dict[str, str] = {}
         self.honoured: list[str] = []
         self.notes: list[Note] = []
@@ -74,6 +94,15 @@ class Draft:
             here = here.setdefault(part, {})
         here[last] = value
         self.origins[path] = pointer
+
+    def write_algorithms(self) -> None:
+        """Write the steps into our config, in the order in which they have to run."""
+        self.config["algorithms"] = []
+        for place, method in enumerate(in_order(list(self.steps))):
+            step = self.steps[method]
+            self.config["algorithms"].append({"method": method, **step.settings})
+            self.origins[f"algorithms/{place}"] = step.pointer
+            self.origins |= {f"algorithms/{place}/{key}": pointer for key, pointer in step.origins.items()}
 
     def honour(self, pointer: str) -> None:
         """The key at ``pointer`` is done as it says."""

@@ -31,6 +31,7 @@ def choose_target(draft: Draft, *, npu_cnn: bool) -> None:
 
 def finish(draft: Draft) -> None:
     """Complete the config, or add the problems that stand against it."""
+    draft.write_algorithms()
     for side in _SIDES:
         _finish_type(draft, side)
     if "bias" not in draft.config:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from service.contracts.quark.draft import BAD_VALUE, Draft, Given
+from service.contracts.quark.equalization import CLE
 from service.contracts.quark.option import B, D, I, L, Option, S, honoured, no_effect, refuse, refused, set_to
 
 PASSES_OFF = ("fold_batch_norm", "fuse_gelu", "fuse_layer_norm", "fuse_instance_norm", "fuse_l2_norm")
@@ -29,9 +30,12 @@ def _optimize(draft: Draft, given: Given) -> None:
 
 
 def _clip6(draft: Draft, given: Given) -> None:
-    set_to("preparation/clip6_to_relu")(draft, given)
-    if given.value and not draft.value("include_cle", False):
-        draft.note(given.pointer, "ReplaceClip6Relu is done, though Quark does it only together with include_cle")
+    if not given.value or CLE in draft.steps:
+        set_to("preparation/clip6_to_relu")(draft, given)
+        if given.value:
+            draft.note(given.pointer, "ReplaceClip6Relu changes the float model; equalization does as well without it")
+    else:
+        draft.note(given.pointer, "ReplaceClip6Relu has no effect without include_cle, as in Quark")
 
 
 def _copy_shared(draft: Draft, given: Given) -> None:
@@ -112,7 +116,7 @@ GRAPH_OPTIONS: tuple[Option, ...] = (
         "it only drops activation functions whose effect the range of the tensor gives "
         "anyway; onnxruntime does so itself when it loads the model",
     ),
-    honoured("ReplaceClip6Relu", B, False, "preparation.clip6_to_relu", _clip6, "also without include_cle"),
+    honoured("ReplaceClip6Relu", B, False, "preparation.clip6_to_relu", _clip6, "together with include_cle"),
     no_effect("RemoveInputInit", B, True, "initializers are no inputs of the model in any case"),
     honoured("CopySharedInit", L, None, "preparation.unshare_initializers", _copy_shared, "[] (all) only"),
     no_effect(

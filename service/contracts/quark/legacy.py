@@ -31,7 +31,8 @@ def translate_legacy(draft: Draft, document: Mapping[str, Any]) -> None:
     apply_all(draft)
     if "include_cle" not in draft.given:
         draft.note(
-            draft.root, "include_cle is not given: Quark 0.13 would equalize weights across layers, here it is not done"
+            draft.root,
+            "include_cle is not given: Quark 0.13 would equalize weights across layers, here it is done if it is true",
         )
     finish(draft)
 
@@ -92,7 +93,6 @@ def _base(draft: Draft) -> None:
         draft.set(f"{side}/calibration", dict(CALIBRATIONS[of_side]), draft.pointer("calibrate_method"))
     draft.set("format", ours, draft.pointer("quant_format"))
     draft.set("weight/granularity", "per_tensor", draft.pointer("per_channel"))
-    draft.set("algorithms", [], draft.root)
     choose_target(draft, npu_cnn=False)
     signed = not str(draft.get("weight/dtype")).startswith("u")
     # Symmetric unless something else is said: signed weights, and whatever runs on the NPU for CNNs.

@@ -8,13 +8,16 @@ from typing import Any
 
 from service.contracts.dtypes import is_integer
 from service.contracts.pointers import below
-from service.contracts.quark.algorithms import add_bias_correction, pending
+from service.contracts.quark.algorithms import pending
 from service.contracts.quark.draft import BAD_VALUE, Draft
+from service.contracts.quark.equalization import PARAMETERS, ask_for
+from service.contracts.quark.finetune import FINETUNE_SETTINGS, FINETUNINGS, ask_for_class
 from service.contracts.quark.finish import choose_target, finish
 from service.contracts.quark.legacy import apply_all, read_options
 from service.contracts.quark.option import unknown
 from service.contracts.quark.registry import OPTIONS
 from service.contracts.quark.selection import exclude, leave_out, selector_of
+from service.contracts.quark.setting import read_class
 from service.contracts.quark.values import (
     CALIB_METHODS,
     CALIBRATIONS,
@@ -37,7 +40,7 @@ _KEYS = (
 )
 _LAYER_KEYS = ("input_tensors", "activation", "weight", "bias", "output_tensors")
 _TENSOR_KEYS = ("symmetric", "scale_type", "calibration_method", "quant_granularity", "data_type")
-# name of an AlgoConfig -> our method; only bias correction is there.
+# name of an AlgoConfig -> our method; gptq, auto_mixprecision and quarot are not there.
 ALGORITHMS = {
     "smooth_quant": "smooth_quant",
     "cle": "cross_layer_equalization",
@@ -131,7 +134,6 @@ def _global(draft: Draft, layer: Any, at: str) -> None:
     if "bias" in tensors:
         _set_bias(draft, tensors["bias"])
     draft.extended = not {activation.dtype, weight.dtype} <= {"int8", "uint8"}
-    draft.set("algorithms", [], draft.root)
     choose_target(draft, npu_cnn=activation.scale == weight.scale == "power_of_two")
 
 
@@ -279,14 +281,16 @@ def _algorithms(draft: Draft, entries: Any, at: str) -> None:
         return
     for k, entry in enumerate(entries):
         name = entry.get("name") if isinstance(entry, dict) else entry
-        method = lookup(name, ALGORITHMS)
-        here = below(at, k)
+        method, here = lookup(name, ALGORITHMS), below(at, k)
         if method is None:
             draft.problem(here, f"unknown algorithm {name!r}; known: {known(ALGORITHMS)}", BAD_VALUE)
-        elif method != "bias_correction":
-            draft.problem(here, f"{name} cannot be translated: {pending(method)}")
+        elif method in draft.steps:
+            draft.problem(here, f"{name} stands there already, at {draft.steps[method].pointer}", BAD_VALUE)
+        elif method in FINETUNINGS:
+            ask_for_class(draft, method, here)
+            read_class(draft, method, FINETUNE_SETTINGS, entry if isinstance(entry, dict) else {}, here)
+        elif method in PARAMETERS:
+            ask_for(draft, method, here)
+            read_class(draft, method, PARAMETERS[method], entry if isinstance(entry, dict) else {}, here)
         else:
-            add_bias_correction(draft, here)
-            for key in entry if isinstance(entry, dict) else ():
-                if key != "name":
-                    unknown(draft, key, below(here, key), ("name",))
+            draft.problem(here, f"{name} cannot be translated: {pending(method)}")

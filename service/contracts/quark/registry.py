@@ -5,10 +5,12 @@ from __future__ import annotations
 from service.contracts.quark.algorithms import ALGORITHM_OPTIONS, RUN_OPTIONS, pending
 from service.contracts.quark.calibration import CALIBRATION_OPTIONS
 from service.contracts.quark.draft import Draft, Given
+from service.contracts.quark.equalization import CLE, SMOOTH_QUANT, switch
+from service.contracts.quark.finetune import include_fast_ft
 from service.contracts.quark.graph import GRAPH_OPTIONS
 from service.contracts.quark.npu import NPU_OPTIONS
 from service.contracts.quark.numeric import NUMERIC_OPTIONS
-from service.contracts.quark.option import B, L, Option, S, done, honoured, no_effect, refuse, refused
+from service.contracts.quark.option import B, L, Option, S, done, honoured, no_effect, refused
 from service.contracts.quark.structure import SELECTION_OPTIONS, STRUCTURE_OPTIONS
 
 # In the order in which they are applied: later ones rely on what earlier ones set.
@@ -59,13 +61,6 @@ def _external_data(draft: Draft, given: Given) -> None:
         draft.note(given.pointer, "use_external_data_format has no effect here: the size of the model decides")
 
 
-def _cle(draft: Draft, given: Given) -> None:
-    if given.value:
-        refuse(draft, given, f"{pending('cross_layer_equalization')}; set it to false")
-    else:
-        draft.honour(given.pointer)
-
-
 FIELDS: dict[str, Option] = {
     option.name: option
     for option in (
@@ -81,19 +76,25 @@ FIELDS: dict[str, Option] = {
         Option(
             "use_external_data_format", B, False, "no effect here", "", "the size of the model decides", _external_data
         ),
-        Option(
+        honoured(
             "include_cle",
             B,
             True,
-            "refused",
-            "",
-            f"{pending('cross_layer_equalization')}; false is accepted, and assumed where it is not given",
-            _cle,
+            "algorithms.cross_layer_equalization",
+            switch(CLE),
+            "false where it is not given, as in QConfig; Quark 0.13 has true",
         ),
-        refused("include_sq", B, False, pending("smooth_quant")),
+        honoured("include_sq", B, False, "algorithms.smooth_quant", switch(SMOOTH_QUANT)),
         refused("include_rotation", B, False, pending("rotation")),
         refused("include_auto_mp", B, False, pending("mixed_precision")),
-        refused("include_fast_ft", B, False, pending("adaround or adaquant")),
+        honoured(
+            "include_fast_ft",
+            B,
+            False,
+            "algorithms.adaround, algorithms.adaquant",
+            include_fast_ft,
+            "the one that FastFinetune.OptimAlgorithm names",
+        ),
         honoured("enable_npu_transformer", B, False, "target", done),
         no_effect("log_severity_level", S, None, "it is deprecated, in Quark too"),
     )

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from service.contracts.presets import PENDING_PRESETS, PRESETS
+from service.contracts.quark.algorithms import pending
+from service.contracts.quark.equalization import BIAS_CORRECTION, PARAMETERS
+from service.contracts.quark.finetune import FINETUNE_SETTINGS, FINETUNINGS
 from service.contracts.quark.option import Option
 from service.contracts.quark.qconfig import ALGORITHMS
 from service.contracts.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTION_GROUPS
@@ -44,6 +47,18 @@ the same as leaving a key out. Unknown keys are errors that name the nearest one
 translated config, and the notes under `warnings`; the notes also stand in the log of the job.
 """
 
+_PARAMETERS = """## Parameters of algorithms
+
+Keys of `FastFinetune` (first part) or of `extra_options`, and the same as fields of the classes in `algo_config`
+(`AdaRoundConfig`, `AdaQuantConfig`; `CLEConfig`, `SmoothQuantConfig`). `FastFinetune` also has `OptimAlgorithm`:
+`adaround` (where it is not given) or `adaquant`. Algorithms run in this order: cross-layer equalization, SmoothQuant,
+bias correction, finetuning.
+
+AdaRound is solved by coordinate descent on second moments (`solver: gram`) and not by gradient descent; parameters
+"for solver gradient" are kept, and count once `solver` is `gradient`. A step that makes the network worse on a part of
+the calibration samples is undone, which Quark does not look at.
+"""
+
 
 def quark_page() -> str:
     """The whole page, as Markdown."""
@@ -61,7 +76,7 @@ def quark_page() -> str:
     ]
     for group, options in OPTION_GROUPS.items():
         sections += [f"### {group}\n", _options(options)]
-    sections += [_qconfig(), _words(), _presets()]
+    sections += [_parameters(), _qconfig(), _words(), _presets()]
     return "\n".join(sections).rstrip() + "\n"
 
 
@@ -111,17 +126,35 @@ def _qconfig() -> str:
             "names, patterns (`^` first, `.*` within), `[[first nodes], [last nodes]]`",
         ),
         ("`use_external_data_format`", "no effect here", "", "the size of the model decides"),
-        *(
-            (
-                f"`algo_config`: `{name}`",
-                "honoured" if method == "bias_correction" else "refused",
-                "`algorithms`" if method == "bias_correction" else "",
-                "" if method == "bias_correction" else "the algorithm is not there yet",
-            )
-            for name, method in ALGORITHMS.items()
-        ),
+        *(_algorithm(name, method) for name, method in ALGORITHMS.items()),
     ]
     return "## QConfig\n\n" + _table(("key", "here", "our key", "remark"), rows)
+
+
+def _algorithm(name: str, method: str) -> tuple[str, ...]:
+    key = f"`algo_config`: `{name}`"
+    if method not in (*PARAMETERS, *FINETUNINGS):
+        return key, "refused", "", pending(method)
+    remark = "extra options win over its fields, as in Quark"
+    return key, "honoured", f"`algorithms.{method}`", "" if method == BIAS_CORRECTION else remark
+
+
+def _parameters() -> str:
+    """Keys of FastFinetune and of the classes of algorithms."""
+    rows = [
+        (
+            _code(s.option),
+            _code(s.field),
+            s.kind,
+            "depends" if s.default is None else _json(s.default),
+            s.verdict,
+            _code(s.ours) if s.ours else "",
+            s.why,
+        )
+        for s in (*FINETUNE_SETTINGS, *(setting for settings in PARAMETERS.values() for setting in settings))
+    ]
+    head = ("key", "field", "type", "default in Quark", "here", "our key", "remark")
+    return "\n".join((_PARAMETERS, _table(head, rows)))
 
 
 def _words() -> str:
@@ -139,24 +172,23 @@ def _words() -> str:
 
 
 def _presets() -> str:
-    offered = [
-        (
-            _code(preset.name),
-            ", ".join(map(_code, preset.quark_names)),
-            preset.description,
-            preset.execution.statement,
-            " ".join(preset.notes),
-        )
-        for preset in PRESETS.values()
-        if preset.quark_names
-    ]
+    numbers: dict[str, int] = {}
+    offered = []
+    for preset in PRESETS.values():
+        if preset.quark_names:
+            told = [numbers.setdefault(note, len(numbers) + 1) for note in preset.notes]
+            names = ", ".join(map(_code, preset.quark_names))
+            row = (_code(preset.name), names, preset.description, preset.execution.statement)
+            offered.append((*row, ", ".join(map(str, sorted(told)))))
     pending = [(_code(name.upper()), reason) for name, reason in PENDING_PRESETS.items()]
     return "\n".join(
         (
             "## Presets\n",
             '`NAME_CONFIG` is what `get_default_config("NAME")` returns, `NAME_QCONFIG` the preset of `QConfig`.\n',
             _table(("preset", "in Quark", "what", "onnxruntime", "differences"), offered),
-            "Refused, with the reason:\n",
+            "Differences:\n",
+            *(f"{number}. {note}" for note, number in numbers.items()),
+            "\nNot offered, with the reason:\n",
             _table(("in Quark", "reason"), pending),
         )
     )

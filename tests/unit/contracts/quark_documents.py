@@ -155,6 +155,55 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "BFP16_QCONFIG": qconfig(tensor("BFP16", method="MinMax"), tensor("BFP16", method="MinMax"), {}),
 }
 
+# DEFAULT_ADAROUND_PARAMS and DEFAULT_ADAQUANT_PARAMS of Quark's custom_config.py.
+FAST = {
+    "adaround": {
+        "DataSize": 1000,
+        "FixedSeed": 1705472343,
+        "BatchSize": 2,
+        "NumIterations": 1000,
+        "LearningRate": 0.1,
+        "OptimAlgorithm": "adaround",
+        "OptimDevice": "cpu",
+        "InferDevice": "cpu",
+        "EarlyStop": True,
+    },
+}
+FAST["adaquant"] = {**FAST["adaround"], "LearningRate": 0.00001, "OptimAlgorithm": "adaquant"}
+CLASSES = {
+    "adaround": {"name": "adaround", "learning_rate": 0.1, "num_iterations": 1000},
+    "adaquant": {"name": "adaquant", "learning_rate": 0.00001, "num_iterations": 3000},
+}
+
+
+def finetuned(document: dict[str, Any], algorithm: str) -> dict[str, Any]:
+    """A preset with AdaRound or AdaQuant on top, as Quark has it in either API."""
+    if "global_config" in document:
+        return {**document, "algo_config": [CLASSES[algorithm]]}
+    options = {**document.get("extra_options", {}), "FastFinetune": FAST[algorithm]}
+    return {**document, "include_fast_ft": True, "extra_options": options}
+
+
+def accurate(act: str, weight: str, fmt: str = "QuantFormat.QDQ", /, **fields: Any) -> dict[str, Any]:
+    options = {"Percentile": 99.9999, **({} if fields else FNI)}
+    return finetuned(legacy(act, weight, PCT, fmt, **fields, extra_options=options), "adaround")
+
+
+DOCUMENTS |= {
+    "INT8_CNN_ACCURATE": accurate("QUInt8", "QInt8"),
+    "INT16_CNN_ACCURATE": accurate("QUInt16", "QInt16", X),
+    "INT8_TRANSFORMER_ACCURATE": accurate("QUInt8", "QInt8", enable_npu_transformer=True),
+    "INT16_TRANSFORMER_ACCURATE": accurate("QUInt16", "QInt16", X, enable_npu_transformer=True),
+}
+# Name of a preset with a finetuning -> (name of the preset below it, algorithm).
+FINETUNED = {
+    name: (name.replace(f"_{algorithm.upper()}", ""), algorithm)
+    for name in NAMES
+    for algorithm in ("adaround", "adaquant")
+    if algorithm.upper() in name and "MIXED" not in name and "WEIGHTSONLY" not in name
+}
+DOCUMENTS |= {name: finetuned(DOCUMENTS[below], algorithm) for name, (below, algorithm) in FINETUNED.items()}
+
 _VINT8_DIFFERS = (
     "UseRandomData",
     "ConvertClipToRelu",
@@ -171,6 +220,7 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     "A16W8": ("AlignConcat", "AlignEltwiseQuantType"),
     "A16W8_QCONFIG": ("AlignConcat", "AlignEltwiseQuantType"),
 }
+DIFFERENCES |= {name: DIFFERENCES[below] for name, (below, _) in FINETUNED.items() if below in DIFFERENCES}
 
 
 def translatable(name: str) -> dict[str, Any]:

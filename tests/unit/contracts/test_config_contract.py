@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import typing
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.contracts.algorithms import Algorithm, algorithm_contradictions, in_order
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import InvalidConfigError
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
@@ -135,7 +137,11 @@ def problems(config: Any, pointer: str = "/config") -> list[tuple[str, str]]:
             "/config/activation/calibration/percentile",
             "unknown key 'percentile'; valid keys: method",
         ),
-        ({"activation": {"calibration": {"method": "kl"}}}, "/config/activation/calibration", "'minmax', 'percentile'"),
+        (
+            {"activation": {"calibration": {"method": "kl"}}},
+            "/config/activation/calibration/method",
+            "unknown method 'kl'; known: minmax, percentile, ",
+        ),
         ({"evaluation": {"gate": {"max_dropp": 1}}}, "/config/evaluation/gate/max_dropp", "did you mean 'max_drop'?"),
         ({"exclude": [{"nod": "a"}]}, "/config/exclude/0/nod", "did you mean 'node'?"),
         ({"exclude": [{"node": "a"}, {"op_typ": "Conv"}]}, "/config/exclude/1/op_typ", "did you mean 'op_type'?"),
@@ -154,16 +160,23 @@ def problems(config: Any, pointer: str = "/config") -> list[tuple[str, str]]:
             "greater than 50",
         ),
         (
-            {"include": [{"node": "a"}], "exclude": [{"node": "a"}]},
-            "/config",
+            {"include": [{"node": "a"}], "exclude": [{"node": "b"}, {"node": "a"}]},
+            "/config/exclude/1",
             "{'node': 'a'} stands in include and in exclude",
         ),
         (
             {"algorithms": [{"method": "bias_correction"}, {"method": "bias_correction"}]},
-            "/config",
-            "stands twice in algorithms: bias_correction",
+            "/config/algorithms/1",
+            "bias_correction stands twice in algorithms",
         ),
-        ({"algorithms": [{"method": "bias_correctoin"}]}, "/config/algorithms/0/method", "'bias_correction'"),
+        (
+            {"algorithms": [{"method": "bias_correctoin"}]},
+            "/config/algorithms/0/method",
+            "unknown method 'bias_correctoin'; did you mean 'bias_correction'?",
+        ),
+        ({"algorithms": [{}]}, "/config/algorithms/0/method", "method is missing; known: "),
+        ({"algorithms": [{"method": None}]}, "/config/algorithms/0/method", "unknown method 'None'"),
+        ({"algorithms": [7]}, "/config/algorithms/0", "must be an object"),
         ({"algorithms": [{"methd": "bias_correction"}]}, "/config/algorithms/0/methd", "did you mean 'method'?"),
         ({"schema_version": 2}, "/config/schema_version", "1"),
         ({"preset": ["int8"]}, "/config/preset", "string"),
@@ -175,6 +188,86 @@ def problems(config: Any, pointer: str = "/config") -> list[tuple[str, str]]:
 def test_refusals_point_at_the_field_and_name_the_way_out(config: Any, pointer: str, says: str) -> None:
     found = problems(config)
     assert any(where == pointer and says in message for where, message in found), found
+
+
+CLE, SMOOTH, CORRECT = "cross_layer_equalization", "smooth_quant", "bias_correction"
+
+
+@pytest.mark.parametrize(
+    ("methods", "place", "says"),
+    [
+        (["adaround", "adaquant"], 1, "adaround and adaquant both choose integers"),
+        ([CORRECT, "adaquant", "adaround"], 2, "leave one of them out"),
+        ([CORRECT, CLE], 1, f"throw away the biases that {CORRECT} has corrected; the right order is {CLE}, {CORRECT}"),
+        (["adaround", CLE], 1, f"throw away the integers that adaround has chosen; the right order is {CLE}, adaround"),
+        ([CLE, "adaquant", CORRECT, SMOOTH], 3, f"the right order is {CLE}, {SMOOTH}, {CORRECT}, adaquant"),
+        (["adaround", "adaround"], 1, "adaround stands twice"),
+        (["adaround", "autopilot"], 1, "autopilot would throw away the integers that adaround has chosen"),
+        (["autopilot", "bias_correction", "adaquant", CLE], 3, "throw away the recipe that autopilot has chosen"),
+    ],
+)
+def test_algorithms_that_undo_each_other_are_refused(methods: list[str], place: int, says: str) -> None:
+    ((pointer, message),) = problems({"algorithms": [{"method": method} for method in methods]})
+    assert pointer == f"/config/algorithms/{place}"
+    assert says in message
+
+
+def test_the_right_order_is_accepted_and_one_finetuning_too() -> None:
+    for chosen in ([CLE, SMOOTH, CORRECT, "adaround"], [SMOOTH, CLE], ["adaquant", CORRECT]):
+        config = parse_config({"algorithms": [{"method": method} for method in chosen]})
+        assert [algorithm.method for algorithm in config.algorithms] == chosen
+        assert algorithm_contradictions_of(in_order(chosen)) == []
+
+
+@given(st.permutations([CLE, SMOOTH, CORRECT, "adaround"]))
+def test_in_order_nothing_is_undone(methods: list[str]) -> None:
+    assert algorithm_contradictions_of(in_order(methods)) == []
+    assert sorted(in_order(methods)) == sorted(methods)
+
+
+def test_every_algorithm_has_its_place() -> None:
+    union, _ = typing.get_args(Algorithm)
+    methods = [member.model_fields["method"].default for member in typing.get_args(union)]
+    assert sorted(in_order(methods)) == sorted(methods)
+
+
+def algorithm_contradictions_of(methods: list[str]) -> list[Any]:
+    return list(algorithm_contradictions(methods, ["int8"]))
+
+
+def test_adaround_needs_integers() -> None:
+    weights = {"weight": {"dtype": "bfloat16"}, "algorithms": [{"method": "adaround"}]}
+    ((pointer, message),) = problems(weights)
+    assert pointer == "/config/algorithms/0"
+    assert "they are bfloat16; adaquant can do it" in message
+    parse_config({**weights, "algorithms": [{"method": "adaquant"}]})
+    parse_config({**weights, "overrides": [{"match": {"node": "n"}, "weight": {"dtype": "int8"}}]})
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weights_only", "float16"])
+@pytest.mark.parametrize(
+    ("settings", "pointer", "says"),
+    [
+        ({"target": "qnn"}, "/config/target", "knows no rules of targets; leave qnn out (target: onnxruntime_cpu)"),
+        ({"preset": "npu_int8"}, "/config/target", "leave amd_npu_cnn out"),
+        ({"target_options": {"x86_without_vnni": True}}, "/config/target_options", "set weight.reduce_range"),
+        ({"target_options": {"float_heads": False}}, "/config/target_options", "leave float_heads out"),
+        ({"algorithms": [{"method": "adaround"}]}, "/config/algorithms", "runs no algorithms; leave adaround out"),
+        ({"tensor_ranges": {"x": {"minimum": 0, "maximum": 1}}}, "/config/tensor_ranges", "no calibrated ranges"),
+        ({"format": "qoperator"}, "/config/format", "needs mode static"),
+    ],
+)
+def test_what_a_mode_would_not_heed_is_refused(mode: str, settings: dict[str, Any], pointer: str, says: str) -> None:
+    found = problems({"mode": mode, **settings})
+    assert found[0][0] == pointer
+    assert says in found[0][1]
+    parse_config({"mode": mode})
+
+
+def test_overrides_are_judged_at_their_own_place() -> None:
+    wide = {"match": {"node": "n"}, "weight": {"dtype": "int16"}}
+    assert problems({"mode": "dynamic", "overrides": [wide]})[0][0] == "/config/overrides/0/weight/dtype"
+    assert problems({"format": "qoperator", "overrides": [wide]})[0][0] == "/config/overrides/0/weight/dtype"
 
 
 def test_all_problems_are_told_at_once() -> None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import typing
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-from service.contracts.algorithms import Algorithm
+from service.contracts.algorithms import MixedPrecision
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import InvalidConfigError
-from service.contracts.presets import PENDING_PRESETS, PRESETS, find_preset, missing_preset
-from service.contracts.presets.pending import PENDING_NEEDS
+from service.contracts.presets import PENDING_PRESETS, PRESETS, Preset, find_preset, missing_preset
+from service.contracts.presets.mixed import MIXED_PRESETS
+from service.contracts.presets.own import ALGORITHMS, OWN_PRESETS
 from service.contracts.quark import translate
 from service.presets import catalog
-from tests.unit.contracts.quark_documents import DIFFERENCES, DOCUMENTS, NAMES, translatable
+from tests.unit.contracts.quark_documents import CLASSES, DIFFERENCES, DOCUMENTS, FAST, FINETUNED, NAMES, translatable
 
 
 def settings(config: QuantizationConfig) -> dict[str, Any]:
@@ -70,8 +68,22 @@ def test_no_two_presets_share_a_name() -> None:
 
 def test_every_name_of_quarks_is_offered_or_pending() -> None:
     offered = {name for name in NAMES if find_preset(name) is not None}
-    assert offered == set(DOCUMENTS)
+    assert offered == set(DOCUMENTS) | {preset.name.upper() for preset in MIXED_PRESETS}
     assert {name.lower() for name in set(NAMES) - offered} == set(PENDING_PRESETS)
+
+
+@pytest.mark.parametrize("preset", MIXED_PRESETS, ids=lambda preset: preset.name)
+def test_mixed_presets_begin_at_their_higher_level_and_tell_of_the_goal(preset: Preset) -> None:
+    config = parse_config({"preset": preset.name})
+    mixing, *rest = config.algorithms
+    assert isinstance(mixing, MixedPrecision)
+    assert (mixing.high.activation, mixing.high.weight) == (config.activation, config.weight)
+    high, _, low = preset.name.removesuffix("_adaquant").partition("_mixed_")
+    words = {"s16s16": ("int16", "int16"), "s8s8": ("int8", "int8"), "bf16": ("bfloat16", "bfloat16")}
+    dtypes = [(level.activation.dtype, level.weight.dtype) for level in (mixing.high, mixing.low)]
+    assert dtypes == [words[high], words.get(low, (low, low))]
+    assert [algorithm.method for algorithm in rest] == (["adaquant"] if preset.name.endswith("adaquant") else [])
+    assert any("25 dB" in note for note in preset.notes)
 
 
 @pytest.mark.parametrize("name", sorted(PENDING_PRESETS))
@@ -84,27 +96,43 @@ def test_asking_for_a_pending_preset_tells_what_is_missing(name: str) -> None:
             assert caught.value.errors[0].pointer in ("/config/preset", "/config/config")
 
 
-def methods(union: Any) -> Iterator[str]:
-    """The methods of a model, of a union of models, or of an annotated union."""
-    if isinstance(union, type):
-        yield union.model_fields["method"].default
-    else:
-        for member in typing.get_args(union):
-            if not isinstance(member, FieldInfo):
-                yield from methods(member)
+@pytest.mark.parametrize("name", sorted(FINETUNED))
+def test_finetuning_is_all_that_a_preset_adds_to_the_one_below_it(name: str) -> None:
+    below, algorithm = FINETUNED[name]
+    whole, part = find_preset(name), find_preset(below)
+    assert whole is not None and part is not None
+    (entry,) = whole.settings["algorithms"]
+    assert entry["method"] == algorithm
+    assert {**whole.settings, "algorithms": []} == part.settings
+    assert set(part.notes) < set(whole.notes)
+    given = CLASSES[algorithm] if name.endswith("_QCONFIG") else FAST[algorithm]
+    assert set(map(str, given.values())) - {algorithm} <= set(map(str, entry.values()))
 
 
-def test_presets_do_not_wait_for_algorithms_that_are_there() -> None:
-    there = set(methods(Algorithm))
-    waited_for = {word for needs in PENDING_NEEDS for word in needs.split(" and ")}
-    assert not waited_for & there, "write these presets: what they waited for is there"
+def test_the_solver_alone_can_be_changed() -> None:
+    for name in ("xint8_adaround", "XINT8_ADAROUND_QCONFIG", "INT8_CNN_ACCURATE"):
+        plain = parse_config({"preset": name}).algorithms[0]
+        (changed,) = parse_config(
+            {"preset": name, "algorithms": [{"method": "adaround", "solver": "gradient"}]}
+        ).algorithms
+        assert plain.model_dump() == {**changed.model_dump(), "solver": "gram"}
+        assert changed.model_dump()["fixed_seed"] == 1705472343
+        assert any("solver gradient" in note for note in PRESETS[name.lower()].notes)
+
+
+def test_what_runs_in_presets_of_ours_stands_in_one_place() -> None:
+    for preset in OWN_PRESETS:
+        assert preset.settings["algorithms"] == list(ALGORITHMS.get(preset.name, ()))
+        for algorithm in preset.settings["algorithms"]:
+            assert algorithm["method"].split("_")[0] in preset.description.lower().replace("cross-", "cross_")
+    assert set(ALGORITHMS) <= {preset.name for preset in OWN_PRESETS}
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("A8W9", "did you mean 'a8w8'?"),
-        ("XINT8_ADAROUNDED", "did you mean 'xint8_adaround"),
+        ("XINT8_ADAROUNDED", "did you mean 'xint8_adaround'?"),
         ("qqqqqqq", "GET /v1/presets list all"),
     ],
 )
@@ -135,6 +163,6 @@ def test_the_command_lists_and_shows_presets() -> None:
     assert shown.stdout.splitlines()[0] == "a16w8"
     for note in PRESETS["a16w8"].notes:
         assert note in shown.stdout
-    refused = CliRunner().invoke(app, ["presets", "a16w8_adaround"])
+    refused = CliRunner().invoke(app, ["presets", "XINT8_WEIGHTSONLY_ADAROUND"])
     assert isinstance(refused.exception, catalog.PresetNotFoundError)
-    assert "adaround" in refused.exception.detail
+    assert "weights_only" in refused.exception.detail

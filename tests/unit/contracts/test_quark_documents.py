@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from service.contracts.quark import from_document, translate, translate_document
+from service.contracts.quark.equalization import PARAMETERS
+from service.contracts.quark.finetune import FINETUNE_SETTINGS
 from service.contracts.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTIONS
 from service.contracts.quark.table import quark_page
 from service.contracts.quark.values import CALIBRATE_METHODS, DATA_TYPES, FORMATS, QUANT_TYPES, SPECS
@@ -79,10 +81,14 @@ def test_types(spelled: str, dtype: str) -> None:
         ({"extra_options": {"WeightsSymmetric": True}}, "/extra_options/WeightsSymmetric", "'WeightSymmetric'"),
         ({"extra_options": {"include_cle": True}}, "/extra_options/include_cle", "belongs beside extra_options"),
         ({"SmoothAlpha": 0.5}, "/SmoothAlpha", "belongs into extra_options"),
-        ({"include_sq": True, "extra_options": {"SmoothAlpha": 0.5}}, "/extra_options/SmoothAlpha", "smooth_quant"),
-        ({"include_cle": True}, "/include_cle", "cross_layer_equalization is not there yet"),
-        ({"include_fast_ft": True}, "/include_fast_ft", "adaround or adaquant"),
+        ({"include_rotation": True}, "/include_rotation", "the algorithm rotation is not there yet"),
+        ({"extra_options": {"UseGPTQ": True}}, "/extra_options/UseGPTQ", "the algorithm gptq is not there yet"),
         ({"include_auto_mp": True}, "/include_auto_mp", "mixed_precision"),
+        (
+            {"include_auto_mp": True, "extra_options": {"AutoMixprecision": {"DataSize": 5}}},
+            "/extra_options/AutoMixprecision",
+            "set mixed_precision a goal",
+        ),
         ({"per_chanel": True}, "/per_chanel", "did you mean 'per_channel'?"),
         ({"extra_options": []}, "/extra_options", "must be an object"),
         ({"activation_type": "QBFP"}, "/activation_type", "BFPAttributes"),
@@ -146,7 +152,7 @@ def test_types(spelled: str, dtype: str) -> None:
             "/global_config/weight/quant_granularity",
             "per_block",
         ),
-        ({**qconfig(INT8, INT8, {}), "algo_config": [{"name": "cle"}]}, "/algo_config/0", "not there yet"),
+        ({**qconfig(INT8, INT8, {}), "algo_config": [{"name": "quarot"}]}, "/algo_config/0", "not there yet"),
         ({**qconfig(INT8, INT8, {}), "algo_config": [{"name": "clee"}]}, "/algo_config/0", "unknown algorithm"),
         (
             {**qconfig(INT8, INT8, {}), "specific_layer_config": [[{"input_tensors": tensor("Int16")}, ["n"]]]},
@@ -165,9 +171,14 @@ def test_what_cannot_be_translated_is_named(data: Any, pointer: str, says: str) 
 
 def test_all_problems_are_told_at_once() -> None:
     found = problems(
-        {"include_cle": True, "nodes": [], "extra_options": {"CryptoMode": True, "Percentile": "99"}}, "/c"
+        {"include_rotation": True, "nodes": [], "extra_options": {"CryptoMode": True, "Percentile": "99"}}, "/c"
     )
-    assert set(found) == {"/c/include_cle", "/c/nodes", "/c/extra_options/CryptoMode", "/c/extra_options/Percentile"}
+    assert set(found) == {
+        "/c/include_rotation",
+        "/c/nodes",
+        "/c/extra_options/CryptoMode",
+        "/c/extra_options/Percentile",
+    }
 
 
 def test_an_option_of_another_method_is_noted() -> None:
@@ -237,7 +248,7 @@ def test_layers_of_a_qconfig() -> None:
         {"match": {"op_type": "Gemm"}, "weight": wider},
     ]
     assert config["exclude"] == [{"node": "head"}, {"op_type": "Softmax"}, {"op_type": "Add"}]
-    assert config["algorithms"] == [{"method": "bias_correction"}]
+    assert config["algorithms"] == [{"method": "bias_correction", "mode": "full"}]
     parse_config(config)
 
 
@@ -337,7 +348,11 @@ json_values = st.recursive(
 )
 words = st.sampled_from([*CALIBRATE_METHODS, *QUANT_TYPES, *FORMATS, *SPECS, *DATA_TYPES, "All", "same", "mae"])
 values = st.one_of(st.booleans(), words, st.integers(0, 300), st.floats(0, 101), st.just([]), json_values)
-options = st.dictionaries(st.sampled_from(sorted(OPTIONS)), values, max_size=6)
+finetunings = st.dictionaries(st.sampled_from([s.option for s in FINETUNE_SETTINGS]), values, max_size=4)
+options = st.tuples(
+    st.dictionaries(st.sampled_from(sorted(OPTIONS)), values, max_size=6),
+    st.fixed_dictionaries({}, optional={"FastFinetune": finetunings}),
+).map(lambda pair: {**pair[0], **pair[1]})
 tensors = st.fixed_dictionaries(
     {"data_type": st.sampled_from(sorted(DATA_TYPES))},
     optional={"symmetric": st.booleans(), "scale_type": st.sampled_from(["ScaleType.PowerOf2", "Int16"])},
@@ -356,10 +371,20 @@ legacies = st.fixed_dictionaries(
         "calibrate_method": st.sampled_from(sorted(CALIBRATE_METHODS)),
         "activation_type": st.sampled_from(sorted(QUANT_TYPES)),
         "weight_type": st.sampled_from(sorted(QUANT_TYPES)),
-        "include_cle": st.just(False),
         "nodes_to_exclude": names,
         "extra_options": options | json_values,
     },
+)
+classes = st.one_of(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(names_of_class)},
+        optional=dict.fromkeys((setting.field for setting in settings_of_class), values),
+    )
+    for names_of_class, settings_of_class in (
+        (["adaround", "adaquant"], FINETUNE_SETTINGS),
+        (["cle"], PARAMETERS["cross_layer_equalization"]),
+        (["smooth_quant"], PARAMETERS["smooth_quant"]),
+    )
 )
 qconfigs = st.fixed_dictionaries(
     {"global_config": layers},
@@ -367,7 +392,8 @@ qconfigs = st.fixed_dictionaries(
         "exclude": names,
         "layer_type_config": st.lists(st.tuples(st.none() | layers, names).map(list), max_size=2) | json_values,
         "specific_layer_config": st.lists(st.tuples(layers, names).map(list), max_size=2) | json_values,
-        "algo_config": st.just([{"name": "bias_correction"}]) | json_values,
+        "algo_config": st.lists(classes | st.sampled_from(["bias_correction", "cle", "adaround"]), max_size=3)
+        | json_values,
         "extra_options": options,
     },
 )

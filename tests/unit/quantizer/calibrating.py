@@ -51,11 +51,33 @@ def grid(low: float, high: float, family: GridFamily) -> tuple[float, int]:
 
 def grid_error(values: np.ndarray, family: GridFamily, low: float, high: float) -> float:
     """Sum of squared errors on the grid for [low, high], by the definition."""
-    scale, zero = grid(low, high, family)
-    qmin, qmax = family.limits
-    exact = values.astype(np.float64)
-    steps = np.clip(np.rint(exact / scale), qmin - zero, qmax - zero)
-    return float(np.sum((steps * scale - exact) ** 2))
+    return float(grid_errors(values, family, np.array([low]), np.array([high]))[0])
+
+
+def grid_errors(values: np.ndarray, family: GridFamily, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """As ``grid_error``, for many grids at once: ``low`` and ``high`` are [grids], so is the result."""
+    scale, zero = grid_for_range(
+        low,
+        high,
+        family.dtype,
+        symmetric=family.symmetric,
+        scale=family.scale,
+        reduce_range=family.reduce_range,
+    )
+    return level_errors(values, scale.astype(np.float64), family.limits[0] - zero.astype(np.int64), family.span)
+
+
+def level_errors(values: np.ndarray, scale: np.ndarray, bottom: np.ndarray, span: int) -> np.ndarray:
+    """Sums of squared errors of ``values`` on the levels ``scale * [bottom, bottom + span]``, one for each grid."""
+    exact = values.reshape(-1).astype(np.float64)
+    found = np.empty(scale.size)
+    rows = max(1, (1 << 16) // exact.size)  # what stays in the cache
+    for start in range(0, scale.size, rows):
+        part = slice(start, start + rows)
+        step, least = scale[part, None], bottom[part, None]
+        off = np.clip(np.rint(exact / step), least, least + span) * step - exact
+        found[part] = np.einsum("ij,ij->i", off, off)
+    return found
 
 
 def cuts(length: int, points: Sequence[int]) -> list[slice]:

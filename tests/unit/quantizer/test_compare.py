@@ -134,9 +134,9 @@ def test_inner_tensors_are_compared_by_pair() -> None:
         run=SilentRun(),
     )
     a, b = x[:7] @ WEIGHT, x[:7] @ coarse(WEIGHT)
-    assert found.quantized["product"] == pytest.approx(sqnr_db(a, b), abs=0.01)
-    assert found.quantized["relu"] == pytest.approx(sqnr_db(np.maximum(a, 0), np.maximum(b, 0)), abs=0.01)
-    assert found.quantized["crossed"] == pytest.approx(sqnr_db(a, np.maximum(b, 0)), abs=0.01)
+    assert found["product"] == pytest.approx(sqnr_db(a, b), abs=0.01)
+    assert found["relu"] == pytest.approx(sqnr_db(np.maximum(a, 0), np.maximum(b, 0)), abs=0.01)
+    assert found["crossed"] == pytest.approx(sqnr_db(a, np.maximum(b, 0)), abs=0.01)
 
 
 @pytest.mark.parametrize("batch", ["N", "4"])
@@ -167,7 +167,8 @@ def test_evaluate_one_model(tmp_path) -> None:
     assert found["model"]["metrics"]["top1"] == pytest.approx(100 * right.mean(), abs=1e-3)
     assert found["model"]["size_bytes"] == (tmp_path / "model.onnx").stat().st_size
     assert found["model"]["latency_ms"] > 0
-    assert set(found) == {"samples", "model"}
+    assert set(found) == {"samples", "metrics", "model"}
+    assert found["metrics"] == [{"name": name, "unit": "%", "better": "higher"} for name in ("top1", "top5")]
 
 
 def test_evaluate_beside_a_reference(tmp_path) -> None:

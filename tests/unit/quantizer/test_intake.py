@@ -175,7 +175,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_every_truncation_says_so(tmp_path: Path) -> None:
     data = model_of(
-        helper.make_node("Gemm", ["x", "w"], ["y"]), inputs=[tensor("x", (1, 64))], weights=[weight("w", 64, 64)]
+        helper.make_node("Gemm", ["x", "w"], ["y"]), inputs=[tensor("x", (1, 16))], weights=[weight("w", 16, 32)]
     ).SerializeToString()
     graph_starts = data.index(b"\x3a")
     for keep in range(graph_starts + 3, len(data) - 30, 97):
@@ -423,7 +423,7 @@ def test_random_damage_never_escapes_the_error_tree(tmp_path: Path) -> None:
     ).SerializeToString()
     generator = np.random.default_rng(0)
     refused = 0
-    for _ in range(3000):
+    for _ in range(1000):
         damaged = bytearray(data)
         for _ in range(generator.integers(1, 4)):
             damaged[generator.integers(len(damaged))] = generator.integers(256)
@@ -431,9 +431,9 @@ def test_random_damage_never_escapes_the_error_tree(tmp_path: Path) -> None:
         try:
             proto = loading.read_proto(path)
             loading.check_tensors(proto)
-            intake._check_structure(proto)
+            intake.check_structure(proto)
             intake.summarize_model(proto, path)
             loading.to_ir(proto, tmp_path)
         except ModelError:
             refused += 1
-    assert refused > 500
+    assert refused > 150

@@ -1,4 +1,4 @@
-"""Streaming metrics and the gate, against scikit-learn and numpy over everything at once."""
+"""Streaming figures, against scikit-learn and numpy over everything at once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.metrics import accuracy_score, top_k_accuracy_score
 
-from service.contracts.compatibility import check_gate
-from service.contracts.config import Gate
-from service.contracts.errors import InvalidConfigError
-from service.contracts.report import Fidelity, ModelFigures
 from tests.unit.quantizer.toolbox import normal, rng
-from worker.quantizer.evaluation.gate import judge
 from worker.quantizer.evaluation.metrics import IDENTICAL_DB, Accuracy, Agreement, Distance
 
 
@@ -157,93 +152,3 @@ def test_agreement_of_integers_is_equality(dtype: type) -> None:
 @pytest.mark.parametrize("shape", [(12,), (12, 1), (12, 1, 1, 1)])
 def test_a_single_score_decides_nothing(shape: tuple[int, ...]) -> None:
     assert agreement(normal(*shape), normal(*shape, seed=1)) is None
-
-
-# The gate.
-
-
-def verdict(gate: Gate, **changes: float | None) -> tuple[str, dict[str, tuple[float | None, bool]]]:
-    """Judge a model of 90 % that became one of 89.4 %."""
-    got = {"top1": 89.4, "top5": 98.0, "sqnr": 30.0, "agreement": 97.5, "size": 250, "latency": 3.0} | changes
-    float_ = ModelFigures(metrics={"top1": 90.0, "top5": 99.0}, size_bytes=1000, latency_ms=4.0)
-    metrics = {name: got[name] for name in ("top1", "top5") if got[name] is not None}
-    quantized = ModelFigures(metrics=metrics, size_bytes=int(got["size"]), latency_ms=got["latency"])
-    fidelity = Fidelity(
-        sqnr_db=got["sqnr"], cosine=0.99, top1_agreement=got["agreement"], samples=8, source="evaluation", outputs=()
-    )
-    word, clauses = judge(gate, float_, quantized, fidelity)
-    return word, {clause.clause: (clause.got, clause.holds) for clause in clauses}
-
-
-CLAUSES = [
-    (Gate(max_drop=0.6), "max_drop", 0.6, True),
-    (Gate(max_drop=0.59), "max_drop", 0.6, False),
-    (Gate(metric="top5", max_drop=1.0), "max_drop", 1.0, True),
-    (Gate(metric="top5", max_drop=0.9), "max_drop", 1.0, False),
-    (Gate(metric="top1_agreement", max_drop=2.5), "max_drop", 2.5, True),
-    (Gate(metric="top1_agreement", max_drop=2.4), "max_drop", 2.5, False),
-    (Gate(min_value=89.4), "min_value", 89.4, True),
-    (Gate(min_value=89.5), "min_value", 89.4, False),
-    (Gate(metric="top1_agreement", min_value=97.0), "min_value", 97.5, True),
-    (Gate(metric="top1_agreement", min_value=98.0), "min_value", 97.5, False),
-    (Gate(min_sqnr_db=30.0), "min_sqnr_db", 30.0, True),
-    (Gate(min_sqnr_db=30.1), "min_sqnr_db", 30.0, False),
-    (Gate(max_size_bytes=250), "max_size_bytes", 250, True),
-    (Gate(max_size_bytes=249), "max_size_bytes", 250, False),
-    (Gate(max_latency_ratio=0.75), "max_latency_ratio", 0.75, True),
-    (Gate(max_latency_ratio=0.74), "max_latency_ratio", 0.75, False),
-]
-
-
-@pytest.mark.parametrize(("gate", "clause", "got", "holds"), CLAUSES)
-def test_every_clause_passes_and_fails(gate: Gate, clause: str, got: float, holds: bool) -> None:
-    assert verdict(gate) == ("pass" if holds else "fail", {clause: (got, holds)})
-
-
-def test_all_clauses_must_hold() -> None:
-    assert verdict(Gate(max_drop=1, min_sqnr_db=20))[0] == "pass"
-    word, clauses = verdict(Gate(max_drop=1, min_sqnr_db=40))
-    assert word == "fail"
-    assert {name: holds for name, (_, holds) in clauses.items()} == {"max_drop": True, "min_sqnr_db": False}
-
-
-def test_a_gain_is_no_drop() -> None:
-    assert verdict(Gate(max_drop=0), top1=91.0) == ("pass", {"max_drop": (-1.0, True)})
-
-
-def test_without_clauses_there_is_no_verdict() -> None:
-    assert verdict(Gate()) == ("none", {})
-
-
-@pytest.mark.parametrize(
-    ("gate", "changes"),
-    [
-        (Gate(max_drop=100), {"top1": None}),
-        (Gate(min_value=0), {"top1": None}),
-        (Gate(metric="top1_agreement", min_value=0), {"agreement": None}),
-        (Gate(min_sqnr_db=-300), {"sqnr": None}),
-        (Gate(max_latency_ratio=100), {"latency": None}),
-    ],
-)
-def test_what_was_not_measured_does_not_pass(gate: Gate, changes: dict[str, None]) -> None:
-    word, clauses = verdict(gate, **changes)
-    assert word == "fail"
-    assert list(clauses.values()) == [(None, False)]
-
-
-@pytest.mark.parametrize("metric", ["top1", "top5"])
-@pytest.mark.parametrize("limits", [{"max_drop": 1.0}, {"min_value": 50.0}])
-def test_a_gate_on_accuracy_needs_labels(metric: str, limits: dict[str, float]) -> None:
-    gate = Gate(metric=metric, **limits)
-    with pytest.raises(InvalidConfigError) as caught:
-        check_gate(gate, has_labels=False)
-    assert caught.value.errors[0].pointer == "/config/evaluation/gate/metric"
-    assert caught.value.hint
-    check_gate(gate, has_labels=True)
-
-
-@pytest.mark.parametrize(
-    "gate", [Gate(), Gate(min_sqnr_db=20), Gate(metric="top1_agreement", max_drop=1), Gate(metric="top5")]
-)
-def test_other_gates_need_none(gate: Gate) -> None:
-    check_gate(gate, has_labels=False)

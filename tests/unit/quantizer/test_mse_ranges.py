@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.contracts.specs import ActivationSpec
-from tests.unit.quantizer.calibrating import cuts, families, feed, grid_error, normal, rng, weighted
+from tests.unit.quantizer.calibrating import cuts, families, feed, grid_error, grid_errors, normal, rng, weighted
 from worker.quantizer.statistics.grids import GridFamily, SquaredError
 from worker.quantizer.statistics.mse import mse_range
 from worker.quantizer.statistics.ranges import range_reducer
@@ -35,10 +35,11 @@ def exhaustive(values: np.ndarray, family: GridFamily) -> float:
     factors = np.exp2(-np.linspace(-0.25, 9, 300)) if family.symmetric else np.exp2(-np.linspace(-0.25, 9, 60))
     if family.symmetric:
         widest = max(-low, high)
-        return min(grid_error(values, family, -widest * f, widest * f) for f in factors)
-    lows = [low * f for f in factors] if low < 0 else [0.0]
-    highs = [high * f for f in factors] if high > 0 else [0.0]
-    return min(grid_error(values, family, a, b) for a in lows for b in highs)
+        return float(grid_errors(values, family, -widest * factors, widest * factors).min())
+    lows = low * factors if low < 0 else np.zeros(1)
+    highs = high * factors if high > 0 else np.zeros(1)
+    ends = np.repeat(lows, highs.size), np.tile(highs, lows.size)
+    return float(grid_errors(values, family, *ends).min())
 
 
 @pytest.mark.parametrize(
@@ -102,8 +103,8 @@ def mse(dtype: str = "int8", *, symmetric: bool = True, scale: str = "float32", 
 @pytest.mark.parametrize(("dtype", "symmetric"), [("int8", True), ("uint8", False), ("uint16", False)])
 @pytest.mark.parametrize("scale", ["float32", "power_of_two"])
 def test_a_sample_of_a_long_stream_does_nearly_as_well_as_all_of_it(dtype: str, symmetric: bool, scale: str) -> None:
-    """Two million values whose spread drifts, a few outliers among them; the sample keeps 2 %."""
-    stream = normal(500, 4000, seed=11) * np.linspace(0.5, 2, 500, dtype=np.float32)[:, None]
+    """Half a million values whose spread drifts, a few outliers among them; the sample keeps 8 %."""
+    stream = normal(500, 1000, seed=11) * np.linspace(0.5, 2, 500, dtype=np.float32)[:, None]
     stream[137, :3] = [29, -31, 40]
     spec = mse(dtype, symmetric=symmetric, scale=scale)
     family = GridFamily.of(spec)

@@ -256,7 +256,7 @@ def test_external_data_comes_out_inside(tmp_path: Path) -> None:
         output_dir=str(tmp_path / "out"),
         threads=1,
     )
-    report = quantize_files(task, SilentRun())
+    report = quantize_files(task, SilentRun()).report
     inside = quantize_file(tmp_path, network(), data())
     assert (tmp_path / "out" / MODEL_FILE).read_bytes() == inside.model
     files = [tmp_path / "model.onnx", tmp_path / "weights"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.quantizer.calibrating import families, grid, grid_error, normal, rng, weighted
+from tests.unit.quantizer.calibrating import families, grid, grid_error, level_errors, normal, rng, weighted
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.mse import mse_range
 from worker.quantizer.statistics.power_of_two import covering_range, grid_range
@@ -86,14 +86,8 @@ def test_covering_stays_finite_at_the_end_of_float32(family: GridFamily) -> None
 
 def smallest_error(values: np.ndarray, family: GridFamily, exponents: range) -> float:
     """Every exponent, every zero point, every value, with nothing but the definition."""
-    qmin, qmax = family.limits
-    values = values.astype(np.float64)
-    best = np.inf
-    for exponent, bottom in itertools.product(exponents, exhaustive_bottoms(family)):
-        scale = 2.0**exponent
-        steps = np.clip(np.rint(values / scale), bottom, bottom + qmax - qmin)
-        best = min(best, float(np.sum((steps * scale - values) ** 2)))
-    return best
+    grids = np.array(list(itertools.product(exponents, exhaustive_bottoms(family))))
+    return float(level_errors(values, np.exp2(grids[:, 0].astype(np.float64)), grids[:, 1], family.span).min())
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f.span < 300], ids=str)

@@ -394,7 +394,7 @@ def test_every_pass_reports() -> None:
 @pytest.mark.slow
 def test_preparation_is_linear_in_the_number_of_nodes() -> None:
     """Four times the nodes take about four times the processor time; a quadratic pass would take sixteen times."""
-    assert process_seconds(12_000) < 9 * process_seconds(3_000)
+    assert process_seconds(6_000) < 9 * process_seconds(1_500)
 
 
 def process_seconds(nodes: int) -> float:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from service.contracts.errors import DatasetFormatError, DatasetMismatchError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data.archive import DEFAULT_MAX_TOTAL_BYTES, read_npz
 from worker.quantizer.data.preprocess import Transform
-from worker.quantizer.data.selection import read_labels, select_arrays
+from worker.quantizer.data.selection import are_classes, read_labels, select_arrays
 from worker.quantizer.data.stored import Array, ArraySource, MemoryArray, SampleReader
 from worker.quantizer.data.summary import summarize
 from worker.quantizer.data.tensors import looks_like_safetensors, read_safetensors
@@ -32,15 +32,25 @@ class Batch:
 
     Attributes:
         feeds: by input name, C-contiguous, of the model's dtype.
-        labels: int64 [valid], or None.
+        labels: class numbers int64 [valid], or None.
         start: number of the first sample.
         valid: real samples; what follows them repeats the last one, to fill a model of fixed batch size.
+        arrays: those that were asked for by name, as they are stored, [valid, ...]; None stands for the labels.
+        size: samples in the feeds, with those that fill up.
     """
 
     feeds: dict[str, Array]
     labels: Labels | None
     start: int
     valid: int
+    arrays: Mapping[str | None, Array] = field(default_factory=dict)
+    size: int = 0
+
+    def cut(self, output: Array, axis: int = 0) -> Array:
+        """A model output without the samples that fill up; what has no such axis of samples stays as it is."""
+        if self.valid < self.size and output.ndim > axis and output.shape[axis] == self.size:
+            return output[(slice(None),) * axis + (slice(0, self.valid),)]
+        return output
 
 
 class Dataset:
@@ -65,8 +75,9 @@ class Dataset:
 
     @cached_property
     def labels(self) -> Labels | None:
-        """Class numbers, int64 [samples], or None."""
-        return read_labels(self.selection.labels) if self.selection.labels is not None else None
+        """Class numbers, int64 [samples]; None if there are no labels, or labels that are no class numbers."""
+        stored = self.selection.labels
+        return read_labels(stored) if stored is not None and are_classes(stored) else None
 
     @cached_property
     def summary(self) -> DatasetSummary:
@@ -80,7 +91,7 @@ class Dataset:
         return summarize(
             self.selection,
             self.preprocessing,
-            labels=self.labels,
+            classes=self.labels,
             storage=storage,
             size_bytes=size_bytes,
             sha256=sha256,
@@ -106,29 +117,48 @@ class Dataset:
             )
         return array, spec
 
-    def batches(self, inputs: Sequence[TensorInfo], batch_size: int, *, limit: int | None = None) -> Iterator[Batch]:
-        """Batches from sample 0 on; the next one is read while the caller works on the last.
+    def stored(self, name: str | None) -> ArraySource | None:
+        """The array of this name, or the labels if ``name`` is None; None if there is none."""
+        labels = self.selection.labels
+        if labels is not None and name in (None, labels.name):
+            return labels
+        return None if name is None else self.selection.arrays.get(name)
+
+    def batches(
+        self,
+        inputs: Sequence[TensorInfo],
+        batch_size: int,
+        *,
+        limit: int | None = None,
+        start: int = 0,
+        arrays: Collection[str | None] = (),
+    ) -> Iterator[Batch]:
+        """Batches of consecutive samples; the next one is read while the caller works on the last.
 
         Args:
             inputs: the model's inputs.
             batch_size: samples per batch, as given by ``choose_batch_size``.
-            limit: stop after this many samples.
+            limit: stop before the sample of this number.
+            start: number of the first sample.
+            arrays: names of stored arrays to hand out besides, None being the labels.
 
         Raises:
-            DatasetMismatchError: an input has no array, or its spec does not fit it.
+            DatasetMismatchError: an input has no array, or its spec does not fit it; an array is not there.
             DatasetFormatError: damaged bytes.
         """
-        plan = _Plan(self, inputs, batch_size)
+        plan = _Plan(self, inputs, batch_size, arrays)
         total = self.samples if limit is None else min(limit, self.samples)
-        if total <= batch_size:
-            return plan.run(total)
-        return _read_ahead(plan.run(total))
+        if total - start <= batch_size:
+            return plan.run(start, total)
+        return _read_ahead(plan.run(start, total))
 
 
 class _Plan:
     """How the feeds of one pass are read and transformed."""
 
-    def __init__(self, dataset: Dataset, inputs: Sequence[TensorInfo], batch_size: int) -> None:
+    def __init__(
+        self, dataset: Dataset, inputs: Sequence[TensorInfo], batch_size: int, arrays: Collection[str | None]
+    ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, not positive")
         self._labels = dataset.labels
@@ -145,14 +175,26 @@ class _Plan:
             self._pad = self._pad or (not whole and _fixed_batch(tensor) is not None)
             self._sources[array.name] = array
             self._feeds.append((tensor.name, array.name, transform, whole))
+        self._asked: dict[str | None, str] = {}
+        for name in arrays:
+            source = dataset.stored(name)
+            if source is None:
+                raise DatasetMismatchError(
+                    f"the dataset has no {'labels' if name is None else f'array {name!r}'}",
+                    hint="Store the array that the metric names beside the inputs, with as many samples.",
+                )
+            self._asked[name] = source.name
+            self._sources[source.name] = source
 
-    def run(self, total: int) -> Generator[Batch, None, None]:
-        """The batches of the first ``total`` samples."""
+    def run(self, first: int, total: int) -> Generator[Batch, None, None]:
+        """The batches of the samples from ``first`` up to ``total``."""
         readers: dict[str, SampleReader] = {}
         try:
             for name, source in self._sources.items():
                 readers[name] = source.open()
-            for start in range(0, total, self._batch_size):
+                for skipped in range(0, first, self._batch_size):
+                    readers[name].read(min(self._batch_size, first - skipped))
+            for start in range(first, total, self._batch_size):
                 valid = min(self._batch_size, total - start)
                 blocks = {name: reader.read(valid) for name, reader in readers.items()}
                 yield Batch(
@@ -163,6 +205,8 @@ class _Plan:
                     labels=None if self._labels is None else self._labels[start : start + valid],
                     start=start,
                     valid=valid,
+                    arrays={asked: blocks[name] for asked, name in self._asked.items()},
+                    size=self._batch_size if self._pad else valid,
                 )
         finally:
             for reader in readers.values():
@@ -217,7 +261,7 @@ class ArrayDataset(Dataset):
 
     Args:
         arrays: by name, first axis = samples.
-        labels: class numbers [samples].
+        labels: class numbers [samples], or other labels [samples, ...].
         preprocessing: as for a file; must not name labels.
     """
 

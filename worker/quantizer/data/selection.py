@@ -23,7 +23,7 @@ _TEXT_KINDS = "USMm"
 
 @dataclass(frozen=True)
 class Selection:
-    """The arrays that can feed inputs, the label array, and the number of samples that all share."""
+    """The arrays that can feed inputs or be named by a metric, the label array, and the samples that all share."""
 
     arrays: dict[str, ArraySource]
     labels: ArraySource | None
@@ -38,7 +38,7 @@ def select_arrays(stored: Mapping[str, ArraySource], preprocessing: Preprocessin
 
     Raises:
         DatasetArraysError: a named array is not there, or an array is of another length or an unsupported type.
-        DatasetLabelsError: the named label array is not there, or labels are not integers [samples] or [samples, 1].
+        DatasetLabelsError: the named label array is not there, holds no numbers, or is of another length.
         EmptyDatasetError: no arrays or no samples.
     """
     named = {spec.array or name for name, spec in preprocessing.inputs.items()}
@@ -147,22 +147,23 @@ def _label_array(
 
 
 def _checked_labels(array: ArraySource) -> ArraySource:
-    shape = array.shape
-    if array.dtype.kind not in "iu" or array.refusal:
+    refusal = array.refusal or (None if is_numeric(array.dtype) else f"is {array.dtype}, not numbers")
+    refusal = refusal or _refusal(array)
+    if refusal is not None:
         raise DatasetLabelsError(
-            f"label array {array.name!r} {array.refusal or f'is {array.dtype.name}, not integers'}",
-            hint="Store class numbers as an integer array; store other data under another name than 'labels'.",
-            pointer=LABELS_POINTER,
-            array=array.name,
-        )
-    if len(shape) != 1 and not (len(shape) == 2 and shape[1] == 1):
-        raise DatasetLabelsError(
-            f"labels {array.name!r} have shape {list(shape)}, not [samples]",
-            hint="Store one class number per sample.",
+            f"label array {array.name!r} {refusal}",
+            hint="Store class numbers as integers [samples], or the numbers that a declared metric compares with; "
+            "other data goes under another name than 'labels'.",
             pointer=LABELS_POINTER,
             array=array.name,
         )
     return array
+
+
+def are_classes(array: ArraySource) -> bool:
+    """True for class numbers: integers, one per sample."""
+    shape = array.shape
+    return array.dtype.kind in "iu" and (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1))
 
 
 def _refusal(array: ArraySource) -> str | None:
@@ -206,7 +207,7 @@ def _listed(stored: Mapping[str, Any]) -> str:
 
 
 def read_labels(array: ArraySource) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """All labels as int64 [samples].
+    """All class numbers as int64 [samples].
 
     Raises:
         DatasetLabelsError: a negative label, or one beyond int64.
@@ -221,7 +222,7 @@ def read_labels(array: ArraySource) -> np.ndarray[Any, np.dtype[np.int64]]:
     if bad.size:
         raise DatasetLabelsError(
             f"labels {array.name!r} hold {values[bad[0]]} at sample {int(bad[0])}; class numbers start at 0",
-            hint="Leave samples without a class out.",
+            hint="Leave samples without a class out; store numbers that are no classes as floats.",
             pointer=LABELS_POINTER,
             array=array.name,
             sample=int(bad[0]),

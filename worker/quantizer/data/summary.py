@@ -20,12 +20,20 @@ def summarize(
     selection: Selection,
     preprocessing: PreprocessingSpec,
     *,
-    labels: Array | None,
+    classes: Array | None,
     storage: Literal["npz", "safetensors"],
     size_bytes: int,
     sha256: str,
 ) -> DatasetSummary:
     """Read every array once, in blocks, and describe the dataset.
+
+    Args:
+        selection: the arrays.
+        preprocessing: how they become inputs.
+        classes: the labels, read, if they are class numbers.
+        storage: format of the file.
+        size_bytes: its size.
+        sha256: its digest.
 
     Raises:
         NonFiniteDataError: NaN or Inf in an array.
@@ -33,20 +41,29 @@ def summarize(
     """
     for array in selection.arrays.values():
         _check_values(array)
+    if selection.labels is not None and classes is None:
+        _check_values(selection.labels)
     return DatasetSummary(
         format=storage,
         samples=selection.samples,
         arrays={
             name: ArraySummary(dtype=array.dtype.name, shape=array.shape) for name, array in selection.arrays.items()
         },
-        labels=None
-        if labels is None or selection.labels is None
-        else LabelSummary(
-            array=selection.labels.name, count=len(labels), minimum=int(labels.min()), maximum=int(labels.max())
-        ),
+        labels=None if selection.labels is None else _label_summary(selection.labels, classes),
         preprocessing=preprocessing,
         size_bytes=size_bytes,
         sha256=sha256,
+    )
+
+
+def _label_summary(array: ArraySource, classes: Array | None) -> LabelSummary:
+    return LabelSummary(
+        array=array.name,
+        count=array.shape[0],
+        minimum=None if classes is None else int(classes.min()),
+        maximum=None if classes is None else int(classes.max()),
+        dtype=array.dtype.name,
+        shape=array.shape,
     )
 
 

@@ -6,57 +6,108 @@ from pathlib import Path
 from typing import Any
 
 from service.contracts.compatibility import check_dataset
-from service.contracts.errors import UnsupportedModelError
+from service.contracts.errors import FieldProblem, InvalidConfigError, UnsupportedModelError
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.evaluation_checks import EVALUATION_POINTER
 from service.contracts.runner import DatasetSource
 from worker.quantizer.data import open_dataset
 from worker.quantizer.evaluation.compare import compare, latencies_ms
+from worker.quantizer.evaluation.gate import metric_figures
+from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.graph.loading import load_model
 from worker.quantizer.intake import inspect_model
 from worker.quantizer.run import Run
-from worker.quantizer.runtime import Session, to_bytes
+from worker.quantizer.runtime import Session
 
 _LATENCY_RUNS = 20
 
 
 def evaluate_files(
-    model: Path, evaluation: DatasetSource, reference: Path | None, *, threads: int, run: Run
+    model: Path,
+    evaluation: DatasetSource,
+    reference: Path | None,
+    *,
+    threads: int,
+    run: Run,
+    spec: EvaluationSpec | None = None,
 ) -> dict[str, Any]:
     """Measure ``model`` on ``evaluation``, beside ``reference`` if there is one.
 
+    Args:
+        model: the model to measure.
+        evaluation: the data.
+        reference: the model to compare with.
+        threads: CPU threads.
+        run: told of progress.
+        spec: which metrics; None: top1 and top5 where there are class labels.
+
     Returns:
-        JSON-ready: ``model`` and (with a reference) ``reference`` {metrics, size_bytes, latency_ms}, ``samples``,
-        ``fidelity``.
+        JSON-ready: ``model`` and (with a reference) ``reference`` {metrics, metric_details, size_bytes, latency_ms},
+        ``metrics`` [{name, unit, better}], ``samples``, ``fidelity``.
 
     Raises:
         ModelError: a model cannot be used, or their outputs differ in name.
         DatasetError: the dataset is bad or does not fit.
+        InvalidConfigError: a metric does not fit the model or the data, or compares with a reference that is not there.
         EngineError: the runtime failed.
     """
     summary = inspect_model(model, threads=threads, list_nodes=False)
     data = open_dataset(Path(evaluation.path), evaluation.preprocessing)
-    check_dataset(summary, data.summary, role="evaluation dataset")
-    session = Session(to_bytes(load_model(model)), threads=threads, what="model", uploaded=True)
+    spec = spec or EvaluationSpec()
+    check_dataset(summary, data.summary, role="evaluation dataset", labels_of_first=not spec.metrics)
+    metrics = Metrics(spec, summary.outputs, threads=threads)
+    metrics.check(data)
+    _check_reference(spec, reference)
+    session = Session(load_model(model), threads=threads, what="model", uploaded=True)
     other, other_summary = session, summary
     if reference is not None:
         other_summary = inspect_model(reference, threads=threads, list_nodes=False)
-        check_dataset(other_summary, data.summary, role="evaluation dataset")
-        other = Session(to_bytes(load_model(reference)), threads=threads, what="reference model", uploaded=True)
+        check_dataset(other_summary, data.summary, role="evaluation dataset", labels_of_first=not spec.metrics)
+        other = Session(load_model(reference), threads=threads, what="reference model", uploaded=True)
         if other.output_names != session.output_names:
             raise UnsupportedModelError(
                 f"the outputs differ: {session.output_names} and {other.output_names}",
                 hint="Compare models that come from the same float model.",
             )
-    comparison = compare(other, session, data, summary.inputs, source="evaluation", run=run)
+    metrics.probe(other, data, summary.inputs, run, role="evaluation dataset")
+    comparison = compare(other, session, data, summary.inputs, source="evaluation", metrics=metrics, run=run)
     other_ms, model_ms = latencies_ms(other, session, data, summary.inputs, runs=_LATENCY_RUNS, run=run)
     result: dict[str, Any] = {
         "samples": comparison.fidelity.samples,
-        "model": {"metrics": comparison.quantized_metrics, "size_bytes": summary.size_bytes, "latency_ms": model_ms},
+        "metrics": [
+            {"name": figures.name, "unit": figures.unit, "better": figures.better}
+            for figures in metric_figures(spec, comparison)
+        ],
+        "model": {
+            "metrics": comparison.quantized_metrics,
+            "metric_details": comparison.quantized_set.details,
+            "size_bytes": summary.size_bytes,
+            "latency_ms": model_ms,
+        },
     }
     if reference is not None:
         result["reference"] = {
             "metrics": comparison.float_metrics,
+            "metric_details": comparison.float_set.details,
             "size_bytes": other_summary.size_bytes,
             "latency_ms": other_ms,
         }
         result["fidelity"] = comparison.fidelity.model_dump(mode="json")
     return result
+
+
+def _check_reference(spec: EvaluationSpec, reference: Path | None) -> None:
+    """What compares with the float model needs one."""
+    problems = tuple(
+        FieldProblem(
+            pointer=f"{EVALUATION_POINTER}/metrics/{k}/kind",
+            code="reference-missing",
+            message=f"{metric.name} compares with a reference model, and there is none",
+        )
+        for k, metric in enumerate(spec.metrics)
+        if metric.reads_reference and reference is None
+    )
+    if problems:
+        raise InvalidConfigError(
+            "; ".join(problem.message for problem in problems), errors=problems, hint="Give --reference FLOAT.onnx."
+        )

@@ -10,10 +10,11 @@ from statistics import median
 import numpy as np
 
 from service.contracts.errors import EngineError
+from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
 from service.contracts.report import Fidelity, OutputFidelity
 from worker.quantizer.data import Batch, Dataset, choose_batch_size
-from worker.quantizer.evaluation.metrics import Accuracy, Agreement, Distance
+from worker.quantizer.evaluation.metrics import Agreement, Distance, Metrics, MetricSet
 from worker.quantizer.run import Run
 from worker.quantizer.runtime import Session
 
@@ -29,23 +30,31 @@ class _OutputFigures:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Figures of a side-by-side run; ``labels_used`` is False if the first output classifies nothing, ``non_finite``
-    names the outputs of the float model that hold NaN or Inf.
+    """Figures of a side-by-side run.
+
+    Attributes:
+        float_set: the metrics of the float model.
+        quantized_set: those of its twin.
+        fidelity: distance of the outputs.
+        labels_used: False if no metric is declared and the first output classifies nothing.
+        non_finite: outputs of the float model that hold NaN or Inf.
     """
 
-    float_metrics: dict[str, float]
-    quantized_metrics: dict[str, float]
+    float_set: MetricSet
+    quantized_set: MetricSet
     fidelity: Fidelity
     labels_used: bool
     non_finite: tuple[str, ...] = ()
 
+    @property
+    def float_metrics(self) -> dict[str, float]:
+        """By name."""
+        return self.float_set.values if self.labels_used else {}
 
-@dataclass(frozen=True)
-class LayerDistances:
-    """SQNR in dB by layer name: of the quantized model, and of other models by their names."""
-
-    quantized: dict[str, float | None]
-    others: dict[str, dict[str, float | None]]
+    @property
+    def quantized_metrics(self) -> dict[str, float]:
+        """By name."""
+        return self.quantized_set.values if self.labels_used else {}
 
 
 def compare(
@@ -55,6 +64,7 @@ def compare(
     inputs: Sequence[TensorInfo],
     *,
     source: str,
+    metrics: Metrics | None = None,
     limit: int | None = None,
     run: Run,
     stage: str = "evaluation",
@@ -64,51 +74,49 @@ def compare(
     Args:
         reference: float model.
         quantized: its twin, with the same outputs.
-        data: evaluation (or calibration) set; labels are used where there are any.
+        data: evaluation (or calibration) set.
         inputs: the models' inputs.
         source: "evaluation" or "calibration", for the report.
+        metrics: what to measure; None: top1 and top5 of the first output, where there are class labels for it.
         limit: use only the first ``limit`` samples.
         run: told of progress.
         stage: its name there.
 
     Raises:
         EngineError: a model fails to run, or the quantized model returns NaN or Inf where the float model does not.
+        InvalidConfigError: an output or a label does not fit a declared metric.
         CanceledError: the run was canceled.
     """
     names = reference.output_names
     figures = {name: _OutputFigures() for name in names}
-    float_accuracy, quantized_accuracy = Accuracy(), Accuracy()
-    has_labels = data.labels is not None
+    metrics = metrics or Metrics(EvaluationSpec(), ())
+    float_set, quantized_set = metrics.start(), metrics.start()
     size = choose_batch_size(inputs, data, _EVALUATION_BATCH)
     total = data.samples if limit is None else min(limit, data.samples)
     run.progress(stage, 0, total, "samples")
     done = 0
-    for batch in data.batches(inputs, size, limit=limit):
+    for batch in data.batches(inputs, size, limit=limit, arrays=metrics.arrays):
         run.check()
         expected = dict(zip(names, reference.run(batch.feeds, names, start=batch.start), strict=True))
         got = dict(zip(names, quantized.run(batch.feeds, names, start=batch.start), strict=True))
         for name in names:
-            _update(figures[name], name, _valid(expected[name], batch, size), _valid(got[name], batch, size))
-        if has_labels and batch.labels is not None:
-            first = names[0]
-            has_labels = float_accuracy.update(_valid(expected[first], batch, size), batch.labels)
-            has_labels = has_labels and quantized_accuracy.update(_valid(got[first], batch, size), batch.labels)
+            _update(figures[name], name, _valid(expected[name], batch), _valid(got[name], batch))
+        float_set.update(batch, expected)
+        quantized_set.update(batch, got, expected)
         done += batch.valid
         run.progress(stage, done, total, "samples")
     return Comparison(
-        float_metrics=_rounded(float_accuracy.metrics) if has_labels else {},
-        quantized_metrics=_rounded(quantized_accuracy.metrics) if has_labels else {},
+        float_set,
+        quantized_set,
         fidelity=_fidelity(figures, done, source),
-        labels_used=has_labels,
+        labels_used=float_set.labels_used and quantized_set.labels_used,
         non_finite=tuple(name for name, found in figures.items() if found.distance.is_undefined),
     )
 
 
-def _valid(output: np.ndarray, batch: Batch, size: int) -> np.ndarray:
+def _valid(output: np.ndarray, batch: Batch) -> np.ndarray:
     """Without the padding of a last short batch."""
-    if isinstance(output, np.ndarray) and batch.valid < size and output.ndim and output.shape[0] == size:
-        return output[: batch.valid]
-    return output
+    return batch.cut(output) if isinstance(output, np.ndarray) else output
 
 
 def _update(figures: _OutputFigures, name: str, expected: object, got: object) -> None:
@@ -123,10 +131,6 @@ def _update(figures: _OutputFigures, name: str, expected: object, got: object) -
             )
         figures.distance.update(expected, got)
     figures.agreement.update(expected, got)
-
-
-def _rounded(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in metrics.items()}
 
 
 def _round(value: float | None, digits: int) -> float | None:
@@ -164,8 +168,7 @@ def layer_distances(
     *,
     limit: int,
     run: Run,
-    others: Mapping[str, tuple[Session, Sequence[str]]] | None = None,
-) -> LayerDistances:
+) -> dict[str, float | None]:
     """SQNR of inner tensors.
 
     Args:
@@ -176,35 +179,26 @@ def layer_distances(
         inputs: the models' inputs.
         limit: samples to run.
         run: told of progress.
-        others: more quantized models to measure on the same samples, each with the layers that count; their outputs
-            are those of ``quantized``, or fewer.
 
     Returns:
-        SQNR in dB by layer name, of the quantized model and of each other one.
+        SQNR in dB by layer name.
     """
-    sessions = {"": (quantized, list(pairs)), **(others or {})}
-    distances = {name: {layer: Distance() for layer in layers} for name, (_, layers) in sessions.items()}
+    distances = {layer: Distance() for layer in pairs}
     wanted = list({a: None for a, _ in pairs.values()})
+    twins = list({b: None for _, b in pairs.values()})
     size = choose_batch_size(inputs, data, 1)
     total = min(limit, data.samples)
     done = 0
     for batch in data.batches(inputs, size, limit=limit):
         run.check()
         expected = dict(zip(wanted, reference.run(batch.feeds, wanted), strict=True))
-        for name, (session, layers) in sessions.items():
-            twins = list({pairs[layer][1]: None for layer in layers})
-            got = dict(zip(twins, session.run(batch.feeds, twins), strict=True))
-            for layer in layers:
-                a, b = pairs[layer]
-                if expected[a].shape == got[b].shape:
-                    distances[name][layer].update(expected[a], got[b])
+        got = dict(zip(twins, quantized.run(batch.feeds, twins), strict=True))
+        for layer, (a, b) in pairs.items():
+            if expected[a].shape == got[b].shape:
+                distances[layer].update(expected[a], got[b])
         done += batch.valid
         run.progress("layers", done, total, "samples")
-    found = {
-        name: {layer: _round(distance.sqnr_db, 3) for layer, distance in of_model.items()}
-        for name, of_model in distances.items()
-    }
-    return LayerDistances(found.pop(""), found)
+    return {layer: _round(distance.sqnr_db, 3) for layer, distance in distances.items()}
 
 
 def latencies_ms(

@@ -2,26 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from service.contracts.config import Gate
-from service.contracts.report import Fidelity, GateClause, ModelFigures
+from service.contracts.evaluation import AGREEMENT, DEFAULT_METRICS, EvaluationSpec, Gate
+from service.contracts.report import Fidelity, GateClause, MetricFigures, ModelFigures
+from worker.quantizer.evaluation.compare import Comparison
+from worker.quantizer.evaluation.metrics import rounded
 
 Verdict = Literal["pass", "fail", "none"]
 
 
+def metric_figures(spec: EvaluationSpec, comparison: Comparison) -> tuple[MetricFigures, ...]:
+    """The metrics of both models side by side, in the order declared."""
+    before, after = comparison.float_metrics, comparison.quantized_metrics
+    kinds = {metric.name: metric.kind for metric in spec.metrics}
+    names = list(kinds) or [name for name in DEFAULT_METRICS if name in before or name in after]
+    found = []
+    for name in names:
+        facts = spec.facts_of(name)
+        reference = facts.ideal if facts.against_float else before.get(name)
+        value = after.get(name)
+        drop = None
+        if reference is not None and value is not None:
+            loss = reference - value if facts.better == "higher" else value - reference
+            drop = rounded(loss, facts.unit)
+        found.append(
+            MetricFigures(
+                name=name,
+                kind=kinds.get(name, name),
+                unit=facts.unit,
+                better=facts.better,
+                float=before.get(name),
+                quantized=value,
+                drop=drop,
+            )
+        )
+    return tuple(found)
+
+
 def judge(
-    gate: Gate, float_: ModelFigures, quantized: ModelFigures, fidelity: Fidelity
+    gate: Gate,
+    float_: ModelFigures,
+    quantized: ModelFigures,
+    fidelity: Fidelity,
+    metrics: Sequence[MetricFigures],
 ) -> tuple[Verdict, tuple[GateClause, ...]]:
     """Check every given clause; one whose figure was not measured does not hold."""
     clauses: list[GateClause] = []
-    value = _metric(gate, quantized, fidelity)
+    value, drop = _judged(gate, fidelity, metrics)
     if gate.max_drop is not None:
-        before = 100.0 if gate.metric == "top1_agreement" else float_.metrics.get(gate.metric)
-        drop = None if before is None or value is None else round(before - value, 4)
         clauses.append(_at_most("max_drop", gate.max_drop, drop, gate.metric))
     if gate.min_value is not None:
         clauses.append(_at_least("min_value", gate.min_value, value, gate.metric))
+    if gate.max_value is not None:
+        clauses.append(_at_most("max_value", gate.max_value, value, gate.metric))
     if gate.min_sqnr_db is not None:
         clauses.append(_at_least("min_sqnr_db", gate.min_sqnr_db, fidelity.sqnr_db))
     if gate.max_size_bytes is not None:
@@ -36,8 +71,13 @@ def judge(
     return ("pass" if all(clause.holds for clause in clauses) else "fail"), tuple(clauses)
 
 
-def _metric(gate: Gate, quantized: ModelFigures, fidelity: Fidelity) -> float | None:
-    return fidelity.top1_agreement if gate.metric == "top1_agreement" else quantized.metrics.get(gate.metric)
+def _judged(gate: Gate, fidelity: Fidelity, metrics: Sequence[MetricFigures]) -> tuple[float | None, float | None]:
+    """Value and drop of the gate's metric."""
+    if gate.metric == AGREEMENT:
+        value = fidelity.top1_agreement
+        return value, None if value is None else rounded(100.0 - value, "%")
+    found = next((figures for figures in metrics if figures.name == gate.metric), None)
+    return (None, None) if found is None else (found.quantized, found.drop)
 
 
 def _at_most(clause: str, wanted: float, got: float | None, metric: str | None = None) -> GateClause:

@@ -159,9 +159,9 @@ def _fold_into(graph: ir.Graph, node: ir.Node, affine: Affine, names: Names) -> 
     if not (np.isfinite(new_bias).all() and np.isfinite(new_weight).all()):
         return "the folded weight or bias would not be finite"
     if affine.scale is not None:
-        _replace(graph, node, 1, name_of(weight_value), new_weight, names)
+        replace_constant(graph, node, 1, name_of(weight_value), new_weight, names)
     bias_name = name_of(bias_value) if bias_value is not None else f"{name_of(weight_value)}_bias"
-    _replace(graph, node, 2, bias_name, new_bias, names)
+    replace_constant(graph, node, 2, bias_name, new_bias, names)
     if "beta" in node.attributes:
         node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
     return None
@@ -184,7 +184,7 @@ def scale_output_channels(node: ir.Node, weight: np.ndarray, scale: np.ndarray) 
     return wide.astype(np.float32)
 
 
-def _replace(graph: ir.Graph, node: ir.Node, index: int, name: str, array: np.ndarray, names: Names) -> None:
+def replace_constant(graph: ir.Graph, node: ir.Node, index: int, name: str, array: np.ndarray, names: Names) -> None:
     """Give the node its own new constant at ``index``; a constant that others read stays as it is for them."""
     old = node.inputs[index] if index < len(node.inputs) else None
     if old is not None and len(old.uses()) == 1 and name in graph.initializers and not old.is_graph_output():

@@ -65,6 +65,16 @@ def read_proto(path: Path) -> onnx.ModelProto:
         data = path.read_bytes()
     except OSError as error:
         raise NotOnnxError(f"the model cannot be read: {error.strerror}") from None
+    return parse_proto(data)
+
+
+def parse_proto(data: bytes) -> onnx.ModelProto:
+    """Parse the bytes of an .onnx file without touching external data.
+
+    Raises:
+        NotOnnxError: empty, cut short, or not an ONNX file.
+        UnsupportedModelError: more than MAX_NODES nodes.
+    """
     if not data:
         raise NotOnnxError("the model file is empty", hint="Upload the .onnx file again.")
     scan_model(data, max_nodes=MAX_NODES)

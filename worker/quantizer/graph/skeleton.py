@@ -16,20 +16,26 @@ _LOCATION = "skeleton/"
 class Skeleton:
     """The proto of a model, which stays as it is, with references in place of large initializers.
 
+    Args:
+        model: stays as it is.
+        subgraphs: large initializers of sub-graphs are references, too.
+
     Attributes:
         proto: the model without large weights.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, *, subgraphs: bool = True) -> None:
         self._tensors: list[ir.TensorProtocol] = []
+        self._names: list[str] = []
         replaced: list[tuple[ir.Value, ir.TensorProtocol]] = []
         try:
-            for graph in (model.graph, *model.graph.subgraphs()):
-                for value in graph.initializers.values():
+            for graph in (model.graph, *(model.graph.subgraphs() if subgraphs else ())):
+                for name, value in graph.initializers.items():
                     tensor = value.const_value
                     if tensor is not None and tensor.nbytes > _KEPT_BYTES:
                         replaced.append((value, tensor))
                         value.const_value = self._reference(tensor)
+                        self._names.append(name)
             self.proto: onnx.ModelProto = ir.to_proto(model)
         finally:
             for value, tensor in replaced:
@@ -46,6 +52,11 @@ class Skeleton:
             name=tensor.name or "",
         )
 
+    @property
+    def weights(self) -> dict[str, ir.TensorProtocol]:
+        """The tensors that the references stand for, by initializer."""
+        return dict(zip(self._names, self._tensors, strict=True))
+
     def restore(self, model: ir.Model) -> None:
         """Put the tensors in the place of their references in ``model``, which was made from the proto."""
         for graph in (model.graph, *model.graph.subgraphs()):
@@ -55,3 +66,18 @@ class Skeleton:
                     found = self._tensors[int(str(tensor.location).removeprefix(_LOCATION))]
                     found.name = value.name
                     value.const_value = found
+
+
+def copy_of(model: ir.Model) -> ir.Model:
+    """A model of its own that shares the large weights, which nobody writes into."""
+    skeleton = Skeleton(model)
+    copy: ir.Model = ir.from_proto(skeleton.proto)
+    skeleton.restore(copy)
+    return copy
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers, sub-graphs included."""
+    graphs = (model.graph, *model.graph.subgraphs())
+    tensors = (value.const_value for graph in graphs for value in graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

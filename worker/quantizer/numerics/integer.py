@@ -77,13 +77,7 @@ class IntegerGrid:
         return integer_limits(self.dtype, symmetric=self.symmetric, reduce_range=self.reduce_range)
 
     def _along(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        if self.axis is None:
-            return array
-        axis = self.axis % len(shape)
-        if self.block_size is not None:
-            return np.repeat(array, self.block_size, axis=axis).take(range(shape[axis]), axis=axis)
-        shaped: np.ndarray = array.reshape([-1 if k == axis else 1 for k in range(len(shape))])
-        return shaped
+        return along(array, self, shape)
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
         """Integers for float ``values``, same shape, in the storage type of ``dtype``.
@@ -114,6 +108,17 @@ class IntegerGrid:
     def fake(self, values: np.ndarray) -> np.ndarray:
         """``values`` as the grid represents them: float32, same shape."""
         return self.dequantize(self.quantize(values))
+
+
+def along(array: np.ndarray, grid: IntegerGrid, shape: tuple[int, ...]) -> np.ndarray:
+    """A grid's scale or zero point in a form that broadcasts to a tensor of ``shape``."""
+    if grid.axis is None:
+        return array
+    axis = grid.axis % len(shape)
+    if grid.block_size is not None:
+        return np.repeat(array, grid.block_size, axis=axis).take(range(shape[axis]), axis=axis)
+    shaped: np.ndarray = array.reshape([-1 if k == axis else 1 for k in range(len(shape))])
+    return shaped
 
 
 def grid_for_range(

@@ -3,7 +3,8 @@
 Rules, in order:
 1. A node is a candidate if the target has an integer kernel for it, its tensors are float32 and the user did not
 exclude it.
-2. An activation function that alone reads a candidate's result is fused with it: the Q/DQ pair stands behind it.
+2. An activation function that alone reads a candidate's result is fused with it, and so is a limit per channel
+behind it: the Q/DQ pair stands behind both.
 3. Elementwise, pooling and data-moving nodes are quantized only between quantized nodes; chains that begin or end in
 float (normalization, softmax, residual streams of transformers) keep their precision and gain nothing from integers.
 4. Data-moving nodes share one grid between input and output.
@@ -37,6 +38,7 @@ from worker.quantizer.graph.values import (
 from worker.quantizer.plan.between import keep_only_between_quantized, read_by_quantized
 from worker.quantizer.plan.candidates import candidate, may_return_float
 from worker.quantizer.plan.carrying import carrier
+from worker.quantizer.plan.limits import belongs_before
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import Stage, Target
 from worker.quantizer.plan.rules.dpu import SIMULATED
@@ -61,7 +63,7 @@ def build_plan(
     """
     target = TARGETS[config.target]
     selection = Selection(config, Matcher(graph, op_types))
-    plan = QuantizationPlan()
+    plan = QuantizationPlan(integer_limits=target.integer_limits)
     for node in graph:
         role, reason = candidate(node, target, selection)
         plan.nodes[node_name(node)] = NodePlan(node_name(node), node.op_type, role, reason)
@@ -69,7 +71,7 @@ def build_plan(
         reason = "nodes inside sub-graphs stay in float"
         plan.nodes.setdefault(node_name(node), NodePlan(node_name(node), node.op_type, None, reason))
     target.run(Stage.NODES, graph, plan, config)
-    _fuse_activations(graph, plan, target)
+    _fuse_activations(graph, plan, target, selection)
     movers = {
         name
         for name, entry in plan.nodes.items()
@@ -82,11 +84,13 @@ def build_plan(
     return plan
 
 
-def _fuse_activations(graph: ir.Graph, plan: QuantizationPlan, target: Target) -> None:
+def _fuse_activations(graph: ir.Graph, plan: QuantizationPlan, target: Target, selection: Selection) -> None:
     for node in graph:
         entry = plan.nodes[node_name(node)]
         if node.meta.get(SIMULATED):
             _fuse_simulated(node, entry, plan)
+        elif belongs_before(node, plan) and selection.excluded(node) is None:
+            entry.role, entry.reason = Role.FUSED, None
         elif entry.role is Role.UNARY and node.op_type in target.fusible:
             reason = _not_taken_in(node, plan, target)
             if reason is None:

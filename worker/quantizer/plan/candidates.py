@@ -11,11 +11,16 @@ from worker.quantizer.plan.rules.dpu import is_dpu_hard_sigmoid
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import Role
 
+# Marks a node that an algorithm has put in and that is to compute in float; the value is the reason.
+STAYS_FLOAT = "quantmill.stays_float"
+
 
 def candidate(node: ir.Node, target: Target, selection: Selection) -> tuple[Role | None, str | None]:
     """The role that the node could have, or None and the reason."""
     if node.domain not in DEFAULT_DOMAINS:
         return None, f"operators of domain {node.domain} stay in float"
+    if STAYS_FLOAT in node.meta:
+        return None, str(node.meta[STAYS_FLOAT])
     role = target.roles.get(node.op_type)
     if role is None:
         return None, target.reason(node.op_type)

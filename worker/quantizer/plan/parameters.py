@@ -211,11 +211,18 @@ def _guard_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> int:
 def fill_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> None:
     """Grid and integers of the node's bias, on the grids that its input and weight have now."""
     entry = plan.biases[node_name(node)]
-    value = node.inputs[1]
     bias = constant(graph.initializers[entry.initializer])
-    if entry.reason is not None or bias is None or value is None or name_of(value) not in plan.weights:
+    if bias is not None:
+        quantize_bias(node, plan, bias)
+
+
+def quantize_bias(node: ir.Node, plan: QuantizationPlan, values: np.ndarray) -> None:
+    """The same for a bias of other values, any shape; a bias that stays in float is left alone."""
+    entry = plan.biases[node_name(node)]
+    value = node.inputs[1]
+    if entry.reason is not None or value is None or name_of(value) not in plan.weights:
         return
-    flat = bias.reshape(-1)
+    flat = values.reshape(-1)
     weight = plan.weights[name_of(value)]
     if entry.spec.dtype != "int32":
         entry.quantization = _own_bias_grid(flat, entry.spec.dtype, weight.spec.scale)

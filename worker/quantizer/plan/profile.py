@@ -75,6 +75,7 @@ class Target:
         roles: operators with an integer kernel.
         fusible: activation functions that the node before them takes in.
         fuses: whether such a node has the form that is taken in.
+        integer_limits: it computes Min and Max on 8-bit integers.
         takes_in: operators that take an activation function in.
         lossless: operators that hand on the very integers they get.
         whole: everything of the list runs on integers: also between float nodes, towards graph outputs, and with
@@ -92,6 +93,7 @@ class Target:
     rules: tuple[Rule, ...] = ()
     whole: bool = False
     fuses: Callable[[ir.Node], bool] = field(default=_always)
+    integer_limits: bool = False
 
     def reason(self, op_type: str) -> str:
         """Why ``op_type`` stays in float."""

@@ -26,11 +26,16 @@ class Selection:
         self._config = config
         self._matcher = matcher
 
+    def excluded(self, node: ir.Node) -> str | None:
+        """None unless the node is named by exclude; else by what."""
+        found = next((selector for selector in self._config.exclude if self._matcher.matches(selector, node)), None)
+        return None if found is None else f"excluded by {words(found)}"
+
     def reason(self, node: ir.Node) -> str | None:
         """None if the node may be quantized, else why not."""
-        for selector in self._config.exclude:
-            if self._matcher.matches(selector, node):
-                return f"excluded by {words(selector)}"
+        excluded = self.excluded(node)
+        if excluded is not None:
+            return excluded
         if self._config.include and not any(self._matcher.matches(s, node) for s in self._config.include):
             return "not named by include"
         return None

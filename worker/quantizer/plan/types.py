@@ -4,7 +4,7 @@ the end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -112,7 +112,9 @@ class Decision:
 class QuantizationPlan:
     """All decisions for a graph, by node, tensor and initializer name, in topological order.
 
-    ``notes`` are sentences for the report; ``decisions`` are what the rules of the target changed.
+    ``notes`` are sentences for the report; ``decisions`` are what the rules of the target changed; with
+    ``integer_limits`` a limit per channel is kept to on integers where their type has 8 bits. ``moved`` are
+    float32 arrays that stand in for initializers that have no integers of their own.
     """
 
     nodes: dict[str, NodePlan] = field(default_factory=dict)
@@ -123,11 +125,31 @@ class QuantizationPlan:
     ranges: dict[str, Range] = field(default_factory=dict)  # by tensor: calibrated or supplied
     restored: dict[str, str] = field(default_factory=dict)  # by tensor: what stands for it in the emitted graph
     decisions: list[Decision] = field(default_factory=list)
+    integer_limits: bool = False
+    moved: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         """True if nothing is quantized."""
         return not self.weights and not any(entry.quantized for entry in self.nodes.values())
+
+    def copy(self) -> QuantizationPlan:
+        """A plan of its own: changing an entry, a note or a decision leaves this one as it is.
+
+        Arrays are shared; steps replace them and never write into them.
+        """
+        return QuantizationPlan(
+            nodes={name: replace(entry) for name, entry in self.nodes.items()},
+            activations={name: replace(entry) for name, entry in self.activations.items()},
+            weights={name: replace(entry) for name, entry in self.weights.items()},
+            biases={name: replace(entry) for name, entry in self.biases.items()},
+            notes=list(self.notes),
+            ranges=dict(self.ranges),
+            restored=dict(self.restored),
+            decisions=list(self.decisions),
+            integer_limits=self.integer_limits,
+            moved=dict(self.moved),
+        )
 
     def ranges_needed(self) -> list[str]:
         """Tensors whose range has to be known, each once."""

@@ -40,7 +40,7 @@ def plan_parameters(node: ir.Node, plan: QuantizationPlan, selection: Selection)
 
 def _plan_weight(node: ir.Node, weight: ir.Value, plan: QuantizationPlan, spec: WeightSpec) -> None:
     name = name_of(weight)
-    axis, block_size = _layout(node, spec, plan)
+    axis, block_size = layout(node, spec, plan)
     known = plan.weights.get(name)
     if known is None:
         plan.weights[name] = WeightPlan(name, node_name(node), spec, axis, block_size)
@@ -52,7 +52,7 @@ def _plan_weight(node: ir.Node, weight: ir.Value, plan: QuantizationPlan, spec: 
         plan.notes.append(f"weight {name!r} is read along different axes: one scale for the whole tensor")
 
 
-def _layout(node: ir.Node, spec: WeightSpec, plan: QuantizationPlan) -> tuple[int | None, int | None]:
+def layout(node: ir.Node, spec: WeightSpec, plan: QuantizationPlan) -> tuple[int | None, int | None]:
     """Axis of channels or blocks, and the block size."""
     if is_block(spec.dtype):
         return input_axis(node), None

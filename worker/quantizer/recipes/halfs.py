@@ -14,6 +14,7 @@ from worker.quantizer.graph.values import is_float32, node_name, subgraph_nodes
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
+from worker.quantizer.runtime import serialized
 
 
 def plan_float16(graph: ir.Graph, config: QuantizationConfig, op_types: Mapping[str, str]) -> QuantizationPlan:
@@ -45,7 +46,7 @@ def emit_float16(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
         op_block_list=DEFAULT_OP_BLOCK_LIST,
         node_block_list=blocked,
     )
-    result: ir.Model = ir.from_proto(onnx.ModelProto.FromString(converted.SerializeToString()))
+    result: ir.Model = ir.from_proto(onnx.ModelProto.FromString(serialized(converted)))
     result.graph.sort()  # the converter puts its casts at the end
     result.producer_name, result.producer_version = PRODUCER, None
     return result

@@ -20,6 +20,7 @@ from worker.quantizer.recipes.dynamic import emit_dynamic, plan_dynamic
 from worker.quantizer.recipes.halfs import emit_float16, plan_float16
 from worker.quantizer.recipes.parameters_only import plan_weights
 from worker.quantizer.recipes.static import fill_static
+from worker.quantizer.refine.draft import Draft, Filled
 
 Planner = Callable[[ir.Graph, QuantizationConfig, Mapping[str, str]], QuantizationPlan]
 
@@ -35,12 +36,12 @@ class Recipe:
 
     Attributes:
         plan: (prepared graph, config, operators as uploaded) -> plan without numbers.
-        fill: puts the numbers in, in place.
+        fill: puts the numbers in, in place, and tells what algorithms made of it.
         emit: writes the plan into a copy of the prepared model.
     """
 
     plan: Planner
-    fill: Callable[[Prepared, QuantizationPlan, Context], None]
+    fill: Callable[[Prepared, QuantizationPlan, Context], Filled]
     emit: Callable[[ir.Model, QuantizationPlan], ir.Model]
 
 
@@ -48,14 +49,16 @@ def _plan_weights_only(graph: ir.Graph, config: QuantizationConfig, op_types: Ma
     return plan_weights(graph, config, op_types, why_not="mode weights_only concerns the weights of linear nodes")
 
 
-def _fill_weights(prepared: Prepared, plan: QuantizationPlan, context: Context) -> None:
+def _fill_weights(prepared: Prepared, plan: QuantizationPlan, context: Context) -> Filled:
     with context.stages.stage("parameters"):
         context.run.progress("parameters")
         fill_parameters(prepared.graph, plan, threads=context.threads)
+    return Filled([Draft(prepared, plan)])
 
 
-def _fill_nothing(prepared: Prepared, plan: QuantizationPlan, context: Context) -> None:
+def _fill_nothing(prepared: Prepared, plan: QuantizationPlan, context: Context) -> Filled:
     """A conversion has no numbers to find."""
+    return Filled([Draft(prepared, plan)])
 
 
 RECIPES: dict[Mode, Recipe] = {

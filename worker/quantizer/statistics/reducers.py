@@ -35,15 +35,22 @@ class RangeReducer(Reducer, Protocol):
 
 
 class ChannelMean:
-    """Mean per channel (axis 1), float64 [channels]."""
+    """Mean per channel, float64 [channels].
 
-    def __init__(self) -> None:
+    Args:
+        axis: of the channels, 1 or -1.
+    """
+
+    def __init__(self, axis: int = 1) -> None:
+        self.axis = axis
         self._sum: np.ndarray | None = None
         self._count = 0
 
     def update(self, values: np.ndarray, samples: int) -> None:
         """Take in one batch, rank 2 or more."""
-        flat = values.reshape(*values.shape[:2], -1)
+        flat = values.reshape(values.shape[0], -1, values.shape[-1]).swapaxes(1, 2)
+        if self.axis == 1:
+            flat = values.reshape(*values.shape[:2], -1)
         total = flat.sum(axis=2).sum(axis=0, dtype=np.float64)
         self._sum = total if self._sum is None else self._sum + total
         self._count += flat.shape[0] * flat.shape[2]

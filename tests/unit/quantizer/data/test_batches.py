@@ -183,3 +183,30 @@ def test_arrays_in_memory_make_a_dataset_like_a_file(tmp_path: Path) -> None:
 def test_a_scalar_is_no_dataset() -> None:
     with pytest.raises(DatasetArraysError, match="is a scalar"):
         ArrayDataset({"x": floats(4, 3), "rate": np.array(16000)})
+
+
+@pytest.mark.parametrize(("first", "limit"), [(0, None), (3, None), (0, 5), (2, 7)])
+@pytest.mark.parametrize("batch", ["n", 4])
+def test_arrays_asked_for_come_with_their_samples(first: int, limit: int | None, batch: int | str) -> None:
+    x, boxes, labels = floats(10, 3), floats(10, 2, 4), floats(10, 5, 5).astype(np.uint8)
+    dataset = ArrayDataset({"x": x, "boxes": boxes}, labels)
+    inputs = [tensor("x", batch, 3)]
+    seen = list(dataset.batches(inputs, 4, limit=limit, start=first, arrays=("boxes", None, "x")))
+    for found in seen:
+        part = slice(found.start, found.start + found.valid)
+        np.testing.assert_array_equal(found.arrays["boxes"], boxes[part])
+        np.testing.assert_array_equal(found.arrays[None], labels[part])
+        np.testing.assert_array_equal(found.arrays["x"], x[part])  # as stored, and not filled up
+        assert found.labels is None
+        assert found.size == (4 if batch == 4 else found.valid)
+        output = floats(found.size, 2)
+        np.testing.assert_array_equal(found.cut(output), output[: found.valid])
+        np.testing.assert_array_equal(found.cut(output.T, 1), output.T[:, : found.valid])
+    assert sum(found.valid for found in seen) == (limit or 10) - first
+
+
+@pytest.mark.parametrize(("name", "says"), [(None, "no labels"), ("boxes", "no array 'boxes'")])
+def test_arrays_that_are_not_there_are_refused(name: str | None, says: str) -> None:
+    dataset = ArrayDataset({"x": floats(10, 3)})
+    with pytest.raises(DatasetMismatchError, match=says):
+        next(iter(dataset.batches([tensor("x", "n", 3)], 4, arrays=(name,))))

@@ -46,7 +46,7 @@ def test_the_summary_of_a_good_dataset(tmp_path: Path) -> None:
         "extra": ArraySummary(dtype="float16", shape=(6, 2)),
         "images": ArraySummary(dtype="uint8", shape=(6, 8, 8, 3)),
     }
-    assert summary.labels == LabelSummary(array="labels", count=6, minimum=0, maximum=9)
+    assert summary.labels == LabelSummary(array="labels", count=6, minimum=0, maximum=9, dtype="int64", shape=(6, 1))
     assert summary.size_bytes == path.stat().st_size
     assert summary.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     labels = open_dataset(path, PLAIN).labels
@@ -125,7 +125,7 @@ def test_mapping_arrays_leaves_other_splits_out(tmp_path: Path) -> None:
     summary = inspect_dataset(path, mapped(labels="test_labels", image="test"))
     assert summary.samples == 4
     assert list(summary.arrays) == ["test"]
-    assert summary.labels == LabelSummary(array="test_labels", count=4, minimum=0, maximum=2)
+    assert summary.labels == LabelSummary(array="test_labels", count=4, minimum=0, maximum=2, dtype="int64", shape=(4,))
 
 
 def test_naming_only_the_labels_picks_the_arrays_that_belong_to_them(tmp_path: Path) -> None:
@@ -165,10 +165,11 @@ def test_an_input_named_without_an_array_has_to_be_there(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
-        (np.zeros(4, np.float32), "float32, not integers"),
-        (np.array(["a", "b", "c", "d"]), "not integers"),
+        (np.array(["a", "b", "c", "d"]), "<U1, not numbers"),
+        (np.array(1.5), "a scalar"),
         (np.array([None] * 4, object), "label array 'labels' holds pickled Python objects"),
-        (np.zeros((4, 10), np.int64), "shape"),
+        (np.zeros((4, 0), np.int64), "without a single element"),
+        (np.zeros((3, 10), np.float32), "3 values for 4 samples"),
         (np.arange(3), "3 values for 4 samples"),
         (np.array([0, 1, -1, 2]), "-1 at sample 2"),
         (np.array([0, 1, 2, 2**64 - 1], np.uint64), "at sample 3"),
@@ -180,6 +181,33 @@ def test_bad_labels(tmp_path: Path, labels: Any, says: str) -> None:
         inspect_dataset(path, PLAIN)
     assert caught.value.hint
     assert caught.value.where["array"] == "labels"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [np.array([0.5, -1.5, 2.0, 0.0], np.float32), np.full((4, 3, 3), 255, np.uint8), np.zeros((4, 5, 4), np.float64)],
+    ids=["targets", "maps", "boxes"],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_labels_may_be_other_than_class_numbers(tmp_path: Path, labels: np.ndarray, named: bool) -> None:
+    name = "truth" if named else "labels"
+    path = saved(tmp_path, x=np.zeros((4, 2), np.float32), **{name: labels})
+    dataset = open_dataset(path, PreprocessingSpec(labels="truth" if named else None))
+    assert dataset.labels is None
+    summary = dataset.summary
+    assert summary.labels is not None
+    assert not summary.has_classes
+    assert (summary.labels.dtype, summary.labels.shape) == (labels.dtype.name, labels.shape)
+    assert summary.array(None) == summary.array(name) == summary.labels.stored
+    stored = dataset.stored(None)
+    assert stored is not None
+    np.testing.assert_array_equal(stored.open().read(4), labels)
+
+
+def test_other_labels_must_be_finite(tmp_path: Path) -> None:
+    path = saved(tmp_path, x=np.zeros((4, 2), np.float32), labels=np.array([0.0, np.nan, 1.0, 2.0]))
+    with pytest.raises(NonFiniteDataError, match="nan in sample 1"):
+        inspect_dataset(path, PLAIN)
 
 
 def test_named_labels_that_are_not_there(tmp_path: Path) -> None:

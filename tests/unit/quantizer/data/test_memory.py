@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SAMPLES, SAMPLE_BYTES = 512, 1 << 20
+SAMPLES, SAMPLE_BYTES = 256, 1 << 20
 
 READ_IT = """
 import resource, sys
@@ -30,8 +30,9 @@ print(summary.samples, samples, peak() - before)
 
 
 def write_archive(path: Path, method: int) -> None:
-    """512 MB of noise that repeats from sample to sample, written without holding it."""
-    sample = np.random.default_rng(0).integers(0, 16, SAMPLE_BYTES, np.uint8).tobytes()
+    """256 MB of noise that repeats itself, written without holding it."""
+    noise = np.random.default_rng(0).integers(0, 16, 1 << 12, np.uint8)
+    sample = np.tile(noise, SAMPLE_BYTES // noise.size).tobytes()
     with zipfile.ZipFile(path, "w", method, compresslevel=1) as archive, archive.open("x.npy", "w") as member:
         header = {"descr": "|u1", "fortran_order": False, "shape": (SAMPLES, SAMPLE_BYTES)}
         np.lib.format.write_array_header_1_0(member, header)
@@ -41,7 +42,7 @@ def write_archive(path: Path, method: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
-def test_half_a_gigabyte_is_read_in_less_than_100_mb(tmp_path: Path, method: int) -> None:
+def test_a_quarter_of_a_gigabyte_is_read_in_less_than_64_mb(tmp_path: Path, method: int) -> None:
     path = tmp_path / "x.npz"
     write_archive(path, method)
     done = subprocess.run(
@@ -51,4 +52,4 @@ def test_half_a_gigabyte_is_read_in_less_than_100_mb(tmp_path: Path, method: int
     assert done.returncode == 0, done.stderr
     summarized, read, grown_bytes = map(int, done.stdout.split())
     assert summarized == read == SAMPLES
-    assert grown_bytes < 100e6
+    assert grown_bytes < 64e6

@@ -61,6 +61,7 @@ ONNXRUNTIME_CPU = Target(
     lossless=frozenset(MOVERS),
     reasons=common_reasons("onnxruntime_cpu"),
     rules=(FLOAT_HEADS, rule("x86_without_vnni", Stage.SPECS, seven_bit_weights)),
+    integer_limits=True,
 )
 
 

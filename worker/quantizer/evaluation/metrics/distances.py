@@ -1,4 +1,4 @@
-"""Streaming figures over batches of model outputs.
+"""How near one model's output is to another's, over batches.
 
 SQNR = 10 log10(sum x^2 / sum (x - x~)^2) in dB, x float and x~ quantized; 200 dB stands for identical.
 """
@@ -9,17 +9,20 @@ import math
 
 import numpy as np
 
+from worker.quantizer.evaluation.metrics.base import parts
+
 IDENTICAL_DB = 200.0
 
 
 class Distance:
-    """SQNR and cosine between a float tensor and its quantized twin, over all batches."""
+    """SQNR, PSNR, cosine and L2 between a float tensor and its quantized twin, over all batches."""
 
     def __init__(self) -> None:
         self._signal = 0.0
         self._noise = 0.0
         self._twin = 0.0
         self._dot = 0.0
+        self._peak = 0.0
         self._count = 0
 
     def update(self, reference: np.ndarray, twin: np.ndarray) -> None:
@@ -31,6 +34,7 @@ class Distance:
         self._dot += float(x @ y)
         difference = x - y
         self._noise += float(difference @ difference)
+        self._peak = max(self._peak, float(x.max(initial=0.0)), -float(x.min(initial=0.0)))
         self._count += x.size
 
     @property
@@ -41,13 +45,33 @@ class Distance:
     @property
     def sqnr_db(self) -> float | None:
         """In dB; None before the first value or if not finite."""
-        if not self._count or not math.isfinite(self._signal + self._noise):
+        if not self._count or self.is_undefined:
             return None
         if self._noise == 0.0:
             return IDENTICAL_DB
         if self._signal == 0.0:
             return -IDENTICAL_DB
         return min(IDENTICAL_DB, 10.0 * math.log10(self._signal / self._noise))
+
+    @property
+    def psnr_db(self) -> float | None:
+        """10 log10(max |x|^2 / mean (x - x~)^2) in dB; None before the first value or if not finite."""
+        if not self._count or self.is_undefined:
+            return None
+        if self._noise == 0.0:
+            return IDENTICAL_DB
+        if self._peak == 0.0:
+            return -IDENTICAL_DB
+        return min(IDENTICAL_DB, 10.0 * math.log10(self._peak**2 * self._count / self._noise))
+
+    @property
+    def l2(self) -> float | None:
+        """||x - x~|| / ||x||; None before the first value, if not finite, or if x is all zero and x~ is not."""
+        if not self._count or self.is_undefined:
+            return None
+        if self._noise == 0.0:
+            return 0.0
+        return math.sqrt(self._noise / self._signal) if self._signal else None
 
     @property
     def cosine(self) -> float | None:
@@ -101,41 +125,36 @@ def class_scores(output: np.ndarray) -> np.ndarray | None:
     return output if output.shape[-1] > 1 else None
 
 
-class Accuracy:
-    """top1 and top5 of class scores against labels; top1 alone for a model that returns class numbers.
-
-    A label is in the top k if fewer than k classes rank before it: those that score higher, and of those that score
-    the same the ones with a smaller number (as arg max decides).
-    """
+class Divergence:
+    """Mean Kullback-Leibler divergence of the soft-maxed rows, sum p log(p / p~), in nats."""
 
     def __init__(self) -> None:
-        self._hits = {1: 0, 5: 0}
-        self._total = 0
-        self._has_top5 = False
+        self._sum = 0.0
+        self._rows = 0
 
-    def update(self, output: np.ndarray, labels: np.ndarray) -> bool:
-        """Take in one batch; False if the output is no classification of the labels."""
-        if output.dtype.kind in "iu" and output.size == labels.size:
-            self._hits[1] += int((output.reshape(-1) == labels).sum())
-        else:
-            scores = class_scores(output)
-            if scores is None or scores.ndim != 2 or scores.shape[0] != labels.size or labels.max() >= scores.shape[1]:
-                return False
-            own = np.take_along_axis(scores, labels[:, None], axis=1)
-            before = (scores > own) | ((scores == own) & (np.arange(scores.shape[1]) < labels[:, None]))
-            rank = before.sum(axis=1)
-            for k in self._hits:
-                self._hits[k] += int((rank < k).sum())
-            self._has_top5 = scores.shape[1] > 5
-        self._total += labels.size
+    def update(self, reference: np.ndarray, twin: np.ndarray) -> bool:
+        """Take in one batch of outputs of the same shape; False if they hold no class scores."""
+        x, y = class_scores(reference), class_scores(twin)
+        if x is None or y is None:
+            return False
+        if x.ndim > 3:
+            x, y = np.moveaxis(x, 1, -1), np.moveaxis(y, 1, -1)
+        x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+        for part in parts(*x.shape):
+            log_p, log_q = log_softmax(x[part]), log_softmax(y[part])
+            self._sum += float((np.exp(log_p) * (log_p - log_q)).sum())
+        self._rows += len(x)
         return True
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """In percent: top1, and top5 where there are more than five classes."""
-        if not self._total:
-            return {}
-        found = {"top1": 100.0 * self._hits[1] / self._total}
-        if self._has_top5:
-            found["top5"] = 100.0 * self._hits[5] / self._total
-        return found
+    def nats(self) -> float | None:
+        """None before the first row or if not finite."""
+        return max(0.0, self._sum / self._rows) if self._rows and math.isfinite(self._sum) else None
+
+
+def log_softmax(rows: np.ndarray) -> np.ndarray:
+    """Of each row [rows, class], in float64."""
+    wide = rows.astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    logarithms: np.ndarray = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    return logarithms

@@ -1,0 +1,88 @@
+"""What equalization, smoothing and bias correction give without any finetuning; prints a table of the README.
+
+usage: python -m benchmarks.equalization [--rows WORD ...]      (needs QUANTMILL_DATA, default ../shared/data)
+
+Every row is the emitted model, run by onnxruntime on the whole evaluation set. "steps" are the seconds that the
+algorithms add to calibration, judging them included; "latency" is a multiple of the float model's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.accuracy import CASES
+from benchmarks.calibration import THREADS, data_folder, source
+from service.contracts.config import parse_config
+from worker.quantizer.pipeline import quantize
+from worker.quantizer.run import SilentRun
+
+CLE: dict[str, Any] = {"method": "cross_layer_equalization"}
+CORRECTION: dict[str, Any] = {"method": "bias_correction", "mode": "full"}
+FAST: dict[str, Any] = {"method": "bias_correction", "mode": "fast"}
+SMOOTH: dict[str, Any] = {"method": "smooth_quant"}
+EXACT, KEPT = {**CLE, "replace_relu6": "per_channel"}, {**CLE, "replace_relu6": "never"}
+PER_TENSOR = {"preset": "plain", "weight": {"granularity": "per_tensor"}}
+XINT8: dict[str, Any] = {"preset": "xint8"}
+V1, V2, KWT = "MobileNetV1 0.75", "MobileNetV2 1.0", "KWT-1"
+_STEPS = ("cross_layer_equalization", "smooth_quant", "bias_correction")
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    recipe: str
+    settings: dict[str, Any]
+    least: float | None = None
+
+
+ROWS = (
+    Row(V1, "A8W8 per tensor", {**PER_TENSOR, "algorithms": []}),
+    Row(V1, "A8W8 per tensor, CLE + BC, exact limits", {**PER_TENSOR, "algorithms": [EXACT, CORRECTION]}, 85.3),
+    Row(V1, "A8W8 per tensor, CLE + BC, Clip kept", {**PER_TENSOR, "algorithms": [KEPT, CORRECTION]}, 84.0),
+    Row(V1, "XINT8", {**XINT8, "algorithms": []}),
+    Row(
+        V1,
+        "XINT8, int32 bias, CLE + BC",
+        {**XINT8, "bias": {"dtype": "int32"}, "target_options": {"int8_bias": False}, "algorithms": [CLE, CORRECTION]},
+        85.5,
+    ),
+    Row(V1, "XINT8, CLE + BC", {**XINT8, "algorithms": [CLE, CORRECTION]}, 84.0),
+    Row(V1, "A8W8 per channel, BC full", {"preset": "plain", "algorithms": [CORRECTION]}, 86.0),
+    Row(V1, "A8W8 per channel, BC fast", {"preset": "plain", "algorithms": [FAST]}),
+    Row(V2, "A8W8 per channel, BC full", {"preset": "plain", "algorithms": [CORRECTION]}, 89.3),
+    Row(V2, "A8W8 per tensor, CLE + BC", {**PER_TENSOR, "algorithms": [CLE, CORRECTION]}, 88.0),
+    Row(V2, "XINT8, CLE + BC", {**XINT8, "algorithms": [CLE, CORRECTION]}, 86.5),
+    Row(KWT, "XINT8", {**XINT8, "algorithms": []}),
+    Row(KWT, "XINT8, SmoothQuant", {**XINT8, "algorithms": [SMOOTH]}, 96.8),
+    Row(KWT, "A8W8 per channel, SmoothQuant + BC", {"preset": "plain", "algorithms": [SMOOTH, CORRECTION]}, 97.3),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", default=[""], help="words of the rows wanted")
+    arguments = parser.parse_args()
+    folder = data_folder()
+    print("| model | recipe | float | top-1 | at least | SQNR dB | latency | steps s | whole s |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in ROWS:
+        if not any(word in f"{row.model} {row.recipe}" for word in arguments.rows):
+            continue
+        case = next(case for case in CASES if case.name == row.model)
+        config = parse_config({**row.settings, "evaluation": {"layer_samples": 1}})
+        calibration, evaluation = source(folder, case.calibration), source(folder, case.evaluation)
+        report = quantize(folder / case.model, config, calibration, evaluation, run=SilentRun(), threads=THREADS).report
+        spent = sum(stage.seconds for stage in report.stages if stage.name.startswith(_STEPS))
+        whole = sum(s.seconds for s in report.stages if s.name not in ("evaluation", "layers", "latency"))
+        undone = [outcome.method for outcome in report.algorithms if not outcome.kept]
+        ratio = (report.quantized.latency_ms or 0.0) / (report.float_.latency_ms or 1.0)
+        recipe = row.recipe + (f" (undone: {', '.join(undone)})" if undone else "")
+        figures = f"{report.float_.metrics['top1']:.2f} | {report.quantized.metrics['top1']:.2f} | {row.least or '-'}"
+        costs = f"{ratio:.2f} | {spent:.1f} | {whole:.1f}"
+        print(f"| {row.model} | {recipe} | {figures} | {report.fidelity.sqnr_db} | {costs} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

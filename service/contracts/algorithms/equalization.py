@@ -1,0 +1,105 @@
+"""Steps that repair a network before any finetuning: equalization, smoothing, bias correction."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from service.contracts.algorithms.base import Refinement
+
+
+class CrossLayerEqualization(Refinement):
+    """Moves scale between neighbouring layers, channel by channel, so that one grid fits all channels of a weight.
+
+    The float network stays the same function (Nagel et al. 2019, Data-Free Quantization, section 4.1). Silent
+    channels, absorbed biases and limits that are kept as they are hold it to that on the calibration data; beyond what
+    these show it may differ. Only ``replace_relu6`` relu makes another function of it.
+    """
+
+    method: Literal["cross_layer_equalization"] = "cross_layer_equalization"
+    steps: int = Field(
+        default=-1,
+        ge=-1,
+        le=1000,
+        description="Sweeps over all neighbours; -1 goes on until no scale moves by more than a percent.",
+    )
+    balance_method: Literal["max"] = Field(default="max", description="What of a channel's weights counts.")
+    scale_use_threshold: bool = Field(
+        default=False, description="Leave channels alone whose two ranges add up to less than weight_threshold."
+    )
+    weight_threshold: float = Field(default=0.5, ge=0.0, description="See scale_use_threshold.")
+    scale_append_bias: bool = Field(
+        default=True,
+        description="Let a bias of 8 or 16 bits, which has a grid of its own, count as a part of its channel's range.",
+    )
+    total_layer_diff_threshold: float = Field(
+        default=1.9e-7,
+        ge=0.0,
+        description="With steps -1: it also ends once the weights change by less, as the sum of all layers' means.",
+    )
+    use_activations: bool = Field(
+        default=True,
+        description="Never let a channel's activations outgrow its tensor's range on the calibration data.",
+    )
+    replace_relu6: Literal["auto", "per_channel", "never", "relu"] = Field(
+        default="auto",
+        description=(
+            "What becomes of an upper limit (ReLU6) between two equalized layers. per_channel: it is scaled with each "
+            "channel, exactly, by a Min; never: the Clip stays, and channels that reach it on the calibration data "
+            "stay unscaled; relu: it is dropped; auto: as suits the target."
+        ),
+    )
+    silent_channels: Literal["zero", "keep"] = Field(
+        default="zero", description="Channels that are 0 on all calibration data: cut them off, or leave them alone."
+    )
+    absorb_bias: bool = Field(
+        default=True, description="Move the part of a bias that is always passed on into the next layer's bias."
+    )
+    stem: bool = Field(
+        default=True,
+        description=(
+            "Equalize layers too whose results reach a normalization that could not be folded, as a stem's may: it "
+            "takes the scale in."
+        ),
+    )
+
+
+class SmoothQuant(Refinement):
+    """Moves scale from a linear layer's inputs into its weight, channel by channel: s_j = max|x_j|^alpha /
+    max|w_j|^(1-alpha) (Xiao et al. 2022, SmoothQuant, equation 4).
+    """
+
+    method: Literal["smooth_quant"] = "smooth_quant"
+    alpha: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="Share of the difficulty that goes into the weight; null searches it for every tensor by the error "
+        "of the layers that read it, and leaves alone what does not get better.",
+    )
+    insert_mul: bool = Field(
+        default=True,
+        description="Put a float Mul in front of a tensor's quantizer where no constant before it can take the scale "
+        "in; false leaves such tensors alone.",
+    )
+
+
+class BiasCorrection(Refinement):
+    """Gives every output channel back the mean that quantization took from it.
+
+    fast: b += (W - W~) E[x], in closed form, E[x] from statistics (Nagel et al. 2019, Data-Free Quantization, section
+    4.2). full: layer after layer on the quantized network as corrected so far, judged behind the activation function.
+    """
+
+    method: Literal["bias_correction"] = "bias_correction"
+    mode: Literal["fast", "full"] = Field(
+        default="fast", description="fast: in closed form; full: layer after layer on the quantized network."
+    )
+    data_size: int | None = Field(
+        default=64, ge=1, description="Samples that full is measured on; null: all of the calibration set."
+    )
+    insert_add: bool = Field(
+        default=True,
+        description="Put an Add behind a MatMul that adds nothing and whose result floats read; false leaves it alone.",
+    )

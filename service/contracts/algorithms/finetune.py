@@ -1,0 +1,119 @@
+"""Fast finetuning, layer after layer: AdaRound and AdaQuant."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from service.contracts.algorithms.base import Refinement
+from service.contracts.base import Contract
+
+FinetunedOp = Literal["Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization"]
+FINETUNED_OPS: tuple[FinetunedOp, ...] = (
+    "Conv",
+    "ConvTranspose",
+    "Gemm",
+    "MatMul",
+    "InstanceNormalization",
+    "LayerNormalization",
+)
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|rocm)(:\d+)?)$")]
+
+
+class LearningRateAdjust(Contract):
+    """Another learning rate for layers that are far off at first."""
+
+    threshold: float = Field(gt=0.0, description="Mean square error of the layer's output before finetuning.")
+    learning_rate: float = Field(gt=0.0, description="Taken where the error is above the threshold.")
+
+
+class Finetuning(Refinement):
+    """What AdaRound and AdaQuant have in common: layers are visited once, in order, each with the inputs that the
+    network quantized so far gives it.
+    """
+
+    data_size: int | None = Field(default=None, ge=1, description="Samples used; null: all of the calibration set.")
+    batch_size: int = Field(default=8, ge=1, le=4096, description="Samples in a step of the gradient solver.")
+    num_iterations: int = Field(default=1000, ge=1, le=1_000_000, description="Steps of the gradient solver.")
+    optim_device: Device = Field(default="auto", description="Where layers are solved; auto: a GPU if there is one.")
+    infer_device: Device = Field(default="auto", description="Where layers are run to make the next ones' inputs.")
+    fixed_seed: int | None = Field(default=None, ge=0, description="Seed of all random choices; null: the config's.")
+    early_stop: bool = Field(default=False, description="Stop a layer once its error no longer falls.")
+    lr_adjust: LearningRateAdjust | None = Field(default=None, description="Another rate for layers far off.")
+    target_op_type: tuple[FinetunedOp, ...] = Field(default=FINETUNED_OPS, min_length=1, description="Which nodes.")
+    selective_update: bool = Field(
+        default=False, description="Keep a layer's new weights only if the error of the whole network falls."
+    )
+    output_index: int = Field(default=0, ge=0, description="Output of the network that selective_update judges.")
+    drop_ratio: float = Field(
+        default=1.0, ge=0.0, le=1.0, description="Share of a layer's inputs taken from the quantized network (QDrop)."
+    )
+    output_qdq: bool = Field(
+        default=False, description="Compare what comes out behind the Q/DQ pair of a layer's output (gradient solver)."
+    )
+    mem_opt_level: Literal["auto", 0, 1, 2] = Field(
+        default="auto",
+        description="Where inputs wait: 0 all in memory, 1 one layer at a time, 2 on disk; auto: by free memory.",
+    )
+    cache_limit_bytes: int | None = Field(
+        default=None, ge=1, description="Bytes that waiting inputs may take on disk; null: what the job may write."
+    )
+    block_wise: bool = Field(default=False, description="Reconstruct residual blocks as one (gradient solver).")
+
+
+class AdaRound(Finetuning):
+    """Rounds every weight up or down so that the layer's output changes least (Nagel et al. 2020, Up or Down?)."""
+
+    method: Literal["adaround"] = "adaround"
+    solver: Literal["gram", "gradient"] = Field(
+        default="gram",
+        description=(
+            "gram: integers by coordinate descent on the quadratic error, from second moments of the inputs; "
+            "gradient: the paper's relaxation, by Adam."
+        ),
+    )
+    learning_rate: float = Field(default=0.1, gt=0.0, description="Of the gradient solver.")
+    reg_param: float | None = Field(
+        default=None,
+        ge=0.0,
+        description=(
+            "Weight of the regularizer (solver gradient), 0.01 in the paper; null: for each layer as suits its error."
+        ),
+    )
+    beta_range: tuple[float, float] = Field(default=(20.0, 2.0), description="The regularizer's exponent, from, to.")
+    warm_start: float = Field(default=0.2, ge=0.0, lt=1.0, description="Share of the steps without regularizer.")
+    update_bias: bool = Field(default=True, description="Let the bias follow (solver gram).")
+    unrestricted: bool = Field(
+        default=True,
+        description="Let a weight move further than to the next integer up or down (solver gram).",
+    )
+    scale_refit: bool = Field(
+        default=False, description="Let weight scales follow where the scale's kind allows it (solver gram)."
+    )
+
+
+class AdaQuant(Finetuning):
+    """Moves weights so that the quantized layer's output changes least, rounding with straight-through gradients
+    (Hubara et al. 2020, Improving Post Training Neural Quantization).
+    """
+
+    method: Literal["adaquant"] = "adaquant"
+    learning_rate: float | None = Field(
+        default=None,
+        gt=0.0,
+        description=(
+            "Of weights and biases, constant; null: for each weight a part of its grid's step, for biases of the "
+            "layer's error, falling to 0. AMD Quark has 1e-5 and 3000 steps of one sample."
+        ),
+    )
+    num_iterations: int = Field(default=300, ge=1, le=1_000_000, description="Steps.")
+    update_bias: bool = Field(default=True, description="Let the bias follow.")
+    update_scales: bool = Field(default=False, description="Let weight scales follow where their kind allows it.")
+    dampening: bool = Field(
+        default=True,
+        description=(
+            "Hold weights at what they are rounded to as strongly as the error is curved there, so that a weight goes "
+            "on to another integer only where that makes the error smaller; false: as in the paper."
+        ),
+    )

@@ -1,0 +1,165 @@
+"""Mixed precision: some layers in a higher type, the others in a lower one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from service.contracts.algorithms.base import Refinement
+from service.contracts.base import Contract
+from service.contracts.selectors import Selector
+from service.contracts.specs import ActivationSpec, WeightSpec
+
+Combination = Literal["A16W16_A8W16", "A16W16_A16W8", "A16W16_A8W8", "A16W8_A8W8", "A8W16_A8W8"]
+
+
+class Level(Contract):
+    """How a layer is represented at one level of precision."""
+
+    activation: ActivationSpec | Literal["float32"] = Field(description="Of its input; float32: not quantized.")
+    weight: WeightSpec | Literal["float32"] = Field(description="Of its weight; float32: not quantized.")
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Level:
+        if self.activation == "float32" and self.weight != "float32":
+            raise ValueError("a layer whose input stays float keeps its weight in float too; use mode weights_only")
+        return self
+
+    @property
+    def is_float(self) -> bool:
+        """True if a layer at this level is left in float."""
+        return self.weight == "float32"
+
+
+class DistanceGoal(Contract):
+    """Largest accepted distance of the quantized network's output from the float one's.
+
+    sqnr and psnr in dB and cosine are smallest accepted values; l2 is ||x - x~|| / ||x||, kl the mean divergence of the
+    soft-maxed rows in nats.
+    """
+
+    kind: Literal["distance"] = "distance"
+    metric: Literal["sqnr", "psnr", "cosine", "l2", "kl"] = "sqnr"
+    limit: float
+
+
+class DropGoal(Contract):
+    """Largest accepted loss of a metric, in points of it."""
+
+    kind: Literal["drop"] = "drop"
+    metric: str = Field(default="top1", description="top1, or the name of a metric of evaluation.metrics.")
+    max_drop: float = Field(ge=0.0)
+
+
+class PrecisionBudget(Contract):
+    """What the mixed model may cost; null: no limit."""
+
+    max_weight_bytes: int | None = Field(default=None, ge=1, description="Bytes of all weights.")
+    max_mean_bits: float | None = Field(default=None, gt=0, description="Mean bits of a weight.")
+    max_latency_ratio: float | None = Field(
+        default=None, gt=0, description="Estimated latency over that of the float model, from timings per operator."
+    )
+    max_seconds: float | None = Field(default=None, gt=0, description="Time of the search; then the best so far.")
+
+
+class MixedPrecision(Refinement):
+    """Chooses the precision of every layer by what it does to the output.
+
+    Layers are ranked by sensitivity, the network's output error when they alone are at the lower level; then as many as
+    the goal allows are lowered (``optimize`` speed) or as few as it needs are raised (quality), with real evaluations
+    deciding where to stop. Layers that share a tensor move together.
+    """
+
+    method: Literal["mixed_precision"] = "mixed_precision"
+    combination: Combination | None = Field(
+        default=None, description="Short for high and low: int16 or uint8 activations (A), int16 or int8 weights (W)."
+    )
+    high: Level
+    low: Level
+    optimize: Literal["speed", "quality"] = Field(
+        default="speed", description="speed: begin high, lower what can be; quality: begin low, raise what must be."
+    )
+    goal: Annotated[DropGoal | DistanceGoal, Field(discriminator="kind")] = Field(
+        default_factory=lambda: DropGoal(max_drop=0.5)
+    )
+    budget: PrecisionBudget = Field(default_factory=PrecisionBudget)
+    output_index: int = Field(default=0, ge=0, description="Output of the network that a distance is measured on.")
+    include: tuple[Selector, ...] = Field(default=(), max_length=10_000, description="Only these; empty: all.")
+    exclude: tuple[Selector, ...] = Field(default=(), max_length=10_000, description="These stay at the higher level.")
+    sensitivity_samples: int | None = Field(
+        default=None, ge=1, le=4096, description="Samples that layers are ranked on; null: by the number of layers."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("combination"), str):
+            return data
+        high, _, low = data["combination"].partition("_")
+        expanded = {"high": _level(high), "low": _level(low)}
+        return {**expanded, **data}
+
+    @model_validator(mode="after")
+    def _levels_differ(self) -> MixedPrecision:
+        if self.low.is_float:
+            raise ValueError("low cannot be float32: there would be nothing to lower")
+        if self.high == self.low:
+            raise ValueError("high and low are the same")
+        return self
+
+
+def _level(word: str) -> dict[str, Any]:
+    """A16W8 and the like as specs: 16-bit activations around zero, 8-bit ones wherever their range lies."""
+    activation, _, weight = word.removeprefix("A").partition("W")
+    wide = {"dtype": "int16", "symmetric": True}
+    narrow = {"dtype": "uint8", "symmetric": False}
+    return {"activation": wide if activation == "16" else narrow, "weight": {"dtype": f"int{weight}"}}
+
+
+class SearchBudget(Contract):
+    """What the search and its model may cost; null: no limit."""
+
+    max_seconds: float | None = Field(default=600.0, gt=0, description="Time; then the best so far is returned.")
+    max_trials: int | None = Field(default=None, ge=1, description="Recipes tried.")
+    max_size_bytes: int | None = Field(default=None, ge=1, description="Bytes of the model file.")
+    max_latency_ratio: float | None = Field(default=None, gt=0, description="Latency over that of the float model.")
+
+
+class Autopilot(Refinement):
+    """Searches for the smallest or fastest model that meets a goal.
+
+    Recipes are tried cheap ones first, judged by the distance of their outputs on samples held back; what two recipes
+    have in common is done once. The best are refined further, and the finalists alone are evaluated in full.
+    Differences within chance are not taken for gains. All models that no other beats in accuracy, bytes and latency at
+    once come as files of the job.
+    """
+
+    method: Literal["autopilot"] = "autopilot"
+    goal: Annotated[DropGoal | DistanceGoal, Field(discriminator="kind")] = Field(
+        default_factory=lambda: DropGoal(max_drop=0.5)
+    )
+    budget: SearchBudget = Field(default_factory=SearchBudget)
+    objective: Literal["size", "latency"] = Field(
+        default="latency", description="What to make small once the goal is met."
+    )
+    finalists: int = Field(default=3, ge=1, le=16, description="Recipes that are evaluated in full.")
+
+
+def implied_gate(data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The gate of a config document that has an autopilot with a drop for a goal, and no gate: the same drop.
+
+    The verdict then says whether the goal was met. Malformed documents give None; validation tells what is wrong.
+    """
+    evaluation = data.get("evaluation") or {}
+    if not isinstance(evaluation, Mapping) or evaluation.get("gate") is not None:
+        return None
+    algorithms = data.get("algorithms")
+    for entry in algorithms if isinstance(algorithms, list | tuple) else ():
+        document = entry.model_dump() if isinstance(entry, Contract) else entry
+        if isinstance(document, Mapping) and document.get("method") == "autopilot":
+            goal = document.get("goal", {"max_drop": 0.5})
+            if isinstance(goal, Mapping) and goal.get("kind", "drop") == "drop" and "max_drop" in goal:
+                return {key: goal[key] for key in ("metric", "max_drop") if key in goal}
+    return None

@@ -1,0 +1,137 @@
+"""What is measured after quantization, and what decides the verdict."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from service.contracts.base import Contract
+from service.contracts.metrics import Facts, GraphMetric, Metric
+from service.contracts.validation import BELOW, nearest
+
+MAX_METRICS = 64
+# Measured on every pair of models: same decision on the first output.
+AGREEMENT = "top1_agreement"
+DEFAULT_METRIC = "top1"
+# What is measured where no metric is declared and the labels are class numbers.
+DEFAULT_METRICS = (DEFAULT_METRIC, "top5")
+_PERCENT = Facts()
+_AGREEMENT = Facts(against_float=True, ideal=100.0)
+
+
+class Gate(Contract):
+    """Conditions for the verdict ``pass``; all given ones must hold. Without any the verdict is ``none``."""
+
+    metric: str = Field(
+        default=DEFAULT_METRIC,
+        min_length=1,
+        max_length=64,
+        description=(
+            "The metric that max_drop, min_value and max_value judge: the name of a declared one, or top1_agreement; "
+            "top1 or top5 where none is declared. Default: the first declared one, or top1."
+        ),
+    )
+    max_drop: float | None = Field(
+        default=None,
+        ge=0,
+        description="Largest accepted change of the metric for the worse, in its own unit: points for percent.",
+    )
+    min_value: float | None = Field(default=None, description="Smallest accepted value, where higher is better.")
+    max_value: float | None = Field(default=None, description="Largest accepted value, where lower is better.")
+    min_sqnr_db: float | None = Field(default=None, description="Smallest accepted output SQNR, in dB.")
+    max_size_bytes: int | None = Field(default=None, ge=1)
+    max_latency_ratio: float | None = Field(default=None, gt=0, description="Largest accepted quantized/float latency.")
+
+    @property
+    def judges_metric(self) -> bool:
+        """True if a condition concerns the metric."""
+        return (self.max_drop, self.min_value, self.max_value) != (None, None, None)
+
+    @property
+    def is_empty(self) -> bool:
+        """True without any condition."""
+        others = (self.min_sqnr_db, self.max_size_bytes, self.max_latency_ratio)
+        return not self.judges_metric and others == (None, None, None)
+
+
+class EvaluationSpec(Contract):
+    """What is measured after quantization and what decides the verdict."""
+
+    metrics: tuple[Metric, ...] = Field(
+        default=(),
+        max_length=MAX_METRICS,
+        description="What is measured; if empty, top1 and top5 of the first output where the labels are its classes.",
+    )
+    gate: Gate = Field(default_factory=Gate)
+    layer_samples: int = Field(default=16, ge=1, le=1024, description="Samples used for the per-layer SQNR.")
+    latency_runs: int = Field(default=20, ge=1, le=1000, description="Timed runs of either model, taken in turn.")
+
+    @property
+    def primary(self) -> str:
+        """Name of the metric that stands for the others."""
+        return self.metrics[0].name if self.metrics else DEFAULT_METRIC
+
+    @property
+    def graph_models(self) -> tuple[str, ...]:
+        """Ids of the uploaded models that metrics are given as."""
+        graphs = [metric.graph for metric in self.metrics if isinstance(metric, GraphMetric)]
+        return tuple(dict.fromkeys(graph.model_id for graph in graphs if graph.model_id is not None))
+
+    def facts_of(self, name: str) -> Facts:
+        """How the values of a measured metric are to be read.
+
+        Raises:
+            KeyError: it is not measured.
+        """
+        known = {metric.name: metric.facts for metric in self.metrics} or dict.fromkeys(DEFAULT_METRICS, _PERCENT)
+        return {**known, AGREEMENT: _AGREEMENT}[name]
+
+    @model_validator(mode="after")
+    def _gate_on_the_first(self) -> EvaluationSpec:
+        """The gate judges the first declared metric unless it says otherwise."""
+        if self.metrics and "metric" not in self.gate.model_fields_set:
+            object.__setattr__(self, "gate", self.gate.model_copy(update={"metric": self.primary}))
+        return self
+
+    @model_validator(mode="after")
+    def _names(self) -> EvaluationSpec:
+        names = [metric.name for metric in self.metrics]
+        for k, name in enumerate(names):
+            if name == AGREEMENT or name in names[:k]:
+                why = "always measured" if name == AGREEMENT else "the name of another metric"
+                raise _wrong(f"/metrics/{k}/name", f"{name!r} is {why}: give this one a name of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _gate_fits(self) -> EvaluationSpec:
+        gate = self.gate
+        try:
+            facts = self.facts_of(gate.metric)
+        except KeyError:
+            known = [*([metric.name for metric in self.metrics] or DEFAULT_METRICS), AGREEMENT]
+            near = nearest(gate.metric, known)
+            told = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+            raise _wrong("/gate/metric", f"no metric {gate.metric!r} is declared; {told}") from None
+        if facts.better == "lower" and gate.min_value is not None:
+            raise _wrong("/gate/min_value", f"of {gate.metric} less is better: give max_value")
+        if facts.better == "higher" and gate.max_value is not None:
+            raise _wrong("/gate/max_value", f"of {gate.metric} more is better: give min_value")
+        if facts.against_float and facts.ideal is None and gate.max_drop is not None:
+            raise _wrong("/gate/max_drop", f"{gate.metric} has no bound that it could drop from: give min_value")
+        for word in ("max_drop", "min_value", "max_value"):
+            _check_percent(word, getattr(gate, word), facts, gate.metric)
+        return self
+
+
+def _check_percent(word: str, value: float | None, facts: Facts, metric: str) -> None:
+    # What less is better of, such as an error rate, may be above 100.
+    if value is None or facts.unit != "%":
+        return
+    if value < 0:
+        raise _wrong(f"/gate/{word}", f"must be greater than or equal to 0: {metric} is in percent")
+    if value > 100 and facts.better == "higher":
+        raise _wrong(f"/gate/{word}", f"must be less than or equal to 100: {metric} is in percent")
+
+
+def _wrong(place: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("value_error", "{why}", {"why": message, BELOW: place})

@@ -1,0 +1,129 @@
+"""Can the model and the data tell what a config wants to know? One rule for the front desk and the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from service.contracts.compatibility import class_count, nearest
+from service.contracts.dataset import DatasetSummary
+from service.contracts.errors import FieldProblem, InvalidConfigError
+from service.contracts.evaluation import DEFAULT_METRICS, EvaluationSpec
+from service.contracts.metrics import LabelRef, Metric, MetricBase, TopKMetric
+from service.contracts.model import TensorInfo
+
+EVALUATION_POINTER = "/config/evaluation"
+_INTEGERS = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"}
+_TENSORS_ONLY = "other"
+
+
+def check_evaluation(
+    spec: EvaluationSpec,
+    *,
+    outputs: Sequence[TensorInfo] | None,
+    data: DatasetSummary | None,
+    pointer: str = EVALUATION_POINTER,
+) -> None:
+    """Refuse metrics whose outputs or labels are not there, and a gate that the data cannot judge.
+
+    Args:
+        spec: what is to be measured.
+        outputs: the model's; None: not known yet.
+        data: what both models are compared on; None: not known yet.
+        pointer: of ``spec`` in the request.
+
+    Raises:
+        InvalidConfigError: one problem per output or array that does not fit.
+    """
+    problems = []
+    for k, metric in enumerate(spec.metrics):
+        found: list[tuple[str, str, str]] = []
+        if outputs is not None:
+            found += _output_problems(metric, outputs)
+        if data is not None:
+            found += _label_problems(metric, data)
+        if outputs is not None and data is not None and not found:
+            found += _class_problems(metric, outputs, data)
+        problems += [
+            FieldProblem(pointer=f"{pointer}/metrics/{k}/{place}", code=code, message=f"{metric.name}: {message}")
+            for place, code, message in found
+        ]
+    if problems:
+        raise InvalidConfigError(
+            "; ".join(problem.message for problem in problems[:5]),
+            errors=tuple(problems),
+            hint="Metrics name outputs of the model and arrays of the dataset that both models are compared on.",
+        )
+    if data is not None and not spec.metrics:
+        _check_default_gate(spec, data, pointer)
+
+
+def find_output(ref: int | str, names: Sequence[str]) -> str | None:
+    """The output that a metric names; None if there is none."""
+    if isinstance(ref, int):
+        return names[ref] if ref < len(names) else None
+    return ref if ref in names else None
+
+
+def _output_problems(metric: MetricBase, outputs: Sequence[TensorInfo]) -> Iterator[tuple[str, str, str]]:
+    names = [tensor.name for tensor in outputs]
+    for place, ref in metric.output_refs().items():
+        name = find_output(ref, names)
+        if name is None:
+            listed = ", ".join(f"{k} {name!r}" for k, name in enumerate(names))
+            near = nearest(ref, names) if isinstance(ref, str) else None
+            told = f"did you mean {near!r}?" if near else f"the model's outputs are {listed}"
+            yield place, "output-unknown", f"the model has no output {ref!r}; {told}"
+        elif outputs[names.index(name)].dtype == _TENSORS_ONLY:
+            yield place, "output-type", f"output {name!r} is no tensor of numbers"
+
+
+def _label_problems(metric: MetricBase, data: DatasetSummary) -> Iterator[tuple[str, str, str]]:
+    for place, ref in metric.label_refs().items():
+        found = data.array(ref.array)
+        if found is None:
+            yield place, "labels-missing", _missing(ref, data)
+        elif ref.integer and found.dtype not in _INTEGERS:
+            what = "the labels" if ref.array is None else f"array {ref.array!r}"
+            yield place, "labels-type", f"{what} hold {found.dtype}; it needs integers"
+
+
+def _missing(ref: LabelRef, data: DatasetSummary) -> str:
+    names = sorted({*data.arrays, *([data.labels.array] if data.labels is not None else [])})
+    held = ", ".join(map(repr, names)) or "nothing else"
+    if ref.array is None:
+        return f"it needs labels, but the data holds no array 'labels'; name one of its arrays: {held}"
+    near = nearest(ref.array, names)
+    return f"the data has no array {ref.array!r} of {data.samples} samples; " + (
+        f"did you mean {near!r}?" if near else f"it holds {held}"
+    )
+
+
+def _class_problems(
+    metric: Metric, outputs: Sequence[TensorInfo], data: DatasetSummary
+) -> Iterator[tuple[str, str, str]]:
+    """Class numbers beyond the output's classes, where both are known without reading the data."""
+    if not isinstance(metric, TopKMetric) or metric.class_axis is not None or metric.ignore_index is not None:
+        return
+    labels = data.labels
+    if labels is None or labels.maximum is None or metric.labels not in (None, labels.array):
+        return
+    name = find_output(metric.output, [tensor.name for tensor in outputs])
+    output = next(tensor for tensor in outputs if tensor.name == name)
+    classes = class_count(output)
+    if classes is not None and labels.maximum >= classes:
+        told = f"labels lie in [{labels.minimum}, {labels.maximum}]; output {name!r} has classes [0, {classes - 1}]"
+        yield "labels", "labels-out-of-range", told
+
+
+def _check_default_gate(spec: EvaluationSpec, data: DatasetSummary, pointer: str) -> None:
+    """Without declared metrics, top1 and top5 need class numbers."""
+    gate = spec.gate
+    if not gate.judges_metric or gate.metric not in DEFAULT_METRICS or data.has_classes:
+        return
+    why = "has no labels" if data.labels is None else f"holds labels that are no class numbers ({data.labels.dtype})"
+    raise InvalidConfigError(
+        f"the gate judges {gate.metric}, but the evaluation data {why}",
+        pointer=f"{pointer}/gate/metric",
+        hint="Give an evaluation dataset with class labels, declare a metric under evaluation.metrics, or judge "
+        "top1_agreement or min_sqnr_db.",
+    )

@@ -1,0 +1,127 @@
+"""What all declared metrics have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from service.contracts.base import Contract
+
+Better = Literal["higher", "lower"]
+_MAX_NAME = 256
+# Keys of a report and arguments of a gate.
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.@+-]{0,63}$"
+
+
+def _output(value: Any) -> int | str:
+    if isinstance(value, str) and 0 < len(value) <= _MAX_NAME:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise PydanticCustomError("output_ref", "must be the name of a model output, or its index from 0 on")
+
+
+# A union would put the names of its members into the places of errors.
+OutputRef = Annotated[
+    int | str,
+    PlainValidator(_output),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "minLength": 1}]}),
+]
+ArrayName = Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
+
+
+class Facts(NamedTuple):
+    """How the values of a metric are to be read.
+
+    Attributes:
+        unit: "%", "dB", "nats", or "" for what has none or the target's own.
+        better: which direction is the better one.
+        against_float: it compares with the float model's output, so that the float model itself has no value.
+        ideal: with ``against_float``: the value of a model that returns what the float model returns; None if that has
+            no bound.
+    """
+
+    unit: str = "%"
+    better: Better = "higher"
+    against_float: bool = False
+    ideal: float | None = None
+
+
+class LabelRef(NamedTuple):
+    """An array of the dataset that a metric reads.
+
+    Attributes:
+        array: its name; None: the dataset's labels.
+        integer: it has to hold integers.
+    """
+
+    array: str | None
+    integer: bool
+
+
+class MetricBase(Contract):
+    """One declared metric.
+
+    ``output_refs`` and ``label_refs`` are keyed by the place in the metric that names the output or the array, as a
+    JSON pointer without its first slash.
+    """
+
+    FACTS: ClassVar[Facts] = Facts()
+
+    name: str = Field(
+        default="", pattern=NAME_PATTERN, description="Its name in reports and gates; default: the kind with its knob."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, data: Any) -> Any:
+        return {**data, "name": cls.default_name(data)} if isinstance(data, dict) and "name" not in data else data
+
+    @classmethod
+    def default_name(cls, data: dict[str, Any]) -> str:
+        """Its name where none is given."""
+        return str(cls.model_fields["kind"].default)
+
+    @property
+    def facts(self) -> Facts:
+        """Unit and direction."""
+        return self.FACTS
+
+    @property
+    def reads_reference(self) -> bool:
+        """True if it reads the float model's outputs beside those of the measured model."""
+        return self.facts.against_float
+
+    def output_refs(self) -> dict[str, int | str]:
+        """The model outputs that it reads."""
+        return {}
+
+    def label_refs(self) -> dict[str, LabelRef]:
+        """The arrays of the dataset that it reads."""
+        return {}
+
+
+class OfOutput(MetricBase):
+    """A metric of one model output."""
+
+    output: OutputRef = Field(default=0, description="Name or index of the model output.")
+
+    def output_refs(self) -> dict[str, int | str]:
+        """The one output."""
+        return {"output": self.output}
+
+
+class Labelled(OfOutput):
+    """A metric of one model output against one array."""
+
+    INTEGER_LABELS: ClassVar[bool] = True
+
+    labels: ArrayName | None = Field(
+        default=None, description="Name of the array that holds the truth; null: the dataset's labels."
+    )
+
+    def label_refs(self) -> dict[str, LabelRef]:
+        """The one array."""
+        return {"labels": LabelRef(self.labels, self.INTEGER_LABELS)}

@@ -1,0 +1,133 @@
+"""A metric given as an ONNX graph: the user's own rule, run by onnxruntime like any model, without the user's code."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from service.contracts.base import Contract
+from service.contracts.metrics.base import ArrayName, Better, Facts, LabelRef, MetricBase, OutputRef
+from service.contracts.pointers import below
+from service.contracts.validation import BELOW
+
+MAX_INLINE_BYTES = 1 << 20
+
+
+class GraphSource(Contract):
+    """Where the graph is: in the config itself, or uploaded as a model."""
+
+    base64: str | None = Field(
+        default=None, description=f"The .onnx file, at most {MAX_INLINE_BYTES} bytes, as base64 text."
+    )
+    model_id: str | None = Field(
+        default=None, min_length=1, max_length=64, description="Id of a model that the service has accepted."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_path(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "path" in data:
+            told = "a path is for the command line, which reads the file: give it as base64, or as a model_id"
+            raise PydanticCustomError("value_error", "{why}", {"why": told, BELOW: "/path"})
+        return data
+
+    @field_validator("base64")
+    @classmethod
+    def _decodable(cls, text: str | None) -> str | None:
+        if text is not None:
+            if len(text) > 4 * -(-MAX_INLINE_BYTES // 3):
+                raise ValueError(
+                    f"the graph is larger than {MAX_INLINE_BYTES} bytes; upload it as a model and give its model_id"
+                )
+            if not _decoded(text):
+                raise ValueError("the graph is empty")
+        return text
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> GraphSource:
+        if (self.base64 is None) == (self.model_id is None):
+            raise ValueError("give the graph as base64, or the model_id of an uploaded one")
+        return self
+
+    @property
+    def inline(self) -> bytes | None:
+        """The file, if it is in the config."""
+        return None if self.base64 is None else _decoded(self.base64)
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"the graph is no base64 text: {error}") from None
+    if len(data) > MAX_INLINE_BYTES:
+        raise ValueError(
+            f"the graph has {len(data)} bytes; at most {MAX_INLINE_BYTES} go into a config: upload it as a model and "
+            "give its model_id"
+        )
+    return data
+
+
+class GraphInput(Contract):
+    """What feeds one input of the graph: exactly one of these."""
+
+    output: OutputRef | None = Field(default=None, description="An output of the model that is measured.")
+    reference: OutputRef | None = Field(default=None, description="The same output of the float model.")
+    array: ArrayName | None = Field(default=None, description="An array of the dataset.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> GraphInput:
+        if sum(value is not None for value in (self.output, self.reference, self.array)) != 1:
+            raise ValueError("give one of output, reference and array")
+        return self
+
+
+class GraphMetric(MetricBase):
+    """A metric computed by a graph, batch by batch.
+
+    Its inputs are fed by name: with the model's output of that name, with the dataset's labels if it is ``labels``,
+    else with the array of that name; ``inputs`` says otherwise. With one output, a scalar, the metric is the mean over
+    all samples (of each batch's value, by its samples); with two, a sum and a count, it is the sum of the sums over
+    the sum of the counts. The last batch may be shorter than the others.
+    """
+
+    kind: Literal["onnx"] = "onnx"
+    graph: GraphSource
+    inputs: dict[str, GraphInput] = Field(default_factory=dict, max_length=64, description="By the graph's input.")
+    better: Better = Field(default="higher", description="Which direction is the better one.")
+    unit: str = Field(default="", max_length=16, description="For reports; '%' makes differences points.")
+
+    @property
+    def facts(self) -> Facts:
+        """As declared."""
+        return Facts(self.unit, self.better)
+
+    @property
+    def reads_reference(self) -> bool:
+        """True if an input is fed with it."""
+        return any(given.reference is not None for given in self.inputs.values())
+
+    def output_refs(self) -> dict[str, int | str]:
+        """Those that ``inputs`` names."""
+        found: dict[str, int | str] = {}
+        for name, given in self.inputs.items():
+            for word, ref in (("output", given.output), ("reference", given.reference)):
+                if ref is not None:
+                    found[_place(name, word)] = ref
+        return found
+
+    def label_refs(self) -> dict[str, LabelRef]:
+        """Those that ``inputs`` names."""
+        return {
+            _place(name, "array"): LabelRef(given.array, False)
+            for name, given in self.inputs.items()
+            if given.array is not None
+        }
+
+
+def _place(name: str, word: str) -> str:
+    return below("", "inputs", name, word).removeprefix("/")

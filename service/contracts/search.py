@@ -1,0 +1,38 @@
+"""What a search for the best recipe has tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from service.contracts.base import Contract
+
+
+class TrialFigures(Contract):
+    """One recipe."""
+
+    name: str
+    settings: dict[str, Any] = Field(description="What its config has other than the job's.")
+    algorithms: tuple[str, ...]
+    sqnr_db: float | None = Field(description="On the samples held back for judging; null where undefined.")
+    evaluated: bool = Field(description="True for finalists: what follows was measured.")
+    value: float | None = Field(default=None, description="Drop of the goal's metric, or the goal's distance.")
+    gap: float | None = Field(default=None, description="How far it is beyond the goal's limit; 0 or less: goal met.")
+    size_bytes: int | None = None
+    latency_ratio: float | None = Field(default=None, description="Latency over that of the float model.")
+    pareto: bool = Field(default=False, description="No other finalist is better in accuracy, bytes and latency.")
+    chosen: bool = False
+    resumed: bool = Field(default=False, description="Its figures were taken over from an attempt that was broken off.")
+    file: str | None = Field(default=None, description="Its model among the job's files.")
+    seconds: float
+
+
+class Search(Contract):
+    """All trials in the order in which they ran."""
+
+    goal: dict[str, Any]
+    met: bool
+    gap: float = Field(description="Of the chosen model; how far it is beyond the goal's limit.")
+    ended_by: str = Field(description="Why the search ended.")
+    trials: tuple[TrialFigures, ...]

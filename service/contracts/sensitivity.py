@@ -1,0 +1,57 @@
+"""What every layer's precision does to the output of a network."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Literal
+
+from pydantic import Field
+
+from service.contracts.base import Contract
+
+
+class KindSensitivity(Contract):
+    """Power of the output's error over the power of the output, when this layer alone is quantized."""
+
+    weight: float | None = Field(description="Its weight alone; null: it has none.")
+    activation: float | None = Field(description="Its inputs alone; null: they are not quantized.")
+    both: float = Field(description="Both together.")
+
+
+class LayerSensitivity(Contract):
+    """One layer."""
+
+    rank: int = Field(description="1 is the most sensitive one at the lowest level.")
+    node: str
+    op: str
+    group: int = Field(description="Layers of one group share a tensor and move together.")
+    parameters: int = Field(description="Values of its weight.")
+    levels: dict[str, KindSensitivity] = Field(description="By level.")
+
+
+class Sensitivity(Contract):
+    """The ranking of all layers; the most sensitive first.
+
+    Errors at the level ``measured`` are propagated through the float network to the output; those at other levels are
+    that figure times the ratio of the two errors where they arise.
+    """
+
+    schema_version: Literal[1] = 1
+    output: str
+    samples: int
+    measured: str = Field(description="The level whose errors were propagated.")
+    layers: tuple[LayerSensitivity, ...]
+
+    def to_csv(self) -> str:
+        """One row per layer and level, the most sensitive first."""
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(["rank", "node", "op", "group", "parameters", "level", "weight", "activation", "both"])
+        for layer in self.layers:
+            for level, found in layer.levels.items():
+                shown = [
+                    "" if value is None else f"{value:.6g}" for value in (found.weight, found.activation, found.both)
+                ]
+                rows.writerow([layer.rank, layer.node, layer.op, layer.group, layer.parameters, level, *shown])
+        return text.getvalue()

@@ -1,0 +1,114 @@
+"""Equalization of the real models: the float network stays what it was, and a quantized MobileNet works again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from service.contracts.algorithms import CrossLayerEqualization
+from service.contracts.config import QuantizationConfig
+from service.contracts.runner import DatasetSource
+from tests.data.test_accuracy import CASES
+from tests.data.test_preparation import LABELLED, ZOO, Feeds, feed, run, session_of
+from tests.support.data import DATA_MARKS, required_data_dir
+from tests.unit.quantizer.toolbox import config
+from worker.quantizer.equalization.cross_layer import CrossLayerEqualizationStep
+from worker.quantizer.equalization.cross_layer.limiting import choose_policy
+from worker.quantizer.equalization.cross_layer.step import Equalizer
+from worker.quantizer.graph.loading import load_model
+from worker.quantizer.graph.prepare import prepare
+from worker.quantizer.pipeline import quantize
+from worker.quantizer.plan.build import build_plan
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.run import SilentRun
+from worker.quantizer.runtime import to_bytes, with_outputs
+
+pytestmark = DATA_MARKS
+__all__ = ["feed"]
+
+PER_TENSOR = config(preset="plain", weight={"granularity": "per_tensor"})
+# Models in which there is nothing to equalize: recurrent, transformers, normalizations by instance.
+NOTHING = ("dtln_model_1", "styletransfer_mosaic_nc8_128", "speech/kwt1.onnx")
+
+
+def observed(path: Path, feeds: list[Feeds], spec: CrossLayerEqualization, settings: QuantizationConfig) -> Draft:
+    """A draft with what the step asks for, collected on ``feeds``."""
+    prepared = prepare(load_model(path), settings.preparation)
+    draft = Draft(prepared, build_plan(prepared.graph, settings, prepared.op_types))
+    requests = CrossLayerEqualizationStep(spec).requests(draft)
+    tensors = [request.tensor for request in requests]
+    if tensors:
+        session = session_of(with_outputs(prepared.model, tensors))
+        for sample in feeds:
+            values = run(session, sample)
+            for request in requests:
+                request.reducer.update(values[request.tensor], 1)
+    draft.statistics[spec.method] = requests
+    return draft
+
+
+def assert_function_kept(path: Path, feeds: list[Feeds], *, changes: bool) -> None:
+    for mode in ("per_channel", "never"):
+        spec = CrossLayerEqualization(replace_relu6=mode, silent_channels="keep")
+        draft = observed(path, feeds, spec, PER_TENSOR)
+        work = Equalizer(spec, choose_policy(spec, PER_TENSOR), draft, draft.prepared.model.clone())
+        work.run()
+        assert bool(work.nodes) == changes
+        before, after = session_of(to_bytes(draft.prepared.model)), session_of(to_bytes(work.model))
+        for sample in feeds:
+            expected, got = run(before, sample), run(after, sample)
+            for name, array in expected.items():
+                if array.dtype.kind == "f":
+                    atol = 1e-4 * float(np.abs(array).max(initial=0)) + 1e-7
+                    np.testing.assert_allclose(got[name], array, rtol=0, atol=atol, err_msg=f"{name}, {mode}")
+                else:
+                    np.testing.assert_array_equal(got[name], array, err_msg=f"{name}, {mode}")
+
+
+@pytest.mark.parametrize("file", LABELLED)
+def test_labelled_models_compute_the_same(file: str) -> None:
+    path = required_data_dir() / file
+    entry = session_of(path).get_inputs()[0]
+    shape = LABELLED[file] or tuple(entry.shape[1:])
+    values = np.random.default_rng(0).standard_normal((1, *shape)).astype(np.float32)
+    assert_function_kept(path, [{entry.name: values}], changes=file not in NOTHING)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_zoo_models_compute_the_same(feed: ModuleType, name: str) -> None:
+    zoo = required_data_dir() / "zoo"
+    path = zoo / name / "model.onnx" if (zoo / name).is_dir() else zoo / f"{name}.onnx"
+    session = session_of(path)
+    feeds = feed.feeds(name, 2, run=lambda sample: run(session, sample))
+    assert_function_kept(path, feeds, changes=name not in NOTHING)
+
+
+# Seconds count here, so that fewer images are looked at than in the benchmarks: one of 120 is 0.8 points.
+IMAGES = 120
+RECIPES = {
+    "exact limits": ({"preset": "int8_per_tensor"}, {}),
+    "limits as they are": ({"preset": "int8_per_tensor"}, {"replace_relu6": "never"}),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_depthwise_network_works_with_one_scale_per_tensor(recipe: str, tmp_path: Path) -> None:
+    settings, options = RECIPES[recipe]
+    steps = [{"method": "cross_layer_equalization", **options}, {"method": "bias_correction"}]
+    case, folder = CASES["mobilenet_v1"], required_data_dir()
+    with np.load(folder / case.evaluation[0]) as arrays:
+        np.savez(tmp_path / "few.npz", **{name: array[:IMAGES] for name, array in arrays.items() if array.ndim})
+    resolved = config(**settings, algorithms=steps, evaluation={"latency_runs": 1, "layer_samples": 1})
+    calibration = DatasetSource(path=str(folder / case.calibration[0]), preprocessing=case.calibration[1])
+    evaluation = DatasetSource(path=str(tmp_path / "few.npz"), preprocessing=case.evaluation[1])
+    report = quantize(folder / case.model, resolved, calibration, evaluation, run=SilentRun(), threads=2).report
+    first = report.algorithms[0]
+    assert first.kept and first.before is not None and first.after is not None
+    assert first.before.sqnr_db is not None and first.after.sqnr_db is not None
+    assert first.after.sqnr_db > first.before.sqnr_db + 3
+    assert report.quantized.metrics["top1"] > report.float_.metrics["top1"] - 5
+    widest = max(row.spread_before or 0 for row in first.ranges if row.kind == "weight")
+    assert widest > 5 * max(row.spread_after or 0 for row in first.ranges if row.kind == "weight")

@@ -1,0 +1,123 @@
+"""What every emitted model of the data folder computes, layer by layer, is what its plan says: to within one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from benchmarks.accuracy import CASES
+from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.dataset import PreprocessingSpec
+from service.contracts.model import TensorInfo
+from tests.data.test_zoo import QUANTIZED, feed, feeds_of, model_path, whole_inputs
+from tests.support.data import DATA_MARKS, required_data_dir
+from tests.support.simulator import layer_distances
+from worker.quantizer.data import Dataset, choose_batch_size, open_dataset
+from worker.quantizer.emit import emit
+from worker.quantizer.graph.loading import load_model
+from worker.quantizer.graph.prepare import Prepared, prepare
+from worker.quantizer.intake import inspect_model
+from worker.quantizer.plan.blocks import assign_block_axes
+from worker.quantizer.plan.build import build_plan
+from worker.quantizer.plan.parameters import fill_activations, fill_parameters
+from worker.quantizer.plan.targets import edit_graph, move_grids
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.recipes.registry import wanted_opset
+from worker.quantizer.run import SilentRun
+from worker.quantizer.statistics.collect import Request, collect
+from worker.quantizer.statistics.ranges import range_reducer
+
+pytestmark = DATA_MARKS
+
+__all__ = ["feed"]  # the fixture
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "int8": {},
+    "xint8": {"preset": "xint8"},
+    "a16w8": {"preset": "a16w8"},
+    "int4_blocks": {"weight": {"dtype": "int4", "granularity": "per_block", "block_size": 32}},
+    "float8": {"activation": {"dtype": "float8_e4m3fn"}, "weight": {"dtype": "float8_e4m3fn"}},
+    "bfp16": {"activation": {"dtype": "bfp16"}, "weight": {"dtype": "bfp16"}},
+}
+LABELLED = {case.name: case for case in CASES}
+SAMPLES = 2
+ONE_STEP = 1.01  # a value on a 16-bit grid, as float32, is only nearly a multiple of the step
+
+
+@dataclass(frozen=True)
+class Material:
+    """A model and the few samples that it is calibrated and run on."""
+
+    path: Path
+    inputs: tuple[TensorInfo, ...]
+    data: Dataset
+
+    def feeds(self) -> Mapping[str, np.ndarray]:
+        size = choose_batch_size(self.inputs, self.data, 1)
+        return next(iter(self.data.batches(self.inputs, size, limit=size))).feeds
+
+
+@pytest.fixture(scope="module")
+def materials(feed: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("feeds")
+
+    @cache
+    def find(name: str) -> Material:
+        if name in LABELLED:
+            case = LABELLED[name]
+            path = required_data_dir() / case.model
+            data = open_dataset(required_data_dir() / case.calibration[0], case.calibration[1])
+        else:
+            path = model_path(name)
+            data = open_dataset(
+                whole_inputs(feeds_of(feed, name, SAMPLES), folder / f"{name}.npz"), PreprocessingSpec()
+            )
+        return Material(path, inspect_model(path, threads=1, list_nodes=False).inputs, data)
+
+    return find
+
+
+@lru_cache(maxsize=4)  # the types of one model come one after the other
+def once_prepared(path: Path, opset: int) -> Prepared:
+    return prepare(load_model(path), opset=opset)
+
+
+def prepared_as(path: Path, opset: int) -> Prepared:
+    """A copy of its own, for targets to edit."""
+    prepared = once_prepared(path, opset)
+    return replace(prepared, model=ir.from_proto(ir.to_proto(prepared.model)))
+
+
+def quantized(material: Material, config: QuantizationConfig) -> tuple[Prepared, QuantizationPlan, ir.Model]:
+    """Prepared, planned, filled and emitted, with nothing measured on the way."""
+    prepared = prepared_as(material.path, wanted_opset(config))
+    edit_graph(prepared.graph, config, prepared.op_types)
+    plan = build_plan(prepared.graph, config, prepared.op_types)
+    reducers = {tensor: range_reducer(spec, samples=SAMPLES) for tensor, spec in plan.sources().items()}
+    requests = [Request(tensor, reducer) for tensor, reducer in reducers.items()]
+    collect(
+        prepared.model, requests, material.data, material.inputs, limit=SAMPLES, threads=1, run=SilentRun()
+    )  # fmt: skip
+    assign_block_axes(prepared.graph, plan)
+    fill_activations(plan, {tensor: reducer.result() for tensor, reducer in reducers.items()})
+    fill_parameters(prepared.graph, plan)
+    move_grids(prepared.graph, plan, config)
+    return prepared, plan, emit(ir.from_proto(ir.to_proto(prepared.model)), plan)
+
+
+@pytest.mark.parametrize("name", [*LABELLED, *QUANTIZED])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_layer_is_within_one_step_of_the_plan(name: str, kind: str, materials: Any) -> None:
+    material = materials(name)
+    prepared, plan, emitted = quantized(material, parse_config({"algorithms": [], **CONFIGS[kind]}))
+    distances = layer_distances(prepared.model, plan, emitted, material.feeds())
+    assert len(distances) >= len(plan.activations)
+    assert {tensor: steps for tensor, steps in distances.items() if steps > ONE_STEP} == {}

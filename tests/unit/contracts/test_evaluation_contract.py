@@ -1,0 +1,146 @@
+"""Declared metrics and the gate in the config: names, resolution, and the place of every refusal."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.contracts.config import parse_config
+from service.contracts.errors import InvalidConfigError
+from service.contracts.metrics.graph import MAX_INLINE_BYTES
+
+SOME = base64.b64encode(b"some bytes").decode()
+BOXES = {"kind": "map", "boxes": 0, "scores": 1}
+metrics = st.one_of(
+    st.fixed_dictionaries(
+        {"kind": st.sampled_from(["top1", "top5", "mean_iou", "per_class_accuracy"])},
+        optional={
+            "output": st.integers(0, 3) | st.text(min_size=1, max_size=5),
+            "labels": st.text(min_size=1, max_size=5) | st.none(),
+            "ignore_index": st.integers(-100, 255) | st.none(),
+        },
+    ),
+    st.fixed_dictionaries({"kind": st.just("accuracy_at_k"), "k": st.integers(1, 9)}),
+    st.fixed_dictionaries(
+        {"kind": st.sampled_from(["f1", "precision", "recall"])},
+        optional={"average": st.sampled_from(["macro", "micro", "weighted"]), "threshold": st.floats(0, 1) | st.none()},
+    ),
+    st.fixed_dictionaries({"kind": st.sampled_from(["rmse", "mae", "pearson", "spearman", "perplexity"])}),
+    st.fixed_dictionaries({"kind": st.sampled_from(["cosine", "sqnr", "psnr", "kl", "l2", "agreement"])}),
+    st.fixed_dictionaries({"kind": st.just("word_error_rate")}, optional={"separator": st.integers(0, 9)}),
+    st.fixed_dictionaries({**{k: st.just(v) for k, v in BOXES.items()}}, optional={"classes": st.just("c")}),
+    st.fixed_dictionaries(
+        {"kind": st.just("onnx"), "graph": st.just({"base64": SOME})},
+        optional={"inputs": st.just({"a/b": {"output": 0}}), "better": st.sampled_from(["higher", "lower"])},
+    ),
+)
+
+
+@given(st.lists(metrics, max_size=5))
+@settings(max_examples=150, deadline=None)
+def test_resolving_a_resolved_config_changes_nothing(declared: list[dict[str, Any]]) -> None:
+    named = [{**metric, "name": f"m{k}"} for k, metric in enumerate(declared)]
+    once = parse_config({"evaluation": {"metrics": named}})
+    stored = json.loads(once.model_dump_json())
+    assert parse_config(stored) == once
+    assert json.loads(parse_config(stored).model_dump_json()) == stored
+    assert once.evaluation.gate.metric == ("m0" if declared else "top1")
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [
+        ({"kind": "top1"}, "top1"),
+        ({"kind": "accuracy_at_k", "k": 3}, "accuracy_at_3"),
+        ({"kind": "f1"}, "f1_macro"),
+        ({"kind": "recall", "average": "micro"}, "recall_micro"),
+        ({"kind": "precision", "positive_class": 2}, "precision_class_2"),
+        (BOXES, "map"),
+        ({"kind": "onnx", "graph": {"base64": SOME}}, "onnx"),
+        ({"kind": "rmse", "name": "depth.rmse"}, "depth.rmse"),
+    ],
+)
+def test_every_metric_has_a_name(metric: dict[str, Any], name: str) -> None:
+    spec = parse_config({"evaluation": {"metrics": [metric]}}).evaluation
+    assert [found.name for found in spec.metrics] == [name]
+    assert spec.primary == spec.gate.metric == name
+
+
+def evaluation(*declared: dict[str, Any], **gate: Any) -> dict[str, Any]:
+    return {"metrics": list(declared), **({"gate": gate} if gate else {})}
+
+
+def graph(**source: Any) -> dict[str, Any]:
+    return evaluation({"kind": "onnx", "graph": source})
+
+
+TOO_LARGE = base64.b64encode(bytes(MAX_INLINE_BYTES + 1)).decode()
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "says"),
+    [
+        (evaluation({"kind": "top2"}), "metrics/0/kind", "unknown kind 'top2'; did you mean 'top5'"),
+        (evaluation({"kind": "top1", "k": 3}), "metrics/0/k", "unknown key 'k'"),
+        (evaluation({"kind": "accuracy_at_k"}), "metrics/0/k", "required"),
+        (evaluation({"kind": "accuracy_at_k", "k": 0}), "metrics/0/k", "greater than or equal to 1"),
+        (evaluation({"kind": "top1", "output": -1}), "metrics/0/output", "name of a model output, or its index"),
+        (evaluation({"kind": "top1", "output": True}), "metrics/0/output", "name of a model output, or its index"),
+        (evaluation({"kind": "top1", "output": ""}), "metrics/0/output", "name of a model output, or its index"),
+        (evaluation({"kind": "top1", "labels": 3}), "metrics/0/labels", "string"),
+        (evaluation({"kind": "top1", "name": "a b"}), "metrics/0/name", "pattern"),
+        (evaluation({"kind": "top1"}, {"kind": "top1"}), "metrics/1/name", "name of another metric"),
+        (evaluation({"kind": "mae", "name": "top1_agreement"}), "metrics/0/name", "always measured"),
+        (evaluation({"kind": "f1", "average": "max"}), "metrics/0/average", "'macro', 'micro'"),
+        (evaluation({"kind": "f1", "average": "micro", "positive_class": 1}), "metrics/0", "exclude each other"),
+        (evaluation({"kind": "map", "boxes": 0}), "metrics/0/scores", "required"),
+        (evaluation({**BOXES, "overlaps": [0.5, 1.5]}), "metrics/0/overlaps/1", "less than or equal to 1"),
+        (evaluation({**BOXES, "labels": {"boxs": "b"}}), "metrics/0/labels/boxs", "did you mean 'boxes'?"),
+        (evaluation({"kind": "rmse"}, min_value=1), "gate/min_value", "give max_value"),
+        (evaluation({"kind": "top1"}, max_value=1), "gate/max_value", "give min_value"),
+        (evaluation({"kind": "sqnr"}, max_drop=1), "gate/max_drop", "no bound"),
+        (evaluation({"kind": "rmse"}, metric="rsme"), "gate/metric", "did you mean 'rmse'?"),
+        (evaluation({"kind": "rmse"}, metric="top1", max_drop=1), "gate/metric", "no metric 'top1' is declared"),
+        ({"gate": {"metric": "mean_iou"}}, "gate/metric", "known: top1, top5, top1_agreement"),
+        (evaluation({"kind": "mean_iou"}, max_drop=101), "gate/max_drop", "less than or equal to 100"),
+        (evaluation({"kind": "mean_iou"}, min_value=-1), "gate/min_value", "greater than or equal to 0"),
+        (graph(), "metrics/0/graph", "base64, or the model_id"),
+        (graph(base64=SOME, model_id="mdl_1"), "metrics/0/graph", "base64, or the model_id"),
+        (graph(base64="no base64!"), "metrics/0/graph/base64", "no base64 text"),
+        (graph(base64=""), "metrics/0/graph/base64", "empty"),
+        (graph(base64=TOO_LARGE), "metrics/0/graph/base64", "at most 1048576"),
+        (graph(base64=TOO_LARGE * 2), "metrics/0/graph/base64", "larger than 1048576"),
+        (graph(path="metric.onnx"), "metrics/0/graph/path", "for the command line"),
+        (
+            evaluation({"kind": "onnx", "graph": {"base64": SOME}, "inputs": {"a/b": {}}}),
+            "metrics/0/inputs/a~1b",
+            "one of output, reference and array",
+        ),
+        (
+            evaluation({"kind": "onnx", "graph": {"base64": SOME}, "inputs": {"y": {"outputs": 0}}}),
+            "metrics/0/inputs/y/outputs",
+            "did you mean 'output'?",
+        ),
+    ],
+)
+def test_refusals_point_at_the_field(given: dict[str, Any], place: str, says: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        parse_config({"evaluation": given}, pointer="/config")
+    told = {problem.pointer: problem.message for problem in caught.value.errors}
+    assert list(told) == [f"/config/evaluation/{place}"]
+    assert says in told[f"/config/evaluation/{place}"]
+
+
+def test_error_rates_may_be_above_a_hundred() -> None:
+    spec = parse_config({"evaluation": evaluation({"kind": "word_error_rate"}, max_value=120, max_drop=110)}).evaluation
+    assert spec.gate.max_value == 120
+
+
+def test_the_largest_graph_in_a_config() -> None:
+    data = base64.b64encode(bytes(MAX_INLINE_BYTES)).decode()
+    parse_config({"evaluation": graph(base64=data)})

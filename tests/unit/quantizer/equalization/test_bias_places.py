@@ -1,0 +1,164 @@
+"""Places for corrections: what is made for them computes what it did, and what cannot be made is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from service.contracts.algorithms import BiasCorrection
+from service.contracts.config import QuantizationConfig
+from tests.unit.quantizer.equalization.benches import Bench, emitted, float_outputs, quantized_outputs
+from tests.unit.quantizer.toolbox import config, make_model, normal, op_types
+from worker.quantizer.equalization.bias_correction.creation import Places, make_places
+
+PLAIN = config(weight={"granularity": "per_tensor"})
+NPU = config(preset="xint8", algorithms=[])
+WEIGHTS = {
+    "w": normal(4, 6, seed=1),
+    "w2": normal(6, 6, seed=2),
+    "kernel": normal(6, 4, 3, 3, seed=3),
+    "up": normal(4, 6, 2, 2, seed=4),
+    "b": normal(6, seed=5),
+    "one": np.array([0.5], np.float32),
+}
+
+CREATED = {
+    "bias of a convolution": (
+        "(float[N,4,5,5] x) => (float[N,6,3,3] y) { [it] y = Conv(x, kernel) }",
+        (8, 4, 5, 5),
+        "bias",
+        ["Conv"],
+    ),
+    "bias of a transposed convolution": (
+        "(float[N,4,5,5] x) => (float[N,6,6,6] y) { [it] y = ConvTranspose(x, up) }",
+        (8, 4, 5, 5),
+        "bias",
+        ["ConvTranspose"],
+    ),
+    "bias of a gemm": ("(float[N,4] x) => (float[N,6] y) { [it] y = Gemm(x, w) }", (8, 4), "bias", ["Gemm"]),
+    "gemm": ("(float[N,4] x) => (float[N,6] y) { [it] y = MatMul(x, w) }", (8, 4), "Gemm in place", ["Gemm"]),
+    "add": ("(float[N,3,4] x) => (float[N,3,6] y) { [it] y = MatMul(x, w) }", (8, 3, 4), "Add", ["MatMul", "Add"]),
+    "add in the middle": (
+        "(float[N,3,4] x) => (float[N,3,6] y) { [it] m = MatMul(x, w) y = Softmax(m) }",
+        (8, 3, 4),
+        "Add",
+        ["MatMul", "Add", "Softmax"],
+    ),
+    "term of one value": (
+        "(float[N,3,4] x) => (float[N,3,6] y) { [it] m = MatMul(x, w) y = Add(m, one) }",
+        (8, 3, 4),
+        "term",
+        ["MatMul", "Add"],
+    ),
+}
+
+
+def places(it: Bench, settings: QuantizationConfig = PLAIN, *, insert_add: bool = True) -> Places:
+    return make_places(it.draft, settings, insert_add=insert_add)
+
+
+def bench(text: str, shape: tuple[int, ...], settings: QuantizationConfig = PLAIN, mode: str = "full") -> Bench:
+    used = {name: array for name, array in WEIGHTS.items() if name in text.replace(",", " ").replace(")", " ").split()}
+    return Bench(make_model(text, used), {"x": normal(*shape, seed=9) + 1}, BiasCorrection(mode=mode), settings)
+
+
+@pytest.mark.parametrize("case", CREATED)
+def test_a_place_is_made_and_the_network_computes_what_it_did(case: str) -> None:
+    text, shape, what, operators = CREATED[case]
+    it = bench(text, shape)
+    made = places(it)
+    assert list(made.found) == ["it"] and not made.left
+    assert any(what in kind for kind in made.created)
+    assert [node.op_type for node in made.draft.graph] == operators
+    np.testing.assert_array_equal(float_outputs(made.draft, it.feeds)["y"], float_outputs(it.draft, it.feeds)["y"])
+    np.testing.assert_allclose(
+        quantized_outputs(made.draft, it.feeds)["y"], quantized_outputs(it.draft, it.feeds)["y"], rtol=1e-5, atol=1e-5
+    )
+    assert op_types(it.model) != operators or len(it.draft.plan.biases) < len(made.draft.plan.biases) or what == "term"
+
+
+@pytest.mark.parametrize("case", CREATED)
+@pytest.mark.parametrize("mode", ["fast", "full"])
+def test_the_correction_goes_there(case: str, mode: str) -> None:
+    text, shape, _, _ = CREATED[case]
+    it = bench(text, shape, config(weight={"dtype": "int4", "granularity": "per_tensor"}), mode)
+    change = it.apply()
+    assert change.draft is not None and change.nodes == ("it",)
+    if "Softmax" in text:
+        return
+    expected = float_outputs(it.draft, it.feeds)["y"].astype(np.float64)
+    axis = 1 if expected.ndim == 4 else -1
+    rest = tuple(k for k in range(expected.ndim) if k != axis % expected.ndim)
+
+    def error(outputs: np.ndarray) -> float:
+        return float(np.abs((outputs - expected).mean(axis=rest)).max())
+
+    after = error(quantized_outputs(change.draft, it.feeds)["y"])
+    assert after < 0.5 * error(quantized_outputs(it.draft, it.feeds)["y"])
+
+
+def test_a_new_bias_is_stored_as_integers_like_any_other() -> None:
+    text, shape, _, _ = CREATED["bias of a convolution"]
+    model = emitted(places(bench(text, shape)).draft)
+    node = next(node for node in model.graph.node if node.op_type == "Conv")
+    source = next(other for other in model.graph.node if node.input[2] in other.output)
+    stored = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    assert source.op_type == "DequantizeLinear" and stored[source.input[0]] == onnx.TensorProto.INT32
+
+
+def test_a_new_bias_on_an_npu_is_int8() -> None:
+    text, shape, _, _ = CREATED["bias of a convolution"]
+    made = places(bench(text, shape, NPU), NPU)
+    entry = made.draft.plan.biases["it"]
+    assert entry.spec.dtype == "int8" and entry.integers is not None and entry.integers.dtype == np.int8
+
+
+def test_a_float_bias_that_others_read_is_copied() -> None:
+    gpu = config(target="tensorrt", activation={"dtype": "int8", "symmetric": True})
+    text = "(float[N,6] x) => (float[N,6] y, float[N,6] z) { [a] y = Gemm(x, w2, b) s = Sin(x) [c] z = Gemm(s, w2, b) }"
+    it = bench(text, (16, 6), gpu)
+    made = places(it, gpu)
+    assert set(made.found) == {"a", "c"} and "copy of a shared bias" in made.created
+    assert len({place.initializer for place in made.found.values()}) == 2
+    for name, expected in float_outputs(it.draft, it.feeds).items():
+        np.testing.assert_array_equal(float_outputs(made.draft, it.feeds)[name], expected)
+
+
+def test_without_insert_add_a_matmul_is_left_alone_and_says_so() -> None:
+    text, shape, _, _ = CREATED["add"]
+    made = places(bench(text, shape), insert_add=False)
+    assert not made.found and "insert_add is off" in made.left["it"]
+
+
+def test_a_matmul_that_hands_on_integers_is_left_alone_and_says_so() -> None:
+    text = "(float[N,3,4] x) => (float[N,3,6] y) { [it] m = MatMul(x, w) [next] y = MatMul(m, w2) }"
+    made = places(bench(text, (8, 3, 4)))
+    assert "goes on as integers" in made.left["it"] and "next" in made.found
+
+
+@pytest.mark.parametrize("settings", [PLAIN, NPU, config(bias={"dtype": "float32"})], ids=["int32", "int8", "float"])
+def test_what_is_put_is_what_is_there(settings: QuantizationConfig) -> None:
+    text = "(float[N,4] x) => (float[N,6] y) { [it] y = Gemm(x, w, b) }"
+    made = places(bench(text, (16, 4), settings), settings)
+    place, plan = made.found["it"], made.draft.plan
+    np.testing.assert_allclose(place.wanted(plan), WEIGHTS["b"], rtol=1e-6)
+    np.testing.assert_allclose(place.original(), WEIGHTS["b"], rtol=1e-6)
+    values = np.linspace(-3, 3, 6)
+    place.put(plan, values)
+    grid = plan.biases["it"].quantization
+    step = 0.0 if grid is None else float(np.max(grid.scale))
+    np.testing.assert_allclose(place.present(plan), values, atol=0.51 * step + 1e-6)
+    np.testing.assert_allclose(place.wanted(plan), place.present(plan))
+    np.testing.assert_allclose(place.original(), WEIGHTS["b"], rtol=1e-6)
+
+
+def test_a_quantized_term_is_put_on_a_grid_of_its_own() -> None:
+    text = "(float[N,3,4] x) => (float[N,3,6] y) { [it] m = MatMul(x, w) y = Add(m, b) }"
+    made = places(bench(text, (8, 3, 4), NPU), NPU)
+    place, plan = made.found["it"], made.draft.plan
+    values = 100 * np.linspace(-3, 3, 6)
+    place.put(plan, values)
+    step = float(plan.weights["b"].quantization.scale)
+    np.testing.assert_allclose(place.present(plan), values, atol=0.51 * step)
+    assert step == 2.0 ** np.ceil(np.log2(300 / 127))

@@ -1,0 +1,221 @@
+"""Factors against what they promise: alike ranges between layers, no tensor outgrown, and the closed form of a pair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.quantizer.equalization.cross_layer.balance import Matrix, Problem, Values, balance
+from worker.quantizer.equalization.cross_layer.spaces import PINNED
+
+NOW = -1
+PRECISE = 0.0
+
+
+def dense(size: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, grid: str | None = "tensor") -> Matrix:
+    """A weight [out, in]."""
+    return Matrix(size.astype(np.float32), outputs[:, None], inputs[None, :], outputs, None, grid)
+
+
+def diagonal(size: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, grid: str | None = "tensor") -> Matrix:
+    """A depthwise weight [channels, 1]."""
+    return Matrix(size.reshape(-1, 1).astype(np.float32), outputs[:, None], inputs[:, None], outputs, None, grid)
+
+
+def groups(first: int, count: int) -> np.ndarray:
+    return np.arange(first, first + count)
+
+
+def pinned(count: int) -> np.ndarray:
+    return np.full(count, PINNED)
+
+
+def problem(count: int, matrices: list[Matrix], values: list[Values] | None = None) -> Problem:
+    fixed = np.zeros(count + 1, bool)
+    fixed[PINNED] = True
+    return Problem(count + 1, matrices, values or [], fixed, np.full(count + 1, np.inf))
+
+
+def sizes(seed: int, *shape: int, spread: float = 2.0) -> np.ndarray:
+    return np.exp(np.random.default_rng(seed).uniform(-spread, spread, shape))
+
+
+def pair(seed: int, channels: int = 5) -> tuple[np.ndarray, np.ndarray, Problem]:
+    one, other = sizes(seed, channels, 3), sizes(seed + 1, 4, channels)
+    between = groups(1, channels)
+    matrices = [dense(one, pinned(3), between), dense(other, between, pinned(4))]
+    return one, other, problem(channels, matrices)
+
+
+def relative(ranges: np.ndarray) -> np.ndarray:
+    return ranges / ranges.max()
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 1000))
+def test_a_pair_is_balanced_by_one_step(seed: int) -> None:
+    one, other, found = pair(seed)
+    factors = balance(found, steps=1, least_change=PRECISE).factors[1:]
+    rows, columns = one.max(axis=1), other.max(axis=0)
+    # Nagel et al. 2019, equation 11, but for one factor common to all channels
+    closed = np.sqrt(columns / rows)
+    np.testing.assert_allclose(factors / factors[0], closed / closed[0], rtol=1e-5)
+    np.testing.assert_allclose(relative(rows * factors), relative(columns / factors), rtol=1e-5)
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 1000))
+def test_no_other_factors_leave_a_pair_more_precise(seed: int) -> None:
+    one, other, found = pair(seed)
+    numbers = np.random.default_rng(seed)
+
+    def precision(factors: np.ndarray) -> float:
+        """Sum over channels of the product of the two relative ranges: what equation 9 of the paper maximizes."""
+        return float(np.sum(relative(one.max(axis=1) * factors) * relative(other.max(axis=0) / factors)))
+
+    best = precision(balance(found, steps=1, least_change=PRECISE).factors[1:])
+    for _ in range(50):
+        assert precision(np.exp(numbers.uniform(-3, 3, 5))) <= best * (1 + 1e-6)
+
+
+def test_a_depthwise_layer_between_two_is_balanced_on_both_sides() -> None:
+    channels = 6
+    before, after = groups(1, channels), groups(1 + channels, channels)
+    one, middle, other = sizes(1, channels, 3), sizes(2, channels), sizes(3, 4, channels)
+    matrices = [
+        dense(one, pinned(3), before),
+        diagonal(middle, before, after),
+        dense(other, after, pinned(4)),
+    ]
+    found = balance(problem(2 * channels, matrices), steps=400, least_change=PRECISE)
+    s, t = found.factors[before], found.factors[after]
+    three = relative(one.max(axis=1) * s), relative(middle * t / s), relative(other.max(axis=0) / t)
+    np.testing.assert_allclose(three[0], three[1], rtol=1e-3)
+    np.testing.assert_allclose(three[1], three[2], rtol=1e-3)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 1000), steps=st.sampled_from([1, 3, NOW]))
+def test_no_channel_outgrows_its_tensor(seed: int, steps: int) -> None:
+    *_, found = pair(seed)
+    below, above = sizes(seed + 2, 5) - 0.2, sizes(seed + 3, 5)
+    values = [Values(groups(1, 5), np.maximum(below, 0), above)]
+    factors = balance(replace(found, values=values), steps=steps, least_change=PRECISE).factors[1:]
+    assert (above * factors).max() <= above.max() * (1 + 1e-9)
+    assert (np.maximum(below, 0) * factors).max() <= np.maximum(below, 0).max() * (1 + 1e-9)
+    unbound = balance(replace(found, values=values, use_activations=False), steps=steps, least_change=PRECISE)
+    np.testing.assert_allclose(unbound.factors, balance(found, steps=steps, least_change=PRECISE).factors)
+
+
+def test_the_bound_matters_where_a_quiet_channel_would_grow() -> None:
+    weights = np.ones((2, 1)), np.array([[1.0, 100.0]])
+    between = groups(1, 2)
+    matrices = [dense(weights[0], pinned(1), between), dense(weights[1], between, pinned(1))]
+    loud = Values(between, np.zeros(2), np.array([1.0, 1.0]))
+    found = problem(2, matrices, [loud])
+    bound = balance(found, steps=NOW, least_change=PRECISE).factors[1:]
+    free = balance(replace(found, use_activations=False), steps=NOW, least_change=PRECISE).factors[1:]
+    assert bound[1] == 1.0 and free[1] / free[0] == pytest.approx(10.0)
+
+
+def test_rows_with_a_scale_each_leave_the_values_to_be_balanced() -> None:
+    between = groups(1, 3)
+    values = Values(between, np.zeros(3), np.array([1.0, 4.0, 16.0]))
+    rows, columns = sizes(1, 3, 2), np.array([[1.0, 1.0, 1.0]])
+    matrices = [dense(rows, pinned(2), between, "row"), dense(columns, between, pinned(1))]
+    factors = balance(problem(3, matrices, [values]), steps=300, least_change=PRECISE).factors[1:]
+    # sqrt(columns / values), whatever the rows
+    np.testing.assert_allclose(factors / factors[0], [1.0, 0.5, 0.25], rtol=1e-3)
+
+
+def test_between_layers_with_scales_for_every_channel_all_values_become_alike() -> None:
+    between, after = groups(1, 3), groups(4, 3)
+    values = Values(between, np.zeros(3), np.array([1.0, 4.0, 16.0]))
+    matrices = [
+        dense(sizes(1, 3, 2), pinned(2), between, "row"),
+        diagonal(sizes(2, 3), between, after, "row"),
+        dense(np.ones((1, 3)), after, pinned(1), "row"),
+    ]
+    factors = balance(problem(6, matrices, [values]), steps=300, least_change=PRECISE).factors[between]
+    np.testing.assert_allclose(values.above * factors, [16.0] * 3, rtol=1e-3)
+
+
+def test_a_weight_that_stays_float_takes_all_scale_in() -> None:
+    between = groups(1, 4)
+    rows = np.array([[1.0], [2.0], [4.0], [8.0]])
+    matrices = [dense(rows, pinned(1), between), dense(sizes(1, 2, 4), between, pinned(2), None)]
+    factors = balance(problem(4, matrices), steps=300, least_change=PRECISE).factors[1:]
+    np.testing.assert_allclose(rows[:, 0] * factors, [8.0] * 4, rtol=1e-3)
+
+
+def test_a_bias_with_a_grid_of_its_own_counts_as_a_row() -> None:
+    between = groups(1, 3)
+    first = dense(np.array([[1.0], [1.0], [0.01]]), pinned(1), between)
+    last = dense(np.ones((1, 3)), between, pinned(1))
+    plain = balance(problem(3, [first, last]), steps=1, least_change=PRECISE).factors[1:]
+    np.testing.assert_allclose(plain / plain[0], [1.0, 1.0, 10.0], rtol=1e-5)
+    heeded = replace(first, bias=np.array([1.0, 1.0, 1000.0]))
+    factors = balance(problem(3, [heeded, last]), steps=1, least_change=PRECISE).factors[1:]
+    np.testing.assert_allclose(factors, 1.0)
+
+
+def test_fixed_groups_keep_their_scale_and_others_their_limit() -> None:
+    *_, found = pair(5)
+    fixed, largest = found.fixed.copy(), found.largest.copy()
+    fixed[2], largest[3] = True, 0.5
+    factors = balance(replace(found, fixed=fixed, largest=largest), steps=NOW, least_change=PRECISE).factors
+    assert factors[PINNED] == 1.0 and factors[2] == 1.0 and factors[3] <= 0.5
+    assert (factors[[1, 4, 5]] != 1.0).all()
+
+
+def test_small_ranges_are_left_alone_below_the_threshold() -> None:
+    one, other, found = pair(7)
+    sums = one.max(axis=1) + other.max(axis=0)
+    threshold = float(np.median(sums))
+    factors = balance(replace(found, threshold=threshold), steps=1, least_change=PRECISE).factors[1:]
+    np.testing.assert_array_equal(factors[sums < threshold], 1.0)
+    assert (factors[sums >= threshold] != 1.0).any()
+
+
+def test_channels_of_zeros_get_a_finite_factor() -> None:
+    one, other = sizes(1, 5, 3), sizes(2, 4, 5)
+    one[1], other[:, 2] = 0.0, 0.0
+    between = groups(1, 5)
+    matrices = [dense(one, pinned(3), between), dense(other, between, pinned(4))]
+    values = Values(between, np.zeros(5), np.array([1.0, 0.0, 2.0, 3.0, 0.0]))
+    factors = balance(problem(5, matrices, [values]), steps=NOW, least_change=PRECISE).factors
+    assert np.isfinite(factors).all() and (factors > 0).all()
+
+
+def test_layers_that_share_a_channel_share_its_factor() -> None:
+    """A residual block: the sum and both its operands are one group each."""
+    stream = groups(1, 4)
+    matrices = [
+        dense(sizes(1, 4, 3), pinned(3), stream),
+        dense(sizes(2, 4, 4), stream, stream),
+        dense(sizes(3, 2, 4), stream, pinned(2)),
+    ]
+    found = balance(problem(4, matrices), steps=NOW, least_change=PRECISE)
+    assert np.isfinite(found.factors).all() and (found.factors[1:] != 1.0).any()
+
+
+def test_an_adaptive_search_ends_by_either_criterion() -> None:
+    channels = 6
+    before, after = groups(1, channels), groups(1 + channels, channels)
+    matrices = [
+        dense(sizes(1, channels, 3), pinned(3), before),
+        diagonal(sizes(2, channels), before, after),
+        dense(sizes(3, 4, channels), after, pinned(4)),
+    ]
+    chain = problem(2 * channels, matrices)
+    adaptive = balance(chain, steps=NOW, least_change=PRECISE)
+    assert 1 < adaptive.sweeps < 100
+    longer = balance(chain, steps=adaptive.sweeps + 1, least_change=PRECISE)
+    np.testing.assert_allclose(longer.factors, adaptive.factors, rtol=0.011)
+    assert balance(chain, steps=NOW, least_change=1e6).sweeps == 1
+    assert balance(chain, steps=7, least_change=1e6).sweeps == 7
+    assert (balance(chain, steps=0, least_change=PRECISE).factors == 1.0).all()

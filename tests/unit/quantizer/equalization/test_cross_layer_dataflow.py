@@ -1,0 +1,264 @@
+"""Channels tied by dataflow, against onnxruntime: whatever positive factors the groups get, the outputs stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.quantizer.random_networks import RandomNetwork
+from tests.unit.quantizer.toolbox import Arrays, batchnorm_weights, make_model, normal, prepare_proto, rng, run_onnx
+from worker.quantizer.equalization.cross_layer.dataflow import Flow, follow
+from worker.quantizer.equalization.cross_layer.limiting import Policy, rewrite_limits
+from worker.quantizer.equalization.cross_layer.rewriting import scale_layers
+from worker.quantizer.equalization.cross_layer.spaces import PINNED, Spaces
+
+EXACT = Policy("per_channel", "")
+IMAGE = "(float[N,3,8,8] x)"
+FIRST = "a = Conv<pads=[1,1,1,1]>(x, w, b)"  # 6 channels
+LAST = "y = Conv(z, k)"
+WEIGHTS = {
+    "w": normal(6, 3, 3, 3),
+    "b": normal(6, seed=1),
+    "w2": normal(6, 6, 3, 3, seed=2),
+    "b2": normal(6, seed=3),
+    "dw": normal(6, 1, 3, 3, seed=4),
+    "gw": normal(6, 3, 1, 1, seed=5),
+    "k": normal(4, 6, 1, 1, seed=6),
+    "k12": normal(4, 12, 1, 1, seed=7),
+    "k3": normal(4, 3, 1, 1, seed=8),
+    "k24": normal(4, 24, 1, 1, seed=9),
+    "up": normal(6, 5, 2, 2, seed=10),
+    "gup": normal(6, 3, 2, 2, seed=11),
+    "dup": normal(6, 1, 2, 2, seed=12),
+    "k5": normal(4, 5, 1, 1, seed=13),
+    "fc": normal(6, 5, seed=14),
+    "fct": normal(5, 6, seed=15),
+    "fcb": normal(5, seed=16),
+    "flat": normal(6 * 64, 5, seed=17, scale=0.1),
+    "m1": normal(3, 8, seed=18),
+    "m2": normal(8, 5, seed=19),
+    "term": normal(6, 1, 1, seed=20),
+    "row": normal(8, seed=21),
+    "low": np.array(0, np.float32),
+    "high": np.array(1, np.float32),
+    "under": np.array(-0.5, np.float32),
+    "slopes": normal(6, 1, 1, seed=22),
+    "half": np.array(0.5, np.float32),
+    "pads": np.array([0, 0, 1, 0, 0, 0, 1, 0], np.int64),
+    "one": np.array(1, np.float32),
+    "grow": np.array([0, 2, 0, 0, 0, 4, 0, 0], np.int64),
+    "sizes": np.array([1, 1, 2, 2], np.float32),
+    "shape": np.array([0, -1], np.int64),
+    "spatial": np.array([2, 3], np.int64),
+    "halves": np.array([3, 3], np.int64),
+    "three": np.array([3], np.int64),
+    "six": np.array([6], np.int64),
+    "axis1": np.array([1], np.int64),
+    "order": np.array([5, 0, 3, 1, 4, 2], np.int64),
+    "shuffle": np.array([0, 2, 3, 8, 8], np.int64),
+    "unshuffle": np.array([0, 6, 8, 8], np.int64),
+    **batchnorm_weights(6),
+}
+
+LIMITS = {name: WEIGHTS[name] for name in ("low", "high", "under")}
+
+# Text behind the first convolution up to z, which the last one reads; and the number of groups that are not pinned.
+PASSED = {
+    "nothing": ("z = Identity(a)", 6),
+    "relu": ("z = Relu(a)", 6),
+    "leaky relu": ("z = LeakyRelu<alpha=0.3>(a)", 6),
+    "prelu, a slope per channel": ("z = PRelu(a, slopes)", 6),
+    "clip": ("z = Clip(a, low, high)", 6),
+    "clip below zero": ("z = Clip(a, under, high)", 6),
+    "clip above": ("z = Clip(a, , high)", 6),
+    "clip below": ("z = Clip(a, under)", 6),
+    "max and min": ("r = Max(a, under) z = Min(high, r)", 6),
+    "abs and neg": ("r = Neg(a) z = Abs(r)", 6),
+    "pools": ("p = MaxPool<kernel_shape=[2,2]>(a) z = AveragePool<kernel_shape=[2,2], pads=[1,1,1,1]>(p)", 6),
+    "global pool": ("z = GlobalAveragePool(a)", 6),
+    "mean": ("z = ReduceMean<axes=[2,3]>(a)", 6),
+    "padding": ("z = Pad(a, pads)", 6),
+    "reflection": ('z = Pad<mode="reflect">(a, pads)', 6),
+    "resize": ('z = Resize<mode="linear">(a, , sizes)', 6),
+    "transposed and back": ("t = Transpose<perm=[0,2,3,1]>(a) z = Transpose<perm=[0,3,1,2]>(t)", 6),
+    "order changed": ("z = Gather<axis=1>(a, order)", 6),
+    "channels shuffled": ("s = Reshape(a, shuffle) t = Transpose<perm=[0,2,1,3,4]>(s) z = Reshape(t, unshuffle)", 6),
+    "factor": ("z = Mul(a, half)", 6),
+    "divisor": ("z = Div(a, half)", 6),
+    "term": ("z = Add(a, term)", 6),
+    "term first": ("z = Sub(term, a)", 6),
+    "gate": ("g = GlobalAveragePool(x) h = Conv(g, wg) s = Sigmoid(h) z = Mul(a, s)", 6),
+    "twice itself": ("z = Add(a, a)", 6),
+    "depthwise": ("c = Conv<group=6>(a, dw, b2) r = Relu(c) z = Identity(r)", 12),
+    "grouped": ("c = Conv<group=2>(a, gw) z = Relu(c)", 12),
+    "residual": ("c = Conv<pads=[1,1,1,1]>(a, w2, b2) s = Add(a, c) z = Relu(s)", 6),
+    "residual of branches": ("c = Conv<pads=[1,1,1,1]>(a, w2) d = Conv<pads=[1,1,1,1]>(c, w2b) z = Add(d, a)", 12),
+    "added to one": ("g = GlobalAveragePool(x) h = Conv(g, w1) z = Add(a, h)", 1),
+    "unfolded normalization": ("r = Relu(a) z = BatchNormalization(r, bn_scale, bn_bias, bn_mean, bn_var)", 12),
+}
+EXTRA = {"wg": normal(6, 3, 1, 1, seed=23), "w2b": normal(6, 6, 3, 3, seed=24), "w1": normal(1, 3, 1, 1, seed=25)}
+
+
+def equal_under_random_factors(model: onnx.ModelProto, feeds: Arrays, *, rtol: float = 1e-4) -> Flow:
+    """Scale all groups at random; what the outputs were and what they are must agree."""
+    prepared, before = prepare_proto(model)
+    graph = prepared.model.graph
+    flow = follow(graph)
+    factors = np.exp(rng(3).uniform(-2, 2, flow.groups))
+    factors[PINNED] = 1.0
+    scale_layers(graph, flow, factors)
+    rewrite_limits(graph, flow, factors, np.zeros(flow.groups), EXACT)
+    after = ir.to_proto(prepared.model)
+    onnx.checker.check_model(after)
+    expected, got = run_onnx(before, feeds), run_onnx(after, feeds)
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, rtol=rtol, atol=rtol * max(np.abs(array).max(), 1e-3))
+    return flow
+
+
+def image_model(text: str, result: str = "float[N,4,H,W] y") -> onnx.ModelProto:
+    weights = {name: array for name, array in {**WEIGHTS, **EXTRA}.items() if f"{name}" in text.replace(",", " ")}
+    return make_model(f"{IMAGE} => ({result}) {{ {text} }}", weights)
+
+
+def images() -> dict[str, np.ndarray]:
+    return {"x": normal(3, 3, 8, 8, seed=30)}
+
+
+@pytest.mark.parametrize("case", PASSED)
+def test_channels_are_followed_through(case: str) -> None:
+    text, free = PASSED[case]
+    flow = equal_under_random_factors(image_model(f"{FIRST} {text} {LAST}"), images())
+    assert flow.groups - 1 == free
+
+
+FURTHER = {
+    "joined": (f"{FIRST} c = Conv<pads=[1,1,1,1]>(x, wc) z = Concat<axis=1>(a, c) y = Conv(z, k12)", 12),
+    "joined in space": (f"{FIRST} c = Conv<pads=[1,1,1,1]>(x, wc) z = Concat<axis=2>(a, c) {LAST}", 6),
+    "split": (f"{FIRST} z, u = Split<axis=1>(a, halves) s = Add(z, u) y = Conv(s, k3)", 3),
+    "half of them": (f"{FIRST} z = Slice(a, three, six, axis1) y = Conv(z, k3)", 6),
+    "new channels of zeros": (f"{FIRST} g = Pad(a, grow) y = Conv(g, k12)", 12),
+    "space to depth": (f"{FIRST} s = SpaceToDepth<blocksize=2>(a) y = Conv(s, k24)", 6),
+    "depth to space": ("c = Conv(x, w24) s = DepthToSpace<blocksize=2>(c) z = Relu(s) y = Conv(z, k)", 6),
+    "depth to space by columns": (
+        'c = Conv(x, w24) s = DepthToSpace<blocksize=2, mode="CRD">(c) z = Relu(s) y = Conv(z, k)',
+        6,
+    ),
+    "transposed convolution": (f"{FIRST} u = ConvTranspose<strides=[2,2]>(a, up) r = Relu(u) y = Conv(r, k5)", 11),
+    "transposed, grouped": (f"{FIRST} z = ConvTranspose<group=2, strides=[2,2]>(a, gup, b2) {LAST}", 12),
+    "transposed, depthwise": (f"{FIRST} z = ConvTranspose<group=6, strides=[2,2]>(a, dup) {LAST}", 12),
+}
+FURTHER_WEIGHTS = {"wc": normal(6, 3, 3, 3, seed=26), "w24": normal(24, 3, 1, 1, seed=27)}
+
+
+@pytest.mark.parametrize("case", FURTHER)
+def test_channels_are_followed_where_they_are_rearranged(case: str) -> None:
+    text, free = FURTHER[case]
+    names = text.replace(",", " ").replace("(", " ").replace(")", " ").split()
+    every = {**WEIGHTS, **EXTRA, **FURTHER_WEIGHTS}
+    model = make_model(f"{IMAGE} => (float[N,4,H,W] y) {{ {text} }}", {n: every[n] for n in every if n in names})
+    assert equal_under_random_factors(model, images()).groups - 1 == free
+
+
+MATRICES = {
+    "flattened": (f"{FIRST} r = Relu(a) f = Flatten(r) y = Gemm(f, flat, fcb)", 6),
+    "reshaped": (f"{FIRST} r = Relu(a) f = Reshape(r, shape) y = MatMul(f, flat)", 6),
+    "pooled and squeezed": (f"{FIRST} g = GlobalAveragePool(a) f = Squeeze(g, spatial) y = Gemm(f, fc, fcb)", 6),
+    "transposed weight": (f"{FIRST} g = GlobalAveragePool(a) f = Flatten(g) y = Gemm<transB=1, alpha=0.5>(f, fct)", 6),
+    "weighted bias": (f"{FIRST} g = GlobalAveragePool(a) f = Flatten(g) y = Gemm<beta=2.0>(f, fc, fcb)", 6),
+}
+
+
+@pytest.mark.parametrize("case", MATRICES)
+def test_channels_are_followed_into_matrices(case: str) -> None:
+    text, free = MATRICES[case]
+    names = text.replace(",", " ").replace("(", " ").replace(")", " ").split()
+    weights = {name: WEIGHTS[name] for name in WEIGHTS if name in names}
+    model = make_model(f"{IMAGE} => (float[N,5] y) {{ {text} }}", weights)
+    assert equal_under_random_factors(model, images()).groups - 1 == free
+
+
+def test_channels_of_tokens_are_those_of_the_last_axis() -> None:
+    text = "(float[N,7,3] x) => (float[N,7,5] y) { a = MatMul(x, m1) t = Add(a, row) r = Relu(t) y = MatMul(r, m2) }"
+    model = make_model(text, {name: WEIGHTS[name] for name in ("m1", "m2", "row")})
+    flow = equal_under_random_factors(model, {"x": normal(2, 7, 3)})
+    assert flow.groups - 1 == 8 and flow.channels["r"].shape == (1, 1, 8)
+
+
+PINNED_BY = {
+    "a graph output": "z = Relu(a) ",
+    "an operator that does not commute with factors": "s = Sigmoid(a) z = Identity(s) ",
+    "a product of two": "z = Mul(a, a) ",
+    "a sum with what is fed": "c = Pad(x, to6) z = Add(a, c) ",
+    "padding with another number": "z = Pad(a, pads, one) ",
+    "limits that exclude zero": "z = Clip(a, high) ",
+    "a mean over channels": "m = ReduceMean<axes=[1]>(a) z = Sub(a, m) ",
+}
+
+
+@pytest.mark.parametrize("case", PINNED_BY)
+def test_channels_are_pinned_by(case: str) -> None:
+    outputs = "float[N,4,H,W] y, float[N,6,H,W] z" if case == "a graph output" else "float[N,4,H,W] y"
+    every = {**WEIGHTS, "to6": np.array([0, 0, 0, 0, 0, 3, 0, 0], np.int64)}
+    names = (FIRST + PINNED_BY[case] + LAST).replace(",", " ").replace("(", " ").replace(")", " ").split()
+    weights = {name: every[name] for name in every if name in names}
+    model = make_model(f"{IMAGE} => ({outputs}) {{ {FIRST} {PINNED_BY[case]} {LAST} }}", weights)
+    assert not equal_under_random_factors(model, images()).channels["a"].any()
+
+
+def test_a_limit_that_scales_as_one_stays_one() -> None:
+    weights = {"w": normal(1, 3, 3, 3), "b": normal(1), "k": normal(4, 1, 1, 1), **LIMITS}
+    model = make_model(f"{IMAGE} => (float[N,4,8,8] y) {{ {FIRST} z = Clip(a, under, high) {LAST} }}", weights)
+    prepared, _ = prepare_proto(model)
+    equal_under_random_factors(model, images())
+    flow = follow(prepared.graph)
+    rewrite_limits(prepared.graph, flow, np.array([1.0, 3.0]), np.zeros(2), EXACT)
+    assert [node.op_type for node in prepared.graph] == ["Conv", "Clip", "Conv"]
+
+
+def test_a_shared_weight_takes_no_factors_and_a_shared_bias_does() -> None:
+    text = f"{FIRST} r = Relu(a) c = Conv<pads=[1,1,1,1]>(r, w2, b) s = Relu(c) z = Conv<pads=[1,1,1,1]>(s, w2) {LAST}"
+    weights = {name: WEIGHTS[name] for name in ("w", "b", "w2", "k")}
+    flow = equal_under_random_factors(make_model(f"{IMAGE} => (float[N,4,8,8] y) {{ {text} }}", weights), images())
+    assert flow.groups == 1
+    text = f"{FIRST} r = Relu(a) z = Conv<pads=[1,1,1,1]>(r, w2, b) {LAST}"
+    flow = equal_under_random_factors(make_model(f"{IMAGE} => (float[N,4,8,8] y) {{ {text} }}", weights), images())
+    assert flow.groups - 1 == 12
+
+
+def test_normalizations_take_scales_only_if_they_may() -> None:
+    text = f"{FIRST} r = Relu(a) z = BatchNormalization(r, bn_scale, bn_bias, bn_mean, bn_var) {LAST}"
+    prepared, _ = prepare_proto(image_model(text))
+    assert follow(prepared.graph).groups - 1 == 12
+    assert follow(prepared.graph, through_normalizations=False).groups == 1
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(seed=st.integers(0, 10_000))
+def test_random_networks_compute_the_same(seed: int) -> None:
+    network = RandomNetwork(seed)
+    feeds = {name: normal(2, 3, 8, 8, seed=seed % 7) for name in network.inputs}
+    equal_under_random_factors(network.model, feeds, rtol=1e-3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_groups_are_connected_components(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 30))
+    spaces = Spaces()
+    spaces.fresh(count)
+    members = st.integers(0, count)
+    edges = data.draw(st.lists(st.tuples(members, members), max_size=40))
+    for one, other in edges:
+        spaces.tie(np.array([one]), np.array([other]))
+    found = spaces.resolve()
+    expected = list(range(count + 1))  # by brute force: the smallest member that can be reached
+    for _ in range(count + 1):
+        for one, other in edges:
+            expected[one] = expected[other] = min(expected[one], expected[other])
+    np.testing.assert_array_equal(found, np.unique(expected, return_inverse=True)[1])
+    assert found[PINNED] == PINNED

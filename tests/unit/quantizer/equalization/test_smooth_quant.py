@@ -1,0 +1,205 @@
+"""SmoothQuant as a step: the float network stays what it is, the quantized one gets better, and every word is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from service.contracts.algorithms import SmoothQuant
+from service.contracts.config import QuantizationConfig
+from tests.unit.quantizer.equalization.benches import Bench, emitted, float_outputs, quantized_outputs
+from tests.unit.quantizer.toolbox import config, make_model, normal, op_types, quantize_file, sqnr_db
+
+WIDTH = 8
+# as calibrated ranges are: outliers of one channel set the range of all
+GAINS = np.array([1, 1, 40, 1, 1, 1, 1, 0.2], np.float32)
+WEIGHTS = {
+    "scale": GAINS,
+    "shift": normal(WIDTH, seed=4) * GAINS,
+    "q": normal(WIDTH, 4, seed=1) / GAINS[:, None] ** 0.8,
+    "k": normal(WIDTH, 4, seed=2) / GAINS[:, None] ** 0.8,
+    "v": normal(WIDTH, WIDTH, seed=3) / GAINS[:, None] * GAINS,
+    "o": normal(WIDTH, 5, seed=5),
+    "b": normal(5, seed=6),
+}
+BLOCK = (
+    "(float[N,6,8] x) => (float[N,6,5] y) { n = LayerNormalization<axis=-1>(x, scale, shift) [q] a = MatMul(n, q) "
+    "[k] b0 = MatMul(n, k) t = Transpose<perm=[0,2,1]>(b0) [scores] s = MatMul(a, t) p = Softmax<axis=-1>(s) "
+    "[v] c = MatMul(n, v) [mix] m = MatMul(p, c) [o] l = MatMul(m, o) y = Add(l, b) }"
+)
+INPUT = "(float[N,6,8] x) => (float[N,6,5] y) { [o] y = MatMul(x, o) }"
+PER_TENSOR = config(weight={"granularity": "per_tensor"})
+NPU = QuantizationConfig.model_validate(config(preset="xint8", algorithms=[]))
+
+
+def block_feeds() -> dict[str, np.ndarray]:
+    return {"x": normal(40, 6, WIDTH, seed=8)}
+
+
+def input_feeds() -> dict[str, np.ndarray]:
+    return {"x": normal(40, 6, WIDTH, seed=8) * GAINS}
+
+
+def block(weights: dict[str, np.ndarray] | None = None) -> onnx.ModelProto:
+    return make_model(BLOCK, {**WEIGHTS, **(weights or {})})
+
+
+def bench(model: onnx.ModelProto, feeds: dict[str, np.ndarray], settings: QuantizationConfig | None = None, **options):
+    return Bench(model, feeds, SmoothQuant(**options), settings)
+
+
+@pytest.mark.parametrize("settings", [None, PER_TENSOR, NPU], ids=["per channel", "per tensor", "powers of two"])
+@pytest.mark.parametrize("alpha", [None, 0.5])
+def test_the_float_network_stays_and_the_quantized_one_gets_better(settings, alpha) -> None:
+    it = bench(block(), block_feeds(), settings, alpha=alpha)
+    change = it.apply()
+    assert change.draft is not None
+    expected, got = float_outputs(it.draft, it.feeds)["y"], float_outputs(change.draft, it.feeds)["y"]
+    assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
+    before = sqnr_db(expected, quantized_outputs(it.draft, it.feeds)["y"])
+    assert sqnr_db(expected, quantized_outputs(change.draft, it.feeds)["y"]) > before + 3
+
+
+def test_the_draft_that_it_is_given_is_left_as_it_is() -> None:
+    it = bench(block(), block_feeds())
+    before = emitted(it.draft).SerializeToString()
+    assert it.apply().draft is not None
+    assert emitted(it.draft).SerializeToString() == before
+
+
+def test_readers_of_one_tensor_share_a_scale_that_the_normalization_takes_in() -> None:
+    it = bench(block(), block_feeds())
+    change = it.apply()
+    assert change.draft is not None and "1 LayerNormalization" in change.summary and "1 MatMul" in change.summary
+    assert op_types(it.model) == [node.op_type for node in change.draft.graph]
+    before, after = it.draft.graph.initializers, change.draft.graph.initializers
+    ratios = [after[name].const_value.numpy() / before[name].const_value.numpy() for name in ("q", "k")]
+    scale = ratios[0][:, 0]
+    for ratio in ratios:
+        np.testing.assert_allclose(ratio, np.broadcast_to(scale[:, None], ratio.shape), rtol=1e-5)
+    norm = after["scale"].const_value.numpy() / before["scale"].const_value.numpy()
+    np.testing.assert_allclose(norm * scale, 1, rtol=1e-5)
+    assert {"q", "k", "v", "o"} == set(change.nodes)
+
+
+def test_a_graph_input_gets_one_float_mul() -> None:
+    it = bench(make_model(INPUT, WEIGHTS), input_feeds())
+    change = it.apply()
+    assert change.draft is not None and "1 Mul of their own" in change.summary
+    assert [node.op_type for node in change.draft.graph] == ["Mul", "MatMul"]
+    expected = float_outputs(it.draft, it.feeds)["y"]
+    gain = sqnr_db(expected, quantized_outputs(change.draft, it.feeds)["y"]) - sqnr_db(
+        expected, quantized_outputs(it.draft, it.feeds)["y"]
+    )
+    assert gain > 5
+
+
+def test_on_an_npu_the_mul_stands_in_front_of_the_quantizer() -> None:
+    change = bench(make_model(INPUT, WEIGHTS), input_feeds(), NPU).apply()
+    assert change.draft is not None
+    model = emitted(change.draft)
+    mul = next(node for node in model.graph.node if node.op_type == "Mul")
+    assert mul.input[0] == "x"
+    assert [node.op_type for node in model.graph.node if mul.output[0] in node.input] == ["QuantizeLinear"]
+    plan = change.draft.plan.nodes[mul.name]
+    assert plan.role is None and plan.reason is not None and "quantizer" in plan.reason
+
+
+def test_without_insert_mul_such_a_tensor_is_left_alone_and_says_so() -> None:
+    change = bench(make_model(INPUT, WEIGHTS), input_feeds(), insert_mul=False).apply()
+    assert change.draft is None and "insert_mul is off" in change.summary
+
+
+def test_an_even_tensor_is_left_alone() -> None:
+    """Nothing to be had: a Mul has to take half of the error away."""
+    even = bench(make_model(INPUT, {"o": np.sign(WEIGHTS["o"])}), {"x": normal(40, 6, WIDTH, seed=8)})
+    change = even.apply()
+    assert change.draft is None and "no alpha" in change.summary
+    forced = bench(make_model(INPUT, WEIGHTS), {"x": normal(40, 6, WIDTH, seed=8)}, alpha=0.5).apply()
+    assert forced.draft is not None
+
+
+def test_a_residual_reader_keeps_the_tensor_as_it_was() -> None:
+    model = make_model(
+        "(float[N,6,8] x) => (float[N,6,8] y) { n = LayerNormalization<axis=-1>(x, scale, shift) [v] a = MatMul(n, v) "
+        "y = Add(n, a) }",
+        WEIGHTS,
+    )
+    it = bench(model, block_feeds())
+    change = it.apply()
+    assert change.draft is not None and "1 Mul of their own" in change.summary
+    expected, got = float_outputs(it.draft, it.feeds)["y"], float_outputs(change.draft, it.feeds)["y"]
+    assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_behind_integers_no_mul_is_put() -> None:
+    model = make_model(
+        "(float[N,6,8] x) => (float[N,6,5] y, float[N,6,8] z) { [v] a = MatMul(x, v) r = Relu(a) [o] y = MatMul(r, o) "
+        "z = Sin(r) }",
+        WEIGHTS,
+    )
+    it = bench(model, {"x": normal(40, 6, WIDTH, seed=8)}, NPU)
+    change = it.apply()
+    assert "round twice" in change.summary
+
+
+def test_a_weight_of_two_tensors_is_scaled_for_each() -> None:
+    model = make_model(
+        "(float[N,6,8] x) => (float[N,6,4] y, float[N,6,4] z) { n = LayerNormalization<axis=-1>(x, scale, shift) "
+        "t = Tanh(x) m = Mul(t, scale) [one] y = MatMul(n, q) [two] z = MatMul(m, q) }",
+        {**WEIGHTS},
+    )
+    it = bench(model, block_feeds())
+    change = it.apply()
+    assert change.draft is not None and set(change.nodes) == {"one", "two"}
+    for name, expected in float_outputs(it.draft, it.feeds).items():
+        got = float_outputs(change.draft, it.feeds)[name]
+        assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_silent_channels_do_no_harm() -> None:
+    gains = GAINS.copy()
+    gains[[0, 5]] = 0
+    model = make_model(INPUT, WEIGHTS)
+    it = bench(model, {"x": normal(40, 6, WIDTH, seed=8) * gains})
+    change = it.apply()
+    assert change.draft is not None
+    awake = {"x": normal(10, 6, WIDTH, seed=9) * GAINS}
+    expected = float_outputs(it.draft, awake)["y"]
+    np.testing.assert_allclose(float_outputs(change.draft, awake)["y"], expected, rtol=1e-4, atol=1e-4)
+    assert sqnr_db(expected, quantized_outputs(change.draft, awake)["y"]) > 20
+
+
+def test_it_learns_nothing_from_samples_held_back() -> None:
+    """Rows of held-back samples are not looked at; ranges are those of all samples."""
+    feeds = block_feeds()
+    one = Bench(block(), feeds, SmoothQuant(), held_back=20).apply()
+    changed = {"x": feeds["x"].copy()}
+    changed["x"][:20] = changed["x"][:20][::-1]
+    other = Bench(block(), changed, SmoothQuant(), held_back=20).apply()
+    assert one.draft is not None and other.draft is not None
+    assert emitted(one.draft).SerializeToString() == emitted(other.draft).SerializeToString()
+
+
+def test_a_second_time_it_finds_nothing_to_do() -> None:
+    it = bench(block(), block_feeds())
+    first = it.apply()
+    assert first.draft is not None
+    assert not it.step.requests(first.draft)
+    assert it.step.apply(first.draft, it.workshop).draft is None
+
+
+def test_a_network_without_matrix_products_says_so() -> None:
+    model = make_model("(float[N,3,4,4] x) => (float[N,2,4,4] y) { y = Conv(x, w) }", {"w": normal(2, 3, 1, 1)})
+    change = bench(model, {"x": normal(8, 3, 4, 4)}).apply()
+    assert change.draft is None and "no quantized MatMul" in change.summary
+
+
+def test_the_pipeline_tells_what_it_gained(tmp_path) -> None:
+    settings = config(algorithms=[{"method": "smooth_quant"}])
+    report = quantize_file(tmp_path, block(), block_feeds(), settings).report
+    (figures,) = report.algorithms
+    assert figures.kept and figures.before is not None and figures.after is not None
+    assert figures.after.sqnr_db > figures.before.sqnr_db + 3
+    assert any(layer.gain.get("smooth_quant", 0) > 3 for layer in report.layers)

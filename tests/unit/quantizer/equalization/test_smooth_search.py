@@ -1,0 +1,151 @@
+"""The search against brute force: the error of a candidate is that of the layers computed with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from service.contracts.specs import ActivationSpec, WeightSpec
+from tests.unit.quantizer.toolbox import normal
+from worker.quantizer.equalization.smooth_quant.search import Maker, Matrix, Problem, SiteError, scales, search
+from worker.quantizer.plan.types import WeightPlan
+
+CHANNELS = 8
+FLOAT_SCALES = ActivationSpec(dtype="uint8", symmetric=False, calibration={"method": "minmax"})
+POWERS = ActivationSpec(dtype="int8", symmetric=True, scale="power_of_two", calibration={"method": "mse"})
+
+
+def weight_plan(axis: int | None, scale: str = "float32") -> WeightPlan:
+    granularity = "per_tensor" if axis is None else "per_channel"
+    spec = WeightSpec(dtype="int8", symmetric=True, granularity=granularity, scale=scale)
+    return WeightPlan("w", "it", spec, axis)
+
+
+def matrix(outputs: int, seed: int, axis: int | None = None, scale: str = "float32") -> Matrix:
+    return Matrix(normal(CHANNELS, outputs, seed=seed), weight_plan(axis, scale), transposed=False)
+
+
+def problem(rows: np.ndarray, readers: list[Matrix], spec: ActivationSpec = FLOAT_SCALES, **more: object) -> Problem:
+    return Problem(rows, rows.min(axis=0), rows.max(axis=0), spec, readers, **more)  # type: ignore[arg-type]
+
+
+def with_outliers(rows: int = 256, factor: float = 50.0) -> np.ndarray:
+    values = normal(rows, CHANNELS, seed=3)
+    values[:, 2] *= factor
+    return values
+
+
+def rounded(values: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
+    return np.rint(values / scale) * scale
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_the_error_is_that_of_the_layers(axis: int | None, transposed: bool) -> None:
+    rows, s = with_outliers(), np.linspace(0.5, 3, CHANNELS)
+    weights = [normal(CHANNELS, 5, seed=1), normal(CHANNELS, 3, seed=2)]
+    expected = 0.0
+    x = rows / s
+    step = (max(x.max(), 0) - min(x.min(), 0)) / 255
+    x = rounded(x, step)
+    for weight in weights:
+        scaled = weight * s[:, None]
+        largest = np.abs(scaled).max() if axis is None else np.abs(scaled).max(axis=0)
+        found = x @ rounded(scaled, largest / 127)
+        expected += np.mean((found - rows @ weight) ** 2) / np.mean((rows @ weight) ** 2)
+    stored = 1 - axis if axis is not None and transposed else axis
+    readers = [Matrix(np.ascontiguousarray(w.T) if transposed else w, weight_plan(stored), transposed) for w in weights]
+    # the zero point is rounded to an integer, which moves the ends of the range a little
+    assert SiteError(problem(rows, readers))(s) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 70])
+def test_any_number_of_rows_will_do(rows: int) -> None:
+    values, reader = with_outliers(rows), matrix(6, 1)
+    found = SiteError(problem(values, [reader]))(np.full(CHANNELS, 2.0))
+    step = (max(values.max(), 0) - min(values.min(), 0)) / 255
+    weight = rounded(reader.array, np.abs(reader.array).max() / 127)
+    expected = rounded(values, step) @ weight - values @ reader.array
+    assert found == pytest.approx(np.mean(expected**2) / np.mean((values @ reader.array) ** 2), rel=0.5)
+
+
+def test_outliers_move_into_the_weights() -> None:
+    choice = search(problem(with_outliers(), [matrix(6, 1)]), None)
+    assert choice is not None and choice.after < choice.before / 20
+    assert np.argmax(choice.scale) == 2
+
+
+def test_no_candidate_of_a_fine_grid_is_much_better() -> None:
+    case = problem(with_outliers(), [matrix(6, 1), matrix(4, 2)])
+    choice, error, scale_of = search(case, None), SiteError(case), scales(case)
+    assert choice is not None and scale_of is not None
+    finest = min(error(scale_of(alpha)) for alpha in np.linspace(0, 1, 81))
+    assert choice.after <= 1.15 * finest
+    assert choice.after == error(choice.scale)
+
+
+def test_a_given_alpha_is_taken() -> None:
+    """Equation 4: s_j = a_j^alpha / w_j^(1 - alpha), but for a factor of all."""
+    rows, reader = with_outliers(), matrix(6, 1)
+    choice = search(problem(rows, [reader]), 0.3)
+    assert choice is not None and choice.alpha == 0.3
+    wanted = np.abs(rows).max(axis=0) ** 0.3 / np.abs(reader.array).max(axis=1) ** 0.7
+    ratio = choice.scale / wanted
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_the_largest_activation_stays(alpha: float) -> None:
+    rows = with_outliers()
+    choice = search(problem(rows, [matrix(6, 1)]), alpha)
+    assert choice is not None
+    assert np.abs(rows / choice.scale).max() == pytest.approx(np.abs(rows).max(), rel=1e-5)
+
+
+def test_powers_of_two_also_choose_how_they_are_filled() -> None:
+    case = problem(with_outliers(), [matrix(6, 1, scale="power_of_two")], POWERS)
+    choice, scale_of = search(case, None), scales(case)
+    assert choice is not None and scale_of is not None
+    ratio = choice.scale / scale_of(choice.alpha)
+    np.testing.assert_allclose(ratio, ratio[0])
+    assert choice.after <= SiteError(case)(scale_of(choice.alpha))
+
+
+def test_silent_channels_and_unread_ones_stay_in_bounds() -> None:
+    rows, reader = with_outliers(), matrix(6, 1)
+    rows[:, 0] = 0
+    rows[:, 1] *= 1e-30
+    reader.array[4] = 0
+    for alpha in (0.0, 0.5, 1.0):
+        choice = search(problem(rows, [reader]), alpha)
+        assert choice is not None
+        assert np.isfinite(choice.scale).all() and choice.scale.max() / choice.scale.min() < 1e4
+
+
+@pytest.mark.parametrize("what", ["rows", "weights"])
+def test_zeros_throughout_give_nothing(what: str) -> None:
+    rows, reader = with_outliers(), matrix(6, 1)
+    (rows if what == "rows" else reader.array)[:] = 0
+    assert search(problem(rows, [reader]), None) is None
+
+
+def test_a_layer_that_pays_for_the_scale_counts() -> None:
+    """One scale for all columns of the layer before: dividing one of them by 50 makes the others' grid no finer."""
+    rows, readers = with_outliers(), [matrix(6, 1, axis=1)]
+    before = Matrix(normal(4, CHANNELS, seed=7), weight_plan(None), transposed=False)
+    maker = Maker(normal(200, 4, seed=8), before, np.arange(CHANNELS))
+    scale = np.where(np.arange(CHANNELS) == 2, 1.0, 1 / 50)  # columns times 50, but for one
+    free, paid = SiteError(problem(rows, readers)), SiteError(problem(rows, readers, makers=[maker]))
+    lost = before.array / scale - rounded(before.array / scale, np.abs(before.array / scale).max() / 127)
+    noise = (maker.rows @ lost * scale) @ readers[0].array
+    expected = np.mean(noise**2) / np.mean((rows @ readers[0].array) ** 2)
+    assert paid(scale) - free(scale) == pytest.approx(expected, rel=0.1)
+
+
+def test_what_integers_have_rounded_already_is_not_repaired() -> None:
+    rows = with_outliers()
+    coarse = rounded(rows, np.abs(rows).max() / 127).astype(np.float32)
+    fresh = search(problem(rows, [matrix(6, 1)]), None)
+    late = search(problem(rows, [matrix(6, 1)], rounded=coarse), None)
+    assert fresh is not None and late is not None
+    assert late.after > 0.5 * late.before > 5 * fresh.after

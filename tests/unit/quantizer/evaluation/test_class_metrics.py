@@ -1,0 +1,251 @@
+"""Metrics of classes, against scikit-learn."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    jaccard_score,
+    precision_score,
+    recall_score,
+    top_k_accuracy_score,
+)
+
+from service.contracts.errors import InvalidConfigError
+from tests.unit.quantizer.evaluation.measuring import measured, value
+from tests.unit.quantizer.toolbox import normal, rng
+
+SKLEARN = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
+
+
+def decided(samples: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and labels that agree more often than not."""
+    labels = rng(seed).integers(0, classes, samples)
+    scores = normal(samples, classes, seed=seed + 1)
+    scores[np.arange(samples), labels] += 1.0
+    return scores, labels
+
+
+@given(
+    samples=st.integers(1, 40),
+    classes=st.integers(2, 9),
+    k=st.integers(1, 9),
+    seed=st.integers(0, 50),
+    batch=st.sampled_from([1, 7, 64]),
+)
+@settings(max_examples=60, deadline=None)
+def test_accuracy_at_k(samples: int, classes: int, k: int, seed: int, batch: int) -> None:
+    scores, labels = decided(samples, classes, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of k as large as the number of classes
+        expected = top_k_accuracy_score(labels, scores, k=k, labels=range(classes)) if classes > 2 else None
+    if classes == 2:
+        expected = accuracy_score(labels, scores.argmax(axis=1)) if k == 1 else 1.0
+    got = value({"kind": "accuracy_at_k", "k": k}, {"y": scores}, labels, batch=batch)
+    assert got == pytest.approx(100 * expected, abs=1e-4)
+    if k in (1, 5):
+        assert value({"kind": f"top{k}"}, {"y": scores}, labels, batch=batch) == got
+
+
+@pytest.mark.parametrize("reduce", ["mean", "worst"])
+def test_per_class_accuracy(reduce: str) -> None:
+    scores, labels = decided(90, 5, 3)
+    labels[labels == 3] = 4  # a class that does not occur
+    found = measured([{"kind": "per_class_accuracy", "reduce": reduce}], {"y": scores}, labels)
+    right = scores.argmax(axis=1) == labels
+    expected = {f"class {k}": 100 * right[labels == k].mean() for k in (0, 1, 2, 4)}
+    assert found.details["per_class_accuracy"] == pytest.approx(expected, abs=1e-4)
+    combined = min(expected.values()) if reduce == "worst" else np.mean(list(expected.values()))
+    assert found.values["per_class_accuracy"] == pytest.approx(combined, abs=1e-4)
+    # the mean is what scikit-learn calls macro recall, over the classes in the labels
+    macro = recall_score(labels, scores.argmax(axis=1), average="macro", labels=[0, 1, 2, 4])
+    if reduce == "mean":
+        assert found.values["per_class_accuracy"] == pytest.approx(100 * macro, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", sorted(SKLEARN))
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
+@given(samples=st.integers(1, 30), classes=st.integers(2, 6), seed=st.integers(0, 40))
+@settings(max_examples=25, deadline=None)
+def test_f1_precision_and_recall(kind: str, average: str, samples: int, classes: int, seed: int) -> None:
+    scores, labels = decided(samples, classes, seed)
+    expected = SKLEARN[kind](labels, scores.argmax(axis=1), average=average, zero_division=0)
+    assert value({"kind": kind, "average": average}, {"y": scores}, labels) == pytest.approx(100 * expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", sorted(SKLEARN))
+def test_one_class_alone(kind: str) -> None:
+    scores, labels = decided(80, 4, 5)
+    expected = SKLEARN[kind](labels == 2, scores.argmax(axis=1) == 2)
+    metric = {"kind": kind, "positive_class": 2}
+    assert value(metric, {"y": scores}, labels) == pytest.approx(100 * expected, abs=1e-4)
+    assert list(measured([metric], {"y": scores}, labels).values) == [f"{kind}_class_2"]
+
+
+@pytest.mark.parametrize("kind", sorted(SKLEARN))
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
+def test_a_threshold_makes_every_score_a_decision(kind: str, average: str) -> None:
+    scores, labels = rng(1).random((50, 4)).astype(np.float32), rng(2).integers(0, 2, (50, 4))
+    expected = SKLEARN[kind](labels, scores > 0.6, average=average, zero_division=0)
+    metric = {"kind": kind, "average": average, "threshold": 0.6}
+    for dtype in (np.int64, np.float32, bool):
+        got = value(metric, {"y": scores}, labels.astype(dtype))
+        assert got == pytest.approx(100 * expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(50,), (50, 1)])
+def test_a_threshold_on_one_score(shape: tuple[int, ...]) -> None:
+    scores, labels = rng(1).random(shape).astype(np.float32), rng(2).integers(0, 2, 50)
+    expected = f1_score(labels, scores.reshape(-1) > 0.5)
+    assert value({"kind": "f1", "threshold": 0.5}, {"y": scores}, labels) == pytest.approx(100 * expected, abs=1e-4)
+
+
+def maps(samples: int = 6, classes: int = 4, side: int = 5, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    scores = normal(samples, classes, side, side, seed=seed)
+    return scores, rng(seed + 1).integers(0, classes, (samples, side, side)).astype(np.uint8)
+
+
+@given(samples=st.integers(1, 9), classes=st.integers(2, 5), side=st.integers(2, 6), seed=st.integers(0, 40))
+@settings(max_examples=40, deadline=None)
+def test_mean_iou_of_maps(samples: int, classes: int, side: int, seed: int) -> None:
+    scores, labels = maps(samples, classes, side, seed)
+    guessed = scores.argmax(axis=1)
+    present = np.union1d(guessed, labels)
+    expected = jaccard_score(labels.reshape(-1), guessed.reshape(-1), average=None, labels=present)
+    found = measured([{"kind": "mean_iou"}], {"y": scores}, labels)
+    assert found.values["mean_iou"] == pytest.approx(100 * expected.mean(), abs=1e-4)
+    each = {f"class {k}": 100 * share for k, share in zip(present, expected, strict=True)}
+    assert found.details["mean_iou"] == pytest.approx(each, abs=1e-4)
+
+
+def test_the_same_map_in_any_form() -> None:
+    scores, labels = maps()
+    expected = value({"kind": "mean_iou"}, {"y": scores}, labels)
+    last = np.moveaxis(scores, 1, -1)
+    assert value({"kind": "mean_iou", "class_axis": 3}, {"y": last}, labels) == expected
+    numbers = scores.argmax(axis=1).astype(np.int32)
+    assert value({"kind": "mean_iou"}, {"y": numbers}, labels) == expected
+    assert value({"kind": "mean_iou"}, {"y": numbers[:, None]}, labels[:, None]) == expected
+
+
+@pytest.mark.parametrize("kind", ["mean_iou", "f1", "top1", "per_class_accuracy"])
+def test_ignored_labels_do_not_count(kind: str) -> None:
+    scores, labels = maps()
+    labels[:, :2] = 255
+    metric = {"kind": kind, "name": "m", "ignore_index": 255}
+    kept_scores, kept_labels = np.moveaxis(scores, 1, -1)[labels != 255], labels[labels != 255]
+    expected = value({"kind": kind, "name": "m"}, {"y": kept_scores}, kept_labels.astype(np.int64))
+    assert value(metric, {"y": scores}, labels) == expected
+
+
+def test_positions_of_sequences() -> None:
+    scores, labels = normal(6, 8, 5), rng(1).integers(0, 5, (6, 8))
+    expected = 100 * (scores.argmax(axis=2) == labels).mean()
+    assert value({"kind": "top1"}, {"y": scores}, labels) == pytest.approx(expected, abs=1e-4)
+
+
+def test_class_numbers_as_output() -> None:
+    labels, guessed = rng(1).integers(0, 6, 50), rng(2).integers(-1, 6, 50)
+    assert value({"kind": "top1"}, {"y": guessed}, labels) == pytest.approx(100 * (labels == guessed).mean(), abs=1e-4)
+    known = guessed >= 0  # a decision for no class misses, and is no false positive
+    hits, wanted, got = (labels == guessed).sum(), len(labels), known.sum()
+    assert value({"kind": "precision", "average": "micro"}, {"y": guessed}, labels) == pytest.approx(
+        100 * hits / got, abs=1e-4
+    )
+    assert value({"kind": "recall", "average": "micro"}, {"y": guessed}, labels) == pytest.approx(
+        100 * hits / wanted, abs=1e-4
+    )
+
+
+def test_scores_that_are_not_finite_are_misses() -> None:
+    scores, labels = decided(20, 4, 1)
+    scores[5:10] = np.nan
+    right = (scores.argmax(axis=1) == labels) & ~np.isnan(scores).any(axis=1)
+    for metric in ({"kind": "top1"}, {"kind": "recall", "average": "micro"}):
+        assert value(metric, {"y": scores}, labels) == pytest.approx(100 * right.mean(), abs=1e-4)
+
+
+def test_other_outputs_by_name_and_index() -> None:
+    scores, labels = decided(30, 4, 1)
+    outputs = {"a": normal(30, 3), "b": scores}
+    metrics: list[dict[str, Any]] = [
+        {"kind": "top1", "name": "by_name", "output": "b"},
+        {"kind": "top1", "name": "by_index", "output": 1},
+        {"kind": "top1", "name": "by_array", "output": 1, "labels": "truth"},
+    ]
+    found = measured(metrics, outputs, labels, arrays={"truth": labels.astype(np.uint16)[:, None]}).values
+    assert len(set(found.values())) == 1
+    assert found["by_name"] == pytest.approx(100 * (scores.argmax(axis=1) == labels).mean(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("metric", "output", "labels", "place", "says"),
+    [
+        (
+            {"labels": "truth", "kind": "top1"},
+            normal(9),
+            np.zeros(9, int),
+            "output",
+            "neither class scores nor class numbers",
+        ),
+        ({"labels": "truth", "kind": "top1"}, normal(9, 1), np.zeros(9, int), "output", "neither"),
+        (
+            {"labels": "truth", "kind": "top1"},
+            normal(9, 4),
+            np.zeros((9, 3), int),
+            "labels",
+            r"shape \[7, 3\], but the output decides",
+        ),
+        (
+            {"labels": "truth", "kind": "top1"},
+            normal(9, 4),
+            np.full(9, 4),
+            "labels",
+            "label 4 is no class of the output, which has 0 to 3",
+        ),
+        (
+            {"labels": "truth", "kind": "mean_iou"},
+            normal(9, 4, 3, 3),
+            np.full((9, 3, 3), -1),
+            "labels",
+            "ignore_index leaves it out",
+        ),
+        ({"labels": "truth", "kind": "top5"}, np.zeros((9,), int), np.zeros(9, int), "output", "take scores"),
+        ({"labels": "truth", "kind": "top1", "class_axis": 3}, normal(9, 4), np.zeros(9, int), "output", "neither"),
+        (
+            {"labels": "truth", "kind": "f1", "threshold": 0.5},
+            normal(9, 4),
+            np.full((9, 4), 2),
+            "labels",
+            "0 or 1, not 2",
+        ),
+        (
+            {"labels": "truth", "kind": "f1", "threshold": 0.5},
+            np.zeros(9, int),
+            np.zeros(9, int),
+            "output",
+            "takes scores",
+        ),
+        (
+            {"labels": "truth", "kind": "recall"},
+            np.full(9, 2_000_000),
+            np.zeros(9, int),
+            "output",
+            "class number 2000000",
+        ),
+    ],
+)
+def test_what_does_not_fit_points_at_its_field(
+    metric: dict[str, Any], output: np.ndarray, labels: np.ndarray, place: str, says: str
+) -> None:
+    with pytest.raises(InvalidConfigError, match=says) as caught:
+        measured([{"kind": "sqnr"}, metric], {"y": output}, arrays={"truth": labels})
+    assert caught.value.errors[0].pointer == f"/config/evaluation/metrics/1/{place}"
+    assert caught.value.hint

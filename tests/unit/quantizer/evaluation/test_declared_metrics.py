@@ -1,0 +1,239 @@
+"""Declared metrics through a whole quantization: report, gate, acceptance of algorithms, refusals before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from scipy import stats
+
+from service.contracts.config import parse_config
+from service.contracts.errors import InvalidConfigError
+from service.contracts.metrics import Facts
+from service.contracts.report import Report, Score
+from tests.unit.quantizer.toolbox import make_model, normal, rng, run_onnx, write_npz
+from worker.quantizer.pipeline import Result, quantize
+from worker.quantizer.refine.judge import is_worse, paired_noise, share_noise
+from worker.quantizer.run import SilentRun
+
+NETWORK = (
+    "(float[N,6] x) => (float[N,5] y, float[N,3] z) { t = Gemm(x, w, b) r = Relu(t) y = Gemm(r, v, c) z = Gemm(r, u) }"
+)
+WEIGHTS = {
+    "w": normal(6, 16, scale=0.5),
+    "b": normal(16, seed=1),
+    "v": normal(16, 5, seed=2),
+    "c": normal(5, seed=3),
+    "u": normal(16, 3, seed=4),
+}
+MODEL = make_model(NETWORK, WEIGHTS)
+X = normal(60, 6, seed=5)
+FLOAT = run_onnx(MODEL, {"x": X})
+LABELS = np.where(rng(6).random(60) < 0.8, FLOAT["y"].argmax(axis=1), rng(7).integers(0, 5, 60))
+TARGETS = FLOAT["z"] + normal(60, 3, seed=8, scale=0.3)
+METRICS: list[dict[str, Any]] = [
+    {"kind": "rmse", "output": "z", "labels": "targets"},
+    {"kind": "top1"},
+    {"kind": "cosine", "output": 1},
+]
+
+
+def run(
+    folder: Path,
+    evaluation: dict[str, Any],
+    arrays: dict[str, np.ndarray] | None = None,
+    calibration: dict[str, np.ndarray] | None = None,
+    model: onnx.ModelProto = MODEL,
+    **settings: Any,
+) -> Result:
+    """Quantize, and compare on ``arrays``; on the calibration data if None."""
+    onnx.save(model, folder / "model.onnx")
+    source = write_npz(folder / "calibration.npz", **({"x": X} if calibration is None else calibration))
+    other = None if arrays is None else write_npz(folder / "evaluation.npz", **arrays)
+    config = parse_config({"evaluation": {"latency_runs": 1, "layer_samples": 1, **evaluation}, **settings})
+    return quantize(folder / "model.onnx", config, source, other, run=SilentRun(), threads=1)
+
+
+def rmse(output: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((output.astype(np.float64) - TARGETS) ** 2)))
+
+
+def test_the_report_tells_both_models_metrics(tmp_path: Path) -> None:
+    result = run(tmp_path, {"metrics": METRICS}, {"x": X, "labels": LABELS, "targets": TARGETS})
+    got = run_onnx(result.model, {"x": X})
+    report = result.report
+    right = {name: 100 * (out["y"].argmax(axis=1) == LABELS).mean() for name, out in (("f", FLOAT), ("q", got))}
+    a, b = FLOAT["z"].astype(np.float64), got["z"].astype(np.float64)
+    cosine = (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b)
+    assert report.float_.metrics == {
+        "rmse": pytest.approx(rmse(FLOAT["z"]), rel=1e-4),
+        "top1": pytest.approx(right["f"], abs=1e-3),
+    }
+    assert report.quantized.metrics == {
+        "rmse": pytest.approx(rmse(got["z"]), rel=1e-4),
+        "top1": pytest.approx(right["q"], abs=1e-3),
+        "cosine": pytest.approx(cosine, abs=1e-5),
+    }
+    figures = {entry.name: entry for entry in report.metrics}
+    assert list(figures) == ["rmse", "top1", "cosine"]
+    assert [entry.unit for entry in report.metrics] == ["", "%", ""]
+    assert figures["rmse"].better == "lower"
+    assert figures["rmse"].drop == pytest.approx(rmse(got["z"]) - rmse(FLOAT["z"]), rel=1e-2)
+    assert figures["top1"].drop == pytest.approx(right["f"] - right["q"], abs=1e-3)
+    assert figures["cosine"].drop == pytest.approx(1 - cosine, abs=1e-5)
+    assert report.summary.startswith("rmse ")
+    assert (report.verdict, report.gate) == ("none", ())
+    assert Report.model_validate(report.to_json_dict()) == report
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(1.0, "pass"), (0.0, "fail")])
+def test_the_gate_judges_the_first_metric(tmp_path: Path, limit: float, verdict: str) -> None:
+    evaluation = {"metrics": METRICS, "gate": {"max_value": limit}}
+    report = run(tmp_path, evaluation, {"x": X, "labels": LABELS, "targets": TARGETS}).report
+    assert report.verdict == verdict
+    (clause,) = report.gate
+    assert (clause.clause, clause.metric, clause.wanted) == ("max_value", "rmse", limit)
+    assert clause.got == report.quantized.metrics["rmse"]
+
+
+def test_details_are_told(tmp_path: Path) -> None:
+    evaluation = {"metrics": [{"kind": "per_class_accuracy"}]}
+    report = run(tmp_path, evaluation, {"x": X, "labels": LABELS}).report
+    right = FLOAT["y"].argmax(axis=1) == LABELS
+    each = {f"class {k}": pytest.approx(100 * right[k == LABELS].mean(), abs=1e-3) for k in np.unique(LABELS)}
+    assert report.float_.metric_details == {"per_class_accuracy": each}
+
+
+def test_without_declared_metrics_all_is_as_ever(tmp_path: Path) -> None:
+    report = run(tmp_path, {}, {"x": X, "labels": LABELS}).report
+    assert list(report.quantized.metrics) == ["top1"]
+    assert [entry.name for entry in report.metrics] == ["top1"]
+    assert report.summary.startswith("top-1 ")
+
+
+def test_labels_that_nothing_takes_are_told(tmp_path: Path) -> None:
+    report = run(tmp_path, {}, {"x": X, "labels": TARGETS}).report
+    assert report.quantized.metrics == {}
+    assert any("'labels' (float32[60, 3]) holds no class numbers" in note for note in report.notes)
+
+
+def test_a_metric_without_value_is_told(tmp_path: Path) -> None:
+    evaluation = {"metrics": [{"kind": "pearson", "output": "z"}], "gate": {"min_value": -1}}
+    report = run(tmp_path, evaluation, {"x": X, "labels": np.ones((60, 3), np.float32)}).report
+    assert report.quantized.metrics == {}
+    assert any("pearson of the quantized model has no value" in note for note in report.notes)
+    assert report.verdict == "fail"
+
+
+LATE = LABELS.copy()
+LATE[-1] = 5  # the very last label
+
+
+@pytest.mark.parametrize(
+    ("metric", "arrays", "place", "says"),
+    [
+        ({"kind": "top1", "output": "q"}, {"labels": LABELS}, "output", "no output 'q'"),
+        ({"kind": "top1", "output": 2}, {"labels": LABELS}, "output", "0 'y', 1 'z'"),
+        ({"kind": "top1"}, {}, "labels", "needs labels"),
+        ({"kind": "top1", "labels": "truht"}, {"truth": LABELS}, "labels", "did you mean 'truth'?"),
+        ({"kind": "top1", "labels": "targets"}, {"targets": TARGETS}, "labels", "needs integers"),
+        ({"kind": "rmse", "labels": "targets"}, {"targets": TARGETS}, "labels", r"but the output is \[1, 5\]"),
+        ({"kind": "top1", "labels": "late"}, {"late": LATE}, "labels", "label 5 is no class"),
+        ({"kind": "top1"}, {"labels": LATE}, "labels", r"labels lie in \[0, 5\]; output 'y' has classes \[0, 4\]"),
+        ({"kind": "f1", "threshold": 0.5, "labels": "late"}, {"late": np.eye(60, 5) * 2}, "labels", "0 or 1, not 2"),
+        ({"kind": "mean_iou"}, {"labels": LABELS[:, None].repeat(3, 1)}, "labels", "but the output decides"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_any_work(
+    tmp_path: Path, metric: dict[str, Any], arrays: dict[str, np.ndarray], place: str, says: str
+) -> None:
+    class NoWork(SilentRun):
+        def progress(self, stage: str, *_: Any, **__: Any) -> None:
+            assert stage == "load"
+
+    onnx.save(MODEL, tmp_path / "model.onnx")
+    source = write_npz(tmp_path / "c.npz", x=X)
+    other = write_npz(tmp_path / "e.npz", x=X, **arrays)
+    config = parse_config({"evaluation": {"metrics": [{"kind": "sqnr"}, metric]}})
+    with pytest.raises(InvalidConfigError, match=says) as caught:
+        quantize(tmp_path / "model.onnx", config, source, other, run=NoWork(), threads=1)
+    assert caught.value.errors[0].pointer == f"/config/evaluation/metrics/1/{place}"
+    assert caught.value.hint
+
+
+def test_calibration_labels_are_tried_where_steps_are_judged_by_them(tmp_path: Path) -> None:
+    evaluation = {"metrics": [{"kind": "top1", "labels": "truth"}]}
+    arrays = {"x": X, "truth": LABELS}
+    with pytest.raises(InvalidConfigError, match="calibration dataset: top1: label 5 is no class"):
+        run(tmp_path, evaluation, arrays, {"x": X, "truth": LATE})
+    run(tmp_path, evaluation, arrays, {"x": X, "truth": LATE}, algorithms=[])
+
+
+# Acceptance of algorithms.
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_steps_are_judged_by_the_first_metric(tmp_path: Path, labelled: bool) -> None:
+    evaluation = {"metrics": METRICS}
+    everything = {"x": X, "labels": LABELS, "targets": TARGETS}
+    settings = {"preset": "int8_per_tensor", "algorithms": [{"method": "bias_correction"}]}
+    report = run(tmp_path, evaluation, everything, everything if labelled else {"x": X}, **settings).report
+    (outcome,) = report.algorithms
+    assert outcome.before is not None
+    assert outcome.after is not None
+    assert outcome.before.metric == outcome.after.metric == "rmse"
+    assert (outcome.before.value is not None) == labelled
+    if labelled:
+        held_back = TARGETS[: outcome.samples], FLOAT["z"][: outcome.samples]
+        floor = np.sqrt(np.mean((held_back[0] - held_back[1]) ** 2))
+        assert outcome.after.value == pytest.approx(floor, rel=0.2)
+
+
+def test_chance_is_judged_in_pairs() -> None:
+    before, after = rng(1).random(9), rng(2).random(9)
+    t_value = (after - before).mean() / paired_noise(after.tolist(), before.tolist())
+    assert t_value == pytest.approx(stats.ttest_rel(after, before).statistic)
+    assert paired_noise([1.0, None, 3.0], [0.0, 0.0, 1.0]) == float("inf")
+
+
+def test_chance_of_shares_is_that_of_independent_samples() -> None:
+    draws = rng(1).binomial(50, 0.8, (2, 20_000)) / 50 * 100
+    assert share_noise(80.0, 78.0, 50) == pytest.approx((draws[0] - draws[1]).std(), rel=0.02)
+
+
+HIGH, LOW = Facts(), Facts("", "lower")
+
+
+@pytest.mark.parametrize(
+    ("facts", "before", "after", "noise", "sqnr", "worse"),
+    [
+        (HIGH, 90.0, 80.0, 1.0, (20.0, 30.0), "top1 90.00 -> 80.00 %"),
+        (HIGH, 90.0, 95.0, 1.0, (20.0, 10.0), None),
+        (HIGH, 90.0, 89.0, 1.0, (20.0, 30.0), None),  # within chance: SQNR decides
+        (HIGH, 90.0, 91.0, 1.0, (20.0, 10.0), "SQNR 20.00 -> 10.00 dB"),
+        (LOW, 0.5, 0.75, 0.1, (20.0, 30.0), "top1 0.5 -> 0.75"),
+        (LOW, 0.5, 0.25, 0.1, (20.0, 10.0), None),
+        (LOW, 0.5, 0.6, 0.1, (20.0, 20.0), None),
+        (HIGH, 90.0, None, 1.0, (20.0, 30.0), "no value any more"),
+        (HIGH, None, None, float("inf"), (20.0, 10.0), "SQNR"),
+        (HIGH, None, None, float("inf"), (20.0, None), "not finite"),
+        (HIGH, None, None, float("inf"), (None, 10.0), None),
+    ],
+)
+def test_what_is_worse(
+    facts: Facts,
+    before: float | None,
+    after: float | None,
+    noise: float,
+    sqnr: tuple[float | None, float | None],
+    worse: str | None,
+) -> None:
+    found = is_worse(Score(sqnr_db=sqnr[1], value=after), Score(sqnr_db=sqnr[0], value=before), facts, noise=noise)
+    if worse is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert worse.removeprefix("top1") in found

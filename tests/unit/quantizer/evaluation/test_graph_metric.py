@@ -1,0 +1,210 @@
+"""Metrics given as ONNX graphs: the same numbers as the built-in ones, and a word for every graph that cannot serve."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.contracts.errors import InvalidConfigError
+from service.contracts.evaluation import EvaluationSpec
+from tests.unit.quantizer.evaluation.measuring import infos, measured, value
+from tests.unit.quantizer.toolbox import make_model, normal, rng
+from worker.quantizer.data import ArrayDataset
+from worker.quantizer.evaluation.metrics import Metrics
+from worker.quantizer.intake import inspect_model
+
+TOP1 = (
+    "(float[N,C] y, int64[N] labels) => (float acc) { k = ArgMax<axis=1, keepdims=0>(y) e = Equal(k, labels) "
+    "f = Cast<to=1>(e) m = ReduceMean<keepdims=0>(f) h = Constant<value_float=100.0>() acc = Mul(m, h) }"
+)
+SUMS = (
+    "(float[N,C] y, int64[N] labels) => (float hits, int64[1] all) { k = ArgMax<axis=1, keepdims=0>(y) "
+    "e = Equal(k, labels) f = Cast<to=1>(e) hits = ReduceSum<keepdims=0>(f) all = Shape(labels) }"
+)
+RMSE_SUMS = (
+    "(float[N,C] y, float[N,C] truth) => (float s, float n) { d = Sub(y, truth) q = Mul(d, d) "
+    "s = ReduceSum<keepdims=0>(q) z = Size(d) n = Cast<to=1>(z) }"
+)
+
+
+def text(model: onnx.ModelProto) -> str:
+    return base64.b64encode(model.SerializeToString()).decode()
+
+
+def graph(body: str, **options: Any) -> dict[str, Any]:
+    return {"kind": "onnx", "name": "mine", "graph": {"base64": text(make_model(body))}, **options}
+
+
+@given(
+    samples=st.integers(1, 40), classes=st.integers(2, 9), seed=st.integers(0, 50), batch=st.sampled_from([1, 7, 64])
+)
+@settings(max_examples=20, deadline=None)
+def test_top1_as_a_graph_is_the_built_in_one(samples: int, classes: int, seed: int, batch: int) -> None:
+    outputs, labels = {"y": normal(samples, classes, seed=seed)}, rng(seed).integers(0, classes, samples)
+    found = measured([{"kind": "top1"}, graph(TOP1, unit="%")], outputs, labels, batch=batch).values
+    assert found["mine"] == pytest.approx(found["top1"], abs=2e-4)
+    sums = value(graph(SUMS), outputs, labels, batch=batch)
+    assert 100 * sums == pytest.approx(found["top1"], abs=2e-4)
+
+
+def test_sums_give_what_means_of_batches_do_not() -> None:
+    outputs, arrays = {"y": normal(30, 4)}, {"truth": normal(30, 4, seed=1)}
+    found = measured([{"kind": "rmse", "labels": "truth"}, graph(RMSE_SUMS, better="lower")], outputs, arrays=arrays)
+    assert found.values["mine"] == pytest.approx(found.values["rmse"] ** 2, rel=1e-5)
+
+
+def test_inputs_may_be_mapped() -> None:
+    outputs, labels = {"a": normal(30, 3), "b": normal(30, 5, seed=2)}, rng(1).integers(0, 5, 30)
+    expected = value({"kind": "top1", "output": "b"}, outputs, labels)
+    for output in ("b", 1):
+        inputs = {"y": {"output": output}, "labels": {"array": "truth"}}
+        got = value(graph(TOP1, inputs=inputs), outputs, arrays={"truth": labels})
+        assert got == pytest.approx(expected, abs=2e-4)
+
+
+def test_the_float_models_output_may_be_an_input() -> None:
+    body = (
+        "(float[N,C] y, float[N,C] was) => (float s, float n) { d = Sub(y, was) a = Abs(d) "
+        "s = ReduceSum<keepdims=0>(a) z = Size(d) n = Cast<to=1>(z) }"
+    )
+    x, y = normal(30, 4), normal(30, 4, seed=1)
+    metric = graph(body, inputs={"was": {"reference": 0}}, better="lower")
+    assert value(metric, {"y": y}, reference={"y": x}) == pytest.approx(np.abs(x - y).mean(), rel=1e-5)
+    assert value(metric, {"y": x}) == 0.0
+
+
+def test_integers_are_cast_where_nothing_is_lost() -> None:
+    outputs, labels = {"y": normal(30, 5)}, rng(1).integers(0, 5, 30)
+    expected = value({"kind": "top1"}, outputs, labels)
+    for dtype in (np.uint8, np.int32, np.int64):
+        assert value(graph(TOP1), outputs, labels.astype(dtype)) == pytest.approx(expected, abs=2e-4)
+    narrow = TOP1.replace("int64[N] labels", "int8[N] labels").replace("Equal(k, labels)", "Equal(k, wide)")
+    narrow = narrow.replace("{ ", "{ wide = Cast<to=7>(labels) ")
+    assert value(graph(narrow), outputs, labels) == pytest.approx(expected, abs=2e-4)
+    with pytest.raises(InvalidConfigError, match="not all values fit") as caught:
+        value(graph(narrow), outputs, labels + 200)
+    assert caught.value.errors[0].pointer == "/config/evaluation/metrics/0/inputs/labels"
+
+
+def test_what_is_not_finite_has_no_value() -> None:
+    zero = "(float[N,C] y) => (float s, float n) { s = ReduceSum<keepdims=0>(y) n = Sub(s, s) }"
+    found = measured([graph(zero)], {"y": normal(9, 3)})
+    assert "counted nothing" in found.undefined["mine"]
+    bad = "(float[N,C] y) => (float s) { z = Sub(y, y) q = Div(y, z) s = ReduceMean<keepdims=0>(q) }"
+    found = measured([graph(bad)], {"y": normal(9, 3)})
+    assert "NaN or Inf" in found.undefined["mine"]
+    assert found.values == {}
+
+
+def refused(metric: dict[str, Any], outputs: Any = None, labels: Any = None, **options: Any) -> InvalidConfigError:
+    with pytest.raises(InvalidConfigError) as caught:
+        measured([metric], outputs or {"y": normal(9, 3)}, np.zeros(9, int) if labels is None else labels, **options)
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("body", "place", "says"),
+    [
+        (TOP1.replace("labels", "marks"), "inputs", "nothing feeds the graph's input 'marks'"),
+        ("(float[N,C] y) => (float a, float b, float c) { a, b, c = Split<axis=0>(y) }", "graph", "a sum and a count"),
+        ("(float[N,C] y) => (float[2] s) { s = Shape(y) }", "graph", "shape [2], not a scalar's"),
+        ("(float[N,C] y) => (bool s) { s = IsNaN(y) }", "graph", "holds bool"),
+        ("(float[N,C] y) => (float[K] s) { s = ReduceSum<keepdims=0>(y) z = Foo(y) }", "graph", "Foo"),
+        ("(float[N,C] y) => (float s) { s = com.evil.Run(y) }", "graph", "com.evil"),
+        ("(float[N,C] y) => (float[K] s) { s = ReduceMean<axes=[1], keepdims=0>(y) }", "graph", "no scalar"),
+        ("(float[N,5] y) => (float s) { s = ReduceMean<keepdims=0>(y) }", "graph", "Got: 3 Expected: 5"),
+        ("(int64[N,C] y) => (float s) { f = Cast<to=1>(y) s = ReduceMean<keepdims=0>(f) }", "inputs/y", "takes int64"),
+        ("(float[N,C] y) => (float s) { }", "graph", "no nodes"),
+    ],
+)
+def test_graphs_that_cannot_serve(body: str, place: str, says: str) -> None:
+    error = refused(graph(body))
+    assert error.errors[0].pointer == f"/config/evaluation/metrics/0/{place}"
+    assert says in error.detail
+    assert "mine" in error.detail
+
+
+@pytest.mark.parametrize("data", [b"no model at all", b"\x08", make_model(TOP1).SerializeToString()[:-40]])
+def test_bytes_that_are_no_graph(data: bytes) -> None:
+    metric = {"kind": "onnx", "name": "mine", "graph": {"base64": base64.b64encode(data).decode()}}
+    assert refused(metric).errors[0].pointer == "/config/evaluation/metrics/0/graph"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "place"),
+    [
+        ({"z": {"output": 0}}, "inputs/z"),
+        ({"y": {"output": "t"}}, "inputs/y/output"),
+        ({"y": {"reference": 3}}, "inputs/y/reference"),
+        ({"labels": {"array": "far"}}, "inputs/labels/array"),
+    ],
+)
+def test_mappings_that_lead_nowhere(inputs: dict[str, Any], place: str) -> None:
+    error = refused(graph(TOP1, inputs=inputs))
+    assert error.errors[0].pointer == f"/config/evaluation/metrics/0/{place}"
+
+
+def test_a_graph_must_not_read_files(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(np.arange(3, dtype=np.float32).tobytes())
+    model = make_model("(float[N,3] y) => (float s) { t = Mul(y, w) s = ReduceMean<keepdims=0>(t) }")
+    tensor = onnx.TensorProto(name="w", dims=[3], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.append(onnx.StringStringEntryProto(key="location", value=str(secret)))
+    model.graph.initializer.append(tensor)
+    metric = {"kind": "onnx", "name": "mine", "graph": {"base64": text(model)}}
+    error = refused(metric)
+    assert "in another file" in error.detail
+    assert error.errors[0].pointer == "/config/evaluation/metrics/0/graph"
+
+
+# A graph that was uploaded as a model.
+
+
+def uploaded(folder: Path, body: str = TOP1) -> Path:
+    onnx.save(make_model(body), folder / "metric.onnx")
+    return folder / "metric.onnx"
+
+
+def test_an_uploaded_graph_counts_like_one_in_the_config(tmp_path: Path) -> None:
+    inspect_model(uploaded(tmp_path), threads=1)  # the service accepts it as a model
+    outputs, labels = {"y": normal(30, 5)}, rng(1).integers(0, 5, 30)
+    spec = EvaluationSpec.model_validate({"metrics": [{"kind": "onnx", "graph": {"model_id": "mdl_1"}}]})
+    assert spec.graph_models == ("mdl_1",)
+    bound = Metrics(spec, infos(outputs), graphs={"mdl_1": tmp_path / "metric.onnx"})
+    data = ArrayDataset({"x": np.zeros((30, 1), np.float32)}, labels)
+    bound.check(data)
+    found = bound.start()
+    for batch in data.batches(infos({"x": np.zeros((30, 1), np.float32)}), 8, arrays=bound.arrays):
+        found.update(batch, {"y": outputs["y"][batch.start : batch.start + batch.valid]})
+    assert found.values["onnx"] == pytest.approx(value({"kind": "top1"}, outputs, labels), abs=2e-4)
+
+
+def test_an_uploaded_graph_that_is_not_there() -> None:
+    spec = EvaluationSpec.model_validate({"metrics": [{"kind": "onnx", "graph": {"model_id": "mdl_1"}}]})
+    with pytest.raises(InvalidConfigError, match="no uploaded model 'mdl_1'") as caught:
+        Metrics(spec, infos({"y": normal(3, 4)}))
+    assert caught.value.errors[0].pointer == "/config/evaluation/metrics/0/graph/model_id"
+
+
+def test_random_damage_never_escapes_the_error_tree() -> None:
+    random, whole = rng(3), make_model(TOP1).SerializeToString()
+    refusals = 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for _ in range(random.integers(1, 4)):
+            damaged[random.integers(len(damaged))] = random.integers(256)
+        metric = {"kind": "onnx", "graph": {"base64": base64.b64encode(damaged).decode()}}
+        try:
+            measured([metric], {"y": normal(9, 3)}, np.zeros(9, int))
+        except InvalidConfigError as error:
+            refusals += 1
+            assert error.errors[0].pointer.startswith("/config/evaluation/metrics/0/")
+    assert refusals > 100

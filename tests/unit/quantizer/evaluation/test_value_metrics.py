@@ -1,0 +1,198 @@
+"""Metrics of numbers, against numpy, scipy and scikit-learn."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import stats
+from scipy.special import log_softmax, rel_entr, softmax
+from sklearn.metrics import mean_absolute_error, root_mean_squared_error
+
+from service.contracts.errors import InvalidConfigError
+from tests.unit.quantizer.evaluation.measuring import measured, value
+from tests.unit.quantizer.toolbox import normal, rng
+
+NUMBERS = hnp.arrays(np.float32, st.tuples(st.integers(1, 30)), elements=st.floats(-1e3, 1e3, width=32))
+
+
+@given(output=NUMBERS, seed=st.integers(0, 20), batch=st.sampled_from([1, 4, 100]))
+@settings(max_examples=60, deadline=None)
+def test_errors(output: np.ndarray, seed: int, batch: int) -> None:
+    target = output + normal(*output.shape, seed=seed)
+    for kind, oracle in (("rmse", root_mean_squared_error), ("mae", mean_absolute_error)):
+        expected = oracle(target.astype(np.float64), output.astype(np.float64))
+        assert value({"kind": kind}, {"y": output}, target, batch=batch) == pytest.approx(expected, rel=1e-5)
+
+
+@given(seed=st.integers(0, 200), samples=st.integers(2, 40), ties=st.booleans(), batch=st.sampled_from([1, 7, 100]))
+@settings(max_examples=60, deadline=None)
+def test_correlations(seed: int, samples: int, ties: bool, batch: int) -> None:
+    output, target = normal(samples, seed=seed), normal(samples, seed=seed + 1) + 1e3
+    target += 0.5 * output
+    if ties:
+        output, target = np.round(output), np.round(target)
+    found = measured([{"kind": "pearson"}, {"kind": "spearman"}], {"y": output}, target, batch=batch)
+    if np.ptp(output) == 0 or np.ptp(target) == 0:
+        assert found.values == {}
+        assert set(found.undefined) == {"pearson", "spearman"}
+        return
+    wide = output.astype(np.float64), target.astype(np.float64)
+    assert found.values["pearson"] == pytest.approx(stats.pearsonr(*wide)[0], abs=1e-6)
+    assert found.values["spearman"] == pytest.approx(stats.spearmanr(*wide)[0], abs=1e-6)
+
+
+def test_columns_are_judged_apart() -> None:
+    output, target = normal(50, 3) * [1, 100, 1e-3], normal(50, 3, seed=1)
+    target += np.array([1, 0, -0.5], np.float32) * output.astype(np.float32)
+    each = [stats.pearsonr(output[:, k], target[:, k].astype(np.float64))[0] for k in range(3)]
+    found = measured([{"kind": "pearson"}, {"kind": "spearman"}], {"y": output}, target)
+    assert found.values["pearson"] == pytest.approx(np.mean(each), abs=1e-6)
+    assert list(found.details["pearson"].values()) == pytest.approx(each, abs=1e-6)
+    assert len(found.details["spearman"]) == 3
+
+
+@pytest.mark.parametrize("shape", [(30,), (30, 1), (30, 1, 1)])
+@pytest.mark.parametrize("kind", ["rmse", "mae", "pearson", "spearman"])
+def test_axes_of_one_do_not_matter(kind: str, shape: tuple[int, ...]) -> None:
+    output, target = normal(30), normal(30, seed=1)
+    expected = value({"kind": kind}, {"y": output}, target)
+    assert value({"kind": kind}, {"y": output.reshape(shape)}, target) == expected
+    assert value({"kind": kind}, {"y": output}, target.reshape(shape)) == expected
+
+
+def test_what_is_not_finite_has_no_value() -> None:
+    output = normal(30)
+    output[4] = np.nan
+    found = measured([{"kind": kind} for kind in ("rmse", "mae", "pearson", "spearman")], {"y": output}, normal(30))
+    assert found.values == {}
+    assert set(found.undefined) == {"rmse", "mae", "pearson", "spearman"}
+
+
+@pytest.mark.parametrize("kind", ["rmse", "pearson", "spearman"])
+def test_targets_of_another_shape_point_at_the_labels(kind: str) -> None:
+    with pytest.raises(InvalidConfigError, match=r"labels have shape \[7, 2\], but the output is \[7, 3\]") as caught:
+        value({"kind": kind}, {"y": normal(9, 3)}, normal(9, 2))
+    assert caught.value.errors[0].pointer == "/config/evaluation/metrics/0/labels"
+
+
+# Against the float model's output.
+
+FIDELITY = ("cosine", "sqnr", "psnr", "l2", "kl", "agreement")
+
+
+def oracle(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    noise = ((x - y) ** 2).sum()
+    axis = 1 if x.ndim == 4 else -1
+    return {
+        "cosine": (x * y).sum() / np.linalg.norm(x) / np.linalg.norm(y),
+        "sqnr": 10 * math.log10((x**2).sum() / noise),
+        "psnr": 10 * math.log10(np.abs(x).max() ** 2 / (noise / x.size)),
+        "l2": np.linalg.norm(x - y) / np.linalg.norm(x),
+        "kl": rel_entr(softmax(x, axis), softmax(y, axis)).sum(axis).mean(),
+        "agreement": 100 * (x.argmax(axis) == y.argmax(axis)).mean(),
+    }
+
+
+@pytest.mark.parametrize("shape", [(30, 8), (12, 5, 8), (9, 6, 4, 3)])
+@given(seed=st.integers(0, 100), scale=st.sampled_from([0.01, 1.0, 30.0]), batch=st.sampled_from([1, 7, 100]))
+@settings(max_examples=15, deadline=None)
+def test_distances_from_the_float_output(shape: tuple[int, ...], seed: int, scale: float, batch: int) -> None:
+    x = normal(*shape, seed=seed) * np.float32(scale)
+    y = x + normal(*shape, seed=seed + 1) * np.float32(0.3 * scale)
+    found = measured([{"kind": kind} for kind in FIDELITY], {"y": y}, reference={"y": x}, batch=batch).values
+    flat = {kind: oracle(x.reshape(shape), y.reshape(shape))[kind] for kind in FIDELITY}
+    assert found == {kind: pytest.approx(expected, rel=1e-4, abs=1e-4) for kind, expected in flat.items()}
+
+
+def test_identical_outputs() -> None:
+    x = normal(20, 5)
+    found = measured([{"kind": kind} for kind in FIDELITY], {"y": x}, reference={"y": x}).values
+    assert found == {"cosine": 1.0, "sqnr": 200.0, "psnr": 200.0, "l2": 0.0, "kl": 0.0, "agreement": 100.0}
+
+
+def test_the_float_model_has_no_distance_from_itself() -> None:
+    found = measured([{"kind": kind} for kind in FIDELITY], {"y": normal(20, 5)})
+    assert found.values == found.undefined == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "x", "says"),
+    [
+        ("sqnr", np.zeros((9, 3), np.int64), "not floats"),
+        ("kl", normal(9, 1), "no class scores"),
+        ("agreement", normal(9, 1), "decides nothing"),
+    ],
+)
+def test_outputs_that_a_distance_cannot_take(kind: str, x: np.ndarray, says: str) -> None:
+    with pytest.raises(InvalidConfigError, match=says) as caught:
+        measured([{"kind": kind}], {"y": x}, reference={"y": x})
+    assert caught.value.errors[0].pointer == "/config/evaluation/metrics/0/output"
+
+
+@pytest.mark.parametrize("kind", FIDELITY)
+def test_outputs_of_another_shape_have_no_distance(kind: str) -> None:
+    found = measured([{"kind": kind}], {"y": normal(9, 4)}, reference={"y": normal(9, 5)})
+    assert found.values == {}
+    assert "the float model's [2, 5]" in found.undefined[kind]
+
+
+# Perplexity.
+
+
+@given(seed=st.integers(0, 100), classes=st.integers(2, 9), form=st.sampled_from(["logits", "log", "p"]))
+@settings(max_examples=40, deadline=None)
+def test_perplexity(seed: int, classes: int, form: str) -> None:
+    logits, labels = normal(8, 6, classes, seed=seed) * 3, rng(seed).integers(0, classes, (8, 6))
+    labels[rng(seed + 1).random((8, 6)) < 0.2] = -100
+    labels[0, 0] = 0
+    wide = logits.astype(np.float64)
+    own = np.take_along_axis(log_softmax(wide, axis=-1), np.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+    expected = math.exp(-own[labels >= 0].mean())
+    output: dict[str, Any] = {"logits": wide, "log": log_softmax(wide, axis=-1), "p": softmax(wide, axis=-1)}
+    word = {"logits": "logits", "log": "log_probabilities", "p": "probabilities"}[form]
+    got = value({"kind": "perplexity", "scores": word}, {"y": output[form].astype(np.float32)}, labels, batch=3)
+    assert got == pytest.approx(expected, rel=1e-4)
+
+
+def test_perplexity_of_the_next_token() -> None:
+    logits, tokens = normal(8, 6, 5), rng(1).integers(0, 5, (8, 6))
+    expected = value({"kind": "perplexity"}, {"y": logits[:, :-1]}, tokens[:, 1:])
+    assert value(
+        {"kind": "perplexity", "shift": True, "labels": "tokens"}, {"y": logits}, arrays={"tokens": tokens}
+    ) == (expected)
+
+
+def test_a_guess_has_the_perplexity_of_the_number_of_classes() -> None:
+    assert value({"kind": "perplexity"}, {"y": np.zeros((10, 7), np.float32)}, rng().integers(0, 7, 10)) == (
+        pytest.approx(7.0)
+    )
+
+
+def test_an_impossible_label_has_no_perplexity() -> None:
+    output = np.tile(np.array([1.0, 0.0], np.float32), (5, 1))
+    found = measured([{"kind": "perplexity", "scores": "probabilities"}], {"y": output}, np.array([0, 0, 1, 0, 0]))
+    assert found.values == {}
+    assert "probability 0" in found.undefined["perplexity"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "output", "labels", "place"),
+    [
+        ({}, normal(5), np.zeros(5, int), "output"),
+        ({}, np.zeros((5, 3), int), np.zeros(5, int), "output"),
+        ({}, normal(5, 3), np.full(5, 3), "labels"),
+        ({}, normal(5, 4, 3), np.zeros((5, 3), int), "labels"),
+        ({"shift": True}, normal(5, 3), np.zeros(5, int), "shift"),
+    ],
+)
+def test_what_has_no_perplexity(metric: dict[str, Any], output: np.ndarray, labels: np.ndarray, place: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        value({"kind": "perplexity", **metric}, {"y": output}, labels)
+    assert caught.value.errors[0].pointer == f"/config/evaluation/metrics/0/{place}"

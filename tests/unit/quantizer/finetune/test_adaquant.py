@@ -1,0 +1,231 @@
+"""AdaQuant, and AdaRound by gradients, as steps on small networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from service.contracts.errors import CanceledError
+from tests.unit.quantizer.finetune.gradient_benches import (
+    INT4,
+    changed,
+    finetuned,
+    integers,
+    output_sqnr,
+    residual_network,
+)
+from tests.unit.quantizer.precision.benches import samples
+from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file
+from worker.quantizer.checkpoint import CheckpointStore
+from worker.quantizer.finetune import gradient_step
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.run import SilentRun
+
+METHODS = ("adaround", "adaquant")
+KINDS: dict[str, dict[str, Any]] = {
+    "int4 per tensor": INT4,
+    "int4 per channel": {"weight": {"dtype": "int4", "granularity": "per_channel"}},
+    "uint4": {"weight": {"dtype": "uint4", "symmetric": False}},
+    "power of two": {"preset": "xint8", "target": "onnxruntime_cpu", "algorithms": [], "bias": {"dtype": "int8"}},
+    "16-bit activations": {**INT4, "activation": {"dtype": "uint16"}},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_network_comes_nearer_and_its_grids_stay(kind: str, method: str) -> None:
+    draft, change = finetuned(method, KINDS[kind])
+    after = changed(change)
+    assert set(change.errors) == {"conv0", "conv1", "conv2", "dense"}
+    assert all(now <= before for before, now in change.errors.values())
+    assert any(now < 0.9 * before for before, now in change.errors.values())
+    assert output_sqnr(after) > output_sqnr(draft)
+    for name, weight in after.plan.weights.items():
+        old, grid = draft.plan.weights[name].quantization, weight.quantization
+        assert isinstance(grid, IntegerGrid) and isinstance(old, IntegerGrid)
+        np.testing.assert_array_equal(grid.scale, old.scale)
+        np.testing.assert_array_equal(grid.zero_point, old.zero_point)
+        assert grid.limits[0] <= weight.integers.min() and weight.integers.max() <= grid.limits[1]
+    for name, bias in after.plan.biases.items():
+        if bias.quantization is not None:
+            np.testing.assert_array_equal(bias.quantization.scale, draft.plan.biases[name].quantization.scale)
+
+
+def test_four_bits_gain_much_at_the_output() -> None:
+    draft, change = finetuned()
+    assert output_sqnr(changed(change)) > output_sqnr(draft) + 3.0
+
+
+def test_the_draft_that_it_gets_is_not_changed() -> None:
+    draft, change = finetuned()
+    assert not draft.plan.moved
+    fresh, _ = finetuned()
+    for name, values in integers(fresh.plan).items():
+        np.testing.assert_array_equal(integers(draft.plan)[name], values)
+    assert changed(change).plan is not draft.plan
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "mx4", "mxfp6_e2m3", "bfp16"])
+def test_weights_of_floats_and_blocks_move_in_float_and_are_emitted_so(dtype: str) -> None:
+    settings = {"weight": {"dtype": dtype}, "activation": {"dtype": "uint16"}, "bias": {"dtype": "float32"}}
+    model = residual_network()
+    model.opset_import[0].version, model.ir_version = 21, 10
+    draft, change = finetuned(settings=settings, batch_size=40, model=model)
+    after = changed(change)
+    assert {"w0", "w1"} & set(after.plan.moved)
+    assert output_sqnr(after) > output_sqnr(draft) + 0.5
+    # the float network stays what it was: the moved weights are in the plan alone
+    np.testing.assert_array_equal(
+        after.graph.initializers["w1"].const_value.numpy(), normal(6, 6, 3, 3, seed=2, scale=0.2)
+    )
+
+
+def normalized_network() -> onnx.ModelProto:
+    weights = {
+        "w": normal(6, 3, 3, 3, seed=1, scale=0.3),
+        "g": normal(6, seed=2, scale=0.1) + 1,
+        "h": normal(6, seed=3, scale=0.1),
+        "k": normal(6, 5, seed=4, scale=0.4),
+    }
+    return make_model(
+        "(float[N,3,8,8] x) => (float[N,5] y) { [conv] c = Conv<pads=[1,1,1,1]>(x, w) "
+        "[norm] n = InstanceNormalization(c, g, h) [act] r = Relu(n) [pool] p = GlobalAveragePool(r) "
+        "[flat] f = Flatten(p) [last] l = LayerNormalization(f, g, h) [dense] y = MatMul(l, k) }",
+        weights,
+    )
+
+
+def test_parameters_that_two_normalizations_share_stay_and_are_named() -> None:
+    draft, change = finetuned(settings={"weight": {"dtype": "int4"}}, model=normalized_network())
+    if len(draft.graph.initializers["g"].uses()) > 1:
+        assert "norm, last left out: nothing in it moves" in change.summary
+        assert not changed(change).plan.moved
+
+
+def test_a_moved_normalization_is_in_the_emitted_model() -> None:
+    model = normalized_network()
+    model.graph.node[-2].input[1:] = ["g2", "h2"]
+    for name, seed in (("g2", 7), ("h2", 8)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(normal(6, seed=seed, scale=0.1) + 1, name))
+    _, change = finetuned(settings={"weight": {"dtype": "int4"}}, model=model)
+    moved = changed(change).plan.moved
+    assert {"g", "g2"} & set(moved)
+    emitted = onnx.load_from_string(changed(change).emitted_bytes())
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in emitted.graph.initializer}
+    for name, values in moved.items():
+        np.testing.assert_array_equal(stored[name], values)
+    _, rounded = finetuned("adaround", {"weight": {"dtype": "int4"}}, model=model)
+    assert "norm, last left out: nothing in it moves" in rounded.summary
+    assert {"conv", "dense"} == set(rounded.errors)
+
+
+def test_a_scale_moves_with_its_int32_bias() -> None:
+    draft, change = finetuned(update_scales=True)
+    plan = changed(change).plan
+    moved = [
+        name
+        for name in plan.weights
+        if plan.weights[name].quantization.scale != draft.plan.weights[name].quantization.scale
+    ]
+    assert "w1" in moved
+    bias, grid = plan.biases["conv1"], plan.activations["r0"].quantization
+    expected = float(grid.scale) * float(plan.weights["w1"].quantization.scale)
+    np.testing.assert_allclose(bias.quantization.scale, expected, rtol=1e-6)
+    assert np.abs(bias.quantization.dequantize(bias.integers)).max() < 10
+    assert output_sqnr(changed(change)) > output_sqnr(draft) + 3.0
+
+
+def test_a_power_of_two_stays_one() -> None:
+    draft, change = finetuned(settings=KINDS["power of two"], update_scales=True)
+    for name, weight in changed(change).plan.weights.items():
+        np.testing.assert_array_equal(weight.quantization.scale, draft.plan.weights[name].quantization.scale)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_residual_block_is_reconstructed_as_one(method: str) -> None:
+    draft, change = finetuned(method, block_wise=True, batch_size=40, num_iterations=300)
+    assert set(change.errors) == {"conv0", "conv1", "dense"}
+    before, after = change.errors["conv1"]
+    assert after < 0.85 * before
+    assert {"conv1", "conv2"} <= set(change.nodes)
+    assert output_sqnr(changed(change)) > output_sqnr(draft) + 1.0
+
+
+def test_a_layer_that_makes_the_network_worse_is_taken_back(monkeypatch) -> None:
+    original = gradient_step.solve
+
+    def spoiled(unit: Any, samples: Any, settings: Any, check: Any) -> Any:
+        solved = original(unit, samples, settings, check)
+        if unit.name == "conv1":
+            solved.integers["w1"] = -solved.integers["w1"]
+        return solved
+
+    monkeypatch.setattr(gradient_step, "solve", spoiled)
+    draft, change = finetuned(selective_update=True)
+    after = changed(change)
+    assert "conv1" not in change.nodes
+    assert "taken back" in change.summary
+    np.testing.assert_array_equal(after.plan.weights["w1"].integers, draft.plan.weights["w1"].integers)
+    assert change.errors["conv1"][0] == change.errors["conv1"][1]
+    assert output_sqnr(after) > output_sqnr(draft)
+    _, kept = finetuned()
+    assert "conv1" in kept.nodes
+
+
+def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch) -> None:
+    class Canceling(SilentRun):
+        def __init__(self) -> None:
+            self.at = 0
+
+        def progress(self, stage: str, done: int = 0, *_args: Any, **_kwargs: Any) -> None:
+            self.at = done if stage == "adaquant" else self.at
+
+        def check(self) -> None:
+            if self.at >= 2:
+                raise CanceledError("stop")
+
+    options: dict[str, Any] = {"update_scales": True, "drop_ratio": 0.5}
+    _, whole = finetuned(**options)
+    with pytest.raises(CanceledError):
+        finetuned(store=CheckpointStore(tmp_path), run=Canceling(), **options)
+    solved: list[str] = []
+    original = gradient_step.solve
+    monkeypatch.setattr(gradient_step, "solve", lambda unit, *rest: solved.append(unit.name) or original(unit, *rest))
+    _, resumed = finetuned(store=CheckpointStore(tmp_path), **options)
+    assert solved == ["conv2", "dense"]
+    assert "2 taken over" in resumed.summary
+    assert resumed.errors == whole.errors
+    assert changed(resumed).emitted_bytes() == changed(whole).emitted_bytes()
+
+
+def test_progress_names_the_layer_its_error_and_the_time_left() -> None:
+    said: list[str] = []
+
+    class Listening(SilentRun):
+        def progress(
+            self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = ""
+        ) -> None:
+            if stage == "adaquant":
+                said.append(f"{done}/{total} {unit} {message}")
+
+    finetuned(run=Listening())
+    assert said[0].startswith("0/4 layers conv0")
+    assert "error of the last one" in said[1] and "s left" in said[1]
+    assert said[-1].startswith("4/4")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_pipeline_runs_it_and_reports_what_it_did(method: str, tmp_path: Path) -> None:
+    solver = {"solver": "gradient"} if method == "adaround" else {}
+    algorithm = {"method": method, "num_iterations": 60, **solver}
+    settings = config(**INT4, algorithms=[algorithm])
+    result = quantize_file(tmp_path, residual_network(), {"x": samples()["x"]}, settings)
+    (figures,) = result.report.algorithms
+    assert figures.kept
+    assert figures.after.sqnr_db > figures.before.sqnr_db
+    assert set(figures.reconstruction) == {"conv0", "conv1", "conv2", "dense"}
+    assert any(method in row.gain for row in result.report.layers)

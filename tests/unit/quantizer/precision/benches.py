@@ -1,0 +1,83 @@
+"""A calibrated draft and what a step works with, without files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx
+
+from service.contracts.config import QuantizationConfig
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.model import ModelSummary, TensorInfo
+from tests.unit.quantizer.toolbox import Arrays, config, input_infos, make_model, normal, plan_for, rng
+from worker.quantizer.checkpoint import CheckpointStore
+from worker.quantizer.context import Context
+from worker.quantizer.data import ArrayDataset
+from worker.quantizer.evaluation.metrics import Metrics
+from worker.quantizer.graph.prepare import Prepared
+from worker.quantizer.measure import Stages
+from worker.quantizer.plan.build import build_plan
+from worker.quantizer.refine.calibration import calibrate
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.step import Workshop
+from worker.quantizer.refine.steps import step_of
+from worker.quantizer.run import Run, SilentRun
+from worker.quantizer.runtime import Session
+
+SAMPLES = 48
+
+
+def chain_of_convolutions(layers: int = 4, *, batch: str = "N", outlier: int | None = None) -> onnx.ModelProto:
+    """Convolutions with Relu, a pool and a classifier; one channel of layer ``outlier`` is a hundred times larger."""
+    weights, text, source = {}, "", "x"
+    for k in range(layers):
+        weight = normal(6, 3 if k == 0 else 6, 3, 3, seed=k, scale=0.25)
+        if k == outlier:
+            weight[0] *= 100.0
+        weights[f"w{k}"] = weight
+        text += f"[conv{k}] c{k} = Conv<pads=[1,1,1,1]>({source}, w{k}) [relu{k}] r{k} = Relu(c{k}) "
+        source = f"r{k}"
+    weights["k"] = normal(6, 5, seed=99, scale=0.4)
+    text += f"[pool] p = GlobalAveragePool({source}) [flat] f = Flatten(p) [dense] y = MatMul(f, k)"
+    return make_model(f"(float[{batch},3,8,8] x) => (float[{batch},5] y) {{ {text} }}", weights)
+
+
+def samples(count: int = SAMPLES, seed: int = 0) -> Arrays:
+    return {"x": normal(count, 3, 8, 8, seed=seed), "labels": rng(seed).integers(0, 5, count)}
+
+
+def workshop_for(
+    model: onnx.ModelProto,
+    settings: QuantizationConfig | None = None,
+    *,
+    held_back: int = 8,
+    run: Run | None = None,
+    checkpoint: CheckpointStore | None = None,
+    labels: np.ndarray | None = None,
+) -> tuple[Draft, Workshop]:
+    """The draft of ``settings`` without algorithms, and a workshop; data as ``samples`` gives them."""
+    settings = settings or config()
+    prepared, plan = plan_for(model, settings)
+    arrays = samples()
+    data = ArrayDataset({"x": arrays["x"]}, arrays["labels"] if labels is None else labels)
+    infos = input_infos(model)
+    outputs = (TensorInfo(name="y", dtype="float32", shape=(None, 5)),)
+    context = Context(
+        config=settings,
+        summary=ModelSummary.model_construct(inputs=infos, outputs=outputs),
+        calibration=data,
+        evaluation=None,
+        float_session=Session(model.SerializeToString(), threads=1),
+        stages=Stages(),
+        run=run or SilentRun(),
+        threads=1,
+        checkpoint=checkpoint or CheckpointStore(None),
+        metrics=Metrics(EvaluationSpec(), outputs),
+    )
+
+    def recalibrate(changed: Prepared, *, base: Draft | None = None, touched: Collection[str] = ()) -> Draft:
+        return calibrate(changed, build_plan(changed.graph, settings, changed.op_types), context, (), {})
+
+    draft = calibrate(prepared, plan, context, (), {})
+    return draft, Workshop(context, recalibrate, held_back, step_of)

@@ -1,0 +1,155 @@
+"""The search: what it tries, what it chooses, and what it says when the goal or the budget cannot be kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.contracts.algorithms import Autopilot
+from service.contracts.config import parse_config
+from service.contracts.errors import CanceledError
+from service.contracts.search import Search, TrialFigures
+from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, workshop_for
+from tests.unit.quantizer.toolbox import config, quantize_file, run_onnx, sqnr_db
+from worker.quantizer.checkpoint import CheckpointStore
+from worker.quantizer.precision import trials
+from worker.quantizer.precision.autopilot import AutopilotStep, pareto
+from worker.quantizer.precision.goal import Measured, Referee
+from worker.quantizer.precision.recipes import Basis
+from worker.quantizer.precision.trials import Finalist
+from worker.quantizer.refine.step import Change
+from worker.quantizer.run import SilentRun
+
+PER_TENSOR = config(weight={"granularity": "per_tensor"})
+
+
+def pilot(limit: float, **settings: Any) -> Autopilot:
+    goal = {"kind": "distance", "metric": "sqnr", "limit": limit}
+    return Autopilot.model_validate({"goal": goal, **settings})
+
+
+def flown(spec: Autopilot, *, store: CheckpointStore | None = None, run: SilentRun | None = None) -> Change:
+    draft, workshop = workshop_for(chain_of_convolutions(3, outlier=1), PER_TENSOR, checkpoint=store, run=run)
+    return AutopilotStep(spec).apply(draft, workshop)
+
+
+def found(change: Change) -> Search:
+    assert change.search is not None
+    return change.search
+
+
+def chosen(change: Change) -> TrialFigures:
+    (trial,) = [trial for trial in found(change).trials if trial.chosen]
+    return trial
+
+
+def test_an_easy_goal_needs_no_slow_step_and_the_model_meets_it() -> None:
+    change = flown(pilot(20.0))
+    assert found(change).met
+    assert not any("adaround" in trial.algorithms for trial in found(change).trials)
+    assert change.draft is not None
+    feeds = {"x": samples()["x"]}
+    expected = run_onnx(chain_of_convolutions(3, outlier=1), feeds)["y"]
+    measured = sqnr_db(expected, run_onnx(change.draft.emitted_bytes(), feeds)["y"])
+    assert measured >= 20.0
+    assert chosen(change).value == pytest.approx(measured, abs=0.2)
+
+
+def test_a_hard_goal_calls_for_slow_steps_and_then_for_float() -> None:
+    change = flown(pilot(48.0))
+    tried = [algorithm for trial in found(change).trials for algorithm in trial.algorithms]
+    assert "adaround" in tried
+    assert "mixed_precision" in tried
+    assert found(change).met
+
+
+def test_a_goal_out_of_reach_returns_the_best_and_the_gap() -> None:
+    change = flown(pilot(190.0, budget={"max_trials": 4}))
+    assert not found(change).met
+    assert found(change).gap > 0
+    assert "goal missed by" in change.summary
+    assert "4 recipes" in found(change).ended_by
+    evaluated = [trial for trial in found(change).trials if trial.evaluated]
+    assert chosen(change).gap == min(trial.gap for trial in evaluated if trial.gap is not None)
+
+
+def test_time_that_is_used_up_ends_the_search() -> None:
+    change = flown(pilot(190.0, budget={"max_seconds": 1e-6}))
+    assert "used up" in found(change).ended_by
+    assert sum(trial.evaluated for trial in found(change).trials) == 1
+
+
+def test_the_smallest_model_counts_where_size_is_the_objective() -> None:
+    change = flown(pilot(5.0, objective="size"))
+    evaluated = [trial for trial in found(change).trials if trial.evaluated]
+    assert any(trial.name.startswith("4-bit weights") for trial in evaluated)
+    assert chosen(change).size_bytes == min(trial.size_bytes for trial in evaluated if trial.size_bytes is not None)
+
+
+def test_a_search_that_was_broken_off_goes_on_without_repeating(tmp_path: Path, monkeypatch) -> None:
+    class Canceling(SilentRun):
+        def __init__(self) -> None:
+            self.left = 6
+
+        def progress(self, stage: str, *_args: Any, **_kwargs: Any) -> None:
+            if stage == "autopilot":
+                self.left -= 1
+
+        def check(self) -> None:
+            if self.left <= 0:
+                raise CanceledError("stop")
+
+    whole = flown(pilot(40.0))
+    with pytest.raises(CanceledError):
+        flown(pilot(40.0), store=CheckpointStore(tmp_path), run=Canceling())
+    made: list[str] = []
+    original = trials.Bench._extended
+
+    def counted(self: trials.Bench, basis: Basis, chain: Any) -> Any:
+        made.append(f"{basis.name} {[algorithm.method for algorithm in chain]}")
+        return original(self, basis, chain)
+
+    monkeypatch.setattr(trials.Bench, "_extended", counted)
+    resumed = flown(pilot(40.0), store=CheckpointStore(tmp_path))
+    taken_over = [trial.name for trial in found(resumed).trials if trial.resumed]
+    assert len(taken_over) >= 4
+    assert [trial.name for trial in found(resumed).trials] == [trial.name for trial in found(whole).trials]
+    assert whole.draft is not None
+    assert resumed.draft is not None
+    assert chosen(resumed).name == chosen(whole).name
+    assert resumed.draft.emitted_bytes() == whole.draft.emitted_bytes()
+
+
+def finalist(gap: float, size_bytes: int, latency_ratio: float, parts: tuple[float, ...] = ()) -> Finalist:
+    trial = trials.Trial(Basis("b"), (), None, True, False, 0.0)  # type: ignore[arg-type]
+    return Finalist(trial, Measured(gap, gap, parts), size_bytes, latency_ratio)
+
+
+def test_the_pareto_set_holds_what_nothing_beats() -> None:
+    small, fast, exact = finalist(0.3, 10, 0.9), finalist(0.3, 20, 0.5), finalist(0.0, 20, 0.9)
+    beaten, twin = finalist(0.3, 20, 0.9), finalist(0.3, 10, 0.9)
+    assert pareto([small, fast, exact, beaten, twin]) == [small, fast, exact, twin]
+
+
+def test_a_difference_within_chance_is_no_gain() -> None:
+    simple = finalist(0.2, 1, 1.0, (80.0, 90.0, 85.0, 95.0))
+    lucky = finalist(0.1, 1, 1.0, (85.0, 85.0, 90.0, 92.0))
+    better = finalist(0.0, 1, 1.0, (82.0, 92.0, 87.0, 97.5))
+    assert Referee.clear_winner([simple, lucky]) is simple
+    assert Referee.clear_winner([simple, lucky, better]) is better
+
+
+def test_the_verdict_is_the_goal_and_the_models_of_the_pareto_set_are_files(tmp_path: Path) -> None:
+    step = {"method": "autopilot", "goal": {"kind": "drop", "max_drop": 100.0}, "budget": {"max_trials": 3}}
+    settings = parse_config({"preset": "plain", "algorithms": [step]})
+    result = quantize_file(tmp_path, chain_of_convolutions(2), samples(), settings)
+    assert result.report.verdict == "pass"
+    (outcome,) = result.report.algorithms
+    assert outcome.search is not None
+    on_front = [trial.file for trial in outcome.search.trials if trial.pareto]
+    assert on_front
+    assert [file.filename for file in result.files] == on_front
+    feeds = {"x": samples()["x"]}
+    assert run_onnx(result.files[0].content, feeds)["y"].shape == (48, 5)

@@ -1,0 +1,162 @@
+"""Mixed precision: which layers are lowered, and whether the goal is met by the model that comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from service.contracts.algorithms import MixedPrecision
+from service.contracts.config import parse_config
+from service.contracts.errors import InvalidConfigError
+from service.contracts.sensitivity import Sensitivity
+from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, workshop_for
+from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, run_onnx, sqnr_db
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.precision.mixed import MixedPrecisionStep
+from worker.quantizer.refine.step import Change
+
+COMBINATIONS = ("A16W16_A8W16", "A16W16_A16W8", "A16W16_A8W8", "A16W8_A8W8", "A8W16_A8W8")
+PER_TENSOR = config(weight={"granularity": "per_tensor"})
+
+
+def mixed(limit: float = 30.0, **settings: Any) -> MixedPrecision:
+    settings = {"combination": "A16W16_A8W8", **settings}
+    goal = settings.pop("goal", {"kind": "distance", "metric": "sqnr", "limit": limit})
+    return MixedPrecision.model_validate({"goal": goal, **settings})
+
+
+def applied(spec: MixedPrecision, outlier: int | None = 2) -> tuple[Change, QuantizationPlan]:
+    draft, workshop = workshop_for(chain_of_convolutions(outlier=outlier), PER_TENSOR)
+    change = MixedPrecisionStep(spec).apply(draft, workshop)
+    assert change.draft is not None
+    return change, change.draft.plan
+
+
+def lowered(plan: QuantizationPlan) -> set[str]:
+    return {weight.node for weight in plan.weights.values() if weight.spec.dtype == "int8"}
+
+
+def test_the_most_sensitive_layer_keeps_its_precision() -> None:
+    loose, _ = applied(mixed(10.0))
+    assert set(loose.nodes) == {"conv0", "conv1", "conv2", "conv3", "dense"}
+    tight, plan = applied(mixed(41.0))
+    assert 0 < len(tight.nodes) < 5
+    assert "conv2" not in tight.nodes
+    assert lowered(plan) == set(tight.nodes)
+    assert "goal met" in tight.summary
+
+
+def test_the_emitted_model_meets_the_goal() -> None:
+    change, _ = applied(mixed(41.0))
+    assert change.draft is not None
+    feeds = {"x": samples()["x"]}
+    model = chain_of_convolutions(outlier=2)
+    expected, got = run_onnx(model, feeds)["y"], run_onnx(change.draft.emitted_bytes(), feeds)["y"]
+    assert sqnr_db(expected, got) >= 41.0
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_each_combination_gives_its_own_types(combination: str) -> None:
+    change, plan = applied(mixed(38.0, combination=combination))
+    high, _, low = combination.partition("_")
+    words = {"A16": "int16", "A8": "uint8", "W16": "int16", "W8": "int8"}
+    weights = {weight.node: weight.spec.dtype for weight in plan.weights.values()}
+    activations = {entry.source: entry.spec.dtype for entry in plan.activations.values()}
+    reads = {"conv0": "x", "conv1": "r0", "conv2": "r1", "conv3": "r2", "dense": "r3"}
+    for node, source in reads.items():
+        level = low if node in change.nodes else high
+        assert weights[node] == words["W" + level.partition("W")[2]]
+        assert activations.get(source, activations.get("f")) == words[level.partition("W")[0]]
+
+
+def test_both_directions_end_at_the_same_mix() -> None:
+    speed, _ = applied(mixed(41.0))
+    quality, _ = applied(mixed(41.0, optimize="quality"))
+    assert speed.nodes == quality.nodes
+
+
+def test_float_is_the_highest_level() -> None:
+    spec = mixed(
+        39.0,
+        combination=None,
+        high={"activation": "float32", "weight": "float32"},
+        low={"activation": {}, "weight": {"granularity": "per_tensor"}},
+    )
+    change, plan = applied(spec)
+    in_float = {"conv0", "conv1", "conv2", "conv3", "dense"} - set(change.nodes)
+    assert in_float
+    assert all(not plan.nodes[name].quantized for name in in_float)
+    assert all(plan.nodes[name].quantized for name in change.nodes)
+
+
+def test_selectors_and_budgets_bind() -> None:
+    change, _ = applied(mixed(10.0, exclude=[{"node": "conv0"}]))
+    assert "conv0" not in change.nodes
+    change, _ = applied(mixed(10.0, include=[{"op_type": "Conv"}]))
+    assert "dense" not in change.nodes
+    change, plan = applied(mixed(60.0, budget={"max_mean_bits": 10}))
+    sizes = {weight.initializer: weight for weight in plan.weights.values()}
+    bits = sum(int(weight.spec.dtype[3:]) * weight.integers.size for weight in sizes.values())
+    assert bits / sum(weight.integers.size for weight in sizes.values()) <= 10
+    assert "goal missed" in change.summary
+
+
+def test_a_goal_out_of_reach_is_told() -> None:
+    change, plan = applied(mixed(150.0))
+    assert lowered(plan) == set()
+    assert "goal missed by" in change.summary
+
+
+def test_layers_that_share_a_tensor_move_together() -> None:
+    model = make_model(
+        "(float[N,3,8,8] x) => (float[N,5] y) { [a] t = Conv<pads=[1,1,1,1]>(x, w0) [r] u = Relu(t) "
+        "[b] v = Conv(u, w1) [c] z = Conv(u, w2) [add] s = Add(v, z) [pool] p = GlobalAveragePool(s) [flat] f = "
+        "Flatten(p) [dense] y = MatMul(f, k) }",
+        {
+            "w0": normal(4, 3, 3, 3),
+            "w1": np.concatenate([normal(3, 4, 1, 1, seed=1), 300 * normal(1, 4, 1, 1)]),
+            "w2": normal(4, 4, 1, 1, seed=2),
+            "k": normal(4, 5),
+        },
+    )
+    for limit in (20.0, 30.0, 40.0, 45.0):
+        draft, workshop = workshop_for(model, PER_TENSOR)
+        change = MixedPrecisionStep(mixed(limit)).apply(draft, workshop)
+        assert ("b" in change.nodes) == ("c" in change.nodes)
+
+
+def test_a_drop_goal_needs_a_metric_that_is_there() -> None:
+    with pytest.raises(InvalidConfigError, match="'mean_iou'"):
+        applied(mixed(goal={"kind": "drop", "metric": "mean_iou", "max_drop": 1.0}))
+    change, _ = applied(mixed(goal={"kind": "drop", "max_drop": 0.0}))
+    assert "top1 drop" in change.summary
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"high": {"activation": {}, "weight": {}}, "low": {"activation": {}, "weight": {}}}, "the same"),
+        ({"high": {"activation": {}, "weight": {}}, "low": {"activation": "float32", "weight": "float32"}}, "low"),
+        ({"high": {"activation": "float32", "weight": {}}, "low": {"activation": {}, "weight": {}}}, "stays float"),
+        ({"combination": "A32W8_A8W8"}, "A16W16_A8W16"),
+    ],
+)
+def test_levels_that_make_no_sense_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        MixedPrecision.model_validate(settings)
+
+
+def test_the_whole_pipeline_runs_it(tmp_path) -> None:
+    arrays = samples()
+    settings = parse_config({"preset": "plain", "algorithms": [mixed(38.0).model_dump(mode="json")]})
+    result = quantize_file(tmp_path, chain_of_convolutions(outlier=2), arrays, settings)
+    (outcome,) = result.report.algorithms
+    assert outcome.kept
+    assert result.report.fidelity.sqnr_db >= 38.0
+    assert "goal met" in outcome.summary
+    assert [file.kind for file in result.files] == ["sensitivity_json", "sensitivity_csv"]
+    found = Sensitivity.model_validate_json(result.files[0].content)
+    assert found.layers[0].node == "conv2"

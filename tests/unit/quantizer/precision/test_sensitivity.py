@@ -1,0 +1,160 @@
+"""Every layer's error at the output, against models in which that layer alone is quantized."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from service.contracts.algorithms.precision import Level
+from service.contracts.sensitivity import Sensitivity
+from service.contracts.specs import ActivationSpec, WeightSpec
+from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, workshop_for
+from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx
+from worker.quantizer.cache import Cache
+from worker.quantizer.precision import sensitivity
+from worker.quantizer.precision.assignment import level_ranges
+from worker.quantizer.precision.layers import find_layers
+from worker.quantizer.precision.sensitivity import analyse, fake, level_weight
+from worker.quantizer.refine.draft import Draft
+
+LOW = Level(activation=ActivationSpec(), weight=WeightSpec(granularity="per_tensor"))
+HIGH = Level(activation=ActivationSpec(dtype="int16", symmetric=True), weight=WeightSpec(dtype="int16"))
+LEVELS = {"high": HIGH, "low": LOW}
+HELD_BACK, USED = 8, 6
+
+
+def ranked(model: onnx.ModelProto) -> tuple[Draft, Sensitivity]:
+    draft, workshop = workshop_for(model, config(weight={"granularity": "per_tensor"}), held_back=HELD_BACK)
+    found = analyse(
+        draft,
+        find_layers(draft.graph, draft.plan),
+        LEVELS,
+        "low",
+        level_ranges(draft, list(LEVELS.values()), workshop.context),
+        workshop.context,
+        samples=USED,
+        first_sample=HELD_BACK,
+    )
+    return draft, found
+
+
+def brute_force(draft: Draft, node: str, *, weight: bool, activation: bool) -> float:
+    """Error power over signal power of the float network in which one layer alone is rounded."""
+    proto = ir.to_proto(draft.prepared.model)
+    feeds = {"x": samples()["x"][HELD_BACK : HELD_BACK + USED]}
+    expected = run_onnx(proto, feeds)["y"].astype(np.float64)
+    layer = next(layer for layer in find_layers(draft.graph, draft.plan) if layer.node == node)
+    graph_node = next(one for one in draft.graph if one.name == node)
+    if weight:
+        rounded = level_weight(graph_node, LOW)
+        tensor = next(tensor for tensor in proto.graph.initializer if tensor.name == layer.weight)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(rounded, tensor.name))
+    if activation:
+        (source,) = layer.sources
+        grid = draft.plan.activations[source].quantization
+        clean = onnx.ModelProto()
+        clean.CopyFrom(proto)
+        clean.graph.output.append(onnx.ValueInfoProto(name=source))
+        values = feeds["x"] if source == "x" else run_onnx(clean, feeds)[source]
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(f"{source}_rounded", 1, None))
+        for one in proto.graph.node:
+            one.input[:] = [f"{source}_rounded" if name == source else name for name in one.input]
+        feeds = {**feeds, f"{source}_rounded": grid.fake(values)}
+        if source == "x":
+            del feeds["x"]
+            del proto.graph.input[0]
+    got = run_onnx(proto, feeds, optimized=False)["y"].astype(np.float64)
+    return float(((got - expected) ** 2).sum() / (expected**2).sum())
+
+
+@pytest.mark.parametrize("batch", ["N", "1"])
+def test_errors_are_those_of_the_network_with_one_layer_rounded(batch: str) -> None:
+    draft, found = ranked(chain_of_convolutions(batch=batch))
+    for row in found.layers:
+        kinds = row.levels["low"]
+        if batch == "1":  # the model takes one sample at a time: sums over samples are compared with those of "N"
+            continue
+        assert kinds.weight == pytest.approx(brute_force(draft, row.node, weight=True, activation=False), rel=1e-3)
+        assert kinds.activation == pytest.approx(brute_force(draft, row.node, weight=False, activation=True), rel=1e-3)
+    if batch == "1":
+        _, stacked = ranked(chain_of_convolutions(batch="N"))
+        for one, other in zip(found.layers, stacked.layers, strict=True):
+            assert one.node == other.node
+            assert one.levels["low"].both == pytest.approx(other.levels["low"].both, rel=1e-4)
+
+
+def test_the_layer_with_an_outlier_comes_first() -> None:
+    _, found = ranked(chain_of_convolutions(outlier=2))
+    assert found.layers[0].node == "conv2"
+    assert [row.rank for row in found.layers] == [1, 2, 3, 4, 5]
+    assert found.layers[0].levels["low"].both > 5 * found.layers[1].levels["low"].both
+
+
+def test_more_bits_leave_less_error() -> None:
+    _, found = ranked(chain_of_convolutions())
+    for row in found.layers:
+        # 8 more bits: 2^16 times less power, were errors uniform
+        assert row.levels["high"].weight < row.levels["low"].weight / 2000
+        assert row.levels["high"].activation < row.levels["low"].activation / 2000
+
+
+def test_branches_and_shared_inputs() -> None:
+    model = make_model(
+        "(float[N,3,8,8] x) => (float[N,5] y) { [a] t = Conv<pads=[1,1,1,1]>(x, w0) [r] u = Relu(t) "
+        "[b] v = Conv(u, w1) [c] z = Conv(u, w2) [add] s = Add(v, z) [pool] p = GlobalAveragePool(s) [flat] f = "
+        "Flatten(p) [dense] y = MatMul(f, k) }",
+        {
+            "w0": normal(4, 3, 3, 3),
+            "w1": normal(4, 4, 1, 1, seed=1),
+            "w2": normal(4, 4, 1, 1, seed=2),
+            "k": normal(4, 5),
+        },
+    )
+    draft, found = ranked(model)
+    layers = {row.node: row for row in found.layers}
+    assert layers["b"].group == layers["c"].group != layers["a"].group
+    # the tensor that both read is disturbed once, for both
+    assert layers["b"].levels["low"].activation == layers["c"].levels["low"].activation
+    expected = brute_force(draft, "b", weight=False, activation=True)
+    assert layers["b"].levels["low"].activation == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_table_has_a_row_per_layer_and_level() -> None:
+    _, found = ranked(chain_of_convolutions())
+    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert [row["node"] for row in rows[::2]] == [row.node for row in found.layers]
+    assert {row["level"] for row in rows} == {"high", "low"}
+    assert float(rows[1]["both"]) == pytest.approx(found.layers[0].levels["low"].both, rel=1e-5)
+    assert Sensitivity.model_validate_json(found.model_dump_json()) == found
+
+
+def test_the_quick_rounding_is_that_of_the_grid() -> None:
+    draft, _ = workshop_for(chain_of_convolutions())
+    values = normal(3, 50, seed=5, scale=2.0)
+    for entry in draft.plan.activations.values():
+        assert entry.quantization is not None
+        np.testing.assert_allclose(fake(entry.quantization, values), entry.quantization.fake(values), rtol=1e-6)
+
+
+def test_a_ranking_is_taken_over_for_the_same_network_samples_and_levels(tmp_path, monkeypatch) -> None:
+    draft, workshop = workshop_for(chain_of_convolutions(), config(weight={"granularity": "per_tensor"}))
+    context = replace(workshop.context, cache=Cache(tmp_path))
+    layers = find_layers(draft.graph, draft.plan)
+    ranges = level_ranges(draft, list(LEVELS.values()), context)
+    first = sensitivity.analyse_once(draft, layers, LEVELS, "low", ranges, context, samples=4)
+    assert sensitivity.analyse_once(draft, layers, LEVELS, "low", ranges, context, samples=5).samples == 5
+
+    def never(*_args: object, **_settings: object) -> Sensitivity:
+        raise AssertionError("ranked again")
+
+    monkeypatch.setattr(sensitivity, "analyse", never)
+    assert sensitivity.analyse_once(draft, layers, LEVELS, "low", ranges, context, samples=4) == first
+    other = {**LEVELS, "high": LOW}
+    with pytest.raises(AssertionError, match="ranked again"):
+        sensitivity.analyse_once(draft, layers, other, "low", ranges, context, samples=4)

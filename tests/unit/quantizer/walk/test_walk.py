@@ -1,0 +1,206 @@
+"""The walk gives what whole runs of the float and of the emitted model give, whatever the network's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from service.contracts.errors import CanceledError, ResourceLimitError
+from tests.unit.quantizer.random_networks import RandomNetwork
+from tests.unit.quantizer.toolbox import config, input_infos, make_model, network, normal, quantize_model
+from worker.quantizer.data import ArrayDataset
+from worker.quantizer.emit import emit
+from worker.quantizer.graph.prepare import Prepared
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.run import SilentRun
+from worker.quantizer.runtime import Session, serialized
+from worker.quantizer.walk import Feed, Limits, Walk
+from worker.quantizer.walk.models import rests_as_integers
+
+_PER_CHANNEL = {"weight": {"granularity": "per_channel"}}
+_NPU = {"preset": "xint8", "algorithms": []}
+
+
+def feed(model: onnx.ModelProto, data: Mapping[str, np.ndarray], **changes: Any) -> Feed:
+    samples = len(next(iter(data.values())))
+    made = Feed(ArrayDataset(data), input_infos(model), 0, samples, threads=1, run=SilentRun())
+    return replace(made, **changes)
+
+
+def whole_run(prepared: Prepared, plan: QuantizationPlan | None, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Every tensor of one run: by name of the float network. Integers where the emitted model has them."""
+    model = ir.from_proto(ir.to_proto(prepared.model))
+    names = {
+        v.name: v.name for v in (*model.graph.inputs, *(made for n in model.graph for made in n.outputs)) if v.name
+    }
+    if plan is not None:
+        plan = plan.copy()
+        emit(model, plan)
+        there = {v.name for node in model.graph for v in node.outputs}
+        for tensor in plan.activations:
+            name = f"{tensor}_QuantizeLinear_Output"
+            names[tensor] = name if name in there else plan.restored.get(tensor, tensor)
+        names = {tensor: name for tensor, name in names.items() if name in there}
+    proto = ir.to_proto(model)
+    for name in names.values():
+        if name not in {output.name for output in proto.graph.output} and name not in data:
+            proto.graph.output.append(onnx.ValueInfoProto(name=name))
+    session = Session(serialized(proto), threads=1)
+    wanted = [name for name in names.values() if name in session.output_names]
+    found = dict(zip(wanted, session.run(dict(data), wanted), strict=True))
+    return {tensor: found.get(name, data.get(name)) for tensor, name in names.items()}
+
+
+def check_walk(model: onnx.ModelProto, data: dict[str, np.ndarray], settings: Any, limits: Limits | None = None) -> int:
+    """Compare every visit with whole runs; returns the number of visits."""
+    prepared, plan, _ = quantize_model(model, data, settings)
+    floats, quantized = whole_run(prepared, None, data), whole_run(prepared, plan, data)
+    seen = 0
+    with Walk(prepared, plan, feed(model, data, limits=limits or Limits())) as walk:
+        for visit in walk.visits():
+            seen += 1
+            x = np.concatenate([visit.x(part) for part in visit.parts])
+            np.testing.assert_allclose(x, floats[visit.input], rtol=1e-4, atol=1e-5)
+            got = np.concatenate([visit.x_quantized(part) for part in visit.parts])
+            entry, expected = plan.activations.get(visit.input), quantized[visit.input]
+            if entry is not None and entry.quantization is not None:
+                grid = entry.quantization.at_run_time()
+                if expected.dtype.kind in "iu":
+                    expected = grid.dequantize(expected)
+                elif not rests_as_integers(visit.node.inputs[0], plan):
+                    expected = grid.fake(expected)
+            np.testing.assert_array_equal(got, expected)
+        for outputs, twins in walk.finish():
+            for name, array in outputs.items():
+                np.testing.assert_allclose(array, floats[name][: len(array)], rtol=1e-4, atol=1e-5)
+            assert set(outputs) == set(twins)
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_networks_are_walked_as_they_run(seed: int) -> None:
+    made = RandomNetwork(seed)
+    data = {name: normal(5, 3, 8, 8, seed=k) for k, name in enumerate(made.inputs)}
+    check_walk(made.model, data, config(**(_PER_CHANNEL if seed % 2 else _NPU)))
+
+
+_OTHER_TYPES = ({"activation": {"dtype": "uint16"}}, {"weight": {"dtype": "int4"}}, {"activation": {"dtype": "bfp16"}})
+
+
+@pytest.mark.parametrize("settings", [_PER_CHANNEL, _NPU, *_OTHER_TYPES])
+def test_a_network_with_a_branch_is_walked_as_it_runs(settings: dict[str, Any]) -> None:
+    assert check_walk(network(), {"x": normal(7, 3, 10, 10)}, config(**settings)) == 3
+
+
+def test_an_edit_is_in_the_inputs_of_the_nodes_behind_it_and_in_the_outputs() -> None:
+    model, data = network(), {"x": normal(7, 3, 10, 10)}
+    prepared, plan, _ = quantize_model(model, data, config())
+    with Walk(prepared, plan, feed(model, data)) as walk:
+        for visit in walk.visits():
+            if visit.index == 0:
+                visit.weight.integers = -visit.weight.integers
+        outputs = [twin["scores"] for _, twin in walk.finish()]
+    emitted = emit(ir.from_proto(ir.to_proto(prepared.model)), plan)
+    expected = Session(serialized(ir.to_proto(emitted)), threads=1).run(data, ["scores"])[0]
+    np.testing.assert_allclose(np.concatenate(outputs), expected, atol=1e-6)
+
+
+def test_a_node_is_run_alone_before_and_behind_its_activation() -> None:
+    model, data = network(), {"x": normal(5, 3, 10, 10)}
+    prepared, plan, _ = quantize_model(model, data, config())
+    floats = whole_run(prepared, None, data)
+    with Walk(prepared, plan, feed(model, data)) as walk:
+        visit = next(walk.visits())
+        assert visit.activation is not None
+        assert visit.activation.op_type == "Relu"
+        before = np.concatenate(list(visit.float_outputs(activated=False)))
+        behind = np.concatenate(list(visit.float_outputs(activated=True)))
+        np.testing.assert_allclose(behind, floats[visit.carrier], atol=1e-5)
+        np.testing.assert_array_equal(np.maximum(before, 0), behind)
+        assert before.min() < 0
+        assert visit.bias is not None
+        twin = np.concatenate(list(visit.quantized_outputs(activated=False)))
+        step = float(visit.bias.quantization.scale.max())
+        visit.bias.integers = visit.bias.integers + 1000
+        moved = np.concatenate(list(visit.quantized_outputs(activated=False)))
+        np.testing.assert_allclose((moved - twin).max(), 1000 * step, rtol=1e-3)
+
+
+def _inputs_of_all_visits(limits: Limits, *, samples: int = 40) -> tuple[list[np.ndarray], Walk]:
+    model, data = network(), {"x": normal(samples, 3, 10, 10)}
+    prepared, plan, _ = quantize_model(model, data, config())
+    with Walk(prepared, plan, feed(model, data, limits=limits)) as walk:
+        found = [np.concatenate([visit.x_quantized(part) for part in visit.parts]) for visit in walk.visits()]
+        for _ in walk.finish():
+            pass
+    return found, walk
+
+
+@pytest.mark.parametrize("limits", [Limits(level=1), Limits(level=2), Limits(level=0, memory_bytes=30_000)])
+def test_where_tensors_wait_does_not_change_them(limits: Limits, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    expected, _ = _inputs_of_all_visits(Limits(level=0))
+    found, walk = _inputs_of_all_visits(limits)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not list(tmp_path.iterdir())
+    assert any("did not all fit into memory" in note for note in walk.notes) == (limits.memory_bytes is not None)
+
+
+def test_without_room_fewer_samples_are_walked_and_it_is_told() -> None:
+    expected, _ = _inputs_of_all_visits(Limits(level=0))
+    found, walk = _inputs_of_all_visits(Limits(level=2, disk_bytes=125_000))
+    assert walk.samples == 32
+    assert any("32 samples were walked to the end" in note for note in walk.notes)
+    np.testing.assert_array_equal(found[-1], expected[-1][:32])
+    with pytest.raises(ResourceLimitError, match="fit neither"):
+        _inputs_of_all_visits(Limits(level=2, disk_bytes=1000))
+
+
+def test_tensors_go_with_their_last_reader() -> None:
+    layers = 6
+    weights = {f"w{k}": normal(4, 4, 1, 1, seed=k) for k in range(layers)}
+    chain = " ".join(f"[c{k}] t{k + 1} = Conv(t{k}, w{k})" for k in range(layers))
+    model = make_model(f"(float[N,4,16,16] t0) => (float[N,4,16,16] t{layers}) {{ {chain} }}", weights)
+    data = {"t0": normal(8, 4, 16, 16)}
+    prepared, plan, _ = quantize_model(model, data, config(activation={"dtype": "uint8"}))
+    one = 8 * 4 * 16 * 16
+    with Walk(prepared, plan, feed(model, data)) as walk:
+        held = [walk.waiting_bytes for _ in walk.visits()]
+    # the input alone, for both sides; then one tensor, as floats and as bytes
+    assert held == [4 * one, *[5 * one] * (layers - 1)]
+
+
+class _Stopping(SilentRun):
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def check(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise CanceledError("stop")
+
+
+def test_the_walk_asks_whether_to_stop_before_every_run() -> None:
+    model, data = network(), {"x": normal(40, 3, 10, 10)}
+    prepared, plan, _ = quantize_model(model, data, config())
+    for after in range(8):
+        with (
+            pytest.raises(CanceledError),
+            Walk(prepared, plan, feed(model, data, run=_Stopping(after))) as walk,
+        ):
+            list(walk.visits())
+
+
+def test_only_wanted_nodes_are_visited() -> None:
+    model, data = network(), {"x": normal(5, 3, 10, 10)}
+    prepared, plan, _ = quantize_model(model, data, config())
+    with Walk(prepared, plan, feed(model, data), lambda node: node.name == "body") as walk:
+        assert [visit.name for visit in walk.visits()] == ["body"]

@@ -1,0 +1,113 @@
+"""Files that a job gives beside model and report: where the command line puts them, and what it says of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from service.client import DownloadCorruptError, QuantmillClient
+from service.contracts.command_errors import FileAccessError
+from service.contracts.report import Report
+from service.contracts.runner import FILE_PATTERN, RESERVED_KINDS, QuantizeResult
+
+
+@dataclass(frozen=True)
+class ExtraPlace:
+    """Where further files go.
+
+    Attributes:
+        folder: made if there is anything to put there; None: nowhere.
+        protected: files of the command that must not be written over.
+    """
+
+    folder: Path | None = None
+    protected: tuple[Path, ...] = ()
+
+    def path(self, folder: Path, name: str) -> Path:
+        """The path of the file ``name`` in ``folder``.
+
+        Raises:
+            FileAccessError: it is one of the command's other files.
+        """
+        path = folder / name
+        if any(path.resolve() == other.resolve() for other in self.protected):
+            raise FileAccessError(f"{path} would be written over.", hint="Name another folder with --extra-dir.")
+        return path
+
+
+NOWHERE = ExtraPlace()
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a quantization gave.
+
+    Attributes:
+        report: of the quantized model.
+        written: the further files that were written.
+        left: kinds of those that were not, as no folder was named for them.
+    """
+
+    report: Report
+    written: tuple[Path, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> Done:
+    """Move the further files of ``result`` from ``source`` to where they belong; each appears whole or not at all.
+
+    Raises:
+        FileAccessError: a file has the name of another one of the command.
+        OSError: the disk refused.
+    """
+    from worker.commands.local import publish
+
+    folder = extra.folder
+    if folder is None or not result.files:
+        return Done(result.report, left=tuple(file.kind for file in result.files))
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for file in result.files:
+        path = extra.path(folder, file.file)
+        part = path.with_name(f".quantmill-{file.file}")
+        shutil.move(source / file.file, part)
+        publish(part, path)
+        written.append(path)
+    return Done(result.report, tuple(written))
+
+
+def download_files(client: QuantmillClient, job_id: str, report: Report, extra: ExtraPlace) -> Done:
+    """Download what a succeeded job gave beside model and report.
+
+    Raises:
+        DownloadCorruptError: bytes are not those of the artifact, or its name is not that of a file.
+        FileAccessError: a file has the name of another one of the command.
+    """
+    found = [item for item in client.artifacts(job_id) if item.kind not in RESERVED_KINDS]
+    folder = extra.folder
+    if folder is None or not found:
+        return Done(report, left=tuple(item.kind for item in found))
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for item in found:
+        if not re.fullmatch(FILE_PATTERN, item.filename):
+            raise DownloadCorruptError(
+                f"The service calls an artifact {item.filename!r}, which is no file name.",
+                hint=f"Download it by its id: {item.id}.",
+            )
+        path = extra.path(folder, item.filename)
+        client.download_artifact(item.id, path)
+        written.append(path)
+    return Done(report, tuple(written))
+
+
+def print_files(done: Done) -> None:
+    """Name the further files: those that were written, and how to get the others."""
+    for path in done.written:
+        typer.echo(f"file      {path}")
+    if done.left:
+        typer.echo(f"There is more: {', '.join(done.left)}; --extra-dir DIR takes it.", err=True)

@@ -1,0 +1,192 @@
+"""Gives linear nodes that have no bias of their own one of zeros, for the correction to go into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from service.contracts.config import QuantizationConfig
+from worker.quantizer.equalization.bias_correction.places import (
+    NOTHING_ADDED,
+    Place,
+    channels_of,
+    correctable,
+    find_place,
+)
+from worker.quantizer.graph.rewriting import Editor, Rewrite, only_reader, other_operand, rank_of
+from worker.quantizer.graph.rewriting import replace as replace_nodes
+from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.plan.build import build_plan
+from worker.quantizer.plan.candidates import STAYS_FLOAT
+from worker.quantizer.plan.parameters import quantize_bias
+from worker.quantizer.plan.types import BiasPlan, NodePlan, QuantizationPlan
+from worker.quantizer.plan.weights import float_bias_reason
+from worker.quantizer.refine.draft import Draft
+
+_ADD_REASON = "it puts back the mean that rounding took from the result before it"
+
+
+@dataclass(frozen=True)
+class Places:
+    """A draft in which corrections have places.
+
+    Attributes:
+        draft: a new one, with a plan of its own.
+        found: places by node name, in topological order.
+        created: of how many kinds of new places there are how many.
+        left: reasons by the names of nodes without a place.
+    """
+
+    draft: Draft
+    found: dict[str, Place]
+    created: dict[str, int] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -> Places:
+    """Copy the draft and give its quantized linear nodes a place for their correction.
+
+    A convolution or Gemm without a bias gets one, a MatMul of two matrices becomes a Gemm, and behind any other MatMul
+    an Add is put, if floats read its result. The network computes what it did.
+
+    Args:
+        draft: calibrated.
+        config: resolved; says how biases are quantized.
+        insert_add: whether Adds may be put in.
+    """
+    plan, prepared = draft.plan.copy(), draft.prepared
+    found = _places(draft.graph, plan)
+    created: dict[str, int] = {}
+    if any(isinstance(place, str) for place in found.values()):
+        prepared = replace(prepared, model=prepared.model.clone())
+        creator = _Creator(Editor(prepared.model), plan, insert_add=insert_add)
+        fresh = [node for node in correctable(prepared.graph, plan) if isinstance(found[node_name(node)], str)]
+        for node in fresh:
+            what = creator.create(node)
+            if what is not None:
+                created[what] = created.get(what, 0) + 1
+        wanted = build_plan(prepared.graph, config, prepared.op_types).biases
+        _plan_biases([node for node in prepared.graph if node_name(node) in creator.with_bias], wanted, plan)
+        found = _places(prepared.graph, plan)
+    return Places(
+        replace(draft, prepared=prepared, plan=plan),
+        {name: place for name, place in found.items() if isinstance(place, Place)},
+        created,
+        {name: _reason(place, insert_add=insert_add) for name, place in found.items() if isinstance(place, str)},
+    )
+
+
+def _reason(place: str, *, insert_add: bool) -> str:
+    if place != NOTHING_ADDED:
+        return place
+    return f"{place}, " + ("which goes on as integers" if insert_add else "and insert_add is off")
+
+
+def _places(graph: ir.Graph, plan: QuantizationPlan) -> dict[str, Place | str]:
+    return {node_name(node): find_place(node, plan) for node in correctable(graph, plan)}
+
+
+def _plan_biases(nodes: Sequence[ir.Node], wanted: dict[str, BiasPlan], plan: QuantizationPlan) -> None:
+    """Enter new biases into the plan, as it quantizes their nodes."""
+    for node in nodes:
+        name, weight, value = node_name(node), node.inputs[1], node.inputs[0]
+        entry = wanted.get(name)
+        if entry is None or weight is None or value is None:
+            continue
+        bias = BiasPlan(name, entry.initializer, entry.spec)
+        bias.reason = entry.reason or float_bias_reason(node, entry.spec, plan.weights[name_of(weight)])
+        activation = plan.activations.get(name_of(value))
+        on_integers = activation is not None and isinstance(activation.quantization, IntegerGrid)
+        if bias.reason is None and entry.spec.dtype == "int32" and not on_integers:
+            bias.reason = "an int32 bias needs an input on an integer grid"
+        plan.biases[name] = bias
+        quantize_bias(node, plan, np.zeros(channels_of(node), np.float32))
+
+
+class _Creator:
+    """Makes places in one graph, which is changed in place.
+
+    ``with_bias`` are the names of the nodes that have got a bias.
+    """
+
+    def __init__(self, editor: Editor, plan: QuantizationPlan, *, insert_add: bool) -> None:
+        self._editor, self._graph, self._plan = editor, editor.graph, plan
+        self._insert_add = insert_add
+        self.with_bias: set[str] = set()
+
+    def create(self, node: ir.Node) -> str | None:
+        """Make a place for ``node``; what was done, None if nothing can be."""
+        if node.op_type != "MatMul":
+            return self._bias(node)
+        add = only_reader(node.outputs[0], "Add")
+        term = other_operand(add, node.outputs[0]) if add is not None else None
+        if add is not None and term is not None and is_constant(term):
+            return self._term(node, add, term)
+        if rank_of(node.inputs[0]) == 2 and rank_of(node.inputs[1]) == 2:
+            return self._gemm(node)
+        if self._insert_add and name_of(node.outputs[0]) not in self._plan.activations:
+            return self._add(node)
+        return None
+
+    def _zeros(self, node: ir.Node) -> ir.Value:
+        return self._editor.constant(f"{node_name(node)}_bias", np.zeros(channels_of(node), np.float32))
+
+    def _bias(self, node: ir.Node) -> str | None:
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        if bias is None:
+            node.resize_inputs(3)
+            node.replace_input_with(2, self._zeros(node))
+            if "beta" in node.attributes:
+                node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
+            self.with_bias.add(node_name(node))
+            return "bias"
+        array = constant(bias)
+        if array is None or array.size not in (1, channels_of(node)) or len(bias.uses()) == 1:
+            return None
+        copy = self._editor.constant(f"{name_of(bias)}_of_{node_name(node)}", array)
+        node.replace_input_with(2, copy)
+        self.with_bias.add(node_name(node))
+        return "copy of a shared bias"
+
+    def _term(self, node: ir.Node, add: ir.Node, term: ir.Value) -> str | None:
+        """A constant of its own with a value for every channel, if nothing but a scalar or a shared one is added."""
+        array, channels = constant(term), channels_of(node)
+        fits = array is not None and array.dtype == np.float32 and array.size in (1, channels)
+        if (
+            array is None
+            or not fits
+            or name_of(term) in self._plan.weights
+            or (array.size > 1 and array.shape[-1] == 1)
+        ):
+            return None
+        index = list(add.inputs).index(term)
+        wide = np.broadcast_to(array.reshape(-1), (channels,)).copy()
+        add.replace_input_with(index, self._editor.constant(f"{name_of(term)}_of_{node_name(node)}", wide))
+        return "wider or own term"
+
+    def _gemm(self, node: ir.Node) -> str:
+        gemm = self._editor.node("Gemm", [node.inputs[0], node.inputs[1], self._zeros(node)], node_name(node))
+        gemm.meta.update(node.meta)
+        replace_nodes(self._graph, Rewrite([node], [gemm], [(node.outputs[0], gemm.outputs[0])]))
+        self._plan.nodes[node_name(gemm)].op_type = "Gemm"
+        self.with_bias.add(node_name(gemm))
+        return "Gemm in place of a MatMul"
+
+    def _add(self, node: ir.Node) -> str:
+        """MatMul -> Add, which takes over the name of the result."""
+        result = node.outputs[0]
+        add = self._editor.node("Add", [result, self._zeros(node)], self._editor.name(f"{node_name(node)}_Add"))
+        made, name = add.outputs[0], name_of(result)
+        made.shape, made.type = result.shape, result.type
+        ir.convenience.replace_all_uses_with(result, made, replace_graph_outputs=True)
+        add.replace_input_with(0, result)
+        result.name = self._editor.name(f"{name}_uncorrected")
+        made.name = name
+        add.meta[STAYS_FLOAT] = _ADD_REASON
+        self._graph.insert_after(node, add)
+        self._plan.nodes[node_name(add)] = NodePlan(node_name(add), "Add", None, _ADD_REASON)
+        return "Add"

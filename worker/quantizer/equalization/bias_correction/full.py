@@ -1,0 +1,202 @@
+"""Bias correction layer after layer, on the quantized network as corrected so far.
+
+For each layer the means behind its activation function are compared, of the float network and of the quantized one. The
+bias moves by their difference, divided by the share of values that follow the bias: those that the activation function
+cuts off do not. Some rounds find the fixed point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from worker.quantizer.emit import activation_limits
+from worker.quantizer.equalization.bias_correction.places import Place, represented
+from worker.quantizer.finetune.geometry import Geometry, UnsupportedLayerError, geometry_of
+from worker.quantizer.graph.rewriting import other_operand
+from worker.quantizer.graph.values import constant, float_attribute, name_of, node_name, users
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.walk import Visit, Walk
+
+_ROUNDS = 3
+# Values per channel that the means are taken of.
+_SAMPLE = 2048
+# Of fewer values that follow the bias no mean can be told.
+_SMALLEST_SHARE = 0.02
+# The slope of the activation function is measured over so much of the values' deviation.
+_SLOPE_STEP = 1e-2
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values of a layer at the same positions, float32 [n, channels], in front of the activation function.
+
+    Attributes:
+        expected: of the float network.
+        found: of the quantized network.
+    """
+
+    expected: np.ndarray
+    found: np.ndarray
+
+
+def correct_by_walking(walk: Walk, places: Mapping[str, Place], left: dict[str, str]) -> Iterator[str]:
+    """Correct the biases of the walk's plan, layer after layer; yields the name of each corrected node.
+
+    Args:
+        walk: not begun.
+        places: where corrections go, by node name.
+        left: takes the names of layers that cannot be measured, with the reason.
+
+    Raises:
+        EngineError: onnxruntime failed.
+        CanceledError: the run was canceled.
+    """
+    for visit in walk.visits():
+        place = places.get(visit.name)
+        weight = constant(visit.node.inputs[1])
+        if place is None or weight is None:
+            continue
+        try:
+            geometry = geometry_of(visit.node, weight)
+        except UnsupportedLayerError as error:
+            left[visit.name] = str(error)
+            continue
+        sample = take_sample(visit, geometry, place, weight, walk.plan)
+        activation, limited = activation_behind(visit.node, walk.plan)
+        if place.owner is visit.node:
+            shift = bias_shift(sample, activation, limited)
+        else:  # what is added comes behind the integers
+            shift = (activation(sample.expected) - limited(sample.found)).mean(axis=0, dtype=np.float64)
+        if shift.any():
+            place.put(walk.plan, place.present(walk.plan) + shift)
+            yield visit.name
+
+
+def take_sample(visit: Visit, geometry: Geometry, place: Place, weight: np.ndarray, plan: QuantizationPlan) -> Sample:
+    """Values of the visited layer at some positions of all samples, the same for the same network and data."""
+    patches: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    per_part = -(-_SAMPLE // max(len(visit.parts), 1))
+    for part in visit.parts:
+        both = visit.x(part), visit.x_quantized(part)
+        positions = geometry.positions(both[0])
+        generator = np.random.default_rng([visit.index, part.number])
+        chosen = np.arange(positions)
+        if positions > per_part:
+            chosen = np.sort(generator.integers(0, positions, per_part))
+        for x, gathered in zip(both, patches, strict=True):
+            values, mask = geometry.gather(x, chosen)
+            gathered.append(values if mask is None else values * mask)
+    expected = _product(geometry.matrix(weight), patches[0])
+    found = _product(geometry.matrix(represented(weight, visit.weight)), patches[1])
+    if place.owner is visit.node:
+        expected += place.original().astype(np.float32)
+        found += place.present(plan).astype(np.float32)
+    return Sample(expected, found)
+
+
+def _product(matrix: np.ndarray, patches: list[np.ndarray]) -> np.ndarray:
+    """[n, groups * outputs]: [groups, outputs, inputs] times the patches [groups, inputs, n], joined."""
+    joined = np.concatenate(patches, axis=2)
+    narrow = matrix.astype(np.float32)
+    if len(narrow) == 1:
+        return np.asarray((narrow[0] @ joined[0]).T)
+    made: np.ndarray = np.einsum("goi,gin->ngo", narrow, joined)
+    return made.reshape(joined.shape[2], -1)
+
+
+def bias_shift(sample: Sample, activation: Function, quantized: Function) -> np.ndarray:
+    """What to add to the bias of every channel, float64 [channels], so that the means agree.
+
+    0 where they agree better without.
+
+    Args:
+        sample: in front of the activation function.
+        activation: the activation function of the float network.
+        quantized: the same, and what else lies between the quantized layer and the next one.
+    """
+    wanted = activation(sample.expected).mean(axis=0, dtype=np.float64)
+    shift = np.zeros(wanted.size)
+    best, least = shift, np.full(wanted.size, np.inf)
+    step = (_SLOPE_STEP * sample.found.std(axis=0) + np.finfo(np.float32).tiny).astype(np.float32)
+    for _ in range(_ROUNDS + 1):
+        values = sample.found + shift.astype(np.float32)
+        off = wanted - quantized(values).mean(axis=0, dtype=np.float64)
+        better = np.abs(off) < least
+        best, least = np.where(better, shift, best), np.where(better, np.abs(off), least)
+        rise = quantized(values + step) - quantized(values - step)
+        share = rise.mean(axis=0, dtype=np.float64) / (2.0 * step)
+        follows = share >= _SMALLEST_SHARE
+        shift = shift + np.where(follows, off / np.where(follows, share, 1.0), 0.0)
+    return best
+
+
+def activation_behind(node: ir.Node, plan: QuantizationPlan) -> tuple[Function, Function]:
+    """What is computed behind a layer: its activation function, and the same with the limits of the integers behind.
+
+    The functions take and give float32 [n, channels]. A function that is not known counts as none.
+    """
+    steps: list[Function] = []
+    last = node
+    while (fused := _fused_with(last, plan)) is not None:
+        step = _function(fused, last)
+        if step is None:
+            return _same, _same
+        steps.append(step)
+        last = fused
+    entry = plan.activations.get(name_of(last.outputs[0]))
+    limited = list(steps)
+    if entry is not None and isinstance(entry.quantization, IntegerGrid):
+        limited.append(_limits_of(entry.quantization))
+    return _chain(steps), _chain(limited)
+
+
+def _chain(steps: list[Function]) -> Function:
+    def whole(values: np.ndarray) -> np.ndarray:
+        for step in steps:
+            values = step(values)
+        return values
+
+    return whole
+
+
+def _fused_with(node: ir.Node, plan: QuantizationPlan) -> ir.Node | None:
+    readers = users(node.outputs[0])
+    return next((reader for reader in readers if plan.nodes[node_name(reader)].role is Role.FUSED), None)
+
+
+def _function(node: ir.Node, before: ir.Node) -> Function | None:
+    """A fused node as a function of its values, channels last."""
+    if node.op_type in ("Relu", "Clip"):
+        low, high = activation_limits(node)
+        return lambda values: np.clip(values, np.float32(low), np.float32(high))
+    if node.op_type == "LeakyRelu":
+        alpha = np.float32(float_attribute(node, "alpha", 0.01))
+        return lambda values: np.where(values < 0, alpha * values, values)
+    other = constant(other_operand(node, before.outputs[0]))
+    if other is None or other.size not in (1, max(other.shape, default=1)):
+        return None
+    flat = other.reshape(-1).astype(np.float32)
+    functions: dict[str, Function] = {
+        "PRelu": lambda values: np.where(values < 0, flat * values, values),
+        "Mul": lambda values: flat * values,
+        "Min": lambda values: np.minimum(values, flat),
+        "Max": lambda values: np.maximum(values, flat),
+    }
+    return functions.get(node.op_type)
+
+
+def _same(values: np.ndarray) -> np.ndarray:
+    return values
+
+
+def _limits_of(grid: IntegerGrid) -> Function:
+    saturating = grid.at_run_time()
+    low, high = ((limit - float(grid.zero_point)) * float(grid.scale) for limit in saturating.limits)
+    return lambda values: np.clip(values, np.float32(low), np.float32(high))

@@ -1,0 +1,89 @@
+"""Bias correction as a step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from service.contracts.algorithms import BiasCorrection
+from worker.quantizer.equalization.bias_correction.creation import Places, make_places
+from worker.quantizer.equalization.bias_correction.fast import mean_shift
+from worker.quantizer.equalization.bias_correction.full import correct_by_walking
+from worker.quantizer.equalization.bias_correction.places import channel_axis, correctable
+from worker.quantizer.graph.values import int_attribute, name_of
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.step import Change, Workshop
+from worker.quantizer.statistics.collect import Request
+from worker.quantizer.statistics.reducers import ChannelMean
+from worker.quantizer.walk import Feed, Walk
+
+_NAMED_AT_MOST = 4
+
+
+class BiasCorrectionStep:
+    """Corrects biases, in closed form or layer after layer; see ``fast`` and ``full``."""
+
+    def __init__(self, spec: BiasCorrection) -> None:
+        self.spec = spec
+        self.method = spec.method
+
+    def requests(self, draft: Draft) -> list[Request]:
+        """In closed form: the mean input of every linear node."""
+        if self.spec.mode == "full":
+            return []
+        wanted = dict.fromkeys(_read(node) for node in correctable(draft.graph, draft.plan))
+        return [Request(key[0], ChannelMean(key[1]), pooled=key[1] == 1) for key in wanted if key is not None]
+
+    def apply(self, draft: Draft, workshop: Workshop) -> Change:
+        """The draft with corrected biases."""
+        places = make_places(draft, workshop.context.config, insert_add=self.spec.insert_add)
+        notes: list[str] = []
+        if self.spec.mode == "full":
+            with Walk(places.draft.prepared, places.draft.plan, Feed.of(workshop, samples=self.spec.data_size)) as walk:
+                nodes = list(correct_by_walking(walk, places.found, places.left))
+                notes = walk.notes
+        else:
+            nodes = _correct_in_closed_form(places, self._means(draft))
+        if not nodes:
+            return Change(None, (), "; ".join(["there is no bias to correct", *_told(places)]))
+        told = [f"{len(nodes)} biases corrected", *_told(places), *notes]
+        return Change(places.draft, tuple(nodes), "; ".join(told))
+
+    def _means(self, draft: Draft) -> dict[tuple[str, int], np.ndarray]:
+        found = {}
+        for request in draft.statistics[self.method]:
+            mean = request.reducer.result() if isinstance(request.reducer, ChannelMean) else None
+            if mean is not None and isinstance(request.reducer, ChannelMean):
+                found[request.tensor, request.reducer.axis] = mean
+        return found
+
+
+def _read(node: ir.Node) -> tuple[str, int] | None:
+    """What a linear node reads, and the axis of its channels; None if it transposes it."""
+    value = node.inputs[0]
+    return None if value is None or int_attribute(node, "transA", 0) else (name_of(value), channel_axis(node))
+
+
+def _correct_in_closed_form(places: Places, means: Mapping[tuple[str, int], np.ndarray]) -> list[str]:
+    """Correct the plan of the draft; the names of the corrected nodes."""
+    plan, corrected = places.draft.plan, []
+    for name, place in places.found.items():
+        node = place.node
+        key = _read(node)
+        mean = means.get(key) if key is not None else None
+        shift = None if mean is None else mean_shift(node, plan, mean)
+        if shift is not None and shift.any() and np.isfinite(shift).all():
+            place.put(plan, place.wanted(plan) + shift)
+            corrected.append(name)
+    return corrected
+
+
+def _told(places: Places) -> list[str]:
+    """What was made for the corrections, and which nodes have none."""
+    told = [f"{count} made for it: {what}" for what, count in places.created.items()]
+    for reason, count in Counter(places.left.values()).most_common(_NAMED_AT_MOST):
+        told.append(f"{count} left alone: {reason}")
+    return told

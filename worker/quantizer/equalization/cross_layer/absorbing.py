@@ -1,0 +1,149 @@
+"""Moves the part of a bias that is always passed on into the next layer's bias (Nagel et al. 2019, section 4.1.3).
+
+relu(x) = relu(x - c) + c as long as x >= c. The paper takes c from the distribution that a batch normalization
+promises; here it is the smallest value that the channel takes on the calibration data. Padding with 0 would mean c
+behind such a shift, so that only layers without padding are shifted into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from worker.quantizer.equalization.cross_layer.dataflow import Flow, Limit
+from worker.quantizer.equalization.cross_layer.layers import Layer
+from worker.quantizer.equalization.cross_layer.observing import Seen
+from worker.quantizer.equalization.cross_layer.rewriting import put_bias
+from worker.quantizer.equalization.cross_layer.spaces import PINNED
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    Names,
+    int_attribute,
+    name_of,
+    node_name,
+    string_attribute,
+    users,
+)
+
+# A shift by a smaller share of a channel's range gains nothing.
+_WORTH = 0.1
+_POOLS = ("AveragePool", "MaxPool")
+_PASS = ("Flatten", "GlobalAveragePool", "GlobalMaxPool", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+
+def find_shifts(flow: Flow, seen: Mapping[str, Seen]) -> np.ndarray:
+    """What can be taken from every group's values, float64 [groups], 0 or more."""
+    limits = {node_name(limit.node): limit for limit in flow.limits}
+    layers = {layer.node: layer for layer in flow.layers}
+    makers, readers = _uses(flow, [layer.outputs for layer in flow.layers]), _uses(flow, _inputs(flow))
+    shifts = np.zeros(flow.groups)
+    for layer in flow.layers:
+        activation = _activation(layer.node.outputs[0], limits)
+        tensor = seen.get(name_of(activation.outputs[0])) if activation is not None else None
+        found = _readers(activation.outputs[0], layers) if activation is not None else None
+        if activation is None or tensor is None or found is None:
+            continue
+        groups, low, high = tensor.groups, tensor.low, tensor.high
+        limit = limits.get(node_name(activation))
+        worth = (low > _WORTH * high) & (groups != PINNED)
+        worth &= (makers[groups] == 1) & (readers[groups] == len(found)) & (np.bincount(groups)[groups] == 1)
+        if limit is not None:
+            worth &= high < limit.high
+        shifts[groups[worth]] = low[worth]
+    return shifts
+
+
+def absorb(graph: ir.Graph, flow: Flow, shifts: np.ndarray) -> list[str]:
+    """Take ``shifts`` from the biases of the layers that make the values and give them to those that read them.
+
+    Args:
+        graph: that of ``flow``, changed in place.
+        flow: see there.
+        shifts: by group.
+
+    Returns:
+        Names of the nodes whose bias has changed.
+    """
+    names, changed = Names(graph), []
+    for layer in flow.layers:
+        moved = _gained(layer, shifts) - shifts[layer.outputs]
+        if not moved.any():
+            continue
+        bias = layer.bias
+        put_bias(graph, layer, moved if bias is None else bias + moved, names)
+        changed.append(node_name(layer.node))
+    return changed
+
+
+def shifted(seen: Mapping[str, Seen], shifts: np.ndarray) -> dict[str, Seen]:
+    """What would have been seen with ``shifts`` taken away."""
+    return {
+        name: replace(tensor, low=tensor.low - shifts[tensor.groups], high=tensor.high - shifts[tensor.groups])
+        for name, tensor in seen.items()
+    }
+
+
+def _gained(layer: Layer, shifts: np.ndarray) -> np.ndarray:
+    """What the layer's results lose by the shifts of its inputs, float64 [out]."""
+    if not layer.is_linear or not shifts[layer.inputs].any():
+        return np.zeros(layer.outputs.size)
+    weight = layer.weight
+    sums = weight.reshape(*weight.shape[:2], -1).sum(axis=2, dtype=np.float64) * shifts[layer.columns]
+    axis = 1 if layer.rows.shape[1] == 1 else 0  # sum over the columns of each row
+    total: np.ndarray = np.broadcast_to(sums, weight.shape[:2]).sum(axis=axis)
+    return total
+
+
+def _activation(value: ir.Value, limits: Mapping[str, Limit]) -> ir.Node | None:
+    """The node that alone reads ``value`` and passes on what is positive: a Relu, or a limit from 0."""
+    readers = users(value)
+    if len(readers) != 1 or value.is_graph_output():
+        return None
+    node = readers[0]
+    limit = limits.get(node_name(node))
+    is_limit = limit is not None and limit.low == 0.0
+    return node if (node.op_type == "Relu" and node.domain in DEFAULT_DOMAINS) or is_limit else None
+
+
+def _readers(value: ir.Value, layers: Mapping[ir.Node, Layer]) -> list[Layer] | None:
+    """The layers that read ``value``, behind operators that pass a shift on; None if anything else reads it."""
+    found: list[Layer] = []
+    if value.is_graph_output():
+        return None
+    for node in users(value):
+        layer = layers.get(node)
+        if layer is not None and _takes_shift(node):
+            found.append(layer)
+        elif node.op_type in _PASS or (node.op_type in _POOLS and not _pads(node)):
+            behind = _readers(node.outputs[0], layers)
+            if behind is None:
+                return None
+            found += behind
+        else:
+            return None
+    return found
+
+
+def _takes_shift(node: ir.Node) -> bool:
+    return node.op_type == "Gemm" or (node.op_type == "Conv" and not _pads(node))
+
+
+def _pads(node: ir.Node) -> bool:
+    pads = node.attributes.get("pads")
+    automatic = string_attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    return automatic or (pads is not None and any(pads.as_ints())) or bool(int_attribute(node, "ceil_mode", 0))
+
+
+def _inputs(flow: Flow) -> list[np.ndarray]:
+    return [layer.inputs for layer in flow.layers]
+
+
+def _uses(flow: Flow, parts: list[np.ndarray]) -> np.ndarray:
+    """Number of layers by group."""
+    count = np.zeros(flow.groups, np.int64)
+    for groups in parts:
+        count[np.unique(groups)] += 1
+    return count

@@ -1,0 +1,274 @@
+"""Finds the factor of every group of channels by sweeping over the blocks until nothing changes.
+
+What a channel costs is its range beside the widest one of the same grid, in three places: as rows of the layers that
+make it, as values of its tensors, as columns of the layers that read it. A sweep multiplies the channel by
+sqrt(columns / rows), which makes the two alike (Nagel et al. 2019, Data-Free Quantization, equation 11; the ranges are
+relative, so that several layers may share a channel). Where rows have a scale each, the values stand in for them. No
+factor may let a channel outgrow its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from worker.quantizer.equalization.cross_layer.spaces import PINNED, components
+
+# An adaptive search ends once no factor moves by more than this, which takes 20 to 60 sweeps.
+_SETTLED = 0.01
+_MOST_SWEEPS = 500
+# The change of the weights takes as long to find as a sweep, so that it is looked at in every fourth only.
+_CHANGE_EVERY = 4
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The weight of a layer in the balance.
+
+    Attributes:
+        size: max |w| over the kernel's positions, float32 [a, b]; 0 where channels are cut off.
+        rows: group of the result that each weight belongs to; broadcasts to ``size``.
+        columns: group of the value that each weight multiplies; broadcasts to ``size``.
+        outputs: group of every output channel, [out].
+        bias: |b| of every output channel, [out], if it shares a grid of its own.
+        grid: which weights share a scale: "tensor", "row", or None for a weight that stays float.
+    """
+
+    size: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    outputs: np.ndarray
+    bias: np.ndarray | None
+    grid: str | None
+
+
+@dataclass(frozen=True)
+class Values:
+    """What was seen of a quantized tensor: range below and above 0 per channel, float64 [channels], not negative."""
+
+    groups: np.ndarray
+    below: np.ndarray
+    above: np.ndarray
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be balanced.
+
+    Attributes:
+        groups: number of groups.
+        matrices: in topological order.
+        values: of all quantized tensors with channels that are not pinned.
+        fixed: groups whose factor is 1, bool [groups].
+        largest: highest factor of each group, float64 [groups], inf if there is none.
+        threshold: raw ranges that add up to less are left alone; 0 for none.
+        use_activations: let values bound factors.
+    """
+
+    groups: int
+    matrices: Sequence[Matrix]
+    values: Sequence[Values]
+    fixed: np.ndarray
+    largest: np.ndarray
+    threshold: float = 0.0
+    use_activations: bool = True
+
+
+@dataclass
+class _Block:
+    """Groups that are balanced at once: all results of a layer, and of those that share channels with it."""
+
+    groups: np.ndarray
+    makers: list[int] = field(default_factory=list)
+    readers: list[int] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The factors found, float64 [groups], and the number of sweeps that it took."""
+
+    factors: np.ndarray
+    sweeps: int
+
+
+def balance(problem: Problem, *, steps: int, least_change: float) -> Balance:
+    """Balance all blocks.
+
+    Args:
+        problem: see there.
+        steps: sweeps; -1 goes on until no factor moves by a percent or the weights change less than ``least_change``.
+        least_change: sum over layers of the mean change of a weight.
+    """
+    blocks = _blocks(problem)
+    factors = np.ones(problem.groups)
+    for sweep in range(_MOST_SWEEPS if steps < 0 else steps):
+        before = factors.copy()
+        for block in blocks:
+            factors[block.groups] *= _correction(problem, block, factors)
+        if steps >= 0:
+            continue
+        moved = np.abs(np.log(factors / before))
+        settled = bool(moved.max(initial=0.0) <= _SETTLED)
+        if sweep % _CHANGE_EVERY == 0:
+            settled |= _change(problem, moved, factors) <= least_change
+        if settled:
+            return Balance(factors, sweep + 1)
+    return Balance(factors, _MOST_SWEEPS if steps < 0 else steps)
+
+
+def _blocks(problem: Problem) -> list[_Block]:
+    """Blocks in the order of the layers that make them first."""
+    ends = [matrix.outputs for matrix in problem.matrices if matrix.outputs.size > 1]
+    one = np.concatenate([np.empty(0), *(outputs[:-1] for outputs in ends)])
+    other = np.concatenate([np.empty(0), *(outputs[1:] for outputs in ends)])
+    free = (one != PINNED) & (other != PINNED)
+    labels = components(problem.groups, one[free], other[free])
+    found: dict[int, _Block] = {}
+    for k, matrix in enumerate(problem.matrices):
+        for label in np.unique(labels[matrix.outputs[~problem.fixed[matrix.outputs]]]).tolist():
+            members = np.flatnonzero((labels == label) & ~problem.fixed)
+            found.setdefault(label, _Block(members)).makers.append(k)
+    for k, matrix in enumerate(problem.matrices):
+        for label in np.unique(labels[matrix.columns]).tolist():
+            if label in found:
+                found[label].readers.append(k)
+    for k, values in enumerate(problem.values):
+        for label in np.unique(labels[values.groups]).tolist():
+            if label in found:
+                found[label].values.append(k)
+    return list(found.values())
+
+
+def _correction(problem: Problem, block: _Block, factors: np.ndarray) -> np.ndarray:
+    """What to multiply the factors of the block's groups by."""
+    makers = [problem.matrices[k] for k in block.makers]
+    readers = [problem.matrices[k] for k in block.readers]
+    seen = [problem.values[k] for k in block.values]
+    rows, rows_raw = _rows(makers, factors)
+    columns, columns_raw = _columns(readers, factors)
+    if rows is None:
+        rows = _relative_values(seen, factors)
+    if columns is None:
+        columns = np.ones(problem.groups)
+    if rows is None:
+        return np.ones(block.groups.size)
+    out, into = rows[block.groups], columns[block.groups]
+    known = (out > 0) & (into > 0)
+    if problem.threshold > 0:
+        known &= (rows_raw + columns_raw)[block.groups] >= problem.threshold
+    wanted = np.ones(block.groups.size)
+    wanted[known] = np.sqrt(into[known] / out[known])
+    if problem.use_activations:
+        wanted = np.minimum(wanted, _room(seen, factors)[block.groups])
+    held: np.ndarray = np.minimum(wanted, problem.largest[block.groups] / factors[block.groups])
+    return held
+
+
+def _rows(makers: Sequence[Matrix], factors: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+    """Relative range of every group as rows, None if no maker has one scale; and the raw range."""
+    relative, raw = np.zeros(factors.size), np.zeros(factors.size)
+    counted = False
+    for matrix in makers:
+        if matrix.grid is None:
+            continue
+        found = _largest(matrix.size / _short(factors[matrix.columns]), matrix.rows, factors.size) * factors
+        raw = np.maximum(raw, found)
+        if matrix.grid == "tensor":
+            relative, counted = np.maximum(relative, _beside_widest(found)), True
+        if matrix.bias is not None:
+            biases = np.zeros(factors.size)
+            np.maximum.at(biases, matrix.outputs, matrix.bias * factors[matrix.outputs])
+            relative, counted = np.maximum(relative, _beside_widest(biases)), True
+    return (relative if counted else None), raw
+
+
+def _columns(readers: Sequence[Matrix], factors: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+    """The same as columns. Within rows of a scale each, a column is measured row by row."""
+    relative, raw = np.zeros(factors.size), np.zeros(factors.size)
+    counted = False
+    for matrix in readers:
+        if matrix.grid is None:
+            continue
+        scaled = matrix.size * _short(factors[matrix.rows])
+        found = _largest(scaled, matrix.columns, factors.size) / factors
+        raw = np.maximum(raw, found)
+        if matrix.grid == "row":
+            if _diagonal(matrix):
+                continue  # one column to a row: its scale follows whatever it is multiplied by
+            scaled = scaled / _short(factors[matrix.columns])
+            axis = 1 if matrix.rows.shape[1] == 1 else 0
+            widest = scaled.max(axis=axis, keepdims=True)
+            scaled = np.divide(scaled, widest, out=np.zeros_like(scaled), where=widest > 0)
+            found = _largest(scaled, matrix.columns, factors.size)
+        relative, counted = np.maximum(relative, _beside_widest(found)), True
+    return (relative if counted else None), raw
+
+
+def _short(factors: np.ndarray) -> np.ndarray:
+    """As float32: half the memory to go through, and precise enough for a range."""
+    return np.asarray(factors, np.float32)
+
+
+def _diagonal(matrix: Matrix) -> bool:
+    return bool(matrix.size.shape[1] == 1 and matrix.rows.shape[0] == matrix.columns.shape[0])
+
+
+def _relative_values(seen: Sequence[Values], factors: np.ndarray) -> np.ndarray | None:
+    relative: np.ndarray = np.zeros(factors.size)
+    for values in seen:
+        found = np.zeros(factors.size)
+        np.maximum.at(found, values.groups, np.maximum(values.below, values.above) * factors[values.groups])
+        relative = np.maximum(relative, _beside_widest(found))
+    return relative if seen else None
+
+
+def _room(seen: Sequence[Values], factors: np.ndarray) -> np.ndarray:
+    """By how much every group can grow before one of its channels is the widest of a tensor."""
+    room = np.full(factors.size, np.inf)
+    for values in seen:
+        for side in (values.below, values.above):
+            scaled = side * factors[values.groups]
+            largest, wide = scaled.max(initial=0.0), scaled > 0
+            np.minimum.at(room, values.groups[wide], largest / scaled[wide])
+    return room
+
+
+def _beside_widest(ranges: np.ndarray) -> np.ndarray:
+    widest = ranges.max(initial=0.0)
+    return ranges / widest if widest > 0 else ranges
+
+
+def _largest(scaled: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
+    """Largest element of each group, float64 [count]; ``groups`` broadcasts to the matrix."""
+    if groups.shape[0] == 1 and scaled.shape[0] > 1:
+        scaled = scaled.max(axis=0, keepdims=True)
+    if groups.shape[1] == 1 and scaled.shape[1] > 1:
+        scaled = scaled.max(axis=1, keepdims=True)
+    found = np.zeros(count)
+    np.maximum.at(found, np.broadcast_to(groups, scaled.shape).reshape(-1), scaled.reshape(-1))
+    return found
+
+
+def _change(problem: Problem, moved: np.ndarray, factors: np.ndarray) -> float:
+    """An upper bound of the sum over layers of the mean change of a weight.
+
+    A weight w r / c changes by |w r / c| (|dr / r| + |dc / c|) at most; ``moved`` holds the relative changes.
+    """
+    total = 0.0
+    for matrix in problem.matrices:
+        rows, columns = factors[matrix.rows], 1.0 / factors[matrix.columns]
+        by_rows = _weighted_sum(matrix.size, rows * moved[matrix.rows], columns)
+        total += (by_rows + _weighted_sum(matrix.size, rows, columns * moved[matrix.columns])) / matrix.size.size
+    return total
+
+
+def _weighted_sum(size: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> float:
+    """Sum of size * rows * columns; as products of matrix and vector where rows and columns are such."""
+    if rows.shape[1] == 1 and columns.shape[0] == 1:
+        return float(_short(rows[:, 0]) @ (size @ _short(columns[0])))
+    if rows.shape[0] == 1 and columns.shape[1] == 1:
+        return float(_short(columns[:, 0]) @ (size @ _short(rows[0])))
+    return float(np.sum(size * rows * columns))

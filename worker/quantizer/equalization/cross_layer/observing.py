@@ -1,0 +1,105 @@
+"""What the calibration data say about the channels of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.contracts.dtypes import needs_calibration
+from worker.quantizer.equalization.cross_layer.balance import Values
+from worker.quantizer.equalization.cross_layer.dataflow import Flow
+from worker.quantizer.equalization.cross_layer.spaces import PINNED
+from worker.quantizer.graph.values import name_of
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.statistics.collect import Request
+from worker.quantizer.statistics.rows import ChannelExtremes
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Extremes of a tensor's channels on the calibration data, float64 [channels] each, and the channels' groups."""
+
+    groups: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def watched(flow: Flow, plan: QuantizationPlan, *, before_limits: bool) -> dict[str, int]:
+    """Tensors to observe, and the axis of their channels.
+
+    Those that are quantized, those that layers read, and the results of limits; with ``before_limits`` their inputs.
+    """
+    names = [entry.source for entry in plan.activations.values()]
+    names += [name_of(layer.node.inputs[0]) for layer in flow.layers if layer.node.inputs[0] is not None]
+    names += [name_of(limit.node.outputs[0]) for limit in flow.limits]
+    if before_limits:
+        names += [name_of(limit.value) for limit in flow.limits]
+    found = {}
+    for name in dict.fromkeys(names):
+        channels = flow.channels.get(name)
+        axes = [] if channels is None else [k for k, size in enumerate(channels.shape) if size > 1]
+        if channels is not None and len(axes) == 1 and channels.any():
+            found[name] = axes[0]
+    return found
+
+
+def observed(flow: Flow, requests: list[Request]) -> dict[str, Seen]:
+    """By tensor name; tensors with NaN or Inf, or of which nothing was seen, are left out."""
+    found = {}
+    for request in requests:
+        channels = flow.channels.get(request.tensor)
+        result = request.reducer.result() if isinstance(request.reducer, ChannelExtremes) else None
+        if channels is None or result is None or not all(np.isfinite(part).all() for part in result):
+            continue
+        low, high = (part.astype(np.float64) for part in result)
+        if low.size == channels.size:
+            found[request.tensor] = Seen(channels.reshape(-1), low, high)
+    return found
+
+
+def find_silent(flow: Flow, plan: QuantizationPlan, seen: Mapping[str, Seen]) -> np.ndarray:
+    """Groups whose channels are 0 in every tensor that was observed, bool [groups].
+
+    A group that a layer reads from a tensor which was not observed is none of them.
+    """
+    touched, alive = np.zeros(flow.groups, bool), np.zeros(flow.groups, bool)
+    before = {name_of(limit.value) for limit in flow.limits}
+    for name, tensor in seen.items():
+        if name in before and name not in plan.activations:
+            continue  # what a limit cuts off counts behind it
+        touched[tensor.groups] = True
+        alive[tensor.groups[(tensor.low != 0) | (tensor.high != 0)]] = True
+    for layer in flow.layers:
+        name = name_of(layer.node.inputs[0]) if layer.node.inputs[0] is not None else ""
+        entry = plan.activations.get(name)
+        if name not in seen and (entry is None or entry.source not in seen):
+            alive[layer.inputs] = True
+    silent = touched & ~alive
+    silent[PINNED] = False
+    return silent
+
+
+def quantized_values(
+    flow: Flow, plan: QuantizationPlan, seen: Mapping[str, Seen], *, unlimited: frozenset[str] = frozenset()
+) -> list[Values]:
+    """What was seen of every tensor that shares one scale among its channels.
+
+    Args:
+        flow: see there.
+        plan: says which tensors those are.
+        seen: by tensor.
+        unlimited: limits, by node name, that are to be dropped: what they let through is as large as what they get.
+    """
+    dropped = {name_of(limit.node.outputs[0]): limit.value for limit in flow.limits if limit.node.name in unlimited}
+    found = []
+    for name, spec in plan.sources().items():
+        tensor = seen.get(name)
+        if tensor is None or not needs_calibration(spec.dtype):
+            continue
+        high = tensor.high
+        if name in dropped and name_of(dropped[name]) in seen:
+            high = np.maximum(high, seen[name_of(dropped[name])].high)
+        found.append(Values(tensor.groups, np.maximum(-tensor.low, 0.0), np.maximum(high, 0.0)))
+    return found

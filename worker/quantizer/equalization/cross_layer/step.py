@@ -1,0 +1,195 @@
+"""Cross-layer equalization as a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from service.contracts.algorithms import CrossLayerEqualization
+from service.contracts.dtypes import is_block, is_float8, is_integer
+from worker.quantizer.equalization.cross_layer.absorbing import absorb, find_shifts, shifted
+from worker.quantizer.equalization.cross_layer.balance import Balance, Matrix, Problem, balance
+from worker.quantizer.equalization.cross_layer.cost import cost_in_words
+from worker.quantizer.equalization.cross_layer.dataflow import Flow, follow
+from worker.quantizer.equalization.cross_layer.figures import range_changes
+from worker.quantizer.equalization.cross_layer.layers import Layer
+from worker.quantizer.equalization.cross_layer.limiting import (
+    Policy,
+    choose_policy,
+    held_by_limits,
+    is_dropped,
+    rewrite_limits,
+)
+from worker.quantizer.equalization.cross_layer.observing import Seen, find_silent, observed, quantized_values, watched
+from worker.quantizer.equalization.cross_layer.rewriting import cut_off, scale_layers
+from worker.quantizer.graph.values import name_of, node_name
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.step import Change, Workshop
+from worker.quantizer.statistics.collect import Request
+from worker.quantizer.statistics.rows import ChannelExtremes
+
+_OWN_BIASES = ("int8", "int16")
+
+
+class CrossLayerEqualizationStep:
+    """Moves scale between neighbouring layers of the float network."""
+
+    def __init__(self, spec: CrossLayerEqualization) -> None:
+        self.spec = spec
+        self.method = spec.method
+        self._applied = False
+
+    def requests(self, draft: Draft) -> list[Request]:
+        """Extremes per channel of every tensor between layers; nothing more once it has been applied."""
+        if self._applied:
+            return []
+        flow = follow(draft.graph, through_normalizations=self.spec.stem)
+        wanted = watched(flow, draft.plan, before_limits=self.spec.replace_relu6 == "relu")
+        return [Request(tensor, ChannelExtremes(axis)) for tensor, axis in wanted.items()]
+
+    def apply(self, draft: Draft, workshop: Workshop) -> Change:
+        """The equalized network, calibrated anew."""
+        self._applied = True
+        model = draft.prepared.model.clone()
+        work = Equalizer(self.spec, choose_policy(self.spec, workshop.context.config), draft, model)
+        work.run()
+        if not work.nodes:
+            return Change(None, (), work.summary())
+        if work.drops:
+            work.cost = cost_in_words(model, workshop)
+        op_types = {**draft.prepared.op_types, **work.op_types}
+        changed = workshop.recalibrate(replace(draft.prepared, model=model, op_types=op_types))
+        ranges = range_changes(draft, changed, work.flow, work.seen, work.factors)
+        return Change(changed, tuple(work.nodes), work.summary(), ranges=ranges)
+
+
+@dataclass
+class Equalizer:
+    """One equalization.
+
+    Attributes:
+        spec: its options.
+        policy: what becomes of limits.
+        draft: with the statistics that the step asked for.
+        model: a copy of the draft's float model, changed in place.
+        flow: its channels.
+        seen: what the statistics say of them.
+        factors: what every group was multiplied by.
+        nodes: names of the nodes that were changed, as keys.
+        op_types: operators of new nodes as users know them, by name.
+        silent: number of channels cut off.
+        absorbed: number of biases absorbed.
+        limits: number of limits that were scaled or dropped.
+        sweeps: how many it took.
+        cost: of dropping limits, in words.
+    """
+
+    spec: CrossLayerEqualization
+    policy: Policy
+    draft: Draft
+    model: ir.Model
+    flow: Flow = field(init=False)
+    seen: dict[str, Seen] = field(init=False)
+    factors: np.ndarray = field(init=False)
+    nodes: dict[str, None] = field(default_factory=dict)
+    op_types: dict[str, str] = field(default_factory=dict)
+    silent: int = 0
+    absorbed: int = 0
+    limits: int = 0
+    sweeps: int = 0
+    cost: str | None = None
+
+    @property
+    def drops(self) -> bool:
+        """True if limits were dropped, so that the network computes something else."""
+        return self.policy.mode == "relu" and self.limits > 0
+
+    def run(self) -> None:
+        """Cut off, absorb, balance, scale."""
+        graph, spec, plan = self.model.graph, self.spec, self.draft.plan
+        self.flow = flow = follow(graph, through_normalizations=spec.stem)
+        self.seen = observed(flow, self.draft.statistics[spec.method])
+        self.factors = np.ones(flow.groups)
+        silent = find_silent(flow, plan, self.seen)
+        if spec.silent_channels == "zero":
+            self._note(cut_off(graph, flow, silent))
+            self.silent = int(silent.sum())
+        shifts = find_shifts(flow, self.seen) if spec.absorb_bias else np.zeros(flow.groups)
+        self._note(absorb(graph, flow, shifts))
+        self.absorbed = int((shifts > 0).sum())
+        found = self._balance(silent, shifted(self.seen, shifts))
+        self.factors, self.sweeps = found.factors, found.sweeps
+        self._note(scale_layers(graph, flow, self.factors))
+        self.op_types, limited = rewrite_limits(graph, flow, self.factors, shifts, self.policy)
+        self.limits = len(limited)
+        if self.drops:
+            self._note(limited)
+
+    def _note(self, names: list[str]) -> None:
+        self.nodes.update(dict.fromkeys(names))
+
+    def _balance(self, silent: np.ndarray, seen: Mapping[str, Seen]) -> Balance:
+        flow, spec, plan = self.flow, self.spec, self.draft.plan
+        held = held_by_limits(flow, seen, self.policy)
+        dropped = frozenset(node_name(limit.node) for limit in flow.limits if is_dropped(limit, self.policy))
+        problem = Problem(
+            groups=flow.groups,
+            matrices=[_matrix(layer, plan, append_bias=spec.scale_append_bias) for layer in flow.layers],
+            values=quantized_values(flow, plan, seen, unlimited=dropped),
+            fixed=held.fixed | silent,
+            largest=held.largest,
+            threshold=spec.weight_threshold if spec.scale_use_threshold else 0.0,
+            use_activations=spec.use_activations,
+        )
+        return balance(problem, steps=spec.steps, least_change=spec.total_layer_diff_threshold)
+
+    def summary(self) -> str:
+        """One sentence for the report."""
+        scaled = int((self.factors != 1.0).sum())
+        if not self.nodes:
+            return "there are no two layers between which scale could move"
+        parts = [f"{scaled} channels of {len(self.nodes)} layers scaled in {self.sweeps} sweeps"]
+        if self.silent:
+            parts.append(f"{self.silent} channels cut off that are 0 on all calibration data")
+        if self.absorbed:
+            parts.append(f"{self.absorbed} biases absorbed by the next layer")
+        if self.flow.limits:
+            parts.append(f"limits {_LIMITS[self.policy.mode].format(self.limits)}: {self.policy.reason}")
+        if self.cost is not None:
+            parts.append(f"that {self.cost}")
+        return "; ".join(parts)
+
+
+_LIMITS = {
+    "per_channel": "kept exactly, {} of them per channel",
+    "never": "kept as they are",
+    "relu": "dropped, {} of them",
+}
+
+
+def _matrix(layer: Layer, plan: QuantizationPlan, *, append_bias: bool) -> Matrix:
+    node = layer.node
+    entry = plan.weights.get(name_of(node.inputs[1])) if node.inputs[1] is not None else None
+    grid = None
+    if layer.is_linear and entry is not None and _has_range(entry.spec.dtype):
+        grid = "tensor" if entry.axis is None else "row"
+    planned = plan.biases.get(node_name(node))
+    own = planned is not None and planned.reason is None and planned.spec.dtype in _OWN_BIASES
+    bias = layer.bias if append_bias and own else None
+    return Matrix(
+        size=layer.magnitudes(),
+        rows=layer.rows,
+        columns=layer.columns,
+        outputs=layer.outputs,
+        bias=None if bias is None else np.abs(bias.astype(np.float64)),
+        grid=grid,
+    )
+
+
+def _has_range(dtype: str) -> bool:
+    """True for types whose rounding depends on the range of what shares a scale."""
+    return is_integer(dtype) or is_float8(dtype) or is_block(dtype)

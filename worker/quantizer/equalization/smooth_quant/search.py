@@ -1,0 +1,270 @@
+"""How much scale to move at one site, judged by the layers' own outputs on a sample of rows.
+
+With s_j = a_j^alpha / w_j^(1 - alpha), a_j the largest activation and w_j the largest weight of channel j (Xiao et al.
+2022, SmoothQuant, equation 4), the layers compute (x / s) (s W). Each candidate is quantized by the methods that the
+plan has for the tensor and for the weights, and compared with x W. No part of the network runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.contracts.calibration import MinMaxCalibration, NonOverflowCalibration
+from service.contracts.dtypes import is_block, needs_calibration
+from service.contracts.specs import ActivationSpec
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.rounded import RoundedGrid
+from worker.quantizer.plan.parameters import activation_grid, weight_grid
+from worker.quantizer.plan.types import Grid, WeightPlan
+from worker.quantizer.statistics.grids import Spec
+from worker.quantizer.statistics.ranges import range_reducer
+
+# Channels are treated as if they were not smaller than this part of the largest.
+_SMALLEST_PART = 2.0**-10
+_COARSE = (0.0, 0.25, 0.5, 0.75, 1.0)
+_REFINEMENTS = (0.125, 0.0625)
+# Values of a candidate that its range is calibrated on.
+_RANGE_VALUES = 1 << 15
+# Rows multiplied at a time: products this small stay on one thread, which is faster than starting others.
+_BLOCK_ROWS = 32
+# Factors of the whole scale that decide how a tensor and a weight fill grids with power-of-two scales.
+_PHASES = (2.0**0.25, 2.0**0.5, 2.0**0.75)
+
+ScaleOf = Callable[[float], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A constant matrix as the search sees it.
+
+    Attributes:
+        array: float32, in the layout in which it is stored.
+        plan: how it is quantized.
+        transposed: whether it is [out, in].
+    """
+
+    array: np.ndarray
+    plan: WeightPlan
+    transposed: bool
+
+    def oriented(self, array: np.ndarray) -> np.ndarray:
+        """``array``, in the stored layout, as [in, out]."""
+        return array.T if self.transposed else array
+
+    def quantized(self, array: np.ndarray) -> np.ndarray:
+        """``array``, in the stored layout, as its grid represents it."""
+        return weight_grid(array, self.plan).fake(array)
+
+
+@dataclass(frozen=True)
+class Maker:
+    """A linear layer with one integer scale whose output channels take the inverse scale in.
+
+    Attributes:
+        rows: float32 [n, in], a sample of what it reads.
+        matrix: its weight.
+        channels: int [out], the site's channel that each output becomes.
+    """
+
+    rows: np.ndarray
+    matrix: Matrix
+    channels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One site.
+
+    Attributes:
+        rows: float32 [n, channels], a sample of the tensor.
+        low: float32 [channels], smallest values on all calibration data.
+        high: float32 [channels], largest values.
+        spec: how the tensor is quantized.
+        readers: the weights that it meets.
+        makers: layers that pay for the scale.
+        rounded: the tensor as integers upstream have rounded it already; None if none have.
+        settle: the nearest scale that can be had.
+    """
+
+    rows: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    spec: ActivationSpec
+    readers: Sequence[Matrix]
+    makers: Sequence[Maker] = ()
+    rounded: np.ndarray | None = None
+    settle: Callable[[np.ndarray], np.ndarray] = lambda scale: scale
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the search came to.
+
+    Attributes:
+        alpha: share of the difficulty that goes into the weights.
+        scale: float64 [channels], positive.
+        before: error of the layers without smoothing: noise over signal, added up over the layers.
+        after: the same with it.
+    """
+
+    alpha: float
+    scale: np.ndarray
+    before: float
+    after: float
+
+
+def magnitudes(problem: Problem) -> tuple[np.ndarray, np.ndarray] | None:
+    """Largest activation and weight of each channel, float64 [channels]; None if either is 0 throughout.
+
+    Channels that are silent or that no weight reads count as usual ones, and very small ones as small ones.
+    """
+    activations = np.maximum(np.abs(problem.low), np.abs(problem.high)).astype(np.float64)
+    weights = np.zeros_like(activations)
+    for reader in problem.readers:
+        weights = np.maximum(weights, np.abs(reader.oriented(reader.array)).max(axis=1))
+    if not activations.any() or not weights.any():
+        return None
+    return _filled(activations), _filled(weights)
+
+
+def _filled(largest: np.ndarray) -> np.ndarray:
+    usual = float(np.median(largest[largest > 0]))
+    filled: np.ndarray = np.maximum(np.where(largest > 0, largest, usual), _SMALLEST_PART * largest.max())
+    return filled
+
+
+def scales(problem: Problem) -> ScaleOf | None:
+    """The scale float64 [channels] by alpha; the largest activation stays as large as it is."""
+    found = magnitudes(problem)
+    if found is None:
+        return None
+    activations, weights = found
+
+    def of(alpha: float) -> np.ndarray:
+        scale = activations**alpha / weights ** (1.0 - alpha)
+        return np.asarray(scale * ((activations / scale).max() / activations.max()))
+
+    return of
+
+
+def search(problem: Problem, alpha: float | None) -> Choice | None:
+    """The scale with the smallest error; None if the tensor or all weights are 0.
+
+    Args:
+        problem: the site.
+        alpha: take this one; None searches it.
+    """
+    scale_of = scales(problem)
+    if scale_of is None:
+        return None
+    error = SiteError(problem)
+    before = error(np.ones(problem.rows.shape[1]))
+    tried: dict[float, tuple[float, np.ndarray]] = {}
+
+    def look(share: float) -> None:
+        if share not in tried and 0.0 <= share <= 1.0:
+            scale = problem.settle(scale_of(share))
+            tried[share] = error(scale), scale
+
+    for share in _COARSE if alpha is None else (alpha,):
+        look(share)
+    for step in _REFINEMENTS if alpha is None else ():
+        best = min(tried, key=lambda share: tried[share][0])
+        look(best - step)
+        look(best + step)
+    best = min(tried, key=lambda share: tried[share][0])
+    after, scale = tried[best]
+    for phase in _PHASES if error.by_powers_of_two else ():
+        candidate = problem.settle(scale_of(best) * phase)
+        found = error(candidate)
+        if found < after:
+            after, scale = found, candidate
+    return Choice(best, scale, before, after)
+
+
+class SiteError:
+    """Noise over signal of a site's layers, by scale."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._entering = problem.rows if problem.rounded is None else problem.rounded
+        self._expected = [_product(problem.rows, reader.oriented(reader.array)) for reader in problem.readers]
+        self._signal = [max(_power(expected), np.finfo(np.float64).tiny) for expected in self._expected]
+        self._every = max(1, -(-problem.rows.size // _RANGE_VALUES))
+
+    @property
+    def by_powers_of_two(self) -> bool:
+        """True if a scale is a power of two, so that a factor of the whole scale matters."""
+        specs: list[Spec] = [self._problem.spec, *(reader.plan.spec for reader in self._problem.readers)]
+        return any(spec.scale == "power_of_two" for spec in specs if needs_calibration(spec.dtype))
+
+    def __call__(self, scale: np.ndarray) -> float:
+        """The error with ``scale``, float64 [channels]."""
+        problem = self._problem
+        values = self._entering / scale.astype(np.float32)
+        values = _fake(values, self._grid(values, scale))
+        made = [_maker_noise(maker, scale) for maker in problem.makers]
+        total = 0.0
+        for reader, expected, signal in zip(problem.readers, self._expected, self._signal, strict=True):
+            along = scale[None, :] if reader.transposed else scale[:, None]
+            matrix = reader.oriented(reader.quantized(np.asarray(reader.array * along, np.float32)))
+            total += _power(_product(values, matrix) - expected) / signal
+            total += sum(_power(_product(noise, matrix)) for noise in made) / signal
+        return total
+
+    def _grid(self, smoothed: np.ndarray, scale: np.ndarray) -> Grid:
+        spec = self._problem.spec
+        if not needs_calibration(spec.dtype):
+            return RoundedGrid(spec.dtype, 1 if is_block(spec.dtype) else None)
+        if isinstance(spec.calibration, MinMaxCalibration | NonOverflowCalibration):
+            low, high = (self._problem.low / scale).min(), (self._problem.high / scale).max()
+            seen = np.array([[low, high]], np.float32)
+        else:
+            seen = smoothed[:: self._every]
+        reducer = range_reducer(spec, samples=1)
+        reducer.update(seen, 1)
+        return activation_grid(spec, reducer.result())
+
+
+def _maker_noise(maker: Maker, scale: np.ndarray) -> np.ndarray:
+    """float32 [n, channels]: what rounding the weight of ``maker`` adds to the smoothed tensor."""
+    inverse = 1.0 / scale[maker.channels]
+    along = inverse[:, None] if maker.matrix.transposed else inverse[None, :]
+    weight = np.asarray(maker.matrix.array * along, np.float32)
+    lost = maker.matrix.oriented(maker.matrix.quantized(weight) - weight)
+    noise = np.zeros((len(maker.rows), scale.size), np.float32)
+    noise[:, maker.channels] = _product(maker.rows, lost)
+    return noise
+
+
+def _product(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """``rows`` [n, in] times ``matrix`` [in, out]."""
+    blocks, rest = divmod(len(rows), _BLOCK_ROWS)
+    whole = len(rows) - rest
+    made = np.empty((len(rows), matrix.shape[1]), np.float32)
+    stacked = rows[:whole].reshape(blocks, _BLOCK_ROWS, rows.shape[1])
+    np.matmul(stacked, matrix, out=made[:whole].reshape(blocks, _BLOCK_ROWS, matrix.shape[1]))
+    np.matmul(rows[whole:], matrix, out=made[whole:])
+    return made
+
+
+def _fake(values: np.ndarray, grid: Grid) -> np.ndarray:
+    """``values`` as one grid represents them at run time, float32; overwritten."""
+    if not isinstance(grid, IntegerGrid):
+        return grid.fake(values)
+    saturating = grid.at_run_time()
+    low, high = (np.float32(limit - int(grid.zero_point)) for limit in saturating.limits)
+    values /= grid.scale
+    np.rint(values, out=values)
+    np.clip(values, low, high, out=values)
+    values *= grid.scale
+    return values
+
+
+def _power(values: np.ndarray) -> float:
+    """Mean square."""
+    flat = values.reshape(-1)
+    return float(np.dot(flat, flat)) / flat.size

@@ -1,0 +1,165 @@
+"""Where a scale can be moved from activations into weights: a tensor and all linear layers that read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from worker.quantizer.equalization.smooth_quant.folding import Folding, find_folding
+from worker.quantizer.graph.rewriting import axis_length, rank_of
+from worker.quantizer.graph.values import (
+    constant,
+    int_attribute,
+    is_constant,
+    is_float32,
+    name_of,
+    node_name,
+    users,
+)
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.plan.types import QuantizationPlan, Role
+
+# Marks a node whose input and weight have been scaled, so that it is left alone from then on.
+_SMOOTHED = "quantmill.smoothed"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A tensor whose channels (last axis) can be scaled, inversely to the rows of the weights that it meets.
+
+    Attributes:
+        tensor: its name.
+        channels: length of its last axis.
+        consumers: names of the MatMul and Gemm nodes, all that are to get the scaled tensor.
+        folding: what takes the inverse scale in; None if a Mul has to.
+        refusal: why neither is possible or worthwhile; None if one is.
+    """
+
+    tensor: str
+    channels: int
+    consumers: tuple[str, ...]
+    folding: Folding | None
+    refusal: str | None = None
+
+
+def find_sites(graph: ir.Graph, plan: QuantizationPlan) -> list[Site]:
+    """All sites of a prepared main graph, in topological order of their first consumers."""
+    readers: dict[ir.Value, list[ir.Node]] = {}
+    for node in graph:
+        if is_consumer(node, plan) and node.inputs[0] is not None:
+            readers.setdefault(node.inputs[0], []).append(node)
+    sites = []
+    for value, nodes in readers.items():
+        length = axis_length(value, -1)
+        matching = [node for node in nodes if weight_rows(node) == length]
+        if length is not None and matching:
+            sites.append(_site(graph, plan, value, length, matching))
+    return sites
+
+
+def mark_smoothed(node: ir.Node) -> None:
+    """Say that a consumer has been dealt with."""
+    node.meta[_SMOOTHED] = True
+
+
+def is_consumer(node: ir.Node, plan: QuantizationPlan) -> bool:
+    """True for a quantized MatMul or Gemm of an activation and a constant matrix that is not smoothed yet."""
+    entry = plan.nodes.get(node_name(node))
+    if entry is None or entry.role is not Role.LINEAR or node.op_type not in ("MatMul", "Gemm"):
+        return False
+    weight, value = node.inputs[1], node.inputs[0]
+    return (
+        is_constant(weight)
+        and is_float32(weight)
+        and rank_of(weight) == 2
+        and name_of(weight) in plan.weights  # type: ignore[arg-type]
+        and value is not None
+        and value is not weight
+        and not is_constant(value)
+        and name_of(value) in plan.activations
+        and not int_attribute(node, "transA", 0)
+        and _SMOOTHED not in node.meta
+    )
+
+
+def weight_rows(node: ir.Node) -> int | None:
+    """Length of the axis that a consumer sums over."""
+    weight = node.inputs[1]
+    return None if weight is None else axis_length(weight, 1 if is_transposed(node) else 0)
+
+
+def is_transposed(node: ir.Node) -> bool:
+    """True if the weight of a consumer is [out, in]."""
+    return node.op_type == "Gemm" and bool(int_attribute(node, "transB", 0))
+
+
+def _site(graph: ir.Graph, plan: QuantizationPlan, value: ir.Value, length: int, nodes: list[ir.Node]) -> Site:
+    consumers = tuple(node_name(node) for node in nodes)
+    alone = not value.is_graph_output() and set(users(value)) == set(nodes)
+    folding = find_folding(value, length, lambda node: _refuses(node, plan)) if alone else None
+    refusal = None
+    if folding is None and _made_on_integers(value, graph, plan):
+        reason = "nothing before it can take the scale in" if alone else "other nodes read it too"
+        refusal = f"{reason}, and a Mul behind integers would only round twice"
+    return Site(name_of(value), length, consumers, folding, refusal)
+
+
+def _made_on_integers(value: ir.Value, graph: ir.Graph, plan: QuantizationPlan) -> bool:
+    node = value.producer()
+    entry = plan.nodes.get(node_name(node)) if node is not None and node.graph is graph else None
+    return entry is not None and entry.quantized
+
+
+def _refuses(node: ir.Node, plan: QuantizationPlan) -> bool:
+    """A convolution whose channels share one integer scale: unequal channels would cost it more than the site gains."""
+    if node.op_type in ("MatMul", "Gemm"):
+        return False
+    value = node.inputs[1]
+    weight = plan.weights.get(name_of(value)) if value is not None else None
+    return weight is not None and weight.axis is None
+
+
+def oriented(array: np.ndarray, node: ir.Node) -> np.ndarray:
+    """The weight of a MatMul or Gemm as [in, out]."""
+    return array.T if is_transposed(node) else array
+
+
+def rows_scaled(array: np.ndarray, node: ir.Node, scale: np.ndarray) -> np.ndarray:
+    """float32: the weight of a consumer, in its own layout, with input channel j multiplied by ``scale[j]``."""
+    along = scale[None, :] if is_transposed(node) else scale[:, None]
+    return np.asarray(array.astype(np.float64) * along, np.float32)
+
+
+def weight_of(node: ir.Node) -> np.ndarray:
+    """The constant weight of a linear node.
+
+    Raises:
+        ValueError: it is no constant.
+    """
+    array = constant(node.inputs[1])
+    if array is None:
+        raise ValueError(f"the weight of {node.name!r} is no constant")
+    return array
+
+
+def upstream_grid(graph: ir.Graph, plan: QuantizationPlan, site: Site) -> tuple[np.ndarray, IntegerGrid] | None:
+    """A constant factor that makes the site's tensor on integers, and the grid of what it multiplies; else None.
+
+    What such a Mul reads has been rounded before the scale comes in.
+    """
+    value = next((v for node in graph for v in node.outputs if v.name == site.tensor), None)
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type != "Mul" or site.folding is None or len(site.folding.folds) != 1:
+        return None
+    fold = site.folding.folds[0]
+    entry, other = plan.nodes[node_name(node)], node.inputs[1 - fold.index]
+    if fold.node != node_name(node) or not entry.quantized or other is None:
+        return None
+    factor, activation = constant(node.inputs[fold.index]), plan.activations.get(name_of(other))
+    if factor is None or activation is None or not isinstance(activation.quantization, IntegerGrid):
+        return None
+    if factor.ndim > 1 and factor.size != factor.shape[-1]:
+        return None
+    return factor.reshape(-1), activation.quantization

@@ -1,0 +1,254 @@
+"""SmoothQuant as a step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from service.contracts.algorithms import SmoothQuant
+from worker.quantizer.equalization.smooth_quant.folding import Fold, apply_folds, folded
+from worker.quantizer.equalization.smooth_quant.search import Choice, Maker, Matrix, Problem, search
+from worker.quantizer.equalization.smooth_quant.sites import (
+    Site,
+    find_sites,
+    is_transposed,
+    mark_smoothed,
+    rows_scaled,
+    upstream_grid,
+    weight_of,
+)
+from worker.quantizer.graph.affine import replace_constant
+from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
+from worker.quantizer.plan.candidates import STAYS_FLOAT
+from worker.quantizer.plan.parameters import weight_grid
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.step import Change, Workshop
+from worker.quantizer.statistics.collect import Request
+from worker.quantizer.statistics.rows import ChannelExtremes, RowSample
+
+# A site is smoothed if that takes so much of its error away: a Mul costs time at every run, a fold does not.
+_WORTH_A_FOLD, _WORTH_A_MUL = 0.02, 0.5
+_NAMED_AT_MOST = 5
+_ROWS = 512
+
+
+class SmoothQuantStep:
+    """Moves scale from activations into weights; see ``search`` for how much and ``folding`` for where it goes."""
+
+    def __init__(self, spec: SmoothQuant) -> None:
+        self.spec = spec
+        self.method = spec.method
+
+    def requests(self, draft: Draft) -> list[Request]:
+        """Extremes and a sample of rows of every tensor that could be smoothed."""
+        sites = [site for site in find_sites(draft.graph, draft.plan) if self._refusal(site) is None]
+        return [
+            Request(site.tensor, reducer) for site in sites for reducer in (ChannelExtremes(), RowSample(rows=_ROWS))
+        ]
+
+    def apply(self, draft: Draft, workshop: Workshop) -> Change:
+        """The network with scales moved, calibrated anew."""
+        model = draft.prepared.model.clone()
+        smoother = _Smoother(model.graph, draft.plan, self._seen(draft, workshop))
+        outcome = _Outcome()
+        for site in find_sites(model.graph, draft.plan):
+            workshop.context.run.check()
+            refusal = self._refusal(site) or smoother.smooth(site, self.spec.alpha, outcome)
+            if refusal is not None:
+                outcome.left[site.tensor] = refusal
+        if not outcome.nodes:
+            return Change(None, (), outcome.summary())
+        changed = workshop.recalibrate(replace(draft.prepared, model=model), base=draft, touched=outcome.scaled)
+        return Change(changed, tuple(outcome.nodes), outcome.summary())
+
+    def _refusal(self, site: Site) -> str | None:
+        if site.folding is None and site.refusal is None and not self.spec.insert_mul:
+            return "nothing before it can take the scale in, and insert_mul is off"
+        return site.refusal
+
+    def _seen(self, draft: Draft, workshop: Workshop) -> dict[str, _Seen]:
+        seen: dict[str, _Seen] = {}
+        for request in draft.statistics[self.method]:
+            known = seen.setdefault(request.tensor, _Seen())
+            if isinstance(request.reducer, ChannelExtremes):
+                known.extremes = request.reducer.result()
+            elif isinstance(request.reducer, RowSample):
+                known.rows = request.reducer.result(first_sample=workshop.first_sample)
+        return seen
+
+
+@dataclass
+class _Seen:
+    """What the calibration data said about a tensor."""
+
+    extremes: tuple[np.ndarray, np.ndarray] | None = None
+    rows: np.ndarray | None = None
+
+
+@dataclass
+class _Outcome:
+    """What became of the sites."""
+
+    nodes: list[str] = field(default_factory=list)
+    alphas: list[float] = field(default_factory=list)
+    takers: Counter[str] = field(default_factory=Counter)
+    left: dict[str, str] = field(default_factory=dict)
+    scaled: set[str] = field(default_factory=set)
+
+    def summary(self) -> str:
+        """One sentence for the report."""
+        if not self.nodes and not self.left:
+            return "there is no quantized MatMul or Gemm with a constant weight"
+        parts = [f"{len(self.alphas)} of {len(self.alphas) + len(self.left)} tensors smoothed"]
+        if self.alphas:
+            parts[0] += f", alpha {min(self.alphas):g} to {max(self.alphas):g}"
+            parts.append("scale taken in by " + ", ".join(f"{count} {kind}" for kind, count in self.takers.items()))
+        for reason, count in Counter(self.left.values()).most_common(_NAMED_AT_MOST):
+            parts.append(f"{count} left alone: {reason}")
+        return "; ".join(parts)
+
+
+class _Smoother:
+    """Smooths site after site of one graph, which is changed in place."""
+
+    def __init__(self, graph: ir.Graph, plan: QuantizationPlan, seen: Mapping[str, _Seen]) -> None:
+        self._graph, self._plan, self._seen = graph, plan, seen
+        self._names = Names(graph)
+        self._nodes = {node_name(node): node for node in graph}
+        self._values = {name_of(v): v for v in (*graph.inputs, *(made for node in graph for made in node.outputs))}
+        # Tensor that each node read first, before any Mul came between.
+        self._reads = _input_names(self._nodes, 0)
+        # What the inputs of layers have been divided by.
+        self._scales: dict[str, np.ndarray] = {}
+        # Where the weight of each node stands in the plan, whatever its initializer is called by now.
+        self._weights = {
+            name: weight for name, weight in _input_names(self._nodes, 1).items() if weight in plan.weights
+        }
+
+    def smooth(self, site: Site, alpha: float | None, outcome: _Outcome) -> str | None:
+        """Smooth one site; the reason if it is left alone."""
+        problem = self._problem(site)
+        choice = search(problem, alpha) if problem is not None else None
+        if problem is None or choice is None:
+            return "it is 0 on all calibration data, or was not seen"
+        if alpha is None and not _is_worthwhile(choice, site):
+            return "no alpha makes its layers' error much smaller"
+        for name in site.consumers:
+            node = self._nodes[name]
+            array = rows_scaled(weight_of(node), node, choice.scale)
+            replace_constant(self._graph, node, 1, self._weights[name], array, self._names)
+            self._scales[name] = choice.scale
+            mark_smoothed(node)
+        if site.folding is None:
+            self._insert_mul(site, choice.scale)
+            outcome.takers["Mul of their own"] += 1
+        else:
+            apply_folds(self._graph, site.folding.folds, 1.0 / choice.scale, self._names)
+            outcome.takers[self._kind(site.folding.folds)] += 1
+            outcome.scaled.update(site.folding.tensors)
+        outcome.nodes += site.consumers
+        outcome.alphas.append(choice.alpha)
+        return None
+
+    def _kind(self, folds: tuple[Fold, ...]) -> str:
+        return " and ".join(dict.fromkeys(self._nodes[fold.node].op_type for fold in folds))
+
+    def _problem(self, site: Site) -> Problem | None:
+        seen = self._seen.get(site.tensor)
+        if seen is None or seen.rows is None or seen.extremes is None:
+            return None
+        low, high = seen.extremes
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            return None
+        return Problem(
+            rows=seen.rows,
+            low=low,
+            high=high,
+            spec=self._plan.activations[site.tensor].spec,
+            readers=[self._matrix(name) for name in site.consumers],
+            makers=self._makers(site),
+            rounded=self._rounded(site, seen.rows),
+            settle=lambda scale: self._settled(site, scale),
+        )
+
+    def _matrix(self, name: str) -> Matrix:
+        node = self._nodes[name]
+        return Matrix(weight_of(node), self._plan.weights[self._weights[name]], is_transposed(node))
+
+    def _makers(self, site: Site) -> list[Maker]:
+        """Layers whose one scale for all channels has to hold the scaled columns."""
+        found = []
+        for fold in _folds(site):
+            if not fold.linear or fold.index != 1 or fold.node not in self._weights:
+                continue
+            node = self._nodes[fold.node]
+            seen = self._seen.get(self._reads.get(fold.node, ""))
+            plan = self._plan.weights[self._weights[fold.node]]
+            if seen is None or seen.rows is None or plan.axis is not None:
+                continue
+            scale = self._scales.get(fold.node)
+            rows = seen.rows if scale is None else np.asarray(seen.rows / scale, np.float32)
+            found.append(Maker(rows, Matrix(weight_of(node), plan, is_transposed(node)), fold.channels))
+        return found
+
+    def _rounded(self, site: Site, rows: np.ndarray) -> np.ndarray | None:
+        upstream = upstream_grid(self._graph, self._plan, site)
+        if upstream is None:
+            return None
+        factor, grid = upstream
+        nonzero = np.where(factor == 0, np.float32(1), factor)
+        return np.asarray(grid.at_run_time().fake(rows / nonzero) * factor)
+
+    def _settled(self, site: Site, scale: np.ndarray) -> np.ndarray:
+        """The scale that a constant factor of integers can hold, next to ``scale``."""
+        for fold in _folds(site):
+            node = self._nodes[fold.node]
+            value = node.inputs[fold.index]
+            array, entry = constant(value), self._plan.weights.get(name_of(value)) if value is not None else None
+            if node.op_type != "Mul" or array is None or entry is None:
+                continue
+            wanted = folded(array, fold, node, 1.0 / scale)
+            if wanted.size != scale.size or not wanted.all():
+                continue
+            held = weight_grid(wanted, entry).fake(wanted)
+            ratio = np.ones(scale.size)
+            ratio[np.broadcast_to(fold.channels, wanted.shape).reshape(-1)] = np.where(
+                held == 0, 1.0, wanted / np.where(held == 0, 1, held)
+            ).reshape(-1)
+            scale = scale * ratio
+        return scale
+
+    def _insert_mul(self, site: Site, scale: np.ndarray) -> None:
+        value = self._values[site.tensor]
+        factor = add_initializer(
+            self._graph, self._names.free(f"{site.tensor}_smoothing"), np.asarray(1.0 / scale, np.float32)
+        )
+        mul = ir.node("Mul", [value, factor], name=self._names.free(f"{site.tensor}_Smooth"))
+        mul.meta[STAYS_FLOAT] = "it scales channels in front of the quantizer, so that they need less than one range"
+        made = mul.outputs[0]
+        made.name, made.dtype = self._names.free(f"{site.tensor}_smoothed"), ir.DataType.FLOAT
+        made.shape = value.shape.copy() if value.shape is not None else None
+        first = self._nodes[site.consumers[0]]
+        self._graph.insert_before(first, mul)
+        for name in site.consumers:
+            self._nodes[name].replace_input_with(0, made)
+
+
+def _input_names(nodes: Mapping[str, ir.Node], index: int) -> dict[str, str]:
+    """By node name: what it reads as input ``index``."""
+    values = {name: node.inputs[index] for name, node in nodes.items() if len(node.inputs) > index}
+    return {name: name_of(value) for name, value in values.items() if value is not None}
+
+
+def _folds(site: Site) -> tuple[Fold, ...]:
+    return () if site.folding is None else site.folding.folds
+
+
+def _is_worthwhile(choice: Choice, site: Site) -> bool:
+    wanted = _WORTH_A_FOLD if site.folding is not None else _WORTH_A_MUL
+    return choice.after < (1.0 - wanted) * choice.before

@@ -1,0 +1,34 @@
+"""Metrics of model outputs, streaming over batches.
+
+``Metrics`` binds what a config declares to a model's outputs; its ``start`` gives a ``MetricSet`` that takes batches
+and gives {name: value}. numpy alone: torchmetrics would bring torch into every run.
+"""
+
+from worker.quantizer.evaluation.metrics.accuracy import Accuracy
+from worker.quantizer.evaluation.metrics.base import Meter, Seen, UnfitError
+from worker.quantizer.evaluation.metrics.distances import (
+    IDENTICAL_DB,
+    Agreement,
+    Distance,
+    Divergence,
+    class_scores,
+    decisions,
+)
+from worker.quantizer.evaluation.metrics.metric_set import Metrics, MetricSet, metric_words, rounded
+
+__all__ = [
+    "IDENTICAL_DB",
+    "Accuracy",
+    "Agreement",
+    "Distance",
+    "Divergence",
+    "Meter",
+    "MetricSet",
+    "Metrics",
+    "Seen",
+    "UnfitError",
+    "class_scores",
+    "decisions",
+    "metric_words",
+    "rounded",
+]

@@ -1,0 +1,46 @@
+"""What is measured where no metric is declared: top1 and top5 of the first output."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from worker.quantizer.evaluation.metrics.classes import ranks
+from worker.quantizer.evaluation.metrics.distances import class_scores
+
+
+class Accuracy:
+    """top1 and top5 of class scores against labels; top1 alone for a model that returns class numbers.
+
+    A label is in the top k if fewer than k classes rank before it: those that score higher, and of those that score
+    the same the ones with a smaller number (as arg max decides).
+    """
+
+    def __init__(self) -> None:
+        self._hits = {1: 0, 5: 0}
+        self._total = 0
+        self._has_top5 = False
+
+    def update(self, output: np.ndarray, labels: np.ndarray) -> bool:
+        """Take in one batch; False if the output is no classification of the labels."""
+        if output.dtype.kind in "iu" and output.size == labels.size:
+            self._hits[1] += int((output.reshape(-1) == labels).sum())
+        else:
+            scores = class_scores(output)
+            if scores is None or scores.ndim != 2 or scores.shape[0] != labels.size or labels.max() >= scores.shape[1]:
+                return False
+            rank = ranks(scores, labels)
+            for k in self._hits:
+                self._hits[k] += int((rank < k).sum())
+            self._has_top5 = scores.shape[1] > 5
+        self._total += labels.size
+        return True
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """In percent: top1, and top5 where there are more than five classes."""
+        if not self._total:
+            return {}
+        found = {"top1": 100.0 * self._hits[1] / self._total}
+        if self._has_top5:
+            found["top5"] = 100.0 * self._hits[5] / self._total
+        return found

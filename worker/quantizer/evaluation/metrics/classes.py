@@ -1,0 +1,302 @@
+"""Metrics of decisions for classes, from counts that grow with the number of classes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from service.contracts.metrics import (
+    F1,
+    ClassMetric,
+    MeanIoU,
+    PerClassAccuracy,
+    Precision,
+    TopKMetric,
+)
+from service.contracts.metrics.classes import CountedMetric
+from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, fitted, parts
+from worker.quantizer.evaluation.metrics.distances import class_scores
+
+# Class numbers beyond this are none.
+_MOST_CLASSES = 1_000_000
+
+
+def scores_last(output: Array, class_axis: int | None) -> Array | None:
+    """Float scores [..., class]; None if the output holds none.
+
+    Without ``class_axis``, classes are on the last axis, of maps [n, class, height, width] on the second.
+    """
+    if class_axis is None:
+        scores = class_scores(output)
+        return np.moveaxis(scores, 1, -1) if scores is not None and scores.ndim > 3 else scores
+    if output.dtype.kind != "f" or output.ndim <= class_axis:
+        return None
+    return np.moveaxis(output, class_axis, -1)
+
+
+def ranks(scores: Array, labels: Array) -> Array:
+    """How many classes come before the label: those that score higher, and of equal ones those of smaller number.
+
+    Args:
+        scores: [rows, class].
+        labels: class numbers [rows]; a label with score NaN comes last.
+    """
+    found = np.empty(len(labels), np.int64)
+    numbers = np.arange(scores.shape[1])
+    for part in parts(*scores.shape):
+        wanted = labels[part, None]
+        own = np.take_along_axis(scores[part], wanted, axis=1)
+        before = (scores[part] > own) | ((scores[part] == own) & (numbers < wanted)) | np.isnan(own)
+        found[part] = before.sum(axis=1)
+    return found
+
+
+class ClassCounts:
+    """Per class: how often it was labelled, decided for, and both."""
+
+    def __init__(self) -> None:
+        self.labelled = np.zeros(0, np.int64)
+        self.decided = np.zeros(0, np.int64)
+        self.hit = np.zeros(0, np.int64)
+
+    def grow(self, classes: int) -> None:
+        """Make room for class numbers below ``classes``."""
+        more = classes - len(self.labelled)
+        if more > 0:
+            room = np.zeros(more, np.int64)
+            self.labelled, self.decided, self.hit = (
+                np.concatenate([old, room]) for old in (self.labelled, self.decided, self.hit)
+            )
+
+    def add(self, decided: Array, labels: Array) -> None:
+        """Count decisions [rows] for labels [rows]; a negative decision is for no class."""
+        self.grow(1 + int(max(labels.max(initial=-1), decided.max(initial=-1))))
+        size = len(self.labelled)
+        self.labelled += np.bincount(labels, minlength=size)
+        self.decided += np.bincount(decided[decided >= 0], minlength=size)
+        self.hit += np.bincount(labels[decided == labels], minlength=size)
+
+    @property
+    def occurring(self) -> Array:
+        """True for classes in labels or decisions."""
+        seen: Array = (self.labelled + self.decided) > 0
+        return seen
+
+
+class ClassMeter(Meter):
+    """Brings output and labels into rows.
+
+    Args:
+        metric: its settings.
+    """
+
+    def __init__(self, metric: ClassMetric) -> None:
+        self._ignored = metric.ignore_index
+        self._axis = metric.class_axis
+        self._classes: int | None = None
+
+    def rows(self, seen: Seen) -> tuple[Array | None, Array, Array]:
+        """Scores [rows, class] (None for an output of class numbers), decisions [rows] and labels [rows]."""
+        output, given = seen.outputs["output"], seen.labels["labels"]
+        scores = scores_last(output, self._axis)
+        if scores is None:
+            if output.dtype.kind not in "iub":
+                raise UnfitError("output", f"it holds neither class scores nor class numbers: {_described(output)}")
+            decided, labels = output.astype(np.int64), fitted(given, output.shape, "labels", "the output is")
+        else:
+            self._classes = scores.shape[-1]
+            labels = fitted(given, scores.shape[:-1], "labels", "the output decides")
+            decided = np.where(np.isnan(scores).any(axis=-1), -1, scores.argmax(axis=-1))
+            scores = scores.reshape(-1, scores.shape[-1])
+        flat, kept = self._kept(labels)
+        decided = decided.reshape(-1)[kept]
+        if decided.max(initial=0) >= _MOST_CLASSES:
+            raise UnfitError("output", f"it holds class number {decided.max()}")
+        return None if scores is None else scores[kept], decided, flat
+
+    def check(self, labels: Arrays) -> None:
+        """Labels must be classes of the output."""
+        self._kept(labels["labels"])
+
+    def _kept(self, labels: Array) -> tuple[Array, Array]:
+        """Labels that count [rows], and which they are of all of them."""
+        flat = labels.reshape(-1).astype(np.int64)
+        kept = np.ones(len(flat), bool) if self._ignored is None else flat != self._ignored
+        flat = flat[kept]
+        most = _MOST_CLASSES if self._classes is None else self._classes
+        wrong = flat[(flat < 0) | (flat >= most)]
+        if wrong.size:
+            told = f"label {wrong[0]} is no class of the output, which has 0 to {most - 1}"
+            raise UnfitError("labels", told + ("" if self._ignored is not None else "; ignore_index leaves it out"))
+        return flat, kept
+
+
+class TopK(ClassMeter):
+    """Share of labels whose rank is below k, in percent; over all rows, or per class."""
+
+    def __init__(self, metric: TopKMetric) -> None:
+        super().__init__(metric)
+        self._rank = metric.rank
+        self._reduce = metric.reduce if isinstance(metric, PerClassAccuracy) else None
+        self._hits = np.zeros(0, np.int64)
+        self._totals = np.zeros(0, np.int64)
+
+    def update(self, seen: Seen) -> None:
+        """Take in one batch."""
+        scores, decided, labels = self.rows(seen)
+        if scores is None and self._rank > 1:
+            raise UnfitError("output", "it holds class numbers; the first few classes take scores")
+        hit = decided == labels if scores is None else ranks(scores, labels) < self._rank
+        size = max(len(self._totals), 1 + int(labels.max(initial=-1)))
+        grown = (0, size - len(self._totals))
+        self._totals = np.pad(self._totals, grown) + np.bincount(labels, minlength=size)
+        self._hits = np.pad(self._hits, grown) + np.bincount(labels[hit], minlength=size)
+
+    def value(self) -> float | None:
+        """In percent; None without a label."""
+        total = int(self._totals.sum())
+        if not total:
+            self.undefined = "there is no label that counts"
+            return None
+        if self._reduce is None:
+            return 100.0 * int(self._hits.sum()) / total
+        shares = list(self.details().values())
+        return min(shares) if self._reduce == "worst" else sum(shares) / len(shares)
+
+    def details(self) -> dict[str, float]:
+        """In percent, by class that occurs in the labels; for per-class accuracy alone."""
+        if self._reduce is None:
+            return {}
+        return {
+            f"class {k}": 100.0 * int(hits) / int(total)
+            for k, (hits, total) in enumerate(zip(self._hits, self._totals, strict=True))
+            if total
+        }
+
+
+class IntersectionOverUnion(ClassMeter):
+    """Mean over classes of hits / (labelled + decided - hits), in percent."""
+
+    def __init__(self, metric: MeanIoU) -> None:
+        super().__init__(metric)
+        self._counts = ClassCounts()
+
+    def update(self, seen: Seen) -> None:
+        """Take in one batch."""
+        _, decided, labels = self.rows(seen)
+        self._counts.add(decided, labels)
+
+    def value(self) -> float | None:
+        """In percent; None without a label."""
+        shares = list(self.details().values())
+        if not shares:
+            self.undefined = "there is no label that counts"
+        return sum(shares) / len(shares) if shares else None
+
+    def details(self) -> dict[str, float]:
+        """In percent, by class that occurs."""
+        counts = self._counts
+        union = counts.labelled + counts.decided - counts.hit
+        return {f"class {k}": 100.0 * int(counts.hit[k]) / int(union[k]) for k in np.flatnonzero(union)}
+
+
+class FScore(ClassMeter):
+    """F1, precision or recall, in percent."""
+
+    def __init__(self, metric: CountedMetric) -> None:
+        super().__init__(metric)
+        self._metric = metric
+        self._counts = ClassCounts()
+
+    def update(self, seen: Seen) -> None:
+        """Take in one batch."""
+        if self._metric.threshold is None:
+            _, decided, labels = self.rows(seen)
+            self._counts.add(decided, labels)
+        else:
+            self._add_yes_or_no(seen, self._metric.threshold)
+
+    def check(self, labels: Arrays) -> None:
+        """Labels must be classes of the output, or 0 and 1 with a threshold."""
+        if self._metric.threshold is None:
+            super().check(labels)
+        else:
+            self._yes_or_no(labels["labels"])
+
+    def _yes_or_no(self, labels: Array) -> Array:
+        known = (labels == 0) | (labels == 1)
+        if self._ignored is not None:
+            known |= labels == self._ignored
+        if not known.all():
+            raise UnfitError("labels", f"with a threshold labels are 0 or 1, not {labels[~known].flat[0]}")
+        yes: Array = labels == 1
+        return yes
+
+    def _add_yes_or_no(self, seen: Seen, threshold: float) -> None:
+        output = seen.outputs["output"]
+        if output.dtype.kind != "f":
+            raise UnfitError("output", f"a threshold takes scores, not {output.dtype}")
+        labels = fitted(seen.labels["labels"], output.shape, "labels", "the output is")
+        wanted, decided, counted = self._yes_or_no(labels), output > threshold, np.ones(output.shape, bool)
+        if self._ignored is not None:
+            counted = labels != self._ignored
+        wanted, decided, counted = (self._columns(array) for array in (wanted, decided, counted))
+        self._counts.grow(wanted.shape[1])
+        self._counts.labelled += (wanted & counted).sum(axis=0)
+        self._counts.decided += (decided & counted).sum(axis=0)
+        self._counts.hit += (wanted & decided & counted).sum(axis=0)
+
+    def _columns(self, array: Array) -> Array:
+        """As [rows, class]; one class if there is no class axis."""
+        axis = self._axis if self._axis is not None else (1 if array.ndim > 3 else array.ndim - 1)
+        if axis == 0 or axis >= array.ndim:
+            return array.reshape(-1, 1)
+        moved = np.moveaxis(array, axis, -1)
+        return moved.reshape(-1, moved.shape[-1])
+
+    def value(self) -> float | None:
+        """In percent; None where no class occurs."""
+        counts, metric = self._counts, self._metric
+        if metric.positive_class is not None:
+            found = self.details().get(f"class {metric.positive_class}")
+            if found is None:
+                self.undefined = f"class {metric.positive_class} does not occur"
+            return found
+        occurring = np.flatnonzero(counts.occurring)
+        if not occurring.size:
+            self.undefined = "no class occurs"
+            return None
+        if metric.average == "micro":
+            return self._share(*(int(array.sum()) for array in (counts.hit, counts.decided, counts.labelled)))
+        shares = list(self.details().values())
+        if metric.average == "macro":
+            return sum(shares) / len(shares)
+        weights = counts.labelled[occurring]
+        if not weights.sum():
+            self.undefined = "no class is labelled"
+            return None
+        return float(np.average(shares, weights=weights))
+
+    def details(self) -> dict[str, float]:
+        """In percent, by class that occurs in labels or decisions."""
+        counts = self._counts
+        return {
+            f"class {k}": self._share(int(counts.hit[k]), int(counts.decided[k]), int(counts.labelled[k]))
+            for k in np.flatnonzero(counts.occurring)
+        }
+
+    def _share(self, hit: int, decided: int, labelled: int) -> float:
+        if isinstance(self._metric, F1):
+            hit, of = 2 * hit, decided + labelled
+        else:
+            of = decided if isinstance(self._metric, Precision) else labelled
+        return 100.0 * hit / of if of else 0.0
+
+
+def _described(output: Array) -> str:
+    return f"{output.dtype}{_shape(output.shape)}"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return str(list(shape))

@@ -1,0 +1,167 @@
+"""A metric that the user gives as an ONNX graph: checked as hostile input, run by onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from service.contracts.dataset import DatasetSummary
+from service.contracts.errors import InvalidConfigError, QuantmillError
+from service.contracts.graph_checks import check_graph, graph_feeds
+from service.contracts.metrics import GraphMetric
+from service.contracts.model import TensorInfo
+from service.contracts.pointers import below
+from worker.quantizer.data.preprocess import model_dtype
+from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitError, finite
+from worker.quantizer.graph.external_data import is_external
+from worker.quantizer.graph.loading import check_tensors, load_model, parse_proto, tensors_of
+from worker.quantizer.intake import check_structure, tensor_infos
+from worker.quantizer.runtime import Session, serialized, to_bytes
+
+_HINT = "Make the graph with opset 11 or later of standard operators, and try it in onnxruntime."
+
+
+class GraphProgram:
+    """The compiled graph, shared by all that it measures.
+
+    Args:
+        metric: the metric.
+        files: paths of uploaded models by id, for a graph that is one.
+        outputs: of the measured model.
+        threads: of the session.
+        pointer: of the metric in the config.
+
+    Raises:
+        InvalidConfigError: the graph is damaged, not valid, or does not fit the model.
+    """
+
+    def __init__(
+        self,
+        metric: GraphMetric,
+        files: Mapping[str, Path],
+        *,
+        outputs: Sequence[TensorInfo],
+        threads: int,
+        pointer: str,
+    ) -> None:
+        self._metric, self._outputs, self._pointer = metric, outputs, pointer
+        with_pointer = f"{pointer}/graph"
+        try:
+            proto = _read(metric, files, with_pointer)
+            self.inputs, self.results = tensor_infos(proto)
+            check_graph(metric, inputs=self.inputs, results=self.results, outputs=outputs, data=None, pointer=pointer)
+            self._session = Session(serialized(proto), threads=threads, what=f"graph of metric {metric.name!r}")
+            self._dtypes = {tensor.name: model_dtype(tensor) for tensor in self.inputs}
+        except InvalidConfigError:
+            raise
+        except QuantmillError as error:
+            raise InvalidConfigError(
+                f"{metric.name}: {error.detail}", pointer=with_pointer, hint=error.hint or _HINT
+            ) from error
+        self.feeds = graph_feeds(metric, list(self._dtypes), [tensor.name for tensor in outputs])
+
+    def check(self, data: DatasetSummary) -> None:
+        """Make sure that outputs and arrays feed all inputs.
+
+        Raises:
+            InvalidConfigError: naming those that nothing feeds.
+        """
+        check_graph(
+            self._metric,
+            inputs=self.inputs,
+            results=self.results,
+            outputs=self._outputs,
+            data=data,
+            pointer=self._pointer,
+        )
+
+    def run(self, feeds: Mapping[str, Array]) -> list[float]:
+        """The numbers that the graph returns.
+
+        Raises:
+            UnfitError: an array does not fit its input, the graph fails to run, or returns no scalar.
+        """
+        cast = {name: _cast(array, self._dtypes[name], name) for name, array in feeds.items()}
+        try:
+            results = self._session.run(cast)
+        except QuantmillError as error:
+            raise UnfitError("graph", error.detail) from error
+        for tensor, result in zip(self.results, results, strict=True):
+            if np.size(result) != 1:
+                raise UnfitError("graph", f"its output {tensor.name!r} has shape {list(np.shape(result))}, no scalar")
+        return [float(np.asarray(result).reshape(())) for result in results]
+
+
+class GraphMeter(Meter):
+    """Mean of a scalar over all samples, or sum of sums over sum of counts."""
+
+    def __init__(self, program: GraphProgram) -> None:
+        self._program = program
+        self._sum = 0.0
+        self._count = 0.0
+
+    def update(self, seen: Seen) -> None:
+        """Take in one batch; what feeds an input stands under the input's name."""
+        given = {**seen.labels, **seen.reference, **seen.outputs}
+        found = self._program.run({name: given[name] for name in self._program.feeds})
+        self._sum += found[0] if len(found) == 2 else found[0] * seen.samples
+        self._count += found[1] if len(found) == 2 else seen.samples
+
+    def value(self) -> float | None:
+        """None if the count is 0 or the graph returned NaN or Inf."""
+        found = finite(self._sum / self._count) if self._count else None
+        if found is None:
+            self.undefined = "the graph returned NaN or Inf" if self._count else "the graph counted nothing"
+        return found
+
+
+def _read(metric: GraphMetric, files: Mapping[str, Path], pointer: str) -> onnx.ModelProto:
+    """The graph with all of its data inside.
+
+    Raises:
+        InvalidConfigError: it is not there, keeps data in other files, or is not valid.
+        ModelError: it is damaged.
+    """
+    inline = metric.graph.inline
+    if inline is not None:
+        proto = parse_proto(inline)
+        outside = next((tensor for tensor in tensors_of(proto) if is_external(tensor)), None)
+        if outside is not None:
+            raise InvalidConfigError(
+                f"{metric.name}: the graph keeps tensor {outside.name!r} in another file",
+                pointer=pointer,
+                hint="Save it with all data inside, or upload it as a model with its external data.",
+            )
+        check_tensors(proto)
+    else:
+        path = files.get(str(metric.graph.model_id))
+        if path is None:
+            raise InvalidConfigError(
+                f"{metric.name}: there is no uploaded model {metric.graph.model_id!r} here",
+                pointer=f"{pointer}/model_id",
+                hint="Models are uploaded to a service; on the command line give the graph's path.",
+            )
+        proto = parse_proto(to_bytes(load_model(path)))
+    check_structure(proto)  # the rest is the runtime's to judge, as of any model
+    return proto
+
+
+def _cast(array: Array, dtype: np.dtype[Any], name: str) -> Array:
+    """The array in the input's type, where no value is lost.
+
+    Raises:
+        UnfitError: a float would become an integer, or a number does not fit.
+    """
+    if array.dtype == dtype:
+        return array
+    place = below("", "inputs", name).removeprefix("/")
+    if array.dtype.kind not in "fiub" or (array.dtype.kind == "f" and dtype.kind != "f"):
+        raise UnfitError(place, f"the graph's input {name!r} takes {dtype}, what feeds it is {array.dtype}")
+    cast = array.astype(dtype)
+    if dtype.kind != "f" and not np.array_equal(cast, array):
+        raise UnfitError(place, f"the graph's input {name!r} takes {dtype}, into which not all values fit")
+    return cast

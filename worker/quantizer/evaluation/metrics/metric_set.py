@@ -1,0 +1,361 @@
+"""The metrics of a config: bound to a model's outputs once, then measured on any model with these outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from service.contracts.errors import InvalidConfigError
+from service.contracts.evaluation import DEFAULT_METRICS, EvaluationSpec
+from service.contracts.evaluation_checks import EVALUATION_POINTER, check_evaluation, find_output
+from service.contracts.metrics import (
+    F1,
+    KL,
+    L2,
+    MAE,
+    PSNR,
+    RMSE,
+    SQNR,
+    AccuracyAtK,
+    Agreement,
+    Cosine,
+    Facts,
+    GraphMetric,
+    MeanAveragePrecision,
+    MeanIoU,
+    Metric,
+    MetricBase,
+    Pearson,
+    PerClassAccuracy,
+    Perplexity,
+    Precision,
+    Recall,
+    Spearman,
+    Top1,
+    Top5,
+    WordErrorRate,
+)
+from service.contracts.model import TensorInfo
+from worker.quantizer.data import Batch, Dataset, choose_batch_size
+from worker.quantizer.evaluation.metrics.accuracy import Accuracy
+from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, finite
+from worker.quantizer.evaluation.metrics.classes import FScore, IntersectionOverUnion, TopK
+from worker.quantizer.evaluation.metrics.detection import AveragePrecision
+from worker.quantizer.evaluation.metrics.fidelity import Nearness, RowDivergence, SameDecision
+from worker.quantizer.evaluation.metrics.graph import GraphMeter, GraphProgram
+from worker.quantizer.evaluation.metrics.sequences import Perplexity as PerplexityMeter
+from worker.quantizer.evaluation.metrics.sequences import WordErrors
+from worker.quantizer.evaluation.metrics.values import AbsoluteError, Correlation, RankCorrelation, SquareError
+from worker.quantizer.run import Run
+from worker.quantizer.runtime import Session
+
+_METERS: dict[type[MetricBase], Callable[[Any], Meter]] = {
+    Top1: TopK,
+    Top5: TopK,
+    AccuracyAtK: TopK,
+    PerClassAccuracy: TopK,
+    MeanIoU: IntersectionOverUnion,
+    F1: FScore,
+    Precision: FScore,
+    Recall: FScore,
+    MeanAveragePrecision: AveragePrecision,
+    RMSE: SquareError,
+    MAE: AbsoluteError,
+    Pearson: Correlation,
+    Spearman: RankCorrelation,
+    WordErrorRate: WordErrors,
+    Perplexity: PerplexityMeter,
+    Agreement: SameDecision,
+    Cosine: Nearness,
+    SQNR: Nearness,
+    PSNR: Nearness,
+    L2: Nearness,
+    KL: RowDivergence,
+}
+_HINT = "Name the output and the array that belong together, and look up the metric's shapes at /docs."
+_LABEL_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """One metric with its meters' maker, and the outputs and arrays that it reads, by place."""
+
+    metric: Metric
+    make: Callable[[], Meter]
+    pointer: str
+    outputs: dict[str, str]
+    reference: dict[str, str]
+    arrays: dict[str, str | None]
+
+    @contextmanager
+    def faults(self) -> Iterator[None]:
+        """A meter's complaint as a typed error that points into the config.
+
+        Raises:
+            InvalidConfigError: naming the metric.
+        """
+        try:
+            yield
+        except UnfitError as fault:
+            raise InvalidConfigError(
+                f"{self.metric.name}: {fault.message}", pointer=f"{self.pointer}/{fault.place}", hint=_HINT
+            ) from None
+
+    def seen(self, batch: Batch, outputs: Arrays, reference: Arrays | None) -> Seen:
+        """The batch by the metric's places."""
+        axis = int(isinstance(self.metric, WordErrorRate) and self.metric.time_first)
+        cut = {
+            place: batch.cut(outputs[name], axis if place == "output" else 0) for place, name in self.outputs.items()
+        }
+        twins = {place: batch.cut((reference or outputs)[name], axis) for place, name in self.reference.items()}
+        return Seen(cut, {place: batch.arrays[name] for place, name in self.arrays.items()}, batch.valid, twins)
+
+
+class Metrics:
+    """What ``spec`` declares, for models with these outputs; top1 and top5 where it declares nothing.
+
+    Args:
+        spec: metrics and gate.
+        outputs: of the models.
+        graphs: files of uploaded models that are metrics, by id.
+        threads: for metrics given as graphs.
+        pointer: of ``spec`` in the config's document.
+
+    Raises:
+        InvalidConfigError: a metric names an output that is not there, or its graph cannot be used.
+    """
+
+    def __init__(
+        self,
+        spec: EvaluationSpec,
+        outputs: Sequence[TensorInfo],
+        *,
+        graphs: Mapping[str, Path] | None = None,
+        threads: int = 1,
+        pointer: str = EVALUATION_POINTER,
+    ) -> None:
+        self.spec = spec
+        self._outputs = tuple(outputs)
+        self._pointer = pointer
+        self._programs: list[GraphProgram] = []
+        check_evaluation(spec, outputs=self._outputs, data=None, pointer=pointer)
+        self._bound = [
+            self._bind(metric, graphs or {}, threads, f"{pointer}/metrics/{k}") for k, metric in enumerate(spec.metrics)
+        ]
+
+    @property
+    def primary(self) -> str:
+        """Name of the metric that stands for the others."""
+        return self.spec.primary
+
+    def facts(self, name: str) -> Facts:
+        """Unit and direction of a metric.
+
+        Raises:
+            KeyError: it is not measured.
+        """
+        return self.spec.facts_of(name)
+
+    @property
+    def arrays(self) -> tuple[str | None, ...]:
+        """What ``Dataset.batches`` has to hand out: names of arrays, None being the labels."""
+        return tuple(dict.fromkeys(name for bound in self._bound for name in bound.arrays.values()))
+
+    def check(self, data: Dataset) -> None:
+        """Make sure that ``data`` holds what the metrics and the gate read.
+
+        Raises:
+            InvalidConfigError: one problem per missing or unfit array.
+        """
+        check_evaluation(self.spec, outputs=self._outputs, data=data.summary, pointer=self._pointer)
+        for program in self._programs:
+            program.check(data.summary)
+
+    def fed_by(self, data: Dataset) -> bool:
+        """True if ``data`` holds every array that the metrics read."""
+        return all(data.stored(name) is not None for name in self.arrays)
+
+    def probe(self, session: Session, data: Dataset, inputs: Sequence[TensorInfo], run: Run, *, role: str) -> None:
+        """Try the metrics on one batch of the float model, and on all labels, before any work is done.
+
+        Args:
+            session: the float model.
+            data: holds what the metrics read.
+            inputs: the model's.
+            run: asked whether to stop.
+            role: the data in words.
+
+        Raises:
+            InvalidConfigError: an output or a label does not fit its metric.
+        """
+        if not self._bound:
+            return
+        try:
+            self._probe(session, data, inputs, run)
+        except InvalidConfigError as error:
+            raise InvalidConfigError(f"{role}: {error.detail}", errors=error.errors, hint=error.hint) from None
+
+    def _probe(self, session: Session, data: Dataset, inputs: Sequence[TensorInfo], run: Run) -> None:
+        found = self.start()
+        batch = next(iter(data.batches(inputs, choose_batch_size(inputs, data, 1), limit=1, arrays=self.arrays)))
+        names = [tensor.name for tensor in self._outputs]
+        found.update(batch, dict(zip(names, session.run(batch.feeds, names, start=batch.start), strict=True)))
+        for labels in _blocks(data, self.arrays):
+            run.check()
+            found.check(labels)
+
+    def start(self) -> MetricSet:
+        """A new measurement."""
+        return MetricSet(self._bound)
+
+    def _bind(self, metric: Metric, graphs: Mapping[str, Path], threads: int, pointer: str) -> _Bound:
+        names = [tensor.name for tensor in self._outputs]
+        if isinstance(metric, GraphMetric):
+            program = GraphProgram(metric, graphs, outputs=self._outputs, threads=threads, pointer=pointer)
+            self._programs.append(program)
+            sources: dict[str, dict[str, str | None]] = {"output": {}, "reference": {}, "array": {}}
+            for name, feed in program.feeds.items():
+                sources[feed.source][name] = feed.name
+            return _Bound(
+                metric,
+                lambda: GraphMeter(program),
+                pointer,
+                {name: str(of) for name, of in sources["output"].items()},
+                {name: str(of) for name, of in sources["reference"].items()},
+                sources["array"],
+            )
+        maker = _METERS[type(metric)]
+        outputs = {place: str(find_output(ref, names)) for place, ref in metric.output_refs().items()}
+        return _Bound(
+            metric,
+            lambda: maker(metric),
+            pointer,
+            outputs,
+            outputs if metric.facts.against_float else {},
+            {place: ref.array for place, ref in metric.label_refs().items()},
+        )
+
+
+class MetricSet:
+    """Measures one model: takes its outputs batch by batch, gives {name: value}.
+
+    Made by ``Metrics.start``.
+    """
+
+    def __init__(self, bound: Sequence[_Bound]) -> None:
+        self._meters = [(entry, entry.make()) for entry in bound]
+        self._default: _Default | None = None if bound else _Default()
+
+    def update(self, batch: Batch, outputs: Mapping[str, Any], reference: Mapping[str, Any] | None = None) -> None:
+        """Take in one batch.
+
+        Args:
+            batch: with the arrays that ``Metrics.arrays`` names.
+            outputs: of the model that is measured, by name, with the samples that fill up.
+            reference: of the float model; None if that is the one measured.
+
+        Raises:
+            InvalidConfigError: an output or an array does not fit its metric.
+        """
+        if self._default is not None:
+            self._default.update(batch, outputs)
+        for bound, meter in self._meters:
+            if reference is None and bound.metric.facts.against_float:
+                continue
+            with bound.faults():
+                meter.update(bound.seen(batch, outputs, reference))
+
+    def check(self, labels: Mapping[str | None, Array]) -> None:
+        """Look at labels by name, without outputs; see ``Meter.check``.
+
+        Raises:
+            InvalidConfigError: a label that the model cannot meet.
+        """
+        for bound, meter in self._meters:
+            with bound.faults():
+                meter.check({place: labels[name] for place, name in bound.arrays.items()})
+
+    @property
+    def values(self) -> dict[str, float]:
+        """By name of the metric; what is undefined is left out."""
+        if self._default is not None:
+            return {name: rounded(value, "%") for name, value in self._default.values.items()}
+        found = {}
+        for bound, meter in self._meters:
+            value = meter.value()
+            if value is not None and finite(value) is not None:
+                found[bound.metric.name] = rounded(value, bound.metric.facts.unit)
+        return found
+
+    @property
+    def details(self) -> dict[str, dict[str, float]]:
+        """Figures behind the values, by name of the metric; those without any are left out."""
+        told = {}
+        for bound, meter in self._meters:
+            unit = bound.metric.facts.unit
+            found = {word: rounded(value, unit) for word, value in meter.details().items() if finite(value) is not None}
+            if found:
+                told[bound.metric.name] = found
+        return told
+
+    @property
+    def undefined(self) -> dict[str, str]:
+        """Why metrics that were measured have no value, by name."""
+        told = {}
+        for bound, meter in self._meters:
+            value = meter.value()
+            if (value is None or finite(value) is None) and meter.undefined is not None:
+                told[bound.metric.name] = meter.undefined
+        return told
+
+    @property
+    def labels_used(self) -> bool:
+        """Without declared metrics: False if the first output classifies nothing that the labels speak of."""
+        return self._default is None or self._default.fits
+
+
+@dataclass
+class _Default:
+    """top1 and top5 of the first output, as long as it classifies what the labels speak of."""
+
+    accuracy: Accuracy = field(default_factory=Accuracy)
+    fits: bool = True
+
+    def update(self, batch: Batch, outputs: Mapping[str, Any]) -> None:
+        first = next(iter(outputs.values()))
+        if batch.labels is None:
+            self.fits = False
+        if self.fits and batch.labels is not None:
+            is_array = hasattr(first, "ndim")
+            self.fits = is_array and self.accuracy.update(batch.cut(first), batch.labels)
+
+    @property
+    def values(self) -> dict[str, float]:
+        return {name: value for name, value in self.accuracy.metrics.items() if self.fits and name in DEFAULT_METRICS}
+
+
+def _blocks(data: Dataset, arrays: Collection[str | None]) -> Iterator[dict[str | None, Array]]:
+    """All of these arrays, in blocks of samples."""
+    readers = {name: source.open() for name in arrays if (source := data.stored(name)) is not None}
+    try:
+        for _ in range(0, data.samples if readers else 0, _LABEL_BLOCK):
+            yield {name: reader.read(_LABEL_BLOCK) for name, reader in readers.items()}
+    finally:
+        for reader in readers.values():
+            reader.close()
+
+
+def rounded(value: float, unit: str) -> float:
+    """To what means something: four places for percent and dB, seven digits for what may be of any size."""
+    return round(value, 4) if unit in ("%", "dB") else float(f"{value:.7g}")
+
+
+def metric_words(name: str, values: Sequence[float | None], unit: str) -> str:
+    """A metric of several models in words: ``top-1 89.27 -> 88.90 %``; None has no word."""
+    shown = {"top1": "top-1", "top5": "top-5"}.get(name, name)
+    form = ".2f" if unit in ("%", "dB") else ".4g"
+    told = " -> ".join(f"{value:{form}}" for value in values if value is not None)
+    return f"{shown} {told} {unit}".rstrip()

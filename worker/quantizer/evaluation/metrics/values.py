@@ -1,0 +1,176 @@
+"""Metrics of predicted numbers against targets."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from service.contracts.metrics.values import RegressionMetric
+from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitError, finite, fitted
+
+
+def _numbers(seen: Seen) -> tuple[Array, Array]:
+    """Output and targets, float64 of one shape."""
+    output = seen.outputs["output"]
+    if output.dtype.kind not in "fiub":
+        raise UnfitError("output", f"it holds {output.dtype}, not numbers")
+    targets = fitted(seen.labels["labels"], output.shape, "labels", "the output is")
+    return output.astype(np.float64), targets.astype(np.float64)
+
+
+class SquareError(Meter):
+    """Root of the mean square error."""
+
+    def __init__(self, metric: RegressionMetric) -> None:
+        self._sum = 0.0
+        self._count = 0
+
+    def update(self, seen: Seen) -> None:
+        """Take in one batch."""
+        output, targets = _numbers(seen)
+        self._sum += float(self._loss(output - targets).sum())
+        self._count += output.size
+
+    def _loss(self, error: Array) -> Array:
+        return np.square(error)
+
+    def value(self) -> float | None:
+        """In the target's unit."""
+        mean = self._mean()
+        return None if mean is None else mean**0.5
+
+    def _mean(self) -> float | None:
+        mean = finite(self._sum / self._count) if self._count else None
+        if mean is None:
+            self.undefined = "the output holds NaN or Inf" if self._count else "there are no values"
+        return mean
+
+
+class AbsoluteError(SquareError):
+    """Mean absolute error."""
+
+    def _loss(self, error: Array) -> Array:
+        return np.abs(error)
+
+    def value(self) -> float | None:
+        """In the target's unit."""
+        return self._mean()
+
+
+class Correlation(Meter):
+    """Pearson's correlation, column by column; moments are merged as in Chan, Golub and LeVeque 1979."""
+
+    def __init__(self, metric: RegressionMetric) -> None:
+        self._count = 0
+        self._means: tuple[Array, Array] | None = None
+        self._moments: tuple[Array, Array, Array] | None = None
+
+    def update(self, seen: Seen) -> None:
+        """Take in one batch."""
+        output, targets = (array.reshape(len(array), -1) if array.ndim else array for array in _numbers(seen))
+        if not output.ndim or not len(output):
+            raise UnfitError("output", "it has no axis of samples")
+        self.add(output, targets)
+
+    def add(self, x: Array, y: Array) -> None:
+        """Take in rows [samples, column] of both."""
+        count, mean_x, mean_y = len(x), x.mean(axis=0), y.mean(axis=0)
+        u, v = x - mean_x, y - mean_y
+        moments = ((u * u).sum(axis=0), (v * v).sum(axis=0), (u * v).sum(axis=0))
+        if self._means is None or self._moments is None:
+            self._count, self._means, self._moments = count, (mean_x, mean_y), moments
+            return
+        if mean_x.shape != self._means[0].shape:
+            raise UnfitError("output", "the number of its values per sample changes from batch to batch")
+        total = self._count + count
+        dx, dy = mean_x - self._means[0], mean_y - self._means[1]
+        weight = self._count * count / total
+        a, b, c = self._moments
+        self._moments = (
+            a + moments[0] + dx * dx * weight,
+            b + moments[1] + dy * dy * weight,
+            c + moments[2] + dx * dy * weight,
+        )
+        self._means = (self._means[0] + dx * count / total, self._means[1] + dy * count / total)
+        self._count = total
+
+    def value(self) -> float | None:
+        """Mean over the columns, in [-1, 1]; None if one has no correlation."""
+        found = self._columns()
+        if found is None:
+            self.undefined = self.undefined or "there are no values"
+            return None
+        if not np.isfinite(found).all():
+            self.undefined = "a column of the output or of the targets is constant, or not finite"
+            return None
+        return float(found.mean())
+
+    def details(self) -> dict[str, float]:
+        """By column, if there are several."""
+        found = self._columns()
+        if found is None or len(found) == 1:
+            return {}
+        return {f"column {k}": float(value) for k, value in enumerate(found) if np.isfinite(value)}
+
+    def _columns(self) -> Array | None:
+        if self._moments is None:
+            return None
+        a, b, c = self._moments
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found: Array = np.clip(c / np.sqrt(a * b), -1.0, 1.0)
+        return found
+
+
+class RankCorrelation(Meter):
+    """Pearson's correlation of ranks; every value has to be kept, as a rank depends on all of them."""
+
+    def __init__(self, metric: RegressionMetric) -> None:
+        self._metric = metric
+        self._output: list[Array] = []
+        self._targets: list[Array] = []
+
+    def update(self, seen: Seen) -> None:
+        """Take in one batch."""
+        output, targets = _numbers(seen)
+        if not output.ndim or not len(output):
+            raise UnfitError("output", "it has no axis of samples")
+        width = -1 if not self._output else self._output[0].shape[1]
+        if width >= 0 and output.size != len(output) * width:
+            raise UnfitError("output", "the number of its values per sample changes from batch to batch")
+        self._output.append(output.reshape(len(output), -1))
+        self._targets.append(targets.reshape(len(output), -1))
+
+    def value(self) -> float | None:
+        """Mean over the columns, in [-1, 1]; None if one has no correlation."""
+        whole = self._whole()
+        if whole is None:
+            return None
+        found = whole.value()
+        self.undefined = whole.undefined
+        return found
+
+    def details(self) -> dict[str, float]:
+        """By column, if there are several."""
+        whole = self._whole()
+        return {} if whole is None else whole.details()
+
+    def _whole(self) -> Correlation | None:
+        if not self._output:
+            self.undefined = "there are no values"
+            return None
+        output = np.concatenate(self._output)
+        if not np.isfinite(output).all():
+            self.undefined = "the output holds NaN or Inf"
+            return None
+        found = Correlation(self._metric)
+        found.add(average_ranks(output), average_ranks(np.concatenate(self._targets)))
+        return found
+
+
+def average_ranks(values: Array) -> Array:
+    """Ranks from 1 on, column by column; equal values share the mean of theirs."""
+    ranked = np.empty(values.shape, np.float64)
+    for k in range(values.shape[1]):
+        _, inverse, counts = np.unique(values[:, k], return_inverse=True, return_counts=True)
+        last = np.cumsum(counts)
+        ranked[:, k] = (last - (counts - 1) / 2)[inverse.reshape(-1)]
+    return ranked

@@ -1,0 +1,359 @@
+"""The gradient solver itself."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.quantizer.finetune.gradient import (
+    GradientSettings,
+    Parameter,
+    Samples,
+    Solved,
+    Unit,
+)
+from worker.quantizer.finetune.gradient_choice import Results, channels_are_independent, choose
+from worker.quantizer.finetune.gradient_device import as_tensor, choose_device, repeatable
+from worker.quantizer.finetune.gradient_parameters import (
+    NO_REGULARIZER,
+    Movable,
+    Moving,
+    Regularizer,
+    Result,
+    SoftRounding,
+)
+from worker.quantizer.finetune.gradient_unit import Cached, Network, channel_axis
+from worker.quantizer.numerics.integer import IntegerGrid
+
+# Elements of activations in one evaluation step.
+_EVALUATION_ELEMENTS = 4_000_000
+# With automatic learning rates a variable moves about so many grid steps at first; the rate falls to 0 on a cosine.
+# Where the layers of a block move together, or the best cannot be taken channel by channel, less is safer.
+_AUTOMATIC_RATES = {True: 0.1, False: 0.02}
+_CURVATURE_PASSES = 24
+_CHECK_EVERY = 16
+# Errors below this part of the target's mean square are rounding of float32.
+_NEGLIGIBLE = 1e-12
+_AUTOMATIC_REGULARIZER = 3.0
+
+
+def train(unit: Unit, samples: Samples, settings: GradientSettings, check: Callable[[], None]) -> Solved:
+    """See ``gradient.solve``."""
+    device = choose_device(settings.device)
+    with repeatable(settings.threads):
+        return _Training(unit, samples, settings, device, check).run()
+
+
+class _Training:
+    def __init__(
+        self, unit: Unit, samples: Samples, settings: GradientSettings, device: torch.device, check: Callable[[], None]
+    ) -> None:
+        self._settings = settings
+        self._check = check
+        self._device = device
+        self._unit = unit
+        self._network = Network(unit, device)
+        self._data = Cached(samples, device, mixed=settings.drop_ratio < 1.0)
+        self._axis = channel_axis(unit)
+        self._random = torch.Generator(device).manual_seed(settings.seed)
+
+    def run(self) -> Solved:
+        started = time.perf_counter()
+        settings = self._settings
+        present = {name: self._tensor(parameter.present) for name, parameter in self._unit.parameters.items()}
+        by_channel = self._errors(present)
+        before = float(by_channel.sum()) / self._data.outputs
+        rate = settings.learning_rate
+        if settings.lr_adjust is not None and before > settings.lr_adjust[0]:
+            rate = settings.lr_adjust[1]
+        movables = self._movables(math.sqrt(before))
+        kept: dict[str, Result] = {}
+        least, steps = float(by_channel.sum()), 0
+        if before > _NEGLIGIBLE * self._data.mean_square():
+            for group in self._groups(movables):
+                now = self._complete({name: Result(self._unit.parameters[name].present, None, None) for name in group})
+                taken, found = self._descend(group, present, rate, before)
+                errors = [by_channel, *(self._errors(present | self._tensors(results)) for results in found)]
+                best, least = choose(self._unit, [now, *found], errors)
+                present |= self._tensors(best)
+                kept |= best
+                steps += taken
+                by_channel = np.asarray([least])
+        return self._solved(kept, before, min(least / self._data.outputs, before), steps, time.perf_counter() - started)
+
+    def _groups(self, movables: Mapping[str, Movable]) -> list[dict[str, Movable]]:
+        """What moves together: everything, but AdaRound's layers of a block come one after another.
+
+        While weights lie between two integers, those behind make up for it, and fit no longer once all are rounded.
+        """
+        if self._settings.algorithm == "adaround":
+            return [{name: movable} for name, movable in movables.items()]
+        return [dict(movables)] if movables else []
+
+    def _complete(self, results: Results) -> Results:
+        """What is there now, in the form of a result."""
+        complete = {}
+        for name, result in results.items():
+            parameter = self._unit.parameters[name]
+            grid = parameter.grid
+            is_integer = isinstance(grid, IntegerGrid)
+            integers = grid.quantize(parameter.present) if isinstance(grid, IntegerGrid) else None
+            moves = self._settings.algorithm == "adaquant"
+            values = (parameter.present if is_integer else parameter.values) if moves else None
+            complete[name] = replace(result, integers=integers, values=values)
+        return complete
+
+    def _tensors(self, results: Results) -> dict[str, Tensor]:
+        return {name: self._tensor(result.present) for name, result in results.items()}
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return as_tensor(array, self._device)
+
+    def _movables(self, residual: float) -> dict[str, Movable]:
+        """Everything that the algorithm moves; ``residual`` is the root of the mean squared error."""
+        settings, made = self._settings, {}
+        for name, parameter in self._unit.parameters.items():
+            movable = self._movable(parameter, residual)
+            if movable is not None:
+                made[name] = movable
+        return made if settings.num_iterations else {}
+
+    def _movable(self, parameter: Parameter, residual: float) -> Movable | None:
+        settings = self._settings
+        if settings.algorithm == "adaround":
+            rounded = parameter.kind == "weight" and isinstance(parameter.grid, IntegerGrid)
+            return SoftRounding(parameter, self._device) if rounded else None
+        if parameter.kind == "bias" and not settings.update_bias:
+            return None
+        unit = np.asarray(1.0, np.float32) if settings.learning_rate is not None else None
+        if unit is None and parameter.kind == "bias":
+            unit = np.asarray(residual, np.float32)
+        move_scale = settings.update_scales and parameter.free_scale
+        return Moving(parameter, self._device, unit=unit, move_scale=move_scale)
+
+    def _descend(
+        self, movables: Mapping[str, Movable], present: Mapping[str, Tensor], rate: float | None, before: float
+    ) -> tuple[int, list[Results]]:
+        """Run Adam; the number of steps, and the results to choose from, the last one first."""
+        settings = self._settings
+        weight = self._regularizer_weight(before)
+        variables = [variable for movable in movables.values() for variable in movable.variables]
+        first = rate if rate is not None else _AUTOMATIC_RATES[self._is_separable()]
+        optimizer = torch.optim.Adam(variables, lr=first, fused=True)
+        total = settings.num_iterations
+        mean = _Mean(variables, total) if settings.algorithm == "adaquant" else None
+        # Where no channel can be taken for itself, the best state on the way is worth looking for.
+        plateau = _Plateau(settings) if settings.early_stop or not self._is_separable() else None
+        kept: list[Results] = []
+        step, end = 0, total
+        if settings.algorithm == "adaquant" and settings.dampening:
+            self._dampen(movables, present)
+        for chosen in self._minibatches(total):
+            if step % _CHECK_EVERY == 0:
+                self._check()
+                if rate is None:
+                    optimizer.param_groups[0]["lr"] = first * 0.5 * (1.0 + math.cos(math.pi * step / total))
+            self._step(movables, present, chosen, _regularizer(settings, weight, step, end))
+            optimizer.step()
+            step += 1
+            if mean is not None:
+                mean.update(step)
+            if plateau is not None and plateau.is_due(step):
+                values = {name: movable.value() for name, movable in movables.items()}
+                error = float(self._errors({**present, **values}, limit=plateau.probe).sum())
+                if plateau.is_best(error) and settings.algorithm == "adaquant":
+                    kept = [{name: movable.result() for name, movable in movables.items()}]
+                if settings.early_stop and plateau.is_over(step):
+                    end = min(end, step + plateau.finish)
+            if step >= end:
+                break
+        found = [{name: movable.result() for name, movable in movables.items()}, *kept]
+        if mean is not None and mean.take():
+            found.append({name: movable.result() for name, movable in movables.items()})
+        return step, found
+
+    def _regularizer_weight(self, before: float) -> float:
+        """AdaRound's; one that is not given lets the term count a few times as much as the error there is at first.
+
+        With the paper's 0.01 it is thousands of times the error of an 8-bit layer, and next to nothing where a few
+        channels set the scale of all: the first forgets the error, the second leaves weights between two integers.
+        """
+        if self._settings.reg_param is not None:
+            return self._settings.reg_param
+        weights = sum(
+            parameter.values.size for parameter in self._unit.parameters.values() if parameter.kind == "weight"
+        )
+        channels = self._data.target(torch.arange(1)).shape[self._axis]
+        return _AUTOMATIC_REGULARIZER * before * channels / max(weights, 1)
+
+    def _dampen(self, movables: Mapping[str, Movable], present: Mapping[str, Tensor]) -> None:
+        """Give the weights the diagonal of the loss's Gauss-Newton matrix, 2 k J^T J.
+
+        For random signs r the mean of (J^T r)^2 is the diagonal of J^T J (Bekas et al. 2007). Values that a limit cuts
+        off have no part in it.
+        """
+        weights = {name: m for name, m in movables.items() if isinstance(m, Moving) and self._is_rounded(name)}
+        if not weights:
+            return
+        passes = max(min(_CURVATURE_PASSES, self._settings.num_iterations // 4), 1)
+        sums = {name: torch.zeros(self._unit.parameters[name].values.shape, device=self._device) for name in weights}
+        for chosen in self._minibatches(passes):
+            leaves = {name: movable.value().requires_grad_() for name, movable in weights.items()}
+            made = self._network(self._data.inputs(chosen), {**present, **leaves})
+            with torch.no_grad():
+                signs = torch.empty_like(made).bernoulli_(0.5, generator=self._random).mul_(2.0).sub_(1.0)
+                signs *= self._network.limit(made) == made
+            factor = 2.0 * made.shape[self._axis] / made.numel()
+            for name, gradient in zip(leaves, torch.autograd.grad(made, list(leaves.values()), signs), strict=True):
+                sums[name] += gradient.square() * (factor / passes)
+        for name, movable in weights.items():
+            movable.dampen(sums[name])
+
+    def _is_separable(self) -> bool:
+        """True if the best can be taken channel by channel: no scale of several channels moves."""
+        return channels_are_independent(self._unit) and not self._settings.update_scales
+
+    def _is_rounded(self, name: str) -> bool:
+        parameter = self._unit.parameters[name]
+        return parameter.kind == "weight" and parameter.grid is not None
+
+    def _step(
+        self, movables: Mapping[str, Movable], present: Mapping[str, Tensor], chosen: Tensor, regularizer: Regularizer
+    ) -> None:
+        leaves = {name: movable.value().requires_grad_() for name, movable in movables.items()}
+        inputs = self._data.inputs(chosen, self._settings.drop_ratio, self._random)
+        target = self._data.target(chosen)
+        made = self._network(inputs, {**present, **leaves})
+        with torch.no_grad():
+            error = self._network.limit(made).sub(target)
+        # The loss is sum((made - target)^2) over channels, the mean over samples and positions: its derivative by hand.
+        factor = 2.0 * target.shape[self._axis] / target.numel()
+        gradients = torch.autograd.grad(made, list(leaves.values()), error)
+        for movable, gradient in zip(movables.values(), gradients, strict=True):
+            # Images with their channels last give weights such gradients, and Adam goes through memory as it lies.
+            movable.absorb(gradient.contiguous().mul_(factor), regularizer)
+
+    def _minibatches(self, total: int) -> Iterator[Tensor]:
+        """``total`` times the numbers of ``batch_size`` samples; all samples come equally often."""
+        random = np.random.default_rng(self._settings.seed)
+        count = self._data.count
+        size = min(self._settings.batch_size, count)
+        waiting = np.empty(0, np.int64)
+        for _ in range(total):
+            while len(waiting) < size:
+                waiting = np.concatenate([waiting, random.permutation(count)])
+            yield torch.from_numpy(waiting[:size])
+            waiting = waiting[size:]
+
+    @torch.no_grad()
+    def _errors(self, values: Mapping[str, Tensor], limit: int | None = None) -> np.ndarray:
+        """float64 [channels]: sum of squared errors over all samples, or the first ``limit``."""
+        total: Tensor | None = None
+        last = self._data.count if limit is None else min(limit, self._data.count)
+        size = max(1, _EVALUATION_ELEMENTS // max(self._data.elements, 1))
+        for start in range(0, last, size):
+            self._check()
+            chosen = torch.arange(start, min(start + size, last))
+            made = self._network.limit(self._network(self._data.inputs(chosen), values))
+            squares = made.sub_(self._data.target(chosen)).square_().movedim(self._axis, -1)
+            sums = squares.reshape(-1, squares.shape[-1]).sum(dim=0, dtype=torch.float64)
+            total = sums if total is None else total + sums
+        return np.zeros(1) if total is None else total.cpu().numpy()
+
+    def _solved(self, results: Mapping[str, Result], before: float, after: float, steps: int, seconds: float) -> Solved:
+        integers, values, scales = {}, {}, {}
+        for name, result in results.items():
+            parameter = self._unit.parameters[name]
+            if np.array_equal(result.present, parameter.present):
+                continue
+            if parameter.kind == "weight" and result.integers is not None:
+                integers[name] = result.integers
+            elif result.values is not None:
+                values[name] = result.values
+            if result.scale is not None:
+                scales[name] = result.scale
+        return Solved(integers, values, scales, before, after, steps, seconds)
+
+
+class _Mean:
+    """The mean of the variables over the last half of the steps: what is left when their wavering is taken off.
+
+    Averaging the steps of a descent (Polyak and Juditsky 1992) gives a second candidate for nothing.
+    """
+
+    def __init__(self, variables: list[Tensor], total: int) -> None:
+        self._variables = variables
+        self._begin = total // 2
+        self._means: list[Tensor] = []
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the variables after ``step`` steps."""
+        if step <= self._begin:
+            return
+        if not self._means:
+            self._means = [variable.detach().clone() for variable in self._variables]
+        for mean, variable in zip(self._means, self._variables, strict=True):
+            mean.lerp_(variable, 1.0 / (step - self._begin))
+
+    @torch.no_grad()
+    def take(self) -> bool:
+        """Set the variables to their means; False if there are none."""
+        for variable, mean in zip(self._variables, self._means, strict=False):
+            variable.copy_(mean)
+        return bool(self._means)
+
+
+def _regularizer(settings: GradientSettings, weight: float, step: int, end: int) -> Regularizer:
+    """AdaRound's regularizer at one step: none at first, then beta falls on a cosine until ``end``."""
+    begin = settings.warm_start * settings.num_iterations
+    if settings.algorithm != "adaround" or step < begin:
+        return NO_REGULARIZER
+    part = (step - begin) / max(end - begin, 1.0)
+    high, low = settings.beta_range
+    return Regularizer(weight, low + 0.5 * (high - low) * (1.0 + math.cos(math.pi * part)))
+
+
+class _Plateau:
+    """Tells when the error on the first samples no longer falls.
+
+    AdaRound's weights are between two integers then: it still takes ``finish`` steps to bring them there.
+    """
+
+    probe = 32
+    _checks = 20
+    _patience = 3
+    _least_gain = 0.01
+    _share_to_finish = 0.3
+
+    def __init__(self, settings: GradientSettings) -> None:
+        self._every = max(settings.num_iterations // self._checks, 1)
+        self._begin = settings.warm_start * settings.num_iterations if settings.algorithm == "adaround" else 0.0
+        self.finish = int(self._share_to_finish * settings.num_iterations) if settings.algorithm == "adaround" else 0
+        self._best = math.inf
+        self._mark = math.inf
+        self._without = 0
+
+    def is_due(self, step: int) -> bool:
+        """True after every window."""
+        return step % self._every == 0
+
+    def is_best(self, error: float) -> bool:
+        """Take note of the error of a window."""
+        if error < self._mark * (1.0 - self._least_gain):
+            self._mark, self._without = error, 0
+        else:
+            self._without += 1
+        best = error < self._best
+        self._best = min(error, self._best)
+        return best
+
+    def is_over(self, step: int) -> bool:
+        """True if the last windows brought next to nothing."""
+        return step > self._begin and self._without >= self._patience

@@ -1,0 +1,1 @@
+"""Sensitivity of layers, mixed precision, and the search for the best recipe."""

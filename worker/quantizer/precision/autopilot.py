@@ -1,0 +1,218 @@
+"""The search for the best recipe as a step: quick recipes first, slow ones where they are needed."""
+
+from __future__ import annotations
+
+import time
+
+from service.contracts.algorithms import Autopilot
+from service.contracts.search import Search, TrialFigures
+from worker.quantizer.precision.goal import Referee
+from worker.quantizer.precision.recipes import Basis, Chain, bases, chains, finetuned
+from worker.quantizer.precision.rescue import mixed_rescue
+from worker.quantizer.precision.trials import Bench, Finalist, Trial
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.judge import Judge
+from worker.quantizer.refine.step import Change, Workshop
+from worker.quantizer.statistics.collect import Request
+
+# What differs by less is the same: latencies are measured on a machine with other work to do.
+_SAME = {"latency": 0.05, "size": 0.01}
+_BEST_BASES = 2
+
+
+class AutopilotStep:
+    """Tries recipes and returns the best."""
+
+    def __init__(self, spec: Autopilot) -> None:
+        self.spec = spec
+        self.method = spec.method
+
+    def requests(self, draft: Draft) -> list[Request]:
+        """Nothing: every recipe collects what it needs."""
+        return []
+
+    def apply(self, draft: Draft, workshop: Workshop) -> Change:
+        """The draft of the best recipe.
+
+        Raises:
+            InvalidConfigError: the data cannot give the goal's metric.
+            EngineError: the runtime failed.
+            CanceledError: the run was canceled.
+        """
+        context = workshop.context
+        judge = Judge(context, workshop.held_back or context.calibration_samples)
+        bench = Bench(draft, workshop, judge, Referee(self.spec.goal, context))
+        search = _Search(self.spec, bench)
+        best = search.run()
+        found = search.figures(best)
+        notes = [f"autopilot: {note}" for note in bench.referee.notes]
+        chosen = bench.draft_of(best.trial)
+        chosen.plan.notes += notes
+        nodes = tuple(name for name, entry in chosen.plan.nodes.items() if entry.quantized)
+        return Change(chosen, nodes, _summary(best, found), judged=False, search=found)
+
+
+class _Search:
+    def __init__(self, spec: Autopilot, bench: Bench) -> None:
+        self._spec = spec
+        self._bench = bench
+        self._begin = time.monotonic()
+        self._ended_by = "every recipe that the search knows was tried"
+        self._finalists: dict[str, Finalist] = {}
+
+    def run(self) -> Finalist:
+        """The best finalist."""
+        base = self._bench.context.config
+        quick = chains(self._bench.draft.graph)
+        self._bench.expect([*quick, *map(finetuned, quick)])
+        tried = bases(base, smaller=self._spec.objective == "size")
+        self._evaluate([self._bench.trial(tried[0], ())])
+        for basis in tried[1:]:
+            if not self._goes_on():
+                return self._best()
+            self._bench.trial(basis, ())
+        good = self._good_bases(tried)
+        self._try([(basis, chain) for chain in quick for basis in good])
+        self._evaluate(self._finalists_of())
+        smaller = self._smallest()
+        if smaller is not None and self._goes_on() and not self._finalists[smaller.name].measured.met:
+            self._try([(smaller.basis, finetuned(smaller.chain))])
+            self._evaluate(self._finalists_of())
+        if not self._met() and self._goes_on():
+            self._try([(trial.basis, finetuned(trial.chain)) for trial in self._ranked()[:_BEST_BASES]])
+            self._evaluate(self._finalists_of())
+        if not self._met() and self._goes_on():
+            rescued = mixed_rescue(self._bench, self._ranked()[0], self._spec.goal)
+            self._evaluate([rescued] if rescued is not None else [])
+        return self._best()
+
+    def _try(self, recipes: list[tuple[Basis, Chain]]) -> None:
+        for basis, chain in recipes:
+            if not self._goes_on():
+                return
+            self._bench.trial(basis, chain)
+
+    def _evaluate(self, trials: list[Trial]) -> None:
+        for trial in trials:
+            if trial.name not in self._finalists and (not self._finalists or self._goes_on()):
+                self._finalists[trial.name] = self._bench.evaluate(trial)
+                best = self._best()
+                self._bench.context.run.log(
+                    f"best so far after {time.monotonic() - self._begin:.0f} s: {best.trial.name}, "
+                    f"{self._spec.goal.metric} {best.measured.value:.4g}"
+                )
+
+    def _good_bases(self, tried: list[Basis]) -> list[Basis]:
+        by_score = sorted(tried, key=lambda basis: -self._bench.trial(basis, ()).sqnr_db)
+        good = by_score[:_BEST_BASES]
+        smaller = [basis for basis in tried if basis.is_smaller and basis not in good]
+        return [*good, *smaller]
+
+    def _ranked(self) -> list[Trial]:
+        """All trials whose draft differs from its parent's, nearest to the float model first."""
+        return sorted((trial for trial in self._bench.trials if trial.kept), key=lambda trial: -trial.sqnr_db)
+
+    def _smallest(self) -> Trial | None:
+        """The best recipe with smaller weights, where such were tried and it was evaluated."""
+        found = [trial for trial in self._ranked() if trial.basis.is_smaller and trial.name in self._finalists]
+        return found[0] if found else None
+
+    def _finalists_of(self) -> list[Trial]:
+        """The recipes that come nearest, and the best one with smaller weights."""
+        ranked = self._ranked()
+        smaller = [trial for trial in ranked if trial.basis.is_smaller]
+        first = ranked[: self._spec.finalists]
+        return [*first, *(trial for trial in smaller[:1] if trial not in first)]
+
+    def _met(self) -> bool:
+        return any(self._fits(finalist) and finalist.measured.met for finalist in self._finalists.values())
+
+    def _fits(self, finalist: Finalist) -> bool:
+        budget = self._spec.budget
+        too_large = budget.max_size_bytes is not None and finalist.size_bytes > budget.max_size_bytes
+        too_slow = budget.max_latency_ratio is not None and finalist.latency_ratio > budget.max_latency_ratio
+        return not (too_large or too_slow)
+
+    def _best(self) -> Finalist:
+        """The cheapest that meets the goal; if none does, the nearest to it."""
+        finalists = list(self._finalists.values())
+        fitting = [finalist for finalist in finalists if self._fits(finalist)] or finalists
+        met = [finalist for finalist in fitting if finalist.measured.met]
+        if not met:
+            return min(fitting, key=lambda finalist: finalist.measured.gap)
+        cheapest = min(self._cost(finalist) for finalist in met)
+        level = cheapest * (1 + _SAME[self._spec.objective])
+        return self._bench.referee.clear_winner([finalist for finalist in met if self._cost(finalist) <= level])
+
+    def _cost(self, finalist: Finalist) -> float:
+        return float(finalist.size_bytes) if self._spec.objective == "size" else finalist.latency_ratio
+
+    def _goes_on(self) -> bool:
+        budget = self._spec.budget
+        if budget.max_seconds is not None and time.monotonic() - self._begin > budget.max_seconds:
+            self._ended_by = f"the time of the budget, {budget.max_seconds:g} s, was used up"
+            return False
+        if budget.max_trials is not None and len(self._bench.trials) >= budget.max_trials:
+            self._ended_by = f"{budget.max_trials} recipes were tried, as the budget says"
+            return False
+        return True
+
+    def figures(self, best: Finalist) -> Search:
+        """All trials for the report; the models of the Pareto set go to the job's files."""
+        front = pareto(list(self._finalists.values()))
+        rows = []
+        for trial in self._bench.trials:
+            finalist = self._finalists.get(trial.name)
+            row = TrialFigures(
+                name=trial.name,
+                settings=trial.basis.settings,
+                algorithms=tuple(algorithm.method for algorithm in trial.chain),
+                sqnr_db=trial.score.sqnr_db,
+                evaluated=finalist is not None,
+                resumed=trial.resumed,
+                seconds=round(trial.seconds, 3),
+            )
+            if finalist is not None:
+                on_front = finalist in front
+                row = row.model_copy(
+                    update={
+                        "value": finalist.measured.value,
+                        "gap": finalist.measured.gap,
+                        "size_bytes": finalist.size_bytes,
+                        "latency_ratio": round(finalist.latency_ratio, 4),
+                        "pareto": on_front,
+                        "chosen": finalist is best,
+                        "file": self._bench.keep_model(finalist, front.index(finalist) + 1) if on_front else None,
+                    }
+                )
+            rows.append(row)
+        return Search(
+            goal=self._spec.goal.model_dump(mode="json"),
+            met=best.measured.met and self._fits(best),
+            gap=best.measured.gap,
+            ended_by=self._ended_by,
+            trials=tuple(rows),
+        )
+
+
+def pareto(finalists: list[Finalist]) -> list[Finalist]:
+    """Those that no other beats or equals in gap, bytes and latency while being better in one of them."""
+
+    def figures(finalist: Finalist) -> tuple[float, float, float]:
+        return finalist.measured.gap, float(finalist.size_bytes), finalist.latency_ratio
+
+    def beaten(finalist: Finalist) -> bool:
+        mine = figures(finalist)
+        return any(
+            all(a <= b for a, b in zip(figures(other), mine, strict=True)) and figures(other) != mine
+            for other in finalists
+        )
+
+    return [finalist for finalist in finalists if not beaten(finalist)]
+
+
+def _summary(best: Finalist, found: Search) -> str:
+    state = "goal met" if found.met else f"goal missed by {best.measured.gap:.3g}; this is the best so far"
+    evaluated = sum(row.evaluated for row in found.trials)
+    counts = f"{len(found.trials)} recipes tried, {evaluated} evaluated in full"
+    return f"{best.trial.name}: {state}; {counts}; {found.ended_by}"

@@ -1,0 +1,46 @@
+"""The last resort of the search: what hurts most goes back to float."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from service.contracts.algorithms import BiasCorrection, CrossLayerEqualization, MixedPrecision, SmoothQuant
+from service.contracts.algorithms.precision import DistanceGoal, DropGoal, Level
+from worker.quantizer.precision.mixed import MixedPrecisionStep
+from worker.quantizer.precision.recipes import Chain
+from worker.quantizer.precision.trials import Bench, Trial
+
+_EQUALIZING = (CrossLayerEqualization, SmoothQuant)
+
+
+def mixed_rescue(bench: Bench, best: Trial, goal: DropGoal | DistanceGoal) -> Trial | None:
+    """The best recipe again, with as many layers left in float as the goal needs; None if that is all of them.
+
+    Args:
+        bench: makes drafts.
+        best: the trial that came nearest.
+        goal: what to reach.
+
+    Raises:
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    begin = time.monotonic()
+    config = bench.config_of(best.basis)
+    spec = MixedPrecision(
+        high=Level(activation="float32", weight="float32"),
+        low=Level(activation=config.activation, weight=config.weight),
+        optimize="quality",
+        goal=goal,
+    )
+    start = tuple(algorithm for algorithm in best.chain if isinstance(algorithm, _EQUALIZING))
+    mixed: Chain = (*start, spec)
+    workshop = bench.workshop_of(best.basis, mixed)
+    change = MixedPrecisionStep(spec).apply(bench.draft_of(bench.trial(best.basis, start)), workshop)
+    if change.draft is None or not change.draft.plan.weights:
+        return None
+    trial = Trial(best.basis, mixed, bench.score(change.draft), True, False, time.monotonic() - begin)
+    bench.add(trial, replace(change.draft, algorithm=spec.method, changed=change.nodes))
+    corrected = bench.trial(best.basis, (*mixed, BiasCorrection(mode="full")))
+    return corrected if corrected.kept and corrected.sqnr_db > trial.sqnr_db else trial

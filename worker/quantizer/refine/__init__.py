@@ -1,0 +1,1 @@
+"""Algorithms at work on a calibrated network, one after another, each kept only if the network gets better."""

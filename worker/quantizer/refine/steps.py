@@ -1,0 +1,32 @@
+"""The algorithms by their names in a config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from service.contracts.algorithms import Algorithm
+from worker.quantizer.equalization.bias_correction import BiasCorrectionStep
+from worker.quantizer.equalization.cross_layer import CrossLayerEqualizationStep
+from worker.quantizer.equalization.smooth_quant import SmoothQuantStep
+from worker.quantizer.finetune.adaquant import AdaQuantStep
+from worker.quantizer.finetune.adaround import AdaRoundStep
+from worker.quantizer.precision.autopilot import AutopilotStep
+from worker.quantizer.precision.mixed import MixedPrecisionStep
+from worker.quantizer.refine.step import Step
+
+# Each takes the config's entry of its method.
+STEPS: dict[str, Callable[[Any], Step]] = {
+    "adaquant": AdaQuantStep,
+    "adaround": AdaRoundStep,
+    "bias_correction": BiasCorrectionStep,
+    "cross_layer_equalization": CrossLayerEqualizationStep,
+    "smooth_quant": SmoothQuantStep,
+    "mixed_precision": MixedPrecisionStep,
+    "autopilot": AutopilotStep,
+}
+
+
+def step_of(algorithm: Algorithm) -> Step:
+    """The step that an entry of ``algorithms`` asks for."""
+    return STEPS[algorithm.method](algorithm)

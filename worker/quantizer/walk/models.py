@@ -1,0 +1,199 @@
+"""Small models of a few nodes of the network, float or quantized, to run on what the nodes before them gave."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from worker.quantizer.emit import emit
+from worker.quantizer.graph.prepare import Prepared
+from worker.quantizer.graph.values import name_of, node_name, users
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.runtime import Session, serialized, to_bytes
+from worker.quantizer.walk.segments import values_read
+
+# Types of integers that the runtime's Python interface can take and hand out.
+_WHOLE_BYTES = ("int8", "uint8", "int16", "uint16")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A few nodes of the network, ready to run.
+
+    Attributes:
+        session: of the nodes.
+        fed: tensor name by input of the session.
+        made: name of the session's output by tensor.
+        as_integers: tensors that go in, or come out, as integers of the grid that the plan gives them.
+    """
+
+    session: Session
+    fed: dict[str, str]
+    made: dict[str, str]
+    as_integers: frozenset[str]
+
+
+class PieceMaker:
+    """Makes pieces of one prepared network.
+
+    Args:
+        prepared: the network.
+        threads: of the sessions.
+        device: of the sessions.
+    """
+
+    def __init__(self, prepared: Prepared, *, threads: int, device: str = "cpu") -> None:
+        self._model = prepared.model
+        self._threads = threads
+        self._device = device
+        graph = prepared.graph
+        self._values = {v.name: v for v in (*graph.inputs, *(made for node in graph for made in node.outputs))}
+
+    def float_piece(self, nodes: Sequence[ir.Node], reads: Sequence[str], makes: Sequence[str]) -> Piece:
+        """The nodes of the float network."""
+        session = self._session(serialized(self._proto(nodes, reads, makes)), "float layers")
+        return Piece(session, dict(zip(reads, reads, strict=True)), dict(zip(makes, makes, strict=True)), frozenset())
+
+    def quantized_piece(
+        self,
+        nodes: Sequence[ir.Node],
+        reads: Sequence[str],
+        makes: Sequence[str],
+        plan: QuantizationPlan,
+        *,
+        unrounded: Collection[str] = (),
+    ) -> Piece:
+        """The nodes of the network as ``plan`` quantizes them now.
+
+        Args:
+            nodes: in topological order.
+            reads: tensors that the nodes read.
+            makes: tensors wanted.
+            plan: filled; not changed.
+            unrounded: tensors that are to come out as computed, before they are rounded to their grid.
+        """
+        model = ir.from_proto(self._proto(nodes, reads, makes))
+        part = _restricted(plan, nodes, reads, unrounded)
+        emit(model, part)
+        graph = model.graph
+        inputs = {value.name: value for value in graph.inputs}
+        fed, integers = {}, set()
+        for tensor in reads:
+            fed[tensor] = tensor
+            if rests_as_integers(self._values[tensor], plan) and (name := _take_integers(graph, inputs[tensor])):
+                fed[tensor] = name
+                integers.add(tensor)
+        made = {tensor: tensor for tensor in makes}
+        for k, value in enumerate(graph.outputs):
+            tensor = name_of(value)
+            if tensor not in unrounded and rests_as_integers(self._values[tensor], plan):
+                source = value.producer()
+                stored = source.inputs[0] if source is not None else None
+                if stored is not None:
+                    graph.outputs[k] = stored
+                    made[tensor] = name_of(stored)
+                    integers.add(tensor)
+        for node in reversed(list(graph)):
+            if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+                graph.remove(node, safe=True)
+        session = self._session(to_bytes(model), "quantized layers")
+        return Piece(session, {name: tensor for tensor, name in fed.items()}, made, frozenset(integers))
+
+    def _session(self, model: bytes, what: str) -> Session:
+        return Session(model, threads=self._threads, what=what, device=self._device)
+
+    def _proto(self, nodes: Sequence[ir.Node], reads: Sequence[str], makes: Sequence[str]) -> onnx.ModelProto:
+        proto = onnx.ModelProto()
+        proto.ir_version = self._model.ir_version or onnx.IR_VERSION
+        for domain, version in self._model.opset_imports.items():
+            proto.opset_import.add(domain=domain, version=version)
+        proto.functions.extend(ir.to_proto(function) for function in self._model.functions.values())
+        graph = proto.graph
+        graph.name = self._model.graph.name or "layers"
+        graph.node.extend(ir.to_proto(node) for node in nodes)
+        constants = {
+            name_of(value): value
+            for node in nodes
+            for value in values_read(node)
+            if value.const_value is not None and value.graph is self._model.graph
+        }
+        for name, value in constants.items():
+            if value.const_value is not None:
+                tensor = ir.to_proto(value.const_value)
+                tensor.name = name
+                graph.initializer.append(tensor)
+        graph.input.extend(ir.to_proto(self._values[name]) for name in reads)
+        graph.output.extend(ir.to_proto(self._values[name]) for name in makes)
+        outside = {*reads, *makes}
+        inner = [value for node in nodes for value in node.outputs if value.name and value.name not in outside]
+        graph.value_info.extend(ir.to_proto(value) for value in inner if value.dtype is not None)
+        return proto
+
+
+def rests_as_integers(value: ir.Value, plan: QuantizationPlan) -> bool:
+    """True if everything that reads ``value`` in the quantized network reads it rounded to an integer grid.
+
+    A tensor that a float node makes is rounded by those of its readers alone that run on integers.
+    """
+    entry = plan.activations.get(name_of(value))
+    producer = value.producer()
+    return (
+        entry is not None
+        and isinstance(entry.quantization, IntegerGrid)
+        and entry.quantization.dtype in _WHOLE_BYTES
+        and producer is not None
+        and plan.nodes[node_name(producer)].quantized
+    )
+
+
+def dequantized(integers: np.ndarray, grid: IntegerGrid) -> np.ndarray:
+    """float32 values of the integers of an activation, as DequantizeLinear computes them."""
+    shifted = integers.astype(np.float32)
+    if grid.zero_point.any():
+        shifted -= np.float32(grid.zero_point)
+    shifted *= grid.scale
+    return shifted
+
+
+def _restricted(
+    plan: QuantizationPlan, nodes: Sequence[ir.Node], reads: Collection[str], unrounded: Collection[str]
+) -> QuantizationPlan:
+    """The part of ``plan`` that concerns ``nodes``; its own, because emitting writes into it."""
+    tensors = {*reads, *(value.name for node in nodes for value in node.outputs)} - set(unrounded)
+    constants = {value.name for node in nodes for value in node.inputs if value is not None}
+    names = {node_name(node) for node in nodes}
+    return QuantizationPlan(
+        nodes=plan.nodes,
+        activations={k: replace(entry) for k, entry in plan.activations.items() if k in tensors},
+        weights={k: entry for k, entry in plan.weights.items() if k in constants},
+        biases={k: entry for k, entry in plan.biases.items() if k in names},
+        moved={k: array for k, array in plan.moved.items() if k in constants},
+    )
+
+
+def _take_integers(graph: ir.Graph, value: ir.Value) -> str | None:
+    """Let the graph take the integers of its input ``value`` instead of the floats; returns the input's new name.
+
+    None if no node of the graph rounds it.
+    """
+    quantize = next(
+        (u.node for u in value.uses() if u.node.op_type == "QuantizeLinear" and u.node.graph is graph), None
+    )
+    if quantize is None:
+        return None
+    stored = quantize.outputs[0]
+    restored = next(node.outputs[0] for node in users(stored) if node.op_type == "DequantizeLinear")
+    entrance = ir.Value(name=f"{value.name}_integers", type=stored.type, shape=stored.shape)
+    for usage in list(stored.uses()):
+        usage.node.replace_input_with(usage.idx, entrance)
+    for usage in list(value.uses()):
+        if usage.node is not quantize:
+            usage.node.replace_input_with(usage.idx, restored)
+    graph.remove(quantize, safe=True)
+    graph.inputs[list(graph.inputs).index(value)] = entrance
+    return name_of(entrance)
