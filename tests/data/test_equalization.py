@@ -24,7 +24,7 @@ from worker.quantizer.pipeline import quantize
 from worker.quantizer.plan.build import build_plan
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run import SilentRun
-from worker.quantizer.runtime import to_bytes, with_outputs
+from worker.quantizer.runtime import Session, to_bytes, with_outputs
 
 pytestmark = DATA_MARKS
 __all__ = ["feed"]
@@ -41,9 +41,9 @@ def observed(path: Path, feeds: list[Feeds], spec: CrossLayerEqualization, setti
     requests = CrossLayerEqualizationStep(spec).requests(draft)
     tensors = [request.tensor for request in requests]
     if tensors:
-        session = session_of(with_outputs(prepared.model, tensors))
+        session = Session(with_outputs(prepared.model, tensors), threads=1, optimized=False)
         for sample in feeds:
-            values = run(session, sample)
+            values = dict(zip(session.output_names, session.run(sample), strict=True))
             for request in requests:
                 request.reducer.update(values[request.tensor], 1)
     draft.statistics[spec.method] = requests
@@ -62,7 +62,7 @@ def assert_function_kept(path: Path, feeds: list[Feeds], *, changes: bool) -> No
             expected, got = run(before, sample), run(after, sample)
             for name, array in expected.items():
                 if array.dtype.kind == "f":
-                    atol = 1e-4 * float(np.abs(array).max(initial=0)) + 1e-7
+                    atol = 1e-4 * float(np.abs(array).max(initial=0)) + 1e-6  # a Sigmoid's own rounding
                     np.testing.assert_allclose(got[name], array, rtol=0, atol=atol, err_msg=f"{name}, {mode}")
                 else:
                     np.testing.assert_array_equal(got[name], array, err_msg=f"{name}, {mode}")

@@ -22,7 +22,8 @@ from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.walk import Visit, Walk
 
-_ROUNDS = 3
+# Steps to the fixed point: Newton's, or halves of what is left where those lead too far.
+_ROUNDS = 6
 # Values per channel that the means are taken of.
 _SAMPLE = 2048
 # Of fewer values that follow the bias no mean can be told.
@@ -125,15 +126,26 @@ def bias_shift(sample: Sample, activation: Function, quantized: Function) -> np.
     shift = np.zeros(wanted.size)
     best, least = shift, np.full(wanted.size, np.inf)
     step = (_SLOPE_STEP * sample.found.std(axis=0) + np.finfo(np.float32).tiny).astype(np.float32)
-    for _ in range(_ROUNDS + 1):
+    # Where the activation function never falls, these shifts put all values below, or above, the wanted ones.
+    apart = sample.expected - sample.found
+    low, high = np.minimum(apart.min(axis=0), 0.0).astype(np.float64), np.maximum(apart.max(axis=0), 0.0)
+    begun, ends = np.ones(wanted.size, bool), np.zeros((2, wanted.size), bool)
+    for turn in range(_ROUNDS + 1):
         values = sample.found + shift.astype(np.float32)
         off = wanted - quantized(values).mean(axis=0, dtype=np.float64)
         better = np.abs(off) < least
         best, least = np.where(better, shift, best), np.where(better, np.abs(off), least)
+        low, high = np.where(off > 0, shift, low), np.where(off < 0, shift, high)
+        ends = np.stack((ends[0] | (off > 0), ends[1] | (off < 0)))
         rise = quantized(values + step) - quantized(values - step)
         share = rise.mean(axis=0, dtype=np.float64) / (2.0 * step)
         follows = share >= _SMALLEST_SHARE
-        shift = shift + np.where(follows, off / np.where(follows, share, 1.0), 0.0)
+        if turn == 0:
+            begun = follows
+        proposed = shift + np.where(follows, off / np.where(follows, share, 1.0), np.inf)
+        # An end of the interval is tried once; from then on what leads beyond it is replaced by the middle.
+        beyond = ((proposed <= low) & ends[0]) | ((proposed >= high) & ends[1])
+        shift = np.where(begun & (off != 0), np.where(beyond, (low + high) / 2, np.clip(proposed, low, high)), shift)
     return best
 
 
