@@ -67,6 +67,14 @@ class QuantizationConfig(Contract):
     format: Literal["qdq", "qoperator"] = Field(
         default="qdq", description="QuantizeLinear/DequantizeLinear pairs, or QLinear operators (static, 8 bits)."
     )
+    subgraphs: Literal["float", "weights"] = Field(
+        default="float",
+        description=(
+            "Nodes inside sub-graphs (bodies of If, Loop and Scan): float leaves them as they are; weights quantizes "
+            "the constant weights of Conv, ConvTranspose, Gemm and MatMul there (modes static and weights_only), while "
+            "activations inside stay in float, because calibration sees the main graph alone."
+        ),
+    )
     activation: ActivationSpec = Field(default_factory=ActivationSpec)
     weight: WeightSpec = Field(default_factory=WeightSpec)
     bias: BiasSpec = Field(default_factory=BiasSpec)

@@ -15,8 +15,11 @@ class NodeInspection(Contract):
 
     name: str = Field(description="As uploaded, where it had a name.")
     op: str = Field(description="As uploaded.")
-    quantized: bool = Field(description="Whether it would be quantized and run so by the target.")
+    quantized: bool = Field(description="Whether it would be quantized; with an activation_reason, its weight alone.")
     reason: str | None = Field(description="Why it stays in float; for a quantized node, what it is replaced by.")
+    activation_reason: str | None = Field(
+        default=None, description="Why its activations stay in float though its weight is quantized."
+    )
     hint: str | None = Field(description="What would help.")
 
 

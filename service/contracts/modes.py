@@ -22,6 +22,9 @@ def mode_contradictions(config: QuantizationConfig) -> Iterator[Contradiction]:
         yield from _dynamic(config)
     if config.mode != "static":
         yield from _not_static(config)
+    if config.subgraphs == "weights" and config.mode not in ("static", "weights_only"):
+        told = f"mode {config.mode} leaves sub-graphs in float; leave subgraphs out, or choose mode weights_only"
+        yield Contradiction("/subgraphs", told)
     if config.format == "qoperator":
         if config.mode != "static":
             yield Contradiction("/format", "format qoperator needs mode static")

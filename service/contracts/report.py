@@ -87,6 +87,9 @@ class LayerFigures(Contract):
             "makes no floats."
         ),
     )
+    activation_reason: str | None = Field(
+        default=None, description="Why the activations of a node with a quantized weight were left in float."
+    )
     gain: dict[str, float] = Field(
         default_factory=dict,
         description=(

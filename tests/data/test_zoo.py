@@ -221,3 +221,18 @@ def test_a_model_of_many_types_takes_its_data_from_safetensors(recipe: dict[str,
     assert result.report.fidelity.samples == 3
     assert [output.name for output in result.report.fidelity.outputs] == ["output 1", "output 2"]
     assert result.report.fidelity.sqnr_db == 200.0
+
+
+@pytest.mark.parametrize(("name", "stored"), [("derived_resnet20_loop", 20), ("silero_vad_16k_op15", 0)])
+@pytest.mark.parametrize("mode", ["static", "weights_only"])
+def test_weights_of_bodies_are_quantized(feed: ModuleType, name: str, stored: int, mode: str, tmp_path: Path) -> None:
+    feeds = feeds_of(feed, name, 6)
+    data = whole_inputs(feeds[:4], tmp_path / "data.npz")
+    result = quantize_by(name, data, mode=mode, subgraphs="weights")
+    inside = [layer for layer in result.report.layers if layer.activation_reason is not None]
+    assert len(inside) == stored
+    assert all(layer.weight_dtype == "int8" and layer.reason is None for layer in inside)
+    assert result.report.fidelity.sqnr_db >= TABLE[name]
+    if stored:
+        assert len(result.model) < 0.6 * len(quantize_by(name, data, mode=mode).model)
+    assert_runs_like(name, result, feeds[4:])

@@ -23,6 +23,7 @@ from worker.quantizer.numerics.emission import (
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.rounded import RoundedGrid
 from worker.quantizer.plan.limits import limited_operand
+from worker.quantizer.plan.subgraphs import common_home
 from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
 
 PRODUCER = "quantmill"
@@ -145,12 +146,9 @@ def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names, writ
     nodes = {node_name(node): node for node in graph}
     for weight in plan.weights.values():
         value = graph.initializers[weight.initializer]
-        readers = [
-            usage
-            for usage in value.uses()
-            if usage.node.graph is graph and _reads_integers(usage.node, usage.idx, plan)
-        ]
-        dequantized = _restored_weight(graph, weight, names, writer)
+        readers = [usage for usage in value.uses() if _reads_integers(usage.node, usage.idx, plan)]
+        home = common_home(graph, [usage.node for usage in readers])
+        dequantized = _restored_weight(graph, weight, names, writer, home)
         for usage in readers:
             usage.node.replace_input_with(usage.idx, dequantized)
     for name, bias in plan.biases.items():
@@ -167,10 +165,10 @@ def _reads_integers(node: ir.Node, index: int, plan: QuantizationPlan) -> bool:
     role = _role(node, plan)
     if role is Role.ARITHMETIC:
         return True
-    return index == 1 and (role is Role.LINEAR or (role is not None and node.op_type == "PRelu"))
+    return index == 1 and (role in (Role.LINEAR, Role.STORED) or (role is not None and node.op_type == "PRelu"))
 
 
-def _restored_weight(graph: ir.Graph, weight: WeightPlan, names: Names, writer: Writer) -> ir.Value:
+def _restored_weight(graph: ir.Graph, weight: WeightPlan, names: Names, writer: Writer, home: ir.Graph) -> ir.Value:
     grid, stem = weight.quantization, weight.initializer
     if isinstance(grid, RoundedGrid):
         array = constant(graph.initializers[stem])
@@ -182,7 +180,7 @@ def _restored_weight(graph: ir.Graph, weight: WeightPlan, names: Names, writer: 
     if writer.byte_activations and grid.block_size is not None and grid.dtype in _BYTES:
         # onnxruntime takes such a DequantizeLinear for one with a scale per channel, and fails.
         return writer.insert(blocked_integer_nodes(names, stem, weight.integers, grid), names)
-    return _dequantize_constant(graph, stem, weight.integers, grid, names, writer)
+    return _dequantize_constant(graph, stem, weight.integers, grid, names, writer, home)
 
 
 def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
@@ -191,11 +189,18 @@ def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
 
 
 def _dequantize_constant(
-    graph: ir.Graph, stem: str, integers: np.ndarray, grid: IntegerGrid, names: Names, writer: Writer
+    graph: ir.Graph,
+    stem: str,
+    integers: np.ndarray,
+    grid: IntegerGrid,
+    names: Names,
+    writer: Writer,
+    home: ir.Graph | None = None,
 ) -> ir.Value:
-    stored = add_initializer(graph, names.free(f"{stem}_quantized"), onnx_integers(integers, grid.dtype))
-    scale = add_initializer(graph, names.free(f"{stem}_scale"), grid.scale)
-    zero_point = add_initializer(graph, names.free(f"{stem}_zero_point"), onnx_integers(grid.zero_point, grid.dtype))
+    home = home or graph
+    stored = add_initializer(home, names.free(f"{stem}_quantized"), onnx_integers(integers, grid.dtype))
+    scale = add_initializer(home, names.free(f"{stem}_scale"), grid.scale)
+    zero_point = add_initializer(home, names.free(f"{stem}_zero_point"), onnx_integers(grid.zero_point, grid.dtype))
     attributes = {} if grid.axis is None else {"axis": grid.axis}
     if grid.block_size is not None:
         attributes["block_size"] = grid.block_size
@@ -209,7 +214,7 @@ def _dequantize_constant(
     node.outputs[0].name = names.free(f"{stem}_DequantizeLinear_Output")
     node.outputs[0].dtype = ir.DataType.FLOAT
     node.outputs[0].shape = ir.Shape(integers.shape)
-    graph.insert_before(graph[0], node)  # at the head of the graph, so that every reader comes after it
+    home.insert_before(home[0], node)  # at the head, so that every reader comes after it
     return node.outputs[0]
 
 

@@ -133,11 +133,12 @@ def _row(
 ) -> LayerFigures:
     """The row of ``node``; ``main`` is the same if it belongs to the main graph."""
     weight = activation = None
-    if entry.quantized and main is not None:
+    if entry.quantized:
         value = node.inputs[1] if len(node.inputs) > 1 else None
         if value is not None and is_constant(value) and name_of(value) in plan.weights:
             grid = plan.weights[name_of(value)].quantization
             weight = grid.dtype if grid is not None else None
+    if entry.quantized and main is not None:
         first = node.inputs[0]
         planned = plan.activations.get(name_of(first)) if first is not None else None
         planned = planned or plan.activations.get(name_of(carrier(node, plan)))
@@ -153,5 +154,6 @@ def _row(
         activation_dtype=activation,
         sqnr_db=sqnr_db,
         reason=reason,
+        activation_reason=entry.activation_reason,
         gain=gain,
     )

@@ -212,7 +212,9 @@ def _quantize(original: ir.Model, context: Context) -> Quantized:
         run.progress("prepare")
         uploaded = [(node.name, node.op_type) for node in original.graph.all_nodes()]
         before = outline(original.graph)
-        prepared = prepare(original, config.preparation, opset=wanted_opset(config))
+        prepared = prepare(
+            original, config.preparation, opset=wanted_opset(config), subgraph_weights=config.subgraphs == "weights"
+        )
         check_channels(prepared.graph)
         notes = check_selectors(
             config,

@@ -69,6 +69,12 @@ def _weights_only(draft: Draft, given: Given) -> None:
     draft.honour(given.pointer)
 
 
+def _subgraphs(draft: Draft, given: Given) -> None:
+    if given.value:
+        draft.set("subgraphs", "weights", given.pointer)
+    draft.honour(given.pointer)
+
+
 def _overrides(draft: Draft, given: Given) -> None:
     """Only ranges can be said of a tensor: {name: [{"rmin": a, "rmax": b}]}."""
     for tensor, entries in given.value.items():
@@ -105,7 +111,7 @@ SELECTION_OPTIONS: tuple[Option, ...] = (
     honoured("OutputNodes", L, [], "include", _region, "together with InputNodes"),
     no_effect("QuantizeAllOpTypes", B, False, _BY_TARGET),
     honoured("WeightsOnly", B, False, "mode", _weights_only),
-    refused("EnableSubgraph", B, False, "nodes inside If, Loop and Scan stay in float"),
+    honoured("EnableSubgraph", B, False, "subgraphs", _subgraphs, "weights alone; activations inside stay in float"),
     honoured(
         "MatMulConstBOnly",
         B,

@@ -49,6 +49,7 @@ def at(config: Any, path: str) -> Any:
 
 HONOURED: list[tuple[dict[str, Any], str, Any, str, Any]] = [
     ({}, "ActivationSymmetric", True, "activation.symmetric", True),
+    ({}, "EnableSubgraph", True, "subgraphs", "weights"),
     ({}, "WeightSymmetric", False, "weight.symmetric", False),
     ({}, "CalibTensorRangeSymmetric", True, "activation.symmetric", True),
     ({}, "CalibMovingAverage", True, "activation.calibration.moving_average", 0.01),

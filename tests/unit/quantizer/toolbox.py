@@ -103,11 +103,11 @@ def run_onnx(model: onnx.ModelProto | bytes, feeds: Arrays, *, optimized: bool =
     return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
-def prepare_proto(model: onnx.ModelProto) -> tuple[Prepared, onnx.ModelProto]:
+def prepare_proto(model: onnx.ModelProto, *, subgraph_weights: bool = False) -> tuple[Prepared, onnx.ModelProto]:
     """The prepared model, as the engine holds it and as a proto; ``model`` stays as it is."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    prepared = prepare(ir.from_proto(copy))
+    prepared = prepare(ir.from_proto(copy), subgraph_weights=subgraph_weights)
     return prepared, ir.to_proto(prepared.model)
 
 
@@ -126,8 +126,8 @@ def config(**settings: Any) -> QuantizationConfig:
 
 def plan_for(model: onnx.ModelProto, settings: QuantizationConfig | None = None) -> tuple[Prepared, QuantizationPlan]:
     """The prepared model, edited for its target, and its plan."""
-    prepared, _ = prepare_proto(model)
     settings = settings or config()
+    prepared, _ = prepare_proto(model, subgraph_weights=settings.subgraphs == "weights")
     edits = edit_graph(prepared.graph, settings, prepared.op_types)
     plan = build_plan(prepared.graph, settings, prepared.op_types)
     plan.decisions[:0] = edits

@@ -33,6 +33,7 @@ from worker.quantizer.graph.passes.pooling import reduce_mean_to_global_average_
 from worker.quantizer.graph.passes.shapes import fix_shapes, infer_shapes, repair_shapes
 from worker.quantizer.graph.passes.sharing import unshare_initializers
 from worker.quantizer.graph.passes.splits import split_to_slice
+from worker.quantizer.graph.passes.subgraphs import lift_subgraph_weights
 from worker.quantizer.graph.values import node_name
 
 __all__ = ["LOWEST_OPSET", "WANTED_OPSET", "Prepared", "prepare", "undo_quantization"]
@@ -42,6 +43,10 @@ def _widen_float16(model: ir.Model, spec: PreparationSpec) -> Outcome:
     if not holds_float16(model):
         return Outcome(model, False, "the model holds no float16")
     return Outcome(model, True, f"{float16_to_float32(model)} float16 constants widened to float32")
+
+
+def _keep_in_subgraphs(model: ir.Model, spec: PreparationSpec) -> Outcome:
+    return Outcome(model, False, "sub-graphs stay in float")
 
 
 def _infer_again(model: ir.Model, spec: PreparationSpec) -> Outcome:
@@ -84,6 +89,7 @@ _STEPS = (
     _switched(reduce_mean_to_global_average_pool),
     _switched(split_large_pooling),
     _switched(split_to_slice),
+    _Step("subgraph_weights", _keep_in_subgraphs),
     _switched(unshare_initializers),
     _Step("remove_dead_code", remove_dead_code),
     _Step("infer_final_shapes", _infer_again),
@@ -128,13 +134,16 @@ class Prepared:
                 value.shape = shape
 
 
-def prepare(model: ir.Model, spec: PreparationSpec | None = None, *, opset: int = WANTED_OPSET) -> Prepared:
+def prepare(
+    model: ir.Model, spec: PreparationSpec | None = None, *, opset: int = WANTED_OPSET, subgraph_weights: bool = False
+) -> Prepared:
     """Prepare ``model``, which is changed or replaced.
 
     Args:
         model: float model.
         spec: which passes run; the default's if None.
         opset: what the recipe needs; the model is lifted to it where possible, unless the spec asks for another.
+        subgraph_weights: weights of sub-graphs are to be quantized, so they move into the main graph.
 
     Raises:
         AlreadyQuantizedError: the model holds quantized operators; names the first, or with ``spec.dequantize`` the
@@ -156,6 +165,8 @@ def prepare(model: ir.Model, spec: PreparationSpec | None = None, *, opset: int 
             outcome = Outcome(prepared.model, False, "nothing has changed since shapes were inferred")
         elif step.apply is lift_opset:
             outcome = lift_opset(prepared.model, spec, opset)
+        elif step.apply is _keep_in_subgraphs and subgraph_weights:
+            outcome = lift_subgraph_weights(prepared.model)
         else:
             outcome = step.apply(prepared.model, spec)
         prepared.model = outcome.model

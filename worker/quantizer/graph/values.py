@@ -8,6 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
+# Operators with a weight as second input.
+LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def name_of(value: ir.Value) -> str:
@@ -41,6 +43,11 @@ def is_float32(value: ir.Value | None) -> bool:
     return value is not None and value.dtype == ir.DataType.FLOAT
 
 
+def is_linear(node: ir.Node) -> bool:
+    """True for a Conv, ConvTranspose, Gemm or MatMul of standard ONNX with two inputs at least."""
+    return node.op_type in LINEAR and node.domain in DEFAULT_DOMAINS and len(node.inputs) > 1
+
+
 def users(value: ir.Value) -> list[ir.Node]:
     """Nodes that read the value, sub-graph nodes included, each once and in order of use."""
     return list(dict.fromkeys(usage.node for usage in value.uses()))
@@ -69,6 +76,16 @@ def subgraph_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     for node in graph.all_nodes():
         if node.graph is not graph:
             yield node
+
+
+def owners(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
+    """The node that holds each sub-graph, at any depth."""
+    return {
+        attribute.as_graph(): node
+        for node in graph.all_nodes()
+        for attribute in node.attributes.values()
+        if attribute.type == ir.AttributeType.GRAPH
+    }
 
 
 def add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:

@@ -32,7 +32,6 @@ from worker.quantizer.graph.values import (
     is_float32,
     name_of,
     node_name,
-    subgraph_nodes,
     users,
 )
 from worker.quantizer.plan.between import keep_only_between_quantized, read_by_quantized
@@ -43,6 +42,7 @@ from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import Stage, Target
 from worker.quantizer.plan.rules.dpu import SIMULATED
 from worker.quantizer.plan.selection import Selection
+from worker.quantizer.plan.subgraphs import leave_subgraphs, plan_subgraph_weights
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import ActivationPlan, NodePlan, QuantizationPlan, Role, WeightPlan
 from worker.quantizer.plan.weights import plan_parameters
@@ -67,9 +67,7 @@ def build_plan(
     for node in graph:
         role, reason = candidate(node, target, selection)
         plan.nodes[node_name(node)] = NodePlan(node_name(node), node.op_type, role, reason)
-    for node in subgraph_nodes(graph):
-        reason = "nodes inside sub-graphs stay in float"
-        plan.nodes.setdefault(node_name(node), NodePlan(node_name(node), node.op_type, None, reason))
+    leave_subgraphs(graph, plan)
     target.run(Stage.NODES, graph, plan, config)
     _fuse_activations(graph, plan, target, selection)
     movers = {
@@ -81,6 +79,8 @@ def build_plan(
         keep_only_between_quantized(graph, plan)
     _plan_tensors(graph, plan, selection, movers, target)
     target.run(Stage.SPECS, graph, plan, config)
+    if config.subgraphs == "weights":  # runs in float wherever it runs, so that the target's rules do not concern it
+        plan_subgraph_weights(graph, plan, selection)
     return plan
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from worker.quantizer.graph.values import is_constant, users
+from worker.quantizer.graph.values import LINEAR, is_constant, users
 
-_LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 MOVERS = (
     "DepthToSpace",
@@ -32,7 +31,7 @@ def find_heads(graph: ir.Graph) -> set[ir.Node]:
     leading_out: set[ir.Node] = set()
     for node in reversed(list(graph)):
         readers = [reader for value in node.outputs for reader in users(value)]
-        if any(reader.op_type in _LINEAR or reader in before_linear for reader in readers):
+        if any(reader.op_type in LINEAR or reader in before_linear for reader in readers):
             before_linear.add(node)
         elif any(value.is_graph_output() for value in node.outputs) or any(
             reader in leading_out and _hands_on(reader) for reader in readers

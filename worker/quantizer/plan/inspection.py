@@ -17,6 +17,7 @@ from worker.quantizer.graph.values import node_name
 from worker.quantizer.intake import inspect_model
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import check_selectors
+from worker.quantizer.plan.subgraphs import ACTIVATIONS_IN_FLOAT, IN_FLOAT
 from worker.quantizer.plan.targets import edit_graph
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.provenance import fates, outline
@@ -32,10 +33,12 @@ _QUANTIZED = {
 
 
 _SHAPES = "Nothing: it computes shapes or indices; with preparation.fixed_shapes it may fold away."
+_UNROLL = "Export the model without control flow, for instance by unrolling its loops"
 # Words of a reason, and what helps against it; the first that fits counts.
 _HINTS = (
     ("operators of domain", "Export the model with standard ONNX operators."),
-    ("nodes inside sub-graphs", "Export the model without control flow, for instance by unrolling its loops."),
+    (IN_FLOAT, f"{_UNROLL}; or set subgraphs to weights, for modes static and weights_only."),
+    (ACTIVATIONS_IN_FLOAT, f"{_UNROLL}."),
     ("its weight is not constant", "Fold the weight into a constant before the export."),
     ("holds NaN or Inf", "Look for the training fault that left NaN or Inf in the weights."),
     ("its output is double", "Export the model in float32."),
@@ -79,12 +82,14 @@ def inspect_file(path: Path, config: QuantizationConfig, *, threads: int) -> Ins
     fixed_inputs(summary.inputs, config.preparation)
     nodes, plan = inspect_nodes(load_model(path), config)
     quantized = sum(node.quantized for node in nodes)
+    stored = sum(node.activation_reason is not None for node in nodes)
     return Inspection(
         target=config.target,
         mode=config.mode,
         model_sha256=summary.sha256,
         engine_version=VERSION,
-        summary=f"{quantized} of {len(nodes)} nodes {_QUANTIZED[config.mode]} on {config.target}.",
+        summary=f"{quantized - stored} of {len(nodes)} nodes {_QUANTIZED[config.mode]} on {config.target}"
+        + (f", and {stored} inside sub-graphs get quantized weights." if stored else "."),
         node_count=len(nodes),
         quantized_count=quantized,
         nodes=nodes,
@@ -106,7 +111,9 @@ def inspect_nodes(model: ir.Model, config: QuantizationConfig) -> tuple[tuple[No
     """
     uploaded = [(node.name, node.op_type) for node in model.graph.all_nodes()]
     before = outline(model.graph)
-    prepared = prepare(model, config.preparation, opset=wanted_opset(config))
+    prepared = prepare(
+        model, config.preparation, opset=wanted_opset(config), subgraph_weights=config.subgraphs == "weights"
+    )
     check_channels(prepared.graph)
     notes = check_selectors(
         config,
@@ -130,6 +137,7 @@ def _nodes(prepared: Prepared, plan: QuantizationPlan, replaced: dict[str, str])
             op=prepared.op_types.get(entry.name, entry.op_type),
             quantized=entry.quantized,
             reason=entry.reason or replaced.get(entry.name),
+            activation_reason=entry.activation_reason,
             hint=_hint(entry.reason),
         )
 

@@ -26,21 +26,26 @@ class Role(Enum):
     UNARY = "unary"  # one activation in, output range of its own
     TRANSPARENT = "transparent"  # moves values without changing them: output shares the input's grid
     HALF = "half"  # computes in 16-bit floats
+    STORED = "stored"  # only its weight is quantized; it computes in float
     FUSED = "fused"  # an activation function that belongs to the node before it
 
 
 @dataclass
 class NodePlan:
-    """Decision for one node of the main graph."""
+    """Decision for one node.
+
+    ``reason`` says why it stays in float, ``activation_reason`` why its activations do while its weight is quantized.
+    """
 
     name: str
     op_type: str
     role: Role | None = None
     reason: str | None = None
+    activation_reason: str | None = None
 
     @property
     def quantized(self) -> bool:
-        """True if the node runs on integers."""
+        """True if something of the node is quantized."""
         return self.role is not None
 
 

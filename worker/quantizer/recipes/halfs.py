@@ -10,9 +10,10 @@ from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_floa
 
 from service.contracts.config import QuantizationConfig
 from worker.quantizer.emit import PRODUCER
-from worker.quantizer.graph.values import is_float32, node_name, subgraph_nodes
+from worker.quantizer.graph.values import is_float32, node_name
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import Selection
+from worker.quantizer.plan.subgraphs import leave_subgraphs
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 from worker.quantizer.runtime import serialized
 
@@ -30,9 +31,7 @@ def plan_float16(graph: ir.Graph, config: QuantizationConfig, op_types: Mapping[
             entry.role, entry.reason = None, "it computes no float32"
         elif (reason := selection.reason(node)) is not None:
             entry.role, entry.reason = None, reason
-    for node in subgraph_nodes(graph):
-        reason = "nodes inside sub-graphs stay in float"
-        plan.nodes.setdefault(node_name(node), NodePlan(node_name(node), node.op_type, None, reason))
+    leave_subgraphs(graph, plan)
     return plan
 
 

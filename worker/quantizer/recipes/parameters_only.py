@@ -13,18 +13,17 @@ import onnx_ir as ir
 from service.contracts.config import QuantizationConfig
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
+    LINEAR,
     constant,
     is_constant,
     is_float32,
     node_name,
-    subgraph_nodes,
 )
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import Selection
+from worker.quantizer.plan.subgraphs import leave_subgraphs, plan_subgraph_weights
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 from worker.quantizer.plan.weights import plan_weight
-
-LINEAR = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 
 
 def plan_weights(
@@ -54,9 +53,9 @@ def plan_weights(
         plan.nodes[node_name(node)] = NodePlan(node_name(node), node.op_type, None if reason else Role.LINEAR, reason)
         if reason is None:
             plan_weight(node, plan, selection)
-    for node in subgraph_nodes(graph):
-        reason = "nodes inside sub-graphs stay in float"
-        plan.nodes.setdefault(node_name(node), NodePlan(node_name(node), node.op_type, None, reason))
+    leave_subgraphs(graph, plan)
+    if config.subgraphs == "weights":
+        plan_subgraph_weights(graph, plan, selection)
     return plan
 
 

@@ -6,9 +6,7 @@ import onnx_ir as ir
 
 from service.contracts.preparation import PreparationSpec
 from worker.quantizer.graph.passes.outcome import Outcome
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, name_of, node_name
-
-_LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, LINEAR, Names, name_of, node_name
 
 
 def unshare_initializers(model: ir.Model, spec: PreparationSpec) -> Outcome:
@@ -35,7 +33,7 @@ def unshare_initializers(model: ir.Model, spec: PreparationSpec) -> Outcome:
 
 def _is_weight(value: ir.Value) -> bool:
     return not value.is_graph_input() and any(
-        usage.node.op_type in _LINEAR and usage.node.domain in DEFAULT_DOMAINS for usage in value.uses()
+        usage.node.op_type in LINEAR and usage.node.domain in DEFAULT_DOMAINS for usage in value.uses()
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from worker.quantizer.graph.values import constant
+from worker.quantizer.graph.values import LINEAR, constant
 from worker.quantizer.plan.profile import Rule, Stage, Target, rule
 from worker.quantizer.plan.rules import dpu
 from worker.quantizer.plan.rules.roles import matmul_constant_b_only, share_grid
 from worker.quantizer.plan.rules.shifts import SHIFT_RULES, settle_positions
 from worker.quantizer.plan.rules.specs import int8_bias, xint8
-from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, LINEAR, common_reasons
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, common_reasons
 from worker.quantizer.plan.types import Role
 
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from worker.quantizer.graph.values import LINEAR
 from worker.quantizer.plan.profile import Stage, Target, rule
 from worker.quantizer.plan.rules.chains import float_chains
 from worker.quantizer.plan.rules.heads import float_heads, float_mixed_heads
@@ -23,7 +24,6 @@ MOVERS = (
     "Transpose",
     "Unsqueeze",
 )
-LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _TRANSPARENT = (*MOVERS, "AveragePool", "Resize")
 _ARITHMETIC = ("Add", "Mul", "Concat")
 

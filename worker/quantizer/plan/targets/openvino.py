@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from worker.quantizer.graph.values import LINEAR
 from worker.quantizer.plan.profile import Stage, Target, rule
 from worker.quantizer.plan.rules.alignment import align_concat
 from worker.quantizer.plan.rules.specs import float_bias, seven_bit_weights
-from worker.quantizer.plan.targets.onnxruntime import FLOAT_HEADS, LINEAR, MOVERS, common_reasons
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_HEADS, MOVERS, common_reasons
 from worker.quantizer.plan.types import Role
 
 _ARITHMETIC = ("Add", "Mul", "Sub", "Max", "Min", "Concat")

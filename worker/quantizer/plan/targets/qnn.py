@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from worker.quantizer.graph.values import LINEAR
 from worker.quantizer.plan.profile import Stage, Target, rule
 from worker.quantizer.plan.rules.fixed import fixed_sigmoid_tanh
 from worker.quantizer.plan.rules.specs import per_tensor_matmul, unsigned_activations
-from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, LINEAR, MOVERS, common_reasons
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, MOVERS, common_reasons
 from worker.quantizer.plan.types import Role
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Min", "Max", "Concat")
