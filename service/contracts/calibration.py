@@ -39,7 +39,10 @@ class LayerwisePercentileCalibration(Contract):
 
 
 class EntropyCalibration(Contract):
-    """Range whose quantized histogram has the smallest Kullback-Leibler divergence from the float one."""
+    """Range whose quantized histogram has the smallest Kullback-Leibler divergence from the float one.
+
+    Among those whose mean square error is not above that of the whole range.
+    """
 
     method: Literal["entropy"] = "entropy"
     bins: int = Field(default=2048, ge=128, le=65536, description="Histogram bins.")

@@ -12,9 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnxruntime.quantization.calibrate import HistogramCollector
 
+from service.contracts.calibration import EntropyCalibration
+from service.contracts.specs import ActivationSpec
 from tests.unit.quantizer.calibrating import cuts, feed, normal, rng
-from worker.quantizer.statistics.entropy import Entropy, divergences, free_bins, symmetric_bins
+from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
+from worker.quantizer.statistics.entropy import Costs, Entropy, divergences, free_bins, symmetric_bins
 from worker.quantizer.statistics.histogram import StreamedHistogram
+from worker.quantizer.statistics.ranges import range_reducer
 
 
 def divergence_in_loops(counts: list[int], first: int, last: int, levels: int) -> float:
@@ -56,7 +60,7 @@ def test_divergence_equals_its_definition(counts: list[int], ends: tuple[int, in
 @pytest.mark.parametrize("seed", range(5))
 def test_symmetric_search_takes_the_least_divergence(seed: int) -> None:
     counts = np.histogram(rng(seed).standard_t(3, 5000), bins=64, range=(-12, 12))[0]
-    first, last = symmetric_bins(counts.astype(np.float64), 8, -12.0, 12.0)
+    first, last = symmetric_bins(Costs(counts.astype(np.float64), 8, 32.0))
     assert last == 64 - first
     every = {half: divergence_in_loops(counts.tolist(), 32 - half, 32 + half, 8) for half in range(4, 33)}
     assert every[32 - first] == pytest.approx(min(every.values()), rel=1e-9)
@@ -65,11 +69,61 @@ def test_symmetric_search_takes_the_least_divergence(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_free_search_ends_where_moving_either_end_is_no_gain(seed: int) -> None:
     counts = np.histogram(rng(seed).gamma(2, 1, 5000) - 1, bins=60, range=(-1, 11))[0]
-    first, last = free_bins(counts.astype(np.float64), 8, -1.0, 11.0)
+    first, last = free_bins(Costs(counts.astype(np.float64), 8, 5.0))
     own = divergence_in_loops(counts.tolist(), first, last, 8)
     lasts = [divergence_in_loops(counts.tolist(), first, k, 8) for k in range(max(first + 8, 6), 61)]
     firsts = [divergence_in_loops(counts.tolist(), k, last, 8) for k in range(min(5, last - 8) + 1)]
     assert own <= min(lasts + firsts) * (1 + 1e-9)
+
+
+@given(
+    counts=st.lists(st.integers(0, 20), min_size=8, max_size=60),
+    ends=st.tuples(st.integers(0, 100), st.integers(0, 100)),
+    zero=st.floats(0, 60),
+    steps=st.integers(1, 300),
+)
+def test_squared_errors_equal_their_definition(
+    counts: list[int], ends: tuple[int, int], zero: float, steps: int
+) -> None:
+    first = ends[0] % len(counts)
+    last = first + 1 + ends[1] % (len(counts) - first)
+    found = Costs(np.array(counts, np.float64), 8, zero, steps).squared_errors(np.array([first]), np.array([last]))[0]
+    expected, step = 0.0, (last - first) / steps
+    for k, count in enumerate(counts):
+        middle = k + 0.5
+        level = math.floor((middle - zero) / step + 0.5)
+        error = step**2 / 12
+        if not first <= k < last:
+            error = (middle - min(max(middle, first), last)) ** 2
+        elif step >= 4 and abs(level) <= 4:
+            error = (middle - zero - level * step) ** 2
+        expected += count * error
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def quantized_error(values: np.ndarray, low: float, high: float, dtype: str, symmetric: bool) -> float:
+    ends = np.asarray(low), np.asarray(high)
+    scale, zero = grid_for_range(*ends, dtype, symmetric=symmetric, scale="float32", reduce_range=False)
+    grid = IntegerGrid(dtype, scale, zero, symmetric=symmetric)
+    return float(np.mean((grid.dequantize(grid.quantize(values)) - values).astype(np.float64) ** 2))
+
+
+@pytest.mark.parametrize(("dtype", "symmetric"), [("uint8", False), ("int8", True), ("uint16", False)])
+@pytest.mark.parametrize("kind", ["gelu", "peak", "student", "normal"])
+def test_no_range_costs_more_than_the_whole_one(kind: str, dtype: str, symmetric: bool) -> None:
+    normals = normal(200_000, seed=9) * 3
+    values = {
+        "gelu": normals * (np.tanh(0.8 * (normals + 0.045 * normals**3)) + 1) / 2,
+        "peak": normals**5,
+        "student": rng(9).standard_t(3, 200_000),
+        "normal": normals,
+    }[kind].astype(np.float32)
+    spec = ActivationSpec(dtype=dtype, symmetric=symmetric, calibration=EntropyCalibration())
+    low, high = feed(range_reducer(spec, samples=1), values[None], [slice(0, 1)])
+    whole = quantized_error(values, float(values.min()), float(values.max()), dtype, symmetric)
+    assert quantized_error(values, low, high, dtype, symmetric) <= 1.1 * whole
+    if dtype != "uint16" and kind in ("student", "normal"):
+        assert high < values.max()  # and yet it is a search
 
 
 def onnxruntime_threshold(values: np.ndarray, bins: int, levels: int) -> tuple[float, float]:

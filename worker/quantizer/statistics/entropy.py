@@ -4,6 +4,10 @@ Source: Migacz, 8-bit Inference with TensorRT (GTC 2017), as in onnxruntime's an
 range of n bins is merged into L levels; the values outside count to the outermost bins of the reference P, and Q
 spreads every level evenly over its bins that are not empty. The candidate with the smallest sum P log(P / Q) wins.
 
+The divergence does not see how far away the values are that a range cuts off, and of a tensor with a narrow peak and a
+long tail, as GELU makes them, it would keep the peak alone. So a candidate counts only if its mean square error, at the
+steps of the tensor's grid, is not above that of the whole range: cutting may not cost more than it saves.
+
 Where those two calibrators differ, this one takes levels of equal width (bin g * n // L begins level g), as a quantizer
 has them, instead of leaving the rest of the division to the last one. Exact zeros are left out: every grid holds 0
 exactly, while the peak that a Relu makes there would look like a loss.
@@ -23,6 +27,9 @@ from worker.quantizer.statistics.reducers import Range
 _CANDIDATES = 1024
 _BLOCK_ELEMENTS = 1 << 20
 _ROUNDS = 3
+# Levels on either side of 0 whose errors are taken exactly, where a step holds this many bins.
+_NEAR_LEVELS = 4
+_BINS_PER_STEP = 4
 
 
 class Entropy:
@@ -37,11 +44,14 @@ class Entropy:
         levels: of the quantized histogram.
         samples: samples to come.
         symmetric: search symmetric ranges.
+        steps: of the grid that the range is for, from one end to the other; None if they are not of equal width, so
+            that nothing is known of its errors.
     """
 
-    def __init__(self, bins: int, levels: int, *, samples: int, symmetric: bool) -> None:
+    def __init__(self, bins: int, levels: int, *, samples: int, symmetric: bool, steps: int | None = None) -> None:
         self._bins = bins
         self._levels = levels
+        self._steps = steps
         self._symmetric = symmetric
         self._histogram = StreamedHistogram(bins, samples)
 
@@ -59,32 +69,83 @@ class Entropy:
             high = max(-low, high)
             low = -high
         counts = self._histogram.counts(low, high, self._bins)
-        first, last = (symmetric_bins if self._symmetric else free_bins)(counts, self._levels, low, high)
+        costs = Costs(counts, self._levels, -low / (high - low) * self._bins, self._steps)
+        first, last = (symmetric_bins if self._symmetric else free_bins)(costs)
         width = (high - low) / self._bins
         return Range(max(low + first * width, minimum), min(low + last * width, maximum))
 
 
-def symmetric_bins(counts: np.ndarray, levels: int, low: float, high: float) -> tuple[int, int]:
+class Costs:
+    """What candidate ranges of one histogram cost: their divergences, inf for ranges that cut off too much.
+
+    Args:
+        counts: float64 [bins].
+        levels: of the quantized histogram.
+        zero: where 0 lies, in bins.
+        steps: as in ``Entropy``.
+    """
+
+    def __init__(self, counts: np.ndarray, levels: int, zero: float, steps: int | None = None) -> None:
+        self.bins, self.levels, self.zero = counts.size, levels, zero
+        self._counts, self._steps = counts, steps
+        middles = np.arange(counts.size) + 0.5
+        self._moments = [np.concatenate([[0.0], np.cumsum(counts * middles**k)]) for k in range(3)]
+        self._most = self.squared_errors(np.array([0]), np.array([counts.size]))[0] if steps else math.inf
+
+    def of(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """Float64 [c] for candidates [first, last), int [c]."""
+        found = divergences(self._counts, first, last, self.levels)
+        return found if self._steps is None else np.where(self.squared_errors(first, last) > self._most, np.inf, found)
+
+    def squared_errors(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """Sums of squared errors in bins, float64 [c].
+
+        Outside, the distance to the end; around 0, where a peak may be narrower than a step, the distance to the next
+        level; elsewhere a twelfth of a squared step.
+        """
+        step = (last - first) / (self._steps or 1)
+        below = self._about(first, np.zeros_like(first), first)
+        above = self._about(last, last, np.full_like(last, self.bins))
+        near = np.arange(-_NEAR_LEVELS, _NEAR_LEVELS + 2)
+        edges = np.ceil(self.zero + (near - 0.5) * step[:, None] - 0.5).astype(np.int64)
+        edges = np.clip(edges, first[:, None], last[:, None])
+        levels = self.zero + near[:-1] * step[:, None]
+        exact = self._about(levels, edges[:, :-1], edges[:, 1:]).sum(axis=1)
+        count = self._moments[0]
+        about = count[edges[:, -1]] - count[edges[:, 0]]
+        exact = np.where(step >= _BINS_PER_STEP, exact, about * step**2 / 12)
+        found: np.ndarray = (count[last] - count[first] - about) * step**2 / 12 + exact + below + above
+        return found
+
+    def _about(self, point: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """Squared distances of the values in [first, last) from ``point``, summed; all in bins, any shape."""
+        count, total, squares = (moment[last] - moment[first] for moment in self._moments)
+        found: np.ndarray = squares - 2 * point * total + point**2 * count
+        return found
+
+
+def symmetric_bins(costs: Costs) -> tuple[int, int]:
     """The best [first, last) among the ranges of bins around the middle."""
-    middle = counts.size // 2
-    halves = _spaced(max(min(levels, counts.size) // 2, 1), middle)[::-1]
-    k = int(np.argmin(divergences(counts, middle - halves, middle + halves, levels)))
+    middle = costs.bins // 2
+    halves = _spaced(max(min(costs.levels, costs.bins) // 2, 1), middle)[::-1]
+    k = int(np.argmin(costs.of(middle - halves, middle + halves)))
     return int(middle - halves[k]), int(middle + halves[k])
 
 
-def free_bins(counts: np.ndarray, levels: int, low: float, high: float) -> tuple[int, int]:
+def free_bins(costs: Costs) -> tuple[int, int]:
     """The best [first, last) found by moving one end at a time; 0 stays inside, and so do ``levels`` bins."""
-    zero = min(int(-low / (high - low) * counts.size), counts.size - 1)
-    first, last = 0, counts.size
-    least = float(divergences(counts, np.array([first]), np.array([last]), levels)[0])
+    bins, levels = costs.bins, costs.levels
+    zero = min(int(costs.zero), bins - 1)
+    first, last = 0, bins
+    least = float(costs.of(np.array([first]), np.array([last]))[0])
     for _ in range(_ROUNDS):
         before = least
-        lasts = _spaced(min(max(zero + 1, first + levels), counts.size), counts.size)[::-1]
-        found = divergences(counts, np.full_like(lasts, first), lasts, levels)
+        lasts = _spaced(min(max(zero + 1, first + levels), bins), bins)[::-1]
+        found = costs.of(np.full_like(lasts, first), lasts)
         if found.min() < least:
             least, last = float(found.min()), int(lasts[int(np.argmin(found))])
         firsts = _spaced(0, max(min(zero, last - levels), 0))
-        found = divergences(counts, firsts, np.full_like(firsts, last), levels)
+        found = costs.of(firsts, np.full_like(firsts, last))
         if found.min() < least:
             least, first = float(found.min()), int(firsts[int(np.argmin(found))])
         if least == before:

@@ -62,7 +62,8 @@ def range_reducer(spec: ActivationSpec, *, samples: int) -> RangeReducer:
     if isinstance(method, LayerwisePercentileCalibration):
         return LayerwisePercentile(method, family, samples=samples)
     if isinstance(method, EntropyCalibration):
-        return Entropy(method.bins, method.quantized_bins, samples=samples, symmetric=family.symmetric)
+        steps = family.span if family.is_integer else None
+        return Entropy(method.bins, method.quantized_bins, samples=samples, symmetric=family.symmetric, steps=steps)
     if isinstance(method, DistributionCalibration):
         return MinMaxSymmetric() if family.is_integer else Deviation(method.bins, family, samples=samples)
     if isinstance(method, NonOverflowCalibration):
