@@ -14,6 +14,7 @@ import onnx_ir as ir
 from service.contracts.errors import EngineError, UnsupportedModelError
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name
 from worker.quantizer.numerics.emission import (
+    IR_VERSION,
     Written,
     activation_nodes,
     add_functions,
@@ -32,8 +33,6 @@ _BYTES = ("int8", "uint8")
 _SINCE_21 = ("int4", "uint4", "int16", "uint16")
 # onnxruntime's own domain knows 4- and 16-bit types at any opset.
 _MICROSOFT = "com.microsoft"
-# Local functions and 8-bit floats are known from IR version 9 on.
-_FUNCTIONS_IR_VERSION = 9
 
 
 def emit(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
@@ -132,7 +131,7 @@ class Writer:
             self._model.graph.register_initializer(value)
         add_functions(self._model, written.functions)
         self.made.update(written.nodes)
-        self._model.ir_version = max(self._model.ir_version or 0, _FUNCTIONS_IR_VERSION)
+        self._model.ir_version = max(self._model.ir_version or 0, IR_VERSION)
 
 
 def _move_parameters(graph: ir.Graph, plan: QuantizationPlan) -> None:

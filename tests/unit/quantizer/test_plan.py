@@ -50,7 +50,7 @@ def test_a_usual_network_is_quantized_whole() -> None:
     }
     assert set(plan.weights) == {"w", "w2", "fc"}
     assert set(plan.biases) == {"c1"}
-    assert plan.ranges_needed() == ["x", "r", "c", "d", "p"]
+    assert list(plan.sources()) == ["x", "r", "c", "d", "p"]
 
 
 # Rule 1: candidates.
@@ -158,7 +158,7 @@ def test_nodes_that_move_data_share_the_grid_of_their_input(case: str) -> None:
     plan = between(TRANSPARENT[case], **LIMITS)
     assert plan.nodes["it"].role is Role.TRANSPARENT
     assert plan.activations["u"].source == "t"
-    assert "u" not in plan.ranges_needed()
+    assert "u" not in plan.sources()
 
 
 LEFT = {

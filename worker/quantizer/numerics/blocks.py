@@ -84,11 +84,6 @@ class BlockFormat:
     smallest_exponent: int = -127
     sub_block_size: int | None = None
 
-    @property
-    def bits_per_value(self) -> float:
-        """Bits that the format itself spends per value, exponents and shifts included."""
-        return self.element_bits + 8 / self.block_size + (1 / self.sub_block_size if self.sub_block_size else 0)
-
     def fake(self, values: np.ndarray, axis: int) -> np.ndarray:
         """``values`` as the format represents them.
 

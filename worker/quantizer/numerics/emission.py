@@ -23,8 +23,9 @@ from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.minifloat import BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT16, Minifloat
 
 FLOATS: dict[str, Minifloat] = {each.name: each for each in (FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2)}
-_BFLOAT16_OPSET, _FLOAT8_OPSET = 13, 19
-_FUNCTIONS_IR_VERSION, _FLOAT8_IR_VERSION = 8, 9
+_BFLOAT16_OPSET = 13
+# Lowest one that knows local functions and 8-bit floats.
+IR_VERSION = 9
 
 
 class Written(NamedTuple):
@@ -48,11 +49,6 @@ def required_opset(dtype: str) -> int:
     if dtype in ("float16", "bfloat16"):
         return _BFLOAT16_OPSET
     return lowest_opset(BLOCK_FORMATS[dtype].element if dtype in BLOCK_FORMATS else FLOATS[dtype])
-
-
-def required_ir_version(dtype: str) -> int:
-    """Lowest IR version that can hold weights and activations of ``dtype``."""
-    return _FUNCTIONS_IR_VERSION if required_opset(dtype) < _FLOAT8_OPSET else _FLOAT8_IR_VERSION
 
 
 def float8_scale(peak: np.ndarray, dtype: str) -> np.ndarray:

@@ -156,10 +156,6 @@ class QuantizationPlan:
             moved=dict(self.moved),
         )
 
-    def ranges_needed(self) -> list[str]:
-        """Tensors whose range has to be known, each once."""
-        return list(self.sources())
-
     def sources(self) -> dict[str, ActivationSpec]:
         """Spec by tensor whose range has to be known."""
         return {plan.source: plan.spec for plan in self.activations.values() if needs_calibration(plan.spec.dtype)}

@@ -1,13 +1,11 @@
-"""Ranges that come from outside instead of from data, and calibrated ranges that go out to be used again."""
+"""Ranges that come from outside instead of from data."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Collection, Mapping
 
 from service.contracts.calibration import TensorRange
-from service.contracts.errors import EngineError, FieldProblem, InvalidConfigError
+from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.pointers import below
 from worker.quantizer.statistics.reducers import Range
 
@@ -48,20 +46,3 @@ def supplied_ranges(
         )
     ranges = {name: Range(found.minimum, found.maximum) for name, found in supplied.items() if name in needed}
     return ranges, sorted(set(supplied) - set(ranges))
-
-
-def ranges_json(ranges: Mapping[str, Range]) -> str:
-    """{tensor: {minimum, maximum}}, sorted by tensor: what ``tensor_ranges`` of a config takes. Floats are exact.
-
-    Raises:
-        EngineError: a range is not finite; names the tensor.
-    """
-    for name, found in ranges.items():
-        if not (math.isfinite(found.minimum) and math.isfinite(found.maximum)):
-            raise EngineError(
-                f"tensor {name!r} has no finite range on the calibration data",
-                hint="The float model computes NaN or Inf there; check the preprocessing, or exclude the node.",
-                tensor=name,
-            )
-    plain = {name: {"minimum": found.minimum, "maximum": found.maximum} for name, found in sorted(ranges.items())}
-    return json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -17,10 +17,10 @@ from worker.quantizer.graph.values import Names
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.emission import (
     FLOATS,
+    IR_VERSION,
     Written,
     activation_nodes,
     add_functions,
-    required_ir_version,
 )
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -57,7 +57,7 @@ def activation_model(
     scale = SCALE if dtype in FLOAT8 else None
     written = activation_nodes(names, value, dtype, axis, opset, scale, saturate=saturate)
     assert written.output.dtype == ir.DataType.FLOAT
-    return model_of(value, written, opset, required_ir_version(dtype))
+    return model_of(value, written, opset, IR_VERSION)
 
 
 @cache

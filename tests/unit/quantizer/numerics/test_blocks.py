@@ -236,15 +236,3 @@ def test_the_lowest_mxint8_is_beyond_float32_at_the_largest_exponent() -> None:
     biggest = np.finfo(np.float32).max
     found = BLOCK_FORMATS["mxint8"].fake(np.array([-biggest, biggest], np.float32), 0)
     assert found.tolist() == [-np.inf, 127 * 2.0**121]
-
-
-def test_bits_per_value() -> None:
-    spent = {name: block.bits_per_value for name, block in BLOCK_FORMATS.items()}
-    assert {name: spent[name] for name in ("bfp16", "mx4", "mx6", "mx9", "mxint8", "mxfp4_e2m1")} == {
-        "bfp16": 9,
-        "mx4": 4,
-        "mx6": 6,
-        "mx9": 9,
-        "mxint8": 8.25,
-        "mxfp4_e2m1": 4.25,
-    }
