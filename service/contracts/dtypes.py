@@ -19,11 +19,13 @@ BlockDtype = Literal[
 ]
 ActivationDtype = Literal["uint8", "int8", "uint16", "int16", FloatDtype, BlockDtype]
 WeightDtype = Literal["int8", "uint8", "int16", "uint16", "int4", "uint4", FloatDtype, BlockDtype]
-BiasDtype = Literal["int32", "int16", "int8", "float32"]
+HalfDtype = Literal["float16", "bfloat16"]
+BiasDtype = Literal["int32", "int16", "int8", "float32", HalfDtype]
 
 INTEGER_DTYPES = ("int4", "uint4", "int8", "uint8", "int16", "uint16")
 FLOAT_DTYPES: tuple[str, ...] = get_args(FloatDtype)
 BLOCK_DTYPES: tuple[str, ...] = get_args(BlockDtype)
+HALF_DTYPES: tuple[str, ...] = get_args(HalfDtype)
 
 
 def is_integer(dtype: str) -> bool:

@@ -65,9 +65,10 @@ class BiasSpec(Contract):
     """How biases are represented.
 
     int32: scale = input scale * weight scale, zero_point 0. int8 and int16: a grid of their own, like a weight's.
+    float16 and bfloat16: stored so, and added in float32. float32: left as it is.
     """
 
-    dtype: BiasDtype = "int32"
+    dtype: BiasDtype = Field(default="int32", description="Type of biases.")
 
 
 def _check_scale(dtype: str, scale: str, method: str) -> None:

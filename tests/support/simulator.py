@@ -16,6 +16,7 @@ from worker.quantizer.cpu import saturates_pairs
 from worker.quantizer.graph.values import add_initializer, name_of
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.rounded import RoundedGrid
 from worker.quantizer.plan.types import Grid, QuantizationPlan, Role
 
 
@@ -48,6 +49,8 @@ def simulate(model: ir.Model, plan: QuantizationPlan, feeds: Mapping[str, np.nda
         if bias is not None and bias.quantization is not None and bias.integers is not None:
             stored = bias.quantization.dequantize(bias.integers)
             inputs[node.input[2]] = stored.reshape(values[node.input[2]].shape)
+        elif bias is not None and bias.is_half:
+            inputs[node.input[2]] = RoundedGrid(bias.spec.dtype).fake(values[node.input[2]])
         values |= _run(node, inputs, proto)
         for name in node.output:
             _put_on_grid(name, plan, values, on_grid)
@@ -168,6 +171,9 @@ def _cut_before_readers(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
         if bias.quantization is not None and bias.integers is not None:
             shape = graph.initializers[bias.initializer].const_value.numpy().shape
             stored = bias.quantization.dequantize(bias.integers).reshape(shape)
+            nodes[name].replace_input_with(2, add_initializer(graph, f"{name}__bias", stored))
+        elif bias.is_half:
+            stored = RoundedGrid(bias.spec.dtype).fake(graph.initializers[bias.initializer].const_value.numpy())
             nodes[name].replace_input_with(2, add_initializer(graph, f"{name}__bias", stored))
     return clone
 

@@ -150,7 +150,13 @@ def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names, writ
         dequantized = _restored_weight(graph, weight, names, writer, home)
         for usage in readers:
             usage.node.replace_input_with(usage.idx, dequantized)
+    halves: dict[tuple[str, str], ir.Value] = {}
     for name, bias in plan.biases.items():
+        if bias.is_half:
+            key = bias.initializer, bias.spec.dtype
+            if key not in halves:
+                halves[key] = _restored_half(graph, *key, names, writer)
+            nodes[name].replace_input_with(2, halves[key])
         if bias.quantization is None or bias.integers is None:
             continue
         node = nodes[name]
@@ -180,6 +186,16 @@ def _restored_weight(graph: ir.Graph, weight: WeightPlan, names: Names, writer: 
         # onnxruntime takes such a DequantizeLinear for one with a scale per channel, and fails.
         return writer.insert(blocked_integer_nodes(names, stem, weight.integers, grid), names)
     return _dequantize_constant(graph, stem, weight.integers, grid, names, writer, home)
+
+
+def _restored_half(graph: ir.Graph, stem: str, dtype: str, names: Names, writer: Writer) -> ir.Value:
+    array = constant(graph.initializers[stem])
+    if array is None:
+        raise EngineError(f"bias {stem!r} is no constant", tensor=stem)
+    written = weight_nodes(names, stem, array, dtype, None)
+    writer.register(written)
+    graph.insert_before(graph[0], written.nodes)
+    return written.output
 
 
 def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:

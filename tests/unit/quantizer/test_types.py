@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 from tests.support.simulator import simulate
-from tests.unit.quantizer.toolbox import config, data, network, quantize_model, run_onnx, sqnr_db
+from tests.unit.quantizer.toolbox import (
+    config,
+    data,
+    make_model,
+    network,
+    normal,
+    quantize_file,
+    quantize_model,
+    run_onnx,
+    sqnr_db,
+)
+from worker.quantizer.numerics.rounded import RoundedGrid
 
 FEEDS = {"x": data(32)["x"]}
 TYPES = [
@@ -74,6 +88,59 @@ def test_biases_of_other_types(bias: str) -> None:
     assert all(entry.integers.dtype == bias for entry in planned)
     if bias == "float32":
         assert {entry.reason for entry in plan.biases.values()} == {"bias dtype is float32"}
+
+
+HALF = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+
+
+@pytest.mark.parametrize("bias", HALF)
+@pytest.mark.parametrize(("activation", "weight"), [("uint8", "int8"), ("int16", "int16"), ("bfloat16", "mxint8")])
+@pytest.mark.parametrize("target", ["onnxruntime_cpu", "onnxruntime_gpu"])
+def test_biases_of_half_the_bits(bias: str, activation: str, weight: str, target: str) -> None:
+    wanted = config(bias={"dtype": bias}, activation={"dtype": activation}, weight={"dtype": weight}, target=target)
+    prepared, plan, model = quantize_model(network(opset=21), FEEDS, wanted)
+    onnx.checker.check_model(model, full_check=True)
+    entries = list(plan.biases.values())
+    assert all(entry.is_half and entry.integers is None for entry in entries)
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    for entry in entries:
+        tensor = stored[f"{entry.initializer}_quantized"]
+        assert tensor.data_type == HALF[bias]
+        array = prepared.graph.initializers[entry.initializer].const_value.numpy()
+        np.testing.assert_array_equal(
+            onnx.numpy_helper.to_array(tensor).astype(np.float32), RoundedGrid(bias).fake(array)
+        )
+        assert entry.initializer not in stored
+    assert sqnr_db(simulate(prepared.model, plan, FEEDS)["scores"], run_onnx(model, FEEDS)["scores"]) > 50
+
+
+def test_a_half_bias_saturates_and_is_stored_once() -> None:
+    weights = {"w": normal(4, 3, 1, 1), "b": np.array([1e9, -1e9, 1, 0], np.float32)}
+    text = "(float[N,3,4,4] x) => (float[N,4,4,4] y) { s = Conv(x, w, b) u = Sin(x) t = Conv(u, w, b) y = Add(s, t) }"
+    _, _, model = quantize_model(
+        make_model(text, weights), {"x": normal(4, 3, 4, 4)}, config(bias={"dtype": "float16"})
+    )
+    stored = [tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16]
+    assert [onnx.numpy_helper.to_array(tensor).tolist() for tensor in stored] == [[65504, -65504, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    "algorithms",
+    [
+        [{"method": "bias_correction", "accept": "always"}],
+        [{"method": "cross_layer_equalization", "accept": "always"}],
+        [{"method": "adaquant", "accept": "always", "num_iterations": 20}],
+    ],
+)
+def test_algorithms_move_a_half_bias(tmp_path: Path, algorithms: list[dict[str, object]]) -> None:
+    wanted = config(bias={"dtype": "float16"}, algorithms=algorithms)
+    result = quantize_file(tmp_path, network(), data(), wanted)
+    plain = quantize_file(tmp_path, network(), data(), config(bias={"dtype": "float16"}))
+    assert result.report.algorithms[0].kept
+    assert result.model != plain.model
+    assert result.report.fidelity.sqnr_db > plain.report.fidelity.sqnr_db - 3
+    stored = onnx.load_from_string(result.model).graph.initializer
+    assert sum(tensor.data_type == TensorProto.FLOAT16 for tensor in stored) >= 2
 
 
 def test_reduced_ranges_leave_a_bit_unused() -> None:

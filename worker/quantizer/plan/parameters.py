@@ -217,10 +217,10 @@ def fill_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> None:
 
 
 def quantize_bias(node: ir.Node, plan: QuantizationPlan, values: np.ndarray) -> None:
-    """The same for a bias of other values, any shape; a bias that stays in float is left alone."""
+    """The same for a bias of other values, any shape; a bias that is stored as a float is left alone."""
     entry = plan.biases[node_name(node)]
     value = node.inputs[1]
-    if entry.reason is not None or value is None or name_of(value) not in plan.weights:
+    if entry.reason is not None or entry.is_half or value is None or name_of(value) not in plan.weights:
         return
     flat = values.reshape(-1)
     weight = plan.weights[name_of(value)]

@@ -9,7 +9,7 @@ from enum import Enum
 
 import numpy as np
 
-from service.contracts.dtypes import needs_calibration
+from service.contracts.dtypes import HALF_DTYPES, needs_calibration
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.rounded import RoundedGrid
@@ -82,8 +82,8 @@ class WeightPlan:
 
 @dataclass
 class BiasPlan:
-    """The bias of one node: int32 on the grid scale_x * scale_w, int8 or int16 on one of its own, or float with a
-    reason.
+    """The bias of one node: int32 on the grid scale_x * scale_w, int8 or int16 on one of its own, a 16-bit float, which
+    is rounded when it is written and has no grid here, or float with a reason.
     """
 
     node: str
@@ -92,6 +92,11 @@ class BiasPlan:
     quantization: IntegerGrid | None = None
     integers: np.ndarray | None = None
     reason: str | None = None
+
+    @property
+    def is_half(self) -> bool:
+        """True if it is stored as a 16-bit float."""
+        return self.reason is None and self.spec.dtype in HALF_DTYPES
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import is_block, is_integer, needs_calibration
+from service.contracts.dtypes import HALF_DTYPES, is_block, is_integer, needs_calibration
 from service.contracts.specs import BiasSpec, WeightSpec
 from worker.quantizer.graph.affine import output_channels
 from worker.quantizer.graph.values import (
@@ -103,6 +103,8 @@ def float_bias_reason(node: ir.Node, spec: BiasSpec, weight: WeightPlan) -> str 
         return "the bias is not constant"
     if array.size == 0 or not np.isfinite(array).all():
         return "the bias is empty or holds NaN or Inf"
+    if spec.dtype in HALF_DTYPES:
+        return None
     if float_attribute(node, "beta", 1.0) != 1.0 or float_attribute(node, "alpha", 1.0) != 1.0:
         return "alpha or beta differs from 1"
     if array.size != output_channels(node) or (array.ndim != 1 and not (array.ndim == 2 and array.shape[0] == 1)):

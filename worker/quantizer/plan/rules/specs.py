@@ -57,10 +57,10 @@ def int8_bias(context: RuleContext) -> list[Decision]:
 
 
 def float_bias(context: RuleContext) -> list[Decision]:
-    """Biases stay float32."""
+    """Biases stay float32, or the 16-bit floats that were asked for."""
     made = []
     for bias in context.plan.biases.values():
-        if bias.reason is None:
+        if bias.reason is None and not bias.is_half:
             why = "a DequantizeLinear of int32 is refused; biases are added in float"
             made.append(Decision("float_bias", bias.node, f"bias {bias.spec.dtype} -> float32", why))
             bias.spec, bias.reason = BiasSpec(dtype="float32"), "the target adds biases in float"
