@@ -39,11 +39,13 @@ Mode = Literal["static", "dynamic", "weights_only", "float16"]
 class Override(Contract):
     """Other quantizer specs for the nodes that ``match`` selects; what is not given is as for all nodes.
 
-    ``activation`` concerns the tensors that these nodes make, and the model inputs that they read.
+    ``activation`` concerns the tensors that these nodes make, and the model inputs that they read; ``input_activation``
+    the tensors that they read, whatever makes them. A tensor has one representation for all that read it.
     """
 
     match: Selector
     activation: ActivationSpec | None = None
+    input_activation: ActivationSpec | None = None
     weight: WeightSpec | None = None
     bias: BiasSpec | None = None
 
@@ -144,6 +146,10 @@ class QuantizationConfig(Contract):
         )
 
 
+# Where the rest of an override's spec is taken from.
+_SPEC_OF = {"activation": "activation", "input_activation": "activation", "weight": "weight", "bias": "bias"}
+
+
 def _complete_overrides(data: dict[str, Any]) -> Any:
     """Every override's specs in full: what they leave out is taken from the config's own."""
     overrides = data["overrides"]
@@ -153,8 +159,8 @@ def _complete_overrides(data: dict[str, Any]) -> Any:
     for override in overrides:
         if isinstance(override, dict):
             override = {
-                key: merged(data.get(key) or {}, value)
-                if key in ("activation", "weight", "bias") and isinstance(value, dict)
+                key: merged(data.get(_SPEC_OF[key]) or {}, value)
+                if key in _SPEC_OF and isinstance(value, dict)
                 else value
                 for key, value in override.items()
             }

@@ -71,3 +71,5 @@ def _activations(config: QuantizationConfig) -> Iterator[tuple[str, ActivationSp
     for place, override in enumerate(config.overrides):
         if override.activation:
             yield f"/overrides/{place}/activation", override.activation
+        if override.input_activation:
+            yield f"/overrides/{place}/input_activation", override.input_activation

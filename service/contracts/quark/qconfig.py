@@ -245,15 +245,9 @@ def _override(draft: Draft, tensors: dict[str, Tensor], selectors: list[dict[str
     """Other types for some nodes. Only type and symmetry count, as in Quark."""
     settings: dict[str, Any] = {}
     inputs = tensors.get("input_tensors")
-    if inputs is not None and (inputs.dtype, inputs.symmetric) != (
-        draft.get("activation/dtype"),
-        draft.get("activation/symmetric"),
-    ):
-        draft.problem(
-            inputs.pointer,
-            "the tensors that a node reads cannot be given a type of their own; give output_tensors for the nodes that "
-            "make them",
-        )
+    given = draft.get("activation/dtype"), draft.get("activation/symmetric")
+    if inputs is not None and (inputs.dtype, inputs.symmetric) != given:
+        settings["input_activation"] = _differences(inputs)
     for key, side in (("output_tensors", "activation"), ("weight", "weight")):
         if key in tensors:
             settings[side] = _differences(tensors[key])

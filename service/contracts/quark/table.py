@@ -110,8 +110,7 @@ def _qconfig() -> str:
             "`specific_layer_config`",
             "honoured",
             "`overrides`",
-            "type and symmetry count, as in Quark; `output_tensors`, `weight` and `bias`; `input_tensors` are refused "
-            "where they differ from the global ones",
+            "type and symmetry count, as in Quark; `input_tensors`, `output_tensors`, `weight` and `bias`",
         ),
         (
             "`layer_type_config`",

@@ -154,11 +154,6 @@ def test_types(spelled: str, dtype: str) -> None:
         ),
         ({**qconfig(INT8, INT8, {}), "algo_config": [{"name": "quarot"}]}, "/algo_config/0", "not there yet"),
         ({**qconfig(INT8, INT8, {}), "algo_config": [{"name": "clee"}]}, "/algo_config/0", "unknown algorithm"),
-        (
-            {**qconfig(INT8, INT8, {}), "specific_layer_config": [[{"input_tensors": tensor("Int16")}, ["n"]]]},
-            "/specific_layer_config/0/0/input_tensors",
-            "output_tensors",
-        ),
         ({**qconfig(INT8, INT8, {}), "exclude": ["n", 7]}, "/exclude/1", "must be a name"),
         (qconfig(INT8, INT8, {"Int8Bias": True}), "/extra_options/Int8Bias", "did you mean"),
         ({**qconfig(INT8, INT8, {}), "Percentil": 99}, "/Percentil", "did you mean 'Percentile'?"),
@@ -232,7 +227,10 @@ def test_layers_of_a_qconfig() -> None:
     data = {
         **qconfig(INT8, INT8, {}),
         "specific_layer_config": [[wide, ["n", "^/l1/.*"]], [{"weight": tensor("BFP16")}, [[["a"], ["b"]]]]],
-        "layer_type_config": [[None, ["Softmax", "Add"]], [{"weight": tensor("Int16")}, ["Gemm"]]],
+        "layer_type_config": [
+            [None, ["Softmax", "Add"]],
+            [{"weight": tensor("Int16"), "input_tensors": tensor("Int16")}, ["Gemm"]],
+        ],
         "exclude": ["head"],
         "algo_config": [{"name": "bias_correction"}],
     }
@@ -245,7 +243,7 @@ def test_layers_of_a_qconfig() -> None:
             "match": {"from_nodes": ["a"], "to_nodes": ["b"]},
             "weight": {"dtype": "bfp16", "scale": "float32", "calibration": {"method": "minmax"}},
         },
-        {"match": {"op_type": "Gemm"}, "weight": wider},
+        {"match": {"op_type": "Gemm"}, "input_activation": wider, "weight": wider},
     ]
     assert config["exclude"] == [{"node": "head"}, {"op_type": "Softmax"}, {"op_type": "Add"}]
     assert config["algorithms"] == [{"method": "bias_correction", "mode": "full"}]

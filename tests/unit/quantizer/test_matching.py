@@ -14,6 +14,7 @@ from service.contracts.selectors import (
     SubgraphSelector,
     TensorSelector,
 )
+from tests.support.simulator import simulate
 from tests.unit.quantizer.toolbox import (
     config,
     data,
@@ -23,8 +24,13 @@ from tests.unit.quantizer.toolbox import (
     plan_for,
     prepare_proto,
     quantize_file,
+    quantize_model,
+    run_onnx,
+    sqnr_db,
 )
 from worker.quantizer.plan.matching import Matcher, module_paths
+
+FEEDS = {"x": data(16)["x"]}
 
 
 def diamond() -> onnx.ModelProto:
@@ -124,3 +130,34 @@ def test_overrides_change_single_fields_of_single_nodes() -> None:
     }
     assert plan.biases["dense"].reason == "bias dtype is float32"
     assert plan.biases["stem"].reason is None
+
+
+def test_a_node_may_ask_for_what_it_reads() -> None:
+    wanted = config(
+        activation={"calibration": {"method": "percentile"}},
+        overrides=[
+            {"match": {"node": "body"}, "input_activation": {"dtype": "int16", "symmetric": True}},
+            {"match": {"node": "stem"}, "activation": {"dtype": "int8"}, "input_activation": {"dtype": "uint16"}},
+        ],
+    )
+    prepared, plan, model = quantize_model(network(opset=21), FEEDS, wanted)
+    found = {tensor: entry.spec for tensor, entry in plan.activations.items()}
+    reads = {node.name: node.inputs[0].name for node in prepared.graph}
+    assert found[reads["stem"]].dtype == "uint16"  # a model input
+    assert (found[reads["body"]].dtype, found[reads["body"]].symmetric) == ("int16", True)  # over what stem makes
+    assert {spec.calibration.method for spec in found.values()} == {"percentile"}
+    assert {spec.dtype for tensor, spec in found.items() if tensor not in (reads["stem"], reads["body"])} == {"uint8"}
+    assert sqnr_db(simulate(prepared.model, plan, FEEDS)["scores"], run_onnx(model, FEEDS)["scores"]) > 50
+
+
+def test_the_first_reader_of_a_tensor_counts() -> None:
+    wanted = config(
+        overrides=[
+            {"match": {"node": "join"}, "input_activation": {"dtype": "int8"}},
+            {"match": {"node": "body"}, "input_activation": {"dtype": "int16"}},
+        ]
+    )
+    prepared, plan = plan_for(network(opset=21), wanted)
+    shared = next(node.inputs[0].name for node in prepared.graph if node.name == "body")
+    assert plan.activations[shared].spec.dtype == "int16"
+    assert any(repr(shared) in note and "'join'" in note for note in plan.notes)

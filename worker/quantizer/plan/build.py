@@ -155,8 +155,27 @@ def _plan_tensors(
                 specs[name_of(result)] = selection.activation(node)
         if entry.role is Role.LINEAR:
             plan_parameters(node, plan, selection)
+    specs |= _wanted_by_readers(graph, plan, selection, source)
     for tensor, root in source.items():
         plan.activations[tensor] = ActivationPlan(tensor, root, specs[root])
+
+
+def _wanted_by_readers(
+    graph: ir.Graph, plan: QuantizationPlan, selection: Selection, source: Mapping[str, str]
+) -> dict[str, ActivationSpec]:
+    """Specs by source tensor that nodes ask for in what they read; the first reader's counts."""
+    wanted: dict[str, ActivationSpec] = {}
+    for node in graph:
+        entry = plan.nodes[node_name(node)]
+        spec = selection.input_activation(node)
+        if spec is None or entry.role in (None, Role.FUSED):
+            continue
+        for value in _activation_inputs(node, entry.role):
+            root = source[name_of(value)]
+            if wanted.setdefault(root, spec) != spec:
+                told = f"not the input_activation of {entry.name!r} counts"
+                plan.notes.append(f"tensor {name_of(value)!r} is read by others too: {told}")
+    return wanted
 
 
 def _plan_constants(node: ir.Node, role: Role, plan: QuantizationPlan, selection: Selection) -> None:

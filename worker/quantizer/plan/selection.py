@@ -45,6 +45,11 @@ class Selection:
         found = (o.activation for o in self._config.overrides if o.activation and self._matcher.matches(o.match, node))
         return next(found, self._config.activation)
 
+    def input_activation(self, node: ir.Node) -> ActivationSpec | None:
+        """How the tensors that ``node`` reads are represented; None: as what makes them says."""
+        found = (o for o in self._config.overrides if o.input_activation and self._matcher.matches(o.match, node))
+        return next((override.input_activation for override in found), None)
+
     def weight(self, node: ir.Node) -> WeightSpec:
         """How the weight of ``node`` is represented."""
         found = (o.weight for o in self._config.overrides if o.weight and self._matcher.matches(o.match, node))

@@ -72,6 +72,7 @@ RECIPES: dict[Mode, Recipe] = {
 def wanted_opset(config: QuantizationConfig) -> int:
     """The opset from which on every type of the config has standard operators."""
     activations = [config.activation, *(o.activation for o in config.overrides if o.activation)]
+    activations += [o.input_activation for o in config.overrides if o.input_activation]
     weights = [config.weight, *(o.weight for o in config.overrides if o.weight)]
     biases = [config.bias, *(o.bias for o in config.overrides if o.bias)]
     dtypes: set[str] = {spec.dtype for spec in activations}
