@@ -12,10 +12,13 @@ from onnx import TensorProto, numpy_helper
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import InvalidConfigError
-from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, quantize_file, run_onnx, sqnr_db
+from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.pipeline import Result
 from worker.quantizer.plan.inspection import inspect_nodes
+from worker.quantizer.plan.profile import Stage
 from worker.quantizer.plan.subgraphs import ACTIVATIONS_IN_FLOAT, IN_FLOAT
+from worker.quantizer.plan.targets import TARGETS
+from worker.quantizer.plan.types import Role
 
 OPSET = 21
 BRANCHES = (
@@ -24,6 +27,7 @@ BRANCHES = (
     "else_branch = b () => (float[N,5] q) {{ {other} }}> }}"
 )
 FIRST = "g = Slice(go, zero, one)"
+MIXED = {"w": normal(4, 4), "b": normal(4), "z": normal(4, 4, seed=1), "k": normal(4, 5)}
 LIMITS = {"zero": np.array([0]), "one": np.array([1])}
 LOOP = (
     "(float[N,4] x) => (float[N,4] y) { [loop] y = Loop(n, , x) <"
@@ -297,3 +301,29 @@ def test_other_modes_leave_sub_graphs_alone(mode: str) -> None:
     with pytest.raises(InvalidConfigError) as caught:
         config(mode=mode, subgraphs="weights")
     assert caught.value.errors[0].pointer == "/subgraphs"
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_rules_of_targets_may_run_again_over_weights_of_bodies(target: str) -> None:
+    """As mixed precision has them do."""
+    wanted = config(subgraphs="weights", target=target)
+    then, other = "[inner] p = MatMul(x, w)", "h = MatMul(x, v) q = MatMul(h, w)"
+    model = branches(FIRST, then, other, w=normal(4, 5), v=normal(4, 4))
+    prepared, plan = plan_for(model, wanted)
+    before = {name: weight.spec.calibration for name, weight in plan.weights.items()}
+    TARGETS[target].run(Stage.SPECS, prepared.graph, plan, wanted)
+    assert {name: weight.spec.calibration for name, weight in plan.weights.items()} == before
+    assert (len(before), plan.nodes["inner"].role) == (2, Role.STORED)
+
+
+@pytest.mark.parametrize("method", ["bias_correction", "cross_layer_equalization", "adaround"])
+def test_algorithms_run_beside_bodies(tmp_path: Path, method: str) -> None:
+    """The main graph's layers are changed, one of which shares its weight with a body."""
+    main = f"{FIRST} u = Gemm(x, w, b) r = Relu(u) i = Gemm(r, z, b)"
+    model = branches(main, "j = MatMul(i, w) p = MatMul(j, k)", "q = MatMul(i, k)", **MIXED)
+    steps = [{"method": method, "accept": "always"}]
+    for go in (True, False):
+        found, result = quantized(tmp_path, model, feeds_of(go), mode="static", algorithms=steps)
+        expected = run_onnx(model, feeds_of(go))["y"]
+        assert sqnr_db(expected, run_onnx(found, feeds_of(go))["y"]) > 25
+        assert sum(row.activation_reason is not None for row in result.report.layers) == 3

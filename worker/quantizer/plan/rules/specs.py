@@ -36,7 +36,7 @@ def xint8(context: RuleContext) -> list[Decision]:
             continue
         made += _weight(weight, "xint8", why, granularity="per_tensor", **wanted)
         weight.axis = weight.block_size = None
-        if context.plan.nodes[weight.node].role is not Role.LINEAR:
+        if context.plan.nodes[weight.node].role not in (Role.LINEAR, Role.STORED):
             # one or few values, none of which is an outlier: the nearest power of two could cut off 30 percent
             weight.spec = weight.spec.model_copy(update={"calibration": NonOverflowCalibration()})
     _judge_biases(context)
@@ -94,7 +94,7 @@ def per_tensor_matmul(context: RuleContext) -> list[Decision]:
     op_types = {node_name(node): node.op_type for node in context.graph}
     made = []
     for weight in context.plan.weights.values():
-        if weight.axis is not None and weight.block_size is None and op_types[weight.node] in ("MatMul", "Gemm"):
+        if weight.axis is not None and weight.block_size is None and op_types.get(weight.node) in ("MatMul", "Gemm"):
             why = "QNN has no MatMul with scales per channel"
             made += _weight(weight, "per_tensor_matmul", why, granularity="per_tensor")
             weight.axis = None
