@@ -24,7 +24,7 @@ from worker.quantizer.refine.step import Change, Workshop
 from worker.quantizer.walk import Feed, Limits, Visit, Walk
 
 # Patches: enough to tell the directions of the inputs apart, and more of them where they are cheap.
-_PATCHES_PER_INPUT, _FEWEST_PATCHES, _CHEAP_ELEMENTS = 10, 4000, 8_000_000
+_PATCHES_PER_INPUT, _FEWEST_PATCHES, _CHEAP_ELEMENTS = 10, 4000, 2_000_000
 # Elements of the patches that are looked at at once.
 _MOST_ELEMENTS = 40_000_000
 # Bytes of one matrix of second moments beyond which a layer is left to the gradient solver.
