@@ -37,6 +37,7 @@ from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import check_selectors
 from worker.quantizer.plan.targets import edit_graph
 from worker.quantizer.provenance import fates, outline
+from worker.quantizer.range_plot import publish_ranges
 from worker.quantizer.recipes.qoperator import to_qoperator
 from worker.quantizer.recipes.registry import RECIPES, wanted_opset
 from worker.quantizer.refine.draft import Draft, Filled
@@ -159,7 +160,9 @@ def quantize(
     if undone is not None:
         _tell_undone(undone, done)
     model_bytes = _uploaded_bytes(model_path, summary, undone is not None) if done.plan.is_empty else done.bytes
-    return Result(model_bytes, make_report(done, model_bytes, context), context.files.all)
+    report = make_report(done, model_bytes, context)
+    publish_ranges(report.algorithms, context.files)
+    return Result(model_bytes, report, context.files.all)
 
 
 def _probe(
