@@ -79,7 +79,7 @@ def equalize_everything(names: list[str]) -> None:
             without, equalized = (_report(case, {"preset": name, "algorithms": steps}) for steps in ([], [CLE]))
             before, after = without.quantized.metrics["top1"], equalized.quantized.metrics["top1"]
             share = before / 100
-            error = 100 * (share * (1 - share) / without.quantized.samples) ** 0.5
+            error = 100 * (share * (1 - share) / without.fidelity.samples) ** 0.5
             step = "kept" if equalized.algorithms[0].kept else equalized.algorithms[0].summary.split(":")[0]
             verdict = "" if after >= before - error else "LOWER"
             print(
