@@ -4,10 +4,8 @@ far gives it.
 
 from __future__ import annotations
 
-import math
-import time
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -18,42 +16,16 @@ from worker.quantizer.finetune.gradient_checkpoint import from_bytes, to_bytes
 from worker.quantizer.finetune.gradient_layers import Site, blocks, layers, unit_of
 from worker.quantizer.finetune.gradient_samples import SampleGatherer
 from worker.quantizer.finetune.gradient_selection import EndToEnd
+from worker.quantizer.finetune.tally import Tally
 from worker.quantizer.graph.values import name_of, node_name
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import fill_bias
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Workshop
-from worker.quantizer.walk import Feed, Limits, Visit, Walk
+from worker.quantizer.walk import Feed, Limits, Walk
 
 Spec = AdaRound | AdaQuant
-
-
-@dataclass
-class _Tally:
-    """What became of the sites."""
-
-    changed: list[str] = field(default_factory=list)
-    errors: dict[str, tuple[float, float]] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    refused: int = 0
-    resumed: int = 0
-
-    def summary(self, notes: list[str], what: str) -> str:
-        total = len(self.errors) + len(self.skipped)
-        parts = [f"{len(self.changed)} of {total} {what} changed"]
-        gains = [math.log(after / before) for before, after in self.errors.values() if before > 0.0 and after > 0.0]
-        if gains:
-            parts.append(f"mean reconstruction error times {math.exp(sum(gains) / len(gains)):.3g}")
-        if self.refused:
-            parts.append(f"{self.refused} taken back, as the error of the whole network rose")
-        if self.resumed:
-            parts.append(f"{self.resumed} taken over from an attempt that was broken off")
-        reasons: dict[str, list[str]] = {}
-        for name, reason in self.skipped.items():
-            reasons.setdefault(reason, []).append(name)
-        parts += [f"{', '.join(names)} left out: {reason}" for reason, names in reasons.items()]
-        return "; ".join([*parts, *notes])
 
 
 def finetune_by_gradient(draft: Draft, workshop: Workshop, spec: Spec) -> Change:
@@ -76,14 +48,15 @@ def finetune_by_gradient(draft: Draft, workshop: Workshop, spec: Spec) -> Change
         return Change(None, (), f"there is no quantized layer of type {', '.join(spec.target_op_type)}")
     limits = Limits(level=spec.mem_opt_level, disk_bytes=spec.cache_limit_bytes)
     feed = Feed.of(workshop, samples=spec.data_size, limits=limits, device=spec.infer_device)
-    run, tally, begin = workshop.context.run, _Tally(), time.monotonic()
+    run, tally = workshop.context.run, Tally()
     with Walk(draft.prepared, plan, feed, visited=lambda node: node_name(node) in sites) as walk:
         judge = EndToEnd(walk, spec.output_index) if spec.selective_update else None
         with SampleGatherer(walk, limits, mixed=spec.drop_ratio < 1.0) as gatherer:
             bench = _Bench(plan, workshop, spec, gatherer, judge, tally)
             for visit in walk.visits():
                 site = sites[visit.name]
-                run.progress(spec.method, visit.index, visit.total, "layers", _words(site.name, visit, begin, tally))
+                words = tally.words(site.name, visit.index, visit.total)
+                run.progress(spec.method, visit.index, visit.total, "layers", words)
                 bench.finetune(site, visit.index)
         run.progress(spec.method, walk.total, walk.total, "layers")
         notes = list(walk.notes)
@@ -95,18 +68,6 @@ def finetune_by_gradient(draft: Draft, workshop: Workshop, spec: Spec) -> Change
     return Change(replace(draft, plan=plan), tuple(tally.changed), summary, errors=tally.errors)
 
 
-def _words(name: str, visit: Visit, begin: float, tally: _Tally) -> str:
-    """The layer at work, what the last one came to, and the seconds left as the layers so far let expect."""
-    words = name
-    if tally.errors:
-        before, after = list(tally.errors.values())[-1]
-        words += f", error of the last one {before:.3g} -> {after:.3g}"
-    if visit.index:
-        left = (time.monotonic() - begin) / visit.index * (visit.total - visit.index)
-        words += f", about {left:.0f} s left"
-    return words
-
-
 @dataclass(frozen=True)
 class _Bench:
     """Where one site after another is worked on; ``plan`` is what the walk runs with."""
@@ -116,7 +77,7 @@ class _Bench:
     spec: Spec
     gatherer: SampleGatherer
     judge: EndToEnd | None
-    tally: _Tally
+    tally: Tally
 
     def finetune(self, site: Site, index: int) -> None:
         """Solve the site, or take what an earlier attempt found; write it into the plan if it is kept."""
