@@ -76,7 +76,6 @@ class Referee:
         self._kept: list[_Part] | None = None
         self._before: dict[str, float] | None = None
         self.notes: list[str] = []
-        self.evaluations = 0
 
     @property
     def data(self) -> Dataset:
@@ -91,7 +90,6 @@ class Referee:
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
-        self.evaluations += 1
         model = draft.emitted()
         session = Session(model, threads=self._context.threads, what="quantized model", optimized=not is_large(model))
         if isinstance(self._goal, DropGoal):

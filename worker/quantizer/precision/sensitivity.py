@@ -56,8 +56,8 @@ def analyse_once(
     context: Context,
     **settings: int,
 ) -> Sensitivity:
-    """``analyse``, or what it found for another job on the same network, samples and levels."""
-    document = {
+    """``analyse``, or what it found for another job, or attempt, on the same network, samples and levels."""
+    scope = {
         "levels": {name: level.model_dump(mode="json") for name, level in levels.items()},
         "measured": measured,
         "layers": [[layer.node, layer.weight, list(layer.sources), layer.group] for layer in layers],
@@ -71,13 +71,15 @@ def analyse_once(
     }
     network = hashlib.sha256(to_bytes(draft.prepared.model)).digest()
     origin = {name: value for name, value in context.origin.items() if name != "evaluation"}
-    key = content_key("sensitivity", origin, network, document)
-    stored = context.cache.get(key)
+    key = content_key("sensitivity", origin, network, scope)
+    stored = context.cache.get(key) or context.checkpoint.load(f"sensitivity {key}")
     if stored is not None:
-        context.run.log("sensitivity: taken over from an earlier job")
+        context.run.log("sensitivity: taken over from an earlier job or attempt")
         return Sensitivity.model_validate_json(stored)
     found = analyse(draft, layers, levels, measured, ranges, context, **settings)
-    context.cache.put(key, found.model_dump_json().encode())
+    document = found.model_dump_json().encode()
+    context.cache.put(key, document)
+    context.checkpoint.save(f"sensitivity {key}", document)
     return found
 
 

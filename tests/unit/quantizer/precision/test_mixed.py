@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,18 @@ from pydantic import ValidationError
 
 from service.contracts.algorithms import MixedPrecision
 from service.contracts.config import parse_config
-from service.contracts.errors import InvalidConfigError
+from service.contracts.errors import CanceledError, InvalidConfigError
 from service.contracts.sensitivity import Sensitivity
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, workshop_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, run_onnx, sqnr_db
+from worker.quantizer.checkpoint import CheckpointStore
 from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.precision import sensitivity
+from worker.quantizer.precision.goal import Measured, Referee
 from worker.quantizer.precision.mixed import MixedPrecisionStep
+from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change
+from worker.quantizer.run import SilentRun
 
 COMBINATIONS = ("A16W16_A8W16", "A16W16_A16W8", "A16W16_A8W8", "A16W8_A8W8", "A8W16_A8W8")
 PER_TENSOR = config(weight={"granularity": "per_tensor"})
@@ -160,3 +166,44 @@ def test_the_whole_pipeline_runs_it(tmp_path) -> None:
     assert [file.kind for file in result.files] == ["sensitivity_json", "sensitivity_csv"]
     found = Sensitivity.model_validate_json(result.files[0].content)
     assert found.layers[0].node == "conv2"
+
+
+def test_a_search_that_was_broken_off_does_not_repeat_its_evaluations(tmp_path: Path, monkeypatch) -> None:
+    class Canceling(SilentRun):
+        left = 3
+
+        def progress(self, stage: str, *_args: Any, **_kwargs: Any) -> None:
+            if stage == "mixed precision":
+                self.left -= 1
+
+        def check(self) -> None:
+            if self.left <= 0:
+                raise CanceledError("stop")
+
+    def attempt(run: SilentRun) -> Change:
+        store = CheckpointStore(tmp_path)
+        draft, workshop = workshop_for(chain_of_convolutions(outlier=2), PER_TENSOR, checkpoint=store, run=run)
+        return MixedPrecisionStep(mixed(41.0)).apply(draft, workshop)
+
+    measured: list[Draft] = []
+    original = Referee.measure
+
+    def counted(self: Referee, draft: Draft) -> Measured:
+        measured.append(draft)
+        return original(self, draft)
+
+    monkeypatch.setattr(Referee, "measure", counted)
+    whole, _ = applied(mixed(41.0))
+    needed = len(measured)
+    measured.clear()
+    with pytest.raises(CanceledError):
+        attempt(Canceling())
+    finished = 2
+    measured.clear()
+    monkeypatch.setattr(sensitivity, "analyse", None)  # the ranking is taken over too
+    resumed = attempt(SilentRun())
+    assert len(measured) == needed - finished
+    assert f"{finished} of them by an earlier attempt" in resumed.summary
+    assert resumed.draft is not None
+    assert whole.draft is not None
+    assert resumed.draft.emitted_bytes() == whole.draft.emitted_bytes()
