@@ -1,10 +1,11 @@
 """Sensitivity against brute force, mixed precision, and the autopilot on real models.
 
-usage: python -m benchmarks.precision [sensitivity | mixed | autopilot ...] [--models NAME ...]
+usage: python -m benchmarks.precision [sensitivity | mixed | combinations | autopilot ...] [--models NAME ...]
                                                    (needs QUANTMILL_DATA, default ../shared/data)
 
 sensitivity: cost of the ranking in passes of the float model over the calibration set, and Spearman's correlation with
 one quantized model per layer, evaluated on the whole calibration set. mixed: drop and share of 8-bit weights.
+combinations: the named ones at the same limit of the output's distance: how many layers come out with which types.
 autopilot: verdict, size and latency beside plain per-channel INT8.
 """
 
@@ -12,14 +13,16 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from benchmarks.accuracy import CASES, Case
 from benchmarks.calibration import THREADS, bare_pass, data_folder, source
+from service.contracts.algorithms.precision import Combination
 from service.contracts.config import parse_config
 from service.contracts.report import Report
 from service.contracts.sensitivity import Sensitivity
@@ -28,6 +31,8 @@ from worker.quantizer.run import SilentRun
 
 MOBILENETS = ("MobileNetV1 0.75", "MobileNetV2 1.0")
 PILOTED = (*MOBILENETS, "ResNet20", "KWS DS-CNN", "KWT-1")
+# Between what all layers give at the higher and at the lower level.
+LIMITS_DB = {"ResNet20": 29.0, "KWT-1": 25.0}
 _QUICK = {"latency_runs": 1, "layer_samples": 1}
 PER_TENSOR: dict[str, Any] = {"preset": "plain", "weight": {"granularity": "per_tensor"}, "evaluation": _QUICK}
 
@@ -85,14 +90,32 @@ def sensitivity(folder: Path, case: Case) -> None:
 
 
 def mixed(folder: Path, case: Case) -> None:
-    step = {"method": "mixed_precision", "combination": "A16W16_A8W8", "goal": {"kind": "drop", "max_drop": 0.5}}
-    for name, before in (("alone", []), ("after equalization", [{"method": "cross_layer_equalization"}])):
-        report = run(folder, case, {**PER_TENSOR, "algorithms": [*before, step]}).report
-        weights = [layer.weight_dtype for layer in report.layers if layer.weight_dtype is not None]
-        share = 100.0 * np.mean([dtype == "int8" for dtype in weights])
-        top1 = report.float_.metrics["top1"], report.quantized.metrics["top1"]
-        spent = seconds(report, "mixed_precision")
-        print(f"| {case.name} | {name} | {top1[0]:.2f} | {top1[1]:.2f} | {share:.0f} % | {spent:.1f} |", flush=True)
+    equalized = [{"method": "cross_layer_equalization"}]
+    for combination in ("A16W16_A8W8", "A8W16_A8W8"):
+        step = {"method": "mixed_precision", "combination": combination, "goal": {"kind": "drop", "max_drop": 0.5}}
+        for name, before in (("alone", []), ("after equalization", equalized)):
+            report = run(folder, case, {**PER_TENSOR, "algorithms": [*before, step]}).report
+            weights = [layer.weight_dtype for layer in report.layers if layer.weight_dtype is not None]
+            share = 100.0 * np.mean([dtype == "int8" for dtype in weights])
+            top1 = report.float_.metrics["top1"], report.quantized.metrics["top1"]
+            spent = seconds(report, "mixed_precision")
+            row = f"{combination} {name} | {top1[0]:.2f} | {top1[1]:.2f} | {share:.0f} %"
+            print(f"| {case.name} | {row} | {spent:.1f} |", flush=True)
+
+
+def combinations(folder: Path, case: Case) -> None:
+    goal = {"kind": "distance", "metric": "sqnr", "limit": LIMITS_DB[case.name]}
+    for combination in get_args(Combination):
+        step = {"method": "mixed_precision", "combination": combination, "goal": goal}
+        settings = {"preset": "plain", "calibration_samples": 200, "algorithms": [step]}
+        report = run(folder, case, settings, on_calibration=True).report
+        weights = Counter(layer.weight_dtype for layer in report.layers if layer.weight_dtype is not None)
+        inputs = Counter(layer.activation_dtype for layer in report.layers if layer.weight_dtype is not None)
+        words = [", ".join(f"{n} {dtype}" for dtype, n in sorted(found.items())) for found in (inputs, weights)]
+        (step_figures,) = report.algorithms
+        met = "met" if "goal met" in step_figures.summary else "missed"
+        figures = f"{words[0]} | {words[1]} | {report.fidelity.sqnr_db:.1f} | {report.quantized.size_bytes}"
+        print(f"| {case.name} | {combination} | {met} | {step_figures.nodes} | {figures} |", flush=True)
 
 
 def autopilot(folder: Path, case: Case) -> None:
@@ -118,6 +141,11 @@ TABLES = {
         "| model | layers | samples | s | x float pass | Spearman |\n|---|---|---|---|---|---|",
     ),
     "mixed": (mixed, MOBILENETS, "| model | mix | float | quantized | 8-bit weights | s |\n|---|---|---|---|---|---|"),
+    "combinations": (
+        combinations,
+        tuple(LIMITS_DB),
+        "| model | combination | goal | lowered | activations | weights | dB | bytes |\n" + "|---" * 8 + "|",
+    ),
     "autopilot": (
         autopilot,
         PILOTED,

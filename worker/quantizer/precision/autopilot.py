@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from service.contracts.algorithms import Autopilot
 from service.contracts.search import Search, TrialFigures
+from worker.quantizer.precision.deadline import OutOfTimeError, TimedRun
 from worker.quantizer.precision.goal import Referee
-from worker.quantizer.precision.recipes import Basis, Chain, bases, chains, finetuned
+from worker.quantizer.precision.recipes import Basis, Chain, bases, chains, finetuned, recipe_words
 from worker.quantizer.precision.rescue import mixed_rescue
 from worker.quantizer.precision.trials import Bench, Finalist, Trial
 from worker.quantizer.refine.draft import Draft
@@ -39,10 +41,11 @@ class AutopilotStep:
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
-        context = workshop.context
+        timed = TimedRun(workshop.context.run, self.spec.budget.max_seconds)
+        context = replace(workshop.context, run=timed)
         judge = Judge(context, workshop.held_back or context.calibration_samples)
-        bench = Bench(draft, workshop, judge, Referee(self.spec.goal, context))
-        search = _Search(self.spec, bench)
+        bench = Bench(draft, replace(workshop, context=context), judge, Referee(self.spec.goal, context))
+        search = _Search(self.spec, bench, timed)
         best = search.run()
         found = search.figures(best)
         notes = [f"autopilot: {note}" for note in bench.referee.notes]
@@ -53,24 +56,33 @@ class AutopilotStep:
 
 
 class _Search:
-    def __init__(self, spec: Autopilot, bench: Bench) -> None:
+    def __init__(self, spec: Autopilot, bench: Bench, timed: TimedRun) -> None:
         self._spec = spec
         self._bench = bench
+        self._timed = timed
         self._begin = time.monotonic()
         self._ended_by = "every recipe that the search knows was tried"
         self._finalists: dict[str, Finalist] = {}
 
     def run(self) -> Finalist:
-        """The best finalist."""
-        base = self._bench.context.config
+        """The best finalist. Behind the deadline no trial is finished but the first one, which there always is."""
+        tried = bases(self._bench.context.config, smaller=self._spec.objective == "size")
         quick = chains(self._bench.draft.graph)
         self._bench.expect([*quick, *map(finetuned, quick)])
-        tried = bases(base, smaller=self._spec.objective == "size")
+        self._timed.lenient = True
         self._evaluate([self._bench.trial(tried[0], ())])
-        for basis in tried[1:]:
-            if not self._goes_on():
-                return self._best()
-            self._bench.trial(basis, ())
+        self._timed.lenient = False
+        try:
+            self._search(tried, quick)
+        except OutOfTimeError:
+            self._goes_on()  # says why the search ends
+        self._timed.lenient = True
+        return self._best()
+
+    def _search(self, tried: list[Basis], quick: list[Chain]) -> None:
+        self._try([(basis, ()) for basis in tried[1:]])
+        if not self._met() and self._goes_on():
+            self._evaluate(self._ranked()[:1])
         good = self._good_bases(tried)
         self._try([(basis, chain) for chain in quick for basis in good])
         self._evaluate(self._finalists_of())
@@ -84,7 +96,6 @@ class _Search:
         if not self._met() and self._goes_on():
             rescued = mixed_rescue(self._bench, self._ranked()[0], self._spec.goal)
             self._evaluate([rescued] if rescued is not None else [])
-        return self._best()
 
     def _try(self, recipes: list[tuple[Basis, Chain]]) -> None:
         for basis, chain in recipes:
@@ -103,7 +114,9 @@ class _Search:
                 )
 
     def _good_bases(self, tried: list[Basis]) -> list[Basis]:
-        by_score = sorted(tried, key=lambda basis: -self._bench.trial(basis, ()).sqnr_db)
+        made = {trial.name: trial for trial in self._bench.trials if not trial.chain}
+        known = [basis for basis in tried if recipe_words(basis, ()) in made]
+        by_score = sorted(known, key=lambda basis: -made[recipe_words(basis, ())].sqnr_db)
         good = by_score[:_BEST_BASES]
         smaller = [basis for basis in tried if basis.is_smaller and basis not in good]
         return [*good, *smaller]
@@ -142,14 +155,15 @@ class _Search:
             return min(fitting, key=lambda finalist: finalist.measured.gap)
         cheapest = min(self._cost(finalist) for finalist in met)
         level = cheapest * (1 + _SAME[self._spec.objective])
-        return self._bench.referee.clear_winner([finalist for finalist in met if self._cost(finalist) <= level])
+        cheap = [finalist for finalist in met if self._cost(finalist) <= level]
+        return self._bench.referee.clear_winner(sorted(cheap, key=lambda finalist: len(finalist.trial.chain)))
 
     def _cost(self, finalist: Finalist) -> float:
         return float(finalist.size_bytes) if self._spec.objective == "size" else finalist.latency_ratio
 
     def _goes_on(self) -> bool:
         budget = self._spec.budget
-        if budget.max_seconds is not None and time.monotonic() - self._begin > budget.max_seconds:
+        if self._timed.is_over:
             self._ended_by = f"the time of the budget, {budget.max_seconds:g} s, was used up"
             return False
         if budget.max_trials is not None and len(self._bench.trials) >= budget.max_trials:

@@ -79,6 +79,6 @@ def finetuned(chain: Chain) -> Chain:
     return (*chain, AdaRound())
 
 
-def chain_words(chain: Chain) -> str:
-    """The chain for a reader."""
-    return " + ".join(algorithm.method for algorithm in chain) or "calibration alone"
+def recipe_words(basis: Basis, chain: Chain) -> str:
+    """The recipe for a reader."""
+    return f"{basis.name}: {' + '.join(algorithm.method for algorithm in chain) or 'calibration alone'}"

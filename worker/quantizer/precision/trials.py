@@ -19,12 +19,13 @@ from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.precision.assignment import ranges_of
 from worker.quantizer.precision.goal import Measured, Referee
-from worker.quantizer.precision.recipes import Basis, Chain, chain_words
+from worker.quantizer.precision.recipes import Basis, Chain, recipe_words
+from worker.quantizer.precision.structure import structure_of
 from worker.quantizer.refine.calibration import calibrate, kept_ranges
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, Workshop
-from worker.quantizer.runtime import Session
+from worker.quantizer.runtime import Session, to_bytes
 
 _LATENCY_RUNS = 20
 _NO_SCORE_DB = -200.0
@@ -53,7 +54,7 @@ class Trial:
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.basis.name}: {chain_words(self.chain)}"
+        return recipe_words(self.basis, self.chain)
 
     @property
     def sqnr_db(self) -> float:
@@ -63,7 +64,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Finalist:
-    """A trial evaluated in full."""
+    """A trial evaluated in full.
+
+    Attributes:
+        trial: the recipe.
+        measured: how its model stands to the goal.
+        size_bytes: of the model.
+        latency_ratio: latency over that of the float model; measured once for all models with the same structure.
+    """
 
     trial: Trial
     measured: Measured
@@ -91,6 +99,7 @@ class Bench:
         self._trials: dict[str, Trial] = {}
         self._configs: dict[str, QuantizationConfig] = {}
         self._steps: list[Step] = []
+        self._latencies: dict[str, float] = {}
 
     @property
     def trials(self) -> list[Trial]:
@@ -115,8 +124,7 @@ class Bench:
             trial = Trial(basis, chain, Score(**document["score"]), document["kept"], True, document["seconds"])
         else:
             begin = time.monotonic()
-            words = f"{basis.name}: {chain_words(chain)}"
-            self.context.run.progress("autopilot", len(self._trials), None, "recipes", words)
+            self.context.run.progress("autopilot", len(self._trials), None, "recipes", recipe_words(basis, chain))
             draft = self._make(basis, chain)
             kept = not chain or draft is not self._make(basis, chain[:-1])
             score = self._judge.score(draft)
@@ -146,25 +154,33 @@ class Bench:
         if stored is not None:
             found = json.loads(stored)
             measured = Measured(found["value"], found["gap"], tuple(found["parts"]))
+            self._latencies.setdefault(found["structure"], found["latency_ratio"])
             return Finalist(trial, measured, found["size_bytes"], found["latency_ratio"])
         draft = self.draft_of(trial)
-        data = draft.emitted_bytes()
+        model = draft.emitted()
+        structure, data = structure_of(model), to_bytes(model)
         measured = self.referee.measure(draft)
-        context = self.context
-        session = Session(data, threads=context.threads, what="quantized model")
-        before, after = latencies_ms(
-            context.float_session, session, context.measured_on, context.inputs, runs=_LATENCY_RUNS, run=context.run
-        )
-        finalist = Finalist(trial, measured, len(data), after / before if before else 1.0)
+        if structure not in self._latencies:
+            self._latencies[structure] = self._latency_ratio(data)
+        finalist = Finalist(trial, measured, len(data), self._latencies[structure])
         document = {
             "value": measured.value,
             "gap": measured.gap,
             "parts": measured.parts,
+            "structure": structure,
             "size_bytes": finalist.size_bytes,
             "latency_ratio": finalist.latency_ratio,
         }
         self._store.save(key, json.dumps(document).encode())
         return finalist
+
+    def _latency_ratio(self, data: bytes) -> float:
+        context = self.context
+        session = Session(data, threads=context.threads, what="quantized model")
+        before, after = latencies_ms(
+            context.float_session, session, context.measured_on, context.inputs, runs=_LATENCY_RUNS, run=context.run
+        )
+        return after / before if before else 1.0
 
     def keep_model(self, finalist: Finalist, number: int) -> str:
         """Put the finalist's model among the files of the job; returns its name there."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.contracts.algorithms import Autopilot
-from service.contracts.config import parse_config
+from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import CanceledError
 from service.contracts.search import Search, TrialFigures
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, workshop_for
@@ -18,6 +19,7 @@ from worker.quantizer.precision import trials
 from worker.quantizer.precision.autopilot import AutopilotStep, pareto
 from worker.quantizer.precision.goal import Measured, Referee
 from worker.quantizer.precision.recipes import Basis
+from worker.quantizer.precision.structure import structure_of
 from worker.quantizer.precision.trials import Finalist
 from worker.quantizer.refine.step import Change
 from worker.quantizer.run import SilentRun
@@ -79,6 +81,40 @@ def test_time_that_is_used_up_ends_the_search() -> None:
     change = flown(pilot(190.0, budget={"max_seconds": 1e-6}))
     assert "used up" in found(change).ended_by
     assert sum(trial.evaluated for trial in found(change).trials) == 1
+
+
+def test_time_that_is_used_up_ends_a_trial_that_is_under_way(monkeypatch) -> None:
+    original = trials.Bench._extended
+
+    def slow(self: trials.Bench, basis: Basis, chain: Any) -> Any:
+        time.sleep(3.0)
+        self.context.run.check()
+        return original(self, basis, chain)
+
+    monkeypatch.setattr(trials.Bench, "_extended", slow)
+    change = flown(pilot(190.0, budget={"max_seconds": 2.0}))
+    assert "used up" in found(change).ended_by
+    assert not any(trial.algorithms for trial in found(change).trials)
+    assert chosen(change).name == "as configured: calibration alone"
+    assert change.draft is not None
+
+
+def test_models_that_differ_in_numbers_alone_have_one_structure() -> None:
+    def structure(settings: QuantizationConfig, **changed: Any) -> str:
+        draft, _ = workshop_for(chain_of_convolutions(2, **changed), settings)
+        return structure_of(draft.emitted())
+
+    expected = structure(PER_TENSOR)
+    assert structure(PER_TENSOR, outlier=1) == expected
+    assert structure(config(weight={"granularity": "per_channel"})) != expected
+    assert structure(config(weight={"granularity": "per_tensor", "dtype": "uint8"})) != expected
+
+
+def test_latency_is_measured_once_for_models_of_one_structure() -> None:
+    change = flown(pilot(5.0, finalists=16))
+    alone = [trial for trial in found(change).trials if trial.evaluated and not trial.algorithms]
+    assert len(alone) > 1
+    assert len({trial.latency_ratio for trial in alone}) == 1
 
 
 def test_the_smallest_model_counts_where_size_is_the_objective() -> None:
