@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.contracts.algorithms import Algorithm, BiasCorrection, algorithm_contradictions, implied_gate
+from service.contracts.algorithms import Algorithm, BiasCorrection, algorithm_contradictions
 from service.contracts.base import Contract
 from service.contracts.calibration import MinMaxCalibration, PercentileCalibration, TensorRange
 from service.contracts.contradiction import Contradiction
@@ -113,9 +113,6 @@ class QuantizationConfig(Contract):
             if data.get("mode", "static") != preset.settings.get("mode", "static"):
                 data = {"algorithms": [], **data}  # the preset's are for its own mode
             data = merged(preset.settings, {**data, "preset": preset.name})
-        gate = implied_gate(data)
-        if gate is not None:
-            data = merged(data, {"evaluation": {"gate": gate}})
         return {**data, "overrides": _complete_overrides(data)} if data.get("overrides") else data
 
     @field_validator("preset")

@@ -32,7 +32,8 @@ class Search(Contract):
     """All trials in the order in which they ran."""
 
     goal: dict[str, Any]
-    met: bool
+    met: bool = Field(description="The chosen model meets the goal within the budget's bytes and latency.")
+    goal_met: bool = Field(description="It meets the goal, whatever the budget says.")
     gap: float = Field(description="Of the chosen model; how far it is beyond the goal's limit.")
     ended_by: str = Field(description="Why the search ended.")
     trials: tuple[TrialFigures, ...]

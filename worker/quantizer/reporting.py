@@ -9,7 +9,7 @@ from service.contracts.report import Manifest, ModelFigures, Report
 from service.contracts.version import VERSION
 from worker.quantizer.context import Context, Quantized
 from worker.quantizer.evaluation.compare import compare, latencies_ms
-from worker.quantizer.evaluation.gate import judge, metric_figures
+from worker.quantizer.evaluation.gate import judge, metric_figures, search_clauses
 from worker.quantizer.evaluation.nhwc import NhwcSession
 from worker.quantizer.identity import library_versions
 from worker.quantizer.layers import layer_figures
@@ -66,7 +66,9 @@ def make_report(quantized: Quantized, model_bytes: bytes, context: Context) -> R
         latency_ms=quantized_ms,
     )
     measured = metric_figures(config.evaluation, comparison)
-    verdict, clauses = judge(config.evaluation.gate, float_figures, figures, comparison.fidelity, measured)
+    outcomes = quantized.filled.outcomes
+    searched = search_clauses(config.algorithms, outcomes) if outcomes else ()
+    verdict, clauses = judge(config.evaluation.gate, float_figures, figures, comparison.fidelity, measured, searched)
     return Report(
         verdict=verdict,
         gate=clauses,

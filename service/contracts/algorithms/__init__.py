@@ -10,7 +10,7 @@ from service.contracts.algorithms.base import Refinement
 from service.contracts.algorithms.equalization import BiasCorrection, CrossLayerEqualization, SmoothQuant
 from service.contracts.algorithms.finetune import AdaQuant, AdaRound, Finetuning, LearningRateAdjust
 from service.contracts.algorithms.order import algorithm_contradictions, in_order
-from service.contracts.algorithms.precision import Autopilot, MixedPrecision, implied_gate
+from service.contracts.algorithms.precision import Autopilot, MixedPrecision
 
 Algorithm = Annotated[
     CrossLayerEqualization | SmoothQuant | BiasCorrection | AdaRound | AdaQuant | MixedPrecision | Autopilot,
@@ -30,6 +30,5 @@ __all__ = [
     "Refinement",
     "SmoothQuant",
     "algorithm_contradictions",
-    "implied_gate",
     "in_order",
 ]

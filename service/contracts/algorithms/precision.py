@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -59,7 +58,7 @@ class PrecisionBudget(Contract):
     max_weight_bytes: int | None = Field(default=None, ge=1, description="Bytes of all weights.")
     max_mean_bits: float | None = Field(default=None, gt=0, description="Mean bits of a weight.")
     max_latency_ratio: float | None = Field(
-        default=None, gt=0, description="Estimated latency over that of the float model, from timings per operator."
+        default=None, gt=0, description="Latency over that of the float model, measured on this machine."
     )
     max_seconds: float | None = Field(default=None, gt=0, description="Time of the search; then the best so far.")
 
@@ -133,7 +132,8 @@ class Autopilot(Refinement):
     Recipes are tried cheap ones first, judged by the distance of their outputs on samples held back; what two recipes
     have in common is done once. The best are refined further, and the finalists alone are evaluated in full.
     Differences within chance are not taken for gains. All models that no other beats in accuracy, bytes and latency at
-    once come as files of the job.
+    once come as files of the job. The verdict is ``pass`` only if the goal is met within the budget's bytes and
+    latency.
     """
 
     method: Literal["autopilot"] = "autopilot"
@@ -145,21 +145,3 @@ class Autopilot(Refinement):
         default="latency", description="What to make small once the goal is met."
     )
     finalists: int = Field(default=3, ge=1, le=16, description="Recipes that are evaluated in full.")
-
-
-def implied_gate(data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The gate of a config document that has an autopilot with a drop for a goal, and no gate: the same drop.
-
-    The verdict then says whether the goal was met. Malformed documents give None; validation tells what is wrong.
-    """
-    evaluation = data.get("evaluation") or {}
-    if not isinstance(evaluation, Mapping) or evaluation.get("gate") is not None:
-        return None
-    algorithms = data.get("algorithms")
-    for entry in algorithms if isinstance(algorithms, list | tuple) else ():
-        document = entry.model_dump() if isinstance(entry, Contract) else entry
-        if isinstance(document, Mapping) and document.get("method") == "autopilot":
-            goal = document.get("goal", {"max_drop": 0.5})
-            if isinstance(goal, Mapping) and goal.get("kind", "drop") == "drop" and "max_drop" in goal:
-                return {key: goal[key] for key in ("metric", "max_drop") if key in goal}
-    return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from service.contracts.algorithms import Algorithm, Autopilot
 from service.contracts.evaluation import AGREEMENT, DEFAULT_METRICS, EvaluationSpec, Gate
-from service.contracts.report import Fidelity, GateClause, MetricFigures, ModelFigures
+from service.contracts.report import AlgorithmFigures, Fidelity, GateClause, MetricFigures, ModelFigures
 from worker.quantizer.evaluation.compare import Comparison
 from worker.quantizer.evaluation.metrics import rounded
 
@@ -47,9 +48,10 @@ def judge(
     quantized: ModelFigures,
     fidelity: Fidelity,
     metrics: Sequence[MetricFigures],
+    further: Sequence[GateClause] = (),
 ) -> tuple[Verdict, tuple[GateClause, ...]]:
-    """Check every given clause; one whose figure was not measured does not hold."""
-    clauses: list[GateClause] = []
+    """Check every given clause; one whose figure was not measured does not hold. ``further`` ones count as well."""
+    clauses = list(further)
     value, drop = _judged(gate, fidelity, metrics)
     if gate.max_drop is not None:
         clauses.append(_at_most("max_drop", gate.max_drop, drop, gate.metric))
@@ -69,6 +71,29 @@ def judge(
     if not clauses:
         return "none", ()
     return ("pass" if all(clause.holds for clause in clauses) else "fail"), tuple(clauses)
+
+
+def search_clauses(algorithms: Sequence[Algorithm], outcomes: Sequence[AlgorithmFigures]) -> tuple[GateClause, ...]:
+    """What a search was asked for, as clauses with what it has reached: its goal, and its budget of bytes and latency.
+
+    Args:
+        algorithms: of the config.
+        outcomes: one for each.
+    """
+    clauses = []
+    for algorithm, outcome in zip(algorithms, outcomes, strict=True):
+        if not isinstance(algorithm, Autopilot) or outcome.search is None:
+            continue
+        goal, budget = algorithm.goal, algorithm.budget
+        chosen = next(trial for trial in outcome.search.trials if trial.chosen)
+        limit = goal.max_drop if goal.kind == "drop" else goal.limit
+        met = outcome.search.goal_met
+        clauses.append(GateClause(clause="goal", metric=goal.metric, wanted=limit, got=chosen.value, holds=met))
+        if budget.max_size_bytes is not None:
+            clauses.append(_at_most("budget.max_size_bytes", budget.max_size_bytes, chosen.size_bytes))
+        if budget.max_latency_ratio is not None:
+            clauses.append(_at_most("budget.max_latency_ratio", budget.max_latency_ratio, chosen.latency_ratio))
+    return tuple(clauses)
 
 
 def _judged(gate: Gate, fidelity: Fidelity, metrics: Sequence[MetricFigures]) -> tuple[float | None, float | None]:

@@ -203,6 +203,7 @@ class _Search:
         return Search(
             goal=self._spec.goal.model_dump(mode="json"),
             met=best.measured.met and self._fits(best),
+            goal_met=best.measured.met,
             gap=best.measured.gap,
             ended_by=self._ended_by,
             trials=tuple(rows),
@@ -226,7 +227,9 @@ def pareto(finalists: list[Finalist]) -> list[Finalist]:
 
 
 def _summary(best: Finalist, found: Search) -> str:
-    state = "goal met" if found.met else f"goal missed by {best.measured.gap:.3g}; this is the best so far"
+    state = "goal met" if found.goal_met else f"goal missed by {best.measured.gap:.3g}; this is the best so far"
+    if found.goal_met and not found.met:
+        state += f" but over budget, with {best.size_bytes} bytes and {best.latency_ratio:.2f} of the latency"
     evaluated = sum(row.evaluated for row in found.trials)
     counts = f"{len(found.trials)} recipes tried, {evaluated} evaluated in full"
     return f"{best.trial.name}: {state}; {counts}; {found.ended_by}"

@@ -189,3 +189,31 @@ def test_the_verdict_is_the_goal_and_the_models_of_the_pareto_set_are_files(tmp_
     assert [file.filename for file in result.files] == on_front
     feeds = {"x": samples()["x"]}
     assert run_onnx(result.files[0].content, feeds)["y"].shape == (48, 5)
+
+
+@pytest.mark.parametrize(
+    ("goal", "budget", "verdict", "failing"),
+    [
+        ({"kind": "distance", "metric": "cosine", "limit": 0.5}, {}, "pass", None),
+        ({"kind": "distance", "metric": "sqnr", "limit": 150.0}, {}, "fail", "goal"),
+        ({"kind": "drop", "max_drop": 100.0}, {"max_size_bytes": 10}, "fail", "budget.max_size_bytes"),
+    ],
+)
+def test_a_goal_or_budget_that_is_missed_fails(
+    tmp_path: Path, goal: dict[str, Any], budget: dict[str, Any], verdict: str, failing: str | None
+) -> None:
+    step = {"method": "autopilot", "goal": goal, "budget": {"max_trials": 3, **budget}}
+    settings = parse_config({"preset": "plain", "algorithms": [step]})
+    report = quantize_file(tmp_path, chain_of_convolutions(2), samples(), settings).report
+    assert report.verdict == verdict
+    assert [clause.clause for clause in report.gate if not clause.holds] == ([failing] if failing else [])
+    assert report.gate[0].got is not None
+
+
+def test_without_labels_the_verdict_goes_by_the_decisions(tmp_path: Path) -> None:
+    step = {"method": "autopilot", "goal": {"kind": "drop", "max_drop": 60.0}, "budget": {"max_trials": 3}}
+    settings = parse_config({"preset": "plain", "algorithms": [step]})
+    arrays = {name: array for name, array in samples().items() if name != "labels"}
+    report = quantize_file(tmp_path, chain_of_convolutions(2), arrays, settings).report
+    assert report.verdict == "pass"
+    assert any("no labels" in note for note in report.notes)
