@@ -6,13 +6,13 @@ resolved config again gives the same config.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.contracts.algorithms import Algorithm, BiasCorrection, algorithm_contradictions
+from service.contracts.algorithms import Algorithm, BiasCorrection, algorithm_contradictions, with_levels
 from service.contracts.base import Contract
 from service.contracts.calibration import MinMaxCalibration, PercentileCalibration, TensorRange
 from service.contracts.contradiction import Contradiction
@@ -107,12 +107,14 @@ class QuantizationConfig(Contract):
     def _fill_from_preset(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        name = data.get("preset", DEFAULT_PRESET)
+        name, given = data.get("preset", DEFAULT_PRESET), data.get("algorithms")
         preset = find_preset(name) if isinstance(name, str) else None
         if preset is not None:
             if data.get("mode", "static") != preset.settings.get("mode", "static"):
                 data = {"algorithms": [], **data}  # the preset's are for its own mode
             data = merged(preset.settings, {**data, "preset": preset.name})
+        if isinstance(given, list | tuple):
+            data = {**data, "algorithms": _spelled_out(data, given)}
         return {**data, "overrides": _complete_overrides(data)} if data.get("overrides") else data
 
     @field_validator("preset")
@@ -145,6 +147,16 @@ class QuantizationConfig(Contract):
 
 # Where the rest of an override's spec is taken from.
 _SPEC_OF = {"activation": "activation", "input_activation": "activation", "weight": "weight", "bias": "bias"}
+
+
+def _spelled_out(data: dict[str, Any], given: Sequence[Any]) -> list[Any]:
+    """The algorithms; what an entry says in short is not to be taken from the preset's entry of its method."""
+    found = []
+    for entry, own in zip(data["algorithms"], given, strict=True):
+        if isinstance(entry, dict) and isinstance(own, Mapping) and own.get("combination") is not None:
+            entry = {key: value for key, value in entry.items() if key not in ("high", "low") or key in own}
+        found.append(with_levels(entry, data.get("activation"), data.get("weight")))
+    return found
 
 
 def _complete_overrides(data: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from service.contracts.algorithms.base import Refinement
 from service.contracts.algorithms.equalization import BiasCorrection, CrossLayerEqualization, SmoothQuant
 from service.contracts.algorithms.finetune import AdaQuant, AdaRound, Finetuning, LearningRateAdjust
 from service.contracts.algorithms.order import algorithm_contradictions, in_order
-from service.contracts.algorithms.precision import Autopilot, MixedPrecision
+from service.contracts.algorithms.precision import Autopilot, MixedPrecision, with_levels
 
 Algorithm = Annotated[
     CrossLayerEqualization | SmoothQuant | BiasCorrection | AdaRound | AdaQuant | MixedPrecision | Autopilot,
@@ -31,4 +31,5 @@ __all__ = [
     "SmoothQuant",
     "algorithm_contradictions",
     "in_order",
+    "with_levels",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -73,7 +74,11 @@ class MixedPrecision(Refinement):
 
     method: Literal["mixed_precision"] = "mixed_precision"
     combination: Combination | None = Field(
-        default=None, description="Short for high and low: int16 or uint8 activations (A), int16 or int8 weights (W)."
+        default=None,
+        description=(
+            "Short for high and low: 16-bit or 8-bit activations (A) and weights (W), int16, uint8 and int8 unless the "
+            "config has another type of that width; scale, granularity and calibration are the config's."
+        ),
     )
     high: Level
     low: Level
@@ -109,12 +114,39 @@ class MixedPrecision(Refinement):
         return self
 
 
-def _level(word: str) -> dict[str, Any]:
+def with_levels(entry: Any, activation: Any, weight: Any) -> Any:
+    """An entry of ``algorithms`` whose ``combination`` is spelled out on top of the config's own specs.
+
+    Calibration, scale and granularity are the config's; a type of the same width stays what the config says.
+
+    Args:
+        entry: as given, not validated.
+        activation: the config's own spec, not validated; None: not given.
+        weight: likewise.
+    """
+    own = [spec.model_dump(mode="json") if isinstance(spec, Contract) else spec or {} for spec in (activation, weight)]
+    if not isinstance(entry, Mapping) or not all(isinstance(spec, Mapping) for spec in own):
+        return entry
+    if entry.get("method") != "mixed_precision" or entry.get("combination") not in get_args(Combination):
+        return entry
+    activation, weight = own
+    high, _, low = entry["combination"].partition("_")
+    return {"high": _level(high, activation, weight), "low": _level(low, activation, weight), **entry}
+
+
+def _level(word: str, activation: Mapping[str, Any] | None = None, weight: Mapping[str, Any] | None = None) -> Any:
     """A16W8 and the like as specs: 16-bit activations around zero, 8-bit ones wherever their range lies."""
-    activation, _, weight = word.removeprefix("A").partition("W")
+    activation_bits, _, weight_bits = word.removeprefix("A").partition("W")
     wide = {"dtype": "int16", "symmetric": True}
     narrow = {"dtype": "uint8", "symmetric": False}
-    return {"activation": wide if activation == "16" else narrow, "weight": {"dtype": f"int{weight}"}}
+    types = wide if activation_bits == "16" else narrow
+    own, own_weight = dict(activation or {}), dict(weight or {})
+    if own.get("dtype") in (f"int{activation_bits}", f"uint{activation_bits}"):
+        types = {}
+    weight_types = {"dtype": f"int{weight_bits}", "symmetric": True}
+    if own_weight.get("dtype") in (f"int{weight_bits}", f"uint{weight_bits}"):
+        weight_types = {}
+    return {"activation": {**own, **types}, "weight": {**own_weight, **weight_types}}
 
 
 class SearchBudget(Contract):

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.contracts.algorithms import MixedPrecision
+from service.contracts.algorithms.precision import Level
 from service.contracts.config import parse_config
 from service.contracts.errors import CanceledError, InvalidConfigError
 from service.contracts.sensitivity import Sensitivity
@@ -76,6 +77,39 @@ def test_each_combination_gives_its_own_types(combination: str) -> None:
         level = low if node in change.nodes else high
         assert weights[node] == words["W" + level.partition("W")[2]]
         assert activations.get(source, activations.get("f")) == words[level.partition("W")[0]]
+
+
+def levels_of(step: dict[str, Any], **settings: Any) -> tuple[Level, Level]:
+    (found,) = parse_config({"algorithms": [{"method": "mixed_precision", **step}], **settings}).algorithms
+    assert isinstance(found, MixedPrecision)
+    return found.high, found.low
+
+
+def test_a_combination_changes_types_and_leaves_the_rest_to_the_config() -> None:
+    own = {"weight": {"granularity": "per_tensor"}, "activation": {"calibration": {"method": "percentile"}}}
+    high, low = levels_of({"combination": "A16W16_A8W8"}, preset="plain", **own)
+    for level, types in ((high, ("int16", "int16")), (low, ("uint8", "int8"))):
+        assert (level.activation.dtype, level.weight.dtype) == types
+        assert level.activation.calibration.method == "percentile"
+        assert level.weight.granularity == "per_tensor"
+    high, low = levels_of({"combination": "A16W8_A8W8"}, preset="npu_int8")
+    assert (high.activation.dtype, low.activation.dtype) == ("int16", "int8")
+    assert {spec.scale for level in (high, low) for spec in (level.activation, level.weight)} == {"power_of_two"}
+    step = {"method": "mixed_precision", "combination": "A16W8_A8W8"}
+    once = parse_config({"preset": "npu_int8", "algorithms": [step]})
+    assert parse_config(once.model_dump(mode="json")) == once
+
+
+def test_a_combination_or_levels_of_ones_own_take_the_place_of_the_presets() -> None:
+    high, low = levels_of({"combination": "A16W8_A8W8"}, preset="s16s16_mixed_s8s8")
+    assert (high.weight.dtype, low.weight.dtype) == ("int8", "int8")
+    assert high.activation.calibration.percentile == 99.9999
+    high, low = levels_of({}, preset="s16s16_mixed_s8s8")
+    assert (high.weight.dtype, low.weight.dtype) == ("int16", "int8")
+    float_ = {"activation": "float32", "weight": "float32"}
+    high, low = levels_of({"combination": "A16W8_A8W8", "high": float_}, preset="plain")
+    assert high.is_float
+    assert low.weight.granularity == "per_channel"
 
 
 def test_both_directions_end_at_the_same_mix() -> None:
