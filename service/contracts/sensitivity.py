@@ -28,13 +28,20 @@ class LayerSensitivity(Contract):
     group: int = Field(description="Layers of one group share a tensor and move together.")
     parameters: int = Field(description="Values of its weight.")
     levels: dict[str, KindSensitivity] = Field(description="By level.")
+    verified: float | None = Field(
+        default=None,
+        description=(
+            "The same ratio as both, at the propagated level, of a model in which this layer alone is quantized, its "
+            "result included; null: not checked."
+        ),
+    )
 
 
 class Sensitivity(Contract):
     """The ranking of all layers; the most sensitive first.
 
     Errors at the level ``measured`` are propagated through the float network to the output; those at other levels are
-    that figure times the ratio of the two errors where they arise.
+    that figure times the ratio of the two errors where they arise. The first layers are checked by real models.
     """
 
     schema_version: Literal[1] = 1
@@ -47,11 +54,13 @@ class Sensitivity(Contract):
         """One row per layer and level, the most sensitive first."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(["rank", "node", "op", "group", "parameters", "level", "weight", "activation", "both"])
+        rows.writerow(
+            ["rank", "node", "op", "group", "parameters", "level", "weight", "activation", "both", "verified"]
+        )
         for layer in self.layers:
             for level, found in layer.levels.items():
-                shown = [
-                    "" if value is None else f"{value:.6g}" for value in (found.weight, found.activation, found.both)
-                ]
+                checked = layer.verified if level == self.measured else None
+                values = (found.weight, found.activation, found.both, checked)
+                shown = ["" if value is None else f"{value:.6g}" for value in values]
                 rows.writerow([layer.rank, layer.node, layer.op, layer.group, layer.parameters, level, *shown])
         return text.getvalue()

@@ -11,9 +11,17 @@ from service.contracts.algorithms.equalization import BiasCorrection, CrossLayer
 from service.contracts.algorithms.finetune import AdaQuant, AdaRound, Finetuning, LearningRateAdjust
 from service.contracts.algorithms.order import algorithm_contradictions, in_order
 from service.contracts.algorithms.precision import Autopilot, MixedPrecision, with_levels
+from service.contracts.algorithms.sensitivity import SensitivityAnalysis
 
 Algorithm = Annotated[
-    CrossLayerEqualization | SmoothQuant | BiasCorrection | AdaRound | AdaQuant | MixedPrecision | Autopilot,
+    CrossLayerEqualization
+    | SmoothQuant
+    | BiasCorrection
+    | AdaRound
+    | AdaQuant
+    | SensitivityAnalysis
+    | MixedPrecision
+    | Autopilot,
     Field(discriminator="method"),
 ]
 
@@ -28,6 +36,7 @@ __all__ = [
     "LearningRateAdjust",
     "MixedPrecision",
     "Refinement",
+    "SensitivityAnalysis",
     "SmoothQuant",
     "algorithm_contradictions",
     "in_order",

@@ -21,6 +21,7 @@ _EITHER = {("adaround", "adaquant"): "integers of weights", ("autopilot", "mixed
 _RANKS = {
     "cross_layer_equalization": 0,
     "smooth_quant": 1,
+    "sensitivity": 2,
     "autopilot": 2,
     "mixed_precision": 2,
     "bias_correction": 3,

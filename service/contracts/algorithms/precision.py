@@ -95,6 +95,12 @@ class MixedPrecision(Refinement):
     sensitivity_samples: int | None = Field(
         default=None, ge=1, le=4096, description="Samples that layers are ranked on; null: by the number of layers."
     )
+    verify: int = Field(
+        default=3,
+        ge=0,
+        le=10_000,
+        description="So many of the most sensitive layers are checked by models in which they alone are quantized.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -102,7 +108,7 @@ class MixedPrecision(Refinement):
         if not isinstance(data, dict) or not isinstance(data.get("combination"), str):
             return data
         high, _, low = data["combination"].partition("_")
-        expanded = {"high": _level(high), "low": _level(low)}
+        expanded = {"high": level_document(high), "low": level_document(low)}
         return {**expanded, **data}
 
     @model_validator(mode="after")
@@ -131,11 +137,19 @@ def with_levels(entry: Any, activation: Any, weight: Any) -> Any:
         return entry
     activation, weight = own
     high, _, low = entry["combination"].partition("_")
-    return {"high": _level(high, activation, weight), "low": _level(low, activation, weight), **entry}
+    return {"high": level_document(high, activation, weight), "low": level_document(low, activation, weight), **entry}
 
 
-def _level(word: str, activation: Mapping[str, Any] | None = None, weight: Mapping[str, Any] | None = None) -> Any:
-    """A16W8 and the like as specs: 16-bit activations around zero, 8-bit ones wherever their range lies."""
+def level_document(
+    word: str, activation: Mapping[str, Any] | None = None, weight: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A16W8 and the like as a level: 16-bit activations around zero, 8-bit ones wherever their range lies.
+
+    Args:
+        word: bits of activations and weights.
+        activation: the spec whose type is exchanged, unless it has that width; None: the default one.
+        weight: likewise.
+    """
     activation_bits, _, weight_bits = word.removeprefix("A").partition("W")
     wide = {"dtype": "int16", "symmetric": True}
     narrow = {"dtype": "uint8", "symmetric": False}

@@ -8,13 +8,12 @@ from service.contracts.algorithms.precision import Level, MixedPrecision
 from service.contracts.dtypes import bits_of
 from service.contracts.selectors import Selector
 from service.contracts.sensitivity import Sensitivity
-from worker.quantizer.extra import ExtraFile, ExtraFiles
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.precision.assignment import Assigner, level_ranges
 from worker.quantizer.precision.goal import Referee
 from worker.quantizer.precision.layers import Layer, find_layers
 from worker.quantizer.precision.mixing import HIGH, LOW, MixSearch
-from worker.quantizer.precision.sensitivity import analyse_once, enough_samples
+from worker.quantizer.precision.sensitivity import analyse_once, enough_samples, publish
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Workshop
 from worker.quantizer.statistics.collect import Request
@@ -54,6 +53,7 @@ class MixedPrecisionStep:
             "low",
             ranges,
             context,
+            verify=spec.verify,
             samples=spec.sensitivity_samples or enough_samples(len(layers)),
             first_sample=workshop.first_sample,
             output_index=spec.output_index,
@@ -69,15 +69,6 @@ class MixedPrecisionStep:
         made = search.draft_of(best.lowered)
         made.plan.notes += [f"mixed precision: {note}" for note in [*referee.notes, *search.notes]]
         return Change(made, nodes, search.summary(best), judged=False)
-
-
-def publish(sensitivity: Sensitivity, files: ExtraFiles) -> None:
-    """Put the ranking among the files of the job, unless there is one already."""
-    if any(file.kind == "sensitivity_json" for file in files.all):
-        return
-    document = sensitivity.model_dump_json(indent=1).encode()
-    files.add(ExtraFile("sensitivity_json", "sensitivity.json", "application/json", document))
-    files.add(ExtraFile("sensitivity_csv", "sensitivity.csv", "text/csv", sensitivity.to_csv().encode()))
 
 
 def _movable(draft: Draft, layers: Sequence[Layer], spec: MixedPrecision) -> set[int]:
@@ -111,7 +102,8 @@ def ranking(
     cost: dict[int, float] = {}
     saved: dict[int, float] = {}
     for row in sensitivity.layers:
-        cost[row.group] = cost.get(row.group, 0.0) + row.levels["low"].both - row.levels["high"].both
+        low = row.levels["low"].both if row.verified is None else row.verified
+        cost[row.group] = cost.get(row.group, 0.0) + low - row.levels["high"].both
         bits = _weight_bits(levels[HIGH]) - _weight_bits(levels[LOW])
         saved[row.group] = saved.get(row.group, 0.0) + max(bits, 0.0) / 8 * row.parameters
     if by_bytes:

@@ -14,6 +14,7 @@ from service.contracts.sensitivity import KindSensitivity, LayerSensitivity, Sen
 from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.context import Context
 from worker.quantizer.data import choose_batch_size
+from worker.quantizer.extra import ExtraFile, ExtraFiles
 from worker.quantizer.graph.values import constant, node_name
 from worker.quantizer.identity import content_key
 from worker.quantizer.numerics.integer import IntegerGrid
@@ -24,6 +25,7 @@ from worker.quantizer.precision.assignment import Ranges
 from worker.quantizer.precision.layers import Layer
 from worker.quantizer.precision.propagation import ActivationError, Propagation, WeightError
 from worker.quantizer.precision.segments import Segmented
+from worker.quantizer.precision.verification import verified
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.runtime import to_bytes
 
@@ -54,6 +56,8 @@ def analyse_once(
     measured: str,
     ranges: Ranges,
     context: Context,
+    *,
+    verify: int = 0,
     **settings: int,
 ) -> Sensitivity:
     """``analyse``, or what it found for another job, or attempt, on the same network, samples and levels."""
@@ -67,7 +71,7 @@ def analyse_once(
             for (source, spec), found in sorted(ranges.items(), key=lambda item: item[0][0])
             if spec == level.activation
         ],
-        "settings": settings,
+        "settings": {**settings, "verify": verify},
     }
     network = hashlib.sha256(to_bytes(draft.prepared.model)).digest()
     origin = {name: value for name, value in context.origin.items() if name != "evaluation"}
@@ -77,10 +81,24 @@ def analyse_once(
         context.run.log("sensitivity: taken over from an earlier job or attempt")
         return Sensitivity.model_validate_json(stored)
     found = analyse(draft, layers, levels, measured, ranges, context, **settings)
+    if verify:
+        first_sample = settings.get("first_sample", 0)
+        found = verified(
+            found, draft, layers, levels[measured], ranges, context, count=verify, first_sample=first_sample
+        )
     document = found.model_dump_json().encode()
     context.cache.put(key, document)
     context.checkpoint.save(f"sensitivity {key}", document)
     return found
+
+
+def publish(sensitivity: Sensitivity, files: ExtraFiles) -> None:
+    """Put the ranking among the files of the job, unless there is one already."""
+    if any(file.kind == "sensitivity_json" for file in files.all):
+        return
+    document = sensitivity.model_dump_json(indent=1).encode()
+    files.add(ExtraFile("sensitivity_json", "sensitivity.json", "application/json", document))
+    files.add(ExtraFile("sensitivity_csv", "sensitivity.csv", "text/csv", sensitivity.to_csv().encode()))
 
 
 def enough_samples(layers: int) -> int:

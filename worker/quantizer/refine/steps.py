@@ -11,6 +11,7 @@ from worker.quantizer.equalization.cross_layer import CrossLayerEqualizationStep
 from worker.quantizer.equalization.smooth_quant import SmoothQuantStep
 from worker.quantizer.finetune.adaquant import AdaQuantStep
 from worker.quantizer.finetune.adaround import AdaRoundStep
+from worker.quantizer.precision.analysis import SensitivityStep
 from worker.quantizer.precision.autopilot import AutopilotStep
 from worker.quantizer.precision.mixed import MixedPrecisionStep
 from worker.quantizer.refine.step import Step
@@ -22,6 +23,7 @@ STEPS: dict[str, Callable[[Any], Step]] = {
     "bias_correction": BiasCorrectionStep,
     "cross_layer_equalization": CrossLayerEqualizationStep,
     "smooth_quant": SmoothQuantStep,
+    "sensitivity": SensitivityStep,
     "mixed_precision": MixedPrecisionStep,
     "autopilot": AutopilotStep,
 }

@@ -1,0 +1,44 @@
+"""Sensitivity as a result of its own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from service.contracts.algorithms.base import Refinement
+from service.contracts.algorithms.precision import Level
+
+
+class SensitivityAnalysis(Refinement):
+    """Tells what every layer's precision does to the output, and changes nothing.
+
+    The ranking, as JSON and CSV, is a file of the job.
+    """
+
+    method: Literal["sensitivity"] = "sensitivity"
+    levels: dict[str, Level] = Field(
+        default_factory=dict,
+        max_length=16,
+        description=(
+            "Candidates by name; the last one's errors are propagated to the output and the others estimated from "
+            "them. Empty: A16W16, A8W16, A16W8 and A8W8, on top of the config's own specs."
+        ),
+    )
+    samples: int | None = Field(
+        default=None, ge=1, le=4096, description="Samples that layers are ranked on; null: by the number of layers."
+    )
+    verify: int = Field(
+        default=3,
+        ge=0,
+        le=10_000,
+        description="So many of the most sensitive layers are checked by models in which they alone are quantized.",
+    )
+    output_index: int = Field(default=0, ge=0, description="Output of the network that errors are measured on.")
+
+    @field_validator("levels")
+    @classmethod
+    def _last_has_errors(cls, levels: dict[str, Level]) -> dict[str, Level]:
+        if levels and next(reversed(levels.values())).is_float:
+            raise ValueError("the last level's errors are propagated: it cannot be float32")
+        return levels

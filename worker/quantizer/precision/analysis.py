@@ -1,0 +1,56 @@
+"""Sensitivity as a step: ranks the layers and leaves the network as it is."""
+
+from __future__ import annotations
+
+from service.contracts.algorithms import SensitivityAnalysis
+from service.contracts.algorithms.precision import Level, level_document
+from worker.quantizer.precision.assignment import level_ranges
+from worker.quantizer.precision.layers import find_layers
+from worker.quantizer.precision.sensitivity import analyse_once, enough_samples, publish
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.step import Change, Workshop
+from worker.quantizer.statistics.collect import Request
+
+_CANDIDATES = ("A16W16", "A8W16", "A16W8", "A8W8")
+
+
+class SensitivityStep:
+    """Puts the ranking among the files of the job."""
+
+    def __init__(self, spec: SensitivityAnalysis) -> None:
+        self.spec = spec
+        self.method = spec.method
+
+    def requests(self, draft: Draft) -> list[Request]:
+        """Nothing: the ranges of all levels are collected when the ranking needs them."""
+        return []
+
+    def apply(self, draft: Draft, workshop: Workshop) -> Change:
+        """The same draft.
+
+        Raises:
+            EngineError: the runtime failed.
+            CanceledError: the run was canceled.
+        """
+        context, spec = workshop.context, self.spec
+        layers = find_layers(draft.graph, draft.plan)
+        if not layers:
+            return Change(None, (), "there is no quantized linear node")
+        own = (context.config.activation.model_dump(mode="json"), context.config.weight.model_dump(mode="json"))
+        levels = spec.levels or {word: Level.model_validate(level_document(word, *own)) for word in _CANDIDATES}
+        found = analyse_once(
+            draft,
+            layers,
+            levels,
+            list(levels)[-1],
+            level_ranges(draft, list(levels.values()), context),
+            context,
+            verify=spec.verify,
+            samples=spec.samples or enough_samples(len(layers)),
+            first_sample=workshop.first_sample,
+            output_index=spec.output_index,
+        )
+        publish(found, context.files)
+        first = found.layers[0]
+        summary = f"{len(layers)} layers ranked on {found.samples} samples; the most sensitive one is {first.node!r}"
+        return Change(draft, (), summary, judged=False)
