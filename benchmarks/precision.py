@@ -90,11 +90,11 @@ def sensitivity(folder: Path, case: Case) -> None:
 
 
 def mixed(folder: Path, case: Case) -> None:
-    equalized = [{"method": "cross_layer_equalization"}]
+    equalized, corrected = {"method": "cross_layer_equalization"}, {"method": "bias_correction", "mode": "full"}
     for combination in ("A16W16_A8W8", "A8W16_A8W8"):
         step = {"method": "mixed_precision", "combination": combination, "goal": {"kind": "drop", "max_drop": 0.5}}
-        for name, before in (("alone", []), ("after equalization", equalized)):
-            report = run(folder, case, {**PER_TENSOR, "algorithms": [*before, step]}).report
+        for name, steps in (("alone", [step]), ("equalized and corrected", [equalized, step, corrected])):
+            report = run(folder, case, {**PER_TENSOR, "algorithms": steps}).report
             weights = [layer.weight_dtype for layer in report.layers if layer.weight_dtype is not None]
             share = 100.0 * np.mean([dtype == "int8" for dtype in weights])
             top1 = report.float_.metrics["top1"], report.quantized.metrics["top1"]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from service.contracts.algorithms import BiasCorrection
 from service.contracts.algorithms.precision import Level, MixedPrecision
 from service.contracts.dtypes import bits_of
 from service.contracts.selectors import Selector
 from service.contracts.sensitivity import Sensitivity
 from worker.quantizer.plan.matching import Matcher
+from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.precision.assignment import Assigner, level_ranges
 from worker.quantizer.precision.goal import Referee
 from worker.quantizer.precision.layers import Layer, find_layers
 from worker.quantizer.precision.mixing import HIGH, LOW, MixSearch
 from worker.quantizer.precision.sensitivity import analyse_once, enough_samples, publish
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Change, Workshop
 from worker.quantizer.statistics.collect import Request
 
@@ -62,13 +65,52 @@ class MixedPrecisionStep:
         movable = _movable(draft, layers, spec)
         order = ranking(sensitivity, layers, movable, by_bytes=_counts_bytes(spec), levels=levels)
         referee = Referee(spec.goal, context, output_index=spec.output_index)
-        search = MixSearch(Assigner(draft, layers, levels, ranges, context), order, referee, spec, workshop)
+        corrections = Corrections(spec, workshop)
+        assigner = Assigner(draft, layers, levels, ranges, context)
+        search = MixSearch(assigner, order, referee, spec, workshop, finished=corrections.applied)
         best = search.run()
         lowered = set(order[: best.lowered])
         nodes = tuple(layer.node for layer in layers if layer.group in lowered)
         made = search.draft_of(best.lowered)
         made.plan.notes += [f"mixed precision: {note}" for note in [*referee.notes, *search.notes]]
-        return Change(made, nodes, search.summary(best), judged=False)
+        return Change(made, nodes, search.summary(best) + corrections.words, judged=False)
+
+
+class Corrections:
+    """The bias correction that the config lists behind the mix: what is measured is what will come out.
+
+    Args:
+        spec: the entry of the mix in the config's algorithms.
+        workshop: of the step.
+    """
+
+    def __init__(self, spec: MixedPrecision, workshop: Workshop) -> None:
+        listed = workshop.context.config.algorithms
+        following = listed[listed.index(spec) + 1 :] if spec in listed else ()
+        self._algorithms = [algorithm for algorithm in following if isinstance(algorithm, BiasCorrection)]
+        self._workshop = workshop
+        self._judge = Judge(workshop.context, workshop.held_back or workshop.context.calibration_samples)
+
+    @property
+    def words(self) -> str:
+        """What the summary says of it."""
+        return "; measured with the bias correction that follows" if self._algorithms else ""
+
+    def applied(self, draft: Draft) -> Draft:
+        """The draft with what will be done to it; the very same one if nothing will.
+
+        Raises:
+            EngineError: the runtime failed.
+            CanceledError: the run was canceled.
+        """
+        for algorithm in self._algorithms:
+            change = self._workshop.step_of(algorithm).apply(draft, self._workshop)
+            if change.draft is None:
+                continue
+            move_grids(change.draft.graph, change.draft.plan, self._workshop.context.config)
+            if algorithm.accept == "always" or self._judge.worse(change.draft, draft) is None:
+                draft = change.draft
+        return draft
 
 
 def _movable(draft: Draft, layers: Sequence[Layer], spec: MixedPrecision) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from service.contracts.algorithms.precision import MixedPrecision
@@ -48,12 +48,21 @@ class MixSearch:
         referee: measures them.
         spec: goal, direction and budget.
         workshop: of the step.
+        finished: what becomes of a draft before it is measured.
     """
 
     def __init__(
-        self, assigner: Assigner, order: Sequence[int], referee: Referee, spec: MixedPrecision, workshop: Workshop
+        self,
+        assigner: Assigner,
+        order: Sequence[int],
+        referee: Referee,
+        spec: MixedPrecision,
+        workshop: Workshop,
+        *,
+        finished: Callable[[Draft], Draft],
     ) -> None:
         self._assigner = assigner
+        self._finished = finished
         self._order = order
         self._referee = referee
         self._spec = spec
@@ -73,12 +82,11 @@ class MixSearch:
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
-        ends = [len(self._order), 0] if self._spec.optimize == "speed" else [len(self._order)]
-        for end in ends:
-            self._try(end)
         low, high = 0, len(self._order)  # the goal is met at low, as far as anybody knows, and not at high
-        if self._tried[high].measured.met:
+        if self._try(high).measured.met:
             low = high
+        elif self._spec.optimize == "speed":
+            self._try(low)
         while high - low > 1 and not self._out_of_time():
             middle = (low + high) // 2
             if self._try(middle).measured.met:
@@ -154,7 +162,7 @@ class MixSearch:
                 measured = Measured(found["value"], found["gap"], tuple(found["parts"]))
                 self._tried[lowered] = Mix(lowered, measured, found["over_budget"])
             else:
-                draft = self.draft_of(lowered)
+                draft = self._finished(self.draft_of(lowered))
                 mix = Mix(lowered, self._referee.measure(draft), self._over_budget(draft))
                 document = {**asdict(mix.measured), "over_budget": mix.over_budget}
                 self._context.checkpoint.save(key, json.dumps(document).encode())

@@ -37,10 +37,14 @@ def mixed_rescue(bench: Bench, best: Trial, goal: DropGoal | DistanceGoal) -> Tr
     start = tuple(algorithm for algorithm in best.chain if isinstance(algorithm, _EQUALIZING))
     mixed: Chain = (*start, spec)
     workshop = bench.workshop_of(best.basis, mixed)
+    correction = BiasCorrection(mode="full")
+    context = workshop.context
+    listed = context.config.model_copy(update={"algorithms": (spec, correction)})
+    workshop = replace(workshop, context=replace(context, config=listed))
     change = MixedPrecisionStep(spec).apply(bench.draft_of(bench.trial(best.basis, start)), workshop)
     if change.draft is None or not change.draft.plan.weights:
         return None
     trial = Trial(best.basis, mixed, bench.score(change.draft), True, False, time.monotonic() - begin)
     bench.add(trial, replace(change.draft, algorithm=spec.method, changed=change.nodes))
-    corrected = bench.trial(best.basis, (*mixed, BiasCorrection(mode="full")))
+    corrected = bench.trial(best.basis, (*mixed, correction))
     return corrected if corrected.kept and corrected.sqnr_db > trial.sqnr_db else trial

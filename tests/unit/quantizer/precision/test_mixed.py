@@ -241,3 +241,21 @@ def test_a_search_that_was_broken_off_does_not_repeat_its_evaluations(tmp_path: 
     assert resumed.draft is not None
     assert whole.draft is not None
     assert resumed.draft.emitted_bytes() == whole.draft.emitted_bytes()
+
+
+def test_a_mix_is_measured_with_the_bias_correction_that_follows(tmp_path: Path) -> None:
+    step = mixed(33.0).model_dump(mode="json")
+    biased = {"weight": {"granularity": "per_tensor"}, "preset": "plain"}
+
+    def summary(*following: dict[str, Any]) -> tuple[str, float]:
+        settings = parse_config({**biased, "algorithms": [step, *following]})
+        report = quantize_file(tmp_path, chain_of_convolutions(outlier=2), samples(), settings).report
+        assert report.fidelity.sqnr_db is not None
+        return report.algorithms[0].summary, report.fidelity.sqnr_db
+
+    alone, reached = summary()
+    corrected, reached_so = summary({"method": "bias_correction", "mode": "full"})
+    assert "bias correction" not in alone
+    assert "measured with the bias correction that follows" in corrected
+    for told, got in ((alone, reached), (corrected, reached_so)):
+        assert float(told.partition("sqnr ")[2].split()[0]) == pytest.approx(got, abs=0.02)
