@@ -5,17 +5,21 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from pydantic import ValidationError
 
+from service.contracts.algorithms import SensitivityAnalysis
 from service.contracts.algorithms.precision import Level
+from service.contracts.config import parse_config
 from service.contracts.sensitivity import Sensitivity
 from service.contracts.specs import ActivationSpec, WeightSpec
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, workshop_for
-from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx
+from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, run_onnx
 from worker.quantizer.cache import Cache
 from worker.quantizer.precision import sensitivity
 from worker.quantizer.precision.assignment import level_ranges
@@ -158,3 +162,36 @@ def test_a_ranking_is_taken_over_for_the_same_network_samples_and_levels(tmp_pat
     other = {**LEVELS, "high": LOW}
     with pytest.raises(AssertionError, match="ranked again"):
         sensitivity.analyse_once(draft, layers, other, "low", ranges, context, samples=4)
+
+
+def test_the_head_of_the_ranking_is_checked_by_real_models(tmp_path: Path) -> None:
+    step = {"method": "sensitivity", "verify": 2, "samples": 8}
+    settings = parse_config({"preset": "plain", "weight": {"granularity": "per_tensor"}, "algorithms": [step]})
+    result = quantize_file(tmp_path, chain_of_convolutions(outlier=2), samples(), settings)
+    (outcome,) = result.report.algorithms
+    assert outcome.kept
+    assert "'conv2'" in outcome.summary
+    found = Sensitivity.model_validate_json(result.files[0].content)
+    assert list(found.layers[0].levels) == ["A16W16", "A8W16", "A16W8", "A8W8"]
+    assert [row.rank for row in found.layers] == [1, 2, 3, 4, 5]
+    assert [row.verified is not None for row in found.layers] == [True, True, False, False, False]
+    head = [row.verified for row in found.layers[:2]]
+    assert head == sorted(head, reverse=True)
+    others = [{"node": name} for name in ("conv0", "conv1", "conv3", "dense")]
+    alone = {**settings.model_dump(mode="json"), "algorithms": [], "exclude": others}
+    feeds = {"x": samples()["x"][8:24]}  # the first 8 of 48 are held back
+    quantized = quantize_file(tmp_path, chain_of_convolutions(outlier=2), samples(), parse_config(alone)).model
+    expected = run_onnx(chain_of_convolutions(outlier=2), feeds)["y"].astype(np.float64)
+    got = run_onnx(quantized, feeds)["y"].astype(np.float64)
+    assert found.layers[0].node == "conv2"
+    assert head[0] == pytest.approx(((got - expected) ** 2).sum() / (expected**2).sum(), rel=1e-3)
+    plain = parse_config({**settings.model_dump(mode="json"), "algorithms": []})
+    assert result.model == quantize_file(tmp_path, chain_of_convolutions(outlier=2), samples(), plain).model
+
+
+def test_a_level_in_float_has_no_errors_to_propagate() -> None:
+    float_ = {"activation": "float32", "weight": "float32"}
+    low = {"activation": {}, "weight": {}}
+    with pytest.raises(ValidationError, match="cannot be float32"):
+        SensitivityAnalysis.model_validate({"levels": {"low": low, "high": float_}})
+    assert SensitivityAnalysis.model_validate({"levels": {"high": float_, "low": low}}).levels["high"].is_float
