@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.contracts.base import Contract
+from service.contracts.base import SEARCH, Contract
 
 
 class MinMaxCalibration(Contract):
@@ -25,7 +25,13 @@ class PercentileCalibration(Contract):
     """Range = central share of all values seen, in percent; (100 - percentile) / 2 is cut on either side."""
 
     method: Literal["percentile"] = "percentile"
-    percentile: float = Field(default=99.999, gt=50.0, le=100.0, description="Share of values kept, in percent.")
+    percentile: float = Field(
+        default=99.999,
+        gt=50.0,
+        le=100.0,
+        description="Share of values kept, in percent.",
+        json_schema_extra={SEARCH: [99.99]},
+    )
 
 
 class LayerwisePercentileCalibration(Contract):

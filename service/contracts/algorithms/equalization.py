@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from service.contracts.algorithms.base import Refinement
+from service.contracts.base import SEARCH
 
 
 class CrossLayerEqualization(Refinement):
@@ -94,7 +95,9 @@ class BiasCorrection(Refinement):
 
     method: Literal["bias_correction"] = "bias_correction"
     mode: Literal["fast", "full"] = Field(
-        default="fast", description="fast: in closed form; full: layer after layer on the quantized network."
+        default="fast",
+        description="fast: in closed form; full: layer after layer on the quantized network.",
+        json_schema_extra={SEARCH: ["fast", "full"]},
     )
     data_size: int | None = Field(
         default=64, ge=1, description="Samples that full is measured on; null: all of the calibration set."

@@ -9,7 +9,7 @@ from service.contracts.algorithms import Autopilot
 from service.contracts.search import Search, TrialFigures
 from worker.quantizer.precision.deadline import OutOfTimeError, TimedRun
 from worker.quantizer.precision.goal import Referee
-from worker.quantizer.precision.recipes import Basis, Chain, bases, chains, finetuned, recipe_words
+from worker.quantizer.precision.recipes import Basis, Chain, bases, chains, finetuned, recipe_words, variants
 from worker.quantizer.precision.rescue import mixed_rescue
 from worker.quantizer.precision.trials import Bench, Finalist, Trial
 from worker.quantizer.refine.draft import Draft
@@ -68,7 +68,8 @@ class _Search:
         """The best finalist. Behind the deadline no trial is finished but the first one, which there always is."""
         tried = bases(self._bench.context.config, smaller=self._spec.objective == "size")
         quick = chains(self._bench.draft.graph)
-        self._bench.expect([*quick, *map(finetuned, quick)])
+        every = [*quick, *(variant for chain in quick for variant in variants(chain))]
+        self._bench.expect([*every, *map(finetuned, every)])
         self._timed.lenient = True
         self._evaluate([self._bench.trial(tried[0], ())])
         self._timed.lenient = False
@@ -89,6 +90,11 @@ class _Search:
         smaller = self._smallest()
         if smaller is not None and self._goes_on() and not self._finalists[smaller.name].measured.met:
             self._try([(smaller.basis, finetuned(smaller.chain))])
+            self._evaluate(self._finalists_of())
+        if not self._met() and self._goes_on():
+            self._try(
+                [(trial.basis, chain) for trial in self._ranked()[:_BEST_BASES] for chain in variants(trial.chain)]
+            )
             self._evaluate(self._finalists_of())
         if not self._met() and self._goes_on():
             self._try([(trial.basis, finetuned(trial.chain)) for trial in self._ranked()[:_BEST_BASES]])

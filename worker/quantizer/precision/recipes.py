@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
+from pydantic import TypeAdapter
 
 from service.contracts.algorithms import (
     AdaRound,
@@ -14,10 +15,14 @@ from service.contracts.algorithms import (
     CrossLayerEqualization,
     SmoothQuant,
 )
+from service.contracts.base import search_space
+from service.contracts.calibration import PercentileCalibration
 from service.contracts.config import QuantizationConfig
 from service.contracts.dtypes import is_integer
+from service.contracts.presets.own import ALGORITHMS as PRESET_ALGORITHMS
 
 Chain = tuple[Algorithm, ...]
+_ALGORITHM: TypeAdapter[Algorithm] = TypeAdapter(Algorithm)
 
 
 @dataclass(frozen=True)
@@ -51,12 +56,12 @@ def bases(base: QuantizationConfig, *, smaller: bool) -> list[Basis]:
     found = [Basis("as configured")]
     if not is_integer(base.activation.dtype):
         return found
-    for method, settings in (
-        ("percentile 99.99", {"method": "percentile", "percentile": 99.99}),
-        ("mse", {"method": "mse"}),
-    ):
-        if base.activation.calibration.model_dump(mode="json").get("method") != settings["method"]:
-            found.append(Basis(f"activations by {method}", {"activation": {"calibration": settings}}))
+    own = base.activation.calibration.model_dump(mode="json")
+    percentiles = search_space(PercentileCalibration)["percentile"]
+    methods = [(f"percentile {value:g}", {"method": "percentile", "percentile": value}) for value in percentiles]
+    for words, settings in (*methods, ("mse", {"method": "mse"})):
+        if any(own.get(key) != value for key, value in settings.items()):
+            found.append(Basis(f"activations by {words}", {"activation": {"calibration": settings}}))
     if smaller and base.weight.dtype in ("int8", "uint8") and base.target in ("onnxruntime_cpu", "onnxruntime_gpu"):
         weight = {"dtype": "int4", "symmetric": True, "granularity": "per_channel", "calibration": {"method": "mse"}}
         found.append(Basis("4-bit weights", {"weight": weight}))
@@ -64,13 +69,33 @@ def bases(base: QuantizationConfig, *, smaller: bool) -> list[Basis]:
 
 
 def chains(graph: ir.Graph) -> list[Chain]:
-    """Chains of quick algorithms that suit the network, each to be tried on the best bases."""
+    """The presets' chains of quick algorithms that suit the network, each to be tried on the best bases."""
     op_types = {node.op_type for node in graph}
-    found: list[Chain] = [(BiasCorrection(mode="full"),)]
-    if op_types & {"Conv", "ConvTranspose"}:
-        found.append((CrossLayerEqualization(), BiasCorrection(mode="full")))
-    if op_types & {"MatMul", "Gemm"} and "LayerNormalization" in op_types:
-        found.append((SmoothQuant(), BiasCorrection(mode="full")))
+    found: list[Chain] = []
+    for documents in PRESET_ALGORITHMS.values():
+        chain = tuple(_ALGORITHM.validate_python(document) for document in documents)
+        if chain and chain not in found and all(_suits(algorithm, op_types) for algorithm in chain):
+            found.append(chain)
+    return sorted(found, key=len)
+
+
+def _suits(algorithm: Algorithm, op_types: set[str]) -> bool:
+    """True for a quick algorithm that finds something to do."""
+    if isinstance(algorithm, CrossLayerEqualization):
+        return bool(op_types & {"Conv", "ConvTranspose"})
+    if isinstance(algorithm, SmoothQuant):
+        return bool(op_types & {"MatMul", "Gemm"}) and "LayerNormalization" in op_types
+    return isinstance(algorithm, BiasCorrection)
+
+
+def variants(chain: Chain) -> list[Chain]:
+    """The chain with one knob of one algorithm at another of the values that it declares to be worth a try."""
+    found = []
+    for place, algorithm in enumerate(chain):
+        for knob, values in search_space(type(algorithm)).items():
+            others = [value for value in values if value != getattr(algorithm, knob)]
+            changed = [algorithm.model_copy(update={knob: value}) for value in others]
+            found += [(*chain[:place], other, *chain[place + 1 :]) for other in changed]
     return found
 
 
@@ -80,5 +105,15 @@ def finetuned(chain: Chain) -> Chain:
 
 
 def recipe_words(basis: Basis, chain: Chain) -> str:
-    """The recipe for a reader."""
-    return f"{basis.name}: {' + '.join(algorithm.method for algorithm in chain) or 'calibration alone'}"
+    """The recipe for a reader: methods, and knobs of the search that are not at their defaults."""
+    return f"{basis.name}: {' + '.join(map(_words, chain)) or 'calibration alone'}"
+
+
+def _words(algorithm: Algorithm) -> str:
+    record = type(algorithm)
+    turned = [
+        str(getattr(algorithm, knob))
+        for knob in search_space(record)
+        if getattr(algorithm, knob) != record.model_fields[knob].default
+    ]
+    return f"{algorithm.method} ({', '.join(turned)})" if turned else algorithm.method

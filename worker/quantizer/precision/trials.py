@@ -24,8 +24,9 @@ from worker.quantizer.precision.structure import structure_of
 from worker.quantizer.refine.calibration import calibrate, kept_ranges
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.judge import Judge
-from worker.quantizer.refine.step import Step, Workshop
+from worker.quantizer.refine.step import Change, Step, Workshop
 from worker.quantizer.runtime import Session, to_bytes
+from worker.quantizer.statistics.collect import Request
 
 _LATENCY_RUNS = 20
 _NO_SCORE_DB = -200.0
@@ -210,8 +211,12 @@ class Bench:
 
     def expect(self, chains: Sequence[Chain]) -> None:
         """Say which algorithms will be tried, so that their statistics are collected together."""
-        algorithms: dict[str, Algorithm] = {algorithm.method: algorithm for chain in chains for algorithm in chain}
-        self._steps = [self._workshop.step_of(algorithm) for algorithm in algorithms.values()]
+        algorithms: dict[str, list[Algorithm]] = {}
+        for algorithm in (algorithm for chain in chains for algorithm in chain):
+            known = algorithms.setdefault(algorithm.method, [])
+            if algorithm not in known:
+                known.append(algorithm)
+        self._steps = [_Expected([self._workshop.step_of(one) for one in found]) for found in algorithms.values()]
 
     @property
     def _store(self) -> CheckpointStore:
@@ -240,6 +245,22 @@ class Bench:
         move_grids(change.draft.graph, change.draft.plan, workshop.context.config)
         made = replace(change.draft, algorithm=chain[-1].method, changed=change.nodes)
         return before if self._judge.worse(made, before) is not None else made
+
+
+class _Expected:
+    """Asks for the statistics of several variants of one method; what they are is up to the variant that is tried."""
+
+    def __init__(self, variants: Sequence[Step]) -> None:
+        self._variants = variants
+        self.method = variants[0].method
+
+    def requests(self, draft: Draft) -> list[Request]:
+        """Those of all variants."""
+        return [request for step in self._variants for request in step.requests(draft)]
+
+    def apply(self, draft: Draft, workshop: Workshop) -> Change:
+        """What the first variant makes of it."""
+        return self._variants[0].apply(draft, workshop)
 
 
 def _key(basis: Basis, chain: Chain) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from service.contracts.algorithms import Autopilot
+from service.contracts.base import search_space
+from service.contracts.calibration import PercentileCalibration
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import CanceledError
 from service.contracts.search import Search, TrialFigures
@@ -18,7 +20,7 @@ from worker.quantizer.checkpoint import CheckpointStore
 from worker.quantizer.precision import trials
 from worker.quantizer.precision.autopilot import AutopilotStep, pareto
 from worker.quantizer.precision.goal import Measured, Referee
-from worker.quantizer.precision.recipes import Basis
+from worker.quantizer.precision.recipes import Basis, chains, variants
 from worker.quantizer.precision.structure import structure_of
 from worker.quantizer.precision.trials import Finalist
 from worker.quantizer.refine.step import Change
@@ -217,3 +219,25 @@ def test_without_labels_the_verdict_goes_by_the_decisions(tmp_path: Path) -> Non
     report = quantize_file(tmp_path, chain_of_convolutions(2), arrays, settings).report
     assert report.verdict == "pass"
     assert any("no labels" in note for note in report.notes)
+
+
+def test_recipes_come_from_the_presets_and_from_what_knobs_declare() -> None:
+    draft, _ = workshop_for(chain_of_convolutions(2))
+    found = chains(draft.graph)
+    methods = [[algorithm.method for algorithm in chain] for chain in found]
+    assert methods == [["bias_correction"], ["cross_layer_equalization", "bias_correction"]]
+    presets = [parse_config({"preset": name}).algorithms for name in ("int8", "int8_per_tensor")]
+    assert all(chain in found for chain in presets)
+    (other,) = variants(presets[0])
+    assert other[0].model_dump() == {**presets[0][0].model_dump(), "mode": "full"}
+    assert search_space(PercentileCalibration)["percentile"]
+    assert search_space(Autopilot) == {}
+
+
+def test_every_variant_of_a_method_has_its_statistics() -> None:
+    change = flown(pilot(190.0, budget={"max_trials": 6}))
+    tried = {trial.name: trial for trial in found(change).trials}
+    alone = [trial for name, trial in tried.items() if name.endswith(": bias_correction")]
+    assert alone
+    by_basis = {trial.name.partition(":")[0]: trial.sqnr_db for trial in tried.values() if not trial.algorithms}
+    assert any(trial.sqnr_db > by_basis[trial.name.partition(":")[0]] for trial in alone)
