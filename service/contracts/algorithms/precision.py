@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from service.contracts.algorithms.base import Refinement
 from service.contracts.base import Contract
+from service.contracts.metrics.base import OutputRef
 from service.contracts.selectors import Selector
 from service.contracts.specs import ActivationSpec, WeightSpec
 
@@ -89,7 +90,7 @@ class MixedPrecision(Refinement):
         default_factory=lambda: DropGoal(max_drop=0.5)
     )
     budget: PrecisionBudget = Field(default_factory=PrecisionBudget)
-    output_index: int = Field(default=0, ge=0, description="Output of the network that a distance is measured on.")
+    output_index: OutputRef = Field(default=0, description="Output that a distance is measured on: index or name.")
     include: tuple[Selector, ...] = Field(default=(), max_length=10_000, description="Only these; empty: all.")
     exclude: tuple[Selector, ...] = Field(default=(), max_length=10_000, description="These stay at the higher level.")
     sensitivity_samples: int | None = Field(
@@ -190,4 +191,5 @@ class Autopilot(Refinement):
     objective: Literal["size", "latency"] = Field(
         default="latency", description="What to make small once the goal is met."
     )
+    output_index: OutputRef = Field(default=0, description="Output that a distance is measured on: index or name.")
     finalists: int = Field(default=3, ge=1, le=16, description="Recipes that are evaluated in full.")

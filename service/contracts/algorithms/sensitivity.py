@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from service.contracts.algorithms.base import Refinement
 from service.contracts.algorithms.precision import Level
+from service.contracts.metrics.base import OutputRef
 
 
 class SensitivityAnalysis(Refinement):
@@ -34,7 +35,7 @@ class SensitivityAnalysis(Refinement):
         le=10_000,
         description="So many of the most sensitive layers are checked by models in which they alone are quantized.",
     )
-    output_index: int = Field(default=0, ge=0, description="Output of the network that errors are measured on.")
+    output_index: OutputRef = Field(default=0, description="Output that errors are measured on: index or name.")
 
     @field_validator("levels")
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from service.contracts.algorithms import SensitivityAnalysis
 from service.contracts.algorithms.precision import Level, level_document
 from worker.quantizer.precision.assignment import level_ranges
+from worker.quantizer.precision.goal import output_place
 from worker.quantizer.precision.layers import find_layers
 from worker.quantizer.precision.sensitivity import analyse_once, enough_samples, publish
 from worker.quantizer.refine.draft import Draft
@@ -29,6 +30,7 @@ class SensitivityStep:
         """The same draft.
 
         Raises:
+            InvalidConfigError: there is no such output.
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
@@ -48,7 +50,7 @@ class SensitivityStep:
             verify=spec.verify,
             samples=spec.samples or enough_samples(len(layers)),
             first_sample=workshop.first_sample,
-            output_index=spec.output_index,
+            output_index=output_place(spec.output_index, context),
         )
         publish(found, context.files)
         first = found.layers[0]

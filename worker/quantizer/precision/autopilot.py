@@ -8,7 +8,7 @@ from dataclasses import replace
 from service.contracts.algorithms import Autopilot
 from service.contracts.search import Search, TrialFigures
 from worker.quantizer.precision.deadline import OutOfTimeError, TimedRun
-from worker.quantizer.precision.goal import Referee
+from worker.quantizer.precision.goal import Referee, output_place
 from worker.quantizer.precision.recipes import Basis, Chain, bases, chains, finetuned, recipe_words, variants
 from worker.quantizer.precision.rescue import mixed_rescue
 from worker.quantizer.precision.trials import Bench, Finalist, Trial
@@ -18,7 +18,7 @@ from worker.quantizer.refine.step import Change, Workshop
 from worker.quantizer.statistics.collect import Request
 
 # What differs by less is the same: latencies are measured on a machine with other work to do.
-_SAME = {"latency": 0.05, "size": 0.01}
+_SAME = {"latency": 0.1, "size": 0.01}
 _BEST_BASES = 2
 
 
@@ -37,14 +37,15 @@ class AutopilotStep:
         """The draft of the best recipe.
 
         Raises:
-            InvalidConfigError: the data cannot give the goal's metric.
+            InvalidConfigError: the data cannot give the goal's metric, or there is no such output.
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
         timed = TimedRun(workshop.context.run, self.spec.budget.max_seconds)
         context = replace(workshop.context, run=timed)
         judge = Judge(context, workshop.held_back or context.calibration_samples)
-        bench = Bench(draft, replace(workshop, context=context), judge, Referee(self.spec.goal, context))
+        referee = Referee(self.spec.goal, context, output_index=output_place(self.spec.output_index, context))
+        bench = Bench(draft, replace(workshop, context=context), judge, referee)
         search = _Search(self.spec, bench, timed)
         best = search.run()
         found = search.figures(best)
@@ -100,7 +101,7 @@ class _Search:
             self._try([(trial.basis, finetuned(trial.chain)) for trial in self._ranked()[:_BEST_BASES]])
             self._evaluate(self._finalists_of())
         if not self._met() and self._goes_on():
-            rescued = mixed_rescue(self._bench, self._ranked()[0], self._spec.goal)
+            rescued = mixed_rescue(self._bench, self._ranked()[0], self._spec.goal, self._spec.output_index)
             self._evaluate([rescued] if rescued is not None else [])
 
     def _try(self, recipes: list[tuple[Basis, Chain]]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from service.contracts.algorithms.precision import DistanceGoal, DropGoal
 from service.contracts.errors import InvalidConfigError
+from service.contracts.evaluation_checks import find_output
 from worker.quantizer.context import Context
 from worker.quantizer.data import Batch, Dataset, choose_batch_size
 from worker.quantizer.evaluation.metrics import Agreement
@@ -21,8 +21,8 @@ _BATCH = 8
 _TINY = 1e-30
 # Outputs of the float model that are kept, so that it runs once.
 _KEPT_BYTES = 256 * 2**20
-# A difference of so many standard errors is no chance.
-_CLEAR = 2.0
+# A paired bootstrap's resamples, and the share of them that may say otherwise.
+_RESAMPLES, _CHANCE = 1000, 0.025
 _SLACK = 1e-9
 
 
@@ -98,19 +98,13 @@ class Referee:
 
     @staticmethod
     def clear_winner(candidates: Sequence[_T]) -> _T:
-        """The first candidate, unless a later one is better by more than chance, batch against batch.
-
-        Paired differences, mean over standard error above 2; candidates stand simplest first.
-        """
+        """The first candidate, unless a later one is better by more than chance; candidates stand simplest first."""
         best = candidates[0]
         for other in candidates[1:]:
             pairs = zip(other.measured.parts, best.measured.parts, strict=False)
             differences = [new - old for new, old in pairs]
-            if len(differences) < 3:
-                better = other.measured.gap < best.measured.gap
-            else:
-                better = mean(differences) > _CLEAR * stdev(differences) / len(differences) ** 0.5
-            if better:
+            nearer = other.measured.gap < best.measured.gap
+            if clearly_positive(differences) if len(differences) > 2 else nearer:
                 best = other
         return best
 
@@ -190,7 +184,7 @@ class Referee:
 
     def _distance(self, session: Session, goal: DistanceGoal) -> Measured:
         names = self._context.float_session.output_names
-        name = names[min(self._output_index, len(names) - 1)]
+        name = names[self._output_index]
         sums, parts = _Sums(), []
         smaller_is_better = goal.metric in ("l2", "kl")
         sign = -1.0 if smaller_is_better else 1.0
@@ -202,6 +196,30 @@ class Referee:
             parts.append(sign * alone.value(goal.metric))
         value = sums.value(goal.metric)
         return Measured(value, sign * (goal.limit - value), tuple(parts))
+
+
+def clearly_positive(differences: Sequence[float]) -> bool:
+    """Paired bootstrap: whether the mean of all but the lowest 2.5 % of resamples lies above 0; the seed is fixed.
+
+    Args:
+        differences: of two candidates, batch by batch.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    chosen = np.random.default_rng(0).integers(0, values.size, (_RESAMPLES, values.size))
+    return bool(np.quantile(values[chosen].mean(axis=1), _CHANCE) > 0.0)
+
+
+def output_place(ref: int | str, context: Context) -> int:
+    """The number of the output that a config names or numbers.
+
+    Raises:
+        InvalidConfigError: the model has no such output.
+    """
+    names = context.float_session.output_names
+    name = find_output(ref, names)
+    if name is None:
+        raise InvalidConfigError(f"the model has no output {ref!r}", hint=f"Its outputs are {', '.join(names)}.")
+    return names.index(name)
 
 
 class _Sums:

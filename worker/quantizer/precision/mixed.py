@@ -12,7 +12,7 @@ from service.contracts.sensitivity import Sensitivity
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.precision.assignment import Assigner, level_ranges
-from worker.quantizer.precision.goal import Referee
+from worker.quantizer.precision.goal import Referee, output_place
 from worker.quantizer.precision.layers import Layer, find_layers
 from worker.quantizer.precision.mixing import HIGH, LOW, MixSearch
 from worker.quantizer.precision.sensitivity import analyse_once, enough_samples, publish
@@ -39,7 +39,7 @@ class MixedPrecisionStep:
         """The draft with as many layers lowered as the goal allows.
 
         Raises:
-            InvalidConfigError: the data cannot give the goal's metric.
+            InvalidConfigError: the data cannot give the goal's metric, or there is no such output.
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
@@ -47,7 +47,7 @@ class MixedPrecisionStep:
         layers = find_layers(draft.graph, draft.plan)
         if not layers:
             return Change(None, (), "there is no quantized linear node")
-        levels = (spec.high, spec.low)
+        levels, output_index = (spec.high, spec.low), output_place(spec.output_index, context)
         ranges = level_ranges(draft, levels, context)
         sensitivity = analyse_once(
             draft,
@@ -59,12 +59,12 @@ class MixedPrecisionStep:
             verify=spec.verify,
             samples=spec.sensitivity_samples or enough_samples(len(layers)),
             first_sample=workshop.first_sample,
-            output_index=spec.output_index,
+            output_index=output_index,
         )
         publish(sensitivity, context.files)
         movable = _movable(draft, layers, spec)
         order = ranking(sensitivity, layers, movable, by_bytes=_counts_bytes(spec), levels=levels)
-        referee = Referee(spec.goal, context, output_index=spec.output_index)
+        referee = Referee(spec.goal, context, output_index=output_index)
         corrections = Corrections(spec, workshop)
         assigner = Assigner(draft, layers, levels, ranges, context)
         search = MixSearch(assigner, order, referee, spec, workshop, finished=corrections.applied)

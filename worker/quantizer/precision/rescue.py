@@ -14,13 +14,14 @@ from worker.quantizer.precision.trials import Bench, Trial
 _EQUALIZING = (CrossLayerEqualization, SmoothQuant)
 
 
-def mixed_rescue(bench: Bench, best: Trial, goal: DropGoal | DistanceGoal) -> Trial | None:
+def mixed_rescue(bench: Bench, best: Trial, goal: DropGoal | DistanceGoal, output_index: int | str = 0) -> Trial | None:
     """The best recipe again, with as many layers left in float as the goal needs; None if that is all of them.
 
     Args:
         bench: makes drafts.
         best: the trial that came nearest.
         goal: what to reach.
+        output_index: output that a distance is measured on, by number or name.
 
     Raises:
         EngineError: the runtime failed.
@@ -33,6 +34,7 @@ def mixed_rescue(bench: Bench, best: Trial, goal: DropGoal | DistanceGoal) -> Tr
         low=Level(activation=config.activation, weight=config.weight),
         optimize="quality",
         goal=goal,
+        output_index=output_index,
     )
     start = tuple(algorithm for algorithm in best.chain if isinstance(algorithm, _EQUALIZING))
     mixed: Chain = (*start, spec)

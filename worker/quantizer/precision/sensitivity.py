@@ -155,7 +155,7 @@ def analyse(
         starts=[layer.node for layer in layers if layer.weight is not None],
         threads=context.threads,
     )
-    output = network.outputs[min(output_index, len(network.outputs) - 1)]
+    output = network.outputs[output_index]
     propagation = Propagation(network, errors, stackable=_stackable(draft.graph, network), run=context.run)
     noise = np.zeros(len(errors))
     signal = 0.0

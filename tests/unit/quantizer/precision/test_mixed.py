@@ -259,3 +259,12 @@ def test_a_mix_is_measured_with_the_bias_correction_that_follows(tmp_path: Path)
     assert "measured with the bias correction that follows" in corrected
     for told, got in ((alone, reached), (corrected, reached_so)):
         assert float(told.partition("sqnr ")[2].split()[0]) == pytest.approx(got, abs=0.02)
+
+
+def test_an_output_is_named_or_numbered() -> None:
+    by_name, _ = applied(mixed(41.0, output_index="y"))
+    by_number, _ = applied(mixed(41.0, output_index=0))
+    assert by_name.nodes == by_number.nodes
+    for ref in ("z", 1):
+        with pytest.raises(InvalidConfigError, match=f"no output {ref!r}"):
+            applied(mixed(41.0, output_index=ref))
