@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -119,7 +119,8 @@ class Assigner:
     def _source_specs(self, plan: QuantizationPlan, level_of: Mapping[str, Level]) -> dict[str, ActivationSpec]:
         """By source tensor: the highest precision that a layer which reads it wants.
 
-        A tensor that no layer reads (it goes into an addition, say) has that of the layer or the tensors it is made of.
+        A tensor that no layer reads has that of the layer or the tensors it is made of, unless another node joins it
+        with others: the operands of an addition or a concatenation have one type, so that integer kernels take them.
         """
         rank = {id(level): k for k, level in enumerate(self.levels)}
         wanted: dict[str, int] = {}
@@ -131,6 +132,8 @@ class Assigner:
         read = set(wanted)
         for node in self.draft.graph:
             own = level_of.get(node_name(node))
+            if own is None:
+                self._join(node, plan, wanted, read)
             for value in node.outputs:
                 entry = plan.activations.get(value.name or "")
                 if entry is None or entry.source in read:
@@ -142,6 +145,15 @@ class Assigner:
             if isinstance(spec, ActivationSpec):
                 specs[source] = spec
         return specs
+
+    @staticmethod
+    def _join(node: ir.Node, plan: QuantizationPlan, wanted: dict[str, int], read: Collection[str]) -> None:
+        """Give the inputs of ``node`` the precision of those that layers read too, or else the highest of all."""
+        entries = [plan.activations.get(name_of(value)) for value in node.inputs if value is not None]
+        sources = [entry.source for entry in entries if entry is not None and entry.source in wanted]
+        bound = [wanted[source] for source in sources if source in read]
+        joined = min(bound or [wanted[source] for source in sources], default=0)
+        wanted.update({source: joined for source in sources if source not in read})
 
     def _inherited(
         self,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from pydantic import ValidationError
 
@@ -268,3 +269,37 @@ def test_an_output_is_named_or_numbered() -> None:
     for ref in ("z", 1):
         with pytest.raises(InvalidConfigError, match=f"no output {ref!r}"):
             applied(mixed(41.0, output_index=ref))
+
+
+def residual_network() -> onnx.ModelProto:
+    text, weights, source = "[stem] r0 = Conv<pads=[1,1,1,1]>(x, w) ", {"w": normal(4, 3, 3, 3, scale=0.3)}, "r0"
+    for k in range(3):
+        for part in "ab":
+            weights[f"{part}{k}"] = normal(4, 4, 3, 3, seed=10 * k + ord(part), scale=0.2)
+        weights[f"b{k}"][0] *= 30.0 if k == 1 else 1.0
+        text += (
+            f"[a{k}] s{k} = Conv<pads=[1,1,1,1]>({source}, a{k}) [u{k}] t{k} = Relu(s{k}) "
+            f"[b{k}] v{k} = Conv<pads=[1,1,1,1]>(t{k}, b{k}) [add{k}] r{k + 1} = Add(v{k}, {source}) "
+        )
+        source = f"r{k + 1}"
+    weights["k"] = normal(4, 5)
+    text += f"[pool] p = GlobalAveragePool({source}) [flat] f = Flatten(p) [dense] y = MatMul(f, k)"
+    return make_model(f"(float[N,3,8,8] x) => (float[N,5] y) {{ {text} }}", weights)
+
+
+def test_the_operands_of_an_addition_have_one_type() -> None:
+    model = residual_network()
+    feeds = {"x": samples()["x"]}
+    expected = run_onnx(model, feeds)["y"]
+    mixes = set()
+    for limit in (20.0, 30.0, 34.0, 38.0, 42.0, 60.0):
+        draft, workshop = workshop_for(model, PER_TENSOR)
+        change = MixedPrecisionStep(mixed(limit)).apply(draft, workshop)
+        assert change.draft is not None
+        plan = change.draft.plan
+        for k in range(3):
+            first, second = (plan.activations[name].spec for name in (f"v{k}", f"r{k}"))
+            assert first == second
+        mixes.add(change.nodes)
+        assert sqnr_db(expected, run_onnx(change.draft.emitted_bytes(), feeds)["y"]) >= limit
+    assert len(mixes) > 2
