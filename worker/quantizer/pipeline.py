@@ -28,14 +28,14 @@ from worker.quantizer.extra import ExtraFile, ExtraFiles, write_files
 from worker.quantizer.graph.layout import take_nhwc
 from worker.quantizer.graph.loading import load_model
 from worker.quantizer.graph.passes.outcome import Outcome
-from worker.quantizer.graph.prepare import Prepared, prepare, undo_quantization
+from worker.quantizer.graph.prepare import prepare, undo_quantization
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.identity import origin, run_identity
 from worker.quantizer.intake import inspect_model
 from worker.quantizer.measure import Stages
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import check_selectors
-from worker.quantizer.plan.targets import edit_graph
+from worker.quantizer.plan.targets import edit_graph, edits_graph
 from worker.quantizer.provenance import fates, outline
 from worker.quantizer.range_plot import publish_ranges
 from worker.quantizer.recipes.qoperator import to_qoperator
@@ -230,13 +230,12 @@ def _quantize(original: ir.Model, context: Context) -> Quantized:
         notes += calibration_notes(config.calibration_samples, context.calibration.samples)
     with context.stages.stage("plan"):
         run.progress("plan")
+        unedited = copy_of(prepared.model) if edits_graph(config) else prepared.model
+        edits = edit_graph(prepared.graph, config, prepared.op_types)
         plan = recipe.plan(prepared.graph, config, prepared.op_types)
         run.check()
         if not plan.is_empty and prepared.keeps_function:
-            _check_prepared(prepared, context)
-        edits = [] if plan.is_empty else edit_graph(prepared.graph, config, prepared.op_types)
-        if edits:
-            plan = recipe.plan(prepared.graph, config, prepared.op_types)
+            _check_prepared(unedited, context)
     if plan.is_empty:
         unselected = config.model_copy(update={"include": (), "exclude": ()})
         without = recipe.plan(prepared.graph, unselected, prepared.op_types)
@@ -259,12 +258,10 @@ def _quantize(original: ir.Model, context: Context) -> Quantized:
     return Quantized(filled, quantized, model_bytes)
 
 
-def _check_prepared(prepared: Prepared, context: Context) -> None:
-    """Preparation must not change what the model computes: compare one batch."""
+def _check_prepared(prepared: ir.Model, context: Context) -> None:
+    """Preparation must not change what the model computes, unlike what its target asks for: compare one batch."""
     data, float_session = context.calibration, context.float_session
-    session = Session(
-        prepared.model, threads=context.threads, what="prepared model", optimized=not is_large(prepared.model)
-    )
+    session = Session(prepared, threads=context.threads, what="prepared model", optimized=not is_large(prepared))
     batch = next(iter(data.batches(context.inputs, choose_batch_size(context.inputs, data, 1), limit=1)))
     names = float_session.output_names
     for name, expected, got in zip(

@@ -22,6 +22,11 @@ TARGETS = {
 }
 
 
+def edits_graph(config: QuantizationConfig) -> bool:
+    """True if ``edit_graph`` may change a graph."""
+    return config.mode == "static" and bool(TARGETS[config.target].rules_of(Stage.GRAPH))
+
+
 def edit_graph(
     graph: ir.Graph, config: QuantizationConfig, op_types: Mapping[str, str] | None = None
 ) -> list[Decision]:
@@ -35,11 +40,10 @@ def edit_graph(
         config: resolved config.
         op_types: operators by node name as uploaded; selectors match either.
     """
-    target = TARGETS[config.target]
-    if config.mode != "static" or not target.rules_of(Stage.GRAPH):
+    if not edits_graph(config):
         return []
     selection = Selection(config, Matcher(graph, op_types))
-    return target.run(Stage.GRAPH, graph, QuantizationPlan(), config, selection)
+    return TARGETS[config.target].run(Stage.GRAPH, graph, QuantizationPlan(), config, selection)
 
 
 def move_grids(graph: ir.Graph, plan: QuantizationPlan, config: QuantizationConfig) -> list[Decision]:
@@ -51,4 +55,4 @@ def move_grids(graph: ir.Graph, plan: QuantizationPlan, config: QuantizationConf
     return TARGETS[config.target].run(Stage.GRIDS, graph, plan, config)
 
 
-__all__ = ["TARGETS", "Rule", "RuleContext", "Stage", "Target", "edit_graph", "move_grids"]
+__all__ = ["TARGETS", "Rule", "RuleContext", "Stage", "Target", "edit_graph", "edits_graph", "move_grids"]
