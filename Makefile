@@ -35,6 +35,9 @@ up: $(STAMP) ## Start the service on the embedded default (SQLite, filesystem br
 bench: $(STAMP) ## Print the tables of the README; needs the real models and data (QUANTMILL_DATA)
 	$(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python -m benchmarks.calibration
+	$(BIN)/python -m benchmarks.equalization
+	$(BIN)/python -m benchmarks.finetune
+	$(BIN)/python -m benchmarks.precision
 	$(BIN)/python -m benchmarks.service
 	$(BIN)/python -m benchmarks.submit_latency
 

@@ -16,6 +16,7 @@ from worker.quantizer.numerics.emission import float8_scale
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range, integer_limits, snap_scale
 from worker.quantizer.numerics.rounded import RoundedGrid
 from worker.quantizer.plan.types import Grid, QuantizationPlan, WeightPlan
+from worker.quantizer.plan.weights import counted
 from worker.quantizer.statistics.reducers import Range
 from worker.quantizer.statistics.weights import weight_range
 
@@ -67,7 +68,8 @@ def fill_parameters(graph: ir.Graph, plan: QuantizationPlan, *, threads: int = 1
     """Quantize weights and biases of a plan whose activations are filled; changed in place."""
     nodes = {node_name(node): node for node in graph}
     for weight in plan.weights.values():
-        weight.quantization = weight_grid(_array(graph, weight.initializer), weight, threads=threads)
+        array = counted(_array(graph, weight.initializer), weight, plan)
+        weight.quantization = weight_grid(array, weight, threads=threads)
     planned = {name: bias for name, bias in plan.biases.items() if bias.reason is None}
     for name, bias in planned.items():
         if bias.spec.dtype == "int32" and _input_grid(nodes[name], plan) is None:

@@ -124,7 +124,8 @@ class QuantizationPlan:
 
     ``notes`` are sentences for the report; ``decisions`` are what the rules of the target changed; with
     ``integer_limits`` a limit per channel is kept to on integers where their type has 8 bits. ``moved`` are
-    float32 arrays that stand in for initializers that have no integers of their own.
+    float32 arrays that stand in for initializers that have no integers of their own. ``silent`` says, by weight, which
+    output channels are 0 on all calibration data, bool [out]; weights that were not looked at are not in it.
     """
 
     nodes: dict[str, NodePlan] = field(default_factory=dict)
@@ -137,6 +138,7 @@ class QuantizationPlan:
     decisions: list[Decision] = field(default_factory=list)
     integer_limits: bool = False
     moved: dict[str, np.ndarray] = field(default_factory=dict)
+    silent: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -159,6 +161,7 @@ class QuantizationPlan:
             decisions=list(self.decisions),
             integer_limits=self.integer_limits,
             moved=dict(self.moved),
+            silent=dict(self.silent),
         )
 
     def sources(self) -> dict[str, ActivationSpec]:

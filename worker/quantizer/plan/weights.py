@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from service.contracts.calibration import MseCalibration
 from service.contracts.dtypes import HALF_DTYPES, is_block, is_integer, needs_calibration
 from service.contracts.specs import BiasSpec, WeightSpec
 from worker.quantizer.graph.affine import output_channels
@@ -112,3 +113,25 @@ def float_bias_reason(node: ir.Node, spec: BiasSpec, weight: WeightPlan) -> str 
     if spec.dtype == "int32" and (not is_integer(weight.spec.dtype) or weight.block_size is not None):
         return "an int32 bias needs an integer weight with one scale per tensor or per channel"
     return None
+
+
+def is_searched_whole(weight: WeightPlan) -> bool:
+    """True if one scale serves the whole weight and is searched by square error."""
+    return weight.axis is None and isinstance(weight.spec.calibration, MseCalibration)
+
+
+def counted(array: np.ndarray, weight: WeightPlan, plan: QuantizationPlan) -> np.ndarray:
+    """The weight as the search for its range sees it: silent output channels are 0, unless all of them are.
+
+    Args:
+        array: float32, first axis the output channels.
+        weight: its entry.
+        plan: with what is known of silent channels.
+    """
+    silent = plan.silent.get(weight.initializer)
+    if silent is None or silent.size != array.shape[0] or not silent.any() or silent.all():
+        return array
+    if not is_searched_whole(weight):
+        return array
+    kept: np.ndarray = np.where(silent.reshape(-1, *[1] * (array.ndim - 1)), np.float32(0), array)
+    return kept

@@ -25,6 +25,7 @@ def fill_static(prepared: Prepared, plan: QuantizationPlan, context: Context) ->
     def recalibrate(changed: Prepared, *, base: Draft | None = None, touched: Collection[str] = ()) -> Draft:
         fresh = build_plan(changed.graph, config, changed.op_types)
         kept = {} if base is None else kept_ranges(base.plan, fresh, touched)
+        fresh.silent = {} if base is None else dict(base.plan.silent)
         if any(tensor not in kept for tensor in config.tensor_ranges):
             fresh.notes.append("tensor_ranges are not used for tensors that an algorithm has changed")
         return calibrate(changed, fresh, context, every, {}, kept=kept)

@@ -13,6 +13,7 @@ from worker.quantizer.plan.parameters import fill_activations, fill_parameters
 from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.silence import mark, watch
 from worker.quantizer.refine.step import Step
 from worker.quantizer.statistics.collect import Request, collect
 from worker.quantizer.statistics.ranges import find_ranges, range_reducer
@@ -59,6 +60,8 @@ def calibrate(
             draft.statistics[step.method] = step.requests(draft)
         requests = [Request(tensor, reducer) for tensor, reducer in reducers.items()]
         requests += [request for of_step in draft.statistics.values() for request in of_step]
+        watched = watch(prepared.graph, plan)
+        requests += [entry.request for entry in watched]
         if requests:
             collect(
                 prepared.model,
@@ -74,6 +77,7 @@ def calibrate(
         ranges = plan.ranges = given | find_ranges(reducers, threads=context.threads)
         _check_ranges(prepared, ranges, context)
         assign_block_axes(prepared.graph, plan)
+        mark(watched, plan)
         fill_activations(plan, ranges)
         fill_parameters(prepared.graph, plan, threads=context.threads)
         move_grids(prepared.graph, plan, context.config)
