@@ -14,7 +14,7 @@ from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft
 
 WHOLE = {"granularity": "per_tensor", "calibration": {"method": "mse"}}
-CHANNELS, LOUD = 8, 300.0
+CHANNELS, LOUD = 8, 30.0
 
 
 def net(function: str = "Relu", *, dead: tuple[int, ...] = (3,), read_twice: bool = False) -> onnx.ModelProto:
@@ -22,10 +22,10 @@ def net(function: str = "Relu", *, dead: tuple[int, ...] = (3,), read_twice: boo
     weight, bias = normal(CHANNELS, 4, 3, 3, seed=1, scale=0.1), np.zeros(CHANNELS, np.float32)
     for channel in dead:
         weight[channel] *= LOUD
-        bias[channel] = -1e5
+        bias[channel] = -200
     outputs = "float[N, 8, 8, 8] y" + (", float[N, 8, 8, 8] z" if read_twice else "")
-    second = "z = Sigmoid (made)" if read_twice else ""
-    text = f"""net (float[N, 4, 10, 10] x) => ({outputs}) {{
+    second = "z = Tanh (made)" if read_twice else ""
+    text = f"""(float[N, 4, 10, 10] x) => ({outputs}) {{
         made = Conv (x, w, b)
         y = {function}
         {second}
@@ -50,7 +50,7 @@ def test_a_silent_channel_leaves_the_scale_to_the_others(function: str) -> None:
     alone = calibrated(net(function, dead=()))
     weight, other = draft.plan.weights["w"], alone.plan.weights["w"]
     assert draft.plan.silent["w"].tolist() == [channel == 3 for channel in range(CHANNELS)]
-    assert weight.quantization.scale <= other.quantization.scale * 1.01
+    assert weight.quantization.scale <= other.quantization.scale * 1.1
     awake = [channel for channel in range(CHANNELS) if channel != 3]
     original = normal(CHANNELS, 4, 3, 3, seed=1, scale=0.1)
     assert sqnr_db(original[awake], represented(original, weight)[awake]) > 35
