@@ -113,6 +113,7 @@ class Assigner:
             found = self.ranges.get((entry.source, entry.spec))
             if found is not None and needs_calibration(entry.spec.dtype):
                 known[entry.source] = TensorRange(minimum=found.minimum, maximum=found.maximum)
+        plan.silent = dict(self.draft.plan.silent)
         made = calibrate(self.draft.prepared, plan, self.context, (), known)
         return replace(made, statistics=self.draft.statistics)
 

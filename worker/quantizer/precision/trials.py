@@ -199,6 +199,7 @@ class Bench:
         def recalibrate(changed: Prepared, *, base: Draft | None = None, touched: Collection[str] = ()) -> Draft:
             plan = build_plan(changed.graph, config, changed.op_types)
             kept = {} if base is None else kept_ranges(base.plan, plan, touched)
+            plan.silent = {} if base is None else dict(base.plan.silent)
             return calibrate(changed, plan, context, self._steps, {}, kept=kept)
 
         return replace(self._workshop, context=context, recalibrate=recalibrate)

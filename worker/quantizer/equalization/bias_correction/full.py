@@ -24,6 +24,8 @@ from worker.quantizer.walk import Visit, Walk
 
 # Steps to the fixed point: Newton's, or halves of what is left where those lead too far.
 _ROUNDS = 6
+# Means nearer than this part of the values' deviation agree.
+_SETTLED = 1e-4
 # Values per channel that the means are taken of.
 _SAMPLE = 2048
 # Of fewer values that follow the bias no mean can be told.
@@ -105,11 +107,8 @@ def take_sample(visit: Visit, geometry: Geometry, place: Place, weight: np.ndarr
 def _product(matrix: np.ndarray, patches: list[np.ndarray]) -> np.ndarray:
     """[n, groups * outputs]: [groups, outputs, inputs] times the patches [groups, inputs, n], joined."""
     joined = np.concatenate(patches, axis=2)
-    narrow = matrix.astype(np.float32)
-    if len(narrow) == 1:
-        return np.asarray((narrow[0] @ joined[0]).T)
-    made: np.ndarray = np.einsum("goi,gin->ngo", narrow, joined)
-    return made.reshape(joined.shape[2], -1)
+    made: np.ndarray = np.matmul(matrix.astype(np.float32), joined)
+    return made.reshape(-1, joined.shape[2]).T
 
 
 def bias_shift(sample: Sample, activation: Function, quantized: Function) -> np.ndarray:
@@ -126,6 +125,7 @@ def bias_shift(sample: Sample, activation: Function, quantized: Function) -> np.
     shift = np.zeros(wanted.size)
     best, least = shift, np.full(wanted.size, np.inf)
     step = (_SLOPE_STEP * sample.found.std(axis=0) + np.finfo(np.float32).tiny).astype(np.float32)
+    settled = _SETTLED * sample.expected.std(axis=0)
     # Where the activation function never falls, these shifts put all values below, or above, the wanted ones.
     apart = sample.expected - sample.found
     low, high = np.minimum(apart.min(axis=0), 0.0).astype(np.float64), np.maximum(apart.max(axis=0), 0.0)
@@ -133,6 +133,8 @@ def bias_shift(sample: Sample, activation: Function, quantized: Function) -> np.
     for turn in range(_ROUNDS + 1):
         values = sample.found + shift.astype(np.float32)
         off = wanted - quantized(values).mean(axis=0, dtype=np.float64)
+        if (np.abs(off) <= settled).all():
+            return np.where(np.abs(off) < least, shift, best)
         better = np.abs(off) < least
         best, least = np.where(better, shift, best), np.where(better, np.abs(off), least)
         low, high = np.where(off > 0, shift, low), np.where(off < 0, shift, high)
