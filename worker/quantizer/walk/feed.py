@@ -14,7 +14,7 @@ from worker.quantizer.run import Run
 from worker.quantizer.walk.store import DEFAULT_LIMITS, Limits
 
 # Elements of the inputs in one part: large enough to keep all threads busy, small enough to be little of the whole.
-_PART_ELEMENTS = 1_500_000
+_PART_ELEMENTS = 320_000
 _LARGEST_PART = 32
 
 
