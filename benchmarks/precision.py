@@ -3,8 +3,9 @@
 usage: python -m benchmarks.precision [sensitivity | mixed | combinations | autopilot ...] [--models NAME ...]
                                                    (needs QUANTMILL_DATA, default ../shared/data)
 
-sensitivity: cost of the ranking in passes of the float model over the calibration set, and Spearman's correlation with
-one quantized model per layer, evaluated on the whole calibration set. mixed: drop and share of 8-bit weights.
+sensitivity: cost of the ranking, in bare passes of the float model over the calibration set and in evaluations of one
+quantized model on it, as a report's stage does them; and Spearman's correlation with one quantized model per layer,
+evaluated on the whole calibration set. mixed: drop and share of 8-bit weights.
 combinations: the named ones at the same limit of the output's distance: how many layers come out with which types.
 autopilot: verdict, size and latency beside plain per-channel INT8.
 """
@@ -80,13 +81,16 @@ def sensitivity(folder: Path, case: Case) -> None:
     found = Sensitivity.model_validate_json(file.content)
     spent = watch.told_at[-1] - watch.told_at[0]
     cost = spent / bare_pass(folder, case.name)["bare"]
-    brute = {}
+    brute, evaluations = {}, []
     for layer in found.layers:
         alone = {**PER_TENSOR, "include": [{"node": layer.node}]}
-        brute[layer.node] = -(run(folder, case, alone, on_calibration=True).report.fidelity.sqnr_db or 0.0)
+        report = run(folder, case, alone, on_calibration=True).report
+        brute[layer.node] = -(report.fidelity.sqnr_db or 0.0)
+        evaluations.append(seconds(report, "evaluation"))
+    whole = spent / float(np.median(evaluations))
     ranks = spearmanr([layer.levels["low"].both for layer in found.layers], list(brute.values())).statistic
     counts = f"{len(found.layers)} | {found.samples}"
-    print(f"| {case.name} | {counts} | {spent:.1f} | {cost:.1f} | {ranks:.3f} |", flush=True)
+    print(f"| {case.name} | {counts} | {spent:.1f} | {cost:.1f} | {whole:.1f} | {ranks:.3f} |", flush=True)
 
 
 def mixed(folder: Path, case: Case) -> None:
@@ -138,7 +142,7 @@ TABLES = {
     "sensitivity": (
         sensitivity,
         MOBILENETS,
-        "| model | layers | samples | s | x float pass | Spearman |\n|---|---|---|---|---|---|",
+        "| model | layers | samples | s | x bare float pass | x evaluation | Spearman |\n|---|---|---|---|---|---|---|",
     ),
     "mixed": (mixed, MOBILENETS, "| model | mix | float | quantized | 8-bit weights | s |\n|---|---|---|---|---|---|"),
     "combinations": (
