@@ -22,7 +22,7 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
     "a16w8_per_channel": _CORRECTED,
     "w4a8": ({"method": "cross_layer_equalization"}, *_ROUNDED),
     "npu_int8": _EQUALIZED,
-    "npu_int8_accurate": (*_EQUALIZED, *_ROUNDED),
+    "npu_int8_accurate": ({"method": "adaround", "scale_refit": True},),
 }
 _WORDS = {
     "cross_layer_equalization": "cross-layer equalization",
@@ -131,8 +131,8 @@ OWN_PRESETS = (
     ),
     _preset(
         "npu_int8_accurate",
-        "As npu_int8",
-        "with rounding chosen layer by layer",
+        "AMD NPU: types and rules of npu_int8",
+        "with integers and weight scales chosen layer by layer in place of equalization",
         **_NPU,
     ),
     _preset(

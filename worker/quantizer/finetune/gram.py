@@ -78,8 +78,8 @@ class GramSettings:
         rounding_ridge: share of the mean variance that is added to all directions when V is rounded.
     """
 
-    sweeps: int = 4
-    rounds: int = 3
+    sweeps: int = 3
+    rounds: int = 2
     rounding_ridge: float = 0.05
     ridges: Sequence[float] = _RIDGES
 
