@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from typing import Literal
 
-from service.contracts.errors import CanceledError
 from worker.quantizer.run import Run
 
 
-class OutOfTimeError(CanceledError):
-    """The time of a search is used up. The search itself takes it and returns the best so far."""
+class OutOfTimeError(Exception):
+    """The time of a search is used up. The search itself takes it and returns the best so far: nobody else sees it."""
 
 
 class TimedRun:
