@@ -12,7 +12,15 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.errors import EngineError, UnsupportedModelError
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    Names,
+    activation_limits,
+    add_initializer,
+    constant,
+    name_of,
+    node_name,
+)
 from worker.quantizer.numerics.emission import (
     IR_VERSION,
     Written,
@@ -379,18 +387,6 @@ def _implied(node: ir.Node, grid: IntegerGrid) -> bool:
     saturating = grid.at_run_time()
     reached = saturating.quantize(np.array([low, high], np.float32))
     return tuple(reached.tolist()) == saturating.limits
-
-
-def activation_limits(node: ir.Node) -> tuple[float, float]:
-    """Smallest and largest value that a Relu or Clip lets through."""
-    if node.op_type == "Relu":
-        return 0.0, float("inf")
-    limits = [float("-inf"), float("inf")]
-    for k, value in enumerate(node.inputs[1:3]):
-        array = constant(value)
-        if array is not None:
-            limits[k] = float(array.reshape(-1)[0])
-    return limits[0], limits[1]
 
 
 def _drop_unread(graph: ir.Graph, made: set[ir.Node]) -> None:

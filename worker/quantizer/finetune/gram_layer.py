@@ -9,11 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.algorithms import AdaRound
-from worker.quantizer.emit import activation_limits
 from worker.quantizer.finetune.geometry import Geometry, UnsupportedLayerError, geometry_of
 from worker.quantizer.finetune.gram import Layer, Rescaled, Solved
 from worker.quantizer.finetune.rounding import Lattice
-from worker.quantizer.graph.values import constant, float_attribute, name_of, node_name, users
+from worker.quantizer.graph.values import activation_limits, constant, float_attribute, name_of, node_name, users
 from worker.quantizer.numerics.integer import IntegerGrid, along, snap_scale, storage_dtype
 from worker.quantizer.plan.limits import limited_operand
 from worker.quantizer.plan.parameters import fill_bias

@@ -88,6 +88,18 @@ def owners(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
     }
 
 
+def activation_limits(node: ir.Node) -> tuple[float, float]:
+    """Smallest and largest value that a Relu or Clip lets through."""
+    if node.op_type == "Relu":
+        return 0.0, float("inf")
+    limits = [float("-inf"), float("inf")]
+    for k, value in enumerate(node.inputs[1:3]):
+        array = constant(value)
+        if array is not None:
+            limits[k] = float(array.reshape(-1)[0])
+    return limits[0], limits[1]
+
+
 def add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     """Register ``array`` as an initializer under ``name``, which must be free."""
     if name in graph.initializers:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from worker.quantizer.emit import activation_limits
 from worker.quantizer.graph.rewriting import rank_of
-from worker.quantizer.graph.values import constant, name_of, node_name, users
+from worker.quantizer.graph.values import activation_limits, constant, name_of, node_name, users
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.plan.weights import is_searched_whole
 from worker.quantizer.statistics.collect import Request

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.emit import activation_limits
 from worker.quantizer.equalization.bias_correction.places import Place, represented
 from worker.quantizer.finetune.geometry import Geometry, UnsupportedLayerError, geometry_of
 from worker.quantizer.graph.rewriting import other_operand
-from worker.quantizer.graph.values import constant, float_attribute, name_of, node_name, users
+from worker.quantizer.graph.values import activation_limits, constant, float_attribute, name_of, node_name, users
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.walk import Visit, Walk
