@@ -14,6 +14,18 @@ from service.contracts.selectors import Selector
 from service.contracts.specs import ActivationSpec, WeightSpec
 
 Combination = Literal["A16W16_A8W16", "A16W16_A16W8", "A16W16_A8W8", "A16W8_A8W8", "A8W16_A8W8"]
+RankingSamples = Annotated[
+    int | None,
+    Field(ge=1, le=4096, description="Samples that layers are ranked on; null: by the number of layers."),
+]
+Verified = Annotated[
+    int,
+    Field(
+        ge=0,
+        le=10_000,
+        description="So many of the most sensitive layers are checked by models in which they alone are quantized.",
+    ),
+]
 
 
 class Level(Contract):
@@ -93,15 +105,8 @@ class MixedPrecision(Refinement):
     output_index: OutputRef = Field(default=0, description="Output that a distance is measured on: index or name.")
     include: tuple[Selector, ...] = Field(default=(), max_length=10_000, description="Only these; empty: all.")
     exclude: tuple[Selector, ...] = Field(default=(), max_length=10_000, description="These stay at the higher level.")
-    sensitivity_samples: int | None = Field(
-        default=None, ge=1, le=4096, description="Samples that layers are ranked on; null: by the number of layers."
-    )
-    verify: int = Field(
-        default=3,
-        ge=0,
-        le=10_000,
-        description="So many of the most sensitive layers are checked by models in which they alone are quantized.",
-    )
+    sensitivity_samples: RankingSamples = None
+    verify: Verified = 3
 
     @model_validator(mode="before")
     @classmethod

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from service.contracts.algorithms.base import Refinement
-from service.contracts.algorithms.precision import Level
+from service.contracts.algorithms.precision import Level, RankingSamples, Verified
 from service.contracts.metrics.base import OutputRef
 
 
@@ -26,15 +26,8 @@ class SensitivityAnalysis(Refinement):
             "them. Empty: A16W16, A8W16, A16W8 and A8W8, on top of the config's own specs."
         ),
     )
-    samples: int | None = Field(
-        default=None, ge=1, le=4096, description="Samples that layers are ranked on; null: by the number of layers."
-    )
-    verify: int = Field(
-        default=3,
-        ge=0,
-        le=10_000,
-        description="So many of the most sensitive layers are checked by models in which they alone are quantized.",
-    )
+    samples: RankingSamples = None
+    verify: Verified = 3
     output_index: OutputRef = Field(default=0, description="Output that errors are measured on: index or name.")
 
     @field_validator("levels")
