@@ -82,3 +82,12 @@ def test_a_layer_that_is_silent_throughout_keeps_its_scale() -> None:
     assert draft.plan.silent["w"].all()
     assert float(draft.plan.weights["w"].quantization.scale) > 0.01
     assert not notes_of(draft.plan)
+
+
+def test_calibrating_anew_keeps_what_is_known_and_tells_it() -> None:
+    settings = config(preset="plain", weight=WHOLE, algorithms=[])
+    bench = Bench(net("Relu (made)"), {"x": normal(12, 4, 10, 10)}, BiasCorrection(), settings)
+    anew = bench.workshop.recalibrate(bench.draft.prepared, base=bench.draft, touched=("x",))
+    assert anew.plan.silent["w"].tolist() == bench.draft.plan.silent["w"].tolist()
+    assert anew.plan.weights["w"].quantization.scale == bench.draft.plan.weights["w"].quantization.scale
+    assert notes_of(anew.plan) == notes_of(bench.draft.plan)

@@ -21,7 +21,7 @@ from worker.quantizer.precision.assignment import ranges_of
 from worker.quantizer.precision.goal import Measured, Referee
 from worker.quantizer.precision.recipes import Basis, Chain, recipe_words
 from worker.quantizer.precision.structure import structure_of
-from worker.quantizer.refine.calibration import calibrate, kept_ranges
+from worker.quantizer.refine.calibration import calibrate, take_over
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Change, Step, Workshop
@@ -198,8 +198,7 @@ class Bench:
 
         def recalibrate(changed: Prepared, *, base: Draft | None = None, touched: Collection[str] = ()) -> Draft:
             plan = build_plan(changed.graph, config, changed.op_types)
-            kept = {} if base is None else kept_ranges(base.plan, plan, touched)
-            plan.silent = {} if base is None else dict(base.plan.silent)
+            kept = {} if base is None else take_over(base.plan, plan, touched)
             return calibrate(changed, plan, context, self._steps, {}, kept=kept)
 
         return replace(self._workshop, context=context, recalibrate=recalibrate)
@@ -233,6 +232,7 @@ class Bench:
         context = replace(self.context, config=self.config_of(basis))
         prepared = self.draft.prepared
         plan = build_plan(prepared.graph, context.config, prepared.op_types)
+        plan.silent = dict(self.draft.plan.silent)
         ranges = ranges_of(self.draft, plan, context)
         known = {name: TensorRange(minimum=found.minimum, maximum=found.maximum) for name, found in ranges.items()}
         return calibrate(prepared, plan, context, self._steps, known)

@@ -8,7 +8,7 @@ from worker.quantizer.context import Context
 from worker.quantizer.graph.prepare import Prepared
 from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.refine.calibration import calibrate, kept_ranges
+from worker.quantizer.refine.calibration import calibrate, take_over
 from worker.quantizer.refine.draft import Draft, Filled
 from worker.quantizer.refine.driver import refine
 from worker.quantizer.refine.judge import Judge, held_back_samples
@@ -24,8 +24,7 @@ def fill_static(prepared: Prepared, plan: QuantizationPlan, context: Context) ->
 
     def recalibrate(changed: Prepared, *, base: Draft | None = None, touched: Collection[str] = ()) -> Draft:
         fresh = build_plan(changed.graph, config, changed.op_types)
-        kept = {} if base is None else kept_ranges(base.plan, fresh, touched)
-        fresh.silent = {} if base is None else dict(base.plan.silent)
+        kept = {} if base is None else take_over(base.plan, fresh, touched)
         if any(tensor not in kept for tensor in config.tensor_ranges):
             fresh.notes.append("tensor_ranges are not used for tensors that an algorithm has changed")
         return calibrate(changed, fresh, context, every, {}, kept=kept)

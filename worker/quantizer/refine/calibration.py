@@ -84,8 +84,12 @@ def calibrate(
     return draft
 
 
-def kept_ranges(before: QuantizationPlan, after: QuantizationPlan, touched: Collection[str]) -> dict[str, Range]:
-    """The ranges of ``before`` that hold for ``after`` too: by tensors that are not ``touched``, with the same spec."""
+def take_over(before: QuantizationPlan, after: QuantizationPlan, touched: Collection[str]) -> dict[str, Range]:
+    """Hand on to ``after`` which channels are silent, and return the ranges of ``before`` that hold for it too.
+
+    Those are the ranges of tensors that are not ``touched`` and have the same spec.
+    """
+    after.silent = dict(before.silent)
     specs = before.sources()
     return {
         tensor: before.ranges[tensor]

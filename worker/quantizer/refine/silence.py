@@ -57,16 +57,16 @@ def watch(graph: ir.Graph, plan: QuantizationPlan) -> list[Watched]:
 
 
 def mark(watched: list[Watched], plan: QuantizationPlan) -> None:
-    """Enter what was seen into the plan, with a note if there are silent channels that matter."""
-    counts = {}
+    """Enter what was seen into the plan, with a note if it knows of silent channels that matter."""
     for entry in watched:
         mean = entry.reducer.result()
-        if mean is None:
-            continue
-        silent = mean == 0.0
-        plan.silent[entry.weight] = silent
-        if silent.any() and not silent.all():
-            counts[plan.weights[entry.weight].node] = int(silent.sum())
+        if mean is not None:
+            plan.silent[entry.weight] = mean == 0.0
+    counts = {}
+    for name, silent in plan.silent.items():
+        weight = plan.weights.get(name)
+        if weight is not None and is_searched_whole(weight) and silent.any() and not silent.all():
+            counts[weight.node] = int(silent.sum())
     if counts:
         where = ", ".join(f"{name} ({count})" for name, count in counts.items())
         plan.notes.append(

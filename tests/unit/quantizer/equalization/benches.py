@@ -17,7 +17,7 @@ from worker.quantizer.data import ArrayDataset
 from worker.quantizer.graph.prepare import Prepared
 from worker.quantizer.measure import Stages
 from worker.quantizer.plan.build import build_plan
-from worker.quantizer.refine.calibration import calibrate, kept_ranges
+from worker.quantizer.refine.calibration import calibrate, take_over
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Step, Workshop
 from worker.quantizer.refine.steps import step_of
@@ -64,7 +64,7 @@ class Bench:
 
         def recalibrate(changed: Prepared, *, base: Draft | None = None, touched: Collection[str] = ()) -> Draft:
             fresh = build_plan(changed.graph, settings, changed.op_types)
-            kept = {} if base is None else kept_ranges(base.plan, fresh, touched)
+            kept = {} if base is None else take_over(base.plan, fresh, touched)
             return calibrate(changed, fresh, context, steps, {}, kept=kept)
 
         self.draft = calibrate(prepared, plan, context, steps, {})
