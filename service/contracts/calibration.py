@@ -68,7 +68,8 @@ class DistributionCalibration(Contract):
 class MseCalibration(Contract):
     """Range with the smallest mean square error between a tensor and its quantized self.
 
-    With scale power_of_two every exponent that can matter is tried (MinMSE).
+    With scale power_of_two every exponent that can matter is tried (MinMSE). Ranges of the network's inputs are
+    moved on from there as long as that brings its outputs closer.
     """
 
     method: Literal["mse"] = "mse"

@@ -13,6 +13,7 @@ from worker.quantizer.plan.parameters import fill_activations, fill_parameters
 from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.inputs import settle_inputs
 from worker.quantizer.refine.silence import mark, watch
 from worker.quantizer.refine.step import Step
 from worker.quantizer.statistics.collect import Request, collect
@@ -74,7 +75,10 @@ def calibrate(
             )
     with context.stages.stage("parameters"):
         context.run.progress("parameters")
-        ranges = plan.ranges = given | find_ranges(reducers, threads=context.threads)
+        found = find_ranges(reducers, threads=context.threads)
+        better, notes = settle_inputs(found, sources, context)
+        plan.notes += notes
+        ranges = plan.ranges = given | found | better
         _check_ranges(prepared, ranges, context)
         assign_block_axes(prepared.graph, plan)
         mark(watched, plan)
