@@ -12,7 +12,8 @@ from worker.quantizer.equalization.cross_layer.balance import Values
 from worker.quantizer.equalization.cross_layer.dataflow import Flow
 from worker.quantizer.equalization.cross_layer.spaces import PINNED
 from worker.quantizer.graph.values import name_of
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.plan.types import Grid, QuantizationPlan
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.rows import ChannelExtremes
 
@@ -93,6 +94,7 @@ def quantized_values(
         unlimited: limits, by node name, that are to be dropped: what they let through is as large as what they get.
     """
     dropped = {name_of(limit.node.outputs[0]): limit.value for limit in flow.limits if limit.node.name in unlimited}
+    grids = {entry.source: entry.quantization for entry in plan.activations.values()}
     found = []
     for name, spec in plan.sources().items():
         tensor = seen.get(name)
@@ -101,5 +103,13 @@ def quantized_values(
         high = tensor.high
         if name in dropped and name_of(dropped[name]) in seen:
             high = np.maximum(high, seen[name_of(dropped[name])].high)
-        found.append(Values(tensor.groups, np.maximum(-tensor.low, 0.0), np.maximum(high, 0.0)))
+        below, above = np.maximum(-tensor.low, 0.0), np.maximum(high, 0.0)
+        found.append(Values(tensor.groups, below, above, _step(grids.get(name), max(below.max(), above.max()))))
     return found
+
+
+def _step(grid: Grid | None, largest: float) -> float:
+    """The step of a grid as a part of the largest value; 0 if it has no one step."""
+    if not isinstance(grid, IntegerGrid) or grid.scale.size != 1 or largest == 0.0:
+        return 0.0
+    return float(grid.scale.reshape(-1)[0]) / largest
