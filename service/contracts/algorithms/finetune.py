@@ -69,8 +69,8 @@ class AdaRound(Finetuning):
     solver: Literal["gram", "gradient"] = Field(
         default="gram",
         description=(
-            "gram: integers by coordinate descent on the quadratic error, from second moments of the inputs; "
-            "gradient: the paper's relaxation, by Adam."
+            "gram: integers by coordinate descent on the quadratic error, from second moments of the inputs; layers "
+            "with too many inputs for that go to the other; gradient: the paper's relaxation, by Adam."
         ),
     )
     learning_rate: float = Field(default=0.1, gt=0.0, description="Of the gradient solver.")
@@ -99,6 +99,14 @@ class AdaQuant(Finetuning):
     """
 
     method: Literal["adaquant"] = "adaquant"
+    solver: Literal["gram", "gradient"] = Field(
+        default="gradient",
+        description=(
+            "gradient: the paper's, by Adam, for all types and for normalizations too; gram: the same square error by "
+            "coordinate descent over the integers, from second moments of the inputs, several times faster: what has "
+            "no integer weight is left out."
+        ),
+    )
     learning_rate: float | None = Field(
         default=None,
         gt=0.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from service.contracts.algorithms import AdaQuant
 from worker.quantizer.finetune.gradient_step import finetune_by_gradient
+from worker.quantizer.finetune.gram_step import finetune_by_moments
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Workshop
 from worker.quantizer.statistics.collect import Request
@@ -22,4 +23,6 @@ class AdaQuantStep:
 
     def apply(self, draft: Draft, workshop: Workshop) -> Change:
         """The draft with finetuned weights, biases and normalizations."""
+        if self.spec.solver == "gram":
+            return finetune_by_moments(draft, workshop, self.spec)
         return finetune_by_gradient(draft, workshop, self.spec)

@@ -52,7 +52,7 @@ def finetune_by_gradient(draft: Draft, workshop: Workshop, spec: Spec) -> Change
     with Walk(draft.prepared, plan, feed, visited=lambda node: node_name(node) in sites) as walk:
         judge = EndToEnd(walk, spec.output_index) if spec.selective_update else None
         with SampleGatherer(walk, limits, mixed=spec.drop_ratio < 1.0) as gatherer:
-            bench = _Bench(plan, workshop, spec, gatherer, judge, tally)
+            bench = GradientBench(plan, workshop, spec, gatherer, judge, tally)
             for visit in walk.visits():
                 site = sites[visit.name]
                 words = tally.words(site.name, visit.index, visit.total)
@@ -69,7 +69,7 @@ def finetune_by_gradient(draft: Draft, workshop: Workshop, spec: Spec) -> Change
 
 
 @dataclass(frozen=True)
-class _Bench:
+class GradientBench:
     """Where one site after another is worked on; ``plan`` is what the walk runs with."""
 
     plan: QuantizationPlan

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.algorithms import AdaRound
+from service.contracts.algorithms import AdaQuant, AdaRound
 from worker.quantizer.finetune.geometry import Geometry, UnsupportedLayerError, geometry_of
 from worker.quantizer.finetune.gram import Layer, Rescaled, Solved
 from worker.quantizer.finetune.rounding import Lattice
@@ -22,6 +22,28 @@ from worker.quantizer.plan.types import BiasPlan, QuantizationPlan, WeightPlan
 _BIAS_LIMIT = 2**29
 _OCTAVES = tuple(2.0**-k for k in range(-1, 8))
 _WITHIN = tuple(2.0 ** (k / 5) for k in (-2, -1, 0, 1, 2))
+
+
+@dataclass(frozen=True)
+class Freedom:
+    """What may move beside the integers' next neighbours.
+
+    Attributes:
+        far: integers may move further than to the next one up or down.
+        bias: the bias follows.
+        scale: weight scales follow where their kind allows it.
+    """
+
+    far: bool
+    bias: bool
+    scale: bool
+
+    @classmethod
+    def of(cls, spec: AdaRound | AdaQuant) -> Freedom:
+        """What the options of an algorithm allow."""
+        if isinstance(spec, AdaQuant):
+            return cls(far=True, bias=spec.update_bias, scale=spec.update_scales)
+        return cls(far=spec.unrestricted, bias=spec.update_bias, scale=spec.scale_refit)
 
 
 @dataclass(frozen=True)
@@ -81,7 +103,7 @@ class GramLayer:
         flat = np.broadcast_to(array.astype(np.float32).reshape(-1), (groups * outputs,))
         return flat.reshape(self._channels)
 
-    def problem(self, spec: AdaRound) -> Layer:
+    def problem(self, freedom: Freedom) -> Layer:
         """The layer as the solver sees it."""
         shape = self.weight.integers.shape if self.weight.integers is not None else ()
         step, zero = (
@@ -92,7 +114,7 @@ class GramLayer:
 
         def lattice(step: np.ndarray) -> Lattice:
             low, high = limits[0] - zero, limits[1] - zero
-            if not spec.unrestricted:
+            if not freedom.far:
                 floor = np.floor(self.matrix / step)
                 low, high = np.clip(floor, low, high), np.clip(floor + 1, low, high)
             return Lattice(step, low, high)
@@ -103,9 +125,9 @@ class GramLayer:
             lattice=lattice(step),
             z=self.geometry.matrix(self.weight.integers).astype(np.float32) - zero,
             bias=self._present_bias(),
-            round_bias=self._bias_rounding() if spec.update_bias else None,
+            round_bias=self._bias_rounding() if freedom.bias else None,
             limits=activation_range(self.node, self._channels),
-            rescaled=self._rescaled(step, lattice) if spec.scale_refit else None,
+            rescaled=self._rescaled(step, lattice) if freedom.scale else None,
         )
 
     def _present_bias(self) -> np.ndarray:

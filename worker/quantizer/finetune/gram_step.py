@@ -1,19 +1,22 @@
-"""AdaRound from second moments: one walk of the network, layer after layer."""
+"""AdaRound and AdaQuant from second moments: one walk of the network, layer after layer."""
 
 from __future__ import annotations
 
 import io
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.algorithms import AdaRound
+from service.contracts.algorithms import AdaQuant, AdaRound
 from worker.quantizer.finetune.geometry import UnsupportedLayerError
+from worker.quantizer.finetune.gradient_layers import Site, layers
+from worker.quantizer.finetune.gradient_samples import SampleGatherer
 from worker.quantizer.finetune.gradient_selection import EndToEnd
+from worker.quantizer.finetune.gradient_step import GradientBench
 from worker.quantizer.finetune.gram import GramSettings, Solved, solve
-from worker.quantizer.finetune.gram_layer import Entry, GramLayer
+from worker.quantizer.finetune.gram_layer import Entry, Freedom, GramLayer
 from worker.quantizer.finetune.patches import sample_patches
 from worker.quantizer.finetune.tally import Tally
 from worker.quantizer.graph.values import node_name
@@ -29,10 +32,16 @@ _PATCHES_PER_INPUT, _FEWEST_PATCHES, _CHEAP_ELEMENTS = 10, 4000, 2_000_000
 _MOST_ELEMENTS = 40_000_000
 # Bytes of one matrix of second moments beyond which a layer is left to the gradient solver.
 _MOST_BYTES = 2**30
+# A step of the gradient solver takes as long as so many multiplications, however small the layer.
+_STEP = 3e7
+
+Spec = AdaRound | AdaQuant
 
 
-def finetune_by_moments(draft: Draft, workshop: Workshop, spec: AdaRound) -> Change:
+def finetune_by_moments(draft: Draft, workshop: Workshop, spec: Spec) -> Change:
     """A new draft whose integers, and biases, reconstruct the float layers better.
+
+    Layers with so many inputs that gradients come cheaper than second moments are left to the gradient solver.
 
     Args:
         draft: calibrated.
@@ -40,7 +49,7 @@ def finetune_by_moments(draft: Draft, workshop: Workshop, spec: AdaRound) -> Cha
         spec: options.
 
     Raises:
-        EngineError: the runtime failed on the data.
+        EngineError: a device is not there, or the runtime failed on the data.
         CanceledError: the run was canceled.
         ResourceLimitError: the tensors of a layer fit neither into memory nor on disk.
     """
@@ -53,22 +62,30 @@ def finetune_by_moments(draft: Draft, workshop: Workshop, spec: AdaRound) -> Cha
     limits = Limits(level=spec.mem_opt_level, disk_bytes=spec.cache_limit_bytes)
     feed = Feed.of(workshop, samples=spec.data_size, limits=limits, device=spec.infer_device)
     run = workshop.context.run
-    with Walk(draft.prepared, plan, feed, visited=lambda node: node_name(node) in chosen) as walk:
-        bench = _Bench(
-            plan, workshop, spec, tally, EndToEnd(walk, spec.output_index) if spec.selective_update else None
-        )
+    sites = {node_name(site.nodes[0]): site for site in layers(draft.graph, plan, spec.target_op_type)}
+    with (
+        Walk(draft.prepared, plan, feed, visited=lambda node: node_name(node) in chosen) as walk,
+        SampleGatherer(walk, limits, mixed=spec.drop_ratio < 1.0) as gatherer,
+    ):
+        judge = EndToEnd(walk, spec.output_index) if spec.selective_update else None
+        by_gradients = GradientBench(plan, workshop, spec, gatherer, judge, tally)
+        bench = _Bench(plan, workshop, spec, tally, judge, sites, by_gradients)
         for visit in walk.visits():
             run.progress(
                 spec.method, visit.index, visit.total, "layers", tally.words(visit.name, visit.index, visit.total)
             )
             bench.finetune(visit)
         run.progress(spec.method, walk.total, walk.total, "layers")
-        summary = tally.summary(list(walk.notes), "layers")
+        notes = list(walk.notes)
+    if bench.left:
+        names = ", ".join(bench.left)
+        notes.append(f"{names} by gradients, as second moments would take more time than these, or too much memory")
+    summary = tally.summary(notes, "layers")
     changed = replace(draft, plan=plan) if tally.changed else None
     return Change(changed, tuple(tally.changed), summary, errors=tally.errors)
 
 
-def _is_meant(node: ir.Node, plan: QuantizationPlan, spec: AdaRound) -> bool:
+def _is_meant(node: ir.Node, plan: QuantizationPlan, spec: Spec) -> bool:
     """True for a quantized node of the wanted operators with an integer weight."""
     weight = plan.weights.get(node.inputs[1].name or "") if len(node.inputs) > 1 and node.inputs[1] else None
     return (
@@ -80,16 +97,35 @@ def _is_meant(node: ir.Node, plan: QuantizationPlan, spec: AdaRound) -> bool:
 
 
 def _is_solvable(node: ir.Node, plan: QuantizationPlan, tally: Tally) -> bool:
-    """False, with a word in the tally, for a node that second moments are no way for."""
+    """False, with a word in the tally, for a node whose weight cannot be chosen as a matrix of integers."""
     try:
-        groups, _, inputs = GramLayer(node, plan).geometry.shape
+        GramLayer(node, plan)
     except UnsupportedLayerError as error:
         tally.skipped[node_name(node)] = str(error)
         return False
-    if groups * inputs * inputs * 4 > _MOST_BYTES:
-        tally.skipped[node_name(node)] = f"{inputs} inputs are too many for second moments; solver gradient takes them"
-        return False
     return True
+
+
+def moments_are_cheaper(
+    shape: tuple[int, int, int], patches: int, positions_per_sample: float, steps: int, batch_size: int
+) -> bool:
+    """True if a layer is solved from second moments in less time than by gradients, and within memory.
+
+    Args:
+        shape: groups, outputs per group, inputs per group.
+        patches: that the moments would be taken from.
+        positions_per_sample: patches that one sample has.
+        steps: of the gradient solver.
+        batch_size: samples in a step.
+    """
+    groups, outputs, inputs = shape
+    if groups * inputs * inputs * 4 > _MOST_BYTES:
+        return False
+    # moments and products; inverses in float64; a few sweeps from two starts and after each round
+    moments = groups * inputs * (2.0 * patches * (inputs + outputs) + 10.0 * inputs * inputs + 12.0 * inputs * outputs)
+    # forward, and backward by inputs and by weights, at half the speed of plain products
+    gradients = steps * (6.0 * batch_size * positions_per_sample * groups * inputs * outputs + _STEP)
+    return moments <= gradients
 
 
 @dataclass(frozen=True)
@@ -98,14 +134,21 @@ class _Bench:
 
     plan: QuantizationPlan
     workshop: Workshop
-    spec: AdaRound
+    spec: Spec
     tally: Tally
     judge: EndToEnd | None
+    sites: dict[str, Site]
+    by_gradients: GradientBench
+    left: list[str] = field(default_factory=list)
 
     def finetune(self, visit: Visit) -> None:
         """Solve the node, or take what an earlier attempt found; write it into the plan if it is kept."""
         store, key = self.workshop.context.checkpoint, f"{self.spec.method} {visit.name}"
         layer = GramLayer(visit.node, self.plan)
+        if visit.name in self.sites and not self._is_for_moments(visit, layer):
+            self.left.append(visit.name)
+            self.by_gradients.finetune(self.sites[visit.name], visit.index)
+            return
         stored = store.load(key)
         if stored is not None:
             self.tally.resumed += 1
@@ -137,22 +180,36 @@ class _Bench:
         self.tally.refused += 1
         return False
 
+    def _is_for_moments(self, visit: Visit, layer: GramLayer) -> bool:
+        shape, steps, part = layer.geometry.shape, self.spec.num_iterations, visit.parts[0]
+        samples = sum(part.valid for part in visit.parts)
+        batch_size = min(self.spec.batch_size, samples)
+        if moments_are_cheaper(shape, _wanted(layer), 1.0, steps, batch_size):
+            return True  # whatever is in the samples, which need not be looked at then
+        one = layer.geometry.positions(visit.x(part)) / part.valid
+        return moments_are_cheaper(shape, min(_wanted(layer), round(one * samples)), one, steps, batch_size)
+
     def _solve(self, visit: Visit, layer: GramLayer) -> Solved:
         context, spec = self.workshop.context, self.spec
-        groups, outputs, inputs = layer.geometry.shape
         seed = context.config.seed if spec.fixed_seed is None else spec.fixed_seed
-        one = groups * (inputs + outputs)
-        wanted = max(_PATCHES_PER_INPUT * inputs + _FEWEST_PATCHES, _CHEAP_ELEMENTS // one)
         patches = sample_patches(
             visit,
             layer.geometry,
             layer.matrix,
             layer.float_bias,
-            wanted=min(wanted, max(_MOST_ELEMENTS // one, _FEWEST_PATCHES)),
+            wanted=_wanted(layer),
             seed=int(np.random.SeedSequence([seed, zlib.crc32(visit.name.encode())]).generate_state(1)[0]),
             quantized_share=spec.drop_ratio,
         )
-        return solve(layer.problem(spec), patches, GramSettings(), context.run.check)
+        return solve(layer.problem(Freedom.of(spec)), patches, GramSettings(), context.run.check)
+
+
+def _wanted(layer: GramLayer) -> int:
+    """Patches that moments are taken from."""
+    groups, outputs, inputs = layer.geometry.shape
+    one = groups * (inputs + outputs)
+    wanted = max(_PATCHES_PER_INPUT * inputs + _FEWEST_PATCHES, _CHEAP_ELEMENTS // one)
+    return min(wanted, max(_MOST_ELEMENTS // one, _FEWEST_PATCHES))
 
 
 def to_bytes(errors: tuple[float, float], entry: Entry | None) -> bytes:

@@ -145,7 +145,7 @@ def test_every_option_reaches_the_solver_or_the_walk() -> None:
     """An option that is added to the contract has to be added here too, with a test of its effect."""
     tested = {name for _, options in _EFFECTS for name in options}
     tested |= {"mem_opt_level", "cache_limit_bytes", "optim_device", "infer_device", "early_stop"}
-    tested |= {"selective_update", "output_index", "method", "accept"}
+    tested |= {"selective_update", "output_index", "method", "accept", "solver"}
     assert set(Finetuning.model_fields) | set(AdaQuant.model_fields) <= tested
     of_other_solver = {"solver", "update_bias", "unrestricted", "scale_refit"}
     in_solver_tests = {"beta_range", "warm_start"}
@@ -161,7 +161,7 @@ def test_every_option_reaches_the_solver_or_the_walk() -> None:
         ({"drop_ratio": 1.5}, "/algorithms/0/drop_ratio"),
         ({"target_op_type": ["Relu"]}, "/algorithms/0/target_op_type/0"),
         ({"lr_adjust": {"threshold": 1.0}}, "/algorithms/0/lr_adjust/learning_rate"),
-        ({"solver": "gradient"}, "/algorithms/0/solver"),
+        ({"solver": "newton"}, "/algorithms/0/solver"),
     ],
 )
 def test_what_an_option_cannot_be_is_pointed_at(options: dict[str, Any], pointer: str) -> None:
