@@ -46,13 +46,15 @@ def choose_device(wanted: str) -> torch.device:
 @contextmanager
 def repeatable(threads: int) -> Iterator[None]:
     """``threads`` CPU threads, and GPU kernels that give the same result every time, in full float32."""
-    before = torch.get_num_threads()
+    before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")  # some containers' environment lowers it
     try:
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             yield
     finally:
         torch.set_num_threads(before)
+        torch.set_float32_matmul_precision(precision)
 
 
 def as_tensor(array: np.ndarray, device: torch.device, dtype: type = np.float32) -> Tensor:
