@@ -14,11 +14,13 @@ network and x in the float one, f the activation function behind the layer. It i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from worker.quantizer.finetune.arrays import NUMPY, Array, Arrays
 from worker.quantizer.finetune.patches import Patches
 from worker.quantizer.finetune.rounding import Lattice, Moments, descend, error, round_in_turn
 
@@ -33,6 +35,9 @@ _EVERY = 4
 class Layer:
     """What is to be solved. Arrays are float32; the matrix is [groups, outputs, inputs], biases are [groups, outputs].
 
+    They are NumPy's outside of the solver. What is called, ``round_bias`` and the lattice of ``rescaled``, always takes
+    and returns NumPy's.
+
     Attributes:
         matrix: W.
         lattice: values that V can take.
@@ -44,13 +49,24 @@ class Layer:
         rescaled: scales to choose from; None: the scale stays.
     """
 
-    matrix: np.ndarray
+    matrix: Array
     lattice: Lattice
-    z: np.ndarray
-    bias: np.ndarray
+    z: Array
+    bias: Array
     round_bias: Callable[[np.ndarray], np.ndarray] | None
-    limits: tuple[np.ndarray, np.ndarray] | None
+    limits: tuple[Array, Array] | None
     rescaled: Rescaled | None = None
+
+    def on(self, arrays: Arrays) -> Layer:
+        """A layer of NumPy's arrays as one of ``arrays``."""
+        return replace(
+            self,
+            lattice=self.lattice.on(arrays),
+            limits=None if self.limits is None else (arrays.of(self.limits[0]), arrays.of(self.limits[1])),
+            matrix=arrays.of(self.matrix),
+            z=arrays.of(self.z),
+            bias=arrays.of(self.bias),
+        )
 
 
 @dataclass(frozen=True)
@@ -105,7 +121,13 @@ class Solved:
     step: np.ndarray
 
 
-def solve(layer: Layer, patches: Patches, settings: GramSettings, check: Callable[[], None] = lambda: None) -> Solved:
+def solve(
+    layer: Layer,
+    patches: Patches,
+    settings: GramSettings,
+    check: Callable[[], None] = lambda: None,
+    arrays: Arrays = NUMPY,
+) -> Solved:
     """The best integers and bias that are found; those of ``layer`` if none are better.
 
     Args:
@@ -113,7 +135,16 @@ def solve(layer: Layer, patches: Patches, settings: GramSettings, check: Callabl
         patches: what it reads and should make.
         settings: how hard to try.
         check: called now and then; may raise.
+        arrays: what is computed with, and so where.
+
+    Raises:
+        torch.OutOfMemoryError: the device of ``arrays`` has too little memory.
     """
+    with arrays.session():
+        return _solve(layer.on(arrays), patches, settings, check)
+
+
+def _solve(layer: Layer, patches: Patches, settings: GramSettings, check: Callable[[], None]) -> Solved:
     problem = _Problem(layer, patches, settings, check)
     before = problem.loss(problem.outputs(layer.z, layer.bias))
     best = (before, layer.z, layer.bias, layer.lattice.step)
@@ -129,78 +160,85 @@ def solve(layer: Layer, patches: Patches, settings: GramSettings, check: Callabl
             best = (found, z, bias, problem.lattice.step)
         if left:
             z, bias = problem.again(z, made)
-    return Solved(best[1], best[2], before, best[0], ridge, best[3])
+    z, bias, step = (layer.lattice.arrays.numpy(array) for array in best[1:])
+    return Solved(z, bias, before, best[0], ridge, step)
 
 
 class _Problem:
     def __init__(self, layer: Layer, patches: Patches, settings: GramSettings, check: Callable[[], None]) -> None:
-        self.layer, self.y, self.settings, self.check = layer, patches.y, settings, check
+        self.xp = xp = layer.lattice.arrays
+        x, self.y = xp.of(patches.x), xp.of(patches.y)
+        self.layer, self.settings, self.check = layer, settings, check
         self.lattice = layer.lattice
         self.free_bias = layer.round_bias is not None
-        x = patches.x
         self.n = x.shape[2]
-        self.mean = x.mean(axis=2) if self.free_bias else np.zeros(x.shape[:2], np.float32)
+        self.mean = x.mean(axis=2) if self.free_bias else xp.of(np.zeros(x.shape[:2], np.float32))
         self.x = x - self.mean[:, :, None] if self.free_bias else x
         self.cut = max(1, int(self.n * (1 - _LEFT_OUT)))
         kept, left = self.x[:, :, : self.cut], self.x[:, :, self.cut :]
-        self.kept = _second(kept, kept)
-        self.inputs = self.kept + _second(left, left)
-        self.unit = np.maximum(np.einsum("gkk->g", self.inputs) / self.inputs.shape[1], np.float32(1e-20))
-        self.metric = _with_ridge(self.inputs, settings.rounding_ridge * self.unit)
-        self.own = np.matmul(layer.matrix, self.inputs)
+        self.kept = _second(xp, kept, kept)
+        self.inputs = self.kept + _second(xp, left, left)
+        self.unit = xp.clip(xp.einsum("gkk->g", self.inputs) / self.inputs.shape[1], 1e-20, None)
+        self.metric = _with_ridge(xp, self.inputs, settings.rounding_ridge * self.unit)
+        self.own = xp.matmul(layer.matrix, self.inputs)
         self.inverse = self.inputs
-        self.wanted = self.clipped(self.y.copy())
+        self.wanted = self.clipped(xp.copy(self.y))
 
-    def outputs(self, z: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    def outputs(self, z: Array, bias: Array) -> Array:
         """Before the activation function, float32 [groups, outputs, n]."""
         return self.made(z * self.lattice.step, bias, self.x)
 
-    def made(self, values: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
+    def made(self, values: Array, bias: Array, x: Array) -> Array:
         """Outputs of centered inputs ``x``."""
-        found: np.ndarray = np.matmul(values, x)
-        found += (bias + np.einsum("gok,gk->go", values, self.mean))[:, :, None]
+        found = self.xp.matmul(values, x)
+        found += (bias + self._of_mean(values))[:, :, None]
         return found
 
-    def clipped(self, outputs: np.ndarray) -> np.ndarray:
+    def clipped(self, outputs: Array) -> Array:
         """Behind the activation function; in place."""
-        return outputs if self.layer.limits is None else np.clip(outputs, *self.layer.limits, out=outputs)
+        return outputs if self.layer.limits is None else self.xp.clip(outputs, *self.layer.limits, out=outputs)
 
-    def loss(self, outputs: np.ndarray, first: int = 0) -> float:
+    def loss(self, outputs: Array, first: int = 0) -> float:
         """Mean square error behind the activation function, from patch ``first`` on."""
-        off = self.clipped(outputs.copy())
+        off = self.clipped(self.xp.copy(outputs))
         off -= self.wanted[:, :, first:]
-        return float(np.vdot(off, off)) / off.size
+        size: int = math.prod(off.shape)
+        return float(self.xp.dot(off, off)) / size
 
     def choose_ridge(self) -> float:
         """The ridge whose regression on some of the samples fits the others best, behind the activation function."""
-        layer, cut = self.layer, self.cut
+        xp, layer, cut = self.xp, self.layer, self.cut
         if cut == self.n or len(self.settings.ridges) == 1:
             return self.settings.ridges[-1]
         left = self.x[:, :, cut:]
         offset = self._offset(self.y[:, :, :cut])
-        cross = _second(self.y[:, :, :cut] - offset[:, :, None], self.x[:, :, :cut])
-        cross -= np.matmul(layer.matrix, self.kept)
+        cross = _second(xp, self.y[:, :, :cut] - offset[:, :, None], self.x[:, :, :cut])
+        cross -= xp.matmul(layer.matrix, self.kept)
         best = (float("inf"), 0.0)
         for ridge in self.settings.ridges:
             self.check()
-            inverse = _inverse(_with_ridge(self.kept, ridge * cut / self.n * self.unit))
-            values = layer.matrix + np.matmul(cross, inverse)
-            bias = offset - np.einsum("gok,gk->go", values, self.mean) if self.free_bias else layer.bias
+            inverse = _inverse(xp, _with_ridge(xp, self.kept, ridge * cut / self.n * self.unit))
+            values = layer.matrix + xp.matmul(cross, inverse)
+            bias = offset - self._of_mean(values) if self.free_bias else layer.bias
             best = min(best, (self.loss(self.made(values, bias, left), cut), ridge))
         return best[1]
 
-    def _offset(self, targets: np.ndarray) -> np.ndarray:
+    def _of_mean(self, values: Array) -> Array:
+        """What ``values`` make of the mean of the inputs, [groups, outputs]."""
+        return self.xp.einsum("gok,gk->go", values, self.mean)
+
+    def _offset(self, targets: Array) -> Array:
         """What is taken from the targets before V is fitted: their mean, or the bias that stays."""
         return targets.mean(axis=2) if self.free_bias else self.layer.bias
 
-    def regression(self, ridge: float) -> tuple[np.ndarray, np.ndarray]:
+    def regression(self, ridge: float) -> tuple[Array, Array]:
         """V without the activation function and without rounding, and what the bias adds to it."""
-        self.inverse = _inverse(_with_ridge(self.inputs, ridge * self.unit))
-        return self._regression(self.y.copy())
+        self.inverse = _inverse(self.xp, _with_ridge(self.xp, self.inputs, ridge * self.unit))
+        return self._regression(self.xp.copy(self.y))
 
-    def choose_scale(self, rescaled: Rescaled, values: np.ndarray, offset: np.ndarray) -> None:
+    def choose_scale(self, rescaled: Rescaled, values: Array, offset: Array) -> None:
         """Take the scales with which V, rounded to the nearest, comes closest behind the activation function."""
-        x, wanted = self.x[:, :, ::_EVERY], self.wanted[:, :, ::_EVERY]
+        xp, x, wanted = self.xp, self.x[:, :, ::_EVERY], self.wanted[:, :, ::_EVERY]
         groups, outputs, _ = values.shape
         best, least = np.ones((groups, outputs, 1), np.float32), np.full((groups, outputs), np.inf)
         for factors in rescaled.factors:
@@ -208,72 +246,69 @@ class _Problem:
             for factor in factors:
                 self.check()
                 tried = base * np.float32(factor)
-                lattice = rescaled.lattice(tried)
+                lattice = rescaled.lattice(tried).on(xp)
                 rounded = lattice.nearest(values) * lattice.step
-                bias = offset - np.einsum("gok,gk->go", rounded, self.mean) if self.free_bias else self.layer.bias
+                bias = offset - self._of_mean(rounded) if self.free_bias else self.layer.bias
                 off = self.clipped(self.made(rounded, bias, x))
                 off -= wanted
-                errors = np.einsum("gon,gon->go", off, off, dtype=np.float64)
+                errors = xp.numpy(xp.row_dots(off, off))
                 if not rescaled.per_channel:
                     errors[...] = errors.sum()
                 better = errors < least
                 least = np.where(better, errors, least)
                 best = np.where(better[:, :, None], tried, best)
-        self.lattice = rescaled.lattice(best)
+        self.lattice = rescaled.lattice(best).on(xp)
 
-    def first(self, values: np.ndarray, offset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def first(self, values: Array, offset: Array) -> tuple[Array, Array]:
         """Integers and bias without the activation function."""
         starts = [self.lattice.nearest(self.layer.matrix), round_in_turn(values, self.lattice, self.metric)]
         return self._round(starts, values, offset)
 
-    def again(self, z: np.ndarray, made: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def again(self, z: Array, made: Array) -> tuple[Array, Array]:
         """Integers and bias from targets that are moved to where the activation function does not tell them apart.
 
         ``made`` are the outputs of ``z``.
         """
         assert self.layer.limits is not None  # noqa: S101 - the caller looked
-        low, high = self.layer.limits
-        targets = self.y.copy()
-        np.copyto(targets, np.minimum(made, low), where=self.y <= low)
-        np.copyto(targets, np.maximum(made, high), where=self.y >= high)
+        xp, (low, high) = self.xp, self.layer.limits
+        targets = xp.copy(self.y)
+        xp.copy_where(targets, xp.minimum(made, low), self.y <= low)
+        xp.copy_where(targets, xp.maximum(made, high), self.y >= high)
         values, offset = self._regression(targets)
         return self._round([z], values, offset)
 
-    def _regression(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _regression(self, targets: Array) -> tuple[Array, Array]:
         """V, and what the bias adds to it; ``targets`` is written over."""
         offset = self._offset(targets)
         targets -= offset[:, :, None]
-        cross = _second(targets, self.x)
+        cross = _second(self.xp, targets, self.x)
         cross -= self.own
-        return self.layer.matrix + np.matmul(cross, self.inverse), offset
+        return self.layer.matrix + self.xp.matmul(cross, self.inverse), offset
 
-    def _round(
-        self, starts: Sequence[np.ndarray], values: np.ndarray, offset: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        layer, lattice = self.layer, self.lattice
-        moments = Moments(self.metric, np.matmul(values, self.metric))
+    def _round(self, starts: Sequence[Array], values: Array, offset: Array) -> tuple[Array, Array]:
+        xp, layer, lattice = self.xp, self.layer, self.lattice
+        moments = Moments(self.metric, xp.matmul(values, self.metric))
         found = [descend(z, lattice, moments, sweeps=self.settings.sweeps, check=self.check) for z in starts]
-        errors = np.stack([error(z, lattice, moments) for z in found])
-        z = np.take_along_axis(np.stack(found), errors.argmin(axis=0)[None, :, :, None], axis=0)[0]
+        errors = xp.stack([error(z, lattice, moments) for z in found])
+        z = xp.take_first(xp.stack(found), errors.argmin(axis=0)[None, :, :, None])[0]
         if layer.round_bias is None:
             return z, layer.bias
-        return z, layer.round_bias(offset - np.einsum("gok,gk->go", z * lattice.step, self.mean))
+        return z, xp.of(layer.round_bias(xp.numpy(offset - self._of_mean(z * lattice.step))))
 
 
-def _second(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _second(xp: Arrays, a: Array, b: Array) -> Array:
     """sum_n a b^T for every group."""
     if len(a) == 1:  # two axes: a product with itself is computed by halves
-        halves: np.ndarray = np.matmul(a[0], b[0].T)[None]
-        return halves
-    products: np.ndarray = np.matmul(a, np.swapaxes(b, 1, 2))
-    return products
+        return xp.matmul(a[0], b[0].T)[None]
+    return xp.matmul(a, xp.swapaxes(b, 1, 2))
 
 
-def _with_ridge(inputs: np.ndarray, ridge: np.ndarray) -> np.ndarray:
-    made = inputs.copy()
-    np.einsum("gkk->gk", made)[...] += ridge[:, None].astype(np.float32)
+def _with_ridge(xp: Arrays, inputs: Array, ridge: Array) -> Array:
+    made = xp.copy(inputs)
+    diagonal = xp.diagonal(made)
+    diagonal += ridge[:, None]
     return made
 
 
-def _inverse(inputs: np.ndarray) -> np.ndarray:
-    return np.linalg.inv(inputs.astype(np.float64)).astype(np.float32)
+def _inverse(xp: Arrays, inputs: Array) -> Array:
+    return xp.single(xp.inv(xp.double(inputs)))
