@@ -36,7 +36,9 @@ class Finetuning(Refinement):
     data_size: int | None = Field(default=None, ge=1, description="Samples used; null: all of the calibration set.")
     batch_size: int = Field(default=8, ge=1, le=4096, description="Samples in a step of the gradient solver.")
     num_iterations: int = Field(default=1000, ge=1, le=1_000_000, description="Steps of the gradient solver.")
-    optim_device: Device = Field(default="auto", description="Where layers are solved; auto: a GPU if there is one.")
+    optim_device: Device = Field(
+        default="auto", description="Where layers are solved, by every solver; auto: a GPU if there is one."
+    )
     infer_device: Device = Field(default="auto", description="Where layers are run to make the next ones' inputs.")
     fixed_seed: int | None = Field(default=None, ge=0, description="Seed of all random choices; null: the config's.")
     early_stop: bool = Field(default=False, description="Stop a layer once its error no longer falls.")

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.algorithms import AdaQuant, AdaRound
+from worker.quantizer.finetune.arrays import arrays_on
 from worker.quantizer.finetune.geometry import UnsupportedLayerError
 from worker.quantizer.finetune.gradient_layers import Site, layers
 from worker.quantizer.finetune.gradient_samples import SampleGatherer
@@ -201,7 +202,8 @@ class _Bench:
             seed=int(np.random.SeedSequence([seed, zlib.crc32(visit.name.encode())]).generate_state(1)[0]),
             quantized_share=spec.drop_ratio,
         )
-        return solve(layer.problem(Freedom.of(spec)), patches, GramSettings(), context.run.check)
+        problem, arrays = layer.problem(Freedom.of(spec)), arrays_on(spec.optim_device)
+        return solve(problem, patches, GramSettings(), context.run.check, arrays)
 
 
 def _wanted(layer: GramLayer) -> int:
