@@ -28,7 +28,6 @@ CLE: dict[str, Any] = {"method": "cross_layer_equalization"}
 CORRECTION: dict[str, Any] = {"method": "bias_correction", "mode": "fast"}
 ROUND: dict[str, Any] = {"method": "adaround"}
 REFIT: dict[str, Any] = {**ROUND, "scale_refit": True}
-NEXT: dict[str, Any] = {**ROUND, "unrestricted": False}
 # The settings of AMD Quark's own runs.
 PAPER: dict[str, Any] = {
     **ROUND,
@@ -90,7 +89,6 @@ ROWS = (
     Row(RESNET, "XINT8, AdaQuant", XINT8, ({**QUANT, **FEW},), 80.3, "xint8_adaquant", 20.0),
     Row(RESNET, "XINT8, AdaQuant from moments", XINT8, ({**QUANT, **FEW, "solver": "gram"},), 80.3, "xint8_adaquant"),
     Row(KWT, "XINT8, AdaRound", XINT8, (ROUND,), 97.0, "xint8_adaround", 10.0),
-    Row(KWT, "XINT8, AdaRound up or down", XINT8, (NEXT,), 97.0, "xint8_adaround", 10.0),
     Row(KWT, "NPU int8 (Percentile), SmoothQuant + AdaRound", NPU, (SMOOTH, ROUND), 97.0, "xint8_adaround", 10.0),
     Row(V1, "gradients: XINT8, AdaRound", XINT8, (PAPER,), None, "xint8_adaround", 2.0),
     Row(RESNET, "gradients: XINT8, AdaRound", XINT8, ({**PAPER, **FEW},), None, "xint8_adaround", 2.0),

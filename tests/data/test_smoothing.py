@@ -17,7 +17,7 @@ pytestmark = DATA_MARKS
 CLIPS = 16
 
 
-@pytest.mark.parametrize(("preset", "gain_db"), [("int8", 3.0), ("xint8", 3.0)])
+@pytest.mark.parametrize(("preset", "gain_db"), [("int8", 3.0), ("xint8", 1.0)])
 def test_a_speech_transformer_keeps_its_function_and_gets_far_better_on_integers(preset: str, gain_db: float) -> None:
     folder = required_data_dir() / "speech"
     clips = np.load(folder / "kwt1_calibration.npz")["inputs"][: 2 * CLIPS].astype(np.float32)
@@ -30,4 +30,5 @@ def test_a_speech_transformer_keeps_its_function_and_gets_far_better_on_integers
     got = next(iter(float_outputs(change.draft, unseen).values()))
     assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
     before, after = (next(iter(quantized_outputs(d, unseen).values())) for d in (it.draft, change.draft))
-    assert sqnr_db(expected, after) > sqnr_db(expected, before) + gain_db
+    # under xint8 the range of the input, found by what it does to the output, has taken care of the loud channel
+    assert sqnr_db(expected, after) > max(sqnr_db(expected, before) + gain_db, 20.0)

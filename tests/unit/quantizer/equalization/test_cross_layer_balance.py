@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker.quantizer.equalization.cross_layer import balance as balance_module
 from worker.quantizer.equalization.cross_layer.balance import Matrix, Problem, Values, balance
 from worker.quantizer.equalization.cross_layer.spaces import PINNED
 
@@ -219,3 +220,36 @@ def test_an_adaptive_search_ends_by_either_criterion() -> None:
     assert balance(chain, steps=NOW, least_change=1e6).sweeps == 1
     assert balance(chain, steps=7, least_change=1e6).sweeps == 7
     assert (balance(chain, steps=0, least_change=PRECISE).factors == 1.0).all()
+
+
+def stepped(step: float, *, of_weights: float = 1 / 127) -> tuple[np.ndarray, np.ndarray, Values, np.ndarray]:
+    """Rows and columns of a pair with values between them on a grid of ``step``, and the factors."""
+    one, other = sizes(3, 6, 3), sizes(4, 4, 6)
+    between = groups(1, 6)
+    matrices = [replace(dense(one, pinned(3), between), step=of_weights), dense(other, between, pinned(4))]
+    values = Values(between, np.zeros(6), sizes(5, 6), step)
+    factors = balance(problem(6, matrices, [values]), steps=500, least_change=PRECISE).factors[between]
+    return one.max(axis=1), other.max(axis=0), values, factors
+
+
+@pytest.mark.parametrize("step", [1 / 255, 1 / 96, 1 / 20])
+def test_rounding_of_values_and_of_rows_adds_up_to_that_of_columns(step: float) -> None:
+    rows, columns, values, factors = stepped(step)
+    of_rows, of_columns = relative(rows * factors), relative(columns / factors)
+    of_values = relative(values.above * factors)
+    wanted = 1 / of_rows**2 + balance_module._VALUES_COUNT * (step * 127 / of_values) ** 2
+    free = of_values < 1 - 1e-3  # the others are held by the tensor's range
+    off = np.sqrt(wanted) * of_columns
+    assert free.sum() >= 3
+    np.testing.assert_allclose(off[free], off[free][0], rtol=1e-2)
+
+
+def test_the_coarser_the_grid_of_values_the_less_they_are_sacrificed() -> None:
+    smallest = [relative(values.above * factors).min() for *_, values, factors in map(stepped, (0.0, 1 / 96, 1 / 8))]
+    assert smallest[0] < smallest[1] < smallest[2]
+
+
+def test_values_count_for_nothing_beside_weights_without_a_grid_of_their_own() -> None:
+    *_, alone = stepped(0.0)
+    *_, beside = stepped(1 / 8, of_weights=0.0)
+    np.testing.assert_array_equal(alone, beside)
