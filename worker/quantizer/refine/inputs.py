@@ -22,7 +22,8 @@ from worker.quantizer.statistics.reducers import Range
 
 # Samples that ranges are searched on, and that the outcome has to prove itself on.
 _FEW, _MANY = 8, 32
-_BATCH = 8
+# The float network's session keeps the memory of its largest batch.
+_BATCH = 1
 # Elements of feeds and outputs that are held at once.
 _MOST_ELEMENTS = 8_000_000
 # A move is made if the outputs come closer by this much.
