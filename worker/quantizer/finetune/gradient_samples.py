@@ -70,7 +70,7 @@ class SampleGatherer:
         first = {role: real_samples(read(walk.parts[0]), walk.parts[0]) for role, read in wanted}
         if any(array.ndim == 0 for array in first.values()) or len({len(array) for array in first.values()}) > 1:
             return "its input and its output do not have the samples on their first axis"
-        share = sum(part.valid for part in walk.parts) / walk.parts[0].valid
+        share = walk.samples / walk.parts[0].valid
         to_disk = not self._fits(int(sum(array.nbytes for array in first.values()) * share))
         self.on_disk += to_disk
         gathered = {

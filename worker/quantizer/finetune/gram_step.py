@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.algorithms import AdaQuant, AdaRound
 from worker.quantizer.finetune.arrays import arrays_on
 from worker.quantizer.finetune.geometry import UnsupportedLayerError
 from worker.quantizer.finetune.gradient_layers import Site, layers
 from worker.quantizer.finetune.gradient_samples import SampleGatherer
 from worker.quantizer.finetune.gradient_selection import EndToEnd
-from worker.quantizer.finetune.gradient_step import GradientBench
+from worker.quantizer.finetune.gradient_step import GradientBench, Spec
 from worker.quantizer.finetune.gram import GramSettings, Solved, solve
 from worker.quantizer.finetune.gram_layer import Entry, Freedom, GramLayer
 from worker.quantizer.finetune.patches import sample_patches
@@ -35,8 +34,6 @@ _MOST_ELEMENTS = 40_000_000
 _MOST_BYTES = 2**30
 # A step of the gradient solver takes as long as so many multiplications, however small the layer.
 _STEP = 3e7
-
-Spec = AdaRound | AdaQuant
 
 
 def finetune_by_moments(draft: Draft, workshop: Workshop, spec: Spec) -> Change:
@@ -183,12 +180,11 @@ class _Bench:
 
     def _is_for_moments(self, visit: Visit, layer: GramLayer) -> bool:
         shape, steps, part = layer.geometry.shape, self.spec.num_iterations, visit.parts[0]
-        samples = sum(part.valid for part in visit.parts)
-        batch_size = min(self.spec.batch_size, samples)
+        batch_size = min(self.spec.batch_size, visit.samples)
         if moments_are_cheaper(shape, _wanted(layer), 1.0, steps, batch_size):
             return True  # whatever is in the samples, which need not be looked at then
         one = layer.geometry.positions(visit.x(part)) / part.valid
-        return moments_are_cheaper(shape, min(_wanted(layer), round(one * samples)), one, steps, batch_size)
+        return moments_are_cheaper(shape, min(_wanted(layer), round(one * visit.samples)), one, steps, batch_size)
 
     def _solve(self, visit: Visit, layer: GramLayer) -> Solved:
         context, spec = self.workshop.context, self.spec

@@ -46,7 +46,7 @@ def sample_patches(
         quantized_share: of the elements of x; the others are the float network's, at random (Wei et al. 2022, QDrop).
     """
     groups, outputs, inputs = geometry.shape
-    samples = sum(part.valid for part in visit.parts)
+    samples = visit.samples
     quotas = [-(-wanted * part.valid // samples) for part in visit.parts]
     x = np.empty((groups, inputs, sum(quotas)), np.float32)
     y = np.empty((groups, outputs, sum(quotas)), np.float32)

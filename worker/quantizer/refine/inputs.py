@@ -16,7 +16,7 @@ from service.contracts.calibration import MseCalibration
 from service.contracts.specs import ActivationSpec
 from worker.quantizer.context import Context
 from worker.quantizer.data import choose_batch_size
-from worker.quantizer.evaluation.metrics import Distance
+from worker.quantizer.evaluation.metrics import Distance, comparable
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.reducers import Range
 
@@ -135,7 +135,7 @@ class _Trial:
             rounded = self._family.fake(exact.astype(np.float64), scale, zero).astype(exact.dtype)
             got = session.run({**case.feeds, self._name: rounded}, session.output_names, start=case.start)
             for k, (one, other) in enumerate(zip(case.outputs, got, strict=True)):
-                if getattr(one, "dtype", None) is not None and one.dtype.kind == "f" and one.shape == other.shape:
+                if comparable(one, other):
                     distances.setdefault(k, Distance()).update(one, other)
         figures = [distance.sqnr_db for distance in distances.values()]
         return min((-np.inf if figure is None else figure for figure in figures), default=np.inf)

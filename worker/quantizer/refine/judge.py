@@ -13,7 +13,7 @@ from service.contracts.metrics import Facts, PerClassAccuracy, TopKMetric
 from service.contracts.report import Score
 from worker.quantizer.context import Context
 from worker.quantizer.data import Batch, choose_batch_size
-from worker.quantizer.evaluation.metrics import Distance, metric_words
+from worker.quantizer.evaluation.metrics import Distance, comparable, metric_words
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.runtime import Session, is_large
 
@@ -108,7 +108,7 @@ class Judge:
             names = list(part.outputs)
             got = dict(zip(names, session.run(part.batch.feeds, names), strict=True))
             for name, expected in part.outputs.items():
-                if _comparable(expected, got[name]):
+                if comparable(expected, got[name]):
                     distances.setdefault(name, Distance()).update(expected, got[name])
             if self._measurable:
                 alone = self._metrics.start()
@@ -137,15 +137,6 @@ class Judge:
     @staticmethod
     def _outputs(session: Session, names: list[str], batch: Batch) -> dict[str, np.ndarray]:
         return dict(zip(names, session.run(batch.feeds, names, start=batch.start), strict=True))
-
-
-def _comparable(expected: object, got: object) -> bool:
-    return (
-        isinstance(expected, np.ndarray)
-        and isinstance(got, np.ndarray)
-        and expected.shape == got.shape
-        and expected.dtype.kind == "f"
-    )
 
 
 def share_noise(one: float, other: float, samples: int) -> float:

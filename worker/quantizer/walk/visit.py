@@ -56,6 +56,11 @@ class Visit:
         return self._walk.parts
 
     @property
+    def samples(self) -> int:
+        """Samples that are walked with."""
+        return self._walk.samples
+
+    @property
     def input(self) -> str:
         """Name of the tensor that the node reads."""
         value = self.node.inputs[0]

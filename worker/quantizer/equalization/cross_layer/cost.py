@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from worker.quantizer.data import choose_batch_size
-from worker.quantizer.evaluation.metrics import Distance
+from worker.quantizer.evaluation.metrics import Distance, comparable
 from worker.quantizer.refine.step import Workshop
 from worker.quantizer.runtime import Session, to_bytes
 
@@ -39,7 +39,7 @@ def cost_in_words(model: ir.Model, workshop: Workshop) -> str:
         expected = dict(zip(names, context.float_session.run(batch.feeds, names, start=batch.start), strict=True))
         got = dict(zip(names, session.run(batch.feeds, names), strict=True))
         for name, array in expected.items():
-            if getattr(array, "dtype", None) is not None and array.dtype.kind == "f" and array.shape == got[name].shape:
+            if comparable(array, got[name]):
                 distances.setdefault(name, Distance()).update(array, got[name])
         if measurable:
             before.update(batch, expected, expected)

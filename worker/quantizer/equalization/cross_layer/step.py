@@ -178,7 +178,7 @@ def _matrix(layer: Layer, plan: QuantizationPlan, *, append_bias: bool) -> Matri
     grid = None
     if layer.is_linear and entry is not None and _has_range(entry.spec.dtype):
         grid = "tensor" if entry.axis is None else "row"
-    grid_of = None if entry is None else entry.quantization
+    integers = None if entry is None else entry.quantization
     planned = plan.biases.get(node_name(node))
     own = planned is not None and planned.reason is None and planned.spec.dtype in _OWN_BIASES
     bias = layer.bias if append_bias and own else None
@@ -189,7 +189,7 @@ def _matrix(layer: Layer, plan: QuantizationPlan, *, append_bias: bool) -> Matri
         outputs=layer.outputs,
         bias=None if bias is None else np.abs(bias.astype(np.float64)),
         grid=grid,
-        step=1.0 / grid_of.limits[1] if grid == "tensor" and isinstance(grid_of, IntegerGrid) else 0.0,
+        step=1.0 / integers.limits[1] if grid == "tensor" and isinstance(integers, IntegerGrid) else 0.0,
     )
 
 

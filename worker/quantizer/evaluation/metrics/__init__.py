@@ -12,6 +12,7 @@ from worker.quantizer.evaluation.metrics.distances import (
     Distance,
     Divergence,
     class_scores,
+    comparable,
     decisions,
 )
 from worker.quantizer.evaluation.metrics.metric_set import Metrics, MetricSet, metric_words, rounded
@@ -28,6 +29,7 @@ __all__ = [
     "Seen",
     "UnfitError",
     "class_scores",
+    "comparable",
     "decisions",
     "metric_words",
     "rounded",

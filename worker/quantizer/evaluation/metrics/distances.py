@@ -14,6 +14,16 @@ from worker.quantizer.evaluation.metrics.base import parts
 IDENTICAL_DB = 200.0
 
 
+def comparable(expected: object, got: object) -> bool:
+    """True for two outputs that have a distance: arrays of one shape, of floats."""
+    return (
+        isinstance(expected, np.ndarray)
+        and isinstance(got, np.ndarray)
+        and expected.shape == got.shape
+        and expected.dtype.kind == "f"
+    )
+
+
 class Distance:
     """SQNR, PSNR, cosine and L2 between a float tensor and its quantized twin, over all batches."""
 
