@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint up bench lock clean
+.PHONY: help demo test test-fast lint up bench lock clean
 
 help: ## Show this help
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The lock file is installed in full first; the project itself adds nothing to it.
 $(STAMP): pyproject.toml requirements.lock
@@ -19,7 +19,9 @@ $(STAMP): pyproject.toml requirements.lock
 demo: $(STAMP) ## Train a small CNN, quantize it through the service, print the report
 	$(BIN)/quantmill demo
 
-# Tests that measure time wait until they are alone, so the number of processes changes nothing but the time.
+test-fast: $(STAMP) ## Run the unit tests that need neither a service nor real data and are no long ones
+	$(BIN)/python -m pytest tests/unit -m "not slow and not redis and not data" -n auto --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
+
 test: $(STAMP) ## Run every test, one process per core (PYTEST_ARGS="-n 0": one in all)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 
@@ -32,7 +34,7 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter
 up: $(STAMP) ## Start the service on the embedded default (SQLite, filesystem broker, local files)
 	$(BIN)/quantmill up
 
-bench: $(STAMP) ## Print the tables of the README; needs the real models and data (QUANTMILL_DATA)
+bench: $(STAMP) ## Print the tables of docs/benchmarks.md; needs the real models and data (QUANTMILL_DATA)
 	$(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python -m benchmarks.calibration
 	$(BIN)/python -m benchmarks.equalization

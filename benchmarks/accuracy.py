@@ -1,4 +1,4 @@
-"""Accuracy, size and latency of a preset on real models; prints the table of the README.
+"""Accuracy, size and latency of a preset on real models; prints a table of docs/benchmarks.md.
 
 usage: python -m benchmarks.accuracy [PRESET ...]      (needs QUANTMILL_DATA, default ../shared/data)
 """
@@ -6,71 +6,18 @@ usage: python -m benchmarks.accuracy [PRESET ...]      (needs QUANTMILL_DATA, de
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.calibration import THREADS, data_folder
+from benchmarks.cases import CASES, THREADS, Case, data_folder, source
 from service.contracts.config import parse_config
-from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.report import Report
-from service.contracts.runner import DatasetSource
 from worker.quantizer.pipeline import quantize
-from worker.quantizer.run import SilentRun
-
-
-def images(mean: tuple[float, ...], std: tuple[float, ...]) -> PreprocessingSpec:
-    spec = InputSpec(array="images", layout="NHWC", scale=1 / 255, mean=mean, std=std)
-    return PreprocessingSpec(inputs={"input": spec})
-
-
-def arrays(name: str, spec: InputSpec, labels: str | None = None) -> PreprocessingSpec:
-    return PreprocessingSpec(inputs={name: spec}, labels=labels)
-
-
-HALF = images((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-IMAGENET = images((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-KWS, MNIST = "speech/kws_dscnn_mfcc49x10.npz", "mnist/mnist.npz"
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    model: str
-    calibration: tuple[str, PreprocessingSpec]
-    evaluation: tuple[str, PreprocessingSpec]
-
-
-def same(model: str, folder: str, prefix: str, spec: PreprocessingSpec, name: str) -> Case:
-    return Case(name, model, (f"{folder}/{prefix}calibration.npz", spec), (f"{folder}/{prefix}evaluation.npz", spec))
-
-
-CASES = (
-    same("imagenet/mobilenet_v1_0.75_224.onnx", "imagenet", "", HALF, "MobileNetV1 0.75"),
-    same("imagenet/mobilenet_v2_1.0_224.onnx", "imagenet", "", HALF, "MobileNetV2 1.0"),
-    same("cifar10/resnet20.onnx", "cifar10", "", IMAGENET, "ResNet20"),
-    same("cifar10/resnet32.onnx", "cifar10", "", IMAGENET, "ResNet32"),
-    Case(
-        "KWS DS-CNN",
-        "speech/kws_dscnn.onnx",
-        (KWS, arrays("input", InputSpec(array="calib"), "calib_labels")),
-        (KWS, arrays("input", InputSpec(array="test"), "test_labels")),
-    ),
-    same("speech/kwt1.onnx", "speech", "kwt1_", arrays("input", InputSpec(array="inputs")), "KWT-1"),
-    Case(
-        "MNIST CNN",
-        "mnist/mnist_cntk_opset8.onnx",
-        (MNIST, arrays("Input3", InputSpec(array="calib", layout="NHW"), "calib_labels")),
-        (MNIST, arrays("Input3", InputSpec(array="test", layout="NHW"), "test_labels")),
-    ),
-)
+from worker.quantizer.run.interface import SilentRun
 
 
 def measure(folder: Path, case: Case, preset: str) -> Report:
-    def source(part: tuple[str, PreprocessingSpec]) -> DatasetSource:
-        return DatasetSource(path=str(folder / part[0]), preprocessing=part[1])
-
     config = parse_config({"preset": preset})
-    calibration, evaluation = source(case.calibration), source(case.evaluation)
+    calibration, evaluation = source(folder, case.calibration), source(folder, case.evaluation)
     return quantize(folder / case.model, config, calibration, evaluation, run=SilentRun(), threads=THREADS).report
 
 

@@ -22,15 +22,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from benchmarks.accuracy import Case
-    from service.contracts.dataset import PreprocessingSpec
-    from service.contracts.runner import DatasetSource
+from benchmarks.cases import THREADS, Case, case_of, data_folder, source
 
-THREADS = 2
-MODEL = "imagenet/mobilenet_v1_0.75_224.onnx"
 MODELS = ("MobileNetV1 0.75", "MobileNetV2 1.0", "ResNet20", "KWT-1")
 PO2: dict[str, Any] = {"dtype": "int8", "symmetric": True, "scale": "power_of_two"}
 ACTIVATIONS: dict[str, dict[str, Any]] = {
@@ -49,25 +44,6 @@ ACTIVATIONS: dict[str, dict[str, Any]] = {
 LIMITS = {"minmax": 3.0, "percentile": 6.0, "entropy": 6.0, "mse": 6.0, "mse, 2^n": 6.0}
 QUARK_RECIPES = ("minmax", "percentile", "entropy", "xint8")
 _NO_ENGINE = ("evaluation", "layers", "latency")
-
-
-def data_folder() -> Path:
-    folder = Path(os.environ.get("QUANTMILL_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
-    if not (folder / MODEL).is_file():
-        sys.exit(f"no {MODEL} in {folder}: set QUANTMILL_DATA to the folder with the real models and data")
-    return folder
-
-
-def case_of(name: str) -> Case:
-    from benchmarks.accuracy import CASES
-
-    return next(case for case in CASES if case.name == name)
-
-
-def source(folder: Path, part: tuple[str, PreprocessingSpec]) -> DatasetSource:
-    from service.contracts.runner import DatasetSource
-
-    return DatasetSource(path=str(folder / part[0]), preprocessing=part[1])
 
 
 def bare_pass(folder: Path, name: str) -> dict[str, float]:
@@ -91,9 +67,9 @@ def preprocessed(folder: Path, case: Case) -> Any:
     import numpy as np
 
     from worker.quantizer.data import open_dataset
-    from worker.quantizer.intake import inspect_model
+    from worker.quantizer.intake.inspect import open_model
 
-    inputs = inspect_model(folder / case.model, threads=THREADS, list_nodes=False).inputs
+    inputs = open_model(folder / case.model).summary.inputs
     data = open_dataset(folder / case.calibration[0], case.calibration[1])
     return np.concatenate([batch.feeds[inputs[0].name] for batch in data.batches(inputs, 1)])
 
@@ -102,7 +78,7 @@ def measure(folder: Path, name: str, method: str) -> dict[str, float]:
     """Seconds, peak memory in bytes and top-1 of one method."""
     from service.contracts.config import parse_config
     from worker.quantizer.pipeline import quantize
-    from worker.quantizer.run import SilentRun
+    from worker.quantizer.run.interface import SilentRun
 
     case = case_of(name)
     evaluation = {"latency_runs": 1, "layer_samples": 1}
@@ -129,7 +105,7 @@ def quark(folder: Path, name: str, recipe: str, python: str, script: str) -> dic
     import numpy as np
 
     from worker.quantizer.evaluation.command import evaluate_files
-    from worker.quantizer.run import SilentRun
+    from worker.quantizer.run.interface import SilentRun
 
     case = case_of(name)
     samples = preprocessed(folder, case)

@@ -1,4 +1,4 @@
-"""What equalization, smoothing and bias correction give without any finetuning; prints a table of the README.
+"""What equalization, smoothing and bias correction give without any finetuning; prints a table of docs/benchmarks.md.
 
 usage: python -m benchmarks.equalization [--rows WORD ...] [--presets [NAME ...]]
                                                                  (needs QUANTMILL_DATA, default ../shared/data)
@@ -16,13 +16,12 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.accuracy import CASES, Case
-from benchmarks.calibration import THREADS, data_folder, source
+from benchmarks.cases import CASES, THREADS, Case, data_folder, source
 from service.contracts.config import parse_config
 from service.contracts.presets.own import OWN_PRESETS
 from service.contracts.report import Report
 from worker.quantizer.pipeline import quantize
-from worker.quantizer.run import SilentRun
+from worker.quantizer.run.interface import SilentRun
 
 CLE: dict[str, Any] = {"method": "cross_layer_equalization"}
 CORRECTION: dict[str, Any] = {"method": "bias_correction", "mode": "full"}

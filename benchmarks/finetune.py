@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.calibration import THREADS, case_of, data_folder, quark, source
+from benchmarks.calibration import quark
+from benchmarks.cases import THREADS, case_of, data_folder, source
 
 CLE: dict[str, Any] = {"method": "cross_layer_equalization"}
 # In closed form: AdaRound finds the biases anew on the quantized network.
@@ -41,6 +42,7 @@ PAPER: dict[str, Any] = {
 FEW: dict[str, Any] = {"data_size": 200}
 SMOOTH: dict[str, Any] = {"method": "smooth_quant"}
 QUANT: dict[str, Any] = {"method": "adaquant"}
+FROM_MOMENTS: dict[str, Any] = {**QUANT, "solver": "moments"}
 XINT8: dict[str, Any] = {"preset": "xint8"}
 PERCENTILE: dict[str, Any] = {
     "preset": "plain",
@@ -87,7 +89,7 @@ ROWS = (
     Row(V2, "W4A8 per channel, CLE + AdaRound", W4, (CLE, ROUND), 82.0),
     Row(RESNET, "XINT8, AdaRound", XINT8, ({**ROUND, **FEW},), 80.3, "xint8_adaround", 10.0),
     Row(RESNET, "XINT8, AdaQuant", XINT8, ({**QUANT, **FEW},), 80.3, "xint8_adaquant", 20.0),
-    Row(RESNET, "XINT8, AdaQuant from moments", XINT8, ({**QUANT, **FEW, "solver": "gram"},), 80.3, "xint8_adaquant"),
+    Row(RESNET, "XINT8, AdaQuant from moments", XINT8, ({**FROM_MOMENTS, **FEW},), 80.3, "xint8_adaquant"),
     Row(KWT, "XINT8, AdaRound", XINT8, (ROUND,), 97.0, "xint8_adaround", 10.0),
     Row(KWT, "NPU int8 (Percentile), SmoothQuant + AdaRound", NPU, (SMOOTH, ROUND), 97.0, "xint8_adaround", 10.0),
     Row(V1, "gradients: XINT8, AdaRound", XINT8, (PAPER,), None, "xint8_adaround", 2.0),
@@ -107,7 +109,7 @@ def measure(row: Row) -> dict[str, Any]:
     """Our side of a row."""
     from service.contracts.config import parse_config
     from worker.quantizer.pipeline import quantize
-    from worker.quantizer.run import SilentRun
+    from worker.quantizer.run.interface import SilentRun
 
     folder, case = data_folder(), case_of(row.model)
     evaluation = {"latency_runs": 1, "layer_samples": 1}
@@ -139,7 +141,7 @@ def chain_seconds(layers: int) -> dict[str, Any]:
     from service.contracts.config import parse_config
     from service.contracts.runner import DatasetSource
     from worker.quantizer.pipeline import quantize
-    from worker.quantizer.run import SilentRun
+    from worker.quantizer.run.interface import SilentRun
 
     random = np.random.default_rng(0)
     channels = 32

@@ -21,14 +21,14 @@ from typing import Any, get_args
 
 import numpy as np
 
-from benchmarks.accuracy import CASES, Case
-from benchmarks.calibration import THREADS, bare_pass, data_folder, source
+from benchmarks.calibration import bare_pass
+from benchmarks.cases import CASES, THREADS, Case, data_folder, source
 from service.contracts.algorithms.precision import Combination
 from service.contracts.config import parse_config
 from service.contracts.report import Report
 from service.contracts.sensitivity import Sensitivity
 from worker.quantizer.pipeline import Result, quantize
-from worker.quantizer.run import SilentRun
+from worker.quantizer.run.interface import SilentRun
 
 MOBILENETS = ("MobileNetV1 0.75", "MobileNetV2 1.0")
 PILOTED = (*MOBILENETS, "ResNet20", "KWS DS-CNN", "KWT-1")

@@ -16,7 +16,6 @@ from service.db import Database, migrate
 from service.settings import Settings
 from service.tables import Base
 from tests.support import services
-from tests.support.alone import Turnstile
 from tests.support.data import data_dir, missing_data
 
 # The same examples on every run and machine; tmp_path is only written to, so sharing it between examples is fine.
@@ -40,25 +39,8 @@ _TEST_VARIABLES = ("QUANTMILL_DATA", "QUANTMILL_REQUIRE_DATA", "QUANTMILL_TEST_"
 def pytest_report_header() -> list[str]:
     folder = data_dir()
     lines = [f"real models and data: {folder}" if folder else f"WARNING: {missing_data()}"]
-    troubles = (services.postgres_trouble(), services.redis_trouble())
+    troubles = (services.postgres_trouble(), services.redis_trouble(), services.tools_trouble())
     return lines + [f"WARNING: {trouble}" for trouble in troubles if trouble is not None]
-
-
-_TURNSTILE = Turnstile(run) if (run := os.environ.get("PYTEST_XDIST_TESTRUNUID")) else None
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Tests marked "alone" wait for the other processes of the run, and they for them."""
-    if _TURNSTILE is None:
-        return (yield)
-    with _TURNSTILE.inside(alone=item.get_closest_marker("alone") is not None):
-        return (yield)
-
-
-def pytest_sessionfinish() -> None:
-    if _TURNSTILE is not None:
-        _TURNSTILE.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

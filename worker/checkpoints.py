@@ -1,6 +1,6 @@
 """Folders that keep the checkpoints of a job from one attempt to the next, beside the scratch folders of attempts.
 
-    scratch/JOB.checkpoints/...     what the runner keeps there; see ``worker.quantizer.checkpoint``
+    scratch/JOB.checkpoints/...     what the runner keeps there; see ``worker.quantizer.run.checkpoint``
 
 A folder lives as long as its job may have another attempt. It belongs to this host: an attempt elsewhere starts anew.
 """

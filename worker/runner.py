@@ -51,7 +51,7 @@ from service.contracts.runner import (
 from worker.launcher import LINE_FD
 
 if TYPE_CHECKING:
-    from worker.quantizer.run import Run
+    from worker.quantizer.run.interface import Run
 
 EXIT_CRASH = 1
 CANCEL_FLAG = "canceled"
@@ -167,11 +167,11 @@ def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | Datase
 
         return quantize_files(task, run)
     if isinstance(task, InspectModelTask):
-        from worker.quantizer.intake import inspect_model
+        from worker.quantizer.intake.inspect import inspect_model
 
         return ModelResult(summary=inspect_model(Path(task.model_path), threads=task.threads))
     if isinstance(task, InspectDatasetTask):
-        from worker.quantizer.intake import inspect_dataset
+        from worker.quantizer.intake.inspect import inspect_dataset
 
         summary = inspect_dataset(Path(task.path), task.preprocessing)
         if task.format is not None and summary.format != task.format:
@@ -182,7 +182,7 @@ def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | Datase
             )
         return DatasetResult(summary=summary)
     if isinstance(task, InspectTargetTask):
-        from worker.quantizer.plan.inspection import inspect_file
+        from worker.quantizer.inspection import inspect_file
 
         run.progress("inspect")
         found = inspect_file(Path(task.model_path), task.config, threads=task.threads)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 # Key in a field's json_schema_extra: values of the knob that are worth a try; it stands in the JSON schema as well.
-SEARCH = "search"
+SEARCH_SPACE = "search"
 
 
 class Contract(BaseModel):
@@ -21,7 +21,7 @@ def search_space(record: type[Contract]) -> dict[str, tuple[Any, ...]]:
     found = {}
     for name, field in record.model_fields.items():
         extra = field.json_schema_extra
-        values = extra.get(SEARCH) if isinstance(extra, dict) else None
+        values = extra.get(SEARCH_SPACE) if isinstance(extra, dict) else None
         if isinstance(values, list):
             found[name] = tuple(values)
     return found

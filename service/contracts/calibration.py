@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.contracts.base import SEARCH, Contract
+from service.contracts.base import SEARCH_SPACE, Contract
 
 
 class MinMaxCalibration(Contract):
@@ -30,7 +30,7 @@ class PercentileCalibration(Contract):
         gt=50.0,
         le=100.0,
         description="Share of values kept, in percent.",
-        json_schema_extra={SEARCH: [99.99]},
+        json_schema_extra={SEARCH_SPACE: [99.99]},
     )
 
 

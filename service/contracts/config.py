@@ -6,33 +6,31 @@ resolved config again gives the same config.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.contracts.algorithms import Algorithm, BiasCorrection, algorithm_contradictions, with_levels
+from service.contracts.algorithms import Algorithm, BiasCorrection, algorithm_contradictions
 from service.contracts.base import Contract
 from service.contracts.calibration import MinMaxCalibration, PercentileCalibration, TensorRange
+from service.contracts.completion import completed
 from service.contracts.contradiction import Contradiction
-from service.contracts.errors import InvalidConfigError
+from service.contracts.dtypes import has_integer_kernels
+from service.contracts.errors import InvalidConfigError, problem_summary
 from service.contracts.evaluation import EvaluationSpec, Gate
-from service.contracts.modes import mode_contradictions
 from service.contracts.preparation import PreparationSpec
-from service.contracts.presets import DEFAULT_PRESET, PRESETS, find_preset, missing_preset
-from service.contracts.quark import translate_document
+from service.contracts.presets import DEFAULT_PRESET, PRESETS, missing_preset
 from service.contracts.selectors import NodeSelector, OpTypeSelector, Selector
-from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec, merged
-from service.contracts.targets import check_target_options
+from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
+from service.contracts.targets import TargetName, check_target_options
 from service.contracts.validation import BELOW, field_problems
 
 CONFIG_SCHEMA_VERSION = 1
+# The target whose rules concern nothing but static quantization, and which need not be asked for.
+_DEFAULT_TARGET = "onnxruntime_cpu"
 
-
-TargetName = Literal[
-    "onnxruntime_cpu", "onnxruntime_gpu", "tensorrt", "qnn", "openvino", "amd_npu_cnn", "amd_npu_transformer"
-]
 Mode = Literal["static", "dynamic", "weights_only", "float16"]
 
 
@@ -105,17 +103,7 @@ class QuantizationConfig(Contract):
     @model_validator(mode="before")
     @classmethod
     def _fill_from_preset(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        name, given = data.get("preset", DEFAULT_PRESET), data.get("algorithms")
-        preset = find_preset(name) if isinstance(name, str) else None
-        if preset is not None:
-            if data.get("mode", "static") != preset.settings.get("mode", "static"):
-                data = {"algorithms": [], **data}  # the preset's are for its own mode
-            data = merged(preset.settings, {**data, "preset": preset.name})
-        if isinstance(given, list | tuple):
-            data = {**data, "algorithms": _spelled_out(data, given)}
-        return {**data, "overrides": _complete_overrides(data)} if data.get("overrides") else data
+        return completed(data) if isinstance(data, dict) else data
 
     @field_validator("preset")
     @classmethod
@@ -138,67 +126,88 @@ class QuantizationConfig(Contract):
             if selector in self.include:
                 told = f"{selector.model_dump()} stands in include and in exclude"
                 yield Contradiction(f"/exclude/{place}", told)
-        yield from mode_contradictions(self)
+        yield from _mode_contradictions(self)
         weights = [self.weight, *(override.weight for override in self.overrides if override.weight)]
         yield from algorithm_contradictions(
             [algorithm.method for algorithm in self.algorithms], [weight.dtype for weight in weights]
         )
 
 
-# Where the rest of an override's spec is taken from.
-_SPEC_OF = {"activation": "activation", "input_activation": "activation", "weight": "weight", "bias": "bias"}
+def _mode_contradictions(config: QuantizationConfig) -> Iterator[Contradiction]:
+    """One per setting that ``config.mode`` or ``config.format`` rules out."""
+    if config.mode == "dynamic":
+        yield from _dynamic(config)
+    if config.mode != "static":
+        yield from _not_static(config)
+    if config.subgraphs == "weights" and config.mode not in ("static", "weights_only"):
+        told = f"mode {config.mode} leaves sub-graphs in float; leave subgraphs out, or choose mode weights_only"
+        yield Contradiction("/subgraphs", told)
+    if config.format == "qoperator":
+        if config.mode != "static":
+            yield Contradiction("/format", "format qoperator needs mode static")
+        dtypes = [(at, spec.dtype) for at, spec in _activations(config)]
+        for at, dtype in (*dtypes, *((at, spec.dtype) for at, spec in _weights(config))):
+            if not has_integer_kernels(dtype):
+                yield Contradiction(f"{at}/dtype", f"format qoperator needs 8-bit integers, not {dtype}")
 
 
-def _spelled_out(data: dict[str, Any], given: Sequence[Any]) -> list[Any]:
-    """The algorithms; what an entry says in short is not to be taken from the preset's entry of its method."""
-    found = []
-    for entry, own in zip(data["algorithms"], given, strict=True):
-        if isinstance(entry, dict) and isinstance(own, Mapping) and own.get("combination") is not None:
-            entry = {key: value for key, value in entry.items() if key not in ("high", "low") or key in own}
-        found.append(with_levels(entry, data.get("activation"), data.get("weight")))
-    return found
+def _dynamic(config: QuantizationConfig) -> Iterator[Contradiction]:
+    for at, weight in _weights(config):
+        if not has_integer_kernels(weight.dtype):
+            yield Contradiction(f"{at}/dtype", f"mode dynamic needs int8 or uint8 weights, not {weight.dtype}")
+        if weight.granularity == "per_block":
+            told = "mode dynamic needs one weight scale per tensor or per channel, not per block"
+            yield Contradiction(f"{at}/granularity", told)
 
 
-def _complete_overrides(data: dict[str, Any]) -> Any:
-    """Every override's specs in full: what they leave out is taken from the config's own."""
-    overrides = data["overrides"]
-    if not isinstance(overrides, list | tuple):
-        return overrides
-    completed = []
-    for override in overrides:
-        if isinstance(override, dict):
-            override = {
-                key: merged(data.get(_SPEC_OF[key]) or {}, value)
-                if key in _SPEC_OF and isinstance(value, dict)
-                else value
-                for key, value in override.items()
-            }
-        completed.append(override)
-    return completed
+def _not_static(config: QuantizationConfig) -> Iterator[Contradiction]:
+    mode = config.mode
+    methods = ", ".join(algorithm.method for algorithm in config.algorithms)
+    if methods:
+        yield Contradiction("/algorithms", f"mode {mode} runs no algorithms; leave {methods} out (algorithms: [])")
+    if config.tensor_ranges:
+        yield Contradiction("/tensor_ranges", f"mode {mode} uses no calibrated ranges; leave tensor_ranges out")
+    if config.target != _DEFAULT_TARGET:
+        told = f"mode {mode} knows no rules of targets; leave {config.target} out (target: {_DEFAULT_TARGET})"
+        yield Contradiction("/target", f"{told}, or choose mode static")
+    for name in config.target_options:
+        told = f"mode {mode} knows no rules of targets; leave {name} out"
+        hint = " and set weight.reduce_range" if name == "x86_without_vnni" else ""
+        yield Contradiction("/target_options", told + hint)
+
+
+def _weights(config: QuantizationConfig) -> Iterator[tuple[str, WeightSpec]]:
+    yield "/weight", config.weight
+    for place, override in enumerate(config.overrides):
+        if override.weight:
+            yield f"/overrides/{place}/weight", override.weight
+
+
+def _activations(config: QuantizationConfig) -> Iterator[tuple[str, ActivationSpec]]:
+    yield "/activation", config.activation
+    for place, override in enumerate(config.overrides):
+        if override.activation:
+            yield f"/overrides/{place}/activation", override.activation
+        if override.input_activation:
+            yield f"/overrides/{place}/input_activation", override.input_activation
 
 
 def parse_config(data: Any, *, pointer: str = "") -> QuantizationConfig:
     """Validate and resolve a config.
 
     Args:
-        data: the decoded JSON document, ours or in AMD Quark's envelope (``service.contracts.quark``).
+        data: the decoded JSON document.
         pointer: JSON pointer of ``data`` within the request body.
 
     Raises:
         InvalidConfigError: with one problem per offending field; an unknown key names the nearest valid one.
     """
-    translation = translate_document(data, pointer)
     try:
-        return QuantizationConfig.model_validate(data if translation is None else translation.config)
+        return QuantizationConfig.model_validate(data)
     except ValidationError as error:
         problems = field_problems(error, QuantizationConfig, pointer=pointer)
-        if translation is not None:
-            problems = translation.relocated(problems, pointer)
-        raise InvalidConfigError(
-            "; ".join(f"{p.pointer or '/'}: {p.message}" for p in problems[:5]),
-            errors=problems,
-            hint="The schema stands at /docs under QuantizationConfig.",
-        ) from None
+        hint = "The schema stands at /docs under QuantizationConfig."
+        raise InvalidConfigError(problem_summary(problems), errors=problems, hint=hint) from None
 
 
 __all__ = [
@@ -215,6 +224,5 @@ __all__ = [
     "PercentileCalibration",
     "QuantizationConfig",
     "Selector",
-    "TargetName",
     "parse_config",
 ]

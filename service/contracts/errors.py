@@ -7,6 +7,7 @@ problem+json; a failed job stores the same object.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -31,6 +32,11 @@ class FieldProblem(BaseModel):
         description="Only for what stands outside the body: {'header': NAME}, {'query': NAME} or {'path': NAME}.",
         examples=[{"header": "Upload-Offset"}],
     )
+
+
+def problem_summary(problems: Sequence[FieldProblem]) -> str:
+    """The first five problems in one line, each behind its pointer; "/" is the whole document."""
+    return "; ".join(f"{problem.pointer or '/'}: {problem.message}" for problem in problems[:5])
 
 
 class Problem(BaseModel):

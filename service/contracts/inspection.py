@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from service.contracts.base import Contract
-from service.contracts.config import Mode, TargetName
+from service.contracts.config import Mode
+from service.contracts.targets import TargetName
 
 
 class NodeInspection(Contract):
@@ -17,10 +18,15 @@ class NodeInspection(Contract):
     op: str = Field(description="As uploaded.")
     quantized: bool = Field(description="Whether it would be quantized; with an activation_reason, its weight alone.")
     reason: str | None = Field(description="Why it stays in float; for a quantized node, what it is replaced by.")
+    reason_code: str | None = Field(
+        default=None, description="Stable code of why it stays in float; docs/reasons.md lists them."
+    )
     activation_reason: str | None = Field(
         default=None, description="Why its activations stay in float though its weight is quantized."
     )
-    hint: str | None = Field(description="What would help.")
+    activation_reason_code: str | None = None
+    hint: str | None = Field(description="What would help, or why nothing needs to.")
+    by_design: bool = Field(default=False, description="It is best left in float: nothing needs to be helped.")
 
 
 class Inspection(Contract):

@@ -87,9 +87,15 @@ class LayerFigures(Contract):
             "makes no floats."
         ),
     )
+    reason_code: str | None = Field(default=None, description="Stable code of the reason; docs/reasons.md lists them.")
     activation_reason: str | None = Field(
         default=None, description="Why the activations of a node with a quantized weight were left in float."
     )
+    activation_reason_code: str | None = None
+    bias_reason: str | None = Field(
+        default=None, description="Why the bias of a node with a quantized weight was left in float."
+    )
+    bias_reason_code: str | None = None
     gain: dict[str, float] = Field(
         default_factory=dict,
         description=(
@@ -106,6 +112,11 @@ class PreparationStep(Contract):
     name: str
     applied: bool
     detail: str
+    reason_code: str | None = Field(default=None, description="Why it did nothing; null for a pass that did something.")
+    left: dict[str, str] = Field(
+        default_factory=dict,
+        description="By name of a node that stays as it was: the code of its reason, whose words stand in the detail.",
+    )
 
 
 class Score(Contract):
@@ -146,6 +157,7 @@ class AlgorithmFigures(Contract):
     method: str
     kept: bool = Field(description="False if it had nothing to do, or was undone because it made the network worse.")
     summary: str = Field(description="What it did, or why it was undone or had nothing to do.")
+    reason_code: str | None = Field(default=None, description="Why it was not kept; null for one that was.")
     before: Score | None = Field(default=None, description="Without it; null where it was not judged.")
     after: Score | None = Field(default=None, description="With it.")
     samples: int = Field(default=0, description="Samples it was judged on.")

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from service.contracts.base import Contract
 from service.contracts.calibration import ActivationCalibration, MinMaxCalibration, WeightCalibration
-from service.contracts.dtypes import ActivationDtype, BiasDtype, WeightDtype, is_block, is_integer
+from service.contracts.dtypes import NUMBER_TYPES, ActivationDtype, BiasDtype, WeightDtype, is_block, is_integer
 
 Scale = Literal["float32", "power_of_two", "int16"]
 _SCALE_HELP = "float32: any; power_of_two: 2^n; int16: M / 2^N with a 16-bit M (integers only)."
@@ -56,6 +56,8 @@ class WeightSpec(Contract):
     @model_validator(mode="after")
     def _fits(self) -> WeightSpec:
         _check_scale(self.dtype, self.scale, self.calibration.method)
+        if self.reduce_range and is_integer(self.dtype) and NUMBER_TYPES[self.dtype].reduced is None:
+            raise ValueError(f"reduce_range leaves {self.dtype} no values but 0")
         if self.granularity == "per_block" and not is_integer(self.dtype):
             raise ValueError(f"granularity per_block needs an integer dtype, not {self.dtype}")
         return self

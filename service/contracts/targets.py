@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
@@ -10,6 +11,10 @@ from pydantic_core import PydanticCustomError
 from service.contracts.base import Contract
 from service.contracts.pointers import below
 from service.contracts.validation import BELOW, nearest
+
+TargetName = Literal[
+    "onnxruntime_cpu", "onnxruntime_gpu", "tensorrt", "qnn", "openvino", "amd_npu_cnn", "amd_npu_transformer"
+]
 
 
 class TargetOption(Contract):

@@ -1,1 +1,1 @@
-"""The page of the API's documentation."""
+"""The documentation: the API's page, and the pages of docs/ that are made from the contracts."""

@@ -18,10 +18,10 @@ from pydantic import (
 )
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.errors import InvalidConfigError, InvalidRequestError, Problem, QuantmillError
-from service.contracts.quark import Translation, translate_document
+from service.contracts.errors import InvalidConfigError, InvalidRequestError, Problem, QuantmillError, problem_summary
 from service.contracts.validation import field_problems
 from service.http import Text, plain_text
+from service.quark import Translation, translate_document
 
 StoredState = Literal["queued", "running", "succeeded", "failed", "canceled"]
 ShownState = Literal["queued", "running", "canceling", "succeeded", "failed", "canceled"]
@@ -69,9 +69,8 @@ def _refusal(error: ValidationError, model: type[BaseModel], translation: Transl
     """The problems of a translated request, told of the request as it was sent."""
     problems = translation.relocated(field_problems(error, model), _CONFIG)
     in_config = all(problem.pointer == _CONFIG or problem.pointer.startswith(_CONFIG + "/") for problem in problems)
-    detail = "; ".join(f"{problem.pointer}: {problem.message}" for problem in problems[:5])
     kind = InvalidConfigError if in_config else InvalidRequestError
-    return kind(detail, errors=problems, hint="The schema stands at /docs.")
+    return kind(problem_summary(problems), errors=problems, hint="The schema stands at /docs.")
 
 
 class JobCreate(WithConfig):

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+import service.http
 from service.app import create_app
 from service.deps import Desk
 from service.settings import Settings
@@ -33,6 +35,12 @@ def front(app: FastAPI, settings: Settings) -> Iterator[Front]:
     """The front desk on either database."""
     with front_of(app, settings) as front:
         yield front
+
+
+@pytest.fixture
+def endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For requests with ?wait= time stands still: only what they wait for ends them."""
+    monkeypatch.setattr(service.http, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from service.contracts.errors import EngineError
 from service.jobs import events, transitions
 from tests.support.front import Front, problem
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server import ApiProcess
 
 STREAM = {"Accept": "text/event-stream"}
@@ -111,6 +112,7 @@ def test_a_live_stream_follows_the_job(front: Front) -> None:
     settings = front.desk.settings.model_copy(update={"ping_seconds": 0.2})
     job_id = front.new_job()
     server = ApiProcess(settings)
+    url = f"{server.url}/v1/jobs/{job_id}/events"
 
     def work() -> None:
         front.claim(job_id)
@@ -119,23 +121,26 @@ def test_a_live_stream_follows_the_job(front: Front) -> None:
         with front.desk.database.write() as session:
             assert transitions.fail(session, job_id, 1, problem=EngineError("x").problem())
 
-    worker = threading.Timer(0.6, work)
-    worker.start()
+    worker = threading.Thread(target=work)
+    text = ""
     try:
-        with httpx.stream("GET", f"{server.url}/v1/jobs/{job_id}/events", headers=STREAM, timeout=20) as answer:
-            text = "".join(answer.iter_text())
+        with httpx.stream("GET", url, headers=STREAM, timeout=PATIENCE_SECONDS) as answer:
+            for part in answer.iter_text():
+                text += part
+                if ": ping" in text and worker.ident is None:
+                    worker.start()
     finally:
-        worker.join()
         server.close()
-    assert ": ping" in text
+    worker.join()
     assert [event["event"] for event in parse(text)] == ["state", "state", "log", "log", "log", "state", "end"]
 
 
 def test_a_shutdown_does_not_wait_for_streams(sqlite_front: Front) -> None:
     job_id = sqlite_front.new_job()
     server = ApiProcess(sqlite_front.desk.settings)
+    url = f"{server.url}/v1/jobs/{job_id}/events"
     try:
-        with httpx.stream("GET", f"{server.url}/v1/jobs/{job_id}/events", headers=STREAM, timeout=20) as answer:
+        with httpx.stream("GET", url, headers=STREAM, timeout=PATIENCE_SECONDS) as answer:
             assert next(answer.iter_text()).startswith("retry")
             server.stop()
     finally:

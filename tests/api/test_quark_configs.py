@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from service.contracts.config import parse_config
+from service.quark import read_config
 from tests.support.front import Front, problem
 
 QUARK = {
@@ -20,7 +20,7 @@ def test_validate_shows_the_translation_and_its_notes(sqlite_front: Front) -> No
     answer = sqlite_front.http.post("/v1/jobs:validate", json={"config": ENVELOPE})
     assert answer.status_code == 200, answer.text
     shown = answer.json()
-    assert shown["config"] == json.loads(parse_config(ENVELOPE).model_dump_json())
+    assert shown["config"] == json.loads(read_config(ENVELOPE).model_dump_json())
     told = [warning for warning in shown["warnings"] if warning.startswith("/config/config")]
     assert len(told) == 2
     assert any("/config/config/extra_options/CalibWorkerNum: CalibWorkerNum has no effect here" in w for w in told)
@@ -30,7 +30,7 @@ def test_validate_shows_the_translation_and_its_notes(sqlite_front: Front) -> No
 def test_a_job_keeps_the_translated_config_and_logs_the_notes(sqlite_front: Front) -> None:
     job_id = sqlite_front.new_job(config=ENVELOPE)
     job = sqlite_front.http.get(f"/v1/jobs/{job_id}").json()
-    assert job["config"] == json.loads(parse_config(ENVELOPE).model_dump_json())
+    assert job["config"] == json.loads(read_config(ENVELOPE).model_dump_json())
     log = sqlite_front.http.get(f"/v1/jobs/{job_id}/events", headers={"Accept": "application/json"}).json()["items"]
     told = [event["data"]["message"] for event in log if event["type"] == "log"]
     assert len(told) == 2

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny, make_tiny
 from tests.worker.running import Service
 from worker import cli
@@ -70,7 +71,7 @@ def quantmill_process(tmp_path: Path) -> Quantmill:
             env={**environment, "PYTHONPATH": str(ROOT), **variables},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_SECONDS,
         )
 
     return run

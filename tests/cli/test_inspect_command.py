@@ -11,6 +11,7 @@ import onnxruntime as ort
 from service.contracts.inspection import Inspection
 from service.contracts.targets import TARGET_OPTIONS
 from tests.cli.conftest import KEY
+from tests.support.patience import PATIENCE_SECONDS
 
 
 def test_what_stays_in_float_is_told_with_reason_and_hint(quantmill, tiny):
@@ -68,8 +69,8 @@ def test_a_service_gives_the_same_document(quantmill, tiny, service):
 
 
 def test_a_service_finds_what_it_made_before(tiny, service):
-    model = service.client.wait_ready(service.client.create_model(tiny.model), timeout_seconds=60)
-    found = service.client.inspect(model.id, target="qnn", timeout_seconds=60)
+    model = service.client.wait_ready(service.client.create_model(tiny.model), timeout_seconds=PATIENCE_SECONDS)
+    found = service.client.inspect(model.id, target="qnn", timeout_seconds=PATIENCE_SECONDS)
     assert found.target == "qnn"
     assert service.client.inspect(model.id, config={"target": "qnn"}) == found
 

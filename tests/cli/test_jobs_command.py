@@ -13,6 +13,7 @@ import pytest
 
 from service.contracts.report import Report
 from tests.cli.conftest import KEY
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny
 from tests.worker.running import Service, environment
 from tests.worker.workbench import wait_for
@@ -35,12 +36,15 @@ def interrupt_once_submitted(arguments: list[str], folder: Path, service: Servic
         )  # fmt: skip
     try:
         job_id = wait_for(lambda: re.findall(r"job (job_\w+)", log.read_text()), message="nothing was submitted")[0]
+        runner = service.one("worker.runner")
+        service.kill(runner, signal.SIGSTOP)  # as long a job as can be
         service.wait_for_state(job_id, "running")
         process.send_signal(signal.SIGINT)
-        code = process.wait(30)
+        code = process.wait(PATIENCE_SECONDS)
+        service.kill(runner, signal.SIGCONT)
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_SECONDS)
     return code, log.read_text(), job_id
 
 
@@ -72,7 +76,7 @@ def test_ctrl_c_says_that_the_job_goes_on_and_how_to_come_back(quantmill, servic
 def test_list_shows_the_newest_first(quantmill, service, inputs):
     first = service.client.create_job(**inputs, name="the first")
     second = service.client.create_job(**inputs, name="[bold]the second[/bold]")
-    service.client.wait_succeeded(second.id, timeout_seconds=60)
+    service.client.wait_succeeded(second.id, timeout_seconds=PATIENCE_SECONDS)
     done = quantmill("jobs", "list", "--server", service.url, "--key", KEY)
     assert done.returncode == 0, done.stderr
     assert done.stdout.index(second.id) < done.stdout.index(first.id)
@@ -94,7 +98,7 @@ def test_a_state_that_is_none_is_refused(quantmill, service):
 
 def test_show(quantmill, service, inputs):
     job = service.client.create_job(**inputs, name="net")
-    service.client.wait_succeeded(job.id, timeout_seconds=60)
+    service.client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
     done = quantmill("jobs", "show", job.id, "--server", service.url, "--key", KEY)
     shown = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert (shown["job"], shown["name"], shown["state"]) == (job.id, "net", "succeeded")
@@ -119,7 +123,7 @@ def test_cancel_a_running_job_then_follow_it(quantmill, service, inputs):
 
 def test_cancel_of_a_job_that_has_ended_says_so(quantmill, service, inputs):
     job = service.client.create_job(**inputs)
-    service.client.wait_succeeded(job.id, timeout_seconds=60)
+    service.client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
     done = quantmill("jobs", "cancel", job.id, "--server", service.url, "--key", KEY)
     assert done.stdout.strip() == f"{job.id} is succeeded (it had ended before)"
 

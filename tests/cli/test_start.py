@@ -13,6 +13,7 @@ from service.contracts.presets import PRESETS
 from service.contracts.version import VERSION
 from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny, make_tiny
 from tests.worker.running import Service, environment, start_up
 from tests.worker.workbench import wait_for
@@ -75,7 +76,7 @@ def test_ctrl_c_on_up_is_silent_with_a_job_running_and_messages_waiting(tmp_path
         for item in waiting:
             dispatcher.publish(item.id, "cpu")
         dispatcher.close()
-        assert service.process.wait(30) == 0
+        assert service.process.wait(PATIENCE_SECONDS) == 0
     for word in ("Traceback", "Reject", "KeyboardInterrupt"):
         assert word not in service.log()
 
@@ -86,7 +87,7 @@ def test_ctrl_c_before_the_service_is_ready(tmp_path):
     lines = []
     wait_for(lambda: lines.append(process.stderr.readline()) or b"child.started" in lines[-1])
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode in (0, 130)
     assert b"Traceback" not in errors, errors.decode()
 
@@ -107,8 +108,8 @@ def test_ctrl_c_on_a_process_of_its_own(tmp_path, command):
         else:
             wait_for(lambda: (tmp_path / "home" / "service.db-shm").exists())
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_SECONDS)
     assert "Traceback" not in log.read_text()

@@ -13,7 +13,7 @@ from service.contracts.report import Report
 from service.contracts.runner import DatasetSource
 from tests.support.data import DATA_MARKS, required_data_dir
 from worker.quantizer.pipeline import quantize
-from worker.quantizer.run import SilentRun
+from worker.quantizer.run.interface import SilentRun
 
 pytestmark = DATA_MARKS
 

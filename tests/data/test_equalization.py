@@ -18,13 +18,14 @@ from tests.unit.quantizer.toolbox import config
 from worker.quantizer.equalization.cross_layer import CrossLayerEqualizationStep
 from worker.quantizer.equalization.cross_layer.limiting import choose_policy
 from worker.quantizer.equalization.cross_layer.step import Equalizer
-from worker.quantizer.graph.loading import load_model
-from worker.quantizer.graph.prepare import prepare
+from worker.quantizer.graph.serialized import to_bytes
+from worker.quantizer.intake.loading import load_model
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.plan.build import build_plan
+from worker.quantizer.preparation.prepare import prepare
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.run import SilentRun
-from worker.quantizer.runtime import Session, to_bytes, with_outputs
+from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.runtime.session import Session, with_outputs
 
 pytestmark = DATA_MARKS
 __all__ = ["feed"]
@@ -37,7 +38,7 @@ NOTHING = ("dtln_model_1", "styletransfer_mosaic_nc8_128", "speech/kwt1.onnx")
 def observed(path: Path, feeds: list[Feeds], spec: CrossLayerEqualization, settings: QuantizationConfig) -> Draft:
     """A draft with what the step asks for, collected on ``feeds``."""
     prepared = prepare(load_model(path), settings.preparation)
-    draft = Draft(prepared, build_plan(prepared.graph, settings, prepared.op_types))
+    draft = Draft(prepared, build_plan(prepared.graph, settings, prepared.facts))
     requests = CrossLayerEqualizationStep(spec).requests(draft)
     tensors = [request.tensor for request in requests]
     if tensors:

@@ -16,7 +16,7 @@ from tests.data.test_zoo import QUANTIZED, assert_runs_like, feed, feeds_of, mod
 from tests.support.data import DATA_MARKS, required_data_dir
 from tests.support.npu_checker import check_npu_model
 from worker.quantizer.pipeline import quantize
-from worker.quantizer.run import SilentRun
+from worker.quantizer.run.interface import SilentRun
 
 pytestmark = DATA_MARKS
 

@@ -12,9 +12,9 @@ import pytest
 
 from service.contracts.preparation import PreparationSpec
 from tests.support.data import DATA_MARKS, required_data_dir
-from worker.quantizer.graph.loading import load_model
-from worker.quantizer.graph.prepare import prepare
-from worker.quantizer.runtime import to_bytes
+from worker.quantizer.graph.serialized import to_bytes
+from worker.quantizer.intake.loading import load_model
+from worker.quantizer.preparation.prepare import prepare
 
 pytestmark = DATA_MARKS
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from benchmarks.accuracy import CASES
+from benchmarks.cases import CASES
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.model import TensorInfo
@@ -21,17 +21,18 @@ from tests.data.test_zoo import QUANTIZED, feed, feeds_of, model_path, whole_inp
 from tests.support.data import DATA_MARKS, required_data_dir
 from tests.support.simulator import layer_distances
 from worker.quantizer.data import Dataset, choose_batch_size, open_dataset
-from worker.quantizer.emit import emit
-from worker.quantizer.graph.loading import load_model
-from worker.quantizer.graph.prepare import Prepared, prepare
-from worker.quantizer.intake import inspect_model
-from worker.quantizer.plan.blocks import assign_block_axes
+from worker.quantizer.emit import Emitted, emit
+from worker.quantizer.intake.inspect import open_model
+from worker.quantizer.intake.loading import load_model
+from worker.quantizer.modes.registry import wanted_opset
 from worker.quantizer.plan.build import build_plan
-from worker.quantizer.plan.parameters import fill_activations, fill_parameters
+from worker.quantizer.plan.grids import fill_activations
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.targets import edit_graph, move_grids
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.recipes.registry import wanted_opset
-from worker.quantizer.run import SilentRun
+from worker.quantizer.preparation.prepare import Prepared, prepare
+from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.statistics.collect import Request, collect
 from worker.quantizer.statistics.ranges import range_reducer
 
@@ -80,7 +81,7 @@ def materials(feed: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any
             data = open_dataset(
                 whole_inputs(feeds_of(feed, name, SAMPLES), folder / f"{name}.npz"), PreprocessingSpec()
             )
-        return Material(path, inspect_model(path, threads=1, list_nodes=False).inputs, data)
+        return Material(path, open_model(path).summary.inputs, data)
 
     return find
 
@@ -96,20 +97,19 @@ def prepared_as(path: Path, opset: int) -> Prepared:
     return replace(prepared, model=ir.from_proto(ir.to_proto(prepared.model)))
 
 
-def quantized(material: Material, config: QuantizationConfig) -> tuple[Prepared, QuantizationPlan, ir.Model]:
+def quantized(material: Material, config: QuantizationConfig) -> tuple[Prepared, QuantizationPlan, Emitted]:
     """Prepared, planned, filled and emitted, with nothing measured on the way."""
     prepared = prepared_as(material.path, wanted_opset(config))
-    edit_graph(prepared.graph, config, prepared.op_types)
-    plan = build_plan(prepared.graph, config, prepared.op_types)
+    edit_graph(prepared, config)
+    plan = build_plan(prepared.graph, config, prepared.facts)
     reducers = {tensor: range_reducer(spec, samples=SAMPLES) for tensor, spec in plan.sources().items()}
     requests = [Request(tensor, reducer) for tensor, reducer in reducers.items()]
     collect(
         prepared.model, requests, material.data, material.inputs, limit=SAMPLES, threads=1, run=SilentRun()
     )  # fmt: skip
-    assign_block_axes(prepared.graph, plan)
-    fill_activations(plan, {tensor: reducer.result() for tensor, reducer in reducers.items()})
-    fill_parameters(prepared.graph, plan)
-    move_grids(prepared.graph, plan, config)
+    fill_activations(prepared.graph, plan, {tensor: reducer.result() for tensor, reducer in reducers.items()})
+    Parameters(prepared.graph, plan).fill()
+    move_grids(prepared.graph, plan, config, Journal())
     return prepared, plan, emit(ir.from_proto(ir.to_proto(prepared.model)), plan)
 
 

@@ -19,7 +19,7 @@ from service.contracts.runner import DatasetSource
 from tests.support.data import DATA_MARKS, required_data_dir
 from tests.unit.quantizer.toolbox import sqnr_db
 from worker.quantizer.pipeline import Result, quantize
-from worker.quantizer.run import SilentRun
+from worker.quantizer.run.interface import SilentRun
 
 pytestmark = DATA_MARKS
 

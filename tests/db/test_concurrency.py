@@ -10,6 +10,7 @@ from typing import TypeVar
 from service.db import Database
 from service.jobs import events, transitions
 from tests.db.test_transitions import submit
+from tests.support.patience import PATIENCE_SECONDS
 
 THREADS = 8
 _Got = TypeVar("_Got")
@@ -20,11 +21,11 @@ def at_once(count: int, action: Callable[[int], _Got]) -> list[_Got]:
     barrier = threading.Barrier(count)
 
     def run(number: int) -> _Got:
-        barrier.wait(timeout=10)
+        barrier.wait(timeout=PATIENCE_SECONDS)
         return action(number)
 
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(run, range(count), timeout=60))
+        return list(pool.map(run, range(count), timeout=PATIENCE_SECONDS))
 
 
 def test_eight_claim_one_wins(database: Database) -> None:

@@ -16,12 +16,13 @@ from tests.db.test_transitions import submit
 
 
 def test_the_clock_is_utc_and_moves(database: Database) -> None:
+    begin = time.time()
     with database.write() as session:
         first = session.scalar(select(db_now()))
         time.sleep(0.02)
         second = session.scalar(select(db_now()))
-    assert abs(first - time.time()) < 5
-    assert 0.01 < second - first < 5
+    end = time.time()
+    assert begin - 1 < first < second < end + 1, "the database may have another clock than the test"
 
 
 def test_timestamps_come_back_as_they_went_in(database: Database) -> None:

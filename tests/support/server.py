@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 
 from service.settings import Settings
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 _CODE = "import sys; from service.cli import api; api(fd=int(sys.argv[1]))"
-START_SECONDS = 30.0
 
 
 class ApiProcess:
@@ -46,11 +46,11 @@ class ApiProcess:
                 stderr=log,
                 cwd=self.settings.data_dir,
             )
-        ends = time.monotonic() + START_SECONDS
+        ends = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < ends:
             assert self._process.poll() is None, self.log.read_text()
             try:
-                if httpx.get(f"{self.url}/healthz", timeout=1.0).status_code == httpx.codes.OK:
+                if httpx.get(f"{self.url}/healthz", timeout=PATIENCE_SECONDS).status_code == httpx.codes.OK:
                     return
             except httpx.TransportError:
                 time.sleep(0.05)
@@ -79,7 +79,7 @@ class ApiProcess:
         """SIGTERM; returns the exit code."""
         self._process.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(timeout=20)
+            return self._process.wait(timeout=PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
             raise

@@ -1,6 +1,6 @@
-"""PostgreSQL and Redis for tests: real servers on loopback, or the ones that the environment names.
+"""PostgreSQL and Redis for tests: real servers on loopback, or the ones that the environment names; and shell tools.
 
-Where a server is not there, tests that need it are skipped; with CI=true they fail instead.
+Where a server or a tool is not there, tests that need it are skipped; with CI=true they fail instead.
 
     QUANTMILL_TEST_POSTGRES_URL   default postgresql://root@127.0.0.1:5432/postgres; must be allowed to create databases
     QUANTMILL_TEST_REDIS_URL      default redis://127.0.0.1:6379
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -46,14 +47,20 @@ def redis_trouble() -> str | None:
     return None
 
 
+def tools_trouble() -> str | None:
+    """Why the shell blocks of the documentation cannot be run; None if they can."""
+    missing = [tool for tool in ("bash", "curl", "jq") if shutil.which(tool) is None]
+    return f"no {', '.join(missing)}: the commands of README.md and docs/ are not run" if missing else None
+
+
 def require(trouble: str | None) -> None:
-    """Skip the test where its server is missing; fail it in CI."""
+    """Skip the test where what it needs is missing; fail it in CI."""
     if trouble is not None:
         _give_up(trouble)
 
 
 def in_ci() -> bool:
-    """True where a missing server is a failure."""
+    """True where a missing server or tool is a failure."""
     return os.environ.get("CI") == "true"
 
 

@@ -12,12 +12,13 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from worker.quantizer.cpu import saturates_pairs
+from worker.quantizer.emit import Emitted
 from worker.quantizer.graph.values import add_initializer, name_of
-from worker.quantizer.numerics.blocks import BLOCK_FORMATS
+from worker.quantizer.numerics.blocks import BlockGrid
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.numerics.rounded import RoundedGrid
+from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.plan.types import Grid, QuantizationPlan, Role
+from worker.quantizer.runtime.cpu import saturates_pairs
 
 
 def simulate(model: ir.Model, plan: QuantizationPlan, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -50,7 +51,7 @@ def simulate(model: ir.Model, plan: QuantizationPlan, feeds: Mapping[str, np.nda
             stored = bias.quantization.dequantize(bias.integers)
             inputs[node.input[2]] = stored.reshape(values[node.input[2]].shape)
         elif bias is not None and bias.is_half:
-            inputs[node.input[2]] = RoundedGrid(bias.spec.dtype).fake(values[node.input[2]])
+            inputs[node.input[2]] = FloatGrid(bias.spec.dtype).fake(values[node.input[2]])
         values |= _run(node, inputs, proto)
         for name in node.output:
             _put_on_grid(name, plan, values, on_grid)
@@ -86,7 +87,7 @@ def _run(node: onnx.NodeProto, inputs: Mapping[str, np.ndarray], proto: onnx.Mod
 
 
 def layer_distances(
-    model: ir.Model, plan: QuantizationPlan, emitted: ir.Model, feeds: Mapping[str, np.ndarray]
+    model: ir.Model, plan: QuantizationPlan, emitted: Emitted, feeds: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
     """How far the emitted model is from the plan, layer by layer, in steps of each tensor's own grid.
 
@@ -96,7 +97,7 @@ def layer_distances(
 
     Args:
         model: prepared float model.
-        plan: filled, and emitted already.
+        plan: filled.
         emitted: what ``emit`` made of them.
         feeds: by input name.
 
@@ -105,9 +106,9 @@ def layer_distances(
         And by float output of the graph: there in units of a thousandth of its largest value, or of what the runtime's
         kernels differ by.
     """
-    restored = plan.restored
+    restored = emitted.restored
     plain = [name_of(value) for value in model.graph.outputs if name_of(value) not in plan.activations]
-    seen = _all_of(ir.to_proto(emitted), [*restored.values(), *plain], feeds, optimized=True)
+    seen = _all_of(ir.to_proto(emitted.model), [*restored.values(), *plain], feeds, optimized=True)
     cut = _cut_before_readers(model, plan)
     given = {f"{tensor}{_GIVEN}": seen[name] for tensor, name in restored.items()}
     given = {value.name: given[value.name] for value in cut.graph.inputs if value.name in given}
@@ -173,7 +174,7 @@ def _cut_before_readers(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
             stored = bias.quantization.dequantize(bias.integers).reshape(shape)
             nodes[name].replace_input_with(2, add_initializer(graph, f"{name}__bias", stored))
         elif bias.is_half:
-            stored = RoundedGrid(bias.spec.dtype).fake(graph.initializers[bias.initializer].const_value.numpy())
+            stored = FloatGrid(bias.spec.dtype).fake(graph.initializers[bias.initializer].const_value.numpy())
             nodes[name].replace_input_with(2, add_initializer(graph, f"{name}__bias", stored))
     return clone
 
@@ -203,9 +204,9 @@ def _steps(grid: Grid, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if isinstance(grid, IntegerGrid):
         return np.asarray(grid.scale, np.float64)
     size = np.maximum(np.abs(a), np.abs(b)).astype(np.float64)
-    if grid.dtype in BLOCK_FORMATS:
+    if isinstance(grid, BlockGrid):
         # the shared exponent is that of the block's largest value; every block of the axis at once is coarse but enough
-        block = BLOCK_FORMATS[grid.dtype].block_size
+        block = grid.form.block_size
         axis = grid.axis % size.ndim
         lines = np.moveaxis(size, axis, -1)
         padded = np.pad(lines, [(0, 0)] * (lines.ndim - 1) + [(0, -lines.shape[-1] % block)])

@@ -13,6 +13,7 @@ from pathlib import Path
 from service.client import QuantmillClient
 from service.contracts.dataset import PreprocessingSpec
 from service.jobs.schemas import JobOut
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny
 from tests.worker.workbench import process_gone, wait_for
 from worker import launcher
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 INSPECTOR = "cli worker --queues inspect"
 # Periods that make faults visible within a test's patience.
 QUICK = {
-    "QUANTMILL_LEASE_SECONDS": "3",
+    "QUANTMILL_LEASE_SECONDS": "6",
     "QUANTMILL_RENEW_SECONDS": "0.5",
     "QUANTMILL_RECONCILE_SECONDS": "0.2",
     "QUANTMILL_REDISPATCH_SECONDS": "2",
@@ -82,7 +83,7 @@ class Service:
         assert self.process.stdout is not None
         line = self.process.stdout.readline().decode()
         self.url = next((word for word in line.split() if word.startswith("http://")), "http://nowhere")
-        self.client = QuantmillClient(self.url, variables.get("QUANTMILL_API_KEY"), patience_seconds=10)
+        self.client = QuantmillClient(self.url, variables.get("QUANTMILL_API_KEY"), patience_seconds=PATIENCE_SECONDS)
         if "http://" not in line:
             self.stop()
             raise AssertionError(self.log())
@@ -114,7 +115,7 @@ class Service:
     def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
-    def stop(self, timeout_seconds: float = 30) -> int:
+    def stop(self, timeout_seconds: float = PATIENCE_SECONDS) -> int:
         """Ask the service to stop; its exit code. Safe to call twice."""
         self.client.close()
         if self.process.poll() is None:
@@ -126,7 +127,7 @@ class Service:
             for pid in processes_of(self.folder):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            self.process.wait(5)
+            self.process.wait(PATIENCE_SECONDS)
             if self.process.stdout is not None:
                 self.process.stdout.close()
         return code
@@ -137,12 +138,12 @@ class Service:
         calibration = self.client.create_dataset(tiny.calibration, preprocessing)
         evaluation = self.client.create_dataset(tiny.evaluation, preprocessing)
         return {
-            "model_id": self.client.wait_ready(model, timeout_seconds=60).id,
-            "calibration_dataset_id": self.client.wait_ready(calibration, timeout_seconds=60).id,
-            "evaluation_dataset_id": self.client.wait_ready(evaluation, timeout_seconds=60).id,
+            "model_id": self.client.wait_ready(model, timeout_seconds=PATIENCE_SECONDS).id,
+            "calibration_dataset_id": self.client.wait_ready(calibration, timeout_seconds=PATIENCE_SECONDS).id,
+            "evaluation_dataset_id": self.client.wait_ready(evaluation, timeout_seconds=PATIENCE_SECONDS).id,
         }
 
-    def wait_for_state(self, job_id: str, *states: str, seconds: float = 60) -> JobOut:
+    def wait_for_state(self, job_id: str, *states: str, seconds: float = PATIENCE_SECONDS) -> JobOut:
         """The job once it is in one of ``states``."""
 
         def look() -> JobOut | None:

@@ -15,7 +15,7 @@ from service.jobs import transitions
 from service.storage import file_sha256
 from service.tables import Job
 from tests.support.tiny import make_tiny
-from tests.worker.workbench import Workbench, wait_for
+from tests.worker.workbench import Workbench, finish, wait_for
 from worker.checkpoints import checkpoint_folder, collect_checkpoints, open_checkpoints
 
 CONFIG = {"preset": "int8", "evaluation": {"latency_runs": 1, "layer_samples": 1}}
@@ -61,7 +61,7 @@ def test_an_interrupted_attempt_leaves_its_checkpoints_to_the_next_one(bench):
     thread.start()
     wait_for(lambda: list(bench.settings.scratch_dir.glob("*.checkpoints/layer-0")))
     stop.set()
-    thread.join(10)
+    finish(thread)
     assert bench.job(job_id).interruptions == 1
     bench.supervisor(ATTEMPT + FAIL).run(job_id)
     assert found(bench, job_id) == [[], ["layer-0"]]
@@ -74,13 +74,13 @@ def test_the_engine_finds_its_checkpoint_after_a_kill_and_the_model_is_the_same(
     from worker import runner
     from worker.quantizer import pipeline
     original = pipeline._quantize
-    def quantize(model, context):
-        finished = context.checkpoint.load("layer conv")
+    def quantize(model, case, services):
+        finished = services.checkpoint.load("layer conv")
         if finished is None and not os.path.exists(os.environ["BENCH"] + "/calm"):
-            context.checkpoint.save("layer conv", b"its weights")
+            services.checkpoint.save("layer conv", b"its weights")
             os.kill(os.getpid(), signal.SIGKILL)
-        context.run.log("found: %r" % finished)
-        return original(model, context)
+        services.run.log("found: %r" % finished)
+        return original(model, case, services)
     pipeline._quantize = quantize
     sys.exit(runner.main([task_file]))
     """

@@ -32,15 +32,15 @@ def test_files_of_the_engine_become_artifacts(bench, tmp_path):
     import pathlib, tempfile
     from worker import runner
     from worker.quantizer import pipeline
-    from worker.quantizer.extra import ExtraFile
+    from worker.quantizer.run.extra import ExtraFile
     original = pipeline._quantize
-    def quantize(model, context):
+    def quantize(model, case, services):
         made = pathlib.Path(tempfile.mkdtemp()) / "made"
         made.write_bytes(b"another model")
-        context.files.add(ExtraFile("sensitivity_json", "sensitivity.json", "application/json", b"{}"))
-        context.files.add(ExtraFile("pareto_1_model", "pareto-1.onnx", "application/octet-stream", made))
-        context.files.add(ExtraFile("empty", "empty.csv", "text/csv", b""))
-        return original(model, context)
+        services.files.add(ExtraFile("sensitivity_json", "sensitivity.json", "application/json", b"{}"))
+        services.files.add(ExtraFile("pareto_1_model", "pareto-1.onnx", "application/octet-stream", made))
+        services.files.add(ExtraFile("empty", "empty.csv", "text/csv", b""))
+        return original(model, case, services)
     pipeline._quantize = quantize
     sys.exit(runner.main([task_file]))
     """

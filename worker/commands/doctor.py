@@ -24,7 +24,7 @@ from service.db import Database, current_revision, head_revision
 from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
 from worker.commands.console import make_console
-from worker.quantizer.cpu import saturates_pairs
+from worker.quantizer.runtime.cpu import saturates_pairs
 from worker.sandbox import Limits, Sandbox
 
 _ENGINE = ("numpy", "onnx", "onnx_ir", "onnxruntime", "safetensors")
@@ -142,8 +142,8 @@ def _engine(settings: Settings) -> Iterator[Finding]:
 
 
 def _cpu(settings: Settings) -> Iterator[Finding]:
-    words = set(Path("/proc/cpuinfo").read_text().split()) if Path("/proc/cpuinfo").exists() else set()
-    found = [flag for flag in _CPU_FLAGS if flag in words]
+    features = set(Path("/proc/cpuinfo").read_text().split()) if Path("/proc/cpuinfo").exists() else set()
+    found = [flag for flag in _CPU_FLAGS if flag in features]
     quick = any(flag in found for flag in ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"))
     if saturates_pairs():
         found.append("(no VNNI: set target_options x86_without_vnni for models that run here)")

@@ -1,7 +1,8 @@
-"""Files that a job gives beside model and report: where the command line puts them, and what it says of them."""
+"""Files that a command leaves behind: how they get there, and what is said of those beside model and report."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -57,6 +58,17 @@ class Done:
     left: tuple[str, ...] = ()
 
 
+def publish(source: Path, destination: Path) -> None:
+    """Give ``source`` its final name once its bytes are on disk; both lie on one filesystem."""
+    with source.open("rb") as stream:
+        os.fsync(stream.fileno())
+    # Temporary files are private; results get the permissions that any new file would have.
+    mask = os.umask(0)
+    os.umask(mask)
+    source.chmod(0o666 & ~mask)
+    source.replace(destination)
+
+
 def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> Done:
     """Move the further files of ``result`` from ``source`` to where they belong; each appears whole or not at all.
 
@@ -64,8 +76,6 @@ def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> Done:
         FileAccessError: a file has the name of another one of the command.
         OSError: the disk refused.
     """
-    from worker.commands.local import publish
-
     folder = extra.folder
     if folder is None or not result.files:
         return Done(result.report, left=tuple(file.kind for file in result.files))

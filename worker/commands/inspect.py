@@ -53,7 +53,7 @@ def inspect(
         raise typer.BadParameter("--threads is for runs in this process; a service has its own setting.")
     recipe = _aimed(local.load_config(preset, config), target)
     if server is None:
-        from worker.quantizer.plan.inspection import inspect_file
+        from worker.quantizer.inspection import inspect_file
 
         found = inspect_file(model.absolute(), recipe, threads=threads or options.load_settings().threads)
     else:
@@ -70,10 +70,10 @@ def dequantize(
     output: Annotated[Path, typer.Option(metavar="FLOAT.onnx", help="Where the float model goes.")],
 ) -> None:
     """Take the Q/DQ pairs off a quantized model: what is left is float, and can be quantized anew."""
-    from worker.commands.local import publish
-    from worker.quantizer.graph.loading import load_model
-    from worker.quantizer.graph.prepare import undo_quantization
-    from worker.quantizer.runtime import to_bytes
+    from worker.commands.files import publish
+    from worker.quantizer.graph.serialized import to_bytes
+    from worker.quantizer.intake.loading import load_model
+    from worker.quantizer.preparation.prepare import undo_quantization
 
     options.output_path(output)
     options.distinct_paths({"--output": output}, {"MODEL": model})
@@ -81,7 +81,7 @@ def dequantize(
     with tempfile.NamedTemporaryFile(dir=output.absolute().parent, prefix=".quantmill-", delete=False) as stream:
         stream.write(to_bytes(outcome.model))
     publish(Path(stream.name), output)
-    typer.echo(f"{outcome.detail}\nmodel     {output}")
+    typer.echo(f"{outcome.said}\nmodel     {output}")
 
 
 def _aimed(config: QuantizationConfig, target: str | None) -> QuantizationConfig:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,14 @@ from pydantic import ValidationError
 
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.dataset import PreprocessingSpec
-from service.contracts.errors import InvalidConfigError, InvalidRequestError
+from service.contracts.errors import InvalidConfigError, InvalidRequestError, problem_summary
 from service.contracts.metrics.graph import MAX_INLINE_BYTES
-from service.contracts.quark import translate_document
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeTask
 from service.contracts.validation import field_problems
+from service.quark import read_config, translate_document
 from worker.commands.console import ProgressView
-from worker.commands.files import NOWHERE, Done, ExtraPlace, move_files
+from worker.commands.files import NOWHERE, Done, ExtraPlace, move_files, publish
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def load_config(preset: str | None, file: Path | None) -> QuantizationConfig:
     translation = translate_document(document)
     for note in translation.notes if translation is not None else ():
         typer.echo(f"note: {file}: {note}", err=True)
-    return parse_config(_with_graphs(document, file.parent))
+    return read_config(_with_graphs(document, file.parent))
 
 
 def _with_graphs(document: Any, folder: Path) -> Any:
@@ -115,7 +114,7 @@ def load_preprocessing(text: str | None) -> PreprocessingSpec:
     except ValidationError as error:
         problems = field_problems(error, PreprocessingSpec, pointer="/preprocessing")
         raise InvalidRequestError(
-            "; ".join(f"{problem.pointer}: {problem.message}" for problem in problems[:5]),
+            problem_summary(problems),
             errors=problems,
             hint='For images: {"inputs": {"INPUT": {"layout": "NHWC", "scale": 0.00392156862745098}}}',
         ) from None
@@ -194,17 +193,6 @@ def write_report(report: Report, path: Path) -> None:
         json.dump(report.to_json_dict(), stream, indent=2)
         stream.write("\n")
     publish(Path(stream.name), path)
-
-
-def publish(source: Path, destination: Path) -> None:
-    """Give ``source`` its final name once its bytes are on disk; both lie on one filesystem."""
-    with source.open("rb") as stream:
-        os.fsync(stream.fileno())
-    # Temporary files are private; results get the permissions that any new file would have.
-    mask = os.umask(0)
-    os.umask(mask)
-    source.chmod(0o666 & ~mask)
-    source.replace(destination)
 
 
 def source(path: Path, preprocessing: PreprocessingSpec) -> DatasetSource:

@@ -94,7 +94,7 @@ def model_files(model: Path) -> list[Path]:
         NotOnnxError: it is no model.
         ExternalDataError: external data is missing or lies elsewhere.
     """
-    from worker.quantizer.graph.loading import external_files, read_proto
+    from worker.quantizer.intake.loading import external_files, read_proto
 
     files = external_files(read_proto(model), model.parent)
     for location in files:

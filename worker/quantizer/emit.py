@@ -7,10 +7,12 @@ fuse that node whole), else they read T itself. A graph output keeps its name.
 
 from __future__ import annotations
 
-import ml_dtypes
+from dataclasses import dataclass, field
+
 import numpy as np
 import onnx_ir as ir
 
+from service.contracts.dtypes import NUMBER_TYPES, has_integer_kernels, is_integer
 from service.contracts.errors import EngineError, UnsupportedModelError
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
@@ -26,29 +28,44 @@ from worker.quantizer.numerics.emission import (
     Written,
     activation_nodes,
     add_functions,
-    blocked_integer_nodes,
+    integer_nodes,
     weight_nodes,
 )
+from worker.quantizer.numerics.granularity import PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.numerics.rounded import RoundedGrid
+from worker.quantizer.numerics.minifloat import FloatGrid
+from worker.quantizer.numerics.storage import onnx_integers, onnx_type
 from worker.quantizer.plan.limits import limited_operand
+from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.subgraphs import common_home
-from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
+from worker.quantizer.plan.types import QuantizationPlan, Role
 
 PRODUCER = "quantmill"
-_OPSET_21 = 21
-_BYTES = ("int8", "uint8")
-_SINCE_21 = ("int4", "uint4", "int16", "uint16")
+# DequantizeLinear knows scales per block from here on.
+BLOCKS_OPSET = 21
 # onnxruntime's own domain knows 4- and 16-bit types at any opset.
 _MICROSOFT = "com.microsoft"
 
 
-def emit(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
-    """Write ``plan`` into ``model``, which is changed in place and returned.
+@dataclass(frozen=True)
+class Emitted:
+    """A plan as a model.
+
+    Attributes:
+        model: quantized.
+        restored: by quantized activation of the plan: the tensor that stands for it there, dequantized.
+    """
+
+    model: ir.Model
+    restored: dict[str, str] = field(default_factory=dict)
+
+
+def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
+    """Write ``plan`` into ``model``, which is changed in place.
 
     Args:
         model: prepared float model; pass a clone to keep the original.
-        plan: filled plan (grids, integers).
+        plan: filled plan (grids, integers); stays as it is.
 
     Raises:
         EngineError: the plan was not filled.
@@ -60,16 +77,17 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
     _emit_parameters(graph, plan, names, writer)
     values = {value.name: value for value in (*graph.inputs, *(made for node in graph for made in node.outputs))}
     grids: dict[str, tuple[ir.Value, ir.Value]] = {}
+    restored = {}
     for tensor in plan.activations:
         if tensor not in values:
             raise EngineError(f"the graph has no tensor {tensor!r}", tensor=tensor)
-        _emit_activation(graph, plan, values[tensor], grids, names, writer)
+        restored[tensor] = _emit_activation(graph, plan, values[tensor], grids, names, writer)
     if plan.integer_limits:
         _limit_integers(graph, plan, names)
     _drop_implied_activations(graph, plan)
     _drop_unread(graph, writer.made)
     model.producer_name, model.producer_version = PRODUCER, None
-    return model
+    return Emitted(model, restored)
 
 
 class Writer:
@@ -78,7 +96,9 @@ class Writer:
     def __init__(self, model: ir.Model, plan: QuantizationPlan) -> None:
         self._model = model
         self._one: ir.Node | None = None
-        self.byte_activations = any(entry.spec.dtype in _BYTES for entry in plan.activations.values())
+        dtypes = [entry.spec.dtype for entry in plan.activations.values()]
+        self.byte_activations = any(has_integer_kernels(dtype) for dtype in dtypes)
+        self.integer_activations = any(is_integer(dtype) for dtype in dtypes)
         self.made: set[ir.Node] = set()
         self.opset = max((model.opset_imports[d] for d in DEFAULT_DOMAINS if d in model.opset_imports), default=0)
 
@@ -91,28 +111,32 @@ class Writer:
             UnsupportedModelError: blocks need opset 21.
         """
         domain = ""
-        if self.opset < _OPSET_21 and (grid.dtype in _SINCE_21 or grid.block_size is not None):
-            if grid.block_size is not None:
-                raise UnsupportedModelError(
-                    f"scales per block need opset {_OPSET_21}, the model has {self.opset}",
-                    hint="Export the model anew with opset 21 or later.",
-                    opset=self.opset,
-                )
+        if self.opset < BLOCKS_OPSET and isinstance(grid.granularity, PerBlock):
+            raise self.too_old("scales per block", BLOCKS_OPSET)
+        if self.opset < NUMBER_TYPES[grid.dtype].opset:
             domain = _MICROSOFT
             self._model.opset_imports.setdefault(_MICROSOFT, 1)
         node = ir.node(op_type, inputs, attributes=attributes, domain=domain, name=name)
         self.made.add(node)
         return node
 
+    def too_old(self, what: str, needed: int) -> UnsupportedModelError:
+        """The error to raise where the model's opset does not have what is to be written."""
+        return UnsupportedModelError(
+            f"{what} need opset {needed}, the model has {self.opset}",
+            hint=f"Export the model anew with opset {needed} or later.",
+            opset=self.opset,
+        )
+
     def insert(self, written: Written, names: Names) -> ir.Value:
         """Put a restored weight at the head of the graph; what readers read.
 
-        Between 8-bit activations onnxruntime rounds every constant float weight to int8, one scale for the tensor. So
+        Between integer activations onnxruntime rounds a constant float weight to int8, one scale for the tensor. So
         there the weight is multiplied by a 1 that the runtime does not take for a constant.
         """
         graph, value = self._model.graph, written.output
         self.register(written)
-        if not self.byte_activations:
+        if not self.integer_activations:
             graph.insert_before(graph[0], written.nodes)
             return value
         if self._one is None:
@@ -150,57 +174,48 @@ def _move_parameters(graph: ir.Graph, plan: QuantizationPlan) -> None:
 
 
 def _emit_parameters(graph: ir.Graph, plan: QuantizationPlan, names: Names, writer: Writer) -> None:
-    nodes = {node_name(node): node for node in graph}
-    for weight in plan.weights.values():
-        value = graph.initializers[weight.initializer]
-        readers = [usage for usage in value.uses() if _reads_integers(usage.node, usage.idx, plan)]
+    parameters, nodes = Parameters(graph, plan), {node_name(node): node for node in graph}
+    for initializer in plan.weights:
+        uses = graph.initializers[initializer].uses()
+        readers = [usage for usage in uses if parameters.is_stored(usage.node, usage.idx)]
         home = common_home(graph, [usage.node for usage in readers])
-        dequantized = _restored_weight(graph, weight, names, writer, home)
+        dequantized = _restored_weight(graph, initializer, parameters.weight(initializer), names, writer, home)
         for usage in readers:
             usage.node.replace_input_with(usage.idx, dequantized)
     halves: dict[tuple[str, str], ir.Value] = {}
     for name, bias in plan.biases.items():
-        if bias.is_half:
+        node, now = nodes[name], parameters.of(nodes[name], 2)
+        if now is not None and bias.is_half:
             key = bias.initializer, bias.spec.dtype
             if key not in halves:
-                halves[key] = _restored_half(graph, *key, names, writer)
-            nodes[name].replace_input_with(2, halves[key])
-        if bias.quantization is None or bias.integers is None:
-            continue
-        node = nodes[name]
-        shared = len(graph.initializers[bias.initializer].uses()) > 1
-        stem = f"{bias.initializer}_of_{name}" if shared else bias.initializer
-        node.replace_input_with(2, _dequantize_constant(graph, stem, bias.integers, bias.quantization, names, writer))
+                halves[key] = _restored_half(graph, *key, now.values, names, writer)
+            node.replace_input_with(2, halves[key])
+        elif now is not None and isinstance(now.grid, IntegerGrid) and now.integers is not None:
+            shared = len(graph.initializers[bias.initializer].uses()) > 1
+            stem = f"{bias.initializer}_of_{name}" if shared else bias.initializer
+            node.replace_input_with(2, _dequantize_constant(graph, stem, now.integers, now.grid, names, writer))
 
 
-def _reads_integers(node: ir.Node, index: int, plan: QuantizationPlan) -> bool:
-    """True if the constant operand ``index`` of a node is quantized: a weight, a slope, a term; no limit, no bias."""
-    role = _role(node, plan)
-    if role is Role.ARITHMETIC:
-        return True
-    return index == 1 and (role in (Role.LINEAR, Role.STORED) or (role is not None and node.op_type == "PRelu"))
-
-
-def _restored_weight(graph: ir.Graph, weight: WeightPlan, names: Names, writer: Writer, home: ir.Graph) -> ir.Value:
-    grid, stem = weight.quantization, weight.initializer
-    if isinstance(grid, RoundedGrid):
-        array = constant(graph.initializers[stem])
-        if array is None:
-            raise EngineError(f"weight {stem!r} is no constant", tensor=stem)
-        return writer.insert(weight_nodes(names, stem, array, grid.dtype, grid.axis, grid.scale), names)
+def _restored_weight(
+    graph: ir.Graph, stem: str, weight: Parameter, names: Names, writer: Writer, home: ir.Graph
+) -> ir.Value:
+    grid = weight.grid
+    if grid is not None and not isinstance(grid, IntegerGrid):
+        return writer.insert(weight_nodes(names, stem, weight.values, grid), names)
     if grid is None or weight.integers is None:
         raise EngineError(f"weight {stem!r} was planned but not filled", tensor=stem)
-    if writer.byte_activations and grid.block_size is not None and grid.dtype in _BYTES:
-        # onnxruntime takes such a DequantizeLinear for one with a scale per channel, and fails.
-        return writer.insert(blocked_integer_nodes(names, stem, weight.integers, grid), names)
+    known = NUMBER_TYPES[grid.dtype]
+    if writer.opset < known.opset and not known.any_opset:
+        raise writer.too_old(grid.dtype, known.opset)
+    # Between 8-bit activations onnxruntime takes 8-bit integers with scales per block for such with one per channel.
+    mistaken = writer.byte_activations and isinstance(grid.granularity, PerBlock) and known.integer_kernels
+    if known.cast_only or mistaken:
+        return writer.insert(integer_nodes(names, stem, weight.integers, grid), names)
     return _dequantize_constant(graph, stem, weight.integers, grid, names, writer, home)
 
 
-def _restored_half(graph: ir.Graph, stem: str, dtype: str, names: Names, writer: Writer) -> ir.Value:
-    array = constant(graph.initializers[stem])
-    if array is None:
-        raise EngineError(f"bias {stem!r} is no constant", tensor=stem)
-    written = weight_nodes(names, stem, array, dtype, None)
+def _restored_half(graph: ir.Graph, stem: str, dtype: str, array: np.ndarray, names: Names, writer: Writer) -> ir.Value:
+    written = weight_nodes(names, stem, array, FloatGrid(dtype))
     writer.register(written)
     graph.insert_before(graph[0], written.nodes)
     return written.output
@@ -224,15 +239,12 @@ def _dequantize_constant(
     stored = add_initializer(home, names.free(f"{stem}_quantized"), onnx_integers(integers, grid.dtype))
     scale = add_initializer(home, names.free(f"{stem}_scale"), grid.scale)
     zero_point = add_initializer(home, names.free(f"{stem}_zero_point"), onnx_integers(grid.zero_point, grid.dtype))
-    attributes = {} if grid.axis is None else {"axis": grid.axis}
-    if grid.block_size is not None:
-        attributes["block_size"] = grid.block_size
     node = writer.node(
         "DequantizeLinear",
         [stored, scale, zero_point],
         grid,
         name=names.free(f"{stem}_DequantizeLinear"),
-        attributes=attributes,
+        attributes=grid.granularity.attributes(),
     )
     node.outputs[0].name = names.free(f"{stem}_DequantizeLinear_Output")
     node.outputs[0].dtype = ir.DataType.FLOAT
@@ -248,7 +260,7 @@ def _emit_activation(
     grids: dict[str, tuple[ir.Value, ir.Value]],
     names: Names,
     writer: Writer,
-) -> None:
+) -> str:
     tensor = name_of(value)
     entry = plan.activations[tensor]
     grid = entry.quantization
@@ -261,8 +273,8 @@ def _emit_activation(
         for usage in value.uses()
         if made_by_integer_node or (usage.node.graph is graph and _role(usage.node, plan) is not None)
     ]
-    if isinstance(grid, RoundedGrid):
-        written = activation_nodes(names, value, grid.dtype, grid.axis, writer.opset, grid.scale, saturate=True)
+    if not isinstance(grid, IntegerGrid):
+        written = activation_nodes(names, value, grid, writer.opset, saturate=True)
         writer.register(written)
         nodes, restored = written.nodes, written.output
     else:
@@ -279,7 +291,7 @@ def _emit_activation(
         for k, output in enumerate(graph.outputs):
             if output is value:
                 graph.outputs[k] = restored
-    plan.restored[tensor] = name_of(restored)
+    return name_of(restored)
 
 
 def _quantize_dequantize(
@@ -301,25 +313,13 @@ def _quantize_dequantize(
         )
     scale, zero = grids[source]
     nodes: list[ir.Node] = []
-    for op_type, dtype in (("QuantizeLinear", ir_dtype(grid.dtype)), ("DequantizeLinear", ir.DataType.FLOAT)):
+    for op_type, dtype in (("QuantizeLinear", onnx_type(grid.dtype)), ("DequantizeLinear", ir.DataType.FLOAT)):
         read = nodes[-1].outputs[0] if nodes else value
         node = writer.node(op_type, [read, scale, zero], grid, name=names.free(f"{tensor}_{op_type}"), attributes={})
         node.outputs[0].name = names.free(f"{tensor}_{op_type}_Output")
         node.outputs[0].dtype, node.outputs[0].shape = dtype, value.shape
         nodes.append(node)
     return nodes
-
-
-def onnx_integers(integers: np.ndarray, dtype: str) -> np.ndarray:
-    """``integers`` in the type that ONNX stores: 4-bit ones, held in bytes until now, in ml_dtypes' own."""
-    if dtype in ("int4", "uint4"):
-        return integers.astype(ml_dtypes.int4 if dtype == "int4" else ml_dtypes.uint4)
-    return integers
-
-
-def ir_dtype(dtype: str) -> ir.DataType:
-    """onnx-ir's word for an integer type of the plan."""
-    return ir.DataType[dtype.upper()]
 
 
 def _limit_integers(graph: ir.Graph, plan: QuantizationPlan, names: Names) -> None:
@@ -335,7 +335,7 @@ def _limit_integers(graph: ir.Graph, plan: QuantizationPlan, names: Names) -> No
             continue
         readers = [usage.node for usage in value.uses()]
         alone = len(readers) == 1 and readers[0].op_type == "QuantizeLinear" and not value.is_graph_output()
-        if alone and entry.quantization.dtype in _BYTES:
+        if alone and has_integer_kernels(entry.quantization.dtype):
             _limit_behind(graph, node, index, readers[0], entry.quantization.at_run_time(), names)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -16,36 +17,37 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.errors import EngineError
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
-from service.contracts.report import PreparationStep, Report
+from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeResult, QuantizeTask
-from worker.quantizer.cache import Cache
-from worker.quantizer.checkpoint import CheckpointStore
-from worker.quantizer.context import Context, Quantized
-from worker.quantizer.cpu import cpu_notes
-from worker.quantizer.data import Dataset, choose_batch_size, open_dataset
-from worker.quantizer.evaluation.metrics import Distance, Metrics
-from worker.quantizer.extra import ExtraFile, ExtraFiles, write_files
-from worker.quantizer.graph.layout import take_nhwc
-from worker.quantizer.graph.loading import load_model
-from worker.quantizer.graph.passes.outcome import Outcome
-from worker.quantizer.graph.prepare import prepare, undo_quantization
+from worker.quantizer.data import Dataset, open_dataset
+from worker.quantizer.emit import Emitted
+from worker.quantizer.evaluation.metrics import Distances, Metrics
+from worker.quantizer.evaluation.side_by_side import side_by_side
+from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.skeleton import copy_of
-from worker.quantizer.identity import origin, run_identity
-from worker.quantizer.intake import inspect_model
-from worker.quantizer.measure import Stages
-from worker.quantizer.plan.matching import Matcher
-from worker.quantizer.plan.selection import check_selectors
-from worker.quantizer.plan.targets import edit_graph, edits_graph
-from worker.quantizer.provenance import fates, outline
-from worker.quantizer.range_plot import publish_ranges
-from worker.quantizer.recipes.qoperator import to_qoperator
-from worker.quantizer.recipes.registry import RECIPES, wanted_opset
-from worker.quantizer.refine.draft import Draft, Filled
-from worker.quantizer.reporting import make_report
-from worker.quantizer.run import Run
-from worker.quantizer.runtime import Session, is_large, to_bytes
-from worker.quantizer.soundness import check_channels
-from worker.quantizer.wording import calibration_notes, nothing_quantized
+from worker.quantizer.intake.inspect import open_model
+from worker.quantizer.intake.loading import load_model
+from worker.quantizer.modes.planning import plan_model, prepare_model
+from worker.quantizer.modes.qoperator import to_qoperator
+from worker.quantizer.modes.registry import MODES
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.preparation.layout import take_nhwc
+from worker.quantizer.preparation.prepare import undo_quantization
+from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Draft, Filled, Quantized
+from worker.quantizer.report.assemble import make_report
+from worker.quantizer.report.range_plot import publish_ranges
+from worker.quantizer.report.words import calibration_notes, nothing_quantized
+from worker.quantizer.run.cache import Cache
+from worker.quantizer.run.checkpoint import CheckpointStore
+from worker.quantizer.run.extra import ExtraFile, ExtraFiles, write_files
+from worker.quantizer.run.identity import origin, run_identity
+from worker.quantizer.run.interface import Run
+from worker.quantizer.run.services import Services
+from worker.quantizer.run.stages import Stages
+from worker.quantizer.runtime.cpu import cpu_notes
+from worker.quantizer.runtime.session import Session, is_large
 
 MODEL_FILE = "model.onnx"
 # float32 rounding leaves 100 dB and more; a float16 model that is widened leaves about 60.
@@ -125,44 +127,47 @@ def quantize(
     stages = Stages()
     with stages.stage("load"):
         run.progress("load")
-        summary = inspect_model(model_path, threads=threads, list_nodes=False)
-        summary = summary.model_copy(update={"inputs": fixed_inputs(summary.inputs, config.preparation)})
+        original, undone, float_session, summary = _load(model_path, config, threads)
         calibration_data = _open(calibration, summary, config, "calibration dataset")
         evaluation_data = None if evaluation is None else _open(evaluation, summary, config, "evaluation dataset")
         metrics = Metrics(config.evaluation, summary.outputs, graphs=graphs, threads=threads)
         metrics.check(evaluation_data or calibration_data)
-        original = load_model(model_path)
-        undone = undo_quantization(original) if config.preparation.dequantize else None
-        original = original if undone is None else undone.model
-        if undone is not None and undone.applied:
-            summary = summary.model_copy(update={"size_bytes": len(to_bytes(original))})
-        float_session = Session(original, threads=threads, what="float model", uploaded=True)
         _probe(metrics, float_session, calibration_data, evaluation_data, summary, config, run)
         made_from = origin(summary, calibration_data, evaluation_data, graphs or {}, threads=threads)
-        context = Context(
-            config=config,
-            summary=summary,
-            calibration=calibration_data,
-            evaluation=evaluation_data,
-            float_session=float_session,
-            stages=stages,
+        case = Case(config, summary, calibration_data, evaluation_data, float_session, made_from, metrics)
+        identity = run_identity(config, made_from)
+        services = Services(
             run=run,
             threads=threads,
-            origin=made_from,
-            checkpoint=CheckpointStore(
-                checkpoint_dir, run_identity(config, made_from), limit_bytes=checkpoint_bytes, run=run
-            ),
-            files=ExtraFiles(extra_bytes),
+            stages=stages,
+            checkpoint=CheckpointStore(checkpoint_dir, identity, limit_bytes=checkpoint_bytes, run=run),
             cache=Cache(None) if cache is None else cache,
-            metrics=metrics,
+            files=ExtraFiles(extra_bytes),
         )
-    done = _quantize(original, context)
+    done = _quantize(original, case, services)
     if undone is not None:
         _tell_undone(undone, done)
     model_bytes = _uploaded_bytes(model_path, summary, undone is not None) if done.plan.is_empty else done.bytes
-    report = make_report(done, model_bytes, context)
-    publish_ranges(report.algorithms, context.files)
-    return Result(model_bytes, report, context.files.all)
+    report = make_report(done, model_bytes, case, services)
+    publish_ranges(report.algorithms, services.files)
+    return Result(model_bytes, report, services.files.all)
+
+
+def _load(
+    path: Path, config: QuantizationConfig, threads: int
+) -> tuple[ir.Model, Outcome | None, Session, ModelSummary]:
+    """The float model, what became of its Q/DQ pairs if they are taken off, a session of it, and its facts.
+
+    The file is read and parsed here and nowhere else.
+    """
+    uploaded = open_model(path)
+    undone = undo_quantization(uploaded.model) if config.preparation.dequantize else None
+    model = uploaded.model if undone is None else undone.model
+    session = uploaded.session(threads=threads, what="float model", model=model)
+    facts: dict[str, Any] = {"inputs": fixed_inputs(uploaded.summary.inputs, config.preparation)}
+    if undone is not None and undone.applied:
+        facts["size_bytes"] = len(to_bytes(model))
+    return model, undone, session, uploaded.summary.model_copy(update=facts)
 
 
 def _probe(
@@ -196,10 +201,10 @@ def _uploaded_bytes(path: Path, summary: ModelSummary, undo: bool) -> bytes:
 
 def _tell_undone(undone: Outcome, done: Quantized) -> None:
     """Put the step that came before all others into the report; afterwards it found nothing left to do."""
-    told = PreparationStep(name="dequantize", applied=undone.applied, detail=undone.detail)
+    told = undone.step("dequantize")
     done.prepared.steps[:] = [told if step.name == told.name else step for step in done.prepared.steps]
     if undone.applied:
-        done.plan.notes.append("The uploaded model is quantized; 'float' is that model with its Q/DQ pairs taken off")
+        done.journal.note("The uploaded model is quantized; 'float' is that model with its Q/DQ pairs taken off")
 
 
 def _open(source: DatasetSource, model: ModelSummary, config: QuantizationConfig, role: str) -> Dataset:
@@ -208,69 +213,51 @@ def _open(source: DatasetSource, model: ModelSummary, config: QuantizationConfig
     return data
 
 
-def _quantize(original: ir.Model, context: Context) -> Quantized:
-    config, run = context.config, context.run
-    recipe = RECIPES[config.mode]
-    with context.stages.stage("prepare"):
+def _quantize(original: ir.Model, case: Case, services: Services) -> Quantized:
+    config, run = case.config, services.run
+    mode = MODES[config.mode]
+    with services.stages.stage("prepare"):
         run.progress("prepare")
-        uploaded = [(node.name, node.op_type) for node in original.graph.all_nodes()]
-        before = outline(original.graph)
-        prepared = prepare(
-            original, config.preparation, opset=wanted_opset(config), subgraph_weights=config.subgraphs == "weights"
-        )
-        check_channels(prepared.graph)
-        notes = check_selectors(
-            config,
-            [*uploaded, *prepared.op_types.items()],
-            prepared.known_nodes(),
-            Matcher(prepared.graph, prepared.op_types),
-            fates(before, prepared.graph),
-        )
+        prepared, notes = prepare_model(original, config)
         notes += cpu_notes(config)
-        notes += calibration_notes(config.calibration_samples, context.calibration.samples)
-    with context.stages.stage("plan"):
+        notes += calibration_notes(config.calibration_samples, case.calibration.samples)
+    with services.stages.stage("plan"):
         run.progress("plan")
-        unedited = copy_of(prepared.model) if edits_graph(config) else prepared.model
-        edits = edit_graph(prepared.graph, config, prepared.op_types)
-        plan = recipe.plan(prepared.graph, config, prepared.op_types)
+        planned = plan_model(prepared, config)
+        plan = planned.plan
         run.check()
         if not plan.is_empty and prepared.keeps_function:
-            _check_prepared(unedited, context)
+            _check_prepared(planned.unedited, case, services)
     if plan.is_empty:
         unselected = config.model_copy(update={"include": (), "exclude": ()})
-        without = recipe.plan(prepared.graph, unselected, prepared.op_types)
-        plan.notes += [*notes, nothing_quantized(by_selectors=not without.is_empty)]
-        run.log(plan.notes[-1], "warning")
-        return Quantized(Filled([Draft(prepared, plan)]), prepared.model, b"")
-    filled = recipe.fill(prepared, plan, context)
-    prepared, plan = filled.draft.prepared, filled.draft.plan
-    plan.notes[:0] = notes
-    plan.decisions[:0] = edits
-    with context.stages.stage("emit"):
+        without = mode.plan(prepared.graph, unselected, prepared.facts, Journal())
+        cause = nothing_quantized(by_selectors=not without.is_empty)
+        run.log(cause, "warning")
+        journal = planned.journal.followed_by(*notes, cause)
+        return Quantized(Filled([Draft(prepared, plan)]), Emitted(prepared.model), b"", journal)
+    filled = mode.fill(prepared, plan, planned.journal, case, services)
+    prepared, told = filled.draft.prepared, filled.draft.journal
+    journal = Journal(notes, planned.edits).followed_by(*told.notes, decisions=told.decisions)
+    with services.stages.stage("emit"):
         run.progress("emit")
-        quantized = recipe.emit(copy_of(prepared.model), plan)
-        prepared.restore_interface(quantized)
-        model_bytes = to_bytes(quantized)
+        quantized = mode.emit(copy_of(prepared.model), filled.draft.plan)
+        prepared.restore_interface(quantized.model)
+        model_bytes = to_bytes(quantized.model)
         if config.format == "qoperator":
-            model_bytes, left = to_qoperator(model_bytes, threads=context.threads)
-            plan.notes.append(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")
+            model_bytes, left = to_qoperator(model_bytes, threads=services.threads)
+            journal.note(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")
         model_bytes = take_nhwc(model_bytes, prepared.nhwc_inputs)
-    return Quantized(filled, quantized, model_bytes)
+    return Quantized(filled, quantized, model_bytes, journal)
 
 
-def _check_prepared(prepared: ir.Model, context: Context) -> None:
+def _check_prepared(prepared: ir.Model, case: Case, services: Services) -> None:
     """Preparation must not change what the model computes, unlike what its target asks for: compare one batch."""
-    data, float_session = context.calibration, context.float_session
-    session = Session(prepared, threads=context.threads, what="prepared model", optimized=not is_large(prepared))
-    batch = next(iter(data.batches(context.inputs, choose_batch_size(context.inputs, data, 1), limit=1)))
-    names = float_session.output_names
-    for name, expected, got in zip(
-        names, float_session.run(batch.feeds, names, start=batch.start), session.run(batch.feeds, names), strict=True
-    ):
-        if getattr(expected, "dtype", None) is None or expected.dtype.kind != "f" or expected.shape != got.shape:
-            continue
-        distance = Distance()
-        distance.update(expected, got)
+    session = Session(prepared, threads=services.threads, what="prepared model", optimized=not is_large(prepared))
+    expected = case.expected_outputs(services.run, batch_size=1, last=1)
+    distances = Distances()
+    for twins in side_by_side(session, expected, services.run):
+        distances.update(twins.pairs())
+    for name, distance in distances.of.items():
         if distance.sqnr_db is not None and distance.sqnr_db < _PREPARED_SQNR_DB:
             raise EngineError(
                 f"preparation changed output {name!r} of the model ({distance.sqnr_db:.1f} dB)",

@@ -6,17 +6,20 @@ from typing import Literal
 
 from pydantic import Field
 
-from service.contracts.algorithms.base import Refinement
-from service.contracts.base import SEARCH
+from service.contracts.algorithms.base import AlgorithmBase
+from service.contracts.base import SEARCH_SPACE
 
 
-class CrossLayerEqualization(Refinement):
+class CrossLayerEqualization(AlgorithmBase):
     """Moves scale between neighbouring layers, channel by channel, so that one grid fits all channels of a weight.
 
     The float network stays the same function (Nagel et al. 2019, Data-Free Quantization, section 4.1). Silent
     channels, absorbed biases and limits that are kept as they are hold it to that on the calibration data; beyond what
     these show it may differ. Only ``replace_relu6`` relu makes another function of it.
     """
+
+    place = 0
+    starts_afresh = True
 
     method: Literal["cross_layer_equalization"] = "cross_layer_equalization"
     steps: int = Field(
@@ -66,10 +69,13 @@ class CrossLayerEqualization(Refinement):
     )
 
 
-class SmoothQuant(Refinement):
+class SmoothQuant(AlgorithmBase):
     """Moves scale from a linear layer's inputs into its weight, channel by channel: s_j = max|x_j|^alpha /
     max|w_j|^(1-alpha) (Xiao et al. 2022, SmoothQuant, equation 4).
     """
+
+    place = 1
+    starts_afresh = True
 
     method: Literal["smooth_quant"] = "smooth_quant"
     alpha: float | None = Field(
@@ -86,18 +92,21 @@ class SmoothQuant(Refinement):
     )
 
 
-class BiasCorrection(Refinement):
+class BiasCorrection(AlgorithmBase):
     """Gives every output channel back the mean that quantization took from it.
 
     fast: b += (W - W~) E[x], in closed form, E[x] from statistics (Nagel et al. 2019, Data-Free Quantization, section
     4.2). full: layer after layer on the quantized network as corrected so far, judged behind the activation function.
     """
 
+    place = 3
+    choice = "the biases that bias_correction has corrected"
+
     method: Literal["bias_correction"] = "bias_correction"
     mode: Literal["fast", "full"] = Field(
         default="fast",
         description="fast: in closed form; full: layer after layer on the quantized network.",
-        json_schema_extra={SEARCH: ["fast", "full"]},
+        json_schema_extra={SEARCH_SPACE: ["fast", "full"]},
     )
     data_size: int | None = Field(
         default=64, ge=1, description="Samples that full is measured on; null: all of the calibration set."

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from service.contracts.algorithms.base import Refinement
+from service.contracts.algorithms.base import AlgorithmBase
 from service.contracts.base import Contract
 
 FinetunedOp = Literal["Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization"]
@@ -18,6 +18,14 @@ FINETUNED_OPS: tuple[FinetunedOp, ...] = (
     "InstanceNormalization",
     "LayerNormalization",
 )
+
+
+def _solver(word: object) -> object:
+    """Configs from before ``moments`` had its name call that solver ``gram``."""
+    return "moments" if word == "gram" else word
+
+
+Solver = Annotated[Literal["moments", "gradient"], BeforeValidator(_solver)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|rocm)(:\d+)?)$")]
 
 
@@ -28,10 +36,12 @@ class LearningRateAdjust(Contract):
     learning_rate: float = Field(gt=0.0, description="Taken where the error is above the threshold.")
 
 
-class Finetuning(Refinement):
+class Finetuning(AlgorithmBase):
     """What AdaRound and AdaQuant have in common: layers are visited once, in order, each with the inputs that the
     network quantized so far gives it.
     """
+
+    place = 4
 
     data_size: int | None = Field(default=None, ge=1, description="Samples used; null: all of the calibration set.")
     batch_size: int = Field(default=8, ge=1, le=4096, description="Samples in a step of the gradient solver.")
@@ -67,11 +77,15 @@ class Finetuning(Refinement):
 class AdaRound(Finetuning):
     """Rounds every weight up or down so that the layer's output changes least (Nagel et al. 2020, Up or Down?)."""
 
+    choice = "the integers that adaround has chosen"
+    excludes: ClassVar[dict[str, str]] = {"adaquant": "integers of weights"}
+    without_integers = "adaquant"
+
     method: Literal["adaround"] = "adaround"
-    solver: Literal["gram", "gradient"] = Field(
-        default="gram",
+    solver: Solver = Field(
+        default="moments",
         description=(
-            "gram: integers by coordinate descent on the quadratic error, from second moments of the inputs; layers "
+            "moments: integers by coordinate descent on the quadratic error, from second moments of the inputs; layers "
             "with too many inputs for that go to the other; gradient: the paper's relaxation, by Adam."
         ),
     )
@@ -85,13 +99,13 @@ class AdaRound(Finetuning):
     )
     beta_range: tuple[float, float] = Field(default=(20.0, 2.0), description="The regularizer's exponent, from, to.")
     warm_start: float = Field(default=0.2, ge=0.0, lt=1.0, description="Share of the steps without regularizer.")
-    update_bias: bool = Field(default=True, description="Let the bias follow (solver gram).")
+    update_bias: bool = Field(default=True, description="Let the bias follow (solver moments).")
     unrestricted: bool = Field(
         default=True,
-        description="Let a weight move further than to the next integer up or down (solver gram).",
+        description="Let a weight move further than to the next integer up or down (solver moments).",
     )
     scale_refit: bool = Field(
-        default=False, description="Let weight scales follow where the scale's kind allows it (solver gram)."
+        default=False, description="Let weight scales follow where the scale's kind allows it (solver moments)."
     )
 
 
@@ -100,13 +114,15 @@ class AdaQuant(Finetuning):
     (Hubara et al. 2020, Improving Post Training Neural Quantization).
     """
 
+    choice = "the integers that adaquant has chosen"
+
     method: Literal["adaquant"] = "adaquant"
-    solver: Literal["gram", "gradient"] = Field(
+    solver: Solver = Field(
         default="gradient",
         description=(
-            "gradient: the paper's, by Adam, for all types and for normalizations too; gram: the same square error by "
-            "coordinate descent over the integers, from second moments of the inputs, several times faster: what has "
-            "no integer weight is left out."
+            "gradient: the paper's, by Adam, for all types and for normalizations too; moments: the same square error "
+            "by coordinate descent over the integers, from second moments of the inputs, several times faster: what "
+            "has no integer weight is left out."
         ),
     )
     learning_rate: float | None = Field(

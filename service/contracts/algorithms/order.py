@@ -1,33 +1,12 @@
-"""Which algorithms go together, and in which order."""
+"""Which algorithms go together, and in which order, by what each of them declares (``AlgorithmBase``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.contradiction import Contradiction
 from service.contracts.dtypes import is_integer
-
-# These change the float network or the types, and all numbers are found anew: what others have chosen is lost.
-_AFRESH = ("cross_layer_equalization", "smooth_quant", "autopilot", "mixed_precision")
-_LOST = {
-    "autopilot": "the recipe that autopilot has chosen",
-    "mixed_precision": "the types that mixed_precision has chosen",
-    "bias_correction": "the biases that bias_correction has corrected",
-    "adaround": "the integers that adaround has chosen",
-    "adaquant": "the integers that adaquant has chosen",
-}
-# Of these one is enough: what both of them choose.
-_EITHER = {("adaround", "adaquant"): "integers of weights", ("autopilot", "mixed_precision"): "types"}
-_RANKS = {
-    "cross_layer_equalization": 0,
-    "smooth_quant": 1,
-    "sensitivity": 2,
-    "autopilot": 2,
-    "mixed_precision": 2,
-    "bias_correction": 3,
-    "adaround": 4,
-    "adaquant": 4,
-}
 
 
 def algorithm_contradictions(methods: Sequence[str], weight_dtypes: Sequence[str]) -> Iterator[Contradiction]:
@@ -37,27 +16,29 @@ def algorithm_contradictions(methods: Sequence[str], weight_dtypes: Sequence[str
         methods: of the algorithms, in the order in which they run.
         weight_dtypes: all types that weights are given, mixed precision aside.
     """
-    integers = "mixed_precision" in methods or any(is_integer(dtype) for dtype in weight_dtypes)
+    integers = any(ALGORITHMS[method].may_give_integers for method in methods) or any(map(is_integer, weight_dtypes))
     for place, method in enumerate(methods):
-        at, before = f"/algorithms/{place}", methods[:place]
-        lost = next((other for other in before if other in _LOST), None)
+        at, before, algorithm = f"/algorithms/{place}", methods[:place], ALGORITHMS[method]
+        lost = next((choice for other in before if (choice := ALGORITHMS[other].choice)), None)
         if method in before:
             yield Contradiction(at, f"{method} stands twice in algorithms")
         elif (both := _rivals(method, before)) is not None:
-            yield Contradiction(at, f"{' and '.join(both)} both choose {_EITHER[both]}; leave one of them out")
-        elif method in _AFRESH and lost is not None:
+            chosen = ALGORITHMS[both[0]].excludes[both[1]]
+            yield Contradiction(at, f"{' and '.join(both)} both choose {chosen}; leave one of them out")
+        elif algorithm.starts_afresh and lost is not None:
             wanted = ", ".join(in_order(methods))
-            yield Contradiction(at, f"{method} would throw away {_LOST[lost]}; the right order is {wanted}")
-        elif method == "adaround" and not integers:
-            told = f"adaround rounds weights to integers, and none is one: they are {', '.join(weight_dtypes)}"
-            yield Contradiction(at, f"{told}; adaquant can do it")
+            yield Contradiction(at, f"{method} would throw away {lost}; the right order is {wanted}")
+        elif algorithm.without_integers is not None and not integers:
+            told = f"{method} rounds weights to integers, and none is one: they are {', '.join(weight_dtypes)}"
+            yield Contradiction(at, f"{told}; {algorithm.without_integers} can do it")
 
 
 def _rivals(method: str, before: Sequence[str]) -> tuple[str, str] | None:
-    """The pair of ``_EITHER`` that ``method`` makes complete."""
-    return next((pair for pair in _EITHER if method in pair and any(other in pair for other in before)), None)
+    """``method`` and the first of ``before`` that it cannot stand beside, the one that excludes the other first."""
+    pairs = [pair for other in before for pair in ((method, other), (other, method))]
+    return next((pair for pair in pairs if pair[1] in ALGORITHMS[pair[0]].excludes), None)
 
 
 def in_order(methods: Sequence[str]) -> list[str]:
     """The methods in an order in which none undoes what another has done."""
-    return sorted(methods, key=_RANKS.__getitem__)
+    return sorted(methods, key=lambda method: ALGORITHMS[method].place)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from service.contracts.algorithms.base import Refinement
+from service.contracts.algorithms.base import AlgorithmBase
 from service.contracts.base import Contract
 from service.contracts.metrics.base import OutputRef
 from service.contracts.selectors import Selector
@@ -77,13 +77,18 @@ class PrecisionBudget(Contract):
     max_seconds: float | None = Field(default=None, gt=0, description="Time of the search; then the best so far.")
 
 
-class MixedPrecision(Refinement):
+class MixedPrecision(AlgorithmBase):
     """Chooses the precision of every layer by what it does to the output.
 
     Layers are ranked by sensitivity, the network's output error when they alone are at the lower level; then as many as
     the goal allows are lowered (``optimize`` speed) or as few as it needs are raised (quality), with real evaluations
     deciding where to stop. Layers that share a tensor move together.
     """
+
+    place = 2
+    starts_afresh = True
+    choice = "the types that mixed_precision has chosen"
+    may_give_integers = True
 
     method: Literal["mixed_precision"] = "mixed_precision"
     combination: Combination | None = Field(
@@ -93,8 +98,8 @@ class MixedPrecision(Refinement):
             "config has another type of that width; scale, granularity and calibration are the config's."
         ),
     )
-    high: Level
-    low: Level
+    high: Level = Field(description="May be left out where combination is given.")
+    low: Level = Field(description="May be left out where combination is given.")
     optimize: Literal["speed", "quality"] = Field(
         default="speed", description="speed: begin high, lower what can be; quality: begin low, raise what must be."
     )
@@ -178,7 +183,7 @@ class SearchBudget(Contract):
     max_latency_ratio: float | None = Field(default=None, gt=0, description="Latency over that of the float model.")
 
 
-class Autopilot(Refinement):
+class Autopilot(AlgorithmBase):
     """Searches for the smallest or fastest model that meets a goal.
 
     Recipes are tried cheap ones first, judged by the distance of their outputs on samples held back; what two recipes
@@ -187,6 +192,11 @@ class Autopilot(Refinement):
     once come as files of the job. The verdict is ``pass`` only if the goal is met within the budget's bytes and
     latency.
     """
+
+    place = 2
+    starts_afresh = True
+    choice = "the recipe that autopilot has chosen"
+    excludes: ClassVar[dict[str, str]] = {"mixed_precision": "types"}
 
     method: Literal["autopilot"] = "autopilot"
     goal: Annotated[DropGoal | DistanceGoal, Field(discriminator="kind")] = Field(

@@ -6,16 +6,18 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from service.contracts.algorithms.base import Refinement
+from service.contracts.algorithms.base import AlgorithmBase
 from service.contracts.algorithms.precision import Level, RankingSamples, Verified
 from service.contracts.metrics.base import OutputRef
 
 
-class SensitivityAnalysis(Refinement):
+class SensitivityAnalysis(AlgorithmBase):
     """Tells what every layer's precision does to the output, and changes nothing.
 
     The ranking, as JSON and CSV, is a file of the job.
     """
+
+    place = 2
 
     method: Literal["sensitivity"] = "sensitivity"
     levels: dict[str, Level] = Field(

@@ -27,6 +27,7 @@ from service.contracts.metrics.values import (
     L2,
     MAE,
     PSNR,
+    R2,
     RMSE,
     SQNR,
     Agreement,
@@ -48,6 +49,7 @@ Metric = Annotated[
     | MeanAveragePrecision
     | RMSE
     | MAE
+    | R2
     | Pearson
     | Spearman
     | WordErrorRate
@@ -68,6 +70,7 @@ __all__ = [
     "L2",
     "MAE",
     "PSNR",
+    "R2",
     "RMSE",
     "SQNR",
     "AccuracyAtK",

@@ -27,6 +27,16 @@ class MAE(RegressionMetric):
     kind: Literal["mae"] = "mae"
 
 
+class R2(RegressionMetric):
+    """Coefficient of determination: 1 for exact, 0 for no better than the targets' mean, below 0 for worse.
+
+    1 - sum (x - y)^2 / sum (y - mean y)^2; mean over the output's columns if it has several.
+    """
+
+    FACTS: ClassVar[Facts] = Facts("")
+    kind: Literal["r2"] = "r2"
+
+
 class Pearson(RegressionMetric):
     """Linear correlation with the target in [-1, 1]; mean over the output's columns if it has several."""
 

@@ -10,20 +10,6 @@ from service.contracts.presets.quark import NPU_PREPARATION
 _CORRECTED = ({"method": "bias_correction"},)
 _EQUALIZED = ({"method": "cross_layer_equalization"}, {"method": "bias_correction", "mode": "full"})
 _ROUNDED = ({"method": "adaround"},)
-
-# What runs on top of calibration, by preset, in order; those that are not here run nothing.
-ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
-    "int8": _CORRECTED,
-    "int8_percentile": _CORRECTED,
-    "int8_per_tensor": _EQUALIZED,
-    "int8_symmetric": _CORRECTED,
-    "int8_accurate": _ROUNDED,
-    "int8_transformer": ({"method": "smooth_quant"}, *_CORRECTED),
-    "a16w8_per_channel": _CORRECTED,
-    "w4a8": ({"method": "cross_layer_equalization"}, *_ROUNDED),
-    "npu_int8": _EQUALIZED,
-    "npu_int8_accurate": ({"method": "adaround", "scale_refit": True},),
-}
 _WORDS = {
     "cross_layer_equalization": "cross-layer equalization",
     "smooth_quant": "SmoothQuant",
@@ -48,13 +34,14 @@ _NPU: dict[str, Any] = {
 }
 
 
-def _preset(name: str, recipe: str, purpose: str, **settings: Any) -> Preset:
-    """A preset that says what it does: ``recipe``, then its algorithms, and whom it is for."""
-    algorithms = ALGORITHMS.get(name, ())
+def _preset(
+    name: str, types: str, purpose: str, algorithms: tuple[dict[str, Any], ...] = (), **settings: Any
+) -> Preset:
+    """A preset that says what it does: ``types`` and calibration, then its algorithms, and whom it is for."""
     steps = "".join(f", {_WORDS[algorithm['method']]}" for algorithm in algorithms)
     return Preset(
         name=name,
-        description=f"{recipe}{steps}: {purpose}.",
+        description=f"{types}{steps}: {purpose}.",
         settings={**settings, "algorithms": list(algorithms)},
     )
 
@@ -71,6 +58,7 @@ OWN_PRESETS = (
         "int8",
         "uint8 activations, int8 weights per channel, MinMax",
         "the default for CPUs",
+        _CORRECTED,
         activation=_UINT8,
         weight=_PER_CHANNEL,
     ),
@@ -78,6 +66,7 @@ OWN_PRESETS = (
         "int8_percentile",
         "As int8, Percentile 99.999",
         "with outliers cut",
+        _CORRECTED,
         activation={**_UINT8, "calibration": {"method": "percentile", "percentile": 99.999}},
         weight=_PER_CHANNEL,
     ),
@@ -85,6 +74,7 @@ OWN_PRESETS = (
         "int8_per_tensor",
         "uint8 activations, int8 weights per tensor, MinMax",
         "where per-channel is not supported",
+        _EQUALIZED,
         activation=_UINT8,
         weight={"granularity": "per_tensor"},
     ),
@@ -92,6 +82,7 @@ OWN_PRESETS = (
         "int8_symmetric",
         "int8 symmetric activations, int8 weights per channel, MinMax",
         "for GPUs and TensorRT",
+        _CORRECTED,
         activation={"dtype": "int8", "symmetric": True, "calibration": {"method": "minmax"}},
         weight=_PER_CHANNEL,
     ),
@@ -99,6 +90,7 @@ OWN_PRESETS = (
         "int8_accurate",
         "uint8 activations, int8 weights per channel, MinMax",
         "as fast as int8 on CPUs, for seconds more of quantizing",
+        _ROUNDED,
         activation=_UINT8,
         weight=_PER_CHANNEL,
     ),
@@ -106,6 +98,7 @@ OWN_PRESETS = (
         "int8_transformer",
         "uint8 activations, int8 weights per channel, MinMax",
         "for transformers on CPUs",
+        ({"method": "smooth_quant"}, *_CORRECTED),
         activation=_UINT8,
         weight=_PER_CHANNEL,
     ),
@@ -113,6 +106,7 @@ OWN_PRESETS = (
         "a16w8_per_channel",
         "int16 symmetric activations, int8 weights per channel by least square error",
         "where 8-bit activations lose too much",
+        _CORRECTED,
         activation={"dtype": "int16", "symmetric": True, "calibration": {"method": "minmax"}},
         weight={"granularity": "per_channel", "calibration": {"method": "mse"}},
     ),
@@ -120,6 +114,7 @@ OWN_PRESETS = (
         "w4a8",
         "uint8 activations, int4 weights per channel by least square error, MinMax",
         "half the file of int8",
+        ({"method": "cross_layer_equalization"}, *_ROUNDED),
         activation=_UINT8,
         weight={"dtype": "int4", "granularity": "per_channel", "calibration": {"method": "mse"}},
     ),
@@ -127,12 +122,14 @@ OWN_PRESETS = (
         "npu_int8",
         "AMD NPU: int8, power-of-two scales, one per tensor, Percentile 99.99",
         "CNNs and transformers alike",
+        _EQUALIZED,
         **_NPU,
     ),
     _preset(
         "npu_int8_accurate",
         "AMD NPU: types and rules of npu_int8",
         "with integers and weight scales chosen layer by layer in place of equalization",
+        ({"method": "adaround", "scale_refit": True},),
         **_NPU,
     ),
     _preset(

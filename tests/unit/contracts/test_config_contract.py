@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import typing
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.contracts.algorithms import Algorithm, algorithm_contradictions, in_order
+from service.contracts.algorithms import algorithm_contradictions, in_order
+from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import InvalidConfigError
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.presets.own import OWN_PRESETS
+from tests.support.each import each
 
 names = st.text(min_size=1, max_size=8)
 selectors = st.lists(
@@ -81,7 +82,7 @@ def test_what_is_given_wins_over_the_preset(given_config: dict[str, Any]) -> Non
             assert resolved[section][key] == defaults[section][key]
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@each("name", sorted(PRESETS))
 def test_presets_resolve_and_say_whom_they_are_for(name: str) -> None:
     config = parse_config({"preset": name})
     assert config.preset == name
@@ -225,10 +226,12 @@ def test_in_order_nothing_is_undone(methods: list[str]) -> None:
     assert sorted(in_order(methods)) == sorted(methods)
 
 
-def test_every_algorithm_has_its_place() -> None:
-    union, _ = typing.get_args(Algorithm)
-    methods = [member.model_fields["method"].default for member in typing.get_args(union)]
-    assert sorted(in_order(methods)) == sorted(methods)
+def test_algorithms_declare_their_place_and_name_only_others_that_there_are() -> None:
+    assert sorted(in_order(list(ALGORITHMS))) == sorted(ALGORITHMS)
+    for method, algorithm in ALGORITHMS.items():
+        named = {*algorithm.excludes, algorithm.without_integers} - {None}
+        assert named <= set(ALGORITHMS) - {method}
+        assert algorithm.choice is None or method in algorithm.choice
 
 
 def algorithm_contradictions_of(methods: list[str]) -> list[Any]:
@@ -262,6 +265,12 @@ def test_what_a_mode_would_not_heed_is_refused(mode: str, settings: dict[str, An
     assert found[0][0] == pointer
     assert says in found[0][1]
     parse_config({"mode": mode})
+
+
+def test_a_reduced_range_needs_a_bit_to_spare() -> None:
+    ((pointer, message),) = problems({"weight": {"dtype": "int2", "reduce_range": True}})
+    assert (pointer, "leaves int2 no values but 0" in message) == ("/config/weight", True)
+    parse_config({"weight": {"dtype": "int4", "reduce_range": True}})
 
 
 def test_overrides_are_judged_at_their_own_place() -> None:
@@ -309,3 +318,9 @@ def points_into(document: Any, pointer: str) -> bool:
         else:
             return number == len(parts) - 1 and isinstance(here, dict)
     return True
+
+
+def test_the_contract_knows_our_own_documents_alone() -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        parse_config({"format": "quark", "config": {}}, pointer="/c")
+    assert {problem.pointer for problem in caught.value.errors} == {"/c/format", "/c/config"}

@@ -30,7 +30,7 @@ metrics = st.one_of(
         {"kind": st.sampled_from(["f1", "precision", "recall"])},
         optional={"average": st.sampled_from(["macro", "micro", "weighted"]), "threshold": st.floats(0, 1) | st.none()},
     ),
-    st.fixed_dictionaries({"kind": st.sampled_from(["rmse", "mae", "pearson", "spearman", "perplexity"])}),
+    st.fixed_dictionaries({"kind": st.sampled_from(["rmse", "mae", "r2", "pearson", "spearman", "perplexity"])}),
     st.fixed_dictionaries({"kind": st.sampled_from(["cosine", "sqnr", "psnr", "kl", "l2", "agreement"])}),
     st.fixed_dictionaries({"kind": st.just("word_error_rate")}, optional={"separator": st.integers(0, 9)}),
     st.fixed_dictionaries({**{k: st.just(v) for k, v in BOXES.items()}}, optional={"classes": st.just("c")}),

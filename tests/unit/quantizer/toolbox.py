@@ -18,15 +18,16 @@ from service.contracts.model import TensorInfo
 from service.contracts.runner import DatasetSource
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.emit import emit
-from worker.quantizer.graph.prepare import Prepared, prepare
+from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.pipeline import Result, quantize
-from worker.quantizer.plan.blocks import assign_block_axes
 from worker.quantizer.plan.build import build_plan
-from worker.quantizer.plan.parameters import fill_activations, fill_parameters
+from worker.quantizer.plan.grids import fill_activations
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.targets import edit_graph, move_grids
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.run import Run, SilentRun
-from worker.quantizer.runtime import to_bytes
+from worker.quantizer.preparation.prepare import Prepared, prepare
+from worker.quantizer.run.interface import Run, SilentRun
 from worker.quantizer.statistics.collect import Request, collect
 from worker.quantizer.statistics.ranges import range_reducer
 
@@ -124,14 +125,14 @@ def config(**settings: Any) -> QuantizationConfig:
     return parse_config({"algorithms": [], **settings})
 
 
-def plan_for(model: onnx.ModelProto, settings: QuantizationConfig | None = None) -> tuple[Prepared, QuantizationPlan]:
+def plan_for(
+    model: onnx.ModelProto, settings: QuantizationConfig | None = None, journal: Journal | None = None
+) -> tuple[Prepared, QuantizationPlan]:
     """The prepared model, edited for its target, and its plan."""
-    settings = settings or config()
+    settings, journal = settings or config(), Journal() if journal is None else journal
     prepared, _ = prepare_proto(model, subgraph_weights=settings.subgraphs == "weights")
-    edits = edit_graph(prepared.graph, settings, prepared.op_types)
-    plan = build_plan(prepared.graph, settings, prepared.op_types)
-    plan.decisions[:0] = edits
-    return prepared, plan
+    journal.decide(edit_graph(prepared, settings))
+    return prepared, build_plan(prepared.graph, settings, prepared.facts, journal)
 
 
 def input_infos(model: onnx.ModelProto) -> tuple[TensorInfo, ...]:
@@ -147,22 +148,24 @@ def input_infos(model: onnx.ModelProto) -> tuple[TensorInfo, ...]:
 
 
 def quantize_model(
-    model: onnx.ModelProto, feeds: Arrays, settings: QuantizationConfig | None = None
+    model: onnx.ModelProto,
+    feeds: Arrays,
+    settings: QuantizationConfig | None = None,
+    journal: Journal | None = None,
 ) -> tuple[Prepared, QuantizationPlan, onnx.ModelProto]:
     """Prepare, plan, calibrate on ``feeds`` and emit, without files and without evaluation."""
-    settings = settings or config()
-    prepared, plan = plan_for(model, settings)
+    settings, journal = settings or config(), Journal() if journal is None else journal
+    prepared, plan = plan_for(model, settings, journal)
     samples = len(next(iter(feeds.values())))
     reducers = {tensor: range_reducer(spec, samples=samples) for tensor, spec in plan.sources().items()}
     requests = [Request(tensor, reducer) for tensor, reducer in reducers.items()]
     infos = input_infos(model)
     if requests:
         collect(prepared.model, requests, ArrayDataset(feeds), infos, limit=None, threads=1, run=SilentRun())
-    assign_block_axes(prepared.graph, plan)
-    fill_activations(plan, {tensor: reducer.result() for tensor, reducer in reducers.items()})
-    fill_parameters(prepared.graph, plan)
-    move_grids(prepared.graph, plan, settings)
-    emitted = emit(ir.from_proto(ir.to_proto(prepared.model)), plan)
+    fill_activations(prepared.graph, plan, {tensor: reducer.result() for tensor, reducer in reducers.items()})
+    journal.note(*Parameters(prepared.graph, plan).fill())
+    move_grids(prepared.graph, plan, settings, journal)
+    emitted = emit(ir.from_proto(ir.to_proto(prepared.model)), plan).model
     prepared.restore_interface(emitted)
     return prepared, plan, onnx.load_from_string(to_bytes(emitted))
 

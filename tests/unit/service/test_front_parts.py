@@ -29,6 +29,7 @@ from service.pagination import CursorCodec, InvalidCursorError, Position
 from service.problems.catalog import problem_types
 from service.settings import Settings, driver_url
 from service.storage import FileStore, StoredFileCorruptError, StoredFileMissingError, file_sha256
+from tests.support.patience import PATIENCE_SECONDS
 
 
 def test_ids_sort_by_time() -> None:
@@ -236,6 +237,7 @@ def test_every_error_has_a_code_of_its_own() -> None:
     assert {problem.code for problem in problem_types()} == set(owners)
 
 
+@pytest.mark.slow
 def test_the_catalog_lists_every_error_of_service_and_worker() -> None:
     """In the process of the API, which imports no worker; the tree is read with everything imported."""
     for room in (service, worker):
@@ -248,5 +250,7 @@ def test_the_catalog_lists_every_error_of_service_and_worker() -> None:
     assert "worker" not in {kind.__module__.partition(".")[0] for kind in kinds}, "the API cannot know its code"
     code = "import service.app, json; from service.problems.catalog import problem_types as p\n"
     code += "print(json.dumps([item.code for item in p()]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
     assert codes == set(json.loads(done.stdout))

@@ -14,10 +14,8 @@ from worker.quantizer.data import open_dataset
 from worker.quantizer.evaluation.compare import compare, latencies_ms
 from worker.quantizer.evaluation.gate import metric_figures
 from worker.quantizer.evaluation.metrics import Metrics
-from worker.quantizer.graph.loading import load_model
-from worker.quantizer.intake import inspect_model
-from worker.quantizer.run import Run
-from worker.quantizer.runtime import Session
+from worker.quantizer.intake.inspect import open_model
+from worker.quantizer.run.interface import Run
 
 _LATENCY_RUNS = 20
 
@@ -51,19 +49,19 @@ def evaluate_files(
         InvalidConfigError: a metric does not fit the model or the data, or compares with a reference that is not there.
         EngineError: the runtime failed.
     """
-    summary = inspect_model(model, threads=threads, list_nodes=False)
+    uploaded = open_model(model)
+    session, summary = uploaded.session(threads=threads, what="model"), uploaded.summary
     data = open_dataset(Path(evaluation.path), evaluation.preprocessing)
     spec = spec or EvaluationSpec()
     check_dataset(summary, data.summary, role="evaluation dataset", labels_of_first=not spec.metrics)
     metrics = Metrics(spec, summary.outputs, threads=threads)
     metrics.check(data)
     _check_reference(spec, reference)
-    session = Session(load_model(model), threads=threads, what="model", uploaded=True)
     other, other_summary = session, summary
     if reference is not None:
-        other_summary = inspect_model(reference, threads=threads, list_nodes=False)
+        referred = open_model(reference)
+        other, other_summary = referred.session(threads=threads, what="reference model"), referred.summary
         check_dataset(other_summary, data.summary, role="evaluation dataset", labels_of_first=not spec.metrics)
-        other = Session(load_model(reference), threads=threads, what="reference model", uploaded=True)
         if other.output_names != session.output_names:
             raise UnsupportedModelError(
                 f"the outputs differ: {session.output_names} and {other.output_names}",

@@ -13,10 +13,11 @@ from service.contracts.errors import EngineError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
 from service.contracts.report import Fidelity, OutputFidelity
-from worker.quantizer.data import Batch, Dataset, choose_batch_size
+from worker.quantizer.data import Dataset, choose_batch_size
 from worker.quantizer.evaluation.metrics import Agreement, Distance, Metrics, MetricSet
-from worker.quantizer.run import Run
-from worker.quantizer.runtime import Session
+from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_side
+from worker.quantizer.run.interface import Run
+from worker.quantizer.runtime.session import Session
 
 _EVALUATION_BATCH = 8
 _WARMUP_RUNS = 3
@@ -91,19 +92,18 @@ def compare(
     figures = {name: _OutputFigures() for name in names}
     metrics = metrics or Metrics(EvaluationSpec(), ())
     float_set, quantized_set = metrics.start(), metrics.start()
-    size = choose_batch_size(inputs, data, _EVALUATION_BATCH)
     total = data.samples if limit is None else min(limit, data.samples)
     run.progress(stage, 0, total, "samples")
     done = 0
-    for batch in data.batches(inputs, size, limit=limit, arrays=metrics.arrays):
-        run.check()
-        expected = dict(zip(names, reference.run(batch.feeds, names, start=batch.start), strict=True))
-        got = dict(zip(names, quantized.run(batch.feeds, names, start=batch.start), strict=True))
-        for name in names:
-            _update(figures[name], name, _valid(expected[name], batch), _valid(got[name], batch))
-        float_set.update(batch, expected)
-        quantized_set.update(batch, got, expected)
-        done += batch.valid
+    expected = expected_outputs(
+        reference, data, inputs, run=run, batch_size=_EVALUATION_BATCH, last=limit, arrays=metrics.arrays
+    )
+    for twins in side_by_side(quantized, expected, run):
+        for name, one, other in twins.pairs():
+            _update(figures[name], name, one, other)
+        float_set.update(twins.batch, twins.expected)
+        quantized_set.update(twins.batch, twins.got, twins.expected)
+        done += twins.batch.valid
         run.progress(stage, done, total, "samples")
     return Comparison(
         float_set,
@@ -114,14 +114,7 @@ def compare(
     )
 
 
-def _valid(output: np.ndarray, batch: Batch) -> np.ndarray:
-    """Without the padding of a last short batch."""
-    return batch.cut(output) if isinstance(output, np.ndarray) else output
-
-
-def _update(figures: _OutputFigures, name: str, expected: object, got: object) -> None:
-    if not isinstance(expected, np.ndarray) or not isinstance(got, np.ndarray) or expected.shape != got.shape:
-        return  # sequences, and outputs whose length depends on the values: no distance is defined
+def _update(figures: _OutputFigures, name: str, expected: np.ndarray, got: np.ndarray) -> None:
     if expected.dtype.kind == "f":
         if np.isfinite(expected).all() and not np.isfinite(got).all():
             raise EngineError(
@@ -186,17 +179,15 @@ def layer_distances(
     distances = {layer: Distance() for layer in pairs}
     wanted = list({a: None for a, _ in pairs.values()})
     twins = list({b: None for _, b in pairs.values()})
-    size = choose_batch_size(inputs, data, 1)
     total = min(limit, data.samples)
     done = 0
-    for batch in data.batches(inputs, size, limit=limit):
-        run.check()
-        expected = dict(zip(wanted, reference.run(batch.feeds, wanted), strict=True))
-        got = dict(zip(twins, quantized.run(batch.feeds, twins), strict=True))
+    expected = expected_outputs(reference, data, inputs, run=run, batch_size=1, last=limit, outputs=wanted)
+    for pair in side_by_side(quantized, expected, run, outputs=twins):
         for layer, (a, b) in pairs.items():
-            if expected[a].shape == got[b].shape:
-                distances[layer].update(expected[a], got[b])
-        done += batch.valid
+            one, other = pair.batch.cut(pair.expected[a]), pair.batch.cut(pair.got[b])
+            if one.shape == other.shape:
+                distances[layer].update(one, other)
+        done += pair.batch.valid
         run.progress("layers", done, total, "samples")
     return {layer: _round(distance.sqnr_db, 3) for layer, distance in distances.items()}
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from worker.quantizer.graph.layout import TO_NHWC
-from worker.quantizer.runtime import Session
+from worker.quantizer.preparation.layout import TO_NHWC
+from worker.quantizer.runtime.session import Session
 
 
 class NhwcSession(Session):

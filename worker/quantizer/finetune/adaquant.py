@@ -1,28 +1,60 @@
-"""AdaQuant as a step."""
+"""AdaQuant (Hubara et al. 2020, Improving Post Training Neural Quantization): the weights themselves move, rounding
+passes gradients straight through.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from service.contracts.algorithms import AdaQuant
-from worker.quantizer.finetune.gradient_step import finetune_by_gradient
-from worker.quantizer.finetune.gram_step import finetune_by_moments
-from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change, Workshop
-from worker.quantizer.statistics.collect import Request
+from worker.quantizer.finetune.reconstruction.method import NO_REGULARIZER, Descent, Freedom, Regularizer
+from worker.quantizer.finetune.reconstruction.unit import Parameter
+
+if TYPE_CHECKING:
+    import torch
+
+    from worker.quantizer.finetune.gradient.parameters import Moving
 
 
-class AdaQuantStep:
-    """Moves the weights of every layer through their rounding (Hubara et al. 2020)."""
+@dataclass(frozen=True)
+class AdaQuantMethod:
+    """What is AdaQuant's own; see ``Method``."""
 
-    def __init__(self, spec: AdaQuant) -> None:
-        self.spec = spec
-        self.method = spec.method
+    spec: AdaQuant
 
-    def requests(self, draft: Draft) -> list[Request]:
-        """None: the layers are walked with their own inputs."""
-        return []
+    @property
+    def freedom(self) -> Freedom:
+        """What the options allow."""
+        return Freedom(far=True, bias=self.spec.update_bias, scale=self.spec.update_scales)
 
-    def apply(self, draft: Draft, workshop: Workshop) -> Change:
-        """The draft with finetuned weights, biases and normalizations."""
-        if self.spec.solver == "gram":
-            return finetune_by_moments(draft, workshop, self.spec)
-        return finetune_by_gradient(draft, workshop, self.spec)
+    @property
+    def descent(self) -> Descent:
+        """All at once; weights go back and forth between two integers to the end."""
+        return Descent(together=True, wavers=True, dampened=self.spec.dampening, moves_scales=self.spec.update_scales)
+
+    def moves(self, parameter: Parameter) -> bool:
+        """All parameters, biases where they are to follow."""
+        return parameter.kind != "bias" or self.spec.update_bias
+
+    def movable(self, parameter: Parameter, device: torch.device, residual: float) -> Moving:
+        """A parameter that moves through its rounding."""
+        from worker.quantizer.finetune.gradient.parameters import Moving  # with torch, which takes a second
+
+        unit = None
+        if self.spec.learning_rate is not None:
+            unit = np.asarray(1.0, np.float32)
+        elif parameter.kind == "bias":
+            unit = np.asarray(residual, np.float32)
+        move_scale = self.spec.update_scales and parameter.free_scale
+        return Moving(parameter, device, unit=unit, move_scale=move_scale)
+
+    def penalty(self, error: float, channels: int, weights: int) -> float:
+        """None."""
+        return 0.0
+
+    def regularizer(self, penalty: float, step: int, end: int) -> Regularizer:
+        """None."""
+        return NO_REGULARIZER

@@ -1,1 +1,1 @@
-"""onnx-ir helpers and preparation passes."""
+"""onnx-ir helpers: values, rewriting, copies, bytes, and facts that a graph itself does not hold."""

@@ -14,8 +14,14 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.graph.passes.outcome import Outcome, with_left
+from service.contracts.reason import Reason, declare
+from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name, users
+
+INPUT_NOT_FLOAT32 = declare("input-not-float32", "its input is not float32")
+RANK_UNKNOWN = declare("rank-unknown", "the rank of its input is not known")
+INNER_READ_ELSEWHERE = declare("inner-read-elsewhere", "an inner tensor is read elsewhere too")
+OPSET_TOO_OLD = declare("opset-too-old", "{op_type} needs opset {needed}, the model has {opset}")
 
 Attribute = int | float | str | Sequence[int]
 
@@ -72,7 +78,7 @@ class Editor:
         return made
 
 
-Rule = Callable[[ir.Node, Editor], Rewrite | str | None]
+Rule = Callable[[ir.Node, Editor], Rewrite | Reason | None]
 
 
 def apply_rule(model: ir.Model, anchors: Collection[str], rule: Rule, what: str) -> Outcome:
@@ -85,19 +91,20 @@ def apply_rule(model: ir.Model, anchors: Collection[str], rule: Rule, what: str)
         what: words for the report, after a count: "Split nodes became Slice nodes".
     """
     editor = Editor(model)
-    count, left = 0, {}
+    count = 0
+    left: dict[str, Reason] = {}
     op_types: dict[str, str] = {}
     for node in list(model.graph):
         if node.graph is None or node.op_type not in anchors or node.domain not in DEFAULT_DOMAINS:
             continue
         found = rule(node, editor)
-        if isinstance(found, str):
+        if isinstance(found, Reason):
             left[node_name(node)] = found
         elif found is not None:
             replace(model.graph, found)
             op_types |= found.op_types
             count += 1
-    return Outcome(model, count > 0, with_left(f"{count} {what}", left), op_types)
+    return Outcome.counted(model, count, what, op_types=op_types, left=left)
 
 
 def replace(graph: ir.Graph, rewrite: Rewrite) -> None:

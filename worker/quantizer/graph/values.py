@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
-# Operators with a weight as second input.
-LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 
 def name_of(value: ir.Value) -> str:
@@ -43,11 +43,6 @@ def is_float32(value: ir.Value | None) -> bool:
     return value is not None and value.dtype == ir.DataType.FLOAT
 
 
-def is_linear(node: ir.Node) -> bool:
-    """True for a Conv, ConvTranspose, Gemm or MatMul of standard ONNX with two inputs at least."""
-    return node.op_type in LINEAR and node.domain in DEFAULT_DOMAINS and len(node.inputs) > 1
-
-
 def users(value: ir.Value) -> list[ir.Node]:
     """Nodes that read the value, sub-graph nodes included, each once and in order of use."""
     return list(dict.fromkeys(usage.node for usage in value.uses()))
@@ -69,6 +64,24 @@ def string_attribute(node: ir.Node, name: str, default: str) -> str:
     """A string attribute or its default."""
     found = node.attributes.get(name)
     return default if found is None else found.as_string()
+
+
+def plain_attributes(node: ir.Node) -> dict[str, AttributeValue]:
+    """The attributes of a node that are numbers, words or lists of numbers, by name."""
+    found: dict[str, AttributeValue] = {}
+    for name, attribute in node.attributes.items():
+        kind = attribute.type
+        if kind is ir.AttributeType.INT:
+            found[name] = attribute.as_int()
+        elif kind is ir.AttributeType.FLOAT:
+            found[name] = attribute.as_float()
+        elif kind is ir.AttributeType.STRING:
+            found[name] = attribute.as_string()
+        elif kind is ir.AttributeType.INTS:
+            found[name] = tuple(attribute.as_ints())
+        elif kind is ir.AttributeType.FLOATS:
+            found[name] = tuple(attribute.as_floats())
+    return found
 
 
 def subgraph_nodes(graph: ir.Graph) -> Iterator[ir.Node]:

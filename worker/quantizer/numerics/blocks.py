@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from worker.quantizer.numerics.granularity import PerBlock
 from worker.quantizer.numerics.minifloat import (
     FLOAT4_E2M1,
     FLOAT6_E2M3,
@@ -64,7 +65,6 @@ class BlockFormat:
         name: as in the config.
         block_size: elements that share an exponent.
         element: what is stored per element.
-        element_bits: width of an element in the format itself, the sign included.
         smallest_exponent: of the shared exponent.
         sub_block_size: elements that share a one-bit shift, if the format has one.
         storage: numpy type that holds the elements in a model: the float8 type, or int8 with multiples of
@@ -77,7 +77,6 @@ class BlockFormat:
     name: str
     block_size: int
     element: FixedPoint | Minifloat
-    element_bits: int
     storage: np.dtype
     storage_fraction_bits: int
     scale_block_size: int
@@ -99,7 +98,11 @@ class BlockFormat:
         """
         elements, exponent = self._elements(values, axis)
         with np.errstate(over="ignore"):  # MXINT8's -2 * 2^127 is beyond float32
-            return _unblocked(np.ldexp(elements, exponent), values.shape, axis)
+            return self.granularity(axis).joined(np.ldexp(elements, exponent), values.shape)
+
+    def granularity(self, axis: int) -> PerBlock:
+        """The blocks that share an exponent."""
+        return PerBlock(axis, self.block_size)
 
     def decompose(self, values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
         """Elements and scales with elements * scales == fake(values), exactly.
@@ -121,17 +124,15 @@ class BlockFormat:
         else:
             per_scale = exponent.min(axis=2, keepdims=True)
         per_scale = per_scale - self.storage_fraction_bits
-        outer, blocks, scales, inner = per_scale.shape
-        repeated = np.repeat(per_scale, self.block_size // scales, axis=2)
-        elements = _unblocked(np.ldexp(fractions, exponent - repeated), values.shape, axis).astype(self.storage)
-        length = -(-values.shape[axis] // self.scale_block_size)
-        shape = tuple(length if k == axis % values.ndim else dim for k, dim in enumerate(values.shape))
-        powers = np.ldexp(np.float32(1), per_scale).reshape(outer, blocks * scales, inner)[:, :length]
-        return elements, np.ascontiguousarray(powers).reshape(shape)
+        repeated = np.repeat(per_scale, self.block_size // per_scale.shape[2], axis=2)
+        elements = self.granularity(axis).joined(np.ldexp(fractions, exponent - repeated), values.shape)
+        shape = PerBlock(axis, self.scale_block_size).scale_shape(values.shape)
+        powers = self.granularity(axis).joined(np.ldexp(np.float32(1), per_scale), shape)
+        return elements.astype(self.storage), powers
 
     def _elements(self, values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
         """Element values and the scale exponent of each, [outer, blocks, block_size, inner]."""
-        blocks = _blocked(values, axis, self.block_size)
+        blocks = self.granularity(axis).blocks(np.asarray(values, np.float32))
         if not np.isfinite(blocks).all():
             raise ValueError(f"{self.name} cannot represent infinity or NaN")
         peak = np.abs(blocks).max(axis=2, keepdims=True, initial=0)
@@ -146,28 +147,12 @@ class BlockFormat:
         return self.element.fake(np.ldexp(blocks, -exponent)), exponent
 
 
-def _blocked(values: np.ndarray, axis: int, block_size: int) -> np.ndarray:
-    """[outer, blocks, block_size, inner], the last block filled with zeros."""
-    values = np.asarray(values, np.float32)
-    axis %= values.ndim
-    length = values.shape[axis]
-    outer, inner = int(np.prod(values.shape[:axis])), int(np.prod(values.shape[axis + 1 :]))
-    flat = np.pad(values.reshape(outer, length, inner), ((0, 0), (0, -length % block_size), (0, 0)))
-    return flat.reshape(outer, flat.shape[1] // block_size, block_size, inner)
-
-
-def _unblocked(blocks: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
-    outer, count, size, inner = blocks.shape
-    flat = blocks.reshape(outer, count * size, inner)[:, : shape[axis % len(shape)]]
-    return np.ascontiguousarray(flat).reshape(shape)
-
-
 _INT8 = np.dtype(np.int8)
 _E4M3, _E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 
 
-def _ocp(name: str, element: FixedPoint | Minifloat, bits: int, storage: np.dtype, fraction_bits: int) -> BlockFormat:
-    return BlockFormat(name, 32, element, bits, storage, fraction_bits, scale_block_size=32)
+def _ocp(name: str, element: FixedPoint | Minifloat, storage: np.dtype, fraction_bits: int) -> BlockFormat:
+    return BlockFormat(name, 32, element, storage, fraction_bits, scale_block_size=32)
 
 
 def _microexponents(name: str, magnitude_bits: int, *, shift_in_elements: bool) -> BlockFormat:
@@ -181,7 +166,6 @@ def _microexponents(name: str, magnitude_bits: int, *, shift_in_elements: bool) 
         name,
         16,
         element,
-        magnitude_bits + 1,
         _INT8,
         fraction_bits,
         scale_block_size=16 if shift_in_elements else 2,
@@ -194,15 +178,41 @@ def _microexponents(name: str, magnitude_bits: int, *, shift_in_elements: bool) 
 BLOCK_FORMATS: dict[str, BlockFormat] = {
     each.name: each
     for each in (
-        BlockFormat("bfp16", 8, FixedPoint(-127, 127, 6), 8, _INT8, 6, scale_block_size=8),
+        BlockFormat("bfp16", 8, FixedPoint(-127, 127, 6), _INT8, 6, scale_block_size=8),
         _microexponents("mx4", 2, shift_in_elements=True),
         _microexponents("mx6", 4, shift_in_elements=True),
         _microexponents("mx9", 7, shift_in_elements=False),
-        _ocp("mxint8", FixedPoint(-128, 127, 6), 8, _INT8, 6),
-        _ocp("mxfp8_e4m3", FLOAT8_E4M3FN, 8, _E4M3, 0),
-        _ocp("mxfp8_e5m2", FLOAT8_E5M2, 8, _E5M2, 0),
-        _ocp("mxfp6_e3m2", FLOAT6_E3M2, 6, _E4M3, 0),  # 28 = 448 * 2^-4 is too large for int8
-        _ocp("mxfp6_e2m3", FLOAT6_E2M3, 6, _INT8, 3),
-        _ocp("mxfp4_e2m1", FLOAT4_E2M1, 4, _INT8, 1),
+        _ocp("mxint8", FixedPoint(-128, 127, 6), _INT8, 6),
+        _ocp("mxfp8_e4m3", FLOAT8_E4M3FN, _E4M3, 0),
+        _ocp("mxfp8_e5m2", FLOAT8_E5M2, _E5M2, 0),
+        _ocp("mxfp6_e3m2", FLOAT6_E3M2, _E4M3, 0),  # 28 = 448 * 2^-4 is too large for int8
+        _ocp("mxfp6_e2m3", FLOAT6_E2M3, _INT8, 3),
+        _ocp("mxfp4_e2m1", FLOAT4_E2M1, _INT8, 1),
     )
 }
+
+
+@dataclass(frozen=True)
+class BlockGrid:
+    """A block type of the contract that values are rounded to.
+
+    Attributes:
+        dtype: its name.
+        axis: along which blocks run: the one that products are summed over.
+    """
+
+    dtype: str
+    axis: int
+
+    @property
+    def form(self) -> BlockFormat:
+        """The format."""
+        return BLOCK_FORMATS[self.dtype]
+
+    def fake(self, values: np.ndarray) -> np.ndarray:
+        """``values`` as the type represents them: float32, same shape."""
+        return self.form.fake(values, self.axis)
+
+    def at_run_time(self) -> BlockGrid:
+        """The grid as the emitted model rounds to it: the same."""
+        return self

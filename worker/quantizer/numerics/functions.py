@@ -12,21 +12,16 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
+from service.contracts.dtypes import NUMBER_TYPES
 from service.contracts.errors import EngineError
 from worker.quantizer.numerics.blocks import BlockFormat, FixedPoint
 from worker.quantizer.numerics.minifloat import FLOAT8_E4M3FN, FLOAT8_E5M2, Minifloat
 
 DOMAIN = "quantmill"
-# The opsets from which Shape takes start and end, ReduceMax takes its axes as an input, Cast knows float8.
-_SHAPE_SLICES, _AXES_ARE_INPUTS, _FLOAT8 = 15, 18, 19
+# The opset from which ReduceMax takes its axes as an input.
+_AXES_ARE_INPUTS = 18
 # Formats with an ONNX type that ONNX Cast can round to, by mantissa bits.
 _CARRIERS = {each.mantissa_bits: each for each in (FLOAT8_E4M3FN, FLOAT8_E5M2)}
-
-
-def lowest_opset(element: FixedPoint | Minifloat) -> int:
-    """Lowest opset of a function that rounds to ``element``."""
-    through_float8 = isinstance(element, Minifloat) and element.mantissa_bits in _CARRIERS
-    return _FLOAT8 if through_float8 else _SHAPE_SLICES
 
 
 def block_function(block: BlockFormat, axis: int, length: int | None, opset: int) -> ir.Function:
@@ -40,9 +35,9 @@ def block_function(block: BlockFormat, axis: int, length: int | None, opset: int
         opset: of the model that the function goes into.
 
     Raises:
-        EngineError: the opset is below ``lowest_opset``.
+        EngineError: the opset is too low for the type.
     """
-    _check_opset(block.name, block.element, opset)
+    _check_opset(block.name, opset)
     unit = block.sub_block_size or 1
     size = block.block_size if length is None else min(block.block_size, -(-length // unit) * unit)
     aligned = length is not None and length % size == 0
@@ -63,9 +58,9 @@ def float8_function(element: Minifloat, opset: int) -> ir.Function:
     integers and puts operators in their place that do not know float8, or drops a Relu that counts.
 
     Raises:
-        EngineError: the opset is below ``lowest_opset``.
+        EngineError: the opset is too low for the type.
     """
-    _check_opset(element.name, element, opset)
+    _check_opset(element.name, opset)
     body = _Body(opset)
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT))
     scale = ir.Value(name="scale", type=ir.TensorType(ir.DataType.FLOAT))
@@ -73,8 +68,8 @@ def float8_function(element: Minifloat, opset: int) -> ir.Function:
     return body.function(element.name, [x, scale], y)
 
 
-def _check_opset(name: str, element: FixedPoint | Minifloat, opset: int) -> None:
-    lowest = lowest_opset(element)
+def _check_opset(name: str, opset: int) -> None:
+    lowest = NUMBER_TYPES[name].opset
     if opset < lowest:
         raise EngineError(
             f"{name} activations need opset {lowest}, the model has {opset}",

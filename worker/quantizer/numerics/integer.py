@@ -10,26 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-_FULL = {
-    "int4": (-8, 7),
-    "uint4": (0, 15),
-    "int8": (-128, 127),
-    "uint8": (0, 255),
-    "int16": (-(2**15), 2**15 - 1),
-    "uint16": (0, 2**16 - 1),
-    "int32": (-(2**31), 2**31 - 1),
-}
-# onnxruntime's reduced ranges: one bit less, so that sums of two products fit into 16 (32) bits.
-_REDUCED = {
-    "int4": (-4, 3),
-    "uint4": (0, 7),
-    "int8": (-64, 64),
-    "uint8": (0, 127),
-    "int16": (-(2**14), 2**14),
-    "uint16": (0, 2**15 - 1),
-}
-# 4-bit integers are held in bytes; numpy has no smaller type.
-_STORAGE = {"int4": np.dtype(np.int8), "uint4": np.dtype(np.uint8)}
+from service.contracts.dtypes import NUMBER_TYPES
+from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity
+from worker.quantizer.numerics.storage import memory_type
+
 # int16 scales are M / 2^N (AMD Quark's Int16Scale).
 _LARGEST_MULTIPLIER = 2**15 - 1
 _LARGEST_SHIFT = 16
@@ -39,86 +23,99 @@ def integer_limits(dtype: str, *, symmetric: bool, reduce_range: bool = False) -
     """Smallest and largest integer in use.
 
     Symmetric signed types leave out the lowest integer, so that the grid is the same on both sides of 0.
+
+    Raises:
+        ValueError: the type is no integer, or has no bit to spare.
     """
-    low, high = (_REDUCED if reduce_range else _FULL)[dtype]
-    return (-high, high) if symmetric and low < 0 else (low, high)
+    known = NUMBER_TYPES[dtype]
+    limits = known.reduced if reduce_range else known.limits
+    if limits is None:
+        raise ValueError(f"{dtype} has no {'reduced ' if reduce_range else ''}range of integers")
+    low, high = limits
+    return (-high, high) if symmetric and low < 0 else limits
 
 
-def storage_dtype(dtype: str) -> np.dtype:
-    """Numpy's type that holds integers of ``dtype``."""
-    return _STORAGE.get(dtype) or np.dtype(dtype)
+def held_steps(values: np.ndarray, scale: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The steps nearest to ``values``, ties to even, and at least ``low``, at most ``high``.
+
+    Args:
+        values: float32 or float64, which is what is computed in; a quotient may overflow, and then saturates.
+        scale: of a step; broadcasts against the values, like the limits.
+        low: smallest step, counted from the zero point.
+        high: largest step.
+    """
+    kind = values.dtype
+    with np.errstate(over="ignore"):
+        steps = np.asarray(values / np.asarray(scale, kind))
+    np.rint(steps, out=steps)
+    np.clip(steps, np.asarray(low, kind), np.asarray(high, kind), out=steps)
+    return steps
 
 
 @dataclass(frozen=True)
 class IntegerGrid:
-    """One affine integer grid, or one per channel or block along ``axis``.
+    """One affine integer grid, or one for each scale of a tensor.
 
     Attributes:
-        dtype: int4, uint4, int8, uint8, int16, uint16 or int32.
-        scale: float32, shape [], [channels], or, with ``block_size``, that of the tensor with ``axis`` divided by it.
+        dtype: an integer type of the contract.
+        scale: float32, in the shape that ``granularity`` gives it.
         zero_point: integers, same shape as ``scale``.
-        axis: channel or block axis; None for one grid.
+        granularity: what shares a scale.
         symmetric: whether the integers keep to the symmetric range.
         reduce_range: whether they keep to the reduced range.
-        block_size: elements along ``axis`` that share a scale; None for one scale per index of ``axis``.
     """
 
     dtype: str
     scale: np.ndarray
     zero_point: np.ndarray
-    axis: int | None = None
+    granularity: Granularity = PER_TENSOR
     symmetric: bool = False
     reduce_range: bool = False
-    block_size: int | None = None
 
     @property
     def limits(self) -> tuple[int, int]:
         """Smallest and largest integer in use."""
         return integer_limits(self.dtype, symmetric=self.symmetric, reduce_range=self.reduce_range)
 
-    def _along(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        return along(array, self, shape)
-
-    def quantize(self, values: np.ndarray) -> np.ndarray:
-        """Integers for float ``values``, same shape, in the storage type of ``dtype``.
-
-        Grids of up to 16 bits divide in float32, as QuantizeLinear does: ties fall where the runtime puts them. int32
+    @property
+    def _precision(self) -> type[np.floating]:
+        """What is computed in: float32, as QuantizeLinear does, so that ties fall where the runtime puts them; int32
         needs more digits than float32 has.
         """
+        return np.float64 if self.dtype == "int32" else np.float32
+
+    def spread(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Scale or zero point, as it is computed with, in a form that broadcasts to a tensor of ``shape``."""
+        return self.granularity.spread(array, shape).astype(self._precision)
+
+    def steps(self, values: np.ndarray) -> np.ndarray:
+        """Whole steps from the zero point for float ``values``, same shape, as floats."""
         low, high = self.limits
-        precision = np.float64 if self.dtype == "int32" else np.float32
-        scale = self._along(self.scale, values.shape)
-        zero_point = self._along(self.zero_point, values.shape).astype(np.float64)
-        with np.errstate(over="ignore"):  # infinite quotients saturate
-            integers = np.rint(values.astype(precision) / scale.astype(precision)) + zero_point
-        stored: np.ndarray = np.clip(integers, low, high).astype(storage_dtype(self.dtype))
-        return stored
+        scale, zero_point = self.spread(self.scale, values.shape), self.spread(self.zero_point, values.shape)
+        return held_steps(values.astype(self._precision, copy=False), scale, low - zero_point, high - zero_point)
+
+    def quantize(self, values: np.ndarray) -> np.ndarray:
+        """Integers for float ``values``, same shape, in the type that holds ``dtype`` in memory."""
+        steps = self.steps(values)
+        steps += self.spread(self.zero_point, values.shape)
+        return steps.astype(memory_type(self.dtype))
 
     def dequantize(self, integers: np.ndarray) -> np.ndarray:
         """float32 values of ``integers``, same shape."""
-        zero_point = self._along(self.zero_point, integers.shape).astype(np.float64)
-        scale = self._along(self.scale, integers.shape)
-        values: np.ndarray = ((integers.astype(np.float64) - zero_point) * scale).astype(np.float32)
-        return values
+        values = np.asarray(integers.astype(self._precision) - self.spread(self.zero_point, integers.shape))
+        values *= self.spread(self.scale, integers.shape)
+        return values.astype(np.float32, copy=False)
+
+    def fake(self, values: np.ndarray) -> np.ndarray:
+        """``values`` as the grid represents them, which is ``dequantize(quantize(values))``: float32, same shape."""
+        steps = self.steps(values)
+        steps *= self.spread(self.scale, values.shape)
+        steps += 0.0  # integers know no -0
+        return steps.astype(np.float32, copy=False)
 
     def at_run_time(self) -> IntegerGrid:
         """The grid as QuantizeLinear uses it: it saturates at the limits of the type, not at those of the grid."""
         return replace(self, symmetric=False, reduce_range=False)
-
-    def fake(self, values: np.ndarray) -> np.ndarray:
-        """``values`` as the grid represents them: float32, same shape."""
-        return self.dequantize(self.quantize(values))
-
-
-def along(array: np.ndarray, grid: IntegerGrid, shape: tuple[int, ...]) -> np.ndarray:
-    """A grid's scale or zero point in a form that broadcasts to a tensor of ``shape``."""
-    if grid.axis is None:
-        return array
-    axis = grid.axis % len(shape)
-    if grid.block_size is not None:
-        return np.repeat(array, grid.block_size, axis=axis).take(range(shape[axis]), axis=axis)
-    shaped: np.ndarray = array.reshape([-1 if k == axis else 1 for k in range(len(shape))])
-    return shaped
 
 
 def grid_for_range(
@@ -142,8 +139,8 @@ def grid_for_range(
         reduce_range: use one bit less.
 
     Returns:
-        scale (float32) and zero_point (storage type of ``dtype``), same shape. A range of 0 gives scale 1: every
-        value is 0.
+        scale (float32) and zero_point (in the type that holds ``dtype`` in memory), same shape. A range of 0 gives
+        scale 1: every value is 0.
     """
     qmin, qmax = integer_limits(dtype, symmetric=symmetric, reduce_range=reduce_range)
     low = np.minimum(np.asarray(minimum, np.float32), np.float32(0)).astype(np.float64)
@@ -158,7 +155,7 @@ def grid_for_range(
         zero = np.full_like(wide, np.round((qmin + qmax) / 2))
     else:
         zero = np.where(empty, 0 if qmin <= 0 <= qmax else qmin, np.clip(np.round(qmin - low / wide), qmin, qmax))
-    return wide.astype(np.float32), zero.astype(storage_dtype(dtype))
+    return wide.astype(np.float32), zero.astype(memory_type(dtype))
 
 
 def snap_scale(scale: np.ndarray, kind: str) -> np.ndarray:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity
+
 
 @dataclass(frozen=True)
 class Minifloat:
@@ -73,7 +75,19 @@ class Minifloat:
         if not saturate:
             outside = np.abs(rounded) > np.float32(self.maximum)
             rounded = np.where(outside, np.copysign(np.float32(self.overflow or 0), rounded), rounded)
-        return rounded
+        return np.asarray(rounded)
+
+    def scale_for(self, peak: np.ndarray) -> np.ndarray:
+        """The scale that brings ``peak``, the largest magnitude(s), to the largest value.
+
+        Args:
+            peak: float32 >= 0, any shape.
+
+        Returns:
+            float32 > 0, same shape; 1 where the peak is too small to be told from 0.
+        """
+        scale = np.asarray(peak, np.float64) / self.maximum
+        return np.where(scale < np.finfo(np.float32).tiny, 1.0, scale).astype(np.float32)
 
     def encode(self, values: np.ndarray, *, saturate: bool = True) -> np.ndarray:
         """``fake(values)`` in the format's own type ``storage``, same shape."""
@@ -98,3 +112,37 @@ FLOAT8_E5M2 = Minifloat("float8_e5m2", 5, 2, 15, 57344.0, np.dtype(ml_dtypes.flo
 FLOAT6_E3M2 = Minifloat("float6_e3m2fn", 3, 2, 3, 28.0, np.dtype(ml_dtypes.float6_e3m2fn), None)
 FLOAT6_E2M3 = Minifloat("float6_e2m3fn", 2, 3, 1, 7.5, np.dtype(ml_dtypes.float6_e2m3fn), None)
 FLOAT4_E2M1 = Minifloat("float4_e2m1fn", 2, 1, 1, 6.0, np.dtype(ml_dtypes.float4_e2m1fn), None)
+FLOATS: dict[str, Minifloat] = {each.name: each for each in (FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2)}
+
+
+@dataclass(frozen=True)
+class FloatGrid:
+    """A float type of the contract that values are rounded to; beyond its largest value they saturate.
+
+    Attributes:
+        dtype: 16 or 8 bits.
+        scale: 8-bit floats only: float32 > 0, in the shape that ``granularity`` gives it.
+        granularity: what shares a scale.
+    """
+
+    dtype: str
+    scale: np.ndarray | None = None
+    granularity: Granularity = PER_TENSOR
+
+    @property
+    def form(self) -> Minifloat:
+        """The format of the values over their scale."""
+        return FLOATS[self.dtype]
+
+    def spread_scale(self, shape: tuple[int, ...]) -> np.ndarray | None:
+        """The scale in a form that broadcasts to a tensor of ``shape``; None if there is none."""
+        return None if self.scale is None else self.granularity.spread(np.asarray(self.scale, np.float32), shape)
+
+    def fake(self, values: np.ndarray) -> np.ndarray:
+        """``values`` as the type represents them: float32, same shape."""
+        scale = self.spread_scale(values.shape)
+        return self.form.fake(values) if scale is None else np.asarray(self.form.fake(values / scale) * scale)
+
+    def at_run_time(self) -> FloatGrid:
+        """The grid as the emitted model rounds to it: the same."""
+        return self

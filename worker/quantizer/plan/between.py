@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from service.contracts.reason import declare
 from worker.quantizer.graph.values import node_name, users
 from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
+
+_FLOAT_ANYWAY = "Nothing: it lies where the network is float anyway."
+NOT_FED = declare("not-fed-by-quantized", "no quantized node feeds it", hint=_FLOAT_ANYWAY, by_design=True)
+NOT_READ = declare("not-read-by-quantized", "no quantized node reads its result", hint=_FLOAT_ANYWAY, by_design=True)
 
 _BOUNDED = (Role.ARITHMETIC, Role.UNARY, Role.TRANSPARENT)
 
@@ -36,9 +41,9 @@ def _judge(
     entry = plan.nodes[node_name(node)]
     reason = None
     if "fed" in sides and entry.role in (*_BOUNDED, Role.FUSED) and not _fed(node, plan):
-        reason = "no quantized node feeds it"
+        reason = NOT_FED()
     elif "read" in sides and entry.role in _BOUNDED and not read_by_quantized(carrier(node, plan), plan, graph):
-        reason = "no quantized node reads its result"
+        reason = NOT_READ()
     if reason is None:
         return
     entry.role, entry.reason = None, reason

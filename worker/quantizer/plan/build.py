@@ -26,7 +26,10 @@ import onnx_ir as ir
 
 from service.contracts.calibration import MinMaxCalibration, NonOverflowCalibration
 from service.contracts.config import QuantizationConfig
+from service.contracts.dtypes import is_block
+from service.contracts.reason import Reason, declare
 from service.contracts.specs import ActivationSpec, WeightSpec
+from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.values import (
     is_constant,
     is_float32,
@@ -34,42 +37,59 @@ from worker.quantizer.graph.values import (
     node_name,
     users,
 )
+from worker.quantizer.numerics.blocks import BLOCK_FORMATS
+from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.plan.between import keep_only_between_quantized, read_by_quantized
 from worker.quantizer.plan.candidates import candidate, may_return_float
 from worker.quantizer.plan.carrying import carrier
+from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.limits import belongs_before
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import Stage, Target
-from worker.quantizer.plan.rules.dpu import SIMULATED
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.subgraphs import leave_subgraphs, plan_subgraph_weights
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import ActivationPlan, NodePlan, QuantizationPlan, Role, WeightPlan
 from worker.quantizer.plan.weights import plan_parameters
 
+OWNER_IN_FLOAT = declare("owner-in-float", "the node that it belongs to stays in float")
+NO_TAKER = declare(
+    "no-node-takes-it-in",
+    "no quantized node before it takes {op_type} in",
+    hint="Let the activation function follow a convolution directly.",
+)
+NOT_TAKEN_IN_THIS_FORM = declare("form-not-taken-in", "the node before it does not take this {op_type} in")
+INPUT_READ_ELSEWHERE = declare(
+    "input-read-elsewhere",
+    "its input is read elsewhere too, so the node before it cannot take it in",
+    hint="Read the result of the activation function in both places.",
+)
+
 
 def build_plan(
-    graph: ir.Graph, config: QuantizationConfig, op_types: Mapping[str, str] | None = None
+    graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, journal: Journal | None = None
 ) -> QuantizationPlan:
     """The plan for a prepared graph, without ranges and integers.
 
     Args:
         graph: prepared main graph, edited for the target.
         config: resolved config.
-        op_types: operators by node name as uploaded, where preparation changed them; selectors match either.
+        facts: of its nodes.
+        journal: takes what the reader of the report should know; None: nobody reads it.
 
     Returns:
         A plan with a NodePlan for every node, sub-graph nodes included.
     """
+    journal = Journal() if journal is None else journal
     target = TARGETS[config.target]
-    selection = Selection(config, Matcher(graph, op_types))
+    selection = Selection(config, Matcher(graph, facts.op_types))
     plan = QuantizationPlan(integer_limits=target.integer_limits)
     for node in graph:
-        role, reason = candidate(node, target, selection)
+        role, reason = candidate(node, target, selection, facts)
         plan.nodes[node_name(node)] = NodePlan(node_name(node), node.op_type, role, reason)
     leave_subgraphs(graph, plan)
-    target.run(Stage.NODES, graph, plan, config)
-    _fuse_activations(graph, plan, target, selection)
+    target.run(Stage.NODES, graph, plan, config, journal)
+    _fuse_activations(graph, plan, target, selection, facts)
     movers = {
         name
         for name, entry in plan.nodes.items()
@@ -77,22 +97,24 @@ def build_plan(
     }
     if not target.whole:
         keep_only_between_quantized(graph, plan)
-    _plan_tensors(graph, plan, selection, movers, target)
-    target.run(Stage.SPECS, graph, plan, config)
+    _plan_tensors(graph, plan, selection, movers, target, journal)
+    target.run(Stage.SPECS, graph, plan, config, journal)
     if config.subgraphs == "weights":  # runs in float wherever it runs, so that the target's rules do not concern it
-        plan_subgraph_weights(graph, plan, selection)
+        plan_subgraph_weights(graph, plan, selection, journal)
     return plan
 
 
-def _fuse_activations(graph: ir.Graph, plan: QuantizationPlan, target: Target, selection: Selection) -> None:
+def _fuse_activations(
+    graph: ir.Graph, plan: QuantizationPlan, target: Target, selection: Selection, facts: NodeFacts
+) -> None:
     for node in graph:
         entry = plan.nodes[node_name(node)]
-        if node.meta.get(SIMULATED):
+        if node_name(node) in facts.simulated:
             _fuse_simulated(node, entry, plan)
         elif belongs_before(node, plan) and selection.excluded(node) is None:
             entry.role, entry.reason = Role.FUSED, None
         elif entry.role is Role.UNARY and node.op_type in target.fusible:
-            reason = _not_taken_in(node, plan, target)
+            reason = _not_taken_in(node, plan, target, facts)
             if reason is None:
                 entry.role = Role.FUSED
             elif not target.whole:
@@ -104,27 +126,32 @@ def _fuse_simulated(node: ir.Node, entry: NodePlan, plan: QuantizationPlan) -> N
     producer = node.inputs[0].producer() if node.inputs[0] is not None else None
     before = plan.nodes[node_name(producer)] if producer is not None else None
     entry.role = Role.FUSED if before is not None and before.quantized else None
-    entry.reason = None if entry.quantized else "the node that it belongs to stays in float"
+    entry.reason = None if entry.quantized else OWNER_IN_FLOAT()
 
 
-def _not_taken_in(node: ir.Node, plan: QuantizationPlan, target: Target) -> str | None:
+def _not_taken_in(node: ir.Node, plan: QuantizationPlan, target: Target, facts: NodeFacts) -> Reason | None:
     """Why no node before this one takes it in; None if one does."""
     value = node.inputs[0]
     producer = value.producer() if value is not None else None
-    if producer is not None and producer.meta.get(SIMULATED) and producer.inputs[0] is not None:
+    if producer is not None and node_name(producer) in facts.simulated and producer.inputs[0] is not None:
         producer = producer.inputs[0].producer()
     before = plan.nodes.get(node_name(producer)) if producer is not None else None
     if value is None or before is None or not before.quantized or before.op_type not in target.takes_in:
-        return f"no quantized node before it takes {node.op_type} in"
+        return NO_TAKER(op_type=node.op_type)
     if not target.fuses(node):
-        return f"the node before it does not take this {node.op_type} in"
+        return NOT_TAKEN_IN_THIS_FORM(op_type=node.op_type)
     if len(users(value)) > 1 or value.is_graph_output():
-        return "its input is read elsewhere too, so the node before it cannot take it in"
+        return INPUT_READ_ELSEWHERE()
     return None
 
 
 def _plan_tensors(
-    graph: ir.Graph, plan: QuantizationPlan, selection: Selection, movers: set[str], target: Target
+    graph: ir.Graph,
+    plan: QuantizationPlan,
+    selection: Selection,
+    movers: set[str],
+    target: Target,
+    journal: Journal,
 ) -> None:
     source: dict[str, str] = {}
     specs: dict[str, ActivationSpec] = {}
@@ -154,14 +181,14 @@ def _plan_tensors(
                 source[name_of(result)] = name_of(result)
                 specs[name_of(result)] = selection.activation(node)
         if entry.role is Role.LINEAR:
-            plan_parameters(node, plan, selection)
-    specs |= _wanted_by_readers(graph, plan, selection, source)
+            plan_parameters(node, plan, selection, journal)
+    specs |= _wanted_by_readers(graph, plan, selection, source, journal)
     for tensor, root in source.items():
         plan.activations[tensor] = ActivationPlan(tensor, root, specs[root])
 
 
 def _wanted_by_readers(
-    graph: ir.Graph, plan: QuantizationPlan, selection: Selection, source: Mapping[str, str]
+    graph: ir.Graph, plan: QuantizationPlan, selection: Selection, source: Mapping[str, str], journal: Journal
 ) -> dict[str, ActivationSpec]:
     """Specs by source tensor that nodes ask for in what they read; the first reader's counts."""
     wanted: dict[str, ActivationSpec] = {}
@@ -174,7 +201,7 @@ def _wanted_by_readers(
             root = source[name_of(value)]
             if wanted.setdefault(root, spec) != spec:
                 told = f"not the input_activation of {entry.name!r} counts"
-                plan.notes.append(f"tensor {name_of(value)!r} is read by others too: {told}")
+                journal.note(f"tensor {name_of(value)!r} is read by others too: {told}")
     return wanted
 
 
@@ -190,6 +217,8 @@ def _plan_constants(node: ir.Node, role: Role, plan: QuantizationPlan, selection
     for value in operands:
         if value is None or not is_constant(value) or name_of(value) in plan.weights:
             continue
+        if is_block(spec.dtype) and not value.shape:
+            continue  # one number has no axis for a block to run along
         stored = WeightSpec(
             dtype=spec.dtype,
             symmetric=spec.symmetric,
@@ -197,7 +226,8 @@ def _plan_constants(node: ir.Node, role: Role, plan: QuantizationPlan, selection
             granularity="per_tensor",
             calibration=NonOverflowCalibration() if spec.scale == "power_of_two" else MinMaxCalibration(),
         )
-        plan.weights[name_of(value)] = WeightPlan(name_of(value), node_name(node), stored, None)
+        blocks = BLOCK_FORMATS[spec.dtype].granularity(-1) if is_block(spec.dtype) else PER_TENSOR
+        plan.weights[name_of(value)] = WeightPlan(name_of(value), node_name(node), stored, blocks)
 
 
 def _comes_as_integers(value: ir.Value | None, plan: QuantizationPlan, source: Mapping[str, str]) -> bool:

@@ -2,25 +2,82 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant, is_constant, is_float32, string_attribute
-from worker.quantizer.plan.profile import Target
-from worker.quantizer.plan.rules.dpu import is_dpu_hard_sigmoid
+from service.contracts.reason import Reason, declare
+from worker.quantizer.graph.facts import NodeFacts
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    constant,
+    is_constant,
+    is_float32,
+    node_name,
+    string_attribute,
+)
+from worker.quantizer.operators.linear import MATRIX_PRODUCTS
+from worker.quantizer.plan.profile import SHAPES, Target
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import Role
+from worker.quantizer.plan.weights import OPERANDS_NOT_FLOAT32, TRAINING_FAULT, is_finite, unusable_weight
 
-# Marks a node that an algorithm has put in and that is to compute in float; the value is the reason.
-STAYS_FLOAT = "quantmill.stays_float"
+FOREIGN_DOMAIN = declare(
+    "foreign-domain",
+    "operators of domain {domain} stay in float",
+    hint="Export the model with standard ONNX operators.",
+)
+OUTPUT_UNKNOWN = declare(
+    "output-type-unknown",
+    "the type of its output is unknown",
+    hint="Run shape inference on the model, or export it with static shapes.",
+)
+OUTPUT_DOUBLE = declare("output-double", "its output is double", hint="Export the model in float32.")
+OUTPUT_INTEGER = declare(
+    "output-integer",
+    "its output is {dtype}",
+    hint=SHAPES,
+    by_design=True,
+)
+OUTPUT_NOT_FLOAT32 = declare("output-not-float32", "its output is {dtype}")
+INPUT_CONSTANT = declare("input-constant", "its input is constant")
+CONSTANT_OPERAND = declare(
+    "constant-operand",
+    "one operand is a constant: no integer kernel is faster than float here",
+    hint="Fold the constant into the layer before or after the node.",
+)
+CONSTANT_NOT_FINITE = declare(
+    "constant-not-finite",
+    "a constant operand is empty or holds NaN or Inf",
+    hint=TRAINING_FAULT,
+)
+DATA_NOT_FLOAT32 = declare("data-not-float32", "it does not move float32 data")
+LIMITS_NOT_CONSTANT = declare(
+    "limits-not-constant", "its limits are not constant", hint="Give the node constant limits."
+)
+SLOPE_UNUSABLE = declare(
+    "slope-unusable",
+    "its slope is not constant, or holds NaN or Inf",
+    hint=TRAINING_FAULT,
+)
+PADS_NONZERO = declare(
+    "pads-nonzero",
+    "it pads with a value other than 0",
+    hint="Pad with 0, or let the next convolution pad.",
+)
+CUBIC_RESIZE = declare(
+    "cubic-resize",
+    "cubic interpolation leaves the range of its input",
+    hint="Resize with mode linear or nearest.",
+)
 
 
-def candidate(node: ir.Node, target: Target, selection: Selection) -> tuple[Role | None, str | None]:
+def candidate(
+    node: ir.Node, target: Target, selection: Selection, facts: NodeFacts
+) -> tuple[Role | None, Reason | None]:
     """The role that the node could have, or None and the reason."""
     if node.domain not in DEFAULT_DOMAINS:
-        return None, f"operators of domain {node.domain} stay in float"
-    if STAYS_FLOAT in node.meta:
-        return None, str(node.meta[STAYS_FLOAT])
+        return None, FOREIGN_DOMAIN(domain=node.domain)
+    if node_name(node) in facts.kept_float:
+        return None, facts.kept_float[node_name(node)]
     role = target.roles.get(node.op_type)
     if role is None:
         return None, target.reason(node.op_type)
@@ -28,11 +85,10 @@ def candidate(node: ir.Node, target: Target, selection: Selection) -> tuple[Role
     if excluded is not None:
         return None, excluded
     if not is_float32(node.outputs[0]):
-        dtype = node.outputs[0].dtype
-        return None, f"its output is {dtype.name.lower()}" if dtype else "the type of its output is unknown"
+        return None, _not_float32(node.outputs[0].dtype)
     if role is not Role.ARITHMETIC and (node.inputs[0] is None or is_constant(node.inputs[0])):
-        return None, "its input is constant"
-    reason = _reason(node, role, whole=target.whole)
+        return None, INPUT_CONSTANT()
+    reason = _reason(node, role, whole=target.whole) or target.refuses(node)
     return (None, reason) if reason else (role, None)
 
 
@@ -43,10 +99,19 @@ def may_return_float(node: ir.Node) -> bool:
     """
     shape = node.outputs[0].shape
     single_position = shape is not None and len(shape) > 2 and all(dim == 1 for dim in list(shape)[2:])
-    return node.op_type in ("MatMul", "Gemm") or (node.op_type == "Conv" and single_position)
+    return node.op_type in MATRIX_PRODUCTS or (node.op_type == "Conv" and single_position)
 
 
-def _reason(node: ir.Node, role: Role, *, whole: bool) -> str | None:
+def _not_float32(dtype: ir.DataType | None) -> Reason:
+    if dtype is None:
+        return OUTPUT_UNKNOWN()
+    if dtype is ir.DataType.DOUBLE:
+        return OUTPUT_DOUBLE()
+    word = dtype.name.lower()
+    return (OUTPUT_INTEGER if dtype.is_integer() and dtype.is_signed() else OUTPUT_NOT_FLOAT32)(dtype=word)
+
+
+def _reason(node: ir.Node, role: Role, *, whole: bool) -> Reason | None:
     if role is Role.LINEAR:
         return _linear_reason(node)
     if role is Role.ARITHMETIC:
@@ -55,44 +120,37 @@ def _reason(node: ir.Node, role: Role, *, whole: bool) -> str | None:
     return _unary_reason(node) or _mover_reason(node)
 
 
-def _linear_reason(node: ir.Node) -> str | None:
+def _linear_reason(node: ir.Node) -> Reason | None:
     weight = node.inputs[1]
-    if not is_float32(node.inputs[0]) or not is_float32(weight):
-        return "its operands are not float32"
-    if not is_constant(weight):
-        return None if node.op_type == "MatMul" else "its weight is not constant"
-    return None if _is_finite(weight) else "its weight is empty or holds NaN or Inf"
+    if not is_float32(node.inputs[0]):
+        return OPERANDS_NOT_FLOAT32()
+    if node.op_type == "MatMul" and is_float32(weight) and not is_constant(weight):
+        return None
+    return unusable_weight(weight)
 
 
-def _is_finite(value: ir.Value | None) -> bool:
-    array = constant(value)
-    return array is not None and array.size > 0 and bool(np.isfinite(array).all())
-
-
-def _arithmetic_reason(node: ir.Node, *, whole: bool) -> str | None:
+def _arithmetic_reason(node: ir.Node, *, whole: bool) -> Reason | None:
     constants = [value for value in node.inputs if is_constant(value)]
     if constants and not whole:
-        return "one operand is a constant: no integer kernel is faster than float here"
+        return CONSTANT_OPERAND()
     if len(constants) == len(node.inputs):
-        return "its input is constant"
+        return INPUT_CONSTANT()
     if not all(is_float32(value) for value in node.inputs):
-        return "its operands are not float32"
-    return None if all(map(_is_finite, constants)) else "a constant operand is empty or holds NaN or Inf"
+        return OPERANDS_NOT_FLOAT32()
+    return None if all(map(is_finite, constants)) else CONSTANT_NOT_FINITE()
 
 
-def _unary_reason(node: ir.Node) -> str | None:
+def _unary_reason(node: ir.Node) -> Reason | None:
     if not is_float32(node.inputs[0]):
-        return "it does not move float32 data"
+        return DATA_NOT_FLOAT32()
     if node.op_type == "Clip" and any(value is not None and not is_constant(value) for value in node.inputs[1:]):
-        return "its limits are not constant"
-    if node.op_type == "PRelu" and not _is_finite(node.inputs[1]):
-        return "its slope is not constant, or holds NaN or Inf"
-    if node.op_type == "HardSigmoid" and not is_dpu_hard_sigmoid(node):
-        return "only HardSigmoid with alpha 1/6 and beta 1/2 has an integer kernel"
+        return LIMITS_NOT_CONSTANT()
+    if node.op_type == "PRelu" and not is_finite(node.inputs[1]):
+        return SLOPE_UNUSABLE()
     return None
 
 
-def _mover_reason(node: ir.Node) -> str | None:
+def _mover_reason(node: ir.Node) -> Reason | None:
     if node.op_type == "Pad":
         if (
             string_attribute(node, "mode", "constant") == "constant"
@@ -101,8 +159,8 @@ def _mover_reason(node: ir.Node) -> str | None:
         ):
             value = constant(node.inputs[2])
             if value is None or float(value.reshape(-1)[0]) != 0.0:
-                return "it pads with a value other than 0"
+                return PADS_NONZERO()
         return None
     if node.op_type == "Resize" and string_attribute(node, "mode", "nearest") == "cubic":
-        return "cubic interpolation leaves the range of its input"
+        return CUBIC_RESIZE()
     return None

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from worker.quantizer.graph.values import LINEAR, is_constant, users
+from worker.quantizer.graph.values import is_constant, users
+from worker.quantizer.operators.channels import MOVERS
+from worker.quantizer.operators.linear import LINEAR
 
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
-MOVERS = (
-    "DepthToSpace",
-    "Flatten",
-    "Gather",
-    "Identity",
-    "Reshape",
-    "Slice",
-    "SpaceToDepth",
-    "Split",
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
-)
 
 
 def find_heads(graph: ir.Graph) -> set[ir.Node]:

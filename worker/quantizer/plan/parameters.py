@@ -1,247 +1,258 @@
-"""Fills a plan with numbers: activation grids from calibrated ranges, weight integers, biases."""
+"""Where a parameter lives: what its value is now, and how another one is written down.
+
+A parameter is a constant that a node reads: a weight, a bias, the scale of a normalization, a term of an addition. The
+float network has it as an array. The plan may hold another array in its place, and it may hold integers on a grid. A
+bias of int32 lies on the scale of its input times that of its weight: whoever moves one of these here moves the bias.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import is_block, is_float8, needs_calibration
 from service.contracts.errors import EngineError
-from service.contracts.specs import ActivationSpec
 from worker.quantizer.graph.values import constant, name_of, node_name
-from worker.quantizer.numerics.emission import float8_scale
-from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range, integer_limits, snap_scale
-from worker.quantizer.numerics.rounded import RoundedGrid
-from worker.quantizer.plan.types import Grid, QuantizationPlan, WeightPlan
-from worker.quantizer.plan.weights import counted
-from worker.quantizer.statistics.reducers import Range
-from worker.quantizer.statistics.weights import weight_range
-
-# A quarter of the int32 range: the accumulator adds the products of weights and activations on top of the bias.
-_BIAS_LIMIT = 2**29
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.plan.grids import own_bias_grid, product_grid, raised_for_bias, weight_grid
+from worker.quantizer.plan.types import ActivationPlan, BiasPlan, Grid, QuantizationPlan, Role, WeightPlan
+from worker.quantizer.plan.weights import BIAS_NEEDS_INTEGER_INPUT, counted
 
 
-def fill_activations(plan: QuantizationPlan, ranges: Mapping[str, Range]) -> None:
-    """Give every planned activation its grid.
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as it is now.
+
+    Attributes:
+        original: float32: in the float network.
+        values: float32, same shape: ``original``, or what an algorithm has put in its place; without integers this is
+            what is rounded to the grid.
+        grid: None: the quantized network has it in float. 16-bit floats count as such: they are rounded when they are
+            written.
+        integers: on an integer grid; those of a bias are flat.
+        scale: kind of scale that its grid keeps to.
+    """
+
+    original: np.ndarray
+    values: np.ndarray
+    grid: Grid | None = None
+    integers: np.ndarray | None = None
+    scale: str = "float32"
+
+    @property
+    def present(self) -> np.ndarray:
+        """float32, in the shape of ``original``: what the quantized network computes with."""
+        if self.grid is None:
+            return self.values
+        if isinstance(self.grid, IntegerGrid) and self.integers is not None:
+            return self.grid.dequantize(self.integers).reshape(self.original.shape)
+        return self.grid.fake(self.values)
+
+    @property
+    def unrounded(self) -> np.ndarray:
+        """float32, in the shape of ``original``: what ``present`` was rounded from, as far as that is known."""
+        if self.integers is None or not isinstance(self.grid, IntegerGrid):
+            return self.values
+        rounded = self.grid.quantize(self.values.reshape(self.integers.shape))
+        return self.values if np.array_equal(rounded, self.integers) else self.present
+
+
+class Parameters:
+    """The parameters of a network as its plan has them: a view, which knows nothing but what stands there.
 
     Args:
-        plan: changed in place.
-        ranges: by source tensor, where the type needs one.
-
-    Raises:
-        EngineError: a range is missing or not finite; names the tensor.
+        graph: prepared main graph.
+        plan: made for it; changed in place by whatever writes.
     """
-    for entry in plan.activations.values():
-        if not needs_calibration(entry.spec.dtype):
-            entry.quantization = RoundedGrid(entry.spec.dtype, entry.axis if is_block(entry.spec.dtype) else None)
-            continue
-        found = ranges.get(entry.source)
-        if found is None or not (np.isfinite(found.minimum) and np.isfinite(found.maximum)):
-            raise EngineError(
-                f"tensor {entry.source!r} has no finite range on the calibration data",
-                hint="The float model computes NaN or Inf there; check the preprocessing, or exclude the node.",
-                tensor=entry.source,
-            )
-        entry.quantization = activation_grid(entry.spec, found)
 
+    def __init__(self, graph: ir.Graph, plan: QuantizationPlan) -> None:
+        self._graph = graph
+        self.plan = plan
 
-def activation_grid(spec: ActivationSpec, found: Range) -> Grid:
-    """The grid of an activation of this spec and range; the spec's type is one that needs a range."""
-    if is_float8(spec.dtype):
-        largest = np.asarray(max(abs(found.minimum), abs(found.maximum)), np.float32)
-        return RoundedGrid(spec.dtype, scale=float8_scale(largest, spec.dtype))
-    scale, zero_point = grid_for_range(
-        np.asarray(found.minimum),
-        np.asarray(found.maximum),
-        spec.dtype,
-        symmetric=spec.symmetric,
-        scale=spec.scale,
-        reduce_range=spec.reduce_range,
-    )
-    return IntegerGrid(spec.dtype, scale, zero_point, symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    def of(self, node: ir.Node, index: int) -> Parameter | None:
+        """What a node reads as input ``index``; None if that is no constant."""
+        value = node.inputs[index] if len(node.inputs) > index else None
+        array = constant(value)
+        if value is None or array is None:
+            return None
+        return self._parameter(name_of(value), array, self._entry(node, index))
 
+    def weight(self, initializer: str) -> Parameter:
+        """A planned weight, or a constant operand that is stored like one."""
+        return self._parameter(initializer, self._array(initializer), self.plan.weights[initializer])
 
-def fill_parameters(graph: ir.Graph, plan: QuantizationPlan, *, threads: int = 1) -> None:
-    """Quantize weights and biases of a plan whose activations are filled; changed in place."""
-    nodes = {node_name(node): node for node in graph}
-    for weight in plan.weights.values():
-        array = counted(_array(graph, weight.initializer), weight, plan)
-        weight.quantization = weight_grid(array, weight, threads=threads)
-    planned = {name: bias for name, bias in plan.biases.items() if bias.reason is None}
-    for name, bias in planned.items():
-        if bias.spec.dtype == "int32" and _input_grid(nodes[name], plan) is None:
-            bias.reason = "an int32 bias needs an input on an integer grid"
-    raised = {
-        name: _guard_bias(graph, nodes[name], plan)
-        for name, bias in planned.items()
-        if bias.spec.dtype == "int32" and bias.reason is None
-    }
-    if any(raised.values()):
+    def is_stored(self, node: ir.Node, index: int) -> bool:
+        """True if a node reads input ``index`` from a planned weight: a weight, a slope, a term; no limit, no bias."""
+        entry = self.plan.nodes.get(node_name(node))
+        role = entry.role if entry is not None else None
+        if role is Role.ARITHMETIC:
+            return True
+        return index == 1 and (role in (Role.LINEAR, Role.STORED) or (role is not None and node.op_type == "PRelu"))
+
+    def fill(self, *, threads: int = 1) -> list[str]:
+        """Quantize all weights and biases of a plan whose activations are filled; sentences for the report.
+
+        Args:
+            threads: for the search of ranges.
+        """
+        plan = self.plan
+        for weight in plan.weights.values():
+            array = counted(self._array(weight.initializer), weight, plan)
+            weight.quantization = weight_grid(array, weight.spec, weight.granularity, threads=threads)
+        raised = {name: self._guard(bias) for name, bias in plan.biases.items()}
+        for weight in plan.weights.values():
+            if isinstance(weight.quantization, IntegerGrid):
+                weight.integers = weight.quantization.quantize(self._array(weight.initializer))
+        for name in plan.biases:
+            self.fill_bias(name)
         where = ", ".join(f"{name} ({count})" for name, count in raised.items() if count)
-        plan.notes.append(f"weight scales raised so that the int32 bias fits; node (channels): {where}")
-    for weight in plan.weights.values():
-        fill_weight_integers(graph, weight)
-    for name in planned:
-        fill_bias(graph, nodes[name], plan)
+        return [f"weight scales raised so that the int32 bias fits; node (channels): {where}"] if where else []
+
+    def fill_bias(self, node: str) -> None:
+        """Quantize the planned bias of a node on the grids that its input and its weight have now."""
+        entry = self.plan.biases[node]
+        if entry.reason is None and entry.spec.dtype == "int32" and _integer_grid(self._operands(entry)[1]) is None:
+            entry.reason = BIAS_NEEDS_INTEGER_INPUT()
+        if entry.reason is None and not entry.is_half:
+            self._fit_bias(entry, self._array(entry.initializer).reshape(-1))
+
+    def put(self, node: ir.Node, index: int, values: np.ndarray, *, refit: bool = False) -> None:
+        """Let the quantized network compute with other values of input ``index`` of a node, rounded to its grid.
+
+        Args:
+            node: reads the parameter.
+            index: of the input.
+            values: float, of as many elements.
+            refit: a grid of the parameter's own is made anew for them.
+        """
+        entry, name = self._entry(node, index), name_of(node.inputs[index])  # type: ignore[arg-type]
+        if isinstance(entry, BiasPlan) and entry.quantization is not None:
+            if refit:
+                self._fit_bias(entry, values.reshape(-1))
+            else:
+                entry.integers = entry.quantization.quantize(values.reshape(-1))
+            return
+        array = values.reshape(self._array(name).shape).astype(np.float32)
+        if isinstance(entry, WeightPlan) and entry.quantization is not None:
+            grid = weight_grid(array, entry.spec, entry.granularity) if refit else entry.quantization
+            if isinstance(grid, IntegerGrid):
+                self.put_integers(node, index, grid.quantize(array), grid)
+                return
+            entry.quantization = grid
+        self.plan.moved[name] = array
+
+    def put_integers(self, node: ir.Node, index: int, integers: np.ndarray, grid: IntegerGrid) -> None:
+        """Store a weight as these integers on this grid; biases that hang on the grid keep their values."""
+        entry = self.plan.weights[name_of(node.inputs[index])]  # type: ignore[arg-type]
+        with self._kept_biases(weights=() if grid is entry.quantization else (entry.initializer,)):
+            entry.integers, entry.quantization = integers, grid
+
+    def move(
+        self,
+        *,
+        sources: Mapping[str, IntegerGrid] | None = None,
+        weights: Mapping[str, IntegerGrid] | None = None,
+        biases: Mapping[str, IntegerGrid] | None = None,
+    ) -> None:
+        """Put tensors on other grids; parameters keep their values, and so do the biases that hang on the grids.
+
+        Args:
+            sources: by source: for all activations that share its range.
+            weights: by initializer.
+            biases: by node, grids of their own.
+        """
+        sources, weights = sources or {}, weights or {}
+        with self._kept_biases(sources, weights):
+            for activation in self.plan.activations.values():
+                activation.quantization = sources.get(activation.source, activation.quantization)
+            for name, grid in weights.items():
+                entry, values = self.plan.weights[name], self.weight(name).unrounded
+                entry.quantization, entry.integers = grid, grid.quantize(values)
+        for name, grid in (biases or {}).items():
+            bias, values = self.plan.biases[name], self._bias(name).unrounded
+            bias.quantization, bias.integers = grid, grid.quantize(values.reshape(-1))
+
+    def restore(self, before: QuantizationPlan) -> None:
+        """Put back the parameters of ``before``, a copy of the plan."""
+        self.plan.weights, self.plan.biases, self.plan.moved = before.weights, before.biases, before.moved
+
+    @contextmanager
+    def _kept_biases(self, sources: Collection[str] = (), weights: Collection[str] = ()) -> Iterator[None]:
+        """Inside, the grids of these activations and weights move; then the int32 biases on them are rounded anew."""
+        hanging = [bias for bias in self.plan.biases.values() if self._hangs_on(bias, sources, weights)]
+        values = [self._bias(entry.node).unrounded for entry in hanging]
+        yield
+        for entry, kept in zip(hanging, values, strict=True):
+            self._fit_bias(entry, kept.reshape(-1))
+
+    def _hangs_on(self, entry: BiasPlan, sources: Collection[str], weights: Collection[str]) -> bool:
+        """True for a bias on the grid of one of these activations or weights."""
+        if entry.spec.dtype != "int32" or entry.integers is None:
+            return False
+        _, read, weight = self._operands(entry)
+        return (read is not None and read.source in sources) or (weight is not None and weight.initializer in weights)
+
+    def _guard(self, entry: BiasPlan) -> int:
+        """Raise weight scales so far that an int32 bias cannot overflow; returns the number of channels concerned."""
+        node, read, weight = self._operands(entry)
+        source = _integer_grid(read)
+        if entry.reason is not None or entry.spec.dtype != "int32" or source is None or weight is None:
+            return 0
+        weight.quantization, count = raised_for_bias(node, weight, source, self._array(entry.initializer))
+        return count
+
+    def _fit_bias(self, entry: BiasPlan, values: np.ndarray) -> None:
+        """Give a bias its grid, or one of its own that holds ``values``, flat, and round them to it."""
+        node, read, weight = self._operands(entry)
+        source = _integer_grid(read)
+        if weight is None:
+            return
+        if entry.spec.dtype != "int32":
+            entry.quantization = own_bias_grid(values, entry.spec.dtype, weight.spec.scale)
+        elif source is not None:
+            entry.quantization = product_grid(node, weight, source, values.size)
+        else:
+            raise EngineError(f"node {entry.node!r}: its input has no grid", node=entry.node)
+        entry.integers = entry.quantization.quantize(values)
+
+    def _operands(self, entry: BiasPlan) -> tuple[ir.Node, ActivationPlan | None, WeightPlan | None]:
+        """The node of a bias, what it reads, and its weight: on their scales lies a bias of int32."""
+        node = self._nodes[entry.node]
+        read, weight = ("" if value is None else name_of(value) for value in node.inputs[:2])
+        return node, self.plan.activations.get(read), self.plan.weights.get(weight)
+
+    def _parameter(self, initializer: str, array: np.ndarray, entry: WeightPlan | BiasPlan | None) -> Parameter:
+        values = self.plan.moved.get(initializer, array)
+        if entry is None:
+            return Parameter(array, values)
+        kind = entry.spec.scale if isinstance(entry, WeightPlan) else "float32"
+        return Parameter(array, values, entry.quantization, entry.integers, kind)
+
+    def _array(self, initializer: str) -> np.ndarray:
+        array = constant(self._graph.initializers[initializer])
+        if array is None:
+            raise EngineError(f"parameter {initializer!r} is no constant", tensor=initializer)
+        return array
+
+    def _entry(self, node: ir.Node, index: int) -> WeightPlan | BiasPlan | None:
+        if self.is_stored(node, index):
+            return self.plan.weights.get(name_of(node.inputs[index]))  # type: ignore[arg-type]
+        return self.plan.biases.get(node_name(node)) if index == 2 else None
+
+    def _bias(self, node: str) -> Parameter:
+        found = self.of(self._nodes[node], 2)
+        if found is None:
+            raise EngineError(f"node {node!r} has no constant bias", node=node)
+        return found
+
+    @cached_property
+    def _nodes(self) -> dict[str, ir.Node]:
+        return {node_name(node): node for node in self._graph}
 
 
-def fill_weight_integers(graph: ir.Graph, weight: WeightPlan) -> None:
-    """The weight's integers on the grid that it has now."""
-    if isinstance(weight.quantization, IntegerGrid):
-        weight.integers = weight.quantization.quantize(_array(graph, weight.initializer))
-
-
-def _array(graph: ir.Graph, initializer: str) -> np.ndarray:
-    array = constant(graph.initializers[initializer])
-    if array is None:
-        raise EngineError(f"weight {initializer!r} is no constant", tensor=initializer)
-    return array
-
-
-def weight_grid(array: np.ndarray, weight: WeightPlan, *, threads: int = 1) -> Grid:
-    """The grid of a weight: one, or one per channel or block.
-
-    Args:
-        array: float32, the weight.
-        weight: its spec, axis and block size.
-        threads: for the search of ranges.
-    """
-    spec = weight.spec
-    if not needs_calibration(spec.dtype):
-        return RoundedGrid(spec.dtype, weight.axis)
-    groups, shape = _groups(array, weight.axis, weight.block_size)
-    low, high = weight_range(groups, spec, threads=threads)
-    if is_float8(spec.dtype):
-        largest = np.maximum(np.abs(low), np.abs(high))
-        return RoundedGrid(spec.dtype, weight.axis, float8_scale(largest, spec.dtype).reshape(shape))
-    scale, zero_point = grid_for_range(
-        low, high, spec.dtype, symmetric=spec.symmetric, scale=spec.scale, reduce_range=spec.reduce_range
-    )
-    dead = ~groups.any(axis=1)
-    if dead.any():
-        # Any scale holds zeros; a usual one keeps the bias of the dead channel exact.
-        median = np.asarray(2.0**-7 if dead.all() else np.median(scale[~dead].astype(np.float64)))
-        usual = snap_scale(median, spec.scale)
-        scale = np.where(dead, usual, scale).astype(np.float32)
-    return IntegerGrid(
-        spec.dtype,
-        scale.reshape(shape),
-        zero_point.reshape(shape),
-        axis=weight.axis,
-        symmetric=spec.symmetric,
-        reduce_range=spec.reduce_range,
-        block_size=weight.block_size,
-    )
-
-
-def _groups(array: np.ndarray, axis: int | None, block_size: int | None) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Values that share a scale, as rows, and the shape that the scales have. The last blocks are padded with 0."""
-    if axis is None:
-        return array.reshape(1, -1), ()
-    if block_size is None:
-        moved = np.moveaxis(array, axis, 0)
-        return moved.reshape(moved.shape[0], -1), (moved.shape[0],)
-    blocks = -(-array.shape[axis] // block_size)
-    moved = np.moveaxis(array, axis, -1)
-    padding = [(0, 0)] * (array.ndim - 1) + [(0, blocks * block_size - array.shape[axis])]
-    rows = np.pad(moved, padding).reshape(*moved.shape[:-1], blocks, block_size)
-    # Rows in the order of the scales, whose block axis stands where the tensor's axis stood.
-    ordered = np.moveaxis(rows, -2, axis)
-    return ordered.reshape(-1, block_size), ordered.shape[:-1]
-
-
-def _input_grid(node: ir.Node, plan: QuantizationPlan) -> IntegerGrid | None:
-    value = node.inputs[0]
-    entry = plan.activations.get(name_of(value)) if value is not None else None
+def _integer_grid(entry: ActivationPlan | None) -> IntegerGrid | None:
     return entry.quantization if entry is not None and isinstance(entry.quantization, IntegerGrid) else None
-
-
-def _input_scale(node: ir.Node, plan: QuantizationPlan) -> float:
-    grid = _input_grid(node, plan)
-    if grid is None:
-        raise EngineError(f"node {node.name!r}: its input has no grid", node=node.name)
-    return float(grid.scale)
-
-
-def _channel_scales(node: ir.Node, weight: WeightPlan, channels: int) -> np.ndarray:
-    """float64 [channels]: the weight scale of every output channel.
-
-    A grouped ConvTranspose has one scale per channel of a group, a depthwise one has one per group.
-    """
-    if not isinstance(weight.quantization, IntegerGrid):
-        raise EngineError(f"weight {weight.initializer!r} has no integer grid", tensor=weight.initializer)
-    scale = np.atleast_1d(weight.quantization.scale).astype(np.float64)
-    if _by_group(node, weight):
-        return np.repeat(scale, channels // scale.size)
-    return np.resize(scale, channels)
-
-
-def _by_group(node: ir.Node, weight: WeightPlan) -> bool:
-    return node.op_type == "ConvTranspose" and weight.axis == 0
-
-
-def _guard_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> int:
-    """Raise weight scales so far that the int32 bias cannot overflow; returns the number of channels concerned."""
-    bias = constant(graph.initializers[plan.biases[node_name(node)].initializer])
-    value = node.inputs[1]
-    weight = plan.weights.get(name_of(value)) if value is not None else None
-    grid = weight.quantization if weight is not None else None
-    if bias is None or weight is None or not isinstance(grid, IntegerGrid):
-        return 0
-    flat = np.abs(bias.reshape(-1).astype(np.float64))
-    needed = flat / (_input_scale(node, plan) * _BIAS_LIMIT)
-    low = _channel_scales(node, weight, flat.size) < needed
-    if not low.any():
-        return 0
-    if grid.scale.ndim:
-        size = grid.scale.size
-        per_scale = (
-            needed.reshape(size, -1).max(axis=1) if _by_group(node, weight) else needed.reshape(-1, size).max(axis=0)
-        )
-        scale = np.maximum(grid.scale, per_scale)
-    else:
-        scale = np.asarray(max(float(grid.scale), float(needed.max())))
-    if weight.spec.scale != "float32":  # stay on the scale's own grid, above what is needed
-        scale = snap_scale(np.where(scale > grid.scale, 2 * scale.astype(np.float64), grid.scale), weight.spec.scale)
-    weight.quantization = replace(grid, scale=scale.astype(np.float32))
-    return int(low.sum())
-
-
-def fill_bias(graph: ir.Graph, node: ir.Node, plan: QuantizationPlan) -> None:
-    """Grid and integers of the node's bias, on the grids that its input and weight have now."""
-    entry = plan.biases[node_name(node)]
-    bias = constant(graph.initializers[entry.initializer])
-    if bias is not None:
-        quantize_bias(node, plan, bias)
-
-
-def quantize_bias(node: ir.Node, plan: QuantizationPlan, values: np.ndarray) -> None:
-    """The same for a bias of other values, any shape; a bias that is stored as a float is left alone."""
-    entry = plan.biases[node_name(node)]
-    value = node.inputs[1]
-    if entry.reason is not None or entry.is_half or value is None or name_of(value) not in plan.weights:
-        return
-    flat = values.reshape(-1)
-    weight = plan.weights[name_of(value)]
-    if entry.spec.dtype != "int32":
-        entry.quantization = _own_bias_grid(flat, entry.spec.dtype, weight.spec.scale)
-        entry.integers = entry.quantization.quantize(flat)
-        return
-    scale = (_input_scale(node, plan) * _channel_scales(node, weight, flat.size)).astype(np.float32)
-    per_channel = weight.axis is not None and flat.size > 1
-    shape = scale if per_channel else scale[0]
-    zero = np.zeros_like(shape, dtype=np.int32)
-    entry.quantization = IntegerGrid("int32", np.asarray(shape), np.asarray(zero), axis=0 if per_channel else None)
-    entry.integers = entry.quantization.quantize(flat)
-
-
-def _own_bias_grid(bias: np.ndarray, dtype: str, kind: str) -> IntegerGrid:
-    """A symmetric grid over the whole bias: the finest scale of ``kind`` that lets nothing saturate."""
-    largest = np.abs(bias).max()
-    scale, zero_point = grid_for_range(-largest, largest, dtype, symmetric=True, scale=kind)
-    if float(scale) * integer_limits(dtype, symmetric=True)[1] < float(largest):
-        scale, zero_point = grid_for_range(-2 * largest, 2 * largest, dtype, symmetric=True, scale=kind)
-    return IntegerGrid(dtype, scale, zero_point, symmetric=True)

@@ -9,9 +9,22 @@ from enum import Enum
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
+from service.contracts.reason import Reason, declare
 from service.contracts.targets import target_options
+from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import Decision, QuantizationPlan, Role
+
+SHAPES = "Nothing: it computes shapes or indices; with preparation.fixed_shapes it may fold away."
+NO_INTEGER_KERNEL = declare(
+    "no-integer-kernel",
+    "{target} has no integer kernel for {op_type}",
+    hint="Replace the operator by one that the target knows, or leave it in float.",
+)
+SHAPE_ARITHMETIC = declare(
+    "shape-arithmetic", "{target} has no integer kernel for {op_type}", hint=SHAPES, by_design=True
+)
+_SHAPE_OPERATORS = ("Shape", "ConstantOfShape")
 
 
 class Stage(Enum):
@@ -31,15 +44,20 @@ class RuleContext:
         graph: prepared main graph; only rules of stage GRAPH change it.
         plan: changed in place by rules of the other stages.
         config: resolved config.
+        journal: takes notes.
         options: every option of the target by name.
         selection: what the user excluded, for rules of stage GRAPH, which run before any node has a role.
+        simulated: takes the names of nodes that a rule of stage GRAPH puts in and that compute something inside the
+            node before them.
     """
 
     graph: ir.Graph
     plan: QuantizationPlan
     config: QuantizationConfig
+    journal: Journal
     options: dict[str, bool]
     selection: Selection | None = None
+    simulated: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -66,6 +84,10 @@ def _always(node: ir.Node) -> bool:
     return True
 
 
+def _never(node: ir.Node) -> Reason | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Target:
     """A hardware or runtime profile.
@@ -75,6 +97,7 @@ class Target:
         roles: operators with an integer kernel.
         fusible: activation functions that the node before them takes in.
         fuses: whether such a node has the form that is taken in.
+        refuses: why a node of a known operator is in a form that has no integer kernel here; None where it has one.
         integer_limits: it computes Min and Max on 8-bit integers.
         takes_in: operators that take an activation function in.
         lossless: operators that hand on the very integers they get.
@@ -89,15 +112,17 @@ class Target:
     fusible: frozenset[str]
     takes_in: frozenset[str]
     lossless: frozenset[str]
-    reasons: dict[str, str]
+    reasons: dict[str, Reason]
     rules: tuple[Rule, ...] = ()
     whole: bool = False
     fuses: Callable[[ir.Node], bool] = field(default=_always)
+    refuses: Callable[[ir.Node], Reason | None] = field(default=_never)
     integer_limits: bool = False
 
-    def reason(self, op_type: str) -> str:
+    def reason(self, op_type: str) -> Reason:
         """Why ``op_type`` stays in float."""
-        return self.reasons.get(op_type, f"{self.name} has no integer kernel for {op_type}")
+        kind = SHAPE_ARITHMETIC if op_type in _SHAPE_OPERATORS else NO_INTEGER_KERNEL
+        return self.reasons.get(op_type) or kind(target=self.name, op_type=op_type)
 
     def rules_of(self, stage: Stage) -> tuple[Rule, ...]:
         """The rules of one stage."""
@@ -109,15 +134,23 @@ class Target:
         graph: ir.Graph,
         plan: QuantizationPlan,
         config: QuantizationConfig,
+        journal: Journal,
         selection: Selection | None = None,
+        simulated: set[str] | None = None,
     ) -> list[Decision]:
-        """Run the rules of ``stage`` that the config has on; the decisions are also added to the plan, each once."""
-        context = RuleContext(graph, plan, config, target_options(self.name, config.target_options), selection)
+        """Run the rules of ``stage`` that the config has on; the decisions are also written into the journal.
+
+        ``selection`` and ``simulated`` are for stage GRAPH; see ``RuleContext``.
+        """
+        options = target_options(self.name, config.target_options)
+        context = RuleContext(
+            graph, plan, config, journal, options, selection, set() if simulated is None else simulated
+        )
         made = [
             decision
             for rule in self.rules_of(stage)
             if any(context.options[name] for name in rule.names)
             for decision in rule.apply(context)
         ]
-        plan.decisions = list(dict.fromkeys([*plan.decisions, *made]))
+        journal.decide(made)
         return made

@@ -9,9 +9,14 @@ import onnx_ir as ir
 from service.contracts.compatibility import nearest
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import FieldProblem, InvalidConfigError
+from service.contracts.reason import Reason, declare
 from service.contracts.selectors import NodeSelector, OpTypeSelector, RegexSelector, Selector, SubgraphSelector
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
 from worker.quantizer.plan.matching import Matcher
+
+_BY_SELECTORS = "Change include or exclude."
+EXCLUDED = declare("excluded", "excluded by {selector}", hint=_BY_SELECTORS)
+NOT_INCLUDED = declare("not-included", "not named by include", hint=_BY_SELECTORS)
 
 
 class Selection:
@@ -26,18 +31,18 @@ class Selection:
         self._config = config
         self._matcher = matcher
 
-    def excluded(self, node: ir.Node) -> str | None:
+    def excluded(self, node: ir.Node) -> Reason | None:
         """None unless the node is named by exclude; else by what."""
         found = next((selector for selector in self._config.exclude if self._matcher.matches(selector, node)), None)
-        return None if found is None else f"excluded by {words(found)}"
+        return None if found is None else EXCLUDED(selector=words(found))
 
-    def reason(self, node: ir.Node) -> str | None:
+    def reason(self, node: ir.Node) -> Reason | None:
         """None if the node may be quantized, else why not."""
         excluded = self.excluded(node)
         if excluded is not None:
             return excluded
         if self._config.include and not any(self._matcher.matches(s, node) for s in self._config.include):
-            return "not named by include"
+            return NOT_INCLUDED()
         return None
 
     def activation(self, node: ir.Node) -> ActivationSpec:

@@ -7,61 +7,66 @@ reads tensors of the main graph, does not see it.
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
+from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.values import (
-    constant,
     is_constant,
     is_float32,
-    is_linear,
     node_name,
     owners,
     subgraph_nodes,
 )
+from worker.quantizer.operators.linear import is_linear
+from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
-from worker.quantizer.plan.weights import plan_weight
+from worker.quantizer.plan.weights import WEIGHT_NOT_CONSTANT, plan_weight, unusable_weight
 
-IN_FLOAT = "nodes inside sub-graphs stay in float"
-ACTIVATIONS_IN_FLOAT = "activations inside sub-graphs stay in float: calibration sees the main graph alone"
+_UNROLL = "Export the model without control flow, for instance by unrolling its loops"
+IN_FLOAT = declare(
+    "in-subgraph",
+    "nodes inside sub-graphs stay in float",
+    hint=f"{_UNROLL}; or set subgraphs to weights, for modes static and weights_only.",
+)
+ACTIVATIONS_IN_FLOAT = declare(
+    "activations-in-subgraph",
+    "activations inside sub-graphs stay in float: calibration sees the main graph alone",
+    hint=f"{_UNROLL}.",
+)
 
 
 def leave_subgraphs(graph: ir.Graph, plan: QuantizationPlan) -> None:
     """Enter the nodes of all sub-graphs into the plan as ones that stay in float."""
     for node in subgraph_nodes(graph):
-        plan.nodes.setdefault(node_name(node), NodePlan(node_name(node), node.op_type, None, IN_FLOAT))
+        plan.nodes.setdefault(node_name(node), NodePlan(node_name(node), node.op_type, None, IN_FLOAT()))
 
 
-def plan_subgraph_weights(graph: ir.Graph, plan: QuantizationPlan, selection: Selection) -> None:
+def plan_subgraph_weights(graph: ir.Graph, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
     """Quantize the weights that linear nodes of sub-graphs read from the main graph.
 
     Args:
         graph: prepared main graph, to which the weights of sub-graphs were moved.
         plan: with the main graph planned, whose spec counts for a weight that both read; changed in place.
         selection: the user's word.
+        journal: takes notes.
     """
     for node in subgraph_nodes(graph):
         entry = plan.nodes[node_name(node)]
         if not is_linear(node):
-            entry.reason = ACTIVATIONS_IN_FLOAT
+            entry.reason = ACTIVATIONS_IN_FLOAT()
             continue
         entry.reason = selection.reason(node) or _not_a_weight(node, graph)
         if entry.reason is None:
-            plan_weight(node, plan, selection)
-            entry.role, entry.activation_reason = Role.STORED, ACTIVATIONS_IN_FLOAT
+            plan_weight(node, plan, selection, journal)
+            entry.role, entry.activation_reason = Role.STORED, ACTIVATIONS_IN_FLOAT()
 
 
-def _not_a_weight(node: ir.Node, graph: ir.Graph) -> str | None:
+def _not_a_weight(node: ir.Node, graph: ir.Graph) -> Reason | None:
     weight = node.inputs[1]
-    if not is_float32(weight):
-        return "its operands are not float32"
-    if weight is None or not is_constant(weight) or weight.graph is not graph:
-        return "its weight is not constant"
-    array = constant(weight)
-    if array is None or array.size == 0 or not np.isfinite(array).all():
-        return "its weight is empty or holds NaN or Inf"
-    return None
+    if is_float32(weight) and is_constant(weight) and weight is not None and weight.graph is not graph:
+        return WEIGHT_NOT_CONSTANT()
+    return unusable_weight(weight)
 
 
 def common_home(graph: ir.Graph, readers: list[ir.Node]) -> ir.Graph:

@@ -10,12 +10,15 @@ from enum import Enum
 import numpy as np
 
 from service.contracts.dtypes import HALF_DTYPES, needs_calibration
+from service.contracts.reason import Reason
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
+from worker.quantizer.numerics.blocks import BlockGrid
+from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.numerics.rounded import RoundedGrid
+from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.statistics.reducers import Range
 
-Grid = IntegerGrid | RoundedGrid
+Grid = IntegerGrid | FloatGrid | BlockGrid
 
 
 class Role(Enum):
@@ -40,8 +43,8 @@ class NodePlan:
     name: str
     op_type: str
     role: Role | None = None
-    reason: str | None = None
-    activation_reason: str | None = None
+    reason: Reason | None = None
+    activation_reason: Reason | None = None
 
     @property
     def quantized(self) -> bool:
@@ -53,29 +56,23 @@ class NodePlan:
 class ActivationPlan:
     """One activation tensor that is quantized.
 
-    ``source`` names the tensor whose range counts: the tensor itself, or the first of its sharing group. ``axis`` is
-    the one that blocks run along: the one that the reading node sums over.
+    ``source`` names the tensor whose range counts: the tensor itself, or the first of its sharing group.
     """
 
     tensor: str
     source: str
     spec: ActivationSpec
-    axis: int = 1
     quantization: Grid | None = None
 
 
 @dataclass
 class WeightPlan:
-    """One weight initializer that is stored quantized.
-
-    ``axis`` is that of the channels or, with ``block_size``, of the blocks; None for one grid.
-    """
+    """One weight initializer that is stored quantized; ``granularity`` says which of its elements share a scale."""
 
     initializer: str
     node: str
     spec: WeightSpec
-    axis: int | None
-    block_size: int | None = None
+    granularity: Granularity = PER_TENSOR
     quantization: Grid | None = None
     integers: np.ndarray | None = None
 
@@ -91,7 +88,7 @@ class BiasPlan:
     spec: BiasSpec
     quantization: IntegerGrid | None = None
     integers: np.ndarray | None = None
-    reason: str | None = None
+    reason: Reason | None = None
 
     @property
     def is_half(self) -> bool:
@@ -122,20 +119,17 @@ class Decision:
 class QuantizationPlan:
     """All decisions for a graph, by node, tensor and initializer name, in topological order.
 
-    ``notes`` are sentences for the report; ``decisions`` are what the rules of the target changed; with
-    ``integer_limits`` a limit per channel is kept to on integers where their type has 8 bits. ``moved`` are
+    With ``integer_limits`` a limit per channel is kept to on integers where their type has 8 bits. ``moved`` are
     float32 arrays that stand in for initializers that have no integers of their own. ``silent`` says, by weight, which
-    output channels are 0 on all calibration data, bool [out]; weights that were not looked at are not in it.
+    output channels are 0 on all calibration data, bool [out]; weights that were not looked at are not in it. What the
+    value of a parameter is, and how it is changed: see ``worker.quantizer.plan.parameters``.
     """
 
     nodes: dict[str, NodePlan] = field(default_factory=dict)
     activations: dict[str, ActivationPlan] = field(default_factory=dict)
     weights: dict[str, WeightPlan] = field(default_factory=dict)
     biases: dict[str, BiasPlan] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
     ranges: dict[str, Range] = field(default_factory=dict)  # by tensor: calibrated or supplied
-    restored: dict[str, str] = field(default_factory=dict)  # by tensor: what stands for it in the emitted graph
-    decisions: list[Decision] = field(default_factory=list)
     integer_limits: bool = False
     moved: dict[str, np.ndarray] = field(default_factory=dict)
     silent: dict[str, np.ndarray] = field(default_factory=dict)
@@ -146,7 +140,7 @@ class QuantizationPlan:
         return not self.weights and not any(entry.quantized for entry in self.nodes.values())
 
     def copy(self) -> QuantizationPlan:
-        """A plan of its own: changing an entry, a note or a decision leaves this one as it is.
+        """A plan of its own: changing an entry leaves this one as it is.
 
         Arrays are shared; steps replace them and never write into them.
         """
@@ -155,10 +149,7 @@ class QuantizationPlan:
             activations={name: replace(entry) for name, entry in self.activations.items()},
             weights={name: replace(entry) for name, entry in self.weights.items()},
             biases={name: replace(entry) for name, entry in self.biases.items()},
-            notes=list(self.notes),
             ranges=dict(self.ranges),
-            restored=dict(self.restored),
-            decisions=list(self.decisions),
             integer_limits=self.integer_limits,
             moved=dict(self.moved),
             silent=dict(self.silent),

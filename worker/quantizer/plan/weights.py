@@ -7,117 +7,147 @@ import onnx_ir as ir
 
 from service.contracts.calibration import MseCalibration
 from service.contracts.dtypes import HALF_DTYPES, is_block, is_integer, needs_calibration
+from service.contracts.reason import Reason, declare
 from service.contracts.specs import BiasSpec, WeightSpec
-from worker.quantizer.graph.affine import output_channels
-from worker.quantizer.graph.values import (
-    constant,
-    float_attribute,
-    int_attribute,
-    is_constant,
-    name_of,
-    node_name,
-)
+from worker.quantizer.graph.values import constant, is_constant, is_float32, name_of, node_name
+from worker.quantizer.numerics.blocks import BLOCK_FORMATS
+from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
+from worker.quantizer.operators.linear import MATRIX_PRODUCTS, bias_of, linear_view
+from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import BiasPlan, QuantizationPlan, WeightPlan
 
+TRAINING_FAULT = "Look for the training fault that left NaN or Inf in the weights."
+OPERANDS_NOT_FLOAT32 = declare("operands-not-float32", "its operands are not float32")
+WEIGHT_NOT_CONSTANT = declare(
+    "weight-not-constant",
+    "its weight is not constant",
+    hint="Fold the weight into a constant before the export.",
+)
+WEIGHT_NOT_FINITE = declare(
+    "weight-not-finite",
+    "its weight is empty or holds NaN or Inf",
+    hint=TRAINING_FAULT,
+)
+BIAS_FLOAT_ASKED = declare("bias-float-asked-for", "bias dtype is float32")
+BIAS_NOT_CONSTANT = declare("bias-not-constant", "the bias is not constant")
+BIAS_NOT_FINITE = declare("bias-not-finite", "the bias is empty or holds NaN or Inf", hint=TRAINING_FAULT)
+BIAS_SCALED = declare("bias-scaled", "alpha or beta differs from 1")
+BIAS_NOT_PER_CHANNEL = declare("bias-not-per-channel", "the bias has shape {shape}, not one value per channel")
+BIAS_NEEDS_INTEGER_WEIGHT = declare(
+    "bias-needs-integer-weight", "an int32 bias needs an integer weight with one scale per tensor or per channel"
+)
+BIAS_NEEDS_INTEGER_INPUT = declare("bias-needs-integer-input", "an int32 bias needs an input on an integer grid")
 
-def plan_weight(node: ir.Node, plan: QuantizationPlan, selection: Selection) -> None:
+
+def unusable_weight(weight: ir.Value | None) -> Reason | None:
+    """Why a weight cannot be quantized, whatever the types; None if it can."""
+    if not is_float32(weight):
+        return OPERANDS_NOT_FLOAT32()
+    if not is_constant(weight):
+        return WEIGHT_NOT_CONSTANT()
+    return None if is_finite(weight) else WEIGHT_NOT_FINITE()
+
+
+def is_finite(value: ir.Value | None) -> bool:
+    """True for a constant that holds numbers, and neither NaN nor Inf."""
+    array = constant(value)
+    return array is not None and array.size > 0 and bool(np.isfinite(array).all())
+
+
+def plan_weight(node: ir.Node, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
     """Enter the constant weight of ``node`` into the plan."""
     if node.inputs[1] is not None:
-        _plan_weight(node, node.inputs[1], plan, selection.weight(node))
+        _plan_weight(node, node.inputs[1], plan, selection.weight(node), journal)
 
 
-def plan_parameters(node: ir.Node, plan: QuantizationPlan, selection: Selection) -> None:
+def plan_parameters(node: ir.Node, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
     """Enter the weight of ``node``, if it is constant, and its bias into the plan."""
     weight = node.inputs[1]
     if weight is None or not is_constant(weight):
         return
-    plan_weight(node, plan, selection)
-    if node.op_type != "MatMul" and len(node.inputs) > 2 and node.inputs[2] is not None:
-        bias = BiasPlan(node_name(node), name_of(node.inputs[2]), selection.bias(node))
+    plan_weight(node, plan, selection, journal)
+    added = bias_of(node)
+    if added is not None:
+        bias = BiasPlan(node_name(node), name_of(added), selection.bias(node))
         bias.reason = float_bias_reason(node, bias.spec, plan.weights[name_of(weight)])
         plan.biases[node_name(node)] = bias
 
 
-def _plan_weight(node: ir.Node, weight: ir.Value, plan: QuantizationPlan, spec: WeightSpec) -> None:
+def _plan_weight(node: ir.Node, weight: ir.Value, plan: QuantizationPlan, spec: WeightSpec, journal: Journal) -> None:
     name = name_of(weight)
-    axis, block_size = layout(node, spec, plan)
+    granularity = granularity_of(node, spec, journal)
     known = plan.weights.get(name)
     if known is None:
-        plan.weights[name] = WeightPlan(name, node_name(node), spec, axis, block_size)
+        plan.weights[name] = WeightPlan(name, node_name(node), spec, granularity)
         return
     if known.spec != spec:
-        plan.notes.append(f"weight {name!r} is shared: the spec of node {known.node!r} counts, not {node_name(node)!r}")
-    elif known.axis != axis and not is_block(spec.dtype):
-        known.axis = known.block_size = None
-        plan.notes.append(f"weight {name!r} is read along different axes: one scale for the whole tensor")
+        journal.note(f"weight {name!r} is shared: the spec of node {known.node!r} counts, not {node_name(node)!r}")
+    elif known.granularity != granularity and not is_block(spec.dtype):
+        known.granularity = PER_TENSOR
+        journal.note(f"weight {name!r} is read along different axes: one scale for the whole tensor")
 
 
-def layout(node: ir.Node, spec: WeightSpec, plan: QuantizationPlan) -> tuple[int | None, int | None]:
-    """Axis of channels or blocks, and the block size."""
+def granularity_of(node: ir.Node, spec: WeightSpec, journal: Journal) -> Granularity:
+    """Which elements of the node's weight share a scale or an exponent.
+
+    Args:
+        node: that sums over products with the weight.
+        spec: as asked for.
+        journal: takes what the node cannot have.
+    """
     if is_block(spec.dtype):
-        return input_axis(node), None
+        return BLOCK_FORMATS[spec.dtype].granularity(input_axis(node))
     if not needs_calibration(spec.dtype) or spec.granularity == "per_tensor":
-        return None, None
+        return PER_TENSOR
     if spec.granularity == "per_block":
-        if node.op_type in ("MatMul", "Gemm"):
-            return input_axis(node), spec.block_size
-        plan.notes.append(f"{node_name(node)}: {node.op_type} has no blocks along its inputs; one scale per channel")
-    return weight_axis(node), None
+        if node.op_type in MATRIX_PRODUCTS:
+            return PerBlock(input_axis(node), spec.block_size)
+        journal.note(f"{node_name(node)}: {node.op_type} has no blocks along its inputs; one scale per channel")
+    axis = weight_axis(node)
+    return PER_TENSOR if axis is None else PerAxis(axis)
 
 
 def weight_axis(node: ir.Node) -> int | None:
     """Axis of the output channels in the node's weight; None where one scale per channel has no kernel."""
-    weight = node.inputs[1]
-    shape = tuple(weight.shape) if weight is not None and weight.shape is not None else ()
-    rank = len(shape)
-    if node.op_type == "Conv":
-        return 0
-    if node.op_type == "ConvTranspose":
-        # Depthwise: axis 1 holds the channels of one group only, axis 0 counts the groups.
-        groups = int_attribute(node, "group", 1)
-        return 0 if groups > 1 and shape[:1] == (groups,) else 1
-    if node.op_type == "Gemm":
-        return 0 if int_attribute(node, "transB", 0) else 1
-    return 1 if rank == 2 else None
+    linear = linear_view(node)
+    if linear is None or linear.stacked:
+        return None
+    # A depthwise ConvTranspose: axis 1 holds the channels of one group only, axis 0 counts the groups.
+    return 0 if 1 < linear.groups == linear.weight_shape[0] else linear.output_axis
 
 
 def input_axis(node: ir.Node) -> int:
     """Axis of the node's weight that products are summed over."""
-    if node.op_type == "Conv":
-        return 1
-    if node.op_type == "ConvTranspose":
-        return 0
-    if node.op_type == "Gemm":
-        return 1 if int_attribute(node, "transB", 0) else 0
-    weight = node.inputs[1]
-    rank = len(weight.shape) if weight is not None and weight.shape is not None else 2
-    return max(rank - 2, 0)
+    linear = linear_view(node)
+    return 0 if linear is None else linear.input_axis  # a vector has no other axis
 
 
-def float_bias_reason(node: ir.Node, spec: BiasSpec, weight: WeightPlan) -> str | None:
+def float_bias_reason(node: ir.Node, spec: BiasSpec, weight: WeightPlan) -> Reason | None:
     """Why the bias stays in float; None if it is quantized."""
     array = constant(node.inputs[2])
     if spec.dtype == "float32":
-        return "bias dtype is float32"
+        return BIAS_FLOAT_ASKED()
     if array is None:
-        return "the bias is not constant"
+        return BIAS_NOT_CONSTANT()
     if array.size == 0 or not np.isfinite(array).all():
-        return "the bias is empty or holds NaN or Inf"
+        return BIAS_NOT_FINITE()
     if spec.dtype in HALF_DTYPES:
         return None
-    if float_attribute(node, "beta", 1.0) != 1.0 or float_attribute(node, "alpha", 1.0) != 1.0:
-        return "alpha or beta differs from 1"
-    if array.size != output_channels(node) or (array.ndim != 1 and not (array.ndim == 2 and array.shape[0] == 1)):
-        return f"the bias has shape {list(array.shape)}, not one value per channel"
-    if spec.dtype == "int32" and (not is_integer(weight.spec.dtype) or weight.block_size is not None):
-        return "an int32 bias needs an integer weight with one scale per tensor or per channel"
+    linear = linear_view(node)
+    if linear is not None and (linear.alpha, linear.beta) != (1.0, 1.0):
+        return BIAS_SCALED()
+    is_row = array.ndim == 1 or (array.ndim == 2 and array.shape[0] == 1)
+    if linear is None or array.size != linear.out_channels or not is_row:
+        return BIAS_NOT_PER_CHANNEL(shape=list(array.shape))
+    if spec.dtype == "int32" and (not is_integer(weight.spec.dtype) or isinstance(weight.granularity, PerBlock)):
+        return BIAS_NEEDS_INTEGER_WEIGHT()
     return None
 
 
 def is_searched_whole(weight: WeightPlan) -> bool:
     """True if one scale serves the whole weight and is searched by square error."""
-    return weight.axis is None and isinstance(weight.spec.calibration, MseCalibration)
+    return weight.granularity == PER_TENSOR and isinstance(weight.spec.calibration, MseCalibration)
 
 
 def counted(array: np.ndarray, weight: WeightPlan, plan: QuantizationPlan) -> np.ndarray:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from functools import cached_property
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from service.contracts.algorithms.precision import DistanceGoal, DropGoal
 from service.contracts.errors import InvalidConfigError
+from service.contracts.evaluation import DEFAULT_METRIC, DEFAULT_METRICS, EvaluationSpec
 from service.contracts.evaluation_checks import find_output
-from worker.quantizer.context import Context
-from worker.quantizer.data import Batch, Dataset, choose_batch_size
-from worker.quantizer.evaluation.metrics import Agreement
+from worker.quantizer.data import Dataset
+from worker.quantizer.evaluation.compare import latencies_ms
+from worker.quantizer.evaluation.metrics import Metrics
+from worker.quantizer.evaluation.side_by_side import Expected, Measurement, expected_outputs, side_by_side
+from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.runtime import Session, is_large
+from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import Session
 
 _BATCH = 8
-_TINY = 1e-30
 # Outputs of the float model that are kept, so that it runs once.
 _KEPT_BYTES = 256 * 2**20
 # A paired bootstrap's resamples, and the share of them that may say otherwise.
@@ -54,10 +58,12 @@ class _HasMeasured(Protocol):
 _T = TypeVar("_T", bound=_HasMeasured)
 
 
-@dataclass(frozen=True)
-class _Part:
-    batch: Batch
-    expected: dict[str, np.ndarray]
+class _Yardstick(NamedTuple):
+    """The metric that a goal speaks of, and its value for the float model; None where it has none."""
+
+    metrics: Metrics
+    name: str
+    ideal: float | None
 
 
 class Referee:
@@ -65,36 +71,61 @@ class Referee:
 
     Args:
         goal: what to measure.
-        context: of the run.
+        case: what is quantized.
+        services: of the run.
         output_index: of the output that a distance is measured on.
     """
 
-    def __init__(self, goal: DropGoal | DistanceGoal, context: Context, *, output_index: int = 0) -> None:
+    def __init__(self, goal: DropGoal | DistanceGoal, case: Case, services: Services, *, output_index: int = 0) -> None:
         self._goal = goal
-        self._context = context
+        self._case, self._services = case, services
         self._output_index = output_index
-        self._kept: list[_Part] | None = None
-        self._before: dict[str, float] | None = None
+        self._kept: list[Expected] | None = None
         self.notes: list[str] = []
 
     @property
     def data(self) -> Dataset:
         """What drafts are measured on."""
-        return self._context.measured_on
+        return self._case.measured_on
 
     def measure(self, draft: Draft) -> Measured:
         """Run the draft's emitted model.
 
         Raises:
-            InvalidConfigError: the data cannot give the goal's metric.
+            InvalidConfigError: the data cannot give the goal's metric, or the outputs have no value of it.
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
-        model = draft.emitted()
-        session = Session(model, threads=self._context.threads, what="quantized model", optimized=not is_large(model))
-        if isinstance(self._goal, DropGoal):
-            return self._drop(session, self._goal)
-        return self._distance(session, self._goal)
+        goal, (metrics, name, ideal) = self._goal, self._yardstick
+        found = Measurement(metrics, name)
+        try:
+            for twins in side_by_side(draft.session(self._services.threads), self._expected(), self._services.run):
+                found.update(twins)
+        except InvalidConfigError as error:
+            raise InvalidConfigError(f"the goal cannot be measured: {error.detail}", hint=error.hint) from None
+        if found.value is None:
+            raise self._unmeasured(found.whole.undefined.get(name))
+        sign = 1.0 if metrics.facts(name).better == "higher" else -1.0
+        parts = tuple(sign * value for value in found.parts if value is not None)
+        parts = parts if len(parts) == len(found.parts) else ()
+        if isinstance(goal, DistanceGoal):
+            return Measured(found.value, sign * (goal.limit - found.value), parts)
+        if ideal is None:
+            raise self._unmeasured()
+        drop = sign * (ideal - found.value)
+        return Measured(drop, drop - goal.max_drop, parts)
+
+    def latency_ratio(self, model: bytes, *, runs: int) -> float:
+        """Latency of a model over that of the float model; 1 where the clock sees none.
+
+        Raises:
+            EngineError: the runtime failed.
+            CanceledError: the run was canceled.
+        """
+        case, run = self._case, self._services.run
+        session = Session(model, threads=self._services.threads, what="quantized model")
+        before, after = latencies_ms(case.float_session, session, self.data, case.inputs, runs=runs, run=run)
+        return after / before if before else 1.0
 
     @staticmethod
     def clear_winner(candidates: Sequence[_T]) -> _T:
@@ -108,94 +139,58 @@ class Referee:
                 best = other
         return best
 
-    def _drop(self, session: Session, goal: DropGoal) -> Measured:
-        metrics, names = self._context.metrics, self._context.float_session.output_names
-        if not metrics.fed_by(self.data):
-            return self._agreement(session, goal)
-        before, after, parts = metrics.start(), metrics.start(), []
-        for part in self._parts():
-            got = dict(zip(names, session.run(part.batch.feeds, names), strict=True))
-            if self._before is None:
-                before.update(part.batch, part.expected)
-            alone = metrics.start()
-            for measured in (after, alone):
-                measured.update(part.batch, got, part.expected)
-            parts.append(alone.values.get(goal.metric))
-        self._before = before.values if self._before is None else self._before
-        if goal.metric not in after.values:
-            return self._agreement(session, goal)
-        facts = metrics.facts(goal.metric)
-        reference = facts.ideal if facts.against_float else self._before.get(goal.metric)
-        if reference is None:
-            raise self._unmeasured(goal)
-        sign = 1.0 if facts.better == "higher" else -1.0
-        drop = sign * (reference - after.values[goal.metric])
-        known = [sign * value for value in parts if value is not None]
-        return Measured(drop, drop - goal.max_drop, tuple(known) if len(known) == len(parts) else ())
+    @cached_property
+    def _yardstick(self) -> _Yardstick:
+        """The goal's own metric, or for top-1 without labels the share of equal decisions."""
+        goal, metrics = self._goal, self._case.metrics
+        if isinstance(goal, DistanceGoal):
+            return _Yardstick(self._against_float(goal.metric, self._output_index), goal.metric, None)
+        declared = [metric.name for metric in metrics.spec.metrics] or DEFAULT_METRICS
+        if metrics.fed_by(self.data) and goal.metric in declared:
+            facts, before = metrics.facts(goal.metric), metrics.start()
+            if facts.against_float:
+                return _Yardstick(metrics, goal.metric, facts.ideal)
+            for one in self._expected():
+                before.update(one.batch, one.outputs)
+            if goal.metric in before.values:
+                return _Yardstick(metrics, goal.metric, before.values[goal.metric])
+        if goal.metric != DEFAULT_METRIC:
+            raise self._unmeasured()
+        self.notes.append("the data has no labels: the goal was judged by the share of samples with the same decision")
+        return _Yardstick(self._against_float("agreement", 0), "agreement", 100.0)
 
-    def _agreement(self, session: Session, goal: DropGoal) -> Measured:
-        """Top-1 without labels: the float model's decisions are taken for the truth."""
-        if goal.metric != "top1":
-            raise self._unmeasured(goal)
-        names = self._context.float_session.output_names[:1]
-        whole, parts = Agreement(), []
-        for part in self._parts():
-            got = part.batch.cut(session.run(part.batch.feeds, names)[0])
-            expected = part.batch.cut(part.expected[names[0]])
-            alone = Agreement()
-            for measured in (whole, alone):
-                measured.update(expected, got)
-            parts.append(alone.percent)
-        if whole.percent is None:
-            raise self._unmeasured(goal)
-        note = "the data has no labels: the goal was judged by the share of samples with the same decision"
-        if note not in self.notes:
-            self.notes.append(note)
-        drop = 100.0 - whole.percent
-        return Measured(drop, drop - goal.max_drop, tuple(value for value in parts if value is not None))
+    def _against_float(self, kind: str, output: int) -> Metrics:
+        """The metric of this kind."""
+        spec = EvaluationSpec.model_validate({"metrics": [{"kind": kind, "output": output}]})
+        return Metrics(spec, self._case.summary.outputs)
 
-    def _unmeasured(self, goal: DropGoal) -> InvalidConfigError:
-        source = "evaluation" if self._context.evaluation is not None else "calibration"
+    def _unmeasured(self, why: str | None = None) -> InvalidConfigError:
+        source = "evaluation" if self._case.evaluation is not None else "calibration"
+        told = f": {why}" if why else ""
         return InvalidConfigError(
-            f"the goal names the metric {goal.metric!r}, which the {source} data does not give",
+            f"the goal names the metric {self._goal.metric!r}, which the {source} data does not give{told}",
             hint="Give labels, declare the metric in evaluation.metrics, or use a goal of kind distance.",
         )
 
-    def _parts(self) -> Iterator[_Part]:
+    def _expected(self) -> Iterator[Expected]:
         """The data with the float model's outputs, which are kept if they are not too large."""
         if self._kept is not None:
-            for part in self._kept:
-                self._context.run.check()
-                yield part
+            yield from self._kept
             return
-        context, kept, taken = self._context, [], 0
-        names = context.float_session.output_names
-        size = choose_batch_size(context.inputs, self.data, _BATCH)
-        arrays = context.metrics.arrays if context.metrics.fed_by(self.data) else ()
-        for batch in self.data.batches(context.inputs, size, arrays=arrays):
-            context.run.check()
-            outputs = context.float_session.run(batch.feeds, names, start=batch.start)
-            part = _Part(batch, dict(zip(names, outputs, strict=True)))
-            taken += sum(array.nbytes for array in (*outputs, *batch.feeds.values()) if isinstance(array, np.ndarray))
+        case, services, kept, taken = self._case, self._services, [], 0
+        for one in expected_outputs(
+            case.float_session,
+            self.data,
+            case.inputs,
+            run=services.run,
+            batch_size=_BATCH,
+            arrays=case.metrics.arrays if case.metrics.fed_by(self.data) else (),
+        ):
+            taken += sum(array.nbytes for array in one.arrays)
             if taken <= _KEPT_BYTES:
-                kept.append(part)
-            yield part
+                kept.append(one)
+            yield one
         self._kept = kept if taken <= _KEPT_BYTES else None
-
-    def _distance(self, session: Session, goal: DistanceGoal) -> Measured:
-        names = self._context.float_session.output_names
-        name = names[self._output_index]
-        sums, parts = _Sums(), []
-        smaller_is_better = goal.metric in ("l2", "kl")
-        sign = -1.0 if smaller_is_better else 1.0
-        for part in self._parts():
-            got = session.run(part.batch.feeds, [name])[0]
-            alone = _Sums()
-            for measured in (sums, alone):
-                measured.update(part.batch.cut(part.expected[name]), part.batch.cut(got))
-            parts.append(sign * alone.value(goal.metric))
-        value = sums.value(goal.metric)
-        return Measured(value, sign * (goal.limit - value), tuple(parts))
 
 
 def clearly_positive(differences: Sequence[float]) -> bool:
@@ -209,55 +204,14 @@ def clearly_positive(differences: Sequence[float]) -> bool:
     return bool(np.quantile(values[chosen].mean(axis=1), _CHANCE) > 0.0)
 
 
-def output_place(ref: int | str, context: Context) -> int:
+def output_place(ref: int | str, case: Case) -> int:
     """The number of the output that a config names or numbers.
 
     Raises:
         InvalidConfigError: the model has no such output.
     """
-    names = context.float_session.output_names
+    names = case.float_session.output_names
     name = find_output(ref, names)
     if name is None:
         raise InvalidConfigError(f"the model has no output {ref!r}", hint=f"Its outputs are {', '.join(names)}.")
     return names.index(name)
-
-
-class _Sums:
-    """What all distances are made of."""
-
-    def __init__(self) -> None:
-        self._signal = self._noise = self._twin = self._dot = self._divergence = 0.0
-        self._peak = 0.0
-        self._count = self._rows = 0
-
-    def update(self, expected: np.ndarray, got: np.ndarray) -> None:
-        x, y = expected.astype(np.float64).reshape(-1), got.astype(np.float64).reshape(-1)
-        self._signal += float(x @ x)
-        self._twin += float(y @ y)
-        self._dot += float(x @ y)
-        self._noise += float(((x - y) ** 2).sum())
-        self._peak = max(self._peak, float(np.abs(x).max(initial=0.0)))
-        self._count += x.size
-        p, q = (_log_softmax(values.astype(np.float64)) for values in (expected, got))
-        self._divergence += float((np.exp(p) * (p - q)).sum())
-        self._rows += p.size // max(p.shape[-1], 1) if p.ndim else 1
-
-    def value(self, metric: str) -> float:
-        """The distance of this name."""
-        if metric == "sqnr":
-            return float(10 * np.log10(max(self._signal, _TINY) / max(self._noise, _TINY)))
-        if metric == "psnr":
-            return float(10 * np.log10(max(self._peak**2, _TINY) / max(self._noise / max(self._count, 1), _TINY)))
-        if metric == "cosine":
-            return float(self._dot / max((self._signal * self._twin) ** 0.5, _TINY))
-        if metric == "l2":
-            return float((self._noise / max(self._signal, _TINY)) ** 0.5)
-        return self._divergence / max(self._rows, 1)
-
-
-def _log_softmax(values: np.ndarray) -> np.ndarray:
-    if not values.ndim:
-        return values
-    shifted = values - values.max(axis=-1, keepdims=True)
-    result: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result

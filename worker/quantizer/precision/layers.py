@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from service.contracts.reason import declare
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
 from worker.quantizer.plan.types import QuantizationPlan, Role
+
+NO_LINEAR_NODE = declare("no-linear-node", "there is no quantized linear node")
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from service.contracts.config import QuantizationConfig
 from service.contracts.report import AlgorithmFigures
-from worker.quantizer.emit import emit
-from worker.quantizer.graph.prepare import Prepared
+from worker.quantizer.emit import Emitted, emit
+from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.skeleton import copy_of
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.runtime import to_bytes
+from worker.quantizer.preparation.prepare import Prepared
+from worker.quantizer.runtime.session import Session, is_large
 from worker.quantizer.statistics.collect import Request
 
 
@@ -22,6 +26,7 @@ class Draft:
     Attributes:
         prepared: the float model, as equalized so far.
         plan: with grids and integers.
+        journal: how the plan came about.
         statistics: what each algorithm asked for, collected on this float model, by method.
         algorithm: the method that made this draft of the one before; None for calibration alone.
         changed: names of the nodes that it changed.
@@ -29,6 +34,7 @@ class Draft:
 
     prepared: Prepared
     plan: QuantizationPlan
+    journal: Journal = field(default_factory=Journal)
     statistics: dict[str, list[Request]] = field(default_factory=dict)
     algorithm: str | None = None
     changed: tuple[str, ...] = ()
@@ -38,15 +44,26 @@ class Draft:
         """The float model's main graph."""
         return self.prepared.graph
 
-    def emitted(self) -> ir.Model:
+    def on_target(self, config: QuantizationConfig) -> Draft:
+        """The draft with its grids where the target can work with them."""
+        plan, journal = self.plan.copy(), self.journal.followed_by()
+        move_grids(self.graph, plan, config, journal)
+        return replace(self, plan=plan, journal=journal)
+
+    def emitted(self) -> Emitted:
         """The quantized model, with the interface that the user declared."""
-        model = emit(copy_of(self.prepared.model), self.plan)
-        self.prepared.restore_interface(model)
-        return model
+        found = emit(copy_of(self.prepared.model), self.plan)
+        self.prepared.restore_interface(found.model)
+        return found
+
+    def session(self, threads: int) -> Session:
+        """The quantized model, ready to run."""
+        model = self.emitted().model
+        return Session(model, threads=threads, what="quantized model", optimized=not is_large(model))
 
     def emitted_bytes(self) -> bytes:
         """The quantized model, serialized."""
-        return to_bytes(self.emitted())
+        return to_bytes(self.emitted().model)
 
 
 @dataclass(frozen=True)
@@ -65,3 +82,30 @@ class Filled:
     def draft(self) -> Draft:
         """The one that counts."""
         return self.drafts[-1]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """The outcome of the engine proper, before evaluation.
+
+    Attributes:
+        filled: the drafts, and what became of each algorithm.
+        emitted: the last draft's quantized model.
+        bytes: the same, serialized.
+        journal: how it came about: that of the last draft, and what comes before and behind it.
+    """
+
+    filled: Filled
+    emitted: Emitted
+    bytes: bytes
+    journal: Journal
+
+    @property
+    def prepared(self) -> Prepared:
+        """The float model that was quantized."""
+        return self.filled.draft.prepared
+
+    @property
+    def plan(self) -> QuantizationPlan:
+        """What was emitted."""
+        return self.filled.draft.plan

@@ -1,27 +1,75 @@
-"""Runs the algorithms of a config in order and keeps what makes the network better."""
+"""Runs algorithms one after another and keeps what makes the network better."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from service.contracts.algorithms import Algorithm
+from service.contracts.reason import Reason
 from service.contracts.report import AlgorithmFigures, ReconstructionError, Score
-from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.judge import Judge
-from worker.quantizer.refine.step import Change, Step, Workshop
+from worker.quantizer.refine.step import Change, Step, Toolkit
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of a step.
+
+    Attributes:
+        draft: what counts from now on: the changed draft if it is kept, else the one before.
+        change: what the step did.
+        kept: True if the draft is the changed one.
+        before: score of the draft before; None if the step was not judged.
+        after: likewise, of the changed draft.
+        worse: why it was undone; None if it was not.
+    """
+
+    draft: Draft
+    change: Change
+    kept: bool
+    before: Score | None = None
+    after: Score | None = None
+    worse: Reason | None = None
+
+
+def try_step(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> Tried:
+    """Apply a step, and undo it if it is to be judged and makes the network worse.
+
+    Args:
+        step: with its settings.
+        draft: calibrated.
+        toolkit: what the step works with.
+        judge: scores drafts.
+
+    Raises:
+        InvalidConfigError: the settings do not fit the model or the data.
+        EngineError: the runtime failed on the data.
+        CanceledError: the run was canceled.
+    """
+    case, services = toolkit.case, toolkit.services
+    with services.stages.stage(step.method):
+        change = step.apply(draft, toolkit)
+        if change.draft is None:
+            return Tried(draft, change, kept=False)
+        made = replace(change.draft.on_target(case.config), algorithm=step.method, changed=change.nodes)
+    if not change.judged or step.spec.accept == "always":
+        return Tried(made, change, kept=True)
+    with services.stages.stage(f"{step.method} acceptance"):
+        before, after, worse = judge.score(draft), judge.score(made), judge.worse(made, draft)
+    return Tried(draft if worse else made, change, not worse, before, after, worse)
 
 
 def refine(
-    draft: Draft, steps: Sequence[tuple[Algorithm, Step]], workshop: Workshop, judge: Judge
+    draft: Draft, steps: Sequence[Step[Any]], toolkit: Toolkit, judge: Judge
 ) -> tuple[list[Draft], list[AlgorithmFigures]]:
-    """Apply each step to what the steps before it left.
+    """Try each step on what the steps before it left.
 
     Args:
-        draft: calibrated.
+        draft: calibrated, with the statistics of all steps.
         steps: with their settings, in order.
-        workshop: what steps work with.
+        toolkit: what steps work with.
         judge: scores drafts.
 
     Returns:
@@ -29,38 +77,29 @@ def refine(
         step, in order.
     """
     drafts, outcomes = [draft], []
-    for algorithm, step in steps:
-        context = workshop.context
-        context.run.progress(step.method)
-        with context.stages.stage(step.method):
-            change = step.apply(drafts[-1], workshop)
-            if change.draft is not None:
-                move_grids(change.draft.graph, change.draft.plan, context.config)
-        with context.stages.stage(f"{step.method} acceptance"):
-            outcome = _outcome(algorithm, drafts[-1], change, judge)
+    for k, step in enumerate(steps):
+        run = toolkit.services.run
+        run.progress(step.method)
+        tried = try_step(step, drafts[-1], replace(toolkit, to_come=steps[k + 1 :]), judge)
+        outcome = _figures(step, tried, judge)
         outcomes.append(outcome)
-        context.run.log(f"{step.method}: {outcome.summary}", "info" if outcome.kept else "warning")
-        if outcome.kept and change.draft is not None:
-            drafts.append(replace(change.draft, algorithm=step.method, changed=change.nodes))
+        run.log(f"{step.method}: {outcome.summary}", "info" if outcome.kept else "warning")
+        if tried.kept:
+            drafts.append(tried.draft)
     return drafts, outcomes
 
 
-def _outcome(algorithm: Algorithm, draft: Draft, change: Change, judge: Judge) -> AlgorithmFigures:
-    before: Score | None = None
-    after: Score | None = None
-    worse = None
-    if change.draft is not None and change.judged and algorithm.accept == "if_better":
-        before, after = judge.score(draft), judge.score(change.draft)
-        worse = judge.worse(change.draft, draft)
-    kept = change.draft is not None and worse is None
-    summary = change.summary if worse is None else f"undone, as it made the network worse: {worse}; {change.summary}"
+def _figures(step: Step[Any], tried: Tried, judge: Judge) -> AlgorithmFigures:
+    change, undone = tried.change, f"undone, as it made the network worse: {tried.worse}; " if tried.worse else ""
+    reason = tried.worse or change.reason
     return AlgorithmFigures(
-        method=algorithm.method,
-        kept=kept,
-        summary=summary,
-        before=before,
-        after=after,
-        samples=judge.samples if before is not None else 0,
+        method=step.spec.method,
+        kept=tried.kept,
+        summary=undone + change.summary,
+        reason_code=None if reason is None else reason.code,
+        before=tried.before,
+        after=tried.after,
+        samples=judge.samples if tried.before is not None else 0,
         nodes=len(change.nodes),
         search=change.search,
         reconstruction={name: ReconstructionError(before=old, after=new) for name, (old, new) in change.errors.items()},

@@ -7,16 +7,17 @@ Inputs are few and any grid of theirs can be tried on the float network alone, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from service.contracts.calibration import MseCalibration
 from service.contracts.specs import ActivationSpec
-from worker.quantizer.context import Context
-from worker.quantizer.data import choose_batch_size
-from worker.quantizer.evaluation.metrics import Distance, comparable
+from worker.quantizer.evaluation.metrics import Distances
+from worker.quantizer.evaluation.side_by_side import Expected, side_by_side
+from worker.quantizer.refine.case import Case
+from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.reducers import Range
 
@@ -33,15 +34,8 @@ _MOST_STEPS = 24
 _MOVES = ((0.5, 0.5), (1.0, 0.5), (0.5, 1.0), (2.0, 2.0))
 
 
-@dataclass(frozen=True)
-class _Case:
-    feeds: dict[str, np.ndarray]
-    outputs: list[np.ndarray]
-    start: int
-
-
 def settle_inputs(
-    ranges: Mapping[str, Range], sources: Mapping[str, ActivationSpec], context: Context
+    ranges: Mapping[str, Range], sources: Mapping[str, ActivationSpec], case: Case, services: Services
 ) -> tuple[dict[str, Range], list[str]]:
     """Ranges of network inputs that serve the outputs better than those of the least square error.
 
@@ -51,7 +45,8 @@ def settle_inputs(
     Args:
         ranges: as found by the methods of ``sources``; inputs calibrated by ``mse`` among them are looked at.
         sources: specs of all quantized tensors.
-        context: of the run.
+        case: what is quantized.
+        services: of the run.
 
     Returns:
         the ranges that differ, and a sentence on each for the report.
@@ -62,18 +57,18 @@ def settle_inputs(
     """
     names = [
         tensor.name
-        for tensor in context.inputs
+        for tensor in case.inputs
         if tensor.name in ranges and isinstance(sources[tensor.name].calibration, MseCalibration)
     ]
     better: dict[str, Range] = {}
     notes = []
-    few = list(_cases(context, _FEW)) if names else []
+    few = _expected(case, services, _FEW) if names else []
     for name in names:
         family = GridFamily.of(sources[name])
-        found = _Trial(name, family, few, context).settle(ranges[name])
+        found = _Trial(name, family, few, case, services).settle(ranges[name])
         if found == ranges[name]:
             continue
-        trial = _Trial(name, family, list(_cases(context, _MANY)), context)
+        trial = _Trial(name, family, _expected(case, services, _MANY), case, services)
         gain = trial.sqnr_db(found) - trial.sqnr_db(ranges[name])
         if gain > _WORTH_DB:
             better[name] = found
@@ -85,25 +80,23 @@ def settle_inputs(
     return better, notes
 
 
-def _cases(context: Context, samples: int) -> Iterator[_Case]:
-    """The first samples, and the float network's outputs for them."""
-    session, held = context.float_session, 0
-    size = choose_batch_size(context.inputs, context.calibration, _BATCH)
-    limit = min(samples, context.calibration_samples)
-    for batch in context.calibration.batches(context.inputs, size, limit=limit):
-        context.run.check()
-        outputs = session.run(batch.feeds, session.output_names, start=batch.start)
-        yield _Case(dict(batch.feeds), outputs, batch.start)
-        held += sum(array.size for array in (*batch.feeds.values(), *outputs))
+def _expected(case: Case, services: Services, samples: int) -> list[Expected]:
+    """The first samples, as many as may be held, and the float network's outputs for them."""
+    found, held = [], 0
+    for expected in case.expected_outputs(services.run, batch_size=_BATCH, last=samples):
+        found.append(expected)
+        held += sum(array.size for array in expected.arrays)
         if held > _MOST_ELEMENTS:
-            return
+            break
+    return found
 
 
 class _Trial:
     """The outputs with one input quantized."""
 
-    def __init__(self, name: str, family: GridFamily, cases: list[_Case], context: Context) -> None:
-        self._name, self._family, self._cases, self._context = name, family, cases, context
+    def __init__(self, name: str, family: GridFamily, expected: list[Expected], case: Case, services: Services) -> None:
+        self._name, self._family, self._expected = name, family, expected
+        self._case, self._services = case, services
         self._known: dict[Range, float] = {}
 
     def settle(self, found: Range) -> Range:
@@ -120,22 +113,20 @@ class _Trial:
         return best
 
     def sqnr_db(self, tried: Range) -> float:
-        """Of the worst output; -inf if it is not finite, +inf if there is no output of floats."""
+        """Of the worst output; -inf if it is not finite, or there is no output of floats."""
         if tried not in self._known:
             self._known[tried] = self._measure(tried)
         return self._known[tried]
 
     def _measure(self, tried: Range) -> float:
         scale, zero = self._family.parameters(np.asarray(tried.minimum), np.asarray(tried.maximum))
-        session = self._context.float_session
-        distances: dict[int, Distance] = {}
-        for case in self._cases:
-            self._context.run.check()
-            exact = case.feeds[self._name]
+
+        def quantized(one: Expected) -> Expected:
+            exact = one.batch.feeds[self._name]
             rounded = self._family.fake(exact.astype(np.float64), scale, zero).astype(exact.dtype)
-            got = session.run({**case.feeds, self._name: rounded}, session.output_names, start=case.start)
-            for k, (one, other) in enumerate(zip(case.outputs, got, strict=True)):
-                if comparable(one, other):
-                    distances.setdefault(k, Distance()).update(one, other)
-        figures = [distance.sqnr_db for distance in distances.values()]
-        return min((-np.inf if figure is None else figure for figure in figures), default=np.inf)
+            return replace(one, batch=replace(one.batch, feeds={**one.batch.feeds, self._name: rounded}))
+
+        case, services, distances = self._case, self._services, Distances()
+        for twins in side_by_side(case.float_session, map(quantized, self._expected), services.run):
+            distances.update(twins.pairs())
+        return -np.inf if distances.worst_db is None else distances.worst_db

@@ -5,22 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import stdev
 
-import numpy as np
-
 from service.contracts.metrics import Facts, PerClassAccuracy, TopKMetric
+from service.contracts.reason import Reason, declare
 from service.contracts.report import Score
-from worker.quantizer.context import Context
-from worker.quantizer.data import Batch, choose_batch_size
-from worker.quantizer.evaluation.metrics import Distance, comparable, metric_words
+from worker.quantizer.evaluation.metrics import Distances, metric_words
+from worker.quantizer.evaluation.side_by_side import Expected, Measurement, side_by_side
+from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.runtime import Session, is_large
+from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import Session
 
 _BATCH = 8
 _FEWEST, _MOST, _PART = 4, 64, 6
 # Below this the difference of two scores is rounding of the runtime.
 _SAME_DB = 0.005
+
+METRIC_LOST = declare("metric-lost", "{metric} has no value any more")
+METRIC_WORSE = declare("metric-worse", "the metric got worse")
+NOT_FINITE = declare("outputs-not-finite", "SQNR {before:.2f} dB -> none: the outputs are not finite")
+SQNR_WORSE = declare("sqnr-worse", "SQNR {before:.2f} -> {after:.2f} dB")
 
 
 def held_back_samples(available: int) -> int:
@@ -30,12 +36,6 @@ def held_back_samples(available: int) -> int:
     """
     part = min(available // _PART, _MOST)
     return part if part >= _FEWEST else available
-
-
-@dataclass(frozen=True)
-class _Expected:
-    batch: Batch
-    outputs: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,23 @@ class Judge:
     """Runs drafts on the first ``samples`` calibration samples.
 
     Args:
-        context: of the run.
+        case: what is quantized.
+        services: of the run.
         samples: how many.
     """
 
-    def __init__(self, context: Context, samples: int) -> None:
-        self._context = context
+    def __init__(self, case: Case, services: Services, samples: int) -> None:
+        self._case, self._services = case, services
         self.samples = samples
-        self._metrics = context.metrics
-        self._measurable = context.metrics.fed_by(context.calibration)
-        self._expected: list[_Expected] | None = None
+        self._metrics = case.metrics
+        self._measurable = case.metrics.fed_by(case.calibration)
         self._known: list[tuple[Draft, _Measured]] = []
 
     def score(self, draft: Draft) -> Score:
         """SQNR of the worst output in dB, and the first declared metric (else top-1) where the labels are there."""
         return self._measured(draft).score
 
-    def worse(self, after: Draft, before: Draft) -> str | None:
+    def worse(self, after: Draft, before: Draft) -> Reason | None:
         """Why ``after`` is worse than ``before``; None if it is not."""
         new, old = self._measured(after), self._measured(before)
         facts = self._metrics.facts(self._metrics.primary)
@@ -94,49 +94,27 @@ class Judge:
         for known, found in self._known:
             if known is draft:
                 return found
-        model = draft.emitted()
-        session = Session(model, threads=self._context.threads, what="quantized model", optimized=not is_large(model))
-        measured = self._measure(session)
+        measured = self._measure(draft.session(self._services.threads))
         self._known = [*self._known[-1:], (draft, measured)]
         return measured
 
     def _measure(self, session: Session) -> _Measured:
-        distances: dict[str, Distance] = {}
-        whole, parts = self._metrics.start(), []
-        for part in self._parts():
-            self._context.run.check()
-            names = list(part.outputs)
-            got = dict(zip(names, session.run(part.batch.feeds, names), strict=True))
-            for name, expected in part.outputs.items():
-                if comparable(expected, got[name]):
-                    distances.setdefault(name, Distance()).update(expected, got[name])
-            if self._measurable:
-                alone = self._metrics.start()
-                for measured in (whole, alone):
-                    measured.update(part.batch, got, part.outputs)
-                parts.append(alone.values.get(self._metrics.primary))
-        figures = [distance.sqnr_db for distance in distances.values()]
-        known = [figure for figure in figures if figure is not None]
-        worst = min(known) if known and len(known) == len(figures) else None
         primary = self._metrics.primary
-        return _Measured(
-            Score(sqnr_db=None if worst is None else round(worst, 3), metric=primary, value=whole.values.get(primary)),
-            tuple(parts),
+        distances, found = Distances(), Measurement(self._metrics, primary)
+        for twins in side_by_side(session, self._expected, self._services.run):
+            distances.update(twins.pairs())
+            if self._measurable:
+                found.update(twins)
+        worst = distances.worst_db
+        score = Score(sqnr_db=None if worst is None else round(worst, 3), metric=primary, value=found.value)
+        return _Measured(score, tuple(found.parts))
+
+    @cached_property
+    def _expected(self) -> list[Expected]:
+        case, services = self._case, self._services
+        return list(
+            case.expected_outputs(services.run, batch_size=_BATCH, last=self.samples, with_arrays=self._measurable)
         )
-
-    def _parts(self) -> list[_Expected]:
-        if self._expected is None:
-            context = self._context
-            session, names = context.float_session, context.float_session.output_names
-            size = choose_batch_size(context.inputs, context.calibration, _BATCH)
-            arrays = self._metrics.arrays if self._measurable else ()
-            batches = context.calibration.batches(context.inputs, size, limit=self.samples, arrays=arrays)
-            self._expected = [_Expected(batch, self._outputs(session, names, batch)) for batch in batches]
-        return self._expected
-
-    @staticmethod
-    def _outputs(session: Session, names: list[str], batch: Batch) -> dict[str, np.ndarray]:
-        return dict(zip(names, session.run(batch.feeds, names, start=batch.start), strict=True))
 
 
 def share_noise(one: float, other: float, samples: int) -> float:
@@ -152,7 +130,7 @@ def paired_noise(after: Sequence[float | None], before: Sequence[float | None]) 
     return stdev(differences) / len(differences) ** 0.5 if len(differences) > 2 else math.inf
 
 
-def is_worse(after: Score, before: Score, facts: Facts, *, noise: float) -> str | None:
+def is_worse(after: Score, before: Score, facts: Facts, *, noise: float) -> Reason | None:
     """Why a draft with score ``after`` is worse than one with ``before``; None if it is not.
 
     The metric decides only where it moves by more than chance would: over few samples a single label more or less means
@@ -165,17 +143,17 @@ def is_worse(after: Score, before: Score, facts: Facts, *, noise: float) -> str 
         noise: standard error of the difference between both values of the metric.
     """
     if before.value is not None and after.value is None:
-        return f"{after.metric} has no value any more"
+        return METRIC_LOST(metric=after.metric)
     if before.value is not None and after.value is not None:
         gain = after.value - before.value if facts.better == "higher" else before.value - after.value
         if gain > 2 * noise:
             return None
         if gain < -2 * noise:
-            return metric_words(after.metric, (before.value, after.value), facts.unit)
+            return METRIC_WORSE.saying(metric_words(after.metric, (before.value, after.value), facts.unit))
     if before.sqnr_db is None:
         return None
     if after.sqnr_db is None:
-        return f"SQNR {before.sqnr_db:.2f} dB -> none: the outputs are not finite"
+        return NOT_FINITE(before=before.sqnr_db)
     if after.sqnr_db < before.sqnr_db - _SAME_DB:
-        return f"SQNR {before.sqnr_db:.2f} -> {after.sqnr_db:.2f} dB"
+        return SQNR_WORSE(before=before.sqnr_db, after=after.sqnr_db)
     return None

@@ -56,8 +56,8 @@ def watch(graph: ir.Graph, plan: QuantizationPlan) -> list[Watched]:
     return found
 
 
-def mark(watched: list[Watched], plan: QuantizationPlan) -> None:
-    """Enter what was seen into the plan, with a note if it knows of silent channels that matter."""
+def mark(watched: list[Watched], plan: QuantizationPlan) -> list[str]:
+    """Enter what was seen into the plan; a sentence for the report if it knows of silent channels that matter."""
     for entry in watched:
         mean = entry.reducer.result()
         if mean is not None:
@@ -67,12 +67,9 @@ def mark(watched: list[Watched], plan: QuantizationPlan) -> None:
         weight = plan.weights.get(name)
         if weight is not None and is_searched_whole(weight) and silent.any() and not silent.all():
             counts[weight.node] = int(silent.sum())
-    if counts:
-        where = ", ".join(f"{name} ({count})" for name, count in counts.items())
-        plan.notes.append(
-            "output channels that are 0 on all calibration data do not count for the scale of their weight; "
-            f"node (channels): {where}"
-        )
+    where = ", ".join(f"{name} ({count})" for name, count in counts.items())
+    told = "output channels that are 0 on all calibration data do not count for the scale of their weight"
+    return [f"{told}; node (channels): {where}"] if where else []
 
 
 def _cut_behind(node: ir.Node, plan: QuantizationPlan) -> ir.Value | None:

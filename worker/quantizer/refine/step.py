@@ -2,57 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Generic, TypeVar
 
 from service.contracts.algorithms import Algorithm
+from service.contracts.reason import Reason
 from service.contracts.report import RangeChange
 from service.contracts.search import Search
-from worker.quantizer.context import Context
-from worker.quantizer.graph.prepare import Prepared
+from worker.quantizer.plan.build import build_plan
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.preparation.prepare import Prepared
+from worker.quantizer.refine.calibration import calibrate, take_over
+from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
 
-
-def _no_steps(algorithm: Algorithm) -> Step:
-    raise LookupError(f"this workshop has no step for {algorithm.method}")
+Spec = TypeVar("Spec", bound=Algorithm)
 
 
-class Recalibrate(Protocol):
-    """Plans and calibrates a changed float model anew."""
+@dataclass(frozen=True)
+class Toolkit:
+    """What a step works with.
 
-    def __call__(self, changed: Prepared, *, base: Draft | None = None, touched: Collection[str] = ()) -> Draft:
-        """The calibrated draft.
+    Attributes:
+        case: what is quantized.
+        services: of the run.
+        held_back: the first so many calibration samples are for judging steps; no step may learn from them.
+        step_of: makes the step of an algorithm, for a step that tries others.
+        to_come: steps that need their statistics whenever a changed float model is calibrated anew.
+    """
+
+    case: Case
+    services: Services
+    held_back: int
+    step_of: Callable[[Algorithm], Step[Any]]
+    to_come: Sequence[Step[Any]] = ()
+
+    @property
+    def first_sample(self) -> int:
+        """Number of the first calibration sample that a step may learn from."""
+        return self.held_back if self.held_back < self.case.calibration_samples else 0
+
+    def recalibrate(self, changed: Prepared, *, base: Draft | None = None, touched: Collection[str] = ()) -> Draft:
+        """A changed float model, planned and calibrated anew.
 
         Args:
             changed: the float model.
             base: a draft whose tensors compute in ``changed`` what they did, but for those ``touched``: their ranges
                 are taken over. None: nothing is.
             touched: names of tensors.
+
+        Raises:
+            EngineError: a tensor has no finite range, or the runtime failed.
+            CanceledError: the run was canceled.
         """
-
-
-@dataclass(frozen=True)
-class Workshop:
-    """What a step works with.
-
-    Attributes:
-        context: config, data, threads, progress.
-        recalibrate: plans and calibrates a changed float model anew.
-        held_back: the first so many calibration samples are for judging steps; no step may learn from them.
-        step_of: makes the step of an algorithm, for a step that tries others.
-    """
-
-    context: Context
-    recalibrate: Recalibrate
-    held_back: int
-    step_of: Callable[[Algorithm], Step] = field(default=_no_steps)
-
-    @property
-    def first_sample(self) -> int:
-        """Number of the first calibration sample that a step may learn from."""
-        return self.held_back if self.held_back < self.context.calibration_samples else 0
+        config, journal = self.case.config, Journal()
+        plan = build_plan(changed.graph, config, changed.facts, journal)
+        kept = {} if base is None else take_over(base.plan, plan, touched)
+        if any(tensor not in kept for tensor in config.tensor_ranges):
+            journal.note("tensor_ranges are not used for tensors that an algorithm has changed")
+        return calibrate(changed, plan, self.case, self.services, self.to_come, {}, kept=kept, journal=journal)
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,7 @@ class Change:
         ranges: what became of the ranges of tensors, for a step that moves them.
         errors: mean square error of a layer's outputs before and after, by node, for a step that reconstructs layers.
         judged: False for a step that pursues a goal of its own and measures itself whether it is met.
+        reason: why there was nothing to do.
     """
 
     draft: Draft | None
@@ -76,26 +89,43 @@ class Change:
     ranges: tuple[RangeChange, ...] = ()
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     judged: bool = True
+    reason: Reason | None = None
+
+    @classmethod
+    def nothing(cls, reason: Reason, *, errors: dict[str, tuple[float, float]] | None = None) -> Change:
+        """There was nothing to do."""
+        return cls(None, (), reason.words, errors=errors or {}, reason=reason)
 
 
-class Step(Protocol):
-    """One algorithm with its settings."""
+@dataclass(frozen=True)
+class Step(ABC, Generic[Spec]):
+    """One algorithm. It holds its settings and nothing else: what it knows of a network is in the draft.
+
+    Attributes:
+        spec: its entry in the config.
+    """
+
+    spec: Spec
 
     @property
     def method(self) -> str:
         """Its name in configs and reports."""
+        return self.spec.method
 
     def requests(self, draft: Draft) -> list[Request]:
-        """Statistics of the float network that ``apply`` needs; collected together with all others.
+        """Statistics of the float network that ``apply`` finds in its draft; collected together with all others.
 
         Args:
             draft: planned, without numbers.
         """
+        return []
 
-    def apply(self, draft: Draft, workshop: Workshop) -> Change:
+    @abstractmethod
+    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
         """A new draft, made from ``draft`` and its statistics.
 
         Raises:
+            InvalidConfigError: the settings do not fit the model or the data.
             EngineError: the runtime failed on the data.
             CanceledError: the run was canceled.
         """

@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Dataset, choose_batch_size
-from worker.quantizer.run import Run
-from worker.quantizer.runtime import Session, inner_session
+from worker.quantizer.run.interface import Run
+from worker.quantizer.runtime.session import Session, inner_session
 from worker.quantizer.statistics.reducers import Reducer
 
 # Elements of fetched tensors in one batch: large enough to amortise a call, small enough to stay in memory.

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
-import ml_dtypes
 import numpy as np
 
 from service.contracts.dtypes import is_float8, is_integer
-from worker.quantizer.numerics.integer import grid_for_range, integer_limits
+from worker.quantizer.numerics.integer import grid_for_range, held_steps, integer_limits
+from worker.quantizer.numerics.minifloat import FLOATS, Minifloat
 from worker.quantizer.statistics.sampling import WeightedValues
 
-_FLOAT8 = {"float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
 # Elements of one block of intermediate arrays: they stay in the second-level cache.
 _BLOCK_ELEMENTS = 1 << 17
 # Prefix sums pay off only where many values share a level.
@@ -21,9 +20,10 @@ _VALUES_PER_LEVEL = 4
 
 
 @cache
-def _finite_values(dtype: str) -> np.ndarray:
-    everything = np.arange(256, dtype=np.uint8).view(_FLOAT8[dtype]).astype(np.float64)
-    return np.asarray(everything[np.isfinite(everything)])
+def _deviation(form: Minifloat) -> float:
+    """Standard deviation of all finite values of an 8-bit float."""
+    everything = np.arange(256, dtype=np.uint8).view(form.storage).astype(np.float64)
+    return float(everything[np.isfinite(everything)].std())
 
 
 class Spec(Protocol):
@@ -96,32 +96,30 @@ class GridFamily:
                 low, high, self.dtype, symmetric=self.symmetric, scale=self.scale, reduce_range=self.reduce_range
             )
             return scale.astype(np.float64), zero.astype(np.float64)
-        wide = np.maximum(np.abs(low), np.abs(high)).astype(np.float32) / np.float32(self.largest)
-        scale = np.where(wide < np.finfo(np.float32).tiny, np.float32(1), wide)
+        scale = FLOATS[self.dtype].scale_for(np.maximum(np.abs(low), np.abs(high)).astype(np.float32))
         return scale.astype(np.float64), np.zeros_like(scale, np.float64)
 
     @property
     def largest(self) -> float:
         """The largest value of an 8-bit float."""
-        return float(_finite_values(self.dtype).max())
+        return FLOATS[self.dtype].maximum
 
     @property
     def deviation(self) -> float:
         """Standard deviation of all finite values of an 8-bit float."""
-        return float(_finite_values(self.dtype).std())
+        return _deviation(FLOATS[self.dtype])
 
     def fake(self, values: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> np.ndarray:
-        """``values`` (float64) as the grid represents them; ``scale`` and ``zero`` broadcast against them."""
+        """``values`` (float32 or float64, what is computed in) as the grid represents them.
+
+        ``scale`` and ``zero`` broadcast against them.
+        """
         if self.is_integer:
             low, high = self.limits
-            steps = np.rint(values / scale)
-            np.clip(steps, low - zero, high - zero, out=steps)
-            steps *= scale
-            return np.asarray(steps)
-        kind = _FLOAT8[self.dtype]
-        small = np.clip(values / scale, -self.largest, self.largest).astype(np.float32).astype(kind)
-        result: np.ndarray = small.astype(np.float64) * scale
-        return result
+            steps = held_steps(values, scale, low - zero, high - zero)
+            steps *= np.asarray(scale, values.dtype)
+            return steps
+        return np.asarray(FLOATS[self.dtype].fake(values / scale).astype(np.float64) * scale)
 
 
 class SquaredError:

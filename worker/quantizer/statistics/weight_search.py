@@ -112,7 +112,7 @@ def squared_errors(
     """Sums of squared errors, float64 [w], of rows ``which`` of ``groups`` on grids ``scale``, ``zero`` [w]."""
     total = np.zeros(which.size)
     for values in _blocks(groups, which):
-        errors = _fake(values, scale[:, None], zero[:, None], family)
+        errors = family.fake(values, scale[:, None], zero[:, None])
         errors -= values
         total += np.einsum("ij,ij->i", errors, errors, dtype=np.float64)
     return total
@@ -124,19 +124,6 @@ def _blocks(groups: np.ndarray, which: np.ndarray) -> Iterator[np.ndarray]:
     step = max(1, _BLOCK_ELEMENTS // max(which.size, 1))
     for first in range(0, groups.shape[1], step):
         yield rows[:, first : first + step]
-
-
-def _fake(values: np.ndarray, scale: np.ndarray, zero: np.ndarray, family: GridFamily) -> np.ndarray:
-    """``values`` (float32) as the grids represent them, in float32 arithmetic."""
-    if not family.is_integer:
-        return family.fake(values.astype(np.float64), scale, zero)
-    low, high = family.limits
-    narrow = scale.astype(np.float32)
-    steps = values / narrow
-    np.rint(steps, out=steps)
-    np.clip(steps, (low - zero).astype(np.float32), (high - zero).astype(np.float32), out=steps)
-    steps *= narrow
-    return np.asarray(steps)
 
 
 def _best_powers_of_two(

@@ -9,8 +9,8 @@ import numpy as np
 
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Dataset, choose_batch_size
-from worker.quantizer.refine.step import Workshop
-from worker.quantizer.run import Run
+from worker.quantizer.refine.step import Toolkit
+from worker.quantizer.run.interface import Run
 from worker.quantizer.walk.store import DEFAULT_LIMITS, Limits
 
 # Elements of the inputs in one part: large enough to keep all threads busy, small enough to be little of the whole.
@@ -43,21 +43,19 @@ class Feed:
     device: str = "cpu"
 
     @staticmethod
-    def of(
-        workshop: Workshop, *, samples: int | None = None, limits: Limits | None = None, device: str = "cpu"
-    ) -> Feed:
+    def of(toolkit: Toolkit, *, samples: int | None = None, limits: Limits | None = None, device: str = "cpu") -> Feed:
         """The calibration samples that a step may learn from, or the first ``samples`` of them."""
-        context = workshop.context
-        last = context.calibration_samples
+        case, services = toolkit.case, toolkit.services
+        last = case.calibration_samples
         if samples is not None:
-            last = min(last, workshop.first_sample + samples)
+            last = min(last, toolkit.first_sample + samples)
         return Feed(
-            context.calibration,
-            context.inputs,
-            workshop.first_sample,
+            case.calibration,
+            case.inputs,
+            toolkit.first_sample,
             last,
-            context.threads,
-            context.run,
+            services.threads,
+            services.run,
             limits or DEFAULT_LIMITS,
             device,
         )

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from service.contracts.dtypes import bits_of
 from worker.quantizer.emit import emit
-from worker.quantizer.graph.prepare import Prepared
+from worker.quantizer.graph.serialized import serialized, to_bytes
 from worker.quantizer.graph.values import name_of, node_name, users
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.runtime import Session, serialized, to_bytes
+from worker.quantizer.runtime.session import Session
 from worker.quantizer.walk.segments import values_read
-
-# Types of integers that the runtime's Python interface can take and hand out.
-_WHOLE_BYTES = ("int8", "uint8", "int16", "uint16")
 
 
 @dataclass(frozen=True)
@@ -42,21 +40,29 @@ class PieceMaker:
     """Makes pieces of one prepared network.
 
     Args:
-        prepared: the network.
+        model: the network.
         threads: of the sessions.
         device: of the sessions.
+        arena: let sessions keep their memory between runs; see ``Session``.
     """
 
-    def __init__(self, prepared: Prepared, *, threads: int, device: str = "cpu") -> None:
-        self._model = prepared.model
+    def __init__(self, model: ir.Model, *, threads: int, device: str = "cpu", arena: bool = True) -> None:
+        self._model = model
         self._threads = threads
         self._device = device
-        graph = prepared.graph
+        self._arena = arena
+        graph = model.graph
         self._values = {v.name: v for v in (*graph.inputs, *(made for node in graph for made in node.outputs))}
 
-    def float_piece(self, nodes: Sequence[ir.Node], reads: Sequence[str], makes: Sequence[str]) -> Piece:
-        """The nodes of the float network."""
-        session = self._session(serialized(self._proto(nodes, reads, makes)), "float layers")
+    def float_piece(
+        self,
+        nodes: Sequence[ir.Node],
+        reads: Sequence[str],
+        makes: Sequence[str],
+        replaced: Mapping[str, np.ndarray] | None = None,
+    ) -> Piece:
+        """The nodes of the float network; ``replaced`` are other values for some of its constants."""
+        session = self._session(serialized(self._proto(nodes, reads, makes, replaced or {})), "float layers")
         return Piece(session, dict(zip(reads, reads, strict=True)), dict(zip(makes, makes, strict=True)), frozenset())
 
     def quantized_piece(
@@ -77,7 +83,7 @@ class PieceMaker:
             plan: filled; not changed.
             unrounded: tensors that are to come out as computed, before they are rounded to their grid.
         """
-        model = ir.from_proto(self._proto(nodes, reads, makes))
+        model = ir.from_proto(self._proto(nodes, reads, makes, {}))
         part = _restricted(plan, nodes, reads, unrounded)
         emit(model, part)
         graph = model.graph
@@ -105,9 +111,11 @@ class PieceMaker:
         return Piece(session, {name: tensor for tensor, name in fed.items()}, made, frozenset(integers))
 
     def _session(self, model: bytes, what: str) -> Session:
-        return Session(model, threads=self._threads, what=what, device=self._device)
+        return Session(model, threads=self._threads, what=what, device=self._device, arena=self._arena)
 
-    def _proto(self, nodes: Sequence[ir.Node], reads: Sequence[str], makes: Sequence[str]) -> onnx.ModelProto:
+    def _proto(
+        self, nodes: Sequence[ir.Node], reads: Sequence[str], makes: Sequence[str], replaced: Mapping[str, np.ndarray]
+    ) -> onnx.ModelProto:
         proto = onnx.ModelProto()
         proto.ir_version = self._model.ir_version or onnx.IR_VERSION
         for domain, version in self._model.opset_imports.items():
@@ -116,15 +124,12 @@ class PieceMaker:
         graph = proto.graph
         graph.name = self._model.graph.name or "layers"
         graph.node.extend(ir.to_proto(node) for node in nodes)
-        constants = {
-            name_of(value): value
-            for node in nodes
-            for value in values_read(node)
-            if value.const_value is not None and value.graph is self._model.graph
-        }
-        for name, value in constants.items():
-            if value.const_value is not None:
-                tensor = ir.to_proto(value.const_value)
+        constants = {name_of(value): value.const_value for node in nodes for value in values_read(node)}
+        for name, stored in constants.items():
+            if name in replaced:
+                graph.initializer.append(onnx.numpy_helper.from_array(replaced[name], name))
+            elif stored is not None:
+                tensor = ir.to_proto(stored)
                 tensor.name = name
                 graph.initializer.append(tensor)
         graph.input.extend(ir.to_proto(self._values[name]) for name in reads)
@@ -145,31 +150,22 @@ def rests_as_integers(value: ir.Value, plan: QuantizationPlan) -> bool:
     return (
         entry is not None
         and isinstance(entry.quantization, IntegerGrid)
-        and entry.quantization.dtype in _WHOLE_BYTES
+        and bits_of(entry.quantization.dtype) >= 8  # the runtime's Python interface hands out whole bytes
         and producer is not None
         and plan.nodes[node_name(producer)].quantized
     )
 
 
-def dequantized(integers: np.ndarray, grid: IntegerGrid) -> np.ndarray:
-    """float32 values of the integers of an activation, as DequantizeLinear computes them."""
-    shifted = integers.astype(np.float32)
-    if grid.zero_point.any():
-        shifted -= np.float32(grid.zero_point)
-    shifted *= grid.scale
-    return shifted
-
-
 def _restricted(
     plan: QuantizationPlan, nodes: Sequence[ir.Node], reads: Collection[str], unrounded: Collection[str]
 ) -> QuantizationPlan:
-    """The part of ``plan`` that concerns ``nodes``; its own, because emitting writes into it."""
+    """The part of ``plan`` that concerns ``nodes``."""
     tensors = {*reads, *(value.name for node in nodes for value in node.outputs)} - set(unrounded)
     constants = {value.name for node in nodes for value in node.inputs if value is not None}
     names = {node_name(node) for node in nodes}
     return QuantizationPlan(
         nodes=plan.nodes,
-        activations={k: replace(entry) for k, entry in plan.activations.items() if k in tensors},
+        activations={k: entry for k, entry in plan.activations.items() if k in tensors},
         weights={k: entry for k, entry in plan.weights.items() if k in constants},
         biases={k: entry for k, entry in plan.biases.items() if k in names},
         moved={k: array for k, array in plan.moved.items() if k in constants},

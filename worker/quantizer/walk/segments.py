@@ -1,8 +1,8 @@
-"""Cuts a graph into segments, each from one visited node to the next, and tells which tensors cross the cuts."""
+"""Cuts a graph into segments of nodes that run together, and tells which tensors cross the cuts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -16,7 +16,7 @@ class Segment:
     """Nodes that run together.
 
     Attributes:
-        nodes: in topological order; all but the first segment begin with a visited node.
+        nodes: in topological order.
         reads: tensors from before the segment that its nodes read, sub-graphs included.
         makes: tensors that it makes and a later segment reads, or that are outputs of the network.
         spent: tensors that no later segment reads.
@@ -51,29 +51,41 @@ def _belongs_to(node: ir.Node, before: ir.Node, plan: QuantizationPlan) -> bool:
 
 
 def values_read(node: ir.Node) -> Iterator[ir.Value]:
-    """Values that the node reads, those that its sub-graphs take from around them included."""
+    """Values of the node's graph that it reads, those that its sub-graphs take from around them included."""
     yield from (value for value in node.inputs if value is not None)
     for attribute in node.attributes.values():
         graphs = attribute.value if attribute.type == ir.AttributeType.GRAPHS else [attribute.value]
         for part in graphs if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) else ():
-            for inner in part.all_nodes():
-                yield from (value for value in inner.inputs if value is not None)
-            yield from part.outputs
+            read = (value for inner in part.all_nodes() for value in inner.inputs if value is not None)
+            yield from (value for value in (*read, *part.outputs) if value.graph is node.graph)
 
 
-def cut(graph: ir.Graph, plan: QuantizationPlan, visited: Collection[str]) -> list[Segment]:
-    """Segments of the main graph, in order: what comes before the first visited node, then one per visited node.
+def outside(nodes: Sequence[ir.Node]) -> list[ir.Value]:
+    """What ``nodes`` read of what other nodes make, or the network is fed with; each once, in the order of reading."""
+    made = {value for node in nodes for value in node.outputs}
+    read = (value for node in nodes for value in values_read(node))
+    return list(dict.fromkeys(v for v in read if v not in made and not v.is_initializer()))
+
+
+def cut(
+    graph: ir.Graph, nodes: Iterable[ir.Node], *, before: Collection[str] = (), behind: Collection[str] = ()
+) -> list[Segment]:
+    """Segments of the main graph, in order.
 
     Args:
         graph: prepared main graph.
-        plan: roles of its nodes.
-        visited: names of the nodes to cut before.
+        nodes: all of its nodes, in topological order.
+        before: names of the nodes that begin a segment; the first segment, perhaps an empty one, is what comes before
+            all of them.
+        behind: names of the tensors that end a segment.
     """
     groups: list[list[ir.Node]] = [[]]
-    for node in ordered(graph, plan):
-        if node_name(node) in visited:
+    for node in nodes:
+        if node_name(node) in before:
             groups.append([])
         groups[-1].append(node)
+        if any(value.name in behind for value in node.outputs):
+            groups.append([])
     made_in: dict[ir.Value, int] = {value: -1 for value in graph.inputs if not value.is_initializer()}
     made_in |= {value: k for k, group in enumerate(groups) for node in group for value in node.outputs if value.name}
     reads: list[dict[ir.Value, None]] = [{} for _ in groups]

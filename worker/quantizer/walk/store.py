@@ -56,7 +56,7 @@ class _Entry:
 
 
 class Store:
-    """Arrays by key. Use as a context manager: the files go when it closes.
+    """Arrays by key; ``close`` it when they are no longer needed.
 
     Args:
         limits: where tensors may wait.
@@ -74,12 +74,8 @@ class Store:
         self.memory_bytes = self.disk_bytes = 0
         self.overflowed = False  # something did not fit where the level wanted it
 
-    def __enter__(self) -> Store:
-        """The store."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove everything."""
+    def close(self) -> None:
+        """Remove everything, files too."""
         self._entries.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
+
 SAMPLES, SAMPLE_BYTES = 256, 1 << 20
 
 READ_IT = """
@@ -46,7 +48,11 @@ def test_a_quarter_of_a_gigabyte_is_read_in_less_than_64_mb(tmp_path: Path, meth
     path = tmp_path / "x.npz"
     write_archive(path, method)
     done = subprocess.run(
-        [sys.executable, "-c", READ_IT, str(path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", READ_IT, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     path.unlink()
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -168,14 +168,15 @@ def test_specs_that_do_not_fit_are_refused(spec: InputSpec, shape: tuple[int, ..
         Transform(TensorInfo(name="x", dtype="float32", shape=None), spec, np.dtype("uint8"), shape)
 
 
-def test_125_images_take_well_under_150_ms() -> None:
-    images = np.random.default_rng(0).integers(0, 256, (125, 224, 224, 3), np.uint8)
+def test_one_image_at_a_time_is_computed_in_float64() -> None:
+    """What keeps the work in the processor's cache, whatever the size of the block."""
+    images = np.random.default_rng(0).integers(0, 256, (32, 224, 224, 3), np.uint8)
     spec = InputSpec(layout="NHWC", scale=1 / 255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     transform = Transform(input_for(images, spec, "float32"), spec, images.dtype, images.shape)
-    seconds = []
-    for _ in range(5):  # the best of five: other processes may take the core
-        start = time.process_time()
-        for at in range(0, 125, 5):
-            transform(images[at : at + 5])
-        seconds.append(time.process_time() - start)
-    assert min(seconds) < 0.15
+    tracemalloc.start()
+    try:
+        fed = transform(images)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - fed.nbytes < 4 * images[0].size * np.dtype(np.float64).itemsize

@@ -1,8 +1,6 @@
-"""A calibrated draft, a workshop and an applied step, without files."""
+"""A calibrated draft, a toolkit and an applied step, without files."""
 
 from __future__ import annotations
-
-from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx
@@ -12,17 +10,16 @@ from service.contracts.algorithms import Algorithm
 from service.contracts.config import QuantizationConfig
 from service.contracts.model import ModelSummary
 from tests.unit.quantizer.toolbox import Arrays, config, input_infos, plan_for, run_onnx
-from worker.quantizer.context import Context
 from worker.quantizer.data import ArrayDataset
-from worker.quantizer.graph.prepare import Prepared
-from worker.quantizer.measure import Stages
-from worker.quantizer.plan.build import build_plan
-from worker.quantizer.refine.calibration import calibrate, take_over
+from worker.quantizer.graph.serialized import to_bytes
+from worker.quantizer.modes.steps import step_of
+from worker.quantizer.refine.calibration import calibrate
+from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change, Step, Workshop
-from worker.quantizer.refine.steps import step_of
-from worker.quantizer.run import SilentRun
-from worker.quantizer.runtime import Session, to_bytes
+from worker.quantizer.refine.step import Change, Toolkit
+from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import Session
 
 
 class Bench:
@@ -50,29 +47,20 @@ class Bench:
         self.step = step_of(algorithm)
         prepared, plan = plan_for(model, settings)
         infos = input_infos(model)
-        context = Context(
+        case = Case(
             config=settings,
             summary=ModelSummary.model_construct(inputs=infos),
             calibration=ArrayDataset(feeds),
             evaluation=None,
             float_session=Session(model.SerializeToString(), threads=1),
-            stages=Stages(),
-            run=SilentRun(),
-            threads=1,
         )
-        steps: Sequence[Step] = (self.step,)
-
-        def recalibrate(changed: Prepared, *, base: Draft | None = None, touched: Collection[str] = ()) -> Draft:
-            fresh = build_plan(changed.graph, settings, changed.op_types)
-            kept = {} if base is None else take_over(base.plan, fresh, touched)
-            return calibrate(changed, fresh, context, steps, {}, kept=kept)
-
-        self.draft = calibrate(prepared, plan, context, steps, {})
-        self.workshop = Workshop(context, recalibrate, held_back, step_of)
+        services = Services(SilentRun(), threads=1)
+        self.draft = calibrate(prepared, plan, case, services, (self.step,), {})
+        self.toolkit = Toolkit(case, services, held_back, step_of)
 
     def apply(self) -> Change:
         """The step at work."""
-        return self.step.apply(self.draft, self.workshop)
+        return self.step.apply(self.draft, self.toolkit)
 
 
 def float_outputs(draft: Draft, feeds: Arrays) -> dict[str, np.ndarray]:
@@ -82,7 +70,7 @@ def float_outputs(draft: Draft, feeds: Arrays) -> dict[str, np.ndarray]:
 
 def emitted(draft: Draft) -> onnx.ModelProto:
     """The draft's quantized model."""
-    return onnx.load_from_string(to_bytes(draft.emitted()))
+    return onnx.load_from_string(to_bytes(draft.emitted().model))
 
 
 def quantized_outputs(draft: Draft, feeds: Arrays) -> dict[str, np.ndarray]:

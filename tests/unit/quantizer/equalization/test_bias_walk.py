@@ -12,8 +12,7 @@ from tests.unit.quantizer.equalization.benches import Bench, float_outputs, quan
 from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx
 from worker.quantizer.equalization.bias_correction.creation import make_places
 from worker.quantizer.equalization.bias_correction.full import Sample, activation_behind, bias_shift, take_sample
-from worker.quantizer.finetune.geometry import geometry_of
-from worker.quantizer.graph.values import constant
+from worker.quantizer.operators.linear import product_view
 from worker.quantizer.walk import Feed, Walk
 
 NPU = config(preset="xint8", algorithms=[])
@@ -117,10 +116,9 @@ def test_the_sample_is_taken_from_the_outputs(text: str) -> None:
     settings = config(weight={"granularity": "per_tensor"})
     it = Bench(make_model(text, used), {"x": normal(*shape, seed=9)}, BiasCorrection(mode="full"), settings)
     made = make_places(it.draft, settings, insert_add=True)
-    with Walk(made.draft.prepared, made.draft.plan, Feed.of(it.workshop)) as walk:
+    with Walk(made.draft.prepared, made.draft.plan, Feed.of(it.toolkit)) as walk:
         (visit,) = list(walk.visits())
-        weight = constant(visit.node.inputs[1])
-        sample = take_sample(visit, geometry_of(visit.node, weight), made.found["it"], weight, walk.plan)
+        sample = take_sample(visit, product_view(visit.node), made.found["it"], walk.parameters)
     for values, outputs in (
         (sample.expected, float_outputs(it.draft, it.feeds)["y"]),
         (sample.found, quantized_outputs(it.draft, it.feeds)["y"]),

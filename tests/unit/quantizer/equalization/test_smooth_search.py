@@ -8,6 +8,8 @@ import pytest
 from service.contracts.specs import ActivationSpec, WeightSpec
 from tests.unit.quantizer.toolbox import normal
 from worker.quantizer.equalization.smooth_quant.search import Maker, Matrix, Problem, SiteError, scales, search
+from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
+from worker.quantizer.operators.linear import weight_layout
 from worker.quantizer.plan.types import WeightPlan
 
 CHANNELS = 8
@@ -18,11 +20,17 @@ POWERS = ActivationSpec(dtype="int8", symmetric=True, scale="power_of_two", cali
 def weight_plan(axis: int | None, scale: str = "float32") -> WeightPlan:
     granularity = "per_tensor" if axis is None else "per_channel"
     spec = WeightSpec(dtype="int8", symmetric=True, granularity=granularity, scale=scale)
-    return WeightPlan("w", "it", spec, axis)
+    return WeightPlan("w", "it", spec, PER_TENSOR if axis is None else PerAxis(axis))
+
+
+def stored(array: np.ndarray, plan: WeightPlan, *, transposed: bool = False) -> Matrix:
+    layout = weight_layout("Gemm", array.shape, {"transB": int(transposed)})
+    assert layout is not None
+    return Matrix(array, plan, layout)
 
 
 def matrix(outputs: int, seed: int, axis: int | None = None, scale: str = "float32") -> Matrix:
-    return Matrix(normal(CHANNELS, outputs, seed=seed), weight_plan(axis, scale), transposed=False)
+    return stored(normal(CHANNELS, outputs, seed=seed), weight_plan(axis, scale))
 
 
 def problem(rows: np.ndarray, readers: list[Matrix], spec: ActivationSpec = FLOAT_SCALES, **more: object) -> Problem:
@@ -53,8 +61,9 @@ def test_the_error_is_that_of_the_layers(axis: int | None, transposed: bool) -> 
         largest = np.abs(scaled).max() if axis is None else np.abs(scaled).max(axis=0)
         found = x @ rounded(scaled, largest / 127)
         expected += np.mean((found - rows @ weight) ** 2) / np.mean((rows @ weight) ** 2)
-    stored = 1 - axis if axis is not None and transposed else axis
-    readers = [Matrix(np.ascontiguousarray(w.T) if transposed else w, weight_plan(stored), transposed) for w in weights]
+    along = 1 - axis if axis is not None and transposed else axis
+    arrays = [np.ascontiguousarray(w.T) if transposed else w for w in weights]
+    readers = [stored(array, weight_plan(along), transposed=transposed) for array in arrays]
     # the zero point is rounded to an integer, which moves the ends of the range a little
     assert SiteError(problem(rows, readers))(s) == pytest.approx(expected, rel=0.1)
 
@@ -132,7 +141,7 @@ def test_zeros_throughout_give_nothing(what: str) -> None:
 def test_a_layer_that_pays_for_the_scale_counts() -> None:
     """One scale for all columns of the layer before: dividing one of them by 50 makes the others' grid no finer."""
     rows, readers = with_outliers(), [matrix(6, 1, axis=1)]
-    before = Matrix(normal(4, CHANNELS, seed=7), weight_plan(None), transposed=False)
+    before = stored(normal(4, CHANNELS, seed=7), weight_plan(None))
     maker = Maker(normal(200, 4, seed=8), before, np.arange(CHANNELS))
     scale = np.where(np.arange(CHANNELS) == 2, 1.0, 1 / 50)  # columns times 50, but for one
     free, paid = SiteError(problem(rows, readers)), SiteError(problem(rows, readers, makers=[maker]))

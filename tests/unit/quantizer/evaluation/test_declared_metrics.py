@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -12,12 +12,13 @@ from scipy import stats
 
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
-from service.contracts.metrics import Facts
+from service.contracts.metrics import Facts, GraphMetric, Metric
 from service.contracts.report import Report, Score
 from tests.unit.quantizer.toolbox import make_model, normal, rng, run_onnx, write_npz
+from worker.quantizer.evaluation.metrics.metric_set import METERS
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.refine.judge import is_worse, paired_noise, share_noise
-from worker.quantizer.run import SilentRun
+from worker.quantizer.run.interface import SilentRun
 
 NETWORK = (
     "(float[N,6] x) => (float[N,5] y, float[N,3] z) { t = Gemm(x, w, b) r = Relu(t) y = Gemm(r, v, c) z = Gemm(r, u) }"
@@ -59,6 +60,11 @@ def run(
 
 def rmse(output: np.ndarray) -> float:
     return float(np.sqrt(np.mean((output.astype(np.float64) - TARGETS) ** 2)))
+
+
+def test_every_metric_of_the_contract_has_a_meter() -> None:
+    kinds = {member.model_fields["kind"].default for member in get_args(get_args(Metric)[0]) if member != GraphMetric}
+    assert set(METERS) == kinds
 
 
 def test_the_report_tells_both_models_metrics(tmp_path: Path) -> None:
@@ -236,4 +242,4 @@ def test_what_is_worse(
         assert found is None
     else:
         assert found is not None
-        assert worse.removeprefix("top1") in found
+        assert worse.removeprefix("top1") in found.words

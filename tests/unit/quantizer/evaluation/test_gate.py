@@ -11,6 +11,7 @@ from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation import EvaluationSpec, Gate
 from service.contracts.evaluation_checks import check_evaluation
 from service.contracts.report import Fidelity, ModelFigures
+from tests.support.each import each
 from worker.quantizer.evaluation.gate import judge, metric_figures
 
 
@@ -93,7 +94,7 @@ CLAUSES = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "clause", "got", "holds"), CLAUSES)
+@each(("spec", "clause", "got", "holds"), CLAUSES)
 def test_every_clause_passes_and_fails(spec: EvaluationSpec, clause: str, got: float, holds: bool) -> None:
     assert verdict(spec) == ("pass" if holds else "fail", {clause: (got, holds)})
 

@@ -18,7 +18,7 @@ from tests.unit.quantizer.evaluation.measuring import infos, measured, value
 from tests.unit.quantizer.toolbox import make_model, normal, rng
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.metrics import Metrics
-from worker.quantizer.intake import inspect_model
+from worker.quantizer.intake.inspect import inspect_model
 
 TOP1 = (
     "(float[N,C] y, int64[N] labels) => (float acc) { k = ArgMax<axis=1, keepdims=0>(y) e = Equal(k, labels) "

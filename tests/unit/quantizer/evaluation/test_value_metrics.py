@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 from scipy.special import log_softmax, rel_entr, softmax
-from sklearn.metrics import mean_absolute_error, root_mean_squared_error
+from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
 from service.contracts.errors import InvalidConfigError
 from tests.unit.quantizer.evaluation.measuring import measured, value
 from tests.unit.quantizer.toolbox import normal, rng
 
+KINDS = ("rmse", "mae", "r2", "pearson", "spearman")
 NUMBERS = hnp.arrays(np.float32, st.tuples(st.integers(1, 30)), elements=st.floats(-1e3, 1e3, width=32))
 
 
@@ -57,8 +58,38 @@ def test_columns_are_judged_apart() -> None:
     assert len(found.details["spearman"]) == 3
 
 
+@given(output=NUMBERS, seed=st.integers(0, 20), batch=st.sampled_from([1, 4, 100]))
+@settings(max_examples=60, deadline=None)
+def test_determination(output: np.ndarray, seed: int, batch: int) -> None:
+    target = output + normal(*output.shape, seed=seed)
+    found = measured([{"kind": "r2"}], {"y": output}, target, batch=batch)
+    if np.ptp(target) == 0:
+        assert found.values == {}
+        assert "targets is constant" in found.undefined["r2"]
+        return
+    wide = target.astype(np.float64), output.astype(np.float64)
+    assert found.values["r2"] == pytest.approx(r2_score(*wide), rel=1e-5, abs=1e-6)
+
+
+def test_determination_is_the_mean_of_the_columns() -> None:
+    output = normal(50, 3) * [1, 100, 1e-3]
+    target = output.astype(np.float32) + normal(50, 3, seed=1)
+    wide = target.astype(np.float64), output.astype(np.float32).astype(np.float64)
+    each = r2_score(*wide, multioutput="raw_values")
+    found = measured([{"kind": "r2"}], {"y": output.astype(np.float32)}, target)
+    assert found.values["r2"] == pytest.approx(np.mean(each), rel=1e-5)
+    assert list(found.details["r2"].values()) == pytest.approx(each, rel=1e-5)
+
+
+def test_a_constant_output_is_determined() -> None:
+    target = normal(30)
+    mean = np.full_like(target, target.mean(dtype=np.float64))
+    assert value({"kind": "r2"}, {"y": mean}, target) == pytest.approx(0.0, abs=1e-6)
+    assert value({"kind": "r2"}, {"y": target}, target) == 1.0
+
+
 @pytest.mark.parametrize("shape", [(30,), (30, 1), (30, 1, 1)])
-@pytest.mark.parametrize("kind", ["rmse", "mae", "pearson", "spearman"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_axes_of_one_do_not_matter(kind: str, shape: tuple[int, ...]) -> None:
     output, target = normal(30), normal(30, seed=1)
     expected = value({"kind": kind}, {"y": output}, target)
@@ -69,12 +100,12 @@ def test_axes_of_one_do_not_matter(kind: str, shape: tuple[int, ...]) -> None:
 def test_what_is_not_finite_has_no_value() -> None:
     output = normal(30)
     output[4] = np.nan
-    found = measured([{"kind": kind} for kind in ("rmse", "mae", "pearson", "spearman")], {"y": output}, normal(30))
+    found = measured([{"kind": kind} for kind in KINDS], {"y": output}, normal(30))
     assert found.values == {}
-    assert set(found.undefined) == {"rmse", "mae", "pearson", "spearman"}
+    assert set(found.undefined) == set(KINDS)
 
 
-@pytest.mark.parametrize("kind", ["rmse", "pearson", "spearman"])
+@pytest.mark.parametrize("kind", ["rmse", "r2", "pearson", "spearman"])
 def test_targets_of_another_shape_point_at_the_labels(kind: str) -> None:
     with pytest.raises(InvalidConfigError, match=r"labels have shape \[7, 2\], but the output is \[7, 3\]") as caught:
         value({"kind": kind}, {"y": normal(9, 3)}, normal(9, 2))

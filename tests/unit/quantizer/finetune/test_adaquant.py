@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from service.contracts.errors import CanceledError
-from tests.unit.quantizer.finetune.gradient_benches import (
+from tests.unit.quantizer.finetune.gradient.gradient_benches import (
     INT4,
     changed,
     finetuned,
@@ -20,10 +20,12 @@ from tests.unit.quantizer.finetune.gradient_benches import (
 )
 from tests.unit.quantizer.precision.benches import samples
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file
-from worker.quantizer.checkpoint import CheckpointStore
-from worker.quantizer.finetune import gradient_step
+from worker.quantizer.finetune.gradient import solver as gradient_solver
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.run import SilentRun
+from worker.quantizer.run.checkpoint import CheckpointStore
+from worker.quantizer.run.interface import SilentRun
+
+pytestmark = pytest.mark.slow  # trains
 
 METHODS = ("adaround", "adaquant")
 KINDS: dict[str, dict[str, Any]] = {
@@ -156,15 +158,15 @@ def test_a_residual_block_is_reconstructed_as_one(method: str) -> None:
 
 
 def test_a_layer_that_makes_the_network_worse_is_taken_back(monkeypatch) -> None:
-    original = gradient_step.solve
+    original = gradient_solver.solve
 
-    def spoiled(unit: Any, samples: Any, settings: Any, check: Any) -> Any:
-        solved = original(unit, samples, settings, check)
+    def spoiled(unit: Any, *args: Any, **options: Any) -> Any:
+        solved = original(unit, *args, **options)
         if unit.name == "conv1":
             solved.integers["w1"] = -solved.integers["w1"]
         return solved
 
-    monkeypatch.setattr(gradient_step, "solve", spoiled)
+    monkeypatch.setattr(gradient_solver, "solve", spoiled)
     draft, change = finetuned(selective_update=True)
     after = changed(change)
     assert "conv1" not in change.nodes
@@ -193,8 +195,13 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, mon
     with pytest.raises(CanceledError):
         finetuned(store=CheckpointStore(tmp_path), run=Canceling(), **options)
     solved: list[str] = []
-    original = gradient_step.solve
-    monkeypatch.setattr(gradient_step, "solve", lambda unit, *rest: solved.append(unit.name) or original(unit, *rest))
+    original = gradient_solver.solve
+
+    def counted(unit: Any, *args: Any, **options: Any) -> Any:
+        solved.append(unit.name)
+        return original(unit, *args, **options)
+
+    monkeypatch.setattr(gradient_solver, "solve", counted)
     _, resumed = finetuned(store=CheckpointStore(tmp_path), **options)
     assert solved == ["conv2", "dense"]
     assert "2 taken over" in resumed.summary

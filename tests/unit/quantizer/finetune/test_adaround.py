@@ -10,15 +10,15 @@ import pytest
 
 from service.contracts.algorithms import AdaRound
 from service.contracts.errors import CanceledError
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, workshop_for
+from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, run_onnx, sqnr_db
-from worker.quantizer.checkpoint import CheckpointStore
-from worker.quantizer.finetune import gram_step
-from worker.quantizer.finetune.adaround import AdaRoundStep
+from worker.quantizer.finetune.moments import solver as moments_solver
+from worker.quantizer.finetune.step import FinetuneStep
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change
-from worker.quantizer.run import SilentRun
+from worker.quantizer.run.checkpoint import CheckpointStore
+from worker.quantizer.run.interface import SilentRun
 
 W4 = {"dtype": "int4", "granularity": "per_tensor"}
 KINDS: dict[str, dict[str, Any]] = {
@@ -39,10 +39,10 @@ def rounded(
     run: SilentRun | None = None,
     **options: Any,
 ) -> tuple[Draft, Change]:
-    draft, workshop = workshop_for(
+    draft, toolkit = toolkit_for(
         chain_of_convolutions(3), config(**(settings or {"weight": W4})), checkpoint=store, run=run
     )
-    return draft, AdaRoundStep(AdaRound(**options)).apply(draft, workshop)
+    return draft, FinetuneStep(AdaRound(**options)).apply(draft, toolkit)
 
 
 def output_sqnr(draft: Draft) -> float:
@@ -59,9 +59,7 @@ def test_layers_come_nearer_and_grids_stay(kind: str) -> None:
     draft, change = rounded(KINDS[kind], unrestricted=False)
     assert change.errors
     assert all(after <= before for before, after in change.errors.values())
-    if change.draft is None:  # nothing to gain
-        return
-    assert change.nodes
+    assert change.draft is not None and change.nodes
     for name, weight in change.draft.plan.weights.items():
         before, grid = draft.plan.weights[name].quantization, weight.quantization
         np.testing.assert_array_equal(grid.scale, before.scale)
@@ -69,8 +67,8 @@ def test_layers_come_nearer_and_grids_stay(kind: str) -> None:
         low, high = grid.limits
         assert low <= weight.integers.min() and weight.integers.max() <= high
         # up or down from the float weight, no further
-        exact = draft.graph.initializers[name].const_value.numpy() / grid._along(grid.scale, weight.integers.shape)
-        moved = np.abs(weight.integers.astype(np.float64) - grid._along(grid.zero_point, exact.shape) - exact)
+        exact = draft.graph.initializers[name].const_value.numpy() / grid.spread(grid.scale, weight.integers.shape)
+        moved = np.abs(weight.integers.astype(np.float64) - grid.spread(grid.zero_point, exact.shape) - exact)
         inside = (exact > low) & (exact < high)
         assert (moved[inside] < 1.0 + 1e-3).all()
 
@@ -145,13 +143,13 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, mon
     with pytest.raises(CanceledError):
         rounded(store=CheckpointStore(tmp_path), run=Canceling())
     solved: list[str] = []
-    original = gram_step.sample_patches
+    original = moments_solver.sample_patches
 
     def counted(visit: Any, *args: Any, **options: Any) -> Any:
         solved.append(visit.name)
         return original(visit, *args, **options)
 
-    monkeypatch.setattr(gram_step, "sample_patches", counted)
+    monkeypatch.setattr(moments_solver, "sample_patches", counted)
     _, resumed = rounded(store=CheckpointStore(tmp_path))
     assert solved == ["conv2", "dense"]
     assert "2 taken over" in resumed.summary
@@ -160,8 +158,8 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, mon
 
 
 def test_the_seed_decides_which_patches_are_looked_at(monkeypatch) -> None:
-    monkeypatch.setattr(gram_step, "_CHEAP_ELEMENTS", 0)
-    monkeypatch.setattr(gram_step, "_FEWEST_PATCHES", 40)
+    monkeypatch.setattr(moments_solver, "_CHEAP_ELEMENTS", 0)
+    monkeypatch.setattr(moments_solver, "_FEWEST_PATCHES", 40)
     found = []
     for seed in (1, 1, 2):
         _, change = rounded(fixed_seed=seed)

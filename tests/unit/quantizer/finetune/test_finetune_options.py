@@ -12,10 +12,12 @@ from service.contracts.algorithms import AdaQuant, AdaRound, LearningRateAdjust
 from service.contracts.algorithms.finetune import Finetuning
 from service.contracts.config import parse_config
 from service.contracts.errors import EngineError, InvalidConfigError
-from tests.unit.quantizer.finetune.gradient_benches import INT4, changed, finetuned, integers, residual_network
+from tests.unit.quantizer.finetune.gradient.gradient_benches import INT4, changed, finetuned, integers, residual_network
 from tests.unit.quantizer.toolbox import make_model, normal
-from worker.quantizer.finetune import gradient_step
-from worker.quantizer.finetune.gradient_step import settings_of
+from worker.quantizer.finetune.gradient import solver as gradient_solver
+from worker.quantizer.finetune.step import NO_LAYER, site_seed
+
+pytestmark = pytest.mark.slow  # trains
 
 _QUICK: dict[str, Any] = {"num_iterations": 40}
 # option, value, by which method; each against the same run without it
@@ -92,14 +94,14 @@ def test_a_device_that_is_not_there_is_an_error(option: str, device: str) -> Non
 
 def test_an_early_stop_takes_fewer_steps(monkeypatch) -> None:
     steps: list[int] = []
-    original = gradient_step.solve
+    original = gradient_solver.solve
 
-    def counted(*args: Any) -> Any:
-        solved = original(*args)
+    def counted(*args: Any, **options: Any) -> Any:
+        solved = original(*args, **options)
         steps.append(solved.iterations)
         return solved
 
-    monkeypatch.setattr(gradient_step, "solve", counted)
+    monkeypatch.setattr(gradient_solver, "solve", counted)
     finetuned(num_iterations=600, early_stop=True)
     assert sum(steps) < 4 * 600
 
@@ -112,7 +114,7 @@ def test_only_the_operators_asked_for_are_finetuned() -> None:
         assert np.array_equal(after[name], values) == (name != "k")
     _, none = finetuned(target_op_type=("ConvTranspose",), **_QUICK)
     assert none.draft is None
-    assert "no quantized layer of type ConvTranspose" in none.summary
+    assert none.reason == NO_LAYER(op_types="ConvTranspose")
 
 
 def test_selective_update_looks_at_the_output_asked_for() -> None:
@@ -135,10 +137,10 @@ def test_selective_update_looks_at_the_output_asked_for() -> None:
 
 def test_each_layer_draws_from_a_generator_of_its_own() -> None:
     spec = AdaQuant()
-    assert settings_of(spec, "a", 0, 1).seed == settings_of(spec, "a", 0, 1).seed
-    assert len({settings_of(spec, name, seed, 1).seed for name in "ab" for seed in (0, 1)}) == 4
+    assert site_seed(spec, 0, "a") == site_seed(spec, 0, "a")
+    assert len({site_seed(spec, seed, name) for name in "ab" for seed in (0, 1)}) == 4
     fixed = AdaQuant(fixed_seed=3)
-    assert settings_of(fixed, "a", 0, 1).seed == settings_of(fixed, "a", 1, 1).seed
+    assert site_seed(fixed, 0, "a") == site_seed(fixed, 1, "a")
 
 
 def test_every_option_reaches_the_solver_or_the_walk() -> None:

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from service.contracts.dtypes import BLOCK_DTYPES, FLOAT_DTYPES
 from tests.unit.quantizer.toolbox import rng
 from worker.quantizer.graph.values import Names
-from worker.quantizer.numerics.blocks import BLOCK_FORMATS
+from worker.quantizer.numerics.blocks import BLOCK_FORMATS, BlockGrid
 from worker.quantizer.numerics.emission import (
-    FLOATS,
     IR_VERSION,
     Written,
     activation_nodes,
     add_functions,
 )
+from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
+from worker.quantizer.numerics.minifloat import FLOATS, FloatGrid
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 ALL = (*FLOAT_DTYPES, *BLOCK_DTYPES)
@@ -29,6 +30,19 @@ NEWEST_OPSET = 24
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 usual = st.floats(-100, 100, width=32)
 SCALE = np.float32(0.0371)
+
+
+def rounded_grid(
+    dtype: str, axis: int, scale: np.ndarray | None = None, channel: int | None = None
+) -> FloatGrid | BlockGrid:
+    """Blocks along ``axis``, or 8-bit floats with ``scale``, one for each index of ``channel`` if that is given."""
+    if dtype in BLOCK_DTYPES:
+        return BlockGrid(dtype, axis)
+    return FloatGrid(dtype, scale, PER_TENSOR if channel is None else PerAxis(channel))
+
+
+def activation_grid(dtype: str, axis: int) -> FloatGrid | BlockGrid:
+    return rounded_grid(dtype, axis, np.asarray(SCALE) if dtype in FLOAT8 else None)
 
 
 def model_of(value: ir.Value, written: Written, opset: int, ir_version: int = 10) -> onnx.ModelProto:
@@ -54,8 +68,7 @@ def activation_model(
 ) -> onnx.ModelProto:
     value = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(shape))
     names = Names(ir.Graph([], [], nodes=[], name="g"))
-    scale = SCALE if dtype in FLOAT8 else None
-    written = activation_nodes(names, value, dtype, axis, opset, scale, saturate=saturate)
+    written = activation_nodes(names, value, activation_grid(dtype, axis), opset, saturate=saturate)
     assert written.output.dtype == ir.DataType.FLOAT
     return model_of(value, written, opset, IR_VERSION)
 

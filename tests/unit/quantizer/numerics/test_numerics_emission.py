@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from service.contracts.dtypes import BLOCK_DTYPES
+from service.contracts.dtypes import BLOCK_DTYPES, NUMBER_TYPES
 from service.contracts.errors import EngineError
+from tests.support.each import each
+from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.quantizer.numerics.forms import (
     ALL,
     FLOAT8,
@@ -31,13 +33,10 @@ from tests.unit.quantizer.numerics.forms import (
 )
 from tests.unit.quantizer.toolbox import make_model, normal, run_onnx
 from worker.quantizer.graph.values import Names
-from worker.quantizer.numerics.emission import (
-    FLOATS,
-    activation_nodes,
-    add_functions,
-    required_opset,
-)
+from worker.quantizer.numerics.blocks import BlockGrid
+from worker.quantizer.numerics.emission import activation_nodes, add_functions
 from worker.quantizer.numerics.functions import DOMAIN
+from worker.quantizer.numerics.minifloat import FLOATS
 
 
 @pytest.mark.parametrize("dtype", ALL)
@@ -46,8 +45,8 @@ def test_activations_are_fake_bit_for_bit(dtype: str, values: np.ndarray) -> Non
     np.testing.assert_array_equal(run(dtype, 1, values), expected(dtype, values, 1))
 
 
-@pytest.mark.parametrize("optimized", [True, False])
-@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
+@each("optimized", [True, False])
+@each("axis", [0, 1, 2, -1, -2, -3])
 @pytest.mark.parametrize("dtype", ALL)
 def test_every_axis_with_and_without_the_runtimes_optimizations(dtype: str, axis: int, optimized: bool) -> None:
     for values in (normal(33, 35, 37, seed=1), wild((33, 35, 37), 2)):
@@ -55,7 +54,7 @@ def test_every_axis_with_and_without_the_runtimes_optimizations(dtype: str, axis
 
 
 @pytest.mark.parametrize("dtype", BLOCK_DTYPES)
-@pytest.mark.parametrize("length", [1, 3, 8, 16, 31, 32, 33, 64])
+@each("length", [1, 3, 8, 16, 31, 32, 33, 64])
 def test_a_length_known_in_advance_changes_nothing(dtype: str, length: int) -> None:
     values = wild((5, length, 3), 3)
     known = run(dtype, 1, values, shape=("N", length, "M"))
@@ -64,7 +63,7 @@ def test_a_length_known_in_advance_changes_nothing(dtype: str, length: int) -> N
 
 
 @pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize("shape", [(40,), (2, 3, 40, 2, 2), (1, 1), (0, 40)])
+@each("shape", [(40,), (2, 3, 40, 2, 2), (1, 1), (0, 40)])
 def test_any_rank_and_an_empty_batch(dtype: str, shape: tuple[int, ...]) -> None:
     axis = len(shape) // 2
     values = wild(shape, 4)
@@ -81,7 +80,7 @@ def test_the_exponent_is_exact_at_and_around_every_power_of_two(dtype: str) -> N
 
 @pytest.mark.parametrize("dtype", ALL)
 def test_the_lowest_opset_is_enough_and_the_one_below_is_refused(dtype: str) -> None:
-    opset = required_opset(dtype)
+    opset = NUMBER_TYPES[dtype].opset
     values = normal(3, 40, seed=5)
     np.testing.assert_array_equal(run(dtype, 1, values, opset=opset), expected(dtype, values, 1))
     if dtype not in ("float16", "bfloat16"):
@@ -133,7 +132,9 @@ def test_blocks_of_zeros_stay_zero_where_the_runtime_flushes_subnormals(tmp_path
     for dtype in BLOCK_DTYPES:
         onnx.save(activation_model(dtype, 1, ("N", "C"), NEWEST_OPSET), tmp_path / dtype)
     paths = [str(tmp_path / dtype) for dtype in BLOCK_DTYPES]
-    subprocess.run([sys.executable, "-c", FLUSHING, str(tmp_path / "x.npy"), *paths], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", FLUSHING, str(tmp_path / "x.npy"), *paths], check=True, timeout=PATIENCE_SECONDS
+    )
     for dtype in BLOCK_DTYPES:
         np.testing.assert_array_equal(np.load(tmp_path / f"{dtype}.npy"), expected(dtype, values, 1), err_msg=dtype)
 
@@ -165,7 +166,7 @@ def test_functions_are_added_once_and_shared() -> None:
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["N", 40]))
     model = ir.Model(ir.Graph([x], [], nodes=[], opset_imports={"": 21}, name="g"), ir_version=10)
     names = Names(model.graph)
-    first, second = (activation_nodes(names, x, "bfp16", 1, 21) for _ in range(2))
+    first, second = (activation_nodes(names, x, BlockGrid("bfp16", 1), 21) for _ in range(2))
     add_functions(model, first.functions)
     add_functions(model, second.functions)
     assert len(model.functions) == 1

@@ -13,29 +13,31 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
 
-from service.contracts.dtypes import INTEGER_DTYPES, ActivationDtype, WeightDtype
-from tests.unit.quantizer.numerics.forms import ALL, FLOAT8, SCALE, expected, model_of, wild
+from service.contracts.dtypes import (
+    NUMBER_TYPES,
+    ActivationDtype,
+    BiasDtype,
+    WeightDtype,
+    has_integer_kernels,
+    is_integer,
+)
+from tests.support.each import each
+from tests.unit.quantizer.numerics.forms import ALL, FLOAT8, activation_grid, expected, model_of, rounded_grid, wild
 from tests.unit.quantizer.toolbox import make_model, normal, run_onnx
 from worker.quantizer.graph.values import Names
-from worker.quantizer.numerics.emission import (
-    FLOATS,
-    activation_nodes,
-    add_functions,
-    fake,
-    float8_scale,
-    weight_nodes,
-)
-from worker.quantizer.numerics.execution import EXECUTION
+from worker.quantizer.numerics.blocks import BlockGrid
+from worker.quantizer.numerics.emission import activation_nodes, add_functions, weight_nodes
+from worker.quantizer.numerics.minifloat import FLOATS, FloatGrid
+from worker.quantizer.numerics.storage import memory_type, onnx_integers, onnx_type
 
 
-def weight_model(
-    text: str, dtype: str, weight: np.ndarray, axis: int, scale: np.ndarray | None, scale_axis: int | None
-) -> onnx.ModelProto:
+def weight_model(text: str, weight: np.ndarray, grid: FloatGrid | BlockGrid) -> onnx.ModelProto:
     """The network ``text`` with the written weight in the place of ``w``."""
     model = ir.from_proto(make_model(text, opset=21, ir_version=10))
     graph = model.graph
-    written = weight_nodes(Names(graph), "w", weight, dtype, axis if scale is None else scale_axis, scale)
+    written = weight_nodes(Names(graph), "w", weight, grid)
     for value in written.initializers:
         graph.register_initializer(value)
     reader = next(node for node in graph if any(value is not None and value.name == "w" for value in node.inputs))
@@ -68,59 +70,59 @@ AXES = {"MatMul": 0, "Gemm": 0, "GemmTransposed": 1, "Conv": 1}
 WEIGHTS = {"MatMul": (70, 12), "Gemm": (70, 12), "GemmTransposed": (12, 70), "Conv": (12, 70, 3, 3)}
 
 
-def weight_case(dtype: str, op: str) -> tuple[np.ndarray, int, np.ndarray | None, int | None]:
+def weight_case(dtype: str, op: str) -> tuple[np.ndarray, FloatGrid | BlockGrid]:
     weight = normal(*WEIGHTS[op], seed=8, scale=0.1)
     if dtype not in FLOAT8:
-        return weight, AXES[op], None, None
+        return weight, rounded_grid(dtype, AXES[op])
     channel = 1 - AXES[op]
     others = tuple(k for k in range(weight.ndim) if k != channel)
-    return weight, AXES[op], float8_scale(np.abs(weight).max(axis=others), dtype), channel
+    return weight, rounded_grid(dtype, AXES[op], FLOATS[dtype].scale_for(np.abs(weight).max(axis=others)), channel)
 
 
 def feeds(op: str) -> dict[str, np.ndarray]:
     return {"x": normal(4, 70, 6, 6, seed=9) if op == "Conv" else normal(4, 70, seed=9)}
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@each("op", OPERATORS)
 @pytest.mark.parametrize("dtype", ALL)
 def test_a_written_weight_computes_as_its_fake_in_float32(dtype: str, op: str, tmp_path: Path) -> None:
-    weight, axis, scale, scale_axis = weight_case(dtype, op)
-    represented = fake(weight, dtype, axis if scale is None else scale_axis, scale)
+    weight, form = weight_case(dtype, op)
+    represented = form.fake(weight)
     assert 0 < np.abs(represented - weight).max() < 0.1
     plain = run_onnx(make_model(OPERATORS[op], {"w": represented}, opset=21, ir_version=10), feeds(op))["y"]
-    model = weight_model(OPERATORS[op], dtype, weight, axis, scale, scale_axis)
+    model = weight_model(OPERATORS[op], weight, form)
     np.testing.assert_array_equal(run_onnx(model, feeds(op))["y"], plain)
     assert set(optimized_operators(model, tmp_path)) == {op.removesuffix("Transposed")}, "the weight folds at load"
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@each("op", OPERATORS)
 @pytest.mark.parametrize("dtype", ALL)
 def test_a_written_weight_stands_behind_integer_activations(dtype: str, op: str) -> None:
     """onnxruntime must not take the weight for an integer one."""
-    weight, axis, scale, scale_axis = weight_case(dtype, op)
-    represented = fake(weight, dtype, axis if scale is None else scale_axis, scale)
+    weight, form = weight_case(dtype, op)
+    represented = form.fake(weight)
     grid = {"s": np.float32(0.05), "z": np.uint8(128)}
     plain = make_model(QUANTIZED[op], {"w": represented, **grid}, opset=21, ir_version=10)
-    model = weight_model(QUANTIZED[op], dtype, weight, axis, scale, scale_axis)
+    model = weight_model(QUANTIZED[op], weight, form)
     for name, array in grid.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
     np.testing.assert_array_equal(run_onnx(model, feeds(op))["y"], run_onnx(plain, feeds(op))["y"])
 
 
 @pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize("shape", [(1,), (3, 1, 3, 3), (5, 3), (2, 129, 2)])
+@each("shape", [(1,), (3, 1, 3, 3), (5, 3), (2, 129, 2)])
 def test_the_stored_weight_is_fake_bit_for_bit_and_no_larger_than_it_must_be(
     dtype: str, shape: tuple[int, ...]
 ) -> None:
     weight = wild(shape, 10)
     axis = min(1, len(shape) - 1)
-    scale = float8_scale(np.abs(weight).max(), dtype) if dtype in FLOAT8 else None
+    form = rounded_grid(dtype, axis, FLOATS[dtype].scale_for(np.abs(weight).max()) if dtype in FLOAT8 else None)
     names = Names(ir.Graph([], [], nodes=[], name="g"))
-    written = weight_nodes(names, "w", weight, dtype, axis, scale)
+    written = weight_nodes(names, "w", weight, form)
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1]))
     proto = model_of(x, written, 21)
     with np.errstate(over="ignore"):
-        wanted = fake(weight, dtype, axis, scale)
+        wanted = form.fake(weight)
     del proto.graph.output[0].type.tensor_type.shape.dim[:]
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     for optimized in (True, False):
@@ -134,25 +136,11 @@ def test_the_stored_weight_is_fake_bit_for_bit_and_no_larger_than_it_must_be(
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_float8_scale_brings_the_peak_to_the_largest_value(dtype: str) -> None:
     peaks = np.array([3.0, 1e-30, 0.0, np.finfo(np.float32).max, 1e-45], np.float32)
-    scale = float8_scale(peaks, dtype)
+    scale = FLOATS[dtype].scale_for(peaks)
     assert scale.dtype == np.float32
     assert (scale[[2, 4]] == 1).all()
     reached = FLOATS[dtype].fake(peaks / scale)
     assert (reached[[0, 1, 3]] == FLOATS[dtype].maximum).all()
-
-
-def test_missing_axis_or_scale() -> None:
-    weight = normal(4, 4)
-    names = Names(ir.Graph([], [], nodes=[], name="g"))
-    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([4, 4]))
-    with pytest.raises(ValueError, match="axis"):
-        weight_nodes(names, "w", weight, "bfp16", None)
-    with pytest.raises(ValueError, match="axis"):
-        activation_nodes(names, x, "bfp16", None, 21)
-    with pytest.raises(ValueError, match="scale"):
-        weight_nodes(names, "w", weight, "float8_e5m2", None)
-    with pytest.raises(ValueError, match="scale"):
-        activation_nodes(names, x, "float8_e5m2", None, 21)
 
 
 # ----------------------------------------------------------------------------------------------------- execution
@@ -176,14 +164,14 @@ def network(dtype: str) -> tuple[onnx.ModelProto, np.ndarray]:
     matmul, relu = graph[0], graph[1]
     names = Names(graph)
     weight = normal(40, 24, seed=12, scale=0.2)
-    scale = np.float32(0.05) if dtype in FLOAT8 else None
-    written = weight_nodes(names, "w", weight, dtype, None if scale is not None else 0, scale)
+    form = rounded_grid(dtype, 0, np.asarray(0.05, np.float32) if dtype in FLOAT8 else None)
+    written = weight_nodes(names, "w", weight, form)
     for value in written.initializers:
         graph.register_initializer(value)
     graph.insert_before(matmul, written.nodes)
     matmul.replace_input_with(1, written.output)
     for value, reader in ((graph.inputs[0], matmul), (matmul.outputs[0], relu), (relu.outputs[0], None)):
-        part = activation_nodes(names, value, dtype, 1, 21, SCALE if dtype in FLOAT8 else None)
+        part = activation_nodes(names, value, activation_grid(dtype, 1), 21)
         for initializer in part.initializers:
             graph.register_initializer(initializer)
         add_functions(model, part.functions)
@@ -194,7 +182,7 @@ def network(dtype: str) -> tuple[onnx.ModelProto, np.ndarray]:
             graph.outputs[0] = part.output
         else:
             reader.replace_input_with(0, part.output)
-    return ir.to_proto(model), fake(weight, dtype, None if scale is not None else 0, scale)
+    return ir.to_proto(model), form.fake(weight)
 
 
 @pytest.mark.parametrize("dtype", ALL)
@@ -213,27 +201,44 @@ def test_a_network_keeps_its_rounding_under_the_runtimes_optimizations(dtype: st
         assert operators["Cast"] == 6
 
 
-def test_the_table_of_executions_names_every_type() -> None:
-    assert set(EXECUTION) == set(get_args(ActivationDtype)) | set(get_args(WeightDtype))
-    for dtype in ALL:
-        assert EXECUTION[dtype].kind == "simulated"
-    assert all(each.reason.endswith(".") for each in EXECUTION.values())
+INTEGERS = [dtype for dtype in get_args(WeightDtype) if is_integer(dtype)]
 
 
-@pytest.mark.parametrize("dtype", INTEGER_DTYPES)
-def test_the_table_of_executions_is_what_the_runtime_does_with_integers(dtype: str, tmp_path: Path) -> None:
-    activation = "uint8" if dtype.endswith("int4") else dtype
-    element = {"int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4}.get(dtype) or np.dtype(dtype)
+def test_the_table_holds_the_types_that_configs_name() -> None:
+    named = {*get_args(ActivationDtype), *get_args(WeightDtype), *get_args(BiasDtype)}
+    assert set(NUMBER_TYPES) == named
+    assert not any(has_integer_kernels(dtype) for dtype in ALL)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_limits_and_storage_are_those_of_onnx(dtype: str) -> None:
+    element = onnx_type(dtype).numpy()
+    held = ml_dtypes.iinfo(element)
+    known = NUMBER_TYPES[dtype]
+    assert (known.limits, known.bits) == ((held.min, held.max), onnx_type(dtype).bitwidth)
+    stored = onnx_integers(np.arange(held.min, held.max + 1).astype(memory_type(dtype)), dtype)
+    assert stored.dtype == element
+    np.testing.assert_array_equal(stored.astype(np.int64), np.arange(held.min, held.max + 1))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_the_table_says_what_the_runtime_does_with_integers(dtype: str, tmp_path: Path) -> None:
+    """At the lowest opset of the type, and with the kernels that the table tells of."""
+    activation = dtype if dtype in get_args(ActivationDtype) else "uint8"
+    opset = NUMBER_TYPES[dtype].opset
     model = make_model(
         "(float[N,40] x) => (float[N,24] y) { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) "
         "v = DequantizeLinear(w, s, k) m = MatMul(d, v) p = QuantizeLinear(m, s, z) y = DequantizeLinear(p, s, z) }",
         {"s": np.float32(0.1), "z": np.zeros((), activation)},
-        opset=21,
+        opset=opset,
         ir_version=10,
     )
     for name, shape in (("w", (40, 24)), ("k", ())):
-        stored = ir.tensor(np.ones(shape).astype(element), name=name)
+        stored = ir.tensor(np.ones(shape).astype(onnx_type(dtype).numpy()), name=name)
         model.graph.initializer.append(ir.to_proto(stored))
-    operators = optimized_operators(model, tmp_path)
-    found = "integer kernels" if "QLinearMatMul" in operators else "simulated"
-    assert EXECUTION[dtype].kind == found
+    onnx.checker.check_model(model, full_check=True)
+    if NUMBER_TYPES[dtype].cast_only:
+        with pytest.raises(InvalidGraph, match=f"tensor\\({dtype}\\)"):
+            optimized_operators(model, tmp_path)
+        return
+    assert has_integer_kernels(dtype) == ("QLinearMatMul" in optimized_operators(model, tmp_path))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 import onnx
 
@@ -11,19 +9,17 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import ModelSummary, TensorInfo
 from tests.unit.quantizer.toolbox import Arrays, config, input_infos, make_model, normal, plan_for, rng
-from worker.quantizer.checkpoint import CheckpointStore
-from worker.quantizer.context import Context
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.metrics import Metrics
-from worker.quantizer.graph.prepare import Prepared
-from worker.quantizer.measure import Stages
-from worker.quantizer.plan.build import build_plan
+from worker.quantizer.modes.steps import step_of
 from worker.quantizer.refine.calibration import calibrate
+from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Workshop
-from worker.quantizer.refine.steps import step_of
-from worker.quantizer.run import Run, SilentRun
-from worker.quantizer.runtime import Session
+from worker.quantizer.refine.step import Toolkit
+from worker.quantizer.run.checkpoint import CheckpointStore
+from worker.quantizer.run.interface import Run, SilentRun
+from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import Session
 
 SAMPLES = 48
 
@@ -47,7 +43,7 @@ def samples(count: int = SAMPLES, seed: int = 0) -> Arrays:
     return {"x": normal(count, 3, 8, 8, seed=seed), "labels": rng(seed).integers(0, 5, count)}
 
 
-def workshop_for(
+def toolkit_for(
     model: onnx.ModelProto,
     settings: QuantizationConfig | None = None,
     *,
@@ -55,29 +51,22 @@ def workshop_for(
     run: Run | None = None,
     checkpoint: CheckpointStore | None = None,
     labels: np.ndarray | None = None,
-) -> tuple[Draft, Workshop]:
-    """The draft of ``settings`` without algorithms, and a workshop; data as ``samples`` gives them."""
+) -> tuple[Draft, Toolkit]:
+    """The draft of ``settings`` without algorithms, and a toolkit; data as ``samples`` gives them."""
     settings = settings or config()
     prepared, plan = plan_for(model, settings)
     arrays = samples()
     data = ArrayDataset({"x": arrays["x"]}, arrays["labels"] if labels is None else labels)
     infos = input_infos(model)
     outputs = (TensorInfo(name="y", dtype="float32", shape=(None, 5)),)
-    context = Context(
+    case = Case(
         config=settings,
         summary=ModelSummary.model_construct(inputs=infos, outputs=outputs),
         calibration=data,
         evaluation=None,
         float_session=Session(model.SerializeToString(), threads=1),
-        stages=Stages(),
-        run=run or SilentRun(),
-        threads=1,
-        checkpoint=checkpoint or CheckpointStore(None),
         metrics=Metrics(EvaluationSpec(), outputs),
     )
-
-    def recalibrate(changed: Prepared, *, base: Draft | None = None, touched: Collection[str] = ()) -> Draft:
-        return calibrate(changed, build_plan(changed.graph, settings, changed.op_types), context, (), {})
-
-    draft = calibrate(prepared, plan, context, (), {})
-    return draft, Workshop(context, recalibrate, held_back, step_of)
+    services = Services(run or SilentRun(), threads=1, checkpoint=checkpoint or CheckpointStore(None))
+    draft = calibrate(prepared, plan, case, services, (), {})
+    return draft, Toolkit(case, services, held_back, step_of)

@@ -6,26 +6,30 @@ import time
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 
-from service.contracts.algorithms import Autopilot
+from service.contracts.algorithms import Autopilot, algorithm_contradictions
 from service.contracts.base import search_space
 from service.contracts.calibration import PercentileCalibration
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import CanceledError
 from service.contracts.search import Search, TrialFigures
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, workshop_for
+from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, quantize_file, run_onnx, sqnr_db
-from worker.quantizer.checkpoint import CheckpointStore
-from worker.quantizer.precision import trials
-from worker.quantizer.precision.autopilot import AutopilotStep, pareto
+from worker.quantizer.precision.autopilot import trials
+from worker.quantizer.precision.autopilot.space import CHAINS, Basis, chains, variants
+from worker.quantizer.precision.autopilot.step import AutopilotStep, pareto
+from worker.quantizer.precision.autopilot.trials import Finalist
 from worker.quantizer.precision.goal import Measured, Referee
-from worker.quantizer.precision.recipes import Basis, chains, variants
 from worker.quantizer.precision.structure import structure_of
-from worker.quantizer.precision.trials import Finalist
 from worker.quantizer.refine.step import Change
-from worker.quantizer.run import SilentRun
+from worker.quantizer.run.checkpoint import CheckpointStore
+from worker.quantizer.run.interface import SilentRun
 
+pytestmark = pytest.mark.slow  # quantizes many times
+
+CORRECT, EQUALIZE = "bias_correction", "cross_layer_equalization"
 PER_TENSOR = config(weight={"granularity": "per_tensor"})
 
 
@@ -35,8 +39,8 @@ def pilot(limit: float, **settings: Any) -> Autopilot:
 
 
 def flown(spec: Autopilot, *, store: CheckpointStore | None = None, run: SilentRun | None = None) -> Change:
-    draft, workshop = workshop_for(chain_of_convolutions(3, outlier=1), PER_TENSOR, checkpoint=store, run=run)
-    return AutopilotStep(spec).apply(draft, workshop)
+    draft, toolkit = toolkit_for(chain_of_convolutions(3, outlier=1), PER_TENSOR, checkpoint=store, run=run)
+    return AutopilotStep(spec).apply(draft, toolkit)
 
 
 def found(change: Change) -> Search:
@@ -90,7 +94,7 @@ def test_time_that_is_used_up_ends_a_trial_that_is_under_way(monkeypatch) -> Non
 
     def slow(self: trials.Bench, basis: Basis, chain: Any) -> Any:
         time.sleep(3.0)
-        self.context.run.check()
+        self.services.run.check()
         return original(self, basis, chain)
 
     monkeypatch.setattr(trials.Bench, "_extended", slow)
@@ -103,8 +107,8 @@ def test_time_that_is_used_up_ends_a_trial_that_is_under_way(monkeypatch) -> Non
 
 def test_models_that_differ_in_numbers_alone_have_one_structure() -> None:
     def structure(settings: QuantizationConfig, **changed: Any) -> str:
-        draft, _ = workshop_for(chain_of_convolutions(2, **changed), settings)
-        return structure_of(draft.emitted())
+        draft, _ = toolkit_for(chain_of_convolutions(2, **changed), settings)
+        return structure_of(draft.emitted().model)
 
     expected = structure(PER_TENSOR)
     assert structure(PER_TENSOR, outlier=1) == expected
@@ -221,15 +225,30 @@ def test_without_labels_the_verdict_goes_by_the_decisions(tmp_path: Path) -> Non
     assert any("no labels" in note for note in report.notes)
 
 
-def test_recipes_come_from_the_presets_and_from_what_knobs_declare() -> None:
-    draft, _ = workshop_for(chain_of_convolutions(2))
-    found = chains(draft.graph)
-    methods = [[algorithm.method for algorithm in chain] for chain in found]
-    assert methods == [["bias_correction"], ["cross_layer_equalization", "bias_correction"]]
-    presets = [parse_config({"preset": name}).algorithms for name in ("int8", "int8_per_tensor")]
-    assert all(chain in found for chain in presets)
-    (other,) = variants(presets[0])
-    assert other[0].model_dump() == {**presets[0][0].model_dump(), "mode": "full"}
+@pytest.mark.parametrize(
+    ("op_types", "methods"),
+    [
+        ({"Relu"}, [[CORRECT]]),
+        ({"ConvTranspose", "MatMul"}, [[CORRECT], [EQUALIZE, CORRECT]]),
+        ({"Gemm", "LayerNormalization"}, [[CORRECT], ["smooth_quant", CORRECT]]),
+        (
+            {"Conv", "MatMul", "LayerNormalization"},
+            [[CORRECT], [EQUALIZE, CORRECT], ["smooth_quant", CORRECT]],
+        ),
+    ],
+)
+def test_a_chain_is_tried_where_it_finds_something_to_do(op_types: set[str], methods: list[list[str]]) -> None:
+    nodes = [ir.node(op_type, inputs=[]) for op_type in sorted(op_types)]
+    found = chains(ir.Graph(inputs=[], outputs=[], nodes=nodes))
+    assert [[algorithm.method for algorithm in chain] for chain in found] == methods
+
+
+def test_chains_keep_their_order_and_vary_by_what_knobs_declare() -> None:
+    for chain, _ in CHAINS:
+        assert list(algorithm_contradictions([algorithm.method for algorithm in chain], ["int8"])) == []
+    quickest = CHAINS[0][0]
+    (other,) = variants(quickest)
+    assert other[0].model_dump() == {**quickest[0].model_dump(), "mode": "full"}
     assert search_space(PercentileCalibration)["percentile"]
     assert search_space(Autopilot) == {}
 

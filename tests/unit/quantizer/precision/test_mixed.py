@@ -15,16 +15,16 @@ from service.contracts.algorithms.precision import Level
 from service.contracts.config import parse_config
 from service.contracts.errors import CanceledError, InvalidConfigError
 from service.contracts.sensitivity import Sensitivity
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, workshop_for
+from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, run_onnx, sqnr_db
-from worker.quantizer.checkpoint import CheckpointStore
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.precision import sensitivity
 from worker.quantizer.precision.goal import Measured, Referee
-from worker.quantizer.precision.mixed import MixedPrecisionStep
+from worker.quantizer.precision.mixed.step import MixedPrecisionStep
+from worker.quantizer.precision.sensitivity import ranking
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change
-from worker.quantizer.run import SilentRun
+from worker.quantizer.run.checkpoint import CheckpointStore
+from worker.quantizer.run.interface import SilentRun
 
 COMBINATIONS = ("A16W16_A8W16", "A16W16_A16W8", "A16W16_A8W8", "A16W8_A8W8", "A8W16_A8W8")
 PER_TENSOR = config(weight={"granularity": "per_tensor"})
@@ -37,8 +37,8 @@ def mixed(limit: float = 30.0, **settings: Any) -> MixedPrecision:
 
 
 def applied(spec: MixedPrecision, outlier: int | None = 2) -> tuple[Change, QuantizationPlan]:
-    draft, workshop = workshop_for(chain_of_convolutions(outlier=outlier), PER_TENSOR)
-    change = MixedPrecisionStep(spec).apply(draft, workshop)
+    draft, toolkit = toolkit_for(chain_of_convolutions(outlier=outlier), PER_TENSOR)
+    change = MixedPrecisionStep(spec).apply(draft, toolkit)
     assert change.draft is not None
     return change, change.draft.plan
 
@@ -145,6 +145,12 @@ def test_selectors_and_budgets_bind() -> None:
     assert "goal missed" in change.summary
 
 
+def test_a_mix_that_is_too_slow_is_over_budget() -> None:
+    change, _ = applied(mixed(10.0, budget={"max_latency_ratio": 1e-6}))
+    assert "over budget" in change.summary
+    assert "of the float model's latency, 1e-06 allowed" in change.summary
+
+
 def test_a_goal_out_of_reach_is_told() -> None:
     change, plan = applied(mixed(150.0))
     assert lowered(plan) == set()
@@ -164,8 +170,8 @@ def test_layers_that_share_a_tensor_move_together() -> None:
         },
     )
     for limit in (20.0, 30.0, 40.0, 45.0):
-        draft, workshop = workshop_for(model, PER_TENSOR)
-        change = MixedPrecisionStep(mixed(limit)).apply(draft, workshop)
+        draft, toolkit = toolkit_for(model, PER_TENSOR)
+        change = MixedPrecisionStep(mixed(limit)).apply(draft, toolkit)
         assert ("b" in change.nodes) == ("c" in change.nodes)
 
 
@@ -217,8 +223,8 @@ def test_a_search_that_was_broken_off_does_not_repeat_its_evaluations(tmp_path: 
 
     def attempt(run: SilentRun) -> Change:
         store = CheckpointStore(tmp_path)
-        draft, workshop = workshop_for(chain_of_convolutions(outlier=2), PER_TENSOR, checkpoint=store, run=run)
-        return MixedPrecisionStep(mixed(41.0)).apply(draft, workshop)
+        draft, toolkit = toolkit_for(chain_of_convolutions(outlier=2), PER_TENSOR, checkpoint=store, run=run)
+        return MixedPrecisionStep(mixed(41.0)).apply(draft, toolkit)
 
     measured: list[Draft] = []
     original = Referee.measure
@@ -235,7 +241,7 @@ def test_a_search_that_was_broken_off_does_not_repeat_its_evaluations(tmp_path: 
         attempt(Canceling())
     finished = 2
     measured.clear()
-    monkeypatch.setattr(sensitivity, "analyse", None)  # the ranking is taken over too
+    monkeypatch.setattr(ranking, "analyse", None)  # the ranking is taken over too
     resumed = attempt(SilentRun())
     assert len(measured) == needed - finished
     assert f"{finished} of them by an earlier attempt" in resumed.summary
@@ -287,14 +293,15 @@ def residual_network() -> onnx.ModelProto:
     return make_model(f"(float[N,3,8,8] x) => (float[N,5] y) {{ {text} }}", weights)
 
 
+@pytest.mark.slow
 def test_the_operands_of_an_addition_have_one_type() -> None:
     model = residual_network()
     feeds = {"x": samples()["x"]}
     expected = run_onnx(model, feeds)["y"]
     mixes = set()
     for limit in (20.0, 30.0, 34.0, 38.0, 42.0, 60.0):
-        draft, workshop = workshop_for(model, PER_TENSOR)
-        change = MixedPrecisionStep(mixed(limit)).apply(draft, workshop)
+        draft, toolkit = toolkit_for(model, PER_TENSOR)
+        change = MixedPrecisionStep(mixed(limit)).apply(draft, toolkit)
         assert change.draft is not None
         plan = change.draft.plan
         for k in range(3):

@@ -18,14 +18,14 @@ from service.contracts.algorithms.precision import Level
 from service.contracts.config import parse_config
 from service.contracts.sensitivity import Sensitivity
 from service.contracts.specs import ActivationSpec, WeightSpec
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, workshop_for
+from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, run_onnx
-from worker.quantizer.cache import Cache
-from worker.quantizer.precision import sensitivity
-from worker.quantizer.precision.assignment import level_ranges
 from worker.quantizer.precision.layers import find_layers
-from worker.quantizer.precision.sensitivity import analyse, fake, level_weight
+from worker.quantizer.precision.mixed.assignment import level_ranges
+from worker.quantizer.precision.sensitivity import ranking
+from worker.quantizer.precision.sensitivity.ranking import analyse, level_weight
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.run.cache import Cache
 
 LOW = Level(activation=ActivationSpec(), weight=WeightSpec(granularity="per_tensor"))
 HIGH = Level(activation=ActivationSpec(dtype="int16", symmetric=True), weight=WeightSpec(dtype="int16"))
@@ -34,14 +34,15 @@ HELD_BACK, USED = 8, 6
 
 
 def ranked(model: onnx.ModelProto) -> tuple[Draft, Sensitivity]:
-    draft, workshop = workshop_for(model, config(weight={"granularity": "per_tensor"}), held_back=HELD_BACK)
+    draft, toolkit = toolkit_for(model, config(weight={"granularity": "per_tensor"}), held_back=HELD_BACK)
     found = analyse(
         draft,
         find_layers(draft.graph, draft.plan),
         LEVELS,
         "low",
-        level_ranges(draft, list(LEVELS.values()), workshop.context),
-        workshop.context,
+        level_ranges(draft, list(LEVELS.values()), toolkit.case, toolkit.services),
+        toolkit.case,
+        toolkit.services,
         samples=USED,
         first_sample=HELD_BACK,
     )
@@ -77,16 +78,16 @@ def brute_force(draft: Draft, node: str, *, weight: bool, activation: bool) -> f
     return float(((got - expected) ** 2).sum() / (expected**2).sum())
 
 
-@pytest.mark.parametrize("batch", ["N", "1"])
+@pytest.mark.parametrize("batch", ["N", "1", "8"])  # of the last one six are used, and two fill up
 def test_errors_are_those_of_the_network_with_one_layer_rounded(batch: str) -> None:
     draft, found = ranked(chain_of_convolutions(batch=batch))
     for row in found.layers:
         kinds = row.levels["low"]
-        if batch == "1":  # the model takes one sample at a time: sums over samples are compared with those of "N"
+        if batch != "N":  # such a model takes so many samples and no others: its sums are compared with those of "N"
             continue
         assert kinds.weight == pytest.approx(brute_force(draft, row.node, weight=True, activation=False), rel=1e-3)
         assert kinds.activation == pytest.approx(brute_force(draft, row.node, weight=False, activation=True), rel=1e-3)
-    if batch == "1":
+    if batch != "N":
         _, stacked = ranked(chain_of_convolutions(batch="N"))
         for one, other in zip(found.layers, stacked.layers, strict=True):
             assert one.node == other.node
@@ -138,30 +139,22 @@ def test_the_table_has_a_row_per_layer_and_level() -> None:
     assert Sensitivity.model_validate_json(found.model_dump_json()) == found
 
 
-def test_the_quick_rounding_is_that_of_the_grid() -> None:
-    draft, _ = workshop_for(chain_of_convolutions())
-    values = normal(3, 50, seed=5, scale=2.0)
-    for entry in draft.plan.activations.values():
-        assert entry.quantization is not None
-        np.testing.assert_allclose(fake(entry.quantization, values), entry.quantization.fake(values), rtol=1e-6)
-
-
 def test_a_ranking_is_taken_over_for_the_same_network_samples_and_levels(tmp_path, monkeypatch) -> None:
-    draft, workshop = workshop_for(chain_of_convolutions(), config(weight={"granularity": "per_tensor"}))
-    context = replace(workshop.context, cache=Cache(tmp_path))
+    draft, toolkit = toolkit_for(chain_of_convolutions(), config(weight={"granularity": "per_tensor"}))
+    case, services = toolkit.case, replace(toolkit.services, cache=Cache(tmp_path))
     layers = find_layers(draft.graph, draft.plan)
-    ranges = level_ranges(draft, list(LEVELS.values()), context)
-    first = sensitivity.analyse_once(draft, layers, LEVELS, "low", ranges, context, samples=4)
-    assert sensitivity.analyse_once(draft, layers, LEVELS, "low", ranges, context, samples=5).samples == 5
+    ranges = level_ranges(draft, list(LEVELS.values()), case, services)
+    first = ranking.analyse_once(draft, layers, LEVELS, "low", ranges, case, services, samples=4)
+    assert ranking.analyse_once(draft, layers, LEVELS, "low", ranges, case, services, samples=5).samples == 5
 
     def never(*_args: object, **_settings: object) -> Sensitivity:
         raise AssertionError("ranked again")
 
-    monkeypatch.setattr(sensitivity, "analyse", never)
-    assert sensitivity.analyse_once(draft, layers, LEVELS, "low", ranges, context, samples=4) == first
+    monkeypatch.setattr(ranking, "analyse", never)
+    assert ranking.analyse_once(draft, layers, LEVELS, "low", ranges, case, services, samples=4) == first
     other = {**LEVELS, "high": LOW}
     with pytest.raises(AssertionError, match="ranked again"):
-        sensitivity.analyse_once(draft, layers, other, "low", ranges, context, samples=4)
+        ranking.analyse_once(draft, layers, other, "low", ranges, case, services, samples=4)
 
 
 def test_the_head_of_the_ranking_is_checked_by_real_models(tmp_path: Path) -> None:

@@ -17,12 +17,15 @@ from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import config, input_infos, make_model, network, normal, quantize_model
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.emit import emit
-from worker.quantizer.graph.prepare import Prepared
+from worker.quantizer.graph.serialized import serialized
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.run import SilentRun
-from worker.quantizer.runtime import Session, serialized
-from worker.quantizer.walk import Feed, Limits, Walk
+from worker.quantizer.preparation.prepare import Prepared
+from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.runtime.session import Session
+from worker.quantizer.walk import Feed, Limits, Visit, Walk
+from worker.quantizer.walk.feed import real_samples
 from worker.quantizer.walk.models import rests_as_integers
+from worker.quantizer.walk.segments import cut, outside
 
 _PER_CHANNEL = {"weight": {"granularity": "per_channel"}}
 _NPU = {"preset": "xint8", "algorithms": []}
@@ -41,12 +44,11 @@ def whole_run(prepared: Prepared, plan: QuantizationPlan | None, data: Mapping[s
         v.name: v.name for v in (*model.graph.inputs, *(made for n in model.graph for made in n.outputs)) if v.name
     }
     if plan is not None:
-        plan = plan.copy()
-        emit(model, plan)
+        restored = emit(model, plan).restored
         there = {v.name for node in model.graph for v in node.outputs}
         for tensor in plan.activations:
             name = f"{tensor}_QuantizeLinear_Output"
-            names[tensor] = name if name in there else plan.restored.get(tensor, tensor)
+            names[tensor] = name if name in there else restored.get(tensor, tensor)
         names = {tensor: name for tensor, name in names.items() if name in there}
     proto = ir.to_proto(model)
     for name in names.values():
@@ -77,11 +79,24 @@ def check_walk(model: onnx.ModelProto, data: dict[str, np.ndarray], settings: An
                 elif not rests_as_integers(visit.node.inputs[0], plan):
                     expected = grid.fake(expected)
             np.testing.assert_array_equal(got, expected)
-        for outputs, twins in walk.finish():
-            for name, array in outputs.items():
-                np.testing.assert_allclose(array, floats[name][: len(array)], rtol=1e-4, atol=1e-5)
-            assert set(outputs) == set(twins)
+            made = rest_of(walk, visit, quantized=False)
+            for name, array in made.items():
+                np.testing.assert_allclose(array, floats[name], rtol=1e-4, atol=1e-5)
+        assert not seen or made
     return seen
+
+
+def rest_of(walk: Walk, visit: Visit, *, quantized: bool) -> dict[str, np.ndarray]:
+    """What everything from the visited node on makes of the waiting tensors: outputs of the network, not rounded."""
+    nodes, frontier = walk.rest(visit.index), walk.frontier
+    made = {value.name for node in nodes for value in node.outputs}
+    names = [value.name for value in walk.graph.outputs if value.name in made]
+    piece = frontier.piece(nodes, names, quantized=quantized, unrounded=True)
+    found = [frontier.run(piece, part, quantized=quantized) for part in visit.parts]
+    return {
+        name: np.concatenate([real_samples(one[name], part) for one, part in zip(found, visit.parts, strict=True)])
+        for name in names
+    }
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -105,32 +120,34 @@ def test_an_edit_is_in_the_inputs_of_the_nodes_behind_it_and_in_the_outputs() ->
     with Walk(prepared, plan, feed(model, data)) as walk:
         for visit in walk.visits():
             if visit.index == 0:
-                visit.weight.integers = -visit.weight.integers
-        outputs = [twin["scores"] for _, twin in walk.finish()]
-    emitted = emit(ir.from_proto(ir.to_proto(prepared.model)), plan)
+                weight = walk.parameters.of(visit.node, 1)
+                walk.parameters.put_integers(visit.node, 1, -weight.integers, weight.grid)
+            outputs = rest_of(walk, visit, quantized=True)
+    emitted = emit(ir.from_proto(ir.to_proto(prepared.model)), plan).model
     expected = Session(serialized(ir.to_proto(emitted)), threads=1).run(data, ["scores"])[0]
-    np.testing.assert_allclose(np.concatenate(outputs), expected, atol=1e-6)
+    np.testing.assert_allclose(outputs["scores"], expected, atol=1e-6)
 
 
-def test_a_node_is_run_alone_before_and_behind_its_activation() -> None:
-    model, data = network(), {"x": normal(5, 3, 10, 10)}
-    prepared, plan, _ = quantize_model(model, data, config())
-    floats = whole_run(prepared, None, data)
-    with Walk(prepared, plan, feed(model, data)) as walk:
-        visit = next(walk.visits())
-        assert visit.activation is not None
-        assert visit.activation.op_type == "Relu"
-        before = np.concatenate(list(visit.float_outputs(activated=False)))
-        behind = np.concatenate(list(visit.float_outputs(activated=True)))
-        np.testing.assert_allclose(behind, floats[visit.carrier], atol=1e-5)
-        np.testing.assert_array_equal(np.maximum(before, 0), behind)
-        assert before.min() < 0
-        assert visit.bias is not None
-        twin = np.concatenate(list(visit.quantized_outputs(activated=False)))
-        step = float(visit.bias.quantization.scale.max())
-        visit.bias.integers = visit.bias.integers + 1000
-        moved = np.concatenate(list(visit.quantized_outputs(activated=False)))
-        np.testing.assert_allclose((moved - twin).max(), 1000 * step, rtol=1e-3)
+def test_a_network_is_cut_before_nodes_and_behind_tensors() -> None:
+    branch = "{ inner = Add(u, w) }"
+    model = make_model(
+        f"(float[N,4] x, bool c) => (float[N,4] y) {{ [a] t = Relu(x) [b] u = Neg(t) [d] v = Abs(u) "
+        f"[e] z = If(c) <then_branch = g () => (float[N,4] inner) {branch}, "
+        f"else_branch = h () => (float[N,4] inner) {branch}> [f] y = Mul(z, v) }}",
+        {"w": normal(4)},
+    )
+    graph = ir.from_proto(model).graph
+    first, second, third, last = cut(graph, graph, before={"d"}, behind={"t", "z"})
+    assert [[node.name for node in each.nodes] for each in (first, second, third, last)] == [
+        ["a"],
+        ["b"],
+        ["d", "e"],
+        ["f"],
+    ]
+    assert [each.reads for each in (first, second, third, last)] == [("x",), ("t",), ("u", "c"), ("z", "v")]
+    assert [each.makes for each in (first, second, third, last)] == [("t",), ("u",), ("v", "z"), ("y",)]
+    assert third.spent == ("u", "c")
+    assert [value.name for value in outside(third.nodes)] == ["u", "c"]  # w is a constant, inner made inside
 
 
 def _inputs_of_all_visits(limits: Limits, *, samples: int = 40) -> tuple[list[np.ndarray], Walk]:
@@ -138,8 +155,6 @@ def _inputs_of_all_visits(limits: Limits, *, samples: int = 40) -> tuple[list[np
     prepared, plan, _ = quantize_model(model, data, config())
     with Walk(prepared, plan, feed(model, data, limits=limits)) as walk:
         found = [np.concatenate([visit.x_quantized(part) for part in visit.parts]) for visit in walk.visits()]
-        for _ in walk.finish():
-            pass
     return found, walk
 
 
@@ -157,7 +172,7 @@ def test_where_tensors_wait_does_not_change_them(limits: Limits, tmp_path: Path,
 def test_without_room_fewer_samples_are_walked_and_it_is_told() -> None:
     expected, _ = _inputs_of_all_visits(Limits(level=0))
     found, walk = _inputs_of_all_visits(Limits(level=2, disk_bytes=125_000))
-    assert walk.samples == 32
+    assert walk.frontier.samples == 32
     assert any("32 samples were walked to the end" in note for note in walk.notes)
     np.testing.assert_array_equal(found[-1], expected[-1][:32])
     with pytest.raises(ResourceLimitError, match="fit neither"):
@@ -173,7 +188,7 @@ def test_tensors_go_with_their_last_reader() -> None:
     prepared, plan, _ = quantize_model(model, data, config(activation={"dtype": "uint8"}))
     one = 8 * 4 * 16 * 16
     with Walk(prepared, plan, feed(model, data)) as walk:
-        held = [walk.waiting_bytes for _ in walk.visits()]
+        held = [walk.frontier.waiting_bytes for _ in walk.visits()]
     # the input alone, for both sides; then one tensor, as floats and as bytes
     assert held == [4 * one, *[5 * one] * (layers - 1)]
 

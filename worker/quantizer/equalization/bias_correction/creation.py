@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
+from service.contracts.reason import declare
 from worker.quantizer.equalization.bias_correction.places import (
     NOTHING_ADDED,
     Place,
@@ -19,15 +20,16 @@ from worker.quantizer.equalization.bias_correction.places import (
 from worker.quantizer.graph.rewriting import Editor, Rewrite, only_reader, other_operand, rank_of
 from worker.quantizer.graph.rewriting import replace as replace_nodes
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.operators.linear import bias_of
 from worker.quantizer.plan.build import build_plan
-from worker.quantizer.plan.candidates import STAYS_FLOAT
-from worker.quantizer.plan.parameters import quantize_bias
+from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import BiasPlan, NodePlan, QuantizationPlan
 from worker.quantizer.plan.weights import float_bias_reason
 from worker.quantizer.refine.draft import Draft
 
-_ADD_REASON = "it puts back the mean that rounding took from the result before it"
+PUTS_BACK_THE_MEAN = declare(
+    "puts-back-the-mean", "it puts back the mean that rounding took from the result before it", by_design=True
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,10 @@ def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -
             what = creator.create(node)
             if what is not None:
                 created[what] = created.get(what, 0) + 1
-        wanted = build_plan(prepared.graph, config, prepared.op_types).biases
-        _plan_biases([node for node in prepared.graph if node_name(node) in creator.with_bias], wanted, plan)
+        facts = prepared.facts.with_kept_float(dict.fromkeys(creator.adds, PUTS_BACK_THE_MEAN()))
+        prepared = replace(prepared, facts=facts)
+        wanted = build_plan(prepared.graph, config, facts).biases
+        _plan_biases(prepared.graph, creator.with_bias, wanted, plan)
         found = _places(prepared.graph, plan)
     return Places(
         replace(draft, prepared=prepared, plan=plan),
@@ -90,33 +94,31 @@ def _places(graph: ir.Graph, plan: QuantizationPlan) -> dict[str, Place | str]:
     return {node_name(node): find_place(node, plan) for node in correctable(graph, plan)}
 
 
-def _plan_biases(nodes: Sequence[ir.Node], wanted: dict[str, BiasPlan], plan: QuantizationPlan) -> None:
+def _plan_biases(graph: ir.Graph, names: Collection[str], wanted: dict[str, BiasPlan], plan: QuantizationPlan) -> None:
     """Enter new biases into the plan, as it quantizes their nodes."""
-    for node in nodes:
-        name, weight, value = node_name(node), node.inputs[1], node.inputs[0]
+    parameters = Parameters(graph, plan)
+    for node in graph:
+        name, weight = node_name(node), node.inputs[1] if len(node.inputs) > 1 else None
         entry = wanted.get(name)
-        if entry is None or weight is None or value is None:
+        if name not in names or entry is None or weight is None:
             continue
         bias = BiasPlan(name, entry.initializer, entry.spec)
         bias.reason = entry.reason or float_bias_reason(node, entry.spec, plan.weights[name_of(weight)])
-        activation = plan.activations.get(name_of(value))
-        on_integers = activation is not None and isinstance(activation.quantization, IntegerGrid)
-        if bias.reason is None and entry.spec.dtype == "int32" and not on_integers:
-            bias.reason = "an int32 bias needs an input on an integer grid"
         plan.biases[name] = bias
-        quantize_bias(node, plan, np.zeros(channels_of(node), np.float32))
+        parameters.fill_bias(name)
 
 
 class _Creator:
     """Makes places in one graph, which is changed in place.
 
-    ``with_bias`` are the names of the nodes that have got a bias.
+    ``with_bias`` are the names of the nodes that have got a bias, ``adds`` those of the Adds put in.
     """
 
     def __init__(self, editor: Editor, plan: QuantizationPlan, *, insert_add: bool) -> None:
         self._editor, self._graph, self._plan = editor, editor.graph, plan
         self._insert_add = insert_add
         self.with_bias: set[str] = set()
+        self.adds: list[str] = []
 
     def create(self, node: ir.Node) -> str | None:
         """Make a place for ``node``; what was done, None if nothing can be."""
@@ -136,7 +138,7 @@ class _Creator:
         return self._editor.constant(f"{node_name(node)}_bias", np.zeros(channels_of(node), np.float32))
 
     def _bias(self, node: ir.Node) -> str | None:
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = bias_of(node)
         if bias is None:
             node.resize_inputs(3)
             node.replace_input_with(2, self._zeros(node))
@@ -170,7 +172,6 @@ class _Creator:
 
     def _gemm(self, node: ir.Node) -> str:
         gemm = self._editor.node("Gemm", [node.inputs[0], node.inputs[1], self._zeros(node)], node_name(node))
-        gemm.meta.update(node.meta)
         replace_nodes(self._graph, Rewrite([node], [gemm], [(node.outputs[0], gemm.outputs[0])]))
         self._plan.nodes[node_name(gemm)].op_type = "Gemm"
         self.with_bias.add(node_name(gemm))
@@ -186,7 +187,7 @@ class _Creator:
         add.replace_input_with(0, result)
         result.name = self._editor.name(f"{name}_uncorrected")
         made.name = name
-        add.meta[STAYS_FLOAT] = _ADD_REASON
+        self.adds.append(node_name(add))
         self._graph.insert_after(node, add)
-        self._plan.nodes[node_name(add)] = NodePlan(node_name(add), "Add", None, _ADD_REASON)
+        self._plan.nodes[node_name(add)] = NodePlan(node_name(add), "Add", None, PUTS_BACK_THE_MEAN())
         return "Add"

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.equalization.bias_correction.places import Place, represented
-from worker.quantizer.finetune.geometry import Geometry, UnsupportedLayerError, geometry_of
+from worker.quantizer.equalization.bias_correction.places import Place
 from worker.quantizer.graph.rewriting import other_operand
 from worker.quantizer.graph.values import activation_limits, constant, float_attribute, name_of, node_name, users
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.operators.linear import LinearNode, UnsupportedLayerError, product_view
+from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.walk import Visit, Walk
 
@@ -62,44 +63,47 @@ def correct_by_walking(walk: Walk, places: Mapping[str, Place], left: dict[str, 
     """
     for visit in walk.visits():
         place = places.get(visit.name)
-        weight = constant(visit.node.inputs[1])
+        weight = walk.parameters.of(visit.node, 1)
         if place is None or weight is None:
             continue
         try:
-            geometry = geometry_of(visit.node, weight)
+            linear = product_view(visit.node)
         except UnsupportedLayerError as error:
             left[visit.name] = str(error)
             continue
-        sample = take_sample(visit, geometry, place, weight, walk.plan)
+        sample = take_sample(visit, linear, place, walk.parameters)
         activation, limited = activation_behind(visit.node, walk.plan)
         if place.owner is visit.node:
             shift = bias_shift(sample, activation, limited)
         else:  # what is added comes behind the integers
             shift = (activation(sample.expected) - limited(sample.found)).mean(axis=0, dtype=np.float64)
         if shift.any():
-            place.put(walk.plan, place.present(walk.plan) + shift)
+            place.add(walk.parameters, place.of(walk.parameters).present, shift)
             yield visit.name
 
 
-def take_sample(visit: Visit, geometry: Geometry, place: Place, weight: np.ndarray, plan: QuantizationPlan) -> Sample:
+def take_sample(visit: Visit, linear: LinearNode, place: Place, parameters: Parameters) -> Sample:
     """Values of the visited layer at some positions of all samples, the same for the same network and data."""
     patches: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     per_part = -(-_SAMPLE // max(len(visit.parts), 1))
     for part in visit.parts:
         both = visit.x(part), visit.x_quantized(part)
-        positions = geometry.positions(both[0])
+        positions = linear.positions(both[0])
         generator = np.random.default_rng([visit.index, part.number])
         chosen = np.arange(positions)
         if positions > per_part:
             chosen = np.sort(generator.integers(0, positions, per_part))
         for x, gathered in zip(both, patches, strict=True):
-            values, mask = geometry.gather(x, chosen)
+            values, mask = linear.patches(x, chosen)
             gathered.append(values if mask is None else values * mask)
-    expected = _product(geometry.matrix(weight), patches[0])
-    found = _product(geometry.matrix(represented(weight, visit.weight)), patches[1])
+    weight, bias = parameters.of(visit.node, 1), place.of(parameters)
+    if weight is None:
+        raise ValueError(f"the weight of {visit.name!r} is no constant")
+    expected = _product(linear.matrix(weight.original), patches[0])
+    found = _product(linear.matrix(weight.present), patches[1])
     if place.owner is visit.node:
-        expected += place.original().astype(np.float32)
-        found += place.present(plan).astype(np.float32)
+        expected += bias.original.reshape(-1)
+        found += bias.present.reshape(-1)
     return Sample(expected, found)
 
 

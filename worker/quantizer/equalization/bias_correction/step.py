@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from service.contracts.algorithms import BiasCorrection
+from service.contracts.reason import declare
 from worker.quantizer.equalization.bias_correction.creation import Places, make_places
 from worker.quantizer.equalization.bias_correction.fast import mean_shift
 from worker.quantizer.equalization.bias_correction.full import correct_by_walking
-from worker.quantizer.equalization.bias_correction.places import channel_axis, correctable
-from worker.quantizer.graph.values import int_attribute, name_of
+from worker.quantizer.equalization.bias_correction.places import correctable
+from worker.quantizer.graph.values import name_of
+from worker.quantizer.operators.linear import channel_axis, linear_view
+from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change, Workshop
+from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.reducers import ChannelMean
 from worker.quantizer.walk import Feed, Walk
 
+NO_BIAS = declare("no-bias-to-correct", "there is no bias to correct")
+
 _NAMED_AT_MOST = 4
 
 
-class BiasCorrectionStep:
+class BiasCorrectionStep(Step[BiasCorrection]):
     """Corrects biases, in closed form or layer after layer; see ``fast`` and ``full``."""
-
-    def __init__(self, spec: BiasCorrection) -> None:
-        self.spec = spec
-        self.method = spec.method
 
     def requests(self, draft: Draft) -> list[Request]:
         """In closed form: the mean input of every linear node."""
@@ -37,20 +39,20 @@ class BiasCorrectionStep:
         wanted = dict.fromkeys(_read(node) for node in correctable(draft.graph, draft.plan))
         return [Request(key[0], ChannelMean(key[1]), pooled=key[1] == 1) for key in wanted if key is not None]
 
-    def apply(self, draft: Draft, workshop: Workshop) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
         """The draft with corrected biases."""
-        places = make_places(draft, workshop.context.config, insert_add=self.spec.insert_add)
-        notes: list[str] = []
+        places = make_places(draft, toolkit.case.config, insert_add=self.spec.insert_add)
+        plan, notes = places.draft.plan.copy(), list[str]()
         if self.spec.mode == "full":
-            with Walk(places.draft.prepared, places.draft.plan, Feed.of(workshop, samples=self.spec.data_size)) as walk:
+            with Walk(places.draft.prepared, plan, Feed.of(toolkit, samples=self.spec.data_size)) as walk:
                 nodes = list(correct_by_walking(walk, places.found, places.left))
                 notes = walk.notes
         else:
-            nodes = _correct_in_closed_form(places, self._means(draft))
+            nodes = _correct_in_closed_form(places, Parameters(places.draft.graph, plan), self._means(draft))
         if not nodes:
-            return Change(None, (), "; ".join(["there is no bias to correct", *_told(places)]))
+            return Change.nothing(NO_BIAS.saying("; ".join([NO_BIAS.template, *_told(places)])))
         told = [f"{len(nodes)} biases corrected", *_told(places), *notes]
-        return Change(places.draft, tuple(nodes), "; ".join(told))
+        return Change(replace(places.draft, plan=plan), tuple(nodes), "; ".join(told))
 
     def _means(self, draft: Draft) -> dict[tuple[str, int], np.ndarray]:
         found = {}
@@ -63,20 +65,24 @@ class BiasCorrectionStep:
 
 def _read(node: ir.Node) -> tuple[str, int] | None:
     """What a linear node reads, and the axis of its channels; None if it transposes it."""
-    value = node.inputs[0]
-    return None if value is None or int_attribute(node, "transA", 0) else (name_of(value), channel_axis(node))
+    linear = linear_view(node)
+    if linear is None or linear.data is None or linear.transposes_data:
+        return None
+    return name_of(linear.data), channel_axis(node)
 
 
-def _correct_in_closed_form(places: Places, means: Mapping[tuple[str, int], np.ndarray]) -> list[str]:
-    """Correct the plan of the draft; the names of the corrected nodes."""
-    plan, corrected = places.draft.plan, []
+def _correct_in_closed_form(
+    places: Places, parameters: Parameters, means: Mapping[tuple[str, int], np.ndarray]
+) -> list[str]:
+    """Correct the parameters; the names of the corrected nodes."""
+    corrected = []
     for name, place in places.found.items():
         node = place.node
         key = _read(node)
         mean = means.get(key) if key is not None else None
-        shift = None if mean is None else mean_shift(node, plan, mean)
+        shift = None if mean is None else mean_shift(node, parameters, mean)
         if shift is not None and shift.any() and np.isfinite(shift).all():
-            place.put(plan, place.wanted(plan) + shift)
+            place.add(parameters, place.of(parameters).unrounded, shift)
             corrected.append(name)
     return corrected
 

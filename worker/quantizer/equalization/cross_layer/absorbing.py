@@ -18,20 +18,12 @@ from worker.quantizer.equalization.cross_layer.layers import Layer
 from worker.quantizer.equalization.cross_layer.observing import Seen
 from worker.quantizer.equalization.cross_layer.rewriting import put_bias
 from worker.quantizer.equalization.cross_layer.spaces import PINNED
-from worker.quantizer.graph.values import (
-    DEFAULT_DOMAINS,
-    Names,
-    int_attribute,
-    name_of,
-    node_name,
-    string_attribute,
-    users,
-)
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, name_of, node_name, users
+from worker.quantizer.operators.channels import CHANNEL_FLOWS
+from worker.quantizer.operators.windows import reaches_beyond
 
 # A shift by a smaller share of a channel's range gains nothing.
 _WORTH = 0.1
-_POOLS = ("AveragePool", "MaxPool")
-_PASS = ("Flatten", "GlobalAveragePool", "GlobalMaxPool", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
 def find_shifts(flow: Flow, seen: Mapping[str, Seen]) -> np.ndarray:
@@ -117,7 +109,7 @@ def _readers(value: ir.Value, layers: Mapping[ir.Node, Layer]) -> list[Layer] | 
         layer = layers.get(node)
         if layer is not None and _takes_shift(node):
             found.append(layer)
-        elif node.op_type in _PASS or (node.op_type in _POOLS and not _pads(node)):
+        elif _passes_shift(node):
             behind = _readers(node.outputs[0], layers)
             if behind is None:
                 return None
@@ -128,13 +120,12 @@ def _readers(value: ir.Value, layers: Mapping[ir.Node, Layer]) -> list[Layer] | 
 
 
 def _takes_shift(node: ir.Node) -> bool:
-    return node.op_type == "Gemm" or (node.op_type == "Conv" and not _pads(node))
+    return node.op_type == "Gemm" or (node.op_type == "Conv" and not reaches_beyond(node))
 
 
-def _pads(node: ir.Node) -> bool:
-    pads = node.attributes.get("pads")
-    automatic = string_attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-    return automatic or (pads is not None and any(pads.as_ints())) or bool(int_attribute(node, "ceil_mode", 0))
+def _passes_shift(node: ir.Node) -> bool:
+    flow = CHANNEL_FLOWS.get(node.op_type) if node.domain in DEFAULT_DOMAINS else None
+    return flow is not None and flow.passes_shift and len(node.outputs) == 1 and not reaches_beyond(node)
 
 
 def _inputs(flow: Flow) -> list[np.ndarray]:

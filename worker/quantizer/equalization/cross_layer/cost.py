@@ -4,48 +4,37 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from worker.quantizer.data import choose_batch_size
-from worker.quantizer.evaluation.metrics import Distance, comparable
-from worker.quantizer.refine.step import Workshop
-from worker.quantizer.runtime import Session, to_bytes
+from worker.quantizer.evaluation.metrics import Distances
+from worker.quantizer.evaluation.side_by_side import side_by_side
+from worker.quantizer.graph.serialized import to_bytes
+from worker.quantizer.refine.step import Toolkit
+from worker.quantizer.runtime.session import Session
 
 _SAMPLES, _BATCH = 64, 8
 
 
-def cost_in_words(model: ir.Model, workshop: Workshop) -> str:
+def cost_in_words(model: ir.Model, toolkit: Toolkit) -> str:
     """How far a changed float model is from the uploaded one, over up to 64 samples that steps may learn from.
 
     Args:
         model: the float model as changed.
-        workshop: whose calibration data count; their labels, where there are any, are judged by too.
+        toolkit: whose calibration data count; their labels, where there are any, are judged by too.
     """
-    context = workshop.context
-    session = Session(to_bytes(model), threads=context.threads, what="equalized float model")
-    names = context.float_session.output_names
-    distances: dict[str, Distance] = {}
-    metrics = context.metrics
-    measurable = metrics.fed_by(context.calibration)
-    before, after = metrics.start(), metrics.start()
-    first = workshop.first_sample
-    batches = context.calibration.batches(
-        context.inputs,
-        choose_batch_size(context.inputs, context.calibration, _BATCH),
-        start=first,
-        limit=min(first + _SAMPLES, context.calibration_samples),
-        arrays=metrics.arrays if measurable else (),
+    case, services = toolkit.case, toolkit.services
+    session = Session(to_bytes(model), threads=services.threads, what="equalized float model")
+    metrics, first = case.metrics, toolkit.first_sample
+    measurable = metrics.fed_by(case.calibration)
+    distances, before, after = Distances(), metrics.start(), metrics.start()
+    expected = case.expected_outputs(
+        services.run, batch_size=_BATCH, first=first, last=first + _SAMPLES, with_arrays=measurable
     )
-    for batch in batches:
-        context.run.check()
-        expected = dict(zip(names, context.float_session.run(batch.feeds, names, start=batch.start), strict=True))
-        got = dict(zip(names, session.run(batch.feeds, names), strict=True))
-        for name, array in expected.items():
-            if comparable(array, got[name]):
-                distances.setdefault(name, Distance()).update(array, got[name])
+    for twins in side_by_side(session, expected, services.run):
+        distances.update(twins.pairs())
         if measurable:
-            before.update(batch, expected, expected)
-            after.update(batch, got, expected)
-    figures = [distance.sqnr_db for distance in distances.values() if distance.sqnr_db is not None]
-    words = f"leaves the float network {min(figures):.1f} dB" if figures else "changes the float network"
+            before.update(twins.batch, twins.expected, twins.expected)
+            after.update(twins.batch, twins.got, twins.expected)
+    worst = distances.worst_db
+    words = "changes the float network" if worst is None else f"leaves the float network {worst:.1f} dB"
     one, other = (found.values.get(metrics.primary) for found in (before, after))
     if one is not None and other is not None:
         words += f", {metrics.primary} {one:.2f} -> {other:.2f}"

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.graph.values import constant, float_attribute, int_attribute
+from worker.quantizer.graph.values import constant, int_attribute
+from worker.quantizer.operators.linear import linear_view
 
 _Fresh = Callable[[int], np.ndarray]
 
@@ -80,22 +81,18 @@ def linear_layer(node: ir.Node, inputs: np.ndarray, fresh: _Fresh) -> Layer | No
         inputs: variables of its input channels, [in] or [1].
         fresh: makes variables for its results.
     """
-    weight = _own_constant(node, 1)
-    if weight is None or weight.ndim < 2 or weight.size == 0 or not np.isfinite(weight).all():
+    linear, weight = linear_view(node), _own_constant(node, 1)
+    if linear is None or weight is None or weight.size == 0 or not np.isfinite(weight).all():
         return None
-    has_bias = node.op_type != "MatMul" and len(node.inputs) > 2 and node.inputs[2] is not None
-    bias = constant(node.inputs[2]) if has_bias else None
-    if has_bias and (bias is None or bias.dtype != np.float32 or not np.isfinite(bias).all()):
+    if linear.stacked or linear.transposes_data or linear.alpha == 0.0:
         return None
-    if node.op_type == "Conv":
-        made = _conv(node, weight, inputs, fresh)
-    elif node.op_type == "ConvTranspose":
-        made = _conv_transpose(node, weight, inputs, fresh)
-    else:
-        made = _matrix(node, weight, inputs, fresh)
-    if made is None or (bias is not None and not _fits(bias, made.outputs.size)):
+    if linear.bias is not None and not _fits(constant(linear.bias), linear.out_channels):
         return None
-    return made
+    if inputs.size not in (1, linear.in_channels):
+        return None
+    inputs, outputs = np.broadcast_to(inputs, (linear.in_channels,)), fresh(linear.out_channels)
+    rows, columns = linear.along_outputs(outputs), linear.along_inputs(inputs)
+    return Layer(node, outputs, inputs, rows.reshape(rows.shape[:2]), columns.reshape(columns.shape[:2]))
 
 
 def diagonal_layer(node: ir.Node, inputs: np.ndarray, fresh: _Fresh) -> Layer | None:
@@ -118,44 +115,7 @@ def _own_constant(node: ir.Node, index: int) -> np.ndarray | None:
     return array if array is not None and array.dtype == np.float32 else None
 
 
-def _fits(bias: np.ndarray, channels: int) -> bool:
+def _fits(bias: np.ndarray | None, channels: int) -> bool:
+    if bias is None or bias.dtype != np.float32 or not np.isfinite(bias).all():
+        return False
     return bias.size == channels and (bias.ndim == 1 or (bias.ndim == 2 and bias.shape[0] == 1))
-
-
-def _conv(node: ir.Node, weight: np.ndarray, inputs: np.ndarray, fresh: _Fresh) -> Layer | None:
-    groups = int_attribute(node, "group", 1)
-    made, per_group = weight.shape[:2]
-    if inputs.size not in (1, groups * per_group) or made % groups:
-        return None
-    inputs = np.broadcast_to(inputs, (groups * per_group,))
-    outputs = fresh(made)
-    columns = inputs.reshape(groups, per_group)
-    columns = columns if groups == 1 else np.repeat(columns, made // groups, axis=0)
-    return Layer(node, outputs, inputs, outputs[:, None], columns)
-
-
-def _conv_transpose(node: ir.Node, weight: np.ndarray, inputs: np.ndarray, fresh: _Fresh) -> Layer | None:
-    groups = int_attribute(node, "group", 1)
-    taken, per_group = weight.shape[:2]
-    if inputs.size not in (1, taken) or taken % groups:
-        return None
-    inputs = np.broadcast_to(inputs, (taken,))
-    outputs = fresh(groups * per_group)
-    rows = outputs.reshape(groups, per_group)
-    rows = rows if groups == 1 else np.repeat(rows, taken // groups, axis=0)
-    return Layer(node, outputs, inputs, rows, inputs[:, None])
-
-
-def _matrix(node: ir.Node, weight: np.ndarray, inputs: np.ndarray, fresh: _Fresh) -> Layer | None:
-    if weight.ndim != 2 or int_attribute(node, "transA", 0):
-        return None
-    if node.op_type == "Gemm" and float_attribute(node, "alpha", 1.0) == 0.0:
-        return None
-    turned = node.op_type == "Gemm" and bool(int_attribute(node, "transB", 0))
-    taken, made = weight.shape[::-1] if turned else weight.shape
-    if inputs.size not in (1, taken):
-        return None
-    inputs, outputs = np.broadcast_to(inputs, (taken,)), fresh(made)
-    if turned:
-        return Layer(node, outputs, inputs, outputs[:, None], inputs[None, :])
-    return Layer(node, outputs, inputs, outputs[None, :], inputs[:, None])

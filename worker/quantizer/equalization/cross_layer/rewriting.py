@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from worker.quantizer.equalization.cross_layer.dataflow import Flow
 from worker.quantizer.equalization.cross_layer.layers import Layer
-from worker.quantizer.graph.affine import replace_constant
 from worker.quantizer.graph.values import Names, constant, name_of, node_name
+from worker.quantizer.preparation.affine import replace_constant
 
 
 def scale_layers(graph: ir.Graph, flow: Flow, factors: np.ndarray) -> list[str]:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from service.contracts.algorithms import CrossLayerEqualization
 from service.contracts.dtypes import is_block, is_float8, is_integer
+from service.contracts.reason import declare
 from worker.quantizer.equalization.cross_layer.absorbing import absorb, find_shifts, shifted
 from worker.quantizer.equalization.cross_layer.balance import Balance, Matrix, Problem, balance
 from worker.quantizer.equalization.cross_layer.cost import cost_in_words
@@ -26,44 +27,39 @@ from worker.quantizer.equalization.cross_layer.limiting import (
 from worker.quantizer.equalization.cross_layer.observing import Seen, find_silent, observed, quantized_values, watched
 from worker.quantizer.equalization.cross_layer.rewriting import cut_off, scale_layers
 from worker.quantizer.graph.values import name_of, node_name
+from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change, Workshop
+from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.rows import ChannelExtremes
+
+NO_PAIR = declare("no-pair-of-layers", "there are no two layers between which scale could move")
 
 _OWN_BIASES = ("int8", "int16")
 
 
-class CrossLayerEqualizationStep:
+class CrossLayerEqualizationStep(Step[CrossLayerEqualization]):
     """Moves scale between neighbouring layers of the float network."""
 
-    def __init__(self, spec: CrossLayerEqualization) -> None:
-        self.spec = spec
-        self.method = spec.method
-        self._applied = False
-
     def requests(self, draft: Draft) -> list[Request]:
-        """Extremes per channel of every tensor between layers; nothing more once it has been applied."""
-        if self._applied:
-            return []
+        """Extremes per channel of every tensor between layers."""
         flow = follow(draft.graph, through_normalizations=self.spec.stem)
         wanted = watched(flow, draft.plan, before_limits=self.spec.replace_relu6 == "relu")
         return [Request(tensor, ChannelExtremes(axis)) for tensor, axis in wanted.items()]
 
-    def apply(self, draft: Draft, workshop: Workshop) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
         """The equalized network, calibrated anew."""
-        self._applied = True
         model = draft.prepared.model.clone()
-        work = Equalizer(self.spec, choose_policy(self.spec, workshop.context.config), draft, model)
+        work = Equalizer(self.spec, choose_policy(self.spec, toolkit.case.config), draft, model)
         work.run()
         if not work.nodes:
-            return Change(None, (), work.summary())
+            return Change.nothing(NO_PAIR())
         if work.drops:
-            work.cost = cost_in_words(model, workshop)
-        op_types = {**draft.prepared.op_types, **work.op_types}
-        changed = workshop.recalibrate(replace(draft.prepared, model=model, op_types=op_types))
+            work.cost = cost_in_words(model, toolkit)
+        facts = draft.prepared.facts.with_op_types(work.op_types)
+        changed = toolkit.recalibrate(replace(draft.prepared, model=model, facts=facts))
         ranges = range_changes(draft, changed, work.flow, work.seen, work.factors)
         return Change(changed, tuple(work.nodes), work.summary(), ranges=ranges)
 
@@ -151,8 +147,6 @@ class Equalizer:
     def summary(self) -> str:
         """One sentence for the report."""
         scaled = int((self.factors != 1.0).sum())
-        if not self.nodes:
-            return "there are no two layers between which scale could move"
         parts = [f"{scaled} channels of {len(self.nodes)} layers scaled in {self.sweeps} sweeps"]
         if self.silent:
             parts.append(f"{self.silent} channels cut off that are 0 on all calibration data")
@@ -177,7 +171,7 @@ def _matrix(layer: Layer, plan: QuantizationPlan, *, append_bias: bool) -> Matri
     entry = plan.weights.get(name_of(node.inputs[1])) if node.inputs[1] is not None else None
     grid = None
     if layer.is_linear and entry is not None and _has_range(entry.spec.dtype):
-        grid = "tensor" if entry.axis is None else "row"
+        grid = "tensor" if entry.granularity == PER_TENSOR else "row"
     integers = None if entry is None else entry.quantization
     planned = plan.biases.get(node_name(node))
     own = planned is not None and planned.reason is None and planned.spec.dtype in _OWN_BIASES

@@ -14,29 +14,25 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.equalization.smooth_quant.channels import fits, lifted, reshaped, trimmed
-from worker.quantizer.graph.affine import replace_constant, scale_output_channels
-from worker.quantizer.graph.rewriting import rank_of, reduced_axes, scalar
+from worker.quantizer.graph.rewriting import rank_of, scalar
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     Names,
     constant,
-    int_attribute,
     is_constant,
     is_float32,
     name_of,
     node_name,
-    string_attribute,
 )
+from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind, parted
+from worker.quantizer.operators.labels import fits, lifted, trimmed
+from worker.quantizer.operators.linear import channel_axis, linear_view
+from worker.quantizer.preparation.affine import replace_constant
 
-_SAME = ("Identity", "Relu", "LeakyRelu", "Dropout")
-_POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
-_RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-_LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-# Inputs that hold a factor per channel, and the axis of the channels in the result: None for the last.
-_NORMS: dict[str, tuple[tuple[int, ...], int | None]] = {
-    "LayerNormalization": ((1, 2), None),
-    "RMSNormalization": ((1,), None),
+# Inputs that hold a factor per channel, and the axis of the channels in the result.
+_NORMS: dict[str, tuple[tuple[int, ...], int]] = {
+    "LayerNormalization": ((1, 2), -1),
+    "RMSNormalization": ((1,), -1),
     "InstanceNormalization": ((1, 2), 1),
     "BatchNormalization": ((1, 2), 1),
 }
@@ -98,8 +94,14 @@ class _Finder:
         if not is_float32(value) or value is not node.outputs[0]:
             return False
         self.tensors.append(name_of(value))
-        handler = _HANDLERS.get(node.op_type)
-        return handler is not None and handler(self, node, channels)
+        flow, rank = CHANNEL_FLOWS.get(node.op_type), rank_of(value)
+        if flow is None or rank is None:
+            return False
+        channels = lifted(channels, rank)
+        if flow.kind in _HANDLERS:
+            return _HANDLERS[flow.kind](self, node, channels)
+        before = flow.backward(node, channels) if flow.backward is not None else None
+        return before is not None and self.reach(node, 0, before, widened=flow.kind is Kind.REPEATED)
 
     def reach(self, node: ir.Node, index: int, channels: np.ndarray, *, widened: bool = False) -> bool:
         """The same for input ``index`` of ``node``, which alone must read it unless it is a constant.
@@ -119,13 +121,7 @@ class _Finder:
             return False
         return self.behind(value, channels)
 
-    # One handler per kind of operator: ``channels`` are those of its result.
-
-    def same(self, node: ir.Node, channels: np.ndarray) -> bool:
-        return self.reach(node, 0, channels)
-
-    def prelu(self, node: ir.Node, channels: np.ndarray) -> bool:
-        return is_constant(node.inputs[1]) and self.reach(node, 0, channels)
+    # One handler per kind of operator: ``channels`` are those of its result, of full rank.
 
     def clip(self, node: ir.Node, channels: np.ndarray) -> bool:
         """A lower limit of 0 or none, and no upper one."""
@@ -134,78 +130,9 @@ class _Finder:
         low_is_zero = not bounded[:1] or not bounded[0] or limits[0] == 0.0
         return low_is_zero and not any(bounded[1:]) and self.reach(node, 0, channels)
 
-    def pool(self, node: ir.Node, channels: np.ndarray) -> bool:
-        rank = rank_of(node.outputs[0])
-        return rank is not None and all(n == 1 for n in lifted(channels, rank).shape[2:]) and self.same(node, channels)
-
-    def reduce_mean(self, node: ir.Node, channels: np.ndarray) -> bool:
-        axes, rank = reduced_axes(node), rank_of(node.inputs[0])
-        if axes is None or rank is None:
-            return False
-        if int_attribute(node, "keepdims", 1):
-            whole = lifted(channels, rank)
-            return all(whole.shape[axis] == 1 for axis in axes) and self.reach(node, 0, whole)
-        whole = lifted(channels, rank - len(axes))
-        return self.reach(node, 0, np.expand_dims(whole, axes))
-
-    def pad(self, node: ir.Node, channels: np.ndarray) -> bool:
-        pads, rank = constant(node.inputs[1]), rank_of(node.inputs[0])
-        filling = node.inputs[2] if len(node.inputs) > 2 else None
-        if pads is None or rank is None or pads.size != 2 * rank:
-            return False
-        zeros = string_attribute(node, "mode", "constant") != "constant" or filling is None or scalar(filling) == 0.0
-        moved = np.abs(pads.reshape(2, rank)).sum(axis=0) > 0
-        varies = np.array(lifted(channels, rank).shape) > 1
-        return zeros and not (moved & varies).any() and self.reach(node, 0, channels)
-
-    def reshape(self, node: ir.Node, channels: np.ndarray) -> bool:
-        before = node.inputs[0]
-        found = None if before is None else reshaped(channels, node.outputs[0], before)
-        return found is not None and self.reach(node, 0, found)
-
-    def transpose(self, node: ir.Node, channels: np.ndarray) -> bool:
-        rank = rank_of(node.inputs[0])
-        if rank is None:
-            return False
-        order = node.attributes.get("perm")
-        permutation = list(order.as_ints()) if order is not None else list(range(rank))[::-1]
-        return self.reach(node, 0, lifted(channels, rank).transpose(np.argsort(permutation)))
-
-    def gather(self, node: ir.Node, channels: np.ndarray) -> bool:
-        """Rows of a table, or some positions of a tensor: the channels lie behind the axis."""
-        rank = rank_of(node.inputs[0])
-        if rank is None or int_attribute(node, "axis", 0) % rank + channels.ndim >= rank:
-            return False
-        return self.reach(node, 0, channels)
-
-    def expand(self, node: ir.Node, channels: np.ndarray) -> bool:
-        return self.reach(node, 0, channels, widened=True)
-
-    def slice(self, node: ir.Node, channels: np.ndarray) -> bool:
-        """Positions are cut off, channels are not."""
-        rank = rank_of(node.inputs[0])
-        axes = constant(node.inputs[3]) if len(node.inputs) > 3 else None
-        if rank is None or axes is None:
-            return False
-        whole = lifted(channels, rank)
-        return all(whole.shape[int(axis) % rank] == 1 for axis in axes.reshape(-1)) and self.reach(node, 0, channels)
-
     def concat(self, node: ir.Node, channels: np.ndarray) -> bool:
-        rank = rank_of(node.outputs[0])
-        if rank is None:
-            return False
-        whole, axis = lifted(channels, rank), int_attribute(node, "axis", 0) % rank
-        first = 0
-        for index, value in enumerate(node.inputs):
-            part = whole
-            if whole.shape[axis] > 1:
-                length = value.shape[axis] if value is not None and value.shape is not None else None
-                if not isinstance(length, int):
-                    return False
-                part, first = whole.take(range(first, first + length), axis), first + length
-            if not self.reach(node, index, part):
-                return False
-        return True
+        parts = parted(node, channels)
+        return parts is not None and all(self.reach(node, index, part) for index, part in enumerate(parts))
 
     def addition(self, node: ir.Node, channels: np.ndarray) -> bool:
         if node.inputs[0] is node.inputs[1]:
@@ -233,29 +160,21 @@ class _Finder:
         del self.folds[folds:], self.tensors[tensors:]
         return False
 
-    def matmul(self, node: ir.Node, channels: np.ndarray) -> bool:
-        if is_constant(node.inputs[1]):
-            return self.linear(node, channels)
-        rank = rank_of(node.outputs[0])
-        if rank is None or rank < 2 or (channels.ndim > 1 and channels.shape[-2] > 1):
-            return False
-        return self.reach(node, 1, channels)
-
     def linear(self, node: ir.Node, channels: np.ndarray) -> bool:
-        """Output channels of the weight, and the bias."""
-        weight, rank = node.inputs[1], rank_of(node.outputs[0])
-        array = constant(weight)
-        if array is None or rank is None or not is_float32(weight) or self._refused(node):
+        """Output channels of the weight, and the bias; or of the activation in place of a MatMul's weight."""
+        if node.op_type == "MatMul" and not is_constant(node.inputs[1]):
+            return channels.ndim > 1 and channels.shape[-2] == 1 and self.reach(node, 1, channels)
+        linear = linear_view(node)
+        if linear is None or self._refused(node):
             return False
-        axis = 1 if node.op_type in ("Conv", "ConvTranspose") else rank - 1
-        length = _output_channels(node, array)
-        whole = lifted(channels, rank)
-        if whole.shape[axis] not in (1, length) or whole.size != whole.shape[axis]:
+        if not is_constant(linear.weight) or not is_float32(linear.weight):
             return False
-        numbers = np.broadcast_to(whole.reshape(-1), (length,)).copy()
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
-        if bias is not None:
-            if not is_constant(bias) or not is_float32(bias):
+        size = channels.shape[channel_axis(node)]
+        if size not in (1, linear.out_channels) or channels.size != size:
+            return False
+        numbers = np.broadcast_to(channels.reshape(-1), (linear.out_channels,)).copy()
+        if linear.bias is not None:
+            if not is_constant(linear.bias) or not is_float32(linear.bias):
                 return False
             self.folds.append(Fold(node_name(node), 2, numbers, linear=True))
         self.folds.append(Fold(node_name(node), 1, numbers, linear=True))
@@ -263,50 +182,26 @@ class _Finder:
 
     def norm(self, node: ir.Node, channels: np.ndarray) -> bool:
         indices, axis = _NORMS[node.op_type]
-        rank = rank_of(node.outputs[0])
-        if rank is None or any(value.uses() for value in node.outputs[1:]):
-            return False
-        axis = rank - 1 if axis is None else axis
-        whole = lifted(channels, rank)
-        if whole.size != whole.shape[axis]:
+        if any(value.uses() for value in node.outputs[1:]) or channels.size != channels.shape[axis]:
             return False
         held = [index for index in indices if index < len(node.inputs) and node.inputs[index] is not None]
         for index in held:
             value = node.inputs[index]
             if not is_constant(value) or not is_float32(value) or rank_of(value) != 1:
                 return False
-            self.folds.append(Fold(node_name(node), index, whole.reshape(-1)))
+            self.folds.append(Fold(node_name(node), index, channels.reshape(-1)))
         return bool(held)
 
 
 _Handler = Callable[[_Finder, ir.Node, np.ndarray], bool]
-_HANDLERS: dict[str, _Handler] = {
-    **dict.fromkeys(_SAME, _Finder.same),
-    **dict.fromkeys(_POOLS, _Finder.pool),
-    **dict.fromkeys(_RESHAPES, _Finder.reshape),
-    **dict.fromkeys(_NORMS, _Finder.norm),
-    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), _Finder.linear),
-    **dict.fromkeys(("Add", "Sub"), _Finder.addition),
-    **dict.fromkeys(("Mul", "Div"), _Finder.product),
-    "MatMul": _Finder.matmul,
-    "PRelu": _Finder.prelu,
-    "Clip": _Finder.clip,
-    "ReduceMean": _Finder.reduce_mean,
-    "Pad": _Finder.pad,
-    "Transpose": _Finder.transpose,
-    "Gather": _Finder.gather,
-    "Expand": _Finder.expand,
-    "Slice": _Finder.slice,
-    "Concat": _Finder.concat,
+_HANDLERS: dict[Kind, _Handler] = {
+    Kind.LINEAR: _Finder.linear,
+    Kind.NORMALIZED: _Finder.norm,
+    Kind.LIMITED: _Finder.clip,
+    Kind.ADDED: _Finder.addition,
+    Kind.MULTIPLIED: _Finder.product,
+    Kind.JOINED: _Finder.concat,
 }
-
-
-def _output_channels(node: ir.Node, weight: np.ndarray) -> int:
-    if node.op_type == "Conv":
-        return int(weight.shape[0])
-    if node.op_type == "ConvTranspose":
-        return int(weight.shape[1]) * int_attribute(node, "group", 1)
-    return int(weight.shape[0 if int_attribute(node, "transB", 0) else -1])
 
 
 def folded(array: np.ndarray, fold: Fold, node: ir.Node, factors: np.ndarray) -> np.ndarray:
@@ -321,8 +216,9 @@ def folded(array: np.ndarray, fold: Fold, node: ir.Node, factors: np.ndarray) ->
     chosen = factors[fold.channels]
     if fold.divides:
         chosen = 1.0 / chosen
-    if fold.linear and fold.index == 1 and node.op_type != "MatMul":
-        return scale_output_channels(node, array, chosen)
+    linear = linear_view(node) if fold.linear and fold.index == 1 else None
+    if linear is not None:
+        chosen = linear.along_outputs(chosen)
     return np.asarray(array.astype(np.float64) * chosen, np.float32)
 
 

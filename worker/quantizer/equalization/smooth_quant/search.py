@@ -15,9 +15,10 @@ import numpy as np
 from service.contracts.calibration import MinMaxCalibration, NonOverflowCalibration
 from service.contracts.dtypes import is_block, needs_calibration
 from service.contracts.specs import ActivationSpec
-from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.numerics.rounded import RoundedGrid
-from worker.quantizer.plan.parameters import activation_grid, weight_grid
+from worker.quantizer.numerics.blocks import BlockGrid
+from worker.quantizer.numerics.minifloat import FloatGrid
+from worker.quantizer.operators.linear import WeightLayout
+from worker.quantizer.plan.grids import activation_grid, weight_grid
 from worker.quantizer.plan.types import Grid, WeightPlan
 from worker.quantizer.statistics.grids import Spec
 from worker.quantizer.statistics.ranges import range_reducer
@@ -43,20 +44,21 @@ class Matrix:
     Attributes:
         array: float32, in the layout in which it is stored.
         plan: how it is quantized.
-        transposed: whether it is [out, in].
+        layout: that layout.
     """
 
     array: np.ndarray
     plan: WeightPlan
-    transposed: bool
+    layout: WeightLayout
 
     def oriented(self, array: np.ndarray) -> np.ndarray:
         """``array``, in the stored layout, as [in, out]."""
-        return array.T if self.transposed else array
+        found: np.ndarray = self.layout.matrix(array)[0].T
+        return found
 
     def quantized(self, array: np.ndarray) -> np.ndarray:
         """``array``, in the stored layout, as its grid represents it."""
-        return weight_grid(array, self.plan).fake(array)
+        return weight_grid(array, self.plan.spec, self.plan.granularity).fake(array)
 
 
 @dataclass(frozen=True)
@@ -205,12 +207,12 @@ class SiteError:
         """The error with ``scale``, float64 [channels]."""
         problem = self._problem
         values = self._entering / scale.astype(np.float32)
-        values = _fake(values, self._grid(values, scale))
+        values = self._grid(values, scale).at_run_time().fake(values)
         made = [_maker_noise(maker, scale) for maker in problem.makers]
         total = 0.0
         for reader, expected, signal in zip(problem.readers, self._expected, self._signal, strict=True):
-            along = scale[None, :] if reader.transposed else scale[:, None]
-            matrix = reader.oriented(reader.quantized(np.asarray(reader.array * along, np.float32)))
+            smoothed = np.asarray(reader.array * reader.layout.along_inputs(scale), np.float32)
+            matrix = reader.oriented(reader.quantized(smoothed))
             total += _power(_product(values, matrix) - expected) / signal
             total += sum(_power(_product(noise, matrix)) for noise in made) / signal
         return total
@@ -218,7 +220,7 @@ class SiteError:
     def _grid(self, smoothed: np.ndarray, scale: np.ndarray) -> Grid:
         spec = self._problem.spec
         if not needs_calibration(spec.dtype):
-            return RoundedGrid(spec.dtype, 1 if is_block(spec.dtype) else None)
+            return BlockGrid(spec.dtype, 1) if is_block(spec.dtype) else FloatGrid(spec.dtype)
         if isinstance(spec.calibration, MinMaxCalibration | NonOverflowCalibration):
             low, high = (self._problem.low / scale).min(), (self._problem.high / scale).max()
             seen = np.array([[low, high]], np.float32)
@@ -231,9 +233,8 @@ class SiteError:
 
 def _maker_noise(maker: Maker, scale: np.ndarray) -> np.ndarray:
     """float32 [n, channels]: what rounding the weight of ``maker`` adds to the smoothed tensor."""
-    inverse = 1.0 / scale[maker.channels]
-    along = inverse[:, None] if maker.matrix.transposed else inverse[None, :]
-    weight = np.asarray(maker.matrix.array * along, np.float32)
+    inverse = maker.matrix.layout.along_outputs(1.0 / scale[maker.channels])
+    weight = np.asarray(maker.matrix.array * inverse, np.float32)
     lost = maker.matrix.oriented(maker.matrix.quantized(weight) - weight)
     noise = np.zeros((len(maker.rows), scale.size), np.float32)
     noise[:, maker.channels] = _product(maker.rows, lost)
@@ -249,19 +250,6 @@ def _product(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     np.matmul(stacked, matrix, out=made[:whole].reshape(blocks, _BLOCK_ROWS, matrix.shape[1]))
     np.matmul(rows[whole:], matrix, out=made[whole:])
     return made
-
-
-def _fake(values: np.ndarray, grid: Grid) -> np.ndarray:
-    """``values`` as one grid represents them at run time, float32; overwritten."""
-    if not isinstance(grid, IntegerGrid):
-        return grid.fake(values)
-    saturating = grid.at_run_time()
-    low, high = (np.float32(limit - int(grid.zero_point)) for limit in saturating.limits)
-    values /= grid.scale
-    np.rint(values, out=values)
-    np.clip(values, low, high, out=values)
-    values *= grid.scale
-    return values
 
 
 def _power(values: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +19,12 @@ from worker.quantizer.graph.values import (
     node_name,
     users,
 )
+from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.operators.linear import MATRIX_PRODUCTS, LinearNode, linear_view
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
 # Marks a node whose input and weight have been scaled, so that it is left alone from then on.
-_SMOOTHED = "quantmill.smoothed"
 
 
 @dataclass(frozen=True)
@@ -44,30 +46,31 @@ class Site:
     refusal: str | None = None
 
 
-def find_sites(graph: ir.Graph, plan: QuantizationPlan) -> list[Site]:
-    """All sites of a prepared main graph, in topological order of their first consumers."""
+def find_sites(graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str] = ()) -> list[Site]:
+    """All sites of a prepared main graph, in topological order of their first consumers.
+
+    Args:
+        graph: prepared main graph.
+        plan: made for it.
+        smoothed: consumers that have been dealt with.
+    """
     readers: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
-        if is_consumer(node, plan) and node.inputs[0] is not None:
+        if is_consumer(node, plan) and node_name(node) not in smoothed and node.inputs[0] is not None:
             readers.setdefault(node.inputs[0], []).append(node)
     sites = []
     for value, nodes in readers.items():
         length = axis_length(value, -1)
-        matching = [node for node in nodes if weight_rows(node) == length]
+        matching = [node for node in nodes if matrix_of(node).in_channels == length]
         if length is not None and matching:
             sites.append(_site(graph, plan, value, length, matching))
     return sites
 
 
-def mark_smoothed(node: ir.Node) -> None:
-    """Say that a consumer has been dealt with."""
-    node.meta[_SMOOTHED] = True
-
-
 def is_consumer(node: ir.Node, plan: QuantizationPlan) -> bool:
-    """True for a quantized MatMul or Gemm of an activation and a constant matrix that is not smoothed yet."""
+    """True for a quantized MatMul or Gemm of an activation and a constant matrix."""
     entry = plan.nodes.get(node_name(node))
-    if entry is None or entry.role is not Role.LINEAR or node.op_type not in ("MatMul", "Gemm"):
+    if entry is None or entry.role is not Role.LINEAR or node.op_type not in MATRIX_PRODUCTS:
         return False
     weight, value = node.inputs[1], node.inputs[0]
     return (
@@ -80,19 +83,7 @@ def is_consumer(node: ir.Node, plan: QuantizationPlan) -> bool:
         and not is_constant(value)
         and name_of(value) in plan.activations
         and not int_attribute(node, "transA", 0)
-        and _SMOOTHED not in node.meta
     )
-
-
-def weight_rows(node: ir.Node) -> int | None:
-    """Length of the axis that a consumer sums over."""
-    weight = node.inputs[1]
-    return None if weight is None else axis_length(weight, 1 if is_transposed(node) else 0)
-
-
-def is_transposed(node: ir.Node) -> bool:
-    """True if the weight of a consumer is [out, in]."""
-    return node.op_type == "Gemm" and bool(int_attribute(node, "transB", 0))
 
 
 def _site(graph: ir.Graph, plan: QuantizationPlan, value: ir.Value, length: int, nodes: list[ir.Node]) -> Site:
@@ -114,22 +105,23 @@ def _made_on_integers(value: ir.Value, graph: ir.Graph, plan: QuantizationPlan) 
 
 def _refuses(node: ir.Node, plan: QuantizationPlan) -> bool:
     """A convolution whose channels share one integer scale: unequal channels would cost it more than the site gains."""
-    if node.op_type in ("MatMul", "Gemm"):
+    if node.op_type in MATRIX_PRODUCTS:
         return False
     value = node.inputs[1]
     weight = plan.weights.get(name_of(value)) if value is not None else None
-    return weight is not None and weight.axis is None
+    return weight is not None and weight.granularity == PER_TENSOR
 
 
-def oriented(array: np.ndarray, node: ir.Node) -> np.ndarray:
-    """The weight of a MatMul or Gemm as [in, out]."""
-    return array.T if is_transposed(node) else array
+def matrix_of(node: ir.Node) -> LinearNode:
+    """A MatMul or Gemm of a constant weight.
 
-
-def rows_scaled(array: np.ndarray, node: ir.Node, scale: np.ndarray) -> np.ndarray:
-    """float32: the weight of a consumer, in its own layout, with input channel j multiplied by ``scale[j]``."""
-    along = scale[None, :] if is_transposed(node) else scale[:, None]
-    return np.asarray(array.astype(np.float64) * along, np.float32)
+    Raises:
+        ValueError: it is none.
+    """
+    linear = linear_view(node)
+    if linear is None:
+        raise ValueError(f"{node.name!r} multiplies by no matrix")
+    return linear
 
 
 def weight_of(node: ir.Node) -> np.ndarray:

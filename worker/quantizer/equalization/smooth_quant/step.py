@@ -10,24 +10,23 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.algorithms import SmoothQuant
+from service.contracts.reason import Reason, declare
 from worker.quantizer.equalization.smooth_quant.folding import Fold, apply_folds, folded
 from worker.quantizer.equalization.smooth_quant.search import Choice, Maker, Matrix, Problem, search
 from worker.quantizer.equalization.smooth_quant.sites import (
     Site,
     find_sites,
-    is_transposed,
-    mark_smoothed,
-    rows_scaled,
+    matrix_of,
     upstream_grid,
     weight_of,
 )
-from worker.quantizer.graph.affine import replace_constant
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
-from worker.quantizer.plan.candidates import STAYS_FLOAT
-from worker.quantizer.plan.parameters import weight_grid
+from worker.quantizer.numerics.granularity import PER_TENSOR
+from worker.quantizer.plan.grids import weight_grid
 from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.preparation.affine import replace_constant
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change, Workshop
+from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.rows import ChannelExtremes, RowSample
 
@@ -36,34 +35,42 @@ _WORTH_A_FOLD, _WORTH_A_MUL = 0.02, 0.5
 _NAMED_AT_MOST = 5
 _ROWS = 512
 
+SCALES_CHANNELS = declare(
+    "scales-channels",
+    "it scales channels in front of the quantizer, so that they need less than one range",
+    by_design=True,
+)
+NO_PRODUCT = declare("no-product-to-smooth", "there is no quantized MatMul or Gemm with a constant weight")
+ALL_LEFT_ALONE = declare("all-tensors-left-alone", "no tensor could be smoothed")
 
-class SmoothQuantStep:
+
+class SmoothQuantStep(Step[SmoothQuant]):
     """Moves scale from activations into weights; see ``search`` for how much and ``folding`` for where it goes."""
-
-    def __init__(self, spec: SmoothQuant) -> None:
-        self.spec = spec
-        self.method = spec.method
 
     def requests(self, draft: Draft) -> list[Request]:
         """Extremes and a sample of rows of every tensor that could be smoothed."""
-        sites = [site for site in find_sites(draft.graph, draft.plan) if self._refusal(site) is None]
+        found = find_sites(draft.graph, draft.plan, draft.prepared.facts.smoothed)
+        sites = [site for site in found if self._refusal(site) is None]
         return [
             Request(site.tensor, reducer) for site in sites for reducer in (ChannelExtremes(), RowSample(rows=_ROWS))
         ]
 
-    def apply(self, draft: Draft, workshop: Workshop) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
         """The network with scales moved, calibrated anew."""
         model = draft.prepared.model.clone()
-        smoother = _Smoother(model.graph, draft.plan, self._seen(draft, workshop))
+        smoother = _Smoother(model.graph, draft.plan, self._seen(draft, toolkit))
         outcome = _Outcome()
-        for site in find_sites(model.graph, draft.plan):
-            workshop.context.run.check()
+        facts = draft.prepared.facts
+        for site in find_sites(model.graph, draft.plan, facts.smoothed):
+            toolkit.services.run.check()
             refusal = self._refusal(site) or smoother.smooth(site, self.spec.alpha, outcome)
             if refusal is not None:
                 outcome.left[site.tensor] = refusal
         if not outcome.nodes:
-            return Change(None, (), outcome.summary())
-        changed = workshop.recalibrate(replace(draft.prepared, model=model), base=draft, touched=outcome.scaled)
+            return Change.nothing(outcome.why_nothing())
+        facts = facts.with_smoothed(outcome.nodes).with_kept_float(dict.fromkeys(outcome.muls, SCALES_CHANNELS()))
+        smoothed = replace(draft.prepared, model=model, facts=facts)
+        changed = toolkit.recalibrate(smoothed, base=draft, touched=outcome.scaled)
         return Change(changed, tuple(outcome.nodes), outcome.summary())
 
     def _refusal(self, site: Site) -> str | None:
@@ -71,14 +78,14 @@ class SmoothQuantStep:
             return "nothing before it can take the scale in, and insert_mul is off"
         return site.refusal
 
-    def _seen(self, draft: Draft, workshop: Workshop) -> dict[str, _Seen]:
+    def _seen(self, draft: Draft, toolkit: Toolkit) -> dict[str, _Seen]:
         seen: dict[str, _Seen] = {}
         for request in draft.statistics[self.method]:
             known = seen.setdefault(request.tensor, _Seen())
             if isinstance(request.reducer, ChannelExtremes):
                 known.extremes = request.reducer.result()
             elif isinstance(request.reducer, RowSample):
-                known.rows = request.reducer.result(first_sample=workshop.first_sample)
+                known.rows = request.reducer.result(first_sample=toolkit.first_sample)
         return seen
 
 
@@ -99,11 +106,14 @@ class _Outcome:
     takers: Counter[str] = field(default_factory=Counter)
     left: dict[str, str] = field(default_factory=dict)
     scaled: set[str] = field(default_factory=set)
+    muls: list[str] = field(default_factory=list)
+
+    def why_nothing(self) -> Reason:
+        """Why no tensor was smoothed."""
+        return ALL_LEFT_ALONE.saying(self.summary()) if self.left else NO_PRODUCT()
 
     def summary(self) -> str:
         """One sentence for the report."""
-        if not self.nodes and not self.left:
-            return "there is no quantized MatMul or Gemm with a constant weight"
         parts = [f"{len(self.alphas)} of {len(self.alphas) + len(self.left)} tensors smoothed"]
         if self.alphas:
             parts[0] += f", alpha {min(self.alphas):g} to {max(self.alphas):g}"
@@ -140,12 +150,12 @@ class _Smoother:
             return "no alpha makes its layers' error much smaller"
         for name in site.consumers:
             node = self._nodes[name]
-            array = rows_scaled(weight_of(node), node, choice.scale)
+            along = matrix_of(node).along_inputs(choice.scale)
+            array = np.asarray(weight_of(node).astype(np.float64) * along, np.float32)
             replace_constant(self._graph, node, 1, self._weights[name], array, self._names)
             self._scales[name] = choice.scale
-            mark_smoothed(node)
         if site.folding is None:
-            self._insert_mul(site, choice.scale)
+            outcome.muls.append(self._insert_mul(site, choice.scale))
             outcome.takers["Mul of their own"] += 1
         else:
             apply_folds(self._graph, site.folding.folds, 1.0 / choice.scale, self._names)
@@ -178,7 +188,7 @@ class _Smoother:
 
     def _matrix(self, name: str) -> Matrix:
         node = self._nodes[name]
-        return Matrix(weight_of(node), self._plan.weights[self._weights[name]], is_transposed(node))
+        return Matrix(weight_of(node), self._plan.weights[self._weights[name]], matrix_of(node))
 
     def _makers(self, site: Site) -> list[Maker]:
         """Layers whose one scale for all channels has to hold the scaled columns."""
@@ -189,11 +199,12 @@ class _Smoother:
             node = self._nodes[fold.node]
             seen = self._seen.get(self._reads.get(fold.node, ""))
             plan = self._plan.weights[self._weights[fold.node]]
-            if seen is None or seen.rows is None or plan.axis is not None:
+            linear = matrix_of(node)
+            if seen is None or seen.rows is None or plan.granularity != PER_TENSOR or linear.stacked:
                 continue
             scale = self._scales.get(fold.node)
             rows = seen.rows if scale is None else np.asarray(seen.rows / scale, np.float32)
-            found.append(Maker(rows, Matrix(weight_of(node), plan, is_transposed(node)), fold.channels))
+            found.append(Maker(rows, Matrix(weight_of(node), plan, linear), fold.channels))
         return found
 
     def _rounded(self, site: Site, rows: np.ndarray) -> np.ndarray | None:
@@ -215,7 +226,7 @@ class _Smoother:
             wanted = folded(array, fold, node, 1.0 / scale)
             if wanted.size != scale.size or not wanted.all():
                 continue
-            held = weight_grid(wanted, entry).fake(wanted)
+            held = weight_grid(wanted, entry.spec, entry.granularity).fake(wanted)
             ratio = np.ones(scale.size)
             ratio[np.broadcast_to(fold.channels, wanted.shape).reshape(-1)] = np.where(
                 held == 0, 1.0, wanted / np.where(held == 0, 1, held)
@@ -223,13 +234,13 @@ class _Smoother:
             scale = scale * ratio
         return scale
 
-    def _insert_mul(self, site: Site, scale: np.ndarray) -> None:
+    def _insert_mul(self, site: Site, scale: np.ndarray) -> str:
+        """Scale the site by a node of its own; returns that node's name."""
         value = self._values[site.tensor]
         factor = add_initializer(
             self._graph, self._names.free(f"{site.tensor}_smoothing"), np.asarray(1.0 / scale, np.float32)
         )
         mul = ir.node("Mul", [value, factor], name=self._names.free(f"{site.tensor}_Smooth"))
-        mul.meta[STAYS_FLOAT] = "it scales channels in front of the quantizer, so that they need less than one range"
         made = mul.outputs[0]
         made.name, made.dtype = self._names.free(f"{site.tensor}_smoothed"), ir.DataType.FLOAT
         made.shape = value.shape.copy() if value.shape is not None else None
@@ -237,6 +248,7 @@ class _Smoother:
         self._graph.insert_before(first, mul)
         for name in site.consumers:
             self._nodes[name].replace_input_with(0, made)
+        return node_name(mul)
 
 
 def _input_names(nodes: Mapping[str, ir.Node], index: int) -> dict[str, str]:

@@ -10,9 +10,9 @@ from worker.quantizer.evaluation.metrics.distances import (
     IDENTICAL_DB,
     Agreement,
     Distance,
+    Distances,
     Divergence,
     class_scores,
-    comparable,
     decisions,
 )
 from worker.quantizer.evaluation.metrics.metric_set import Metrics, MetricSet, metric_words, rounded
@@ -22,6 +22,7 @@ __all__ = [
     "Accuracy",
     "Agreement",
     "Distance",
+    "Distances",
     "Divergence",
     "Meter",
     "MetricSet",
@@ -29,7 +30,6 @@ __all__ = [
     "Seen",
     "UnfitError",
     "class_scores",
-    "comparable",
     "decisions",
     "metric_words",
     "rounded",

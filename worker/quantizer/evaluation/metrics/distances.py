@@ -6,22 +6,13 @@ SQNR = 10 log10(sum x^2 / sum (x - x~)^2) in dB, x float and x~ quantized; 200 d
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
 from worker.quantizer.evaluation.metrics.base import parts
 
 IDENTICAL_DB = 200.0
-
-
-def comparable(expected: object, got: object) -> bool:
-    """True for two outputs that have a distance: arrays of one shape, of floats."""
-    return (
-        isinstance(expected, np.ndarray)
-        and isinstance(got, np.ndarray)
-        and expected.shape == got.shape
-        and expected.dtype.kind == "f"
-    )
 
 
 class Distance:
@@ -64,6 +55,11 @@ class Distance:
         return min(IDENTICAL_DB, 10.0 * math.log10(self._signal / self._noise))
 
     @property
+    def relative_noise(self) -> float:
+        """Sum (x - x~)^2 / sum x^2; the numerator alone where x is all zero."""
+        return self._noise / self._signal if self._signal else self._noise
+
+    @property
     def psnr_db(self) -> float | None:
         """10 log10(max |x|^2 / mean (x - x~)^2) in dB; None before the first value or if not finite."""
         if not self._count or self.is_undefined:
@@ -85,13 +81,33 @@ class Distance:
 
     @property
     def cosine(self) -> float | None:
-        """In [-1, 1]; None where either tensor is all zero or not finite."""
+        """In [-1, 1], 0 where x~ alone is all zero; None where x is, or either is not finite."""
         if self._noise == 0.0 and self._count:
             return 1.0
         product = self._signal * self._twin
-        if not math.isfinite(product) or product == 0.0:
+        if not math.isfinite(product) or self._signal == 0.0:
             return None
-        return max(-1.0, min(1.0, self._dot / math.sqrt(product)))
+        return max(-1.0, min(1.0, self._dot / math.sqrt(product))) if product else 0.0
+
+
+class Distances:
+    """The distances of all outputs of floats, by name."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Distance] = {}
+
+    def update(self, pairs: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> None:
+        """Take in one batch: name, float and quantized output of the same shape."""
+        for name, reference, twin in pairs:
+            if reference.dtype.kind == "f":
+                self.of.setdefault(name, Distance()).update(reference, twin)
+
+    @property
+    def worst_db(self) -> float | None:
+        """SQNR of the worst output in dB; None if there is none, or one is not finite."""
+        figures = [distance.sqnr_db for distance in self.of.values()]
+        known = [figure for figure in figures if figure is not None]
+        return min(known) if known and len(known) == len(figures) else None
 
 
 class Agreement:

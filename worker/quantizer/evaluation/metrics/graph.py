@@ -17,10 +17,11 @@ from service.contracts.model import TensorInfo
 from service.contracts.pointers import below
 from worker.quantizer.data.preprocess import model_dtype
 from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitError, finite
-from worker.quantizer.graph.external_data import is_external
-from worker.quantizer.graph.loading import check_tensors, load_model, parse_proto, tensors_of
-from worker.quantizer.intake import check_structure, tensor_infos
-from worker.quantizer.runtime import Session, serialized, to_bytes
+from worker.quantizer.graph.serialized import serialized, to_bytes
+from worker.quantizer.intake.external_data import is_external
+from worker.quantizer.intake.inspect import check_structure, tensor_infos
+from worker.quantizer.intake.loading import check_tensors, load_model, parse_proto, tensors_of
+from worker.quantizer.runtime.session import Session
 
 _HINT = "Make the graph with opset 11 or later of standard operators, and try it in onnxruntime."
 

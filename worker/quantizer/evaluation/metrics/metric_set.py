@@ -11,33 +11,7 @@ from typing import Any
 from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation import DEFAULT_METRICS, EvaluationSpec
 from service.contracts.evaluation_checks import EVALUATION_POINTER, check_evaluation, find_output
-from service.contracts.metrics import (
-    F1,
-    KL,
-    L2,
-    MAE,
-    PSNR,
-    RMSE,
-    SQNR,
-    AccuracyAtK,
-    Agreement,
-    Cosine,
-    Facts,
-    GraphMetric,
-    MeanAveragePrecision,
-    MeanIoU,
-    Metric,
-    MetricBase,
-    Pearson,
-    PerClassAccuracy,
-    Perplexity,
-    Precision,
-    Recall,
-    Spearman,
-    Top1,
-    Top5,
-    WordErrorRate,
-)
+from service.contracts.metrics import Facts, GraphMetric, Metric, WordErrorRate
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Batch, Dataset, choose_batch_size
 from worker.quantizer.evaluation.metrics.accuracy import Accuracy
@@ -46,34 +20,41 @@ from worker.quantizer.evaluation.metrics.classes import FScore, IntersectionOver
 from worker.quantizer.evaluation.metrics.detection import AveragePrecision
 from worker.quantizer.evaluation.metrics.fidelity import Nearness, RowDivergence, SameDecision
 from worker.quantizer.evaluation.metrics.graph import GraphMeter, GraphProgram
-from worker.quantizer.evaluation.metrics.sequences import Perplexity as PerplexityMeter
-from worker.quantizer.evaluation.metrics.sequences import WordErrors
-from worker.quantizer.evaluation.metrics.values import AbsoluteError, Correlation, RankCorrelation, SquareError
-from worker.quantizer.run import Run
-from worker.quantizer.runtime import Session
+from worker.quantizer.evaluation.metrics.sequences import Perplexity, WordErrors
+from worker.quantizer.evaluation.metrics.values import (
+    AbsoluteError,
+    Correlation,
+    Determination,
+    RankCorrelation,
+    SquareError,
+)
+from worker.quantizer.run.interface import Run
+from worker.quantizer.runtime.session import Session
 
-_METERS: dict[type[MetricBase], Callable[[Any], Meter]] = {
-    Top1: TopK,
-    Top5: TopK,
-    AccuracyAtK: TopK,
-    PerClassAccuracy: TopK,
-    MeanIoU: IntersectionOverUnion,
-    F1: FScore,
-    Precision: FScore,
-    Recall: FScore,
-    MeanAveragePrecision: AveragePrecision,
-    RMSE: SquareError,
-    MAE: AbsoluteError,
-    Pearson: Correlation,
-    Spearman: RankCorrelation,
-    WordErrorRate: WordErrors,
-    Perplexity: PerplexityMeter,
-    Agreement: SameDecision,
-    Cosine: Nearness,
-    SQNR: Nearness,
-    PSNR: Nearness,
-    L2: Nearness,
-    KL: RowDivergence,
+# Each takes the metric; one given as a graph has a meter made of its program.
+METERS: dict[str, Callable[[Any], Meter]] = {
+    "top1": TopK,
+    "top5": TopK,
+    "accuracy_at_k": TopK,
+    "per_class_accuracy": TopK,
+    "mean_iou": IntersectionOverUnion,
+    "f1": FScore,
+    "precision": FScore,
+    "recall": FScore,
+    "map": AveragePrecision,
+    "rmse": SquareError,
+    "mae": AbsoluteError,
+    "r2": Determination,
+    "pearson": Correlation,
+    "spearman": RankCorrelation,
+    "word_error_rate": WordErrors,
+    "perplexity": Perplexity,
+    "agreement": SameDecision,
+    "cosine": Nearness,
+    "sqnr": Nearness,
+    "psnr": Nearness,
+    "l2": Nearness,
+    "kl": RowDivergence,
 }
 _HINT = "Name the output and the array that belong together, and look up the metric's shapes at /docs."
 _LABEL_BLOCK = 256
@@ -227,7 +208,7 @@ class Metrics:
                 {name: str(of) for name, of in sources["reference"].items()},
                 sources["array"],
             )
-        maker = _METERS[type(metric)]
+        maker = METERS[metric.kind]
         outputs = {place: str(find_output(ref, names)) for place, ref in metric.output_refs().items()}
         return _Bound(
             metric,

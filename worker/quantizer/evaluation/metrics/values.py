@@ -59,6 +59,8 @@ class AbsoluteError(SquareError):
 class Correlation(Meter):
     """Pearson's correlation, column by column; moments are merged as in Chan, Golub and LeVeque 1979."""
 
+    NO_VALUE = "a column of the output or of the targets is constant, or not finite"
+
     def __init__(self, metric: RegressionMetric) -> None:
         self._count = 0
         self._means: tuple[Array, Array] | None = None
@@ -94,13 +96,13 @@ class Correlation(Meter):
         self._count = total
 
     def value(self) -> float | None:
-        """Mean over the columns, in [-1, 1]; None if one has no correlation."""
+        """Mean over the columns; None if one has no value."""
         found = self._columns()
         if found is None:
             self.undefined = self.undefined or "there are no values"
             return None
         if not np.isfinite(found).all():
-            self.undefined = "a column of the output or of the targets is constant, or not finite"
+            self.undefined = self.NO_VALUE
             return None
         return float(found.mean())
 
@@ -117,6 +119,28 @@ class Correlation(Meter):
         a, b, c = self._moments
         with np.errstate(divide="ignore", invalid="ignore"):
             found: Array = np.clip(c / np.sqrt(a * b), -1.0, 1.0)
+        return found
+
+
+class Determination(Correlation):
+    """Coefficient of determination, column by column."""
+
+    NO_VALUE = "a column of the targets is constant, or one of the output is not finite"
+
+    def __init__(self, metric: RegressionMetric) -> None:
+        super().__init__(metric)
+        self._residual: Array | float = 0.0
+
+    def add(self, x: Array, y: Array) -> None:
+        """Take in rows [samples, column] of both."""
+        super().add(x, y)
+        self._residual = self._residual + np.square(x - y).sum(axis=0)
+
+    def _columns(self) -> Array | None:
+        if self._moments is None:
+            return None
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found: Array = 1.0 - self._residual / self._moments[1]
         return found
 
 

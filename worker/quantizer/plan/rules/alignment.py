@@ -8,8 +8,8 @@ import numpy as np
 
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
+from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.profile import RuleContext
-from worker.quantizer.plan.rules.requantizing import GridEditor
 from worker.quantizer.plan.types import Decision, Role
 
 
@@ -51,7 +51,7 @@ def align_concat(context: RuleContext) -> list[Decision]:
             grid = plan.activations[source].quantization
             if isinstance(grid, IntegerGrid):
                 members.setdefault(groups.find(source), {})[source] = grid
-    editor, made = GridEditor(context.graph, plan), []
+    moved, made = {}, []
     for grids in members.values():
         dtypes = {grid.dtype for grid in grids.values()}
         if len(dtypes) > 1:
@@ -63,8 +63,8 @@ def align_concat(context: RuleContext) -> list[Decision]:
             if grid.scale != wide.scale or grid.zero_point != wide.zero_point:
                 what = f"scale {float(grid.scale):.4g} -> {float(wide.scale):.4g}"
                 made.append(Decision("align_concat", source, what, "operands and result of a Concat share a grid"))
-                editor.set_activation(source, wide)
-    editor.finish()
+                moved[source] = wide
+    Parameters(context.graph, plan).move(sources=moved)
     return made
 
 

@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from service.contracts.reason import declare
 from worker.quantizer.graph.values import is_constant, node_name, users
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
+
+FEEDS_SENSITIVE = declare(
+    "feeds-sensitive-operator",
+    "it only feeds {op_type}, which needs more digits than integers have",
+    hint="Use BatchNormalization in place of a normalization written out.",
+)
 
 _DANGEROUS = ("Div", "Exp", "Log", "Pow", "Reciprocal", "Sqrt")
 
@@ -38,7 +45,7 @@ def float_chains(context: RuleContext) -> list[Decision]:
         if None in causes:
             continue
         chained[entry.name] = causes[0] or ""
-        entry.role, entry.reason = None, f"it only feeds {causes[0]}, which needs more digits than integers have"
+        entry.role, entry.reason = None, FEEDS_SENSITIVE(op_type=causes[0])
         why = "terms of a normalization vanish on one grid"
         made.append(Decision("float_chains", entry.name, "left in float", why))
     return made[::-1]

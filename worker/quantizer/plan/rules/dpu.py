@@ -25,9 +25,6 @@ from worker.quantizer.plan.head_nodes import find_heads
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision
 
-# Marks a Mul by a constant that simulates rounding inside the node before it: no Q/DQ pair stands between the two.
-SIMULATED = "quantmill.simulated"
-
 _SIXTH = 1.0 / 6.0
 _DPU_SIXTH = 2731.0 / 16384.0
 _ALPHA_TOLERANCE = 1e-3
@@ -206,7 +203,7 @@ def _multiply(context: RuleContext, node: ir.Node, factor: float, names: Names) 
     result = node.outputs[0]
     scale = add_initializer(context.graph, names.free(f"{node_name(node)}_factor"), np.asarray(factor, np.float32))
     product = ir.node("Mul", [result, scale], name=names.free(f"{node_name(node)}_simulated"))
-    product.meta[SIMULATED] = True
+    context.simulated.add(node_name(product))
     made = product.outputs[0]
     made.type, made.shape = result.type, result.shape
     readers = [usage for usage in result.uses() if usage.node is not product]
@@ -223,7 +220,6 @@ def _multiply(context: RuleContext, node: ir.Node, factor: float, names: Names) 
 
 
 __all__ = [
-    "SIMULATED",
     "div_to_mul",
     "dpu_average_pool",
     "dpu_hard_sigmoid",

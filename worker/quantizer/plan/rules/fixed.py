@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.profile import RuleContext
-from worker.quantizer.plan.rules.requantizing import GridEditor
 from worker.quantizer.plan.types import Decision
 
 # (operator, type): scale and zero point, by onnxruntime's get_qnn_qdq_config.
@@ -22,7 +22,7 @@ _FIXED = {
 
 def fixed_sigmoid_tanh(context: RuleContext) -> list[Decision]:
     """16-bit results of Sigmoid and Tanh get the one grid that QNN takes."""
-    editor, made = GridEditor(context.graph, context.plan), []
+    moved, made = {}, []
     for node in context.graph:
         name = node.outputs[0].name or ""
         entry = context.plan.activations.get(name)
@@ -37,8 +37,8 @@ def fixed_sigmoid_tanh(context: RuleContext) -> list[Decision]:
             symmetric=False,
         )
         if (float(grid.scale), int(grid.zero_point)) != (scale, zero_point):
-            editor.set_activation(entry.source, fixed)
+            moved[entry.source] = fixed
             what = f"scale {float(grid.scale):.3g} -> {scale:.3g}, zero_point {int(grid.zero_point)} -> {zero_point}"
             made.append(Decision("fixed_sigmoid_tanh", name, what, "QNN takes 16-bit results on this grid only"))
-    editor.finish()
+    Parameters(context.graph, context.plan).move(sources=moved)
     return made

@@ -13,11 +13,19 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from service.contracts.reason import declare
 from worker.quantizer.graph.values import node_name
+from worker.quantizer.operators.channels import MOVERS
 from worker.quantizer.plan.candidates import may_return_float
-from worker.quantizer.plan.head_nodes import MOVERS, find_heads
+from worker.quantizer.plan.head_nodes import find_heads
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
+
+_KEEP = "Switch the target option float_heads off to quantize it all the same."
+MIXED_HEAD = declare("scores-beside-others", "it puts scores within [0, 1] beside results of any size", hint=_KEEP)
+MAKES_SCORES = declare(
+    "makes-scores", "it makes scores: {op_type} turns a rounding step into a relative error", hint=_KEEP
+)
 
 _EXPONENTIAL = ("Sigmoid", "Softmax", "LogSoftmax", "Exp")
 _WITHIN_ONE = ("Sigmoid", "HardSigmoid", "Softmax")
@@ -36,7 +44,7 @@ def float_mixed_heads(context: RuleContext) -> list[Decision]:
         if node.op_type == "Concat" and node in heads and entry.quantized:
             bounded = [_origin(value).op_type in _WITHIN_ONE for value in _made(node)]
             if any(bounded) and not all(bounded):
-                entry.role, entry.reason = None, "it puts scores within [0, 1] beside results of any size"
+                entry.role, entry.reason = None, MIXED_HEAD()
                 why = "on one grid the scores would vanish"
                 made.append(Decision("float_heads", entry.name, "left in float", why))
     return made
@@ -53,8 +61,7 @@ def _float_scores(context: RuleContext) -> Iterator[Decision]:
         entry = context.plan.nodes.get(node_name(origin)) if origin is not None else None
         if origin is None or entry is None or entry.role is not Role.LINEAR or may_return_float(origin):
             continue
-        entry.role = None
-        entry.reason = f"it makes scores: {node.op_type} turns a rounding step into a relative error"
+        entry.role, entry.reason = None, MAKES_SCORES(op_type=node.op_type)
         yield Decision("float_heads", entry.name, "left in float", f"{node.op_type} makes scores of its result")
 
 

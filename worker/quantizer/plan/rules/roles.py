@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from service.contracts.reason import declare
 from worker.quantizer.graph.values import is_constant, node_name
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
+
+TWO_ACTIVATIONS = declare(
+    "two-activations",
+    "both operands of this MatMul are activations",
+    hint="Switch the target option matmul_constant_b_only off to quantize it.",
+)
 
 
 def share_grid(*op_types: str) -> Callable[[RuleContext], list[Decision]]:
@@ -31,7 +38,7 @@ def matmul_constant_b_only(context: RuleContext) -> list[Decision]:
     for node in context.graph:
         entry = context.plan.nodes[node_name(node)]
         if node.op_type == "MatMul" and entry.quantized and not is_constant(node.inputs[1]):
-            entry.role, entry.reason = None, "both operands of this MatMul are activations"
+            entry.role, entry.reason = None, TWO_ACTIVATIONS()
             why = "the NPU's kernel wants a constant B"
             made.append(Decision("matmul_constant_b_only", entry.name, "left in float", why))
     return made

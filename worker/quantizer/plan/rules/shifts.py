@@ -15,12 +15,12 @@ import onnx_ir as ir
 from service.contracts.errors import EngineError
 from worker.quantizer.graph.values import node_name, users
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.operators.linear import LINEAR
 from worker.quantizer.plan.carrying import carrier
+from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.rules.alignment import Groups
-from worker.quantizer.plan.rules.dpu import SIMULATED
 from worker.quantizer.plan.rules.positions import Limit, Positions, Settled, Variable, at_position, position, settle
-from worker.quantizer.plan.rules.requantizing import GridEditor
 from worker.quantizer.plan.types import Decision, Grid, Role
 
 SHIFT_RULES = (
@@ -94,9 +94,8 @@ class _Positioning:
             else:
                 self._given[variable] = found
         if unknown:
-            note = f"{unknown} tensors have no single power-of-two scale: the NPU's shift limits cannot be kept there"
-            if note not in plan.notes:
-                plan.notes.append(note)
+            why = "have no single power-of-two scale: the NPU's shift limits cannot be kept there"
+            self._context.journal.note(f"{unknown} tensors {why}")
 
     def _root(self, variable: Variable) -> Variable:
         kind, name = self._groups.find(":".join(variable)).split(":", 1)
@@ -134,6 +133,22 @@ class _Positioning:
         """The bias of a node, if it has a position of its own."""
         found = ("bias", node_name(node))
         return found if found in self._given else None
+
+    def gated(self, node: ir.Node) -> int | None:
+        """Index of the operand of a Mul that is the (hard) sigmoid of the other."""
+        for index, value in enumerate(node.inputs):
+            producer = value.producer() if value is not None else None
+            if producer is not None and self._is_fused(producer) and producer.inputs[0] is not None:
+                producer = producer.inputs[0].producer()
+            if producer is None or producer.op_type not in ("HardSigmoid", "Sigmoid"):
+                continue
+            if producer.inputs[0] is node.inputs[1 - index]:
+                return index
+        return None
+
+    def _is_fused(self, node: ir.Node) -> bool:
+        """True for the factor that simulates rounding inside the node before it."""
+        return self._plan.nodes[node_name(node)].role is Role.FUSED
 
     def leaks(self, node: ir.Node) -> bool:
         """True if a LeakyRelu is fused with ``node``."""
@@ -186,18 +201,19 @@ class _Positioning:
             self._decisions.append(Decision(rule, variable[1], f"position {found} -> {now}", why))
 
     def _apply(self, settled: Settled) -> None:
-        editor, plan = GridEditor(self._context.graph, self._plan), self._plan
+        plan = self._plan
+        grids: dict[str, Callable[[str], Grid | None]] = {
+            "activation": lambda name: plan.activations[name].quantization,
+            "weight": lambda name: plan.weights[name].quantization,
+            "bias": lambda name: plan.biases[name].quantization,
+        }
+        moved: dict[str, dict[str, IntegerGrid]] = {kind: {} for kind in grids}
         for (kind, name), found in self._given.items():
             now = settled.positions[self._root((kind, name))]
-            if now == found:
-                continue
-            if kind == "activation":
-                editor.set_activation(name, _moved(plan.activations[name].quantization, now))
-            elif kind == "weight":
-                editor.set_weight(name, _moved(plan.weights[name].quantization, now))
-            else:
-                editor.set_bias(name, _moved(plan.biases[name].quantization, now))
-        editor.finish()
+            if now != found:
+                moved[kind][name] = _moved(grids[kind](name), now)
+        parameters = Parameters(self._context.graph, plan)
+        parameters.move(sources=moved["activation"], weights=moved["weight"], biases=moved["bias"])
 
 
 def _moved(grid: Grid | None, wanted: int) -> IntegerGrid:
@@ -217,10 +233,10 @@ def _node_limits(
         yield from _addition(operands, out)
     elif node.op_type == "Mul" and len(operands) == 2 and out is not None:
         yield _product("shift_write", operands, out, _MUL_RIGHT, prefer=None)
-        gate = _gated(node)
+        gate = where.gated(node)
         if gate is not None:
             yield _product("shift_swish", operands, out, _SWISH_RIGHT, prefer=operands[1 - gate])
-    elif node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and None not in inputs[:2]:
+    elif node.op_type in LINEAR and None not in inputs[:2]:
         yield from _linear(operands[0], operands[1], out, where.bias_of(node), leaks=where.leaks(node))
     elif node.op_type == "HardSigmoid" and operands and out is not None:
         yield _hard_sigmoid(operands[0], out)
@@ -283,16 +299,3 @@ def _hard_sigmoid(source: Variable, out: Variable) -> _Found:
 
     why = "HardSigmoid reads positions 0 to 15 and shifts its result by 0 to 31 bits"
     return "hard_sigmoid_positions", why, (source, out), write
-
-
-def _gated(node: ir.Node) -> int | None:
-    """Index of the operand of a Mul that is the (hard) sigmoid of the other."""
-    for index, value in enumerate(node.inputs):
-        producer = value.producer() if value is not None else None
-        if producer is not None and producer.meta.get(SIMULATED) and producer.inputs[0] is not None:
-            producer = producer.inputs[0].producer()
-        if producer is None or producer.op_type not in ("HardSigmoid", "Sigmoid"):
-            continue
-        if producer.inputs[0] is node.inputs[1 - index]:
-            return index
-    return None

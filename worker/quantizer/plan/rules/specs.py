@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from service.contracts.calibration import NonOverflowCalibration
-from service.contracts.dtypes import is_integer
+from service.contracts.dtypes import bits_of, is_integer
+from service.contracts.reason import declare
 from service.contracts.specs import BiasSpec
 from worker.quantizer.graph.values import name_of, node_name
+from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
+from worker.quantizer.operators.linear import MATRIX_PRODUCTS
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role, WeightPlan
 from worker.quantizer.plan.weights import float_bias_reason
 
-_FOUR_BITS = ("int4", "uint4")
+BIAS_FLOAT_ON_TARGET = declare("bias-float-on-target", "the target adds biases in float")
 
 
 def symmetric_int8(context: RuleContext) -> list[Decision]:
@@ -21,7 +24,7 @@ def symmetric_int8(context: RuleContext) -> list[Decision]:
     made = _activations(context, "symmetric_int8", why, dtype="int8", symmetric=True)
     for weight in context.plan.weights.values():
         if is_integer(weight.spec.dtype):
-            dtype = "int4" if weight.spec.dtype in _FOUR_BITS else "int8"
+            dtype = "int4" if bits_of(weight.spec.dtype) < 8 else "int8"
             made += _weight(weight, "symmetric_int8", why, dtype=dtype, symmetric=True)
     return made
 
@@ -35,7 +38,7 @@ def xint8(context: RuleContext) -> list[Decision]:
         if not is_integer(weight.spec.dtype):
             continue
         made += _weight(weight, "xint8", why, granularity="per_tensor", **wanted)
-        weight.axis = weight.block_size = None
+        weight.granularity = PER_TENSOR
         if context.plan.nodes[weight.node].role not in (Role.LINEAR, Role.STORED):
             # one or few values, none of which is an outlier: the nearest power of two could cut off 30 percent
             weight.spec = weight.spec.model_copy(update={"calibration": NonOverflowCalibration()})
@@ -63,7 +66,7 @@ def float_bias(context: RuleContext) -> list[Decision]:
         if bias.reason is None and not bias.is_half:
             why = "a DequantizeLinear of int32 is refused; biases are added in float"
             made.append(Decision("float_bias", bias.node, f"bias {bias.spec.dtype} -> float32", why))
-            bias.spec, bias.reason = BiasSpec(dtype="float32"), "the target adds biases in float"
+            bias.spec, bias.reason = BiasSpec(dtype="float32"), BIAS_FLOAT_ON_TARGET()
     return made
 
 
@@ -94,10 +97,10 @@ def per_tensor_matmul(context: RuleContext) -> list[Decision]:
     op_types = {node_name(node): node.op_type for node in context.graph}
     made = []
     for weight in context.plan.weights.values():
-        if weight.axis is not None and weight.block_size is None and op_types.get(weight.node) in ("MatMul", "Gemm"):
+        if isinstance(weight.granularity, PerAxis) and op_types.get(weight.node) in MATRIX_PRODUCTS:
             why = "QNN has no MatMul with scales per channel"
             made += _weight(weight, "per_tensor_matmul", why, granularity="per_tensor")
-            weight.axis = None
+            weight.granularity = PER_TENSOR
     return made
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
+from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import Rule, RuleContext, Stage, Target
 from worker.quantizer.plan.selection import Selection
@@ -15,6 +14,7 @@ from worker.quantizer.plan.targets.onnxruntime import ONNXRUNTIME_CPU, ONNXRUNTI
 from worker.quantizer.plan.targets.openvino import OPENVINO
 from worker.quantizer.plan.targets.qnn import QNN
 from worker.quantizer.plan.types import Decision, QuantizationPlan
+from worker.quantizer.preparation.prepare import Prepared
 
 TARGETS = {
     target.name: target
@@ -27,32 +27,33 @@ def edits_graph(config: QuantizationConfig) -> bool:
     return config.mode == "static" and bool(TARGETS[config.target].rules_of(Stage.GRAPH))
 
 
-def edit_graph(
-    graph: ir.Graph, config: QuantizationConfig, op_types: Mapping[str, str] | None = None
-) -> list[Decision]:
-    """Replace operators of a prepared graph by those that the target computes; changed in place.
+def edit_graph(prepared: Prepared, config: QuantizationConfig) -> list[Decision]:
+    """Replace operators of a prepared model by those that the target computes; changed in place.
 
     What is replaced may compute something else than before: every replacement is returned, for the report. Nodes that
     the config excludes stay as they are, and so does the graph unless ``mode`` is static.
 
     Args:
-        graph: prepared main graph.
+        prepared: its main graph is edited, its facts say what was put in.
         config: resolved config.
-        op_types: operators by node name as uploaded; selectors match either.
     """
     if not edits_graph(config):
         return []
-    selection = Selection(config, Matcher(graph, op_types))
-    return TARGETS[config.target].run(Stage.GRAPH, graph, QuantizationPlan(), config, selection)
+    selection = Selection(config, Matcher(prepared.graph, prepared.op_types))
+    simulated: set[str] = set()
+    target = TARGETS[config.target]
+    made = target.run(Stage.GRAPH, prepared.graph, QuantizationPlan(), config, Journal(), selection, simulated)
+    prepared.facts = prepared.facts.with_simulated(simulated)
+    return made
 
 
-def move_grids(graph: ir.Graph, plan: QuantizationPlan, config: QuantizationConfig) -> list[Decision]:
+def move_grids(graph: ir.Graph, plan: QuantizationPlan, config: QuantizationConfig, journal: Journal) -> list[Decision]:
     """Move the grids of a filled plan to where the target can work with them; changed in place.
 
     Weights and biases are quantized anew where their grid moves. Run again after a step that changed grids or biases,
     it moves only what that step has broken.
     """
-    return TARGETS[config.target].run(Stage.GRIDS, graph, plan, config)
+    return TARGETS[config.target].run(Stage.GRIDS, graph, plan, config, journal)
 
 
 __all__ = ["TARGETS", "Rule", "RuleContext", "Stage", "Target", "edit_graph", "edits_graph", "move_grids"]

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from worker.quantizer.graph.values import LINEAR, constant
+from service.contracts.reason import Reason, declare
+from worker.quantizer.graph.values import constant
+from worker.quantizer.operators.channels import MOVERS
+from worker.quantizer.operators.linear import LINEAR, MATRIX_PRODUCTS
 from worker.quantizer.plan.profile import Rule, Stage, Target, rule
 from worker.quantizer.plan.rules import dpu
 from worker.quantizer.plan.rules.roles import matmul_constant_b_only, share_grid
 from worker.quantizer.plan.rules.shifts import SHIFT_RULES, settle_positions
 from worker.quantizer.plan.rules.specs import int8_bias, xint8
-from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, common_reasons
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, LOSSLESS, common_reasons
 from worker.quantizer.plan.types import Role
 
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
 _SLICES = ("Slice", "Split")
-_MOVERS = (
-    "DepthToSpace",
-    "Flatten",
-    "Gather",
-    "Identity",
-    "Reshape",
-    "Resize",
-    "SpaceToDepth",
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
-)
 _ARITHMETIC = ("Add", "Sub", "Mul", "Min", "Max", "Concat")
 _UNARY = (*_POOLS, *_SLICES, "Pad", "Clip", "HardSigmoid", "LeakyRelu", "PRelu", "ReduceMean", "Relu")
 _FUSED_LIMITS = ((0.0, 6.0), (0.0, 1.0))
-_BY_CPU = "{} stays in float: the NPU leaves it to the CPU"
+OTHER_HARD_SIGMOID = declare(
+    "other-hard-sigmoid",
+    "only HardSigmoid with alpha 1/6 and beta 1/2 has an integer kernel",
+    hint="Use HardSigmoid with alpha 1/6 and beta 1/2.",
+)
+LEFT_TO_CPU = declare(
+    "left-to-cpu",
+    "{op_type} stays in float: the NPU leaves it to the CPU",
+    hint="Use Relu, HardSigmoid or HardSwish in its place.",
+)
 _ON_CPU = ("Sigmoid", "Tanh", "Gelu", "Erf", "Elu", "HardSwish", "Where", "ArgMax")
 
 
@@ -43,18 +43,24 @@ def _fuses(node: ir.Node) -> bool:
     return limits in _FUSED_LIMITS
 
 
+def _refuses(node: ir.Node) -> Reason | None:
+    if node.op_type == "HardSigmoid" and not dpu.is_dpu_hard_sigmoid(node):
+        return OTHER_HARD_SIGMOID()
+    return None
+
+
 AMD_NPU_CNN = Target(
     name="amd_npu_cnn",
     roles={
         **dict.fromkeys(LINEAR, Role.LINEAR),
         **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
+        **dict.fromkeys((*MOVERS, "Resize"), Role.TRANSPARENT),
         **dict.fromkeys(_UNARY, Role.UNARY),
-        **dict.fromkeys(_MOVERS, Role.TRANSPARENT),
     },
     fusible=frozenset({"Relu", "Clip", "LeakyRelu", "PRelu"}),
     takes_in=frozenset({*LINEAR, "Add", *_POOLS}),
-    lossless=frozenset({*_MOVERS, *_SLICES, "MaxPool", "Pad"} - {"Resize"}),
-    reasons={**common_reasons("amd_npu_cnn"), **{op: _BY_CPU.format(op) for op in _ON_CPU}},
+    lossless=frozenset(LOSSLESS),
+    reasons={**common_reasons("amd_npu_cnn"), **{op: LEFT_TO_CPU(op_type=op) for op in _ON_CPU}},
     rules=(
         rule("div_to_mul", Stage.GRAPH, dpu.div_to_mul),
         rule("split_hard_swish", Stage.GRAPH, dpu.split_hard_swish),
@@ -74,11 +80,12 @@ AMD_NPU_CNN = Target(
     ),
     whole=True,
     fuses=_fuses,
+    refuses=_refuses,
 )
 
 AMD_NPU_TRANSFORMER = Target(
     name="amd_npu_transformer",
-    roles=dict.fromkeys(("Gemm", "MatMul"), Role.LINEAR),
+    roles=dict.fromkeys(MATRIX_PRODUCTS, Role.LINEAR),
     fusible=frozenset(),
     takes_in=frozenset(),
     lossless=frozenset(),

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from worker.quantizer.graph.values import LINEAR
+from service.contracts.reason import Reason, declare
+from worker.quantizer.operators.channels import MOVERS
+from worker.quantizer.operators.linear import LINEAR
 from worker.quantizer.plan.profile import Stage, Target, rule
 from worker.quantizer.plan.rules.chains import float_chains
 from worker.quantizer.plan.rules.heads import float_heads, float_mixed_heads
 from worker.quantizer.plan.rules.specs import float_bias, seven_bit_weights, symmetric_int8
 from worker.quantizer.plan.types import Role
 
-MOVERS = (
-    "DepthToSpace",
-    "Flatten",
-    "Gather",
-    "Identity",
-    "MaxPool",
-    "Pad",
-    "Reshape",
-    "Slice",
-    "SpaceToDepth",
-    "Split",
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
-)
-_TRANSPARENT = (*MOVERS, "AveragePool", "Resize")
+# What they give is among what they get, or 0.
+LOSSLESS = (*MOVERS, "MaxPool", "Pad")
+_TRANSPARENT = (*LOSSLESS, "AveragePool", "Resize")
 _ARITHMETIC = ("Add", "Mul", "Concat")
 
 FLOAT_HEADS = rule("float_heads", Stage.NODES, float_heads)
@@ -33,18 +22,46 @@ FLOAT_MIXED_HEADS = rule("float_heads", Stage.NODES, float_mixed_heads)
 FLOAT_CHAINS = rule("float_chains", Stage.NODES, float_chains)
 
 
-def common_reasons(name: str) -> dict[str, str]:
+_SMALL_PROBABILITIES = "Nothing: in integers it would lose small probabilities."
+SOFTMAX = declare(
+    "softmax",
+    "Softmax stays in float: its output needs more than 8 bits near 0",
+    hint=_SMALL_PROBABILITIES,
+    by_design=True,
+)
+LOG_SOFTMAX = declare(
+    "log-softmax",
+    "LogSoftmax stays in float: its output is unbounded below",
+    hint=_SMALL_PROBABILITIES,
+    by_design=True,
+)
+NORMALIZATION = declare(
+    "normalization",
+    "normalization stays in float: {target} has no integer kernel for it",
+    hint="Use BatchNormalization, which folds into convolutions.",
+)
+RECURRENT = declare(
+    "recurrent",
+    "recurrent layers stay in float: {target} has no static integer kernel for {op_type}",
+    hint="Use mode dynamic or weights_only for them.",
+)
+WIDE_RESULT = declare(
+    "wide-result",
+    "{op_type} stays in float: its result spans many orders of magnitude, or falls beyond any calibrated range",
+)
+DIVISION = declare("division", "Div stays in float: a quantized divisor may become 0")
+
+
+def common_reasons(name: str) -> dict[str, Reason]:
     """Why operators that a reader would look for stay in float."""
-    norm = f"normalization stays in float: {name} has no integer kernel for it"
-    recurrent = f"recurrent layers stay in float: {name} has no static integer kernel for "
-    exact = "its result spans many orders of magnitude, or falls beyond any calibrated range"
+    norm = NORMALIZATION(target=name)
     return {
-        "Softmax": "Softmax stays in float: its output needs more than 8 bits near 0",
-        "LogSoftmax": "LogSoftmax stays in float: its output is unbounded below",
+        "Softmax": SOFTMAX(),
+        "LogSoftmax": LOG_SOFTMAX(),
         **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "GroupNormalization"), norm),
-        **{op: recurrent + op for op in ("LSTM", "GRU")},
-        **{op: f"{op} stays in float: {exact}" for op in ("Exp", "Log", "Pow", "Reciprocal", "Sqrt")},
-        "Div": "Div stays in float: a quantized divisor may become 0",
+        **{op: RECURRENT(target=name, op_type=op) for op in ("LSTM", "GRU")},
+        **{op: WIDE_RESULT(op_type=op) for op in ("Exp", "Log", "Pow", "Reciprocal", "Sqrt")},
+        "Div": DIVISION(),
     }
 
 
@@ -58,7 +75,7 @@ ONNXRUNTIME_CPU = Target(
     },
     fusible=frozenset({"Relu", "Clip"}),
     takes_in=frozenset({*LINEAR, *_ARITHMETIC}),
-    lossless=frozenset(MOVERS),
+    lossless=frozenset(LOSSLESS),
     reasons=common_reasons("onnxruntime_cpu"),
     rules=(FLOAT_HEADS, rule("x86_without_vnni", Stage.SPECS, seven_bit_weights)),
     integer_limits=True,
@@ -81,7 +98,7 @@ def _nvidia(name: str) -> Target:
         },
         fusible=frozenset({"Relu", "Clip", "LeakyRelu"}),
         takes_in=frozenset({*LINEAR, *_ARITHMETIC}),
-        lossless=frozenset(MOVERS),
+        lossless=frozenset(LOSSLESS),
         reasons=common_reasons(name),
         rules=(
             FLOAT_HEADS,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from worker.quantizer.graph.values import LINEAR
+from worker.quantizer.operators.linear import LINEAR
 from worker.quantizer.plan.profile import Stage, Target, rule
 from worker.quantizer.plan.rules.alignment import align_concat
 from worker.quantizer.plan.rules.specs import float_bias, seven_bit_weights
-from worker.quantizer.plan.targets.onnxruntime import FLOAT_HEADS, MOVERS, common_reasons
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_HEADS, LOSSLESS, common_reasons
 from worker.quantizer.plan.types import Role
 
 _ARITHMETIC = ("Add", "Mul", "Sub", "Max", "Min", "Concat")
@@ -17,11 +17,11 @@ OPENVINO = Target(
         **dict.fromkeys(LINEAR, Role.LINEAR),
         **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
         **dict.fromkeys(("GlobalAveragePool", "AveragePool", "ReduceMean", "Relu", "Clip", "PRelu"), Role.UNARY),
-        **dict.fromkeys((*MOVERS, "Resize"), Role.TRANSPARENT),
+        **dict.fromkeys((*LOSSLESS, "Resize"), Role.TRANSPARENT),
     },
     fusible=frozenset({"Relu", "Clip", "PRelu"}),
     takes_in=frozenset({*LINEAR, "Add", "Mul", "Sub"}),
-    lossless=frozenset(MOVERS),
+    lossless=frozenset(LOSSLESS),
     reasons=common_reasons("openvino"),
     rules=(
         FLOAT_HEADS,

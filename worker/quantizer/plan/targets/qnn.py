@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from worker.quantizer.graph.values import LINEAR
+from worker.quantizer.operators.linear import LINEAR
 from worker.quantizer.plan.profile import Stage, Target, rule
 from worker.quantizer.plan.rules.fixed import fixed_sigmoid_tanh
 from worker.quantizer.plan.rules.specs import per_tensor_matmul, unsigned_activations
-from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, MOVERS, common_reasons
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, LOSSLESS, common_reasons
 from worker.quantizer.plan.types import Role
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Min", "Max", "Concat")
@@ -34,11 +34,11 @@ QNN = Target(
         **dict.fromkeys(LINEAR, Role.LINEAR),
         **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
         **dict.fromkeys(_UNARY, Role.UNARY),
-        **dict.fromkeys(MOVERS, Role.TRANSPARENT),
+        **dict.fromkeys(LOSSLESS, Role.TRANSPARENT),
     },
     fusible=frozenset({"Relu", "Clip"}),
     takes_in=frozenset({*LINEAR, "Add", "Sub", "Mul"}),
-    lossless=frozenset(MOVERS),
+    lossless=frozenset(LOSSLESS),
     reasons={op: reason for op, reason in common_reasons("qnn").items() if op not in _UNARY},
     rules=(
         FLOAT_MIXED_HEADS,

@@ -1,0 +1,29 @@
+"""The algorithms that there are."""
+
+from __future__ import annotations
+
+from typing import Annotated, get_args
+
+from pydantic import Field
+
+from service.contracts.algorithms.base import AlgorithmBase
+from service.contracts.algorithms.equalization import BiasCorrection, CrossLayerEqualization, SmoothQuant
+from service.contracts.algorithms.finetune import AdaQuant, AdaRound
+from service.contracts.algorithms.precision import Autopilot, MixedPrecision
+from service.contracts.algorithms.sensitivity import SensitivityAnalysis
+
+Algorithm = Annotated[
+    CrossLayerEqualization
+    | SmoothQuant
+    | BiasCorrection
+    | AdaRound
+    | AdaQuant
+    | SensitivityAnalysis
+    | MixedPrecision
+    | Autopilot,
+    Field(discriminator="method"),
+]
+
+ALGORITHMS: dict[str, type[AlgorithmBase]] = {
+    member.model_fields["method"].default: member for member in get_args(get_args(Algorithm)[0])
+}

@@ -1,9 +1,0 @@
-"""Prints docs/quark.md."""
-
-from __future__ import annotations
-
-import sys
-
-from service.contracts.quark.table import quark_page
-
-sys.stdout.write(quark_page())

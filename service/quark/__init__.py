@@ -1,0 +1,7 @@
+"""AMD Quark's ONNX configs, read as ours."""
+
+from __future__ import annotations
+
+from service.quark.document import Note, Translation, read_config, translate, translate_document
+
+__all__ = ["Note", "Translation", "read_config", "translate", "translate_document"]

@@ -1,0 +1,163 @@
+"""Quark's options of calibration."""
+
+from __future__ import annotations
+
+from service.quark.draft import BAD_VALUE, Draft, Given
+from service.quark.option import (
+    ANY,
+    Apply,
+    B,
+    D,
+    F,
+    I,
+    L,
+    Option,
+    S,
+    honoured,
+    no_effect,
+    refuse,
+    refused,
+)
+from service.quark.values import CALIBRATIONS, WEIGHT_METHODS, known, lookup
+
+_RANGES = "ranges are taken from the dataset or from 'tensor_ranges', not from a file; a job resumes by itself"
+
+
+def _of(methods: tuple[str, ...], field: str) -> Apply:
+    """Sets a field of the activations' calibration where its method is one of ``methods``."""
+
+    def apply(draft: Draft, given: Given) -> None:
+        if draft.method in methods:
+            draft.set(f"activation/calibration/{field}", given.value, given.pointer)
+            draft.honour(given.pointer)
+        else:
+            words = " and ".join(methods)
+            draft.note(given.pointer, f"{given.name} has no effect: it concerns {words}, the method is {draft.method}")
+
+    return apply
+
+
+def _symmetric(side: str) -> Apply:
+    def apply(draft: Draft, given: Given) -> None:
+        draft.set(f"{side}/symmetric", given.value, given.pointer)
+        draft.honour(given.pointer)
+
+    return apply
+
+
+def _symmetric_ranges(draft: Draft, given: Given) -> None:
+    if given.value and draft.value("ActivationSymmetric") is False:
+        refuse(draft, given, "ActivationSymmetric says that activations are not symmetric")
+        return
+    if given.value:
+        draft.set("activation/symmetric", True, given.pointer)
+    draft.honour(given.pointer)
+
+
+def _moving_average(draft: Draft, given: Given) -> None:
+    if given.value and draft.method == "minmax":
+        constant = draft.value("CalibMovingAverageConstant", 0.01)
+        draft.set(
+            "activation/calibration/moving_average", constant, draft.pointer("CalibMovingAverageConstant", given.name)
+        )
+    elif given.value:
+        draft.note(given.pointer, f"{given.name} has no effect: it concerns minmax, the method is {draft.method}")
+        return
+    draft.honour(given.pointer)
+
+
+def _moving_average_constant(draft: Draft, given: Given) -> None:
+    if draft.value("CalibMovingAverage", False):
+        draft.honour(given.pointer)
+    else:
+        draft.note(given.pointer, f"{given.name} has no effect without CalibMovingAverage")
+
+
+def _bins(draft: Draft, given: Given) -> None:
+    if draft.method in ("entropy", "distribution", "mse"):
+        draft.set("activation/calibration/bins", given.value, given.pointer)
+        draft.honour(given.pointer)
+    else:
+        draft.note(given.pointer, f"NumBins has no effect here: {draft.method} does without a histogram of fixed bins")
+
+
+def _pof2_mode(draft: Draft, given: Given) -> None:
+    if given.value == "All":
+        draft.honour(given.pointer)
+    elif given.value in ("MostCommon", "Percentile"):
+        refuse(draft, given, "the error is summed over all values of all samples, which Quark calls All")
+    else:
+        draft.problem(given.pointer, "MinMSEModePof2Scale must be All, MostCommon or Percentile", BAD_VALUE)
+
+
+def _float_mode(draft: Draft, given: Given) -> None:
+    if given.value == "All":
+        draft.honour(given.pointer)
+    elif given.value in ("Percentile", "HistCenter"):
+        draft.note(given.pointer, "MinMSEModeFloatScale has no effect here: all ranges that can matter are tried")
+    else:
+        draft.problem(given.pointer, "MinMSEModeFloatScale must be Percentile, HistCenter or All", BAD_VALUE)
+
+
+def _weight_method(draft: Draft, given: Given) -> None:
+    method = lookup(given.value, WEIGHT_METHODS)
+    if method is None:
+        draft.problem(
+            given.pointer, f"unknown WeightCalibrateMethod {given.value!r}; known: {known(WEIGHT_METHODS)}", BAD_VALUE
+        )
+    elif draft.get("weight/scale") != "float32":
+        draft.note(given.pointer, "WeightCalibrateMethod has no effect: it concerns float32 scales only, as in Quark")
+    else:
+        draft.set("weight/calibration", dict(CALIBRATIONS[method]), given.pointer)
+        draft.honour(given.pointer)
+
+
+def _scenario(draft: Draft, given: Given) -> None:
+    if given.value == "same":
+        draft.honour(given.pointer)
+    elif draft.method != "distribution":
+        draft.note(given.pointer, "Scenario has no effect: it concerns distribution calibration only")
+    else:
+        refuse(draft, given, "only the scenario 'same' is there")
+
+
+CALIBRATION_OPTIONS: tuple[Option, ...] = (
+    honoured("ActivationSymmetric", B, False, "activation.symmetric", _symmetric("activation")),
+    honoured("WeightSymmetric", B, None, "weight.symmetric", _symmetric("weight")),
+    honoured("CalibTensorRangeSymmetric", B, None, "activation.symmetric", _symmetric_ranges),
+    honoured("CalibMovingAverage", B, False, "activation.calibration.moving_average", _moving_average),
+    honoured("CalibMovingAverageConstant", F, 0.01, "activation.calibration.moving_average", _moving_average_constant),
+    honoured(
+        "Percentile",
+        F,
+        99.999,
+        "activation.calibration.percentile",
+        _of(("percentile",), "percentile"),
+        "of the values; Quark takes it of the absolute values",
+    ),
+    honoured("LWPMetric", S, "mae", "activation.calibration.metric", _of(("layerwise_percentile",), "metric")),
+    honoured(
+        "PercentileCandidates",
+        L,
+        [99.99, 99.999, 99.99999],
+        "activation.calibration.candidates",
+        _of(("layerwise_percentile",), "candidates"),
+    ),
+    no_effect("LWPUseHistogram", B, True, "statistics are streamed in any case"),
+    honoured("NumBins", I, None, "activation.calibration.bins", _bins, "for entropy, distribution and mse"),
+    honoured("NumQuantizedBins", I, 128, "activation.calibration.quantized_bins", _of(("entropy",), "quantized_bins")),
+    honoured("Scenario", S, "same", "activation.calibration", _scenario, "'same' only"),
+    honoured("MinMSEModePof2Scale", S, "All", "activation.calibration", _pof2_mode, "'All' only"),
+    honoured("WeightCalibrateMethod", S, "CalibrationMethod.MinMax", "weight.calibration", _weight_method),
+    honoured("MinMSEModeFloatScale", S, "Percentile", "weight.calibration", _float_mode, "always as 'All'"),
+    honoured("CalibDataSize", I, None, "calibration_samples"),
+    no_effect("CalibWorkerNum", I, 1, "the service gives each job its threads, and one pass serves all statistics"),
+    no_effect("CalibOptimizeMem", B, True, "statistics are streamed: memory does not grow with the samples"),
+    refused("SaveTensorHistFig", B, False, "no pictures are drawn; the report has figures for every layer"),
+    refused("CalibPassthroughOpTypes", L, [], "which nodes hand on the grid of their input is decided by the target"),
+    refused("UseRandomData", B, False, "ranges of random data mean nothing; give a calibration dataset"),
+    no_effect("RandomDataReaderInputShape", D, {}, "random data is never used"),
+    no_effect("RandomDataReaderInputDataRange", ANY, None, "random data is never used"),
+    refused("SaveAndRestore", S, None, _RANGES),
+    refused("TensorsRangeFile", S, None, _RANGES),
+)

@@ -1,0 +1,211 @@
+"""Config documents of AMD Quark: ``{"format": "quark", "config": ...}`` becomes a config of ours.
+
+``config`` is a QuantizationConfig (alone or as ``global_quant_config``), a QConfig (it has ``global_config``), or the
+name of a preset, as JSON: enumerations by their names, such as ``"CalibrationMethod.MinMax"``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.errors import FieldProblem, InvalidConfigError, problem_summary
+from service.contracts.pointers import below
+from service.contracts.presets import Preset, find_preset, missing_preset
+from service.quark.draft import BAD_VALUE, UNKNOWN, Draft, Note, Step
+from service.quark.finish import BIAS_KEYS, finish
+from service.quark.legacy import apply_all, read_fields, translate_excludes, translate_legacy
+from service.quark.option import unknown
+from service.quark.qconfig import translate_qconfig
+
+ENVELOPE_FORMAT = "quark"
+# What a translated config builds on where it names no preset: everything that counts is said explicitly.
+BASE_PRESET = "plain"
+# Our own keys that may stand beside a Quark config, which has no words for them.
+PASSED = ("evaluation", "seed")
+_LEGACY, _QCONFIG = "global_quant_config", "global_config"
+# Fields from which a preset is made: to change one, the whole config has to be written out.
+_MADE_OF = (
+    "calibrate_method",
+    "quant_format",
+    "activation_type",
+    "weight_type",
+    "use_dynamic_quant",
+    "EnableNPUCnn",
+    "enable_npu_transformer",
+)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What became of a Quark config.
+
+    Attributes:
+        config: ours, as JSON, not yet validated.
+        notes: what holds otherwise than in Quark.
+        honoured: pointers of the keys that are done as they say.
+        origins: path within ``config`` -> pointer of the key that it comes from.
+        root: pointer of the Quark config.
+    """
+
+    config: dict[str, Any]
+    notes: tuple[Note, ...]
+    honoured: tuple[str, ...]
+    origins: Mapping[str, str]
+    root: str
+
+    def relocated(self, problems: tuple[FieldProblem, ...], pointer: str) -> tuple[FieldProblem, ...]:
+        """Problems with our config, which was validated as of ``pointer``, as problems with the Quark config."""
+        return tuple(problem.model_copy(update={"pointer": self._origin(problem, pointer)}) for problem in problems)
+
+    def _origin(self, problem: FieldProblem, pointer: str) -> str:
+        if problem.pointer != pointer and not problem.pointer.startswith(pointer + "/"):
+            return problem.pointer
+        parts = [part.replace("~1", "/").replace("~0", "~") for part in problem.pointer[len(pointer) :].split("/")[1:]]
+        if parts[:1] and parts[0] in PASSED:
+            return problem.pointer
+        for end in range(len(parts), 0, -1):
+            origin = self.origins.get("/".join(parts[:end]))
+            if origin is not None:
+                return origin
+        return self.root
+
+
+def translate(data: Any, pointer: str = "") -> Translation:
+    """Translate a Quark config.
+
+    Args:
+        data: the config as decoded JSON.
+        pointer: where it stands.
+
+    Raises:
+        InvalidConfigError: with one problem per key that is unknown, malformed or cannot be translated.
+    """
+    draft = Draft(pointer)
+    draft.config["preset"] = BASE_PRESET
+    name = _preset_name(data)
+    if name is not None:
+        _translate_preset(draft, *name, data)
+    elif not isinstance(data, dict):
+        draft.problem(pointer, "must be an object, or the name of a preset", BAD_VALUE)
+    elif _LEGACY in data:
+        inner = data[_LEGACY]
+        draft.root = below(pointer, _LEGACY)
+        for key in data:
+            if key != _LEGACY:
+                unknown(draft, key, below(pointer, key), (_LEGACY,))
+        if isinstance(inner, dict):
+            translate_legacy(draft, inner)
+        else:
+            draft.problem(draft.root, "must be an object, or the name of a preset", BAD_VALUE)
+    elif _QCONFIG in data:
+        translate_qconfig(draft, data)
+    else:
+        translate_legacy(draft, data)
+    if draft.problems:
+        raise _refusal(tuple(draft.problems))
+    return Translation(draft.config, tuple(draft.notes), tuple(draft.honoured), dict(draft.origins), draft.root)
+
+
+def translate_document(data: Any, pointer: str = "") -> Translation | None:
+    """The translation of a config document in Quark's envelope; None for a document of ours.
+
+    Raises:
+        InvalidConfigError: as ``translate`` does, or for unknown keys of the envelope.
+    """
+    if not isinstance(data, dict) or data.get("format") != ENVELOPE_FORMAT:
+        return None
+    draft = Draft(pointer)
+    for key in data:
+        if key not in ("format", "config", *PASSED):
+            unknown(draft, key, below(pointer, key), ("format", "config", *PASSED))
+    if "config" not in data:
+        draft.problem(pointer, "config is missing: the Quark config goes there", BAD_VALUE)
+    if draft.problems:
+        raise _refusal(tuple(draft.problems))
+    found = translate(data["config"], below(pointer, "config"))
+    found.config.update({key: data[key] for key in PASSED if key in data})
+    return found
+
+
+def read_config(data: Any, *, pointer: str = "") -> QuantizationConfig:
+    """Validate and resolve a config document of a user's, ours or in Quark's envelope.
+
+    Args:
+        data: the decoded JSON document.
+        pointer: JSON pointer of ``data`` within the request body.
+
+    Raises:
+        InvalidConfigError: as ``translate_document`` or ``parse_config`` does, with pointers into ``data``.
+    """
+    translation = translate_document(data, pointer)
+    if translation is None:
+        return parse_config(data, pointer=pointer)
+    try:
+        return parse_config(translation.config, pointer=pointer)
+    except InvalidConfigError as error:
+        problems = translation.relocated(error.errors, pointer)
+        raise InvalidConfigError(problem_summary(problems), errors=problems, hint=error.hint) from None
+
+
+def _refusal(problems: tuple[FieldProblem, ...]) -> InvalidConfigError:
+    return InvalidConfigError(
+        problem_summary(problems),
+        errors=problems,
+        hint="docs/quark.md lists every key of Quark's with what becomes of it here.",
+    )
+
+
+def _preset_name(data: Any) -> tuple[str, str] | None:
+    """(name of a preset, the key that gives it) where a preset is all or the beginning of the config."""
+    if isinstance(data, str):
+        return data, ""
+    if isinstance(data, dict):
+        for key in ("preset", _LEGACY, _QCONFIG):
+            if isinstance(data.get(key), str):
+                return data[key], key
+    return None
+
+
+def _translate_preset(draft: Draft, name: str, key: str, data: Any) -> None:
+    """A preset, with what the rest of ``data`` says on top."""
+    at = below(draft.root, key) if key else draft.root
+    preset = find_preset(f"{name}_QCONFIG") if key == _QCONFIG else None
+    preset = preset or find_preset(name)
+    if preset is None:
+        draft.problem(at, missing_preset(name), UNKNOWN)
+        return
+    draft.config["preset"] = preset.name
+    draft.origins["preset"] = at
+    draft.honour(at)
+    for note in preset.notes:
+        draft.note(at, note)
+    rest = {field: value for field, value in data.items() if field != key} if isinstance(data, dict) else {}
+    if rest:
+        _on_top(draft, preset, rest)
+
+
+def _on_top(draft: Draft, preset: Preset, rest: Mapping[str, Any]) -> None:
+    settings = copy.deepcopy(preset.settings)
+    for side in ("activation", "weight"):
+        plain = {"symmetric": True, "scale": "float32", "calibration": {"method": "minmax"}}
+        settings[side] = {**plain, **settings[side]}
+    for entry in settings.pop("algorithms"):
+        draft.steps[entry.pop("method")] = Step(entry, draft.origins["preset"], of_preset=True)
+    draft.config.update(settings)
+    read_fields(draft, rest)
+    for name in _MADE_OF:
+        if name in draft.given:
+            why = f"the preset {preset.name} is made of it; write the config out instead of naming the preset"
+            draft.problem(draft.given.pop(name).pointer, f"{name} cannot be changed: {why}")
+    if any(name in draft.given for name in BIAS_KEYS):
+        del draft.config["bias"]
+    translate_excludes(draft)
+    apply_all(draft)
+    finish(draft)
+
+
+__all__ = ["Note", "Translation", "read_config", "translate", "translate_document"]

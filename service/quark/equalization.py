@@ -1,0 +1,84 @@
+"""Quark's cross-layer equalization, SmoothQuant and bias correction as ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.quark.draft import Draft, Given, Step
+from service.quark.option import B, F, I, Option, S
+from service.quark.setting import BadValueError, Setting
+
+CLE, SMOOTH_QUANT, BIAS_CORRECTION = "cross_layer_equalization", "smooth_quant", "bias_correction"
+
+
+def _balance(draft: Draft, value: str, pointer: str) -> str:
+    if value != "max":
+        raise BadValueError("must be max: there is no other, in Quark neither")
+    return value
+
+
+def _setting(option: str, field: str, kind: Any, default: Any, ours: str, why: str = "", **more: Any) -> Setting:
+    return Setting(option, field, kind, default, "honoured", ours, why, **more)
+
+
+CLE_SETTINGS = (
+    _setting("CLESteps", "cle_steps", I, 1, "steps", "a single step is far from convergence, -1 goes there"),
+    _setting("CLEScaleAppendBias", "cle_scale_append_bias", B, True, "scale_append_bias"),
+    _setting("CLEBalanceMethod", "cle_balance_method", S, "max", "balance_method", convert=_balance),
+    _setting("CLEWeightThreshold", "cle_weight_threshold", F, 0.5, "weight_threshold"),
+    _setting("CLEScaleUseThreshold", "cle_scale_use_threshold", B, True, "scale_use_threshold"),
+    _setting("CLETotalLayerDiffThreshold", "cle_total_layer_diff_threshold", F, 1.9e-7, "total_layer_diff_threshold"),
+)
+SMOOTH_SETTINGS = (_setting("SmoothAlpha", "alpha", F, 0.5, "alpha"),)
+
+# The parameters of each algorithm.
+PARAMETERS: dict[str, tuple[Setting, ...]] = {CLE: CLE_SETTINGS, SMOOTH_QUANT: SMOOTH_SETTINGS, BIAS_CORRECTION: ()}
+_SWITCHES = {CLE: "include_cle", SMOOTH_QUANT: "include_sq", BIAS_CORRECTION: "BiasCorrection"}
+_CLE_NOTE = (
+    "cross_layer_equalization has Quark's settings, a single step where CLESteps is not given (-1 goes on until "
+    "nothing changes); here it also keeps activations within their ranges, and upper limits such as ReLU6's."
+)
+
+
+def ask_for(draft: Draft, method: str, pointer: str) -> None:
+    """Have the algorithm run, with what Quark takes where nothing is given."""
+    if method in draft.steps:
+        return
+    settings = {setting.ours: setting.default for setting in PARAMETERS[method]}
+    if method == BIAS_CORRECTION:
+        # Quark measures what is lost behind the activation function, on the quantized network's inputs.
+        settings = {"mode": "full"}
+    draft.steps[method] = Step(settings, pointer)
+    if method == CLE:
+        draft.note(pointer, _CLE_NOTE)
+
+
+def switch(method: str) -> Any:
+    """Apply a switch of Quark's: the algorithm runs, or does not."""
+
+    def apply(draft: Draft, given: Given) -> None:
+        if given.value:
+            ask_for(draft, method, given.pointer)
+        else:
+            draft.steps.pop(method, None)
+        draft.honour(given.pointer)
+
+    return apply
+
+
+def options(method: str) -> tuple[Option, ...]:
+    """The parameters of an algorithm as extra options: without the algorithm they have no effect, in Quark and here."""
+    return tuple(_option(method, setting) for setting in PARAMETERS[method])
+
+
+def _option(method: str, setting: Setting) -> Option:
+    def apply(draft: Draft, given: Given) -> None:
+        if method in draft.steps:
+            setting.apply(draft, method, given.name, given.value, given.pointer)
+        elif given.value == setting.default:
+            draft.honour(given.pointer)
+        else:
+            draft.note(given.pointer, f"{given.name} has no effect without {_SWITCHES[method]}")
+
+    ours = f"algorithms.{method}.{setting.ours}"
+    return Option(setting.option, setting.kind, setting.default, setting.verdict, ours, setting.why, apply)

@@ -1,0 +1,209 @@
+"""Quark's fast finetuning: the dict FastFinetune, AdaRoundConfig and AdaQuantConfig, as our adaround and adaquant."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from service.contracts.algorithms.finetune import FINETUNED_OPS
+from service.contracts.pointers import below
+from service.contracts.presets.finetuned import QUARK_SEED, finetuning_notes, legacy_defaults, qconfig_defaults
+from service.quark.draft import BAD_VALUE, Draft, Given, Step
+from service.quark.option import ANY, B, F, I, L, S, refuse, unknown
+from service.quark.setting import BadValueError, Setting
+
+FINETUNINGS = ("adaround", "adaquant")
+_ALGORITHM = "OptimAlgorithm"
+_ALL_SAMPLES = 1_000_000_000
+_DEVICE = re.compile(r"(cpu|auto)|(cuda|gpu|hip|rocm)(?::(\d+)((?:,\d+)*))?")
+_GRADIENT = "for solver gradient"
+# QuantizationPreference -> what it sets, over what is given, as in Quark.
+_PREFERENCES: dict[str, dict[str, Any]] = {
+    "accuracy": {"early_stop": False, "update_bias": True, "output_qdq": True},
+    "speed": {"early_stop": True, "mem_opt_level": 0},
+    "resource_efficiency": {"mem_opt_level": 2},
+}
+
+
+def _device(draft: Draft, value: str, pointer: str) -> str:
+    found = _DEVICE.fullmatch(value.strip().lower())
+    if found is None:
+        raise BadValueError(f"must be cpu, cuda:0, hip:0 or the like, not {value!r}")
+    host, family, number, more = found.groups()
+    if host:
+        return str(host)
+    if more:
+        draft.note(pointer, f"of the devices {value} the first is used: layers are solved on one")
+    kind = "rocm" if family in ("hip", "rocm") else "cuda"
+    return f"{kind}:{number}" if number else kind
+
+
+def _data_size(draft: Draft, value: int, pointer: str) -> int | None:
+    return None if value >= _ALL_SAMPLES else value
+
+
+def _lr_adjust(draft: Draft, value: Any, pointer: str) -> dict[str, float] | None:
+    if value in ([], False):
+        return None
+    numbers = isinstance(value, list) and all(isinstance(n, int | float) and not isinstance(n, bool) for n in value)
+    if not numbers or len(value) != 2:
+        raise BadValueError("must be [threshold, learning rate]")
+    return {"threshold": value[0], "learning_rate": value[1]}
+
+
+def _op_types(draft: Draft, value: list[Any], pointer: str) -> list[str]:
+    for place, name in enumerate(value):
+        if name not in FINETUNED_OPS:
+            told = f"{name!r} is not finetuned; known: {', '.join(FINETUNED_OPS)}"
+            draft.problem(below(pointer, place), told, BAD_VALUE)
+    if not value:
+        raise BadValueError("must name operators; leave include_fast_ft out to finetune none")
+    return [name for name in value if name in FINETUNED_OPS]
+
+
+def _beta_range(draft: Draft, value: list[Any], pointer: str) -> list[Any]:
+    if len(value) != 2:
+        raise BadValueError("must be [first, last]")
+    return value
+
+
+def _on(option: str, field: str, kind: Any, default: Any, ours: str, why: str = "", **more: Any) -> Setting:
+    return Setting(option, field, kind, default, "honoured", ours, why, **more)
+
+
+def _off(option: str, field: str, kind: Any, default: Any, why: str) -> Setting:
+    return Setting(option, field, kind, default, "no effect here", "", why)
+
+
+_LOADING = "inputs are handed on from layer to layer, without loaders of their own"
+
+FINETUNE_SETTINGS: tuple[Setting, ...] = (
+    _on("OptimDevice", "optim_device", S, "cpu", "optim_device", "one device; hip means rocm", convert=_device),
+    _on("InferDevice", "infer_device", S, "cpu", "infer_device", "one device; hip means rocm", convert=_device),
+    _on("FixedSeed", "fixed_seed", I, QUARK_SEED, "fixed_seed"),
+    _on("DataSize", "data_size", I, _ALL_SAMPLES, "data_size", "from 10^9 on: all", convert=_data_size),
+    _on("BatchSize", "batch_size", I, 1, "batch_size", _GRADIENT),
+    _off("NumBatches", "num_batches", I, 1, "it is the window of Quark's early stop, which looks at the regularizer"),
+    _on("NumIterations", "num_iterations", I, None, "num_iterations", _GRADIENT),
+    _on("LearningRate", "learning_rate", F, None, "learning_rate", _GRADIENT),
+    _on("EarlyStop", "early_stop", B, False, "early_stop", _GRADIENT),
+    _on("LRAdjust", "lr_adjust", ANY, None, "lr_adjust", _GRADIENT, convert=_lr_adjust),
+    _on("TargetOpType", "target_op_type", L, list(FINETUNED_OPS), "target_op_type", convert=_op_types),
+    _on("SelectiveUpdate", "selective_update", B, False, "selective_update"),
+    _on("UpdateBias", "update_bias", B, None, "update_bias", "adaquant only, as in Quark", method="adaquant"),
+    _on("OutputQDQ", "output_qdq", B, False, "output_qdq", _GRADIENT),
+    _on("DropRatio", "drop_ratio", F, 1.0, "drop_ratio", _GRADIENT),
+    _on("MemOptLevel", "mem_opt_level", I, 1, "mem_opt_level", "by free memory where it is not given"),
+    _off("CacheDir", "cache_dir", S, None, "every job has a folder of its own"),
+    _off("LogPeriod", "log_period", I, 100, "progress is reported layer by layer"),
+    Setting(
+        "RefModelPath",
+        "ref_model_path",
+        S,
+        None,
+        "refused",
+        "",
+        "layers are compared with those of the job's own model",
+    ),
+    _off("DynamicBatch", "dynamic_batch", B, False, "samples are run in batches wherever the model takes them"),
+    _off(
+        "Parallel", "parallel", B, False, "layers follow one another, each with the inputs that those before it leave"
+    ),
+    _on("RegParam", "reg_param", F, 0.01, "reg_param", f"adaround only, {_GRADIENT}", method="adaround"),
+    _on(
+        "BetaRange",
+        "beta_range",
+        L,
+        [20, 2],
+        "beta_range",
+        f"adaround only, {_GRADIENT}",
+        convert=_beta_range,
+        method="adaround",
+    ),
+    _on("WarmStart", "warm_start", F, 0.2, "warm_start", f"adaround only, {_GRADIENT}", method="adaround"),
+    Setting("SelectMaxMemLayer", "select_max_mem_layer", B, False, "refused", "", "no layer is left out on purpose"),
+    _off("NumWorkers", "num_workers", I, 1, _LOADING),
+    _off("PinMemory", "pin_memory", B, False, _LOADING),
+    _off("UseGDS", "use_gds", B, False, _LOADING),
+    _on("OutputIndex", "output_index", I, 0, "output_index"),
+)
+_BY_OPTION = {setting.option: setting for setting in FINETUNE_SETTINGS}
+
+
+def ask_for_class(draft: Draft, method: str, pointer: str) -> None:
+    """Have adaround or adaquant run as AdaRoundConfig or AdaQuantConfig asks for it."""
+    _add(draft, method, qconfig_defaults(method), pointer)
+
+
+def _add(draft: Draft, method: str, defaults: dict[str, Any], pointer: str) -> None:
+    draft.steps[method] = Step({key: value for key, value in defaults.items() if key != "method"}, pointer)
+    for note in finetuning_notes(method):
+        draft.note(pointer, note)
+
+
+def include_fast_ft(draft: Draft, given: Given) -> None:
+    """Apply the switch: finetuning runs, by the algorithm that FastFinetune names, or does not."""
+    draft.honour(given.pointer)
+    if not given.value:
+        for method in FINETUNINGS:
+            draft.steps.pop(method, None)
+    elif not any(method in draft.steps for method in FINETUNINGS):
+        method = _named(draft) or "adaround"
+        _add(draft, method, legacy_defaults(method), given.pointer)
+
+
+def _named(draft: Draft) -> str | None:
+    """The algorithm that FastFinetune names, if it is one."""
+    word = draft.value("FastFinetune", {}).get(_ALGORITHM)
+    return word.lower() if isinstance(word, str) and word.lower() in FINETUNINGS else None
+
+
+def fast_finetune(draft: Draft, given: Given) -> None:
+    """Apply the dict FastFinetune, key by key."""
+    draft.honour(given.pointer)
+    method = _algorithm(draft, given)
+    if method is None:
+        if given.value:
+            draft.note(given.pointer, "FastFinetune has no effect without include_fast_ft")
+        return
+    for key, value in given.value.items():
+        at = below(given.pointer, key)
+        if key in _BY_OPTION:
+            _BY_OPTION[key].apply(draft, method, key, value, at)
+        elif key != _ALGORITHM:
+            unknown(draft, key, at, (_ALGORITHM, *_BY_OPTION))
+
+
+def _algorithm(draft: Draft, given: Given) -> str | None:
+    """The finetuning that runs, if one does; what a preset has chosen may be changed."""
+    method = next((method for method in FINETUNINGS if method in draft.steps), None)
+    word, named, at = given.value.get(_ALGORITHM), _named(draft), below(given.pointer, _ALGORITHM)
+    if word is None or method is None:
+        return method
+    draft.honour(at)
+    if named is None:
+        draft.problem(at, f"{_ALGORITHM} must be {' or '.join(FINETUNINGS)}, not {word!r}", BAD_VALUE)
+    elif named != method and draft.steps[method].of_preset:
+        del draft.steps[method]
+        _add(draft, named, legacy_defaults(named), at)
+        return named
+    elif named != method:
+        refuse(draft, Given(_ALGORITHM, word, at), f"{draft.steps[method].pointer} asks for {method}")
+    return method
+
+
+def preference(draft: Draft, given: Given) -> None:
+    """Apply QuantizationPreference to the finetuning, if one runs."""
+    chosen = _PREFERENCES.get(given.value)
+    method = next((method for method in FINETUNINGS if method in draft.steps), None)
+    if chosen is None:
+        draft.problem(given.pointer, f"{given.name} must be {', '.join(_PREFERENCES)}", BAD_VALUE)
+    elif method is None:
+        draft.note(given.pointer, f"{given.name} has no effect without include_fast_ft: it tunes finetuning only here")
+    else:
+        step = draft.steps[method]
+        for key, value in chosen.items():
+            if key != "update_bias" or method == "adaquant":
+                step.settings[key] = value
+                step.origins[key] = given.pointer
+        draft.honour(given.pointer)

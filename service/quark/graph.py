@@ -1,0 +1,130 @@
+"""Quark's options of graph preparation."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from service.quark.draft import BAD_VALUE, Draft, Given
+from service.quark.equalization import CLE
+from service.quark.option import B, D, I, L, Option, S, honoured, no_effect, refuse, refused, set_to
+
+PASSES_OFF = ("fold_batch_norm", "fuse_gelu", "fuse_layer_norm", "fuse_instance_norm", "fuse_l2_norm")
+_SWITCHES = "switch the passes of 'preparation' instead"
+_NPU_DEFAULT = "on by default for the NPU targets, which alone gain from it; Quark also does it for its extended Q/DQ"
+_SHAPE = re.compile(r"\s*([^:;]+?)\s*:\s*\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]\s*")
+
+
+def _skip(draft: Draft, given: Given) -> None:
+    if given.value:
+        for name in PASSES_OFF:
+            draft.set(f"preparation/{name}", False, given.pointer)
+    draft.honour(given.pointer)
+
+
+def _optimize(draft: Draft, given: Given) -> None:
+    # Quark folds BatchNormalization if it optimizes, unless FoldBatchNorm says otherwise.
+    if not given.value:
+        draft.set("preparation/fold_batch_norm", False, given.pointer)
+    draft.honour(given.pointer)
+
+
+def _clip6(draft: Draft, given: Given) -> None:
+    if not given.value or CLE in draft.steps:
+        set_to("preparation/clip6_to_relu")(draft, given)
+        if given.value:
+            draft.note(given.pointer, "ReplaceClip6Relu changes the float model; equalization does as well without it")
+    else:
+        draft.note(given.pointer, "ReplaceClip6Relu has no effect without include_cle, as in Quark")
+
+
+def _copy_shared(draft: Draft, given: Given) -> None:
+    if given.value:
+        refuse(draft, given, "initializers are copied for all operator types or for none; give [] for all")
+    else:
+        draft.set("preparation/unshare_initializers", True, given.pointer)
+        draft.honour(given.pointer)
+
+
+def _fix_shapes(draft: Draft, given: Given) -> None:
+    parts = [part for part in given.value.split(";") if part.strip()]
+    matches = [_SHAPE.fullmatch(part) for part in parts]
+    if not parts or not all(matches):
+        example = "input:[1,3,224,224];other:[1,10]"
+        draft.problem(given.pointer, f"FixShapes must read like {example!r}, not {given.value!r}", BAD_VALUE)
+        return
+    shapes: dict[str, Any] = {m[1]: [int(dim) for dim in m[2].split(",")] for m in matches if m}
+    draft.set("preparation/fixed_shapes", shapes, given.pointer)
+    draft.honour(given.pointer)
+
+
+GRAPH_OPTIONS: tuple[Option, ...] = (
+    refused("ShapeShifterYaml", S, None, f"passes run in an order of their own; {_SWITCHES}"),
+    refused("PreprocessYAML", S, None, f"passes run in an order of their own; {_SWITCHES}"),
+    honoured("OptimizeModel", B, True, "preparation.fold_batch_norm", _optimize, "constants are folded in any case"),
+    honoured("SkipPreprocess", B, False, "preparation.*", _skip, "every optional pass is off"),
+    no_effect("SimplifyModel", B, True, "constants are folded and dead nodes removed in any case"),
+    refused(
+        "SimplifyModelOptions", D, {}, "they are options of onnxslim, which is not used; see 'preparation'", harmless=()
+    ),
+    no_effect("ConvertFP16ToFP32", B, False, "a float16 model is computed on in float32 in any case"),
+    honoured("ConvertNCHWToNHWC", B, False, "preparation.nhwc_input"),
+    honoured("ConvertOpsetVersion", I, None, "preparation.opset"),
+    honoured(
+        "ConvertBNToConv",
+        B,
+        None,
+        "preparation.batch_norm_to_conv",
+        why=_NPU_DEFAULT,
+    ),
+    honoured(
+        "ConvertReduceMeanToGlobalAvgPool",
+        B,
+        None,
+        "preparation.reduce_mean_to_global_average_pool",
+        why=_NPU_DEFAULT,
+    ),
+    honoured(
+        "SplitLargeKernelPool",
+        B,
+        None,
+        "preparation.split_large_pooling",
+        why=_NPU_DEFAULT,
+    ),
+    honoured(
+        "ConvertSplitToSlice",
+        B,
+        None,
+        "preparation.split_to_slice",
+        why=_NPU_DEFAULT,
+    ),
+    refused(
+        "ConvertClipToRelu",
+        B,
+        False,
+        "it drops the upper limit of every Clip; 'preparation.clip6_to_relu' does the same for Clip(0, 6) alone",
+    ),
+    honoured("FuseInstanceNorm", B, True, "preparation.fuse_instance_norm"),
+    honoured("FuseL2Norm", B, True, "preparation.fuse_l2_norm"),
+    honoured("FuseGelu", B, True, "preparation.fuse_gelu"),
+    honoured("FuseLayerNorm", B, True, "preparation.fuse_layer_norm"),
+    honoured("FoldBatchNorm", B, None, "preparation.fold_batch_norm"),
+    no_effect(
+        "FoldRelu",
+        B,
+        False,
+        "it only drops activation functions whose effect the range of the tensor gives "
+        "anyway; onnxruntime does so itself when it loads the model",
+    ),
+    honoured("ReplaceClip6Relu", B, False, "preparation.clip6_to_relu", _clip6, "together with include_cle"),
+    no_effect("RemoveInputInit", B, True, "initializers are no inputs of the model in any case"),
+    honoured("CopySharedInit", L, None, "preparation.unshare_initializers", _copy_shared, "[] (all) only"),
+    no_effect(
+        "CopyBiasInit",
+        L,
+        ["Conv", "ConvTranspose", "Gemm"],
+        "a bias that several nodes read is quantized for each of them in any case",
+    ),
+    honoured("FixShapes", S, None, "preparation.fixed_shapes", _fix_shapes),
+    no_effect("FillAllValueInfo", B, False, "shapes of inner tensors change nothing that the model computes"),
+)

@@ -1,0 +1,89 @@
+"""Quark's options of NPUs: the target, and the rules of it that can be switched one by one."""
+
+from __future__ import annotations
+
+from service.quark.draft import Draft, Given
+from service.quark.option import B, I, Option, done, honoured, no_effect, refuse, refused
+
+NPU_CNN = "amd_npu_cnn"
+_SIMULATION = {
+    "ConvertLeakyReluToDPUVersion": "dpu_leaky_relu",
+    "ConvertSigmoidToHardSigmoid": "sigmoid_to_hard_sigmoid",
+    "ConvertHardSigmoidToDPUVersion": "dpu_hard_sigmoid",
+    "ConvertAvgPoolToDPUVersion": "dpu_average_pool",
+    "ConvertReduceMeanToDPUVersion": "dpu_reduce_mean",
+}
+_LIMITS = {
+    "AdjustShiftCut": "shift_cut",
+    "AdjustShiftBias": "shift_bias",
+    "AdjustShiftRead": "shift_read",
+    "AdjustShiftWrite": "shift_write",
+    "AdjustShiftSwish": "shift_swish",
+    "AdjustHardSigmoid": "hard_sigmoid_positions",
+    "AlignConcat": "align_concat",
+    "AlignPool": "align_pool",
+    "AlignPad": "align_pad",
+    "AlignSlice": "align_slice",
+}
+_ELSEWHERE = "only the NPU target has this rule"
+_APPROXIMATION = "this operator is never replaced by the NPU's approximation of it"
+
+
+def _rules(name: str, ours: tuple[str, ...], where: str) -> Option:
+    """Rules of the NPU target, on by default there; in Quark's extended quantizer they are off by default."""
+
+    def apply(draft: Draft, given: Given) -> None:
+        if draft.target == NPU_CNN:
+            for rule in ours if not given.value else ():
+                draft.set(f"target_options/{rule}", False, given.pointer)
+            draft.honour(given.pointer)
+        elif not given.value:
+            draft.honour(given.pointer)
+        elif draft.extended:
+            refuse(draft, given, _ELSEWHERE)
+        else:
+            draft.note(
+                given.pointer, f"{name} has no effect: in Quark, too, it concerns NPUs and the extended Q/DQ only"
+            )
+
+    why = f"{_ELSEWHERE}, on by default there; asked for elsewhere it is refused with the extended Q/DQ"
+    return Option(name, B, None, "honoured", where, why, apply)
+
+
+def _rule(name: str, ours: str) -> Option:
+    return _rules(name, (ours,), f"target_options.{ours}")
+
+
+def _eltwise(draft: Draft, given: Given) -> None:
+    if given.value and draft.extended:
+        refuse(draft, given, "constant operands of elementwise nodes are represented as the target wants them")
+    elif given.value:
+        draft.note(given.pointer, f"{given.name} has no effect: in Quark, too, it concerns the extended Q/DQ only")
+    else:
+        draft.honour(given.pointer)
+
+
+_MOVED = "nodes that only move values share one grid between input and output in any case"
+
+NPU_OPTIONS: tuple[Option, ...] = (
+    honoured("EnableNPUCnn", B, None, "target", done, "on by itself where QConfig has power-of-two scales throughout"),
+    _rules("SimulateDPU", tuple(_SIMULATION.values()), "target_options"),
+    *(_rule(name, ours) for name, ours in _SIMULATION.items()),
+    refused("ConvertSoftmaxToDPUVersion", B, False, _APPROXIMATION),
+    refused("ConvertInstanceNormToDPUVersion", B, False, _APPROXIMATION),
+    refused("ConvertClipToDPUVersion", B, False, _APPROXIMATION),
+    _rules("NPULimitationCheck", tuple(_LIMITS.values()), "target_options"),
+    no_effect("MaxLoopNum", I, 5, "positions are aligned until nothing changes any more"),
+    *(_rule(name, ours) for name, ours in _LIMITS.items()),
+    no_effect("AlignTranspose", B, False, _MOVED),
+    no_effect("AlignReshape", B, False, _MOVED),
+    Option(
+        "AlignEltwiseQuantType",
+        B,
+        False,
+        "refused",
+        "",
+        "constant operands of elementwise nodes are represented as the target wants them",
+        _eltwise,
+    ),
+)

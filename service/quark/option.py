@@ -1,0 +1,123 @@
+"""What becomes of one key of Quark's: honoured, without effect here, or refused. Registries are tuples of options."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from service.quark.draft import BAD_VALUE, UNKNOWN, Draft, Given
+
+Verdict = Literal["honoured", "no effect here", "refused"]
+Kind = Literal["true or false", "a whole number", "a number", "a text", "a list", "an object", "anything"]
+Apply = Callable[[Draft, Given], None]
+
+B: Kind = "true or false"
+I: Kind = "a whole number"  # noqa: E741 - the letters of Quark's own option table
+F: Kind = "a number"
+S: Kind = "a text"
+L: Kind = "a list"
+D: Kind = "an object"
+ANY: Kind = "anything"
+
+
+@dataclass(frozen=True)
+class Option:
+    """A key of Quark's.
+
+    Attributes:
+        default: in Quark; what says no more than the default is always accepted.
+        ours: the place in our config, or "".
+        why: why it has no effect or is refused; for honoured ones, what differs.
+        apply: does it; accounts for the key as honoured, noted or a problem.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    verdict: Verdict
+    ours: str
+    why: str
+    apply: Apply
+
+
+def honoured(name: str, kind: Kind, default: Any, ours: str, apply: Apply | None = None, why: str = "") -> Option:
+    """An option that sets ``ours``, by ``apply`` or just as it is."""
+    return Option(name, kind, default, "honoured", ours, why, apply or set_to(ours.replace(".", "/")))
+
+
+def no_effect(name: str, kind: Kind, default: Any, why: str) -> Option:
+    """An option that has nothing to act on here; what differs from the default is noted."""
+
+    def apply(draft: Draft, given: Given) -> None:
+        if given.value == default:
+            draft.honour(given.pointer)
+        else:
+            draft.note(given.pointer, f"{given.name} has no effect here: {why}")
+
+    return Option(name, kind, default, "no effect here", "", why, apply)
+
+
+def refused(name: str, kind: Kind, default: Any, why: str, *, harmless: tuple[Any, ...] = ()) -> Option:
+    """An option that cannot be translated, unless its value asks for what is done anyway."""
+
+    def apply(draft: Draft, given: Given) -> None:
+        if given.value == default or given.value in harmless:
+            draft.honour(given.pointer)
+        else:
+            refuse(draft, given, why)
+
+    return Option(name, kind, default, "refused", "", why, apply)
+
+
+def refuse(draft: Draft, given: Given, why: str) -> None:
+    """Add the problem that ``given`` cannot be translated."""
+    draft.problem(given.pointer, f"{given.name} cannot be translated: {why}")
+
+
+def set_to(path: str) -> Apply:
+    """Sets ``path`` of our config to the value as it is."""
+
+    def apply(draft: Draft, given: Given) -> None:
+        draft.set(path, given.value, given.pointer)
+        draft.honour(given.pointer)
+
+    return apply
+
+
+def done(draft: Draft, given: Given) -> None:
+    """For keys that the translation reads where it begins or where it ends."""
+    draft.honour(given.pointer)
+
+
+def fits(kind: Kind, value: Any) -> bool:
+    """True if a JSON value is of this kind."""
+    if isinstance(value, bool):
+        return kind in (B, ANY)
+    types: dict[Kind, Any] = {B: bool, I: int, F: (int, float), S: str, L: list, D: dict, ANY: object}
+    return isinstance(value, types[kind])
+
+
+def admit(draft: Draft, option: Option, given: Given) -> None:
+    """Enter a key into the draft, if its value is of the right kind; null says the same as leaving the key out."""
+    if given.value is None:
+        draft.honour(given.pointer)
+    elif not fits(option.kind, given.value):
+        draft.problem(given.pointer, f"{given.name} must be {option.kind}", BAD_VALUE)
+    elif given.name in draft.given and draft.given[given.name].value != given.value:
+        other = draft.given[given.name].pointer
+        draft.problem(given.pointer, f"{given.name} is given otherwise at {other}", BAD_VALUE)
+    elif given.name in draft.given:
+        draft.honour(given.pointer)
+    else:
+        draft.given[given.name] = given
+
+
+def unknown(draft: Draft, key: str, pointer: str, known: Iterable[str], instead: str = "") -> None:
+    """Add the problem that ``key`` is none of ``known``, naming the nearest that is or what to do instead."""
+    names = sorted(set(known))
+    folded = {name.casefold().replace("_", ""): name for name in names}
+    near = difflib.get_close_matches(key.casefold().replace("_", ""), folded, n=1, cutoff=0.6)
+    hint = instead or (f"did you mean {folded[near[0]]!r}?" if near else f"known: {', '.join(names[:40])}")
+    draft.problem(pointer, f"unknown key {key!r}; {hint}", UNKNOWN)

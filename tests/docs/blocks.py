@@ -1,0 +1,113 @@
+"""The command blocks of README.md and docs/, and a place where they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from service.contracts.dataset import PreprocessingSpec
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiny import make_model
+from tests.worker.running import QUICK, environment, processes_of
+from worker import launcher
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+KEY = "choose-one"
+SERVE = ".venv/bin/quantmill up"
+_SAMPLES = 24
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    """All blocks of a page in that language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def preprocessing() -> str:
+    """What the README's commands write into preprocessing.json."""
+    (found,) = re.findall(r"<<'JSON'\n(.*?)^JSON$", fenced(PAGES[0], "bash")[0], re.DOTALL | re.MULTILINE)
+    return found
+
+
+def make_workplace(folder: Path) -> None:
+    """The files that the README names: an installation, a model, and pictures of 8 bits with labels."""
+    (folder / ".venv").symlink_to(sys.prefix)
+    make_model(folder / "model.onnx")
+    model = onnx.load(folder / "model.onnx")
+    model.graph.input[0].name = model.graph.node[0].input[0] = "input"
+    onnx.save(model, folder / "model.onnx")
+    rng = np.random.default_rng(3)
+    for name in ("calibration", "evaluation"):
+        pictures = rng.integers(0, 256, (_SAMPLES, 8, 8, 3), dtype=np.uint8)
+        np.savez(folder / f"{name}.npz", images=pictures, labels=rng.integers(0, 5, _SAMPLES))
+
+
+def check_quantized(path: Path, folder: Path) -> None:
+    """The file holds Q/DQ pairs, and onnxruntime makes nearly the float model's scores with it on the pictures."""
+    assert any(node.op_type == "QuantizeLinear" for node in onnx.load(path).graph.node)
+    spec = PreprocessingSpec.model_validate_json(preprocessing()).inputs["input"]
+    images = np.load(folder / "evaluation.npz")["images"]
+    pictures = ((images * spec.scale - spec.mean) / spec.std).transpose(0, 3, 1, 2).astype(np.float32)
+    scores = []
+    for model in (folder / "model.onnx", path):
+        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        scores.append(session.run(None, {"input": pictures})[0])
+    assert scores[0].shape == (_SAMPLES, 5)
+    error = np.square(scores[1] - scores[0]).mean() / np.square(scores[0]).mean()
+    assert error < 0.01, f"the quantized model is off by {error:.3f} of the scores' power"
+
+
+def run_block(block: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A block, saved as a file and run, in ``folder``."""
+    script = folder / "block.sh"
+    script.write_text(block)
+    return subprocess.run(
+        ["bash", script.name], cwd=folder, env=environment(QUANTMILL_THREADS="1", **variables), capture_output=True,
+        text=True, timeout=PATIENCE_SECONDS,
+    )  # fmt: skip
+
+
+@contextmanager
+def served(block: str, folder: Path) -> Iterator[str]:
+    """The service that a block starts, on a free port; its address.
+
+    ``exec`` alone is put in front of its last command, so that the signal that ends it finds the service.
+    """
+    assert block.count(SERVE) == 1
+    (folder / "up.sh").write_text(block.replace(SERVE, f"exec {SERVE}"))
+    spec = json.dumps({"parent": os.getpid(), "death_signal": signal.SIGTERM})
+    with (folder / "up.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", launcher.__file__, spec, shutil.which("bash") or "bash", "up.sh"],
+            cwd=folder,
+            env=environment(**QUICK, QUANTMILL_PORT="0"),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline().decode()
+        urls = [word for word in line.split() if word.startswith("http://")]
+        assert urls, (folder / "up.log").read_text()
+        yield urls[0]
+    finally:
+        process.terminate()
+        try:
+            process.wait(PATIENCE_SECONDS)
+        finally:
+            for pid in processes_of(folder):  # nothing may outlive a test
+                os.kill(pid, signal.SIGKILL)
+            process.stdout.close()

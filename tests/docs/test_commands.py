@@ -1,0 +1,178 @@
+"""The commands of README.md and docs/ do what the pages say, on a real service, and stop at the first error."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import (
+    KEY,
+    PAGES,
+    ROOT,
+    SERVE,
+    check_quantized,
+    fenced,
+    make_workplace,
+    preprocessing,
+    run_block,
+    served,
+)
+from tests.support import services
+
+COMMANDS, UP, OVER_HTTP = fenced(ROOT / "README.md", "bash")
+HELPERS = OVER_HTTP[: OVER_HTTP.index("FILE=")]
+# Pages whose blocks are one script.
+SCRIPTS = {name: "".join(fenced(ROOT / "docs" / f"{name}.md", "bash")) for name in ("cli", "http")}
+# Of the README's requests, as patterns of the shell, in their order.
+REQUESTS = (
+    "*/uploads *", "*/content *", "*/models *", "*/datasets *", "*/models/*", "*/datasets/*", "*/jobs *",
+    "*/jobs/*wait*", "*/report *", "*/artifacts *", "*/artifacts/*",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tools() -> None:
+    services.require(services.tools_trouble())
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The service that the README starts."""
+    folder = tmp_path_factory.mktemp("up")
+    make_workplace(folder)
+    with served(UP, folder) as url:
+        yield url
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_workplace(tmp_path)
+    return tmp_path
+
+
+def verdict(path: Path) -> str:
+    return str(json.loads(path.read_text())["verdict"])
+
+
+def test_the_readme_quantizes_on_the_command_line(folder: Path) -> None:
+    done = run_block(COMMANDS, folder)
+    assert done.returncode == 0, done.stderr
+    check_quantized(folder / "quantized.onnx", folder)
+    assert verdict(folder / "report.json") == "none"
+    assert '"top1"' in done.stdout
+
+
+def test_the_readme_quantizes_over_http(folder: Path, address: str) -> None:
+    (folder / "preprocessing.json").write_text(preprocessing())
+    done = run_block(OVER_HTTP, folder, API=address, QUANTMILL_API_KEY=KEY)
+    assert done.returncode == 0, done.stderr
+    check_quantized(folder / "quantized.onnx", folder)
+    assert verdict(folder / "report.json") == "none"
+    assert not list(folder.glob("*.part"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SCRIPTS)
+def test_the_blocks_of_a_page_run(page: str, folder: Path, address: str) -> None:
+    done = run_block(SCRIPTS[page], folder, API=address, QUANTMILL_API_KEY=KEY)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    check_quantized(folder / "quantized.onnx", folder)
+
+
+def break_requests(folder: Path, pattern: str) -> dict[str, str]:
+    """Variables under which ``curl`` sends a wrong key with every request that matches the shell pattern."""
+    tools = folder / "tools"
+    tools.mkdir()
+    (tools / "curl").write_text(
+        "#!/usr/bin/env bash\n"
+        f'case " $* " in {pattern.replace(" ", chr(92) + " ")}) set -- "${{@//{KEY}/wrong}}";; esac\n'
+        f'exec {shutil.which("curl")} "$@"\n'
+    )
+    (tools / "curl").chmod(0o755)
+    return {"PATH": f"{tools}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("pattern", REQUESTS)
+def test_the_readme_stops_at_the_first_request_that_fails(folder: Path, address: str, pattern: str) -> None:
+    (folder / "preprocessing.json").write_text(preprocessing())
+    variables = {"API": address, "QUANTMILL_API_KEY": KEY, **break_requests(folder, pattern)}
+    done = run_block(OVER_HTTP, folder, **variables)
+    assert done.returncode != 0
+    assert "error: 401" in done.stderr
+    assert not (folder / "quantized.onnx").exists()
+    assert (folder / "report.json").exists() == ("/artifacts" in pattern)
+
+
+def test_the_readme_stops_at_a_command_that_fails(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(b"no model")
+    done = run_block(COMMANDS, folder)
+    assert done.returncode != 0
+    assert not (folder / "quantized.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [("model.onnx", "not-onnx"), ("calibration.npz", "dataset-format"), ("preprocessing.json", "std")],
+)
+def test_the_readme_stops_at_what_the_service_rejects(folder: Path, address: str, broken: str, reason: str) -> None:
+    (folder / "preprocessing.json").write_text(preprocessing())
+    (folder / broken).write_text('{"inputs": {"input": {"std": [0]}}}' if broken.endswith("json") else "broken")
+    done = run_block(OVER_HTTP, folder, API=address, QUANTMILL_API_KEY=KEY)
+    assert done.returncode != 0
+    assert reason in done.stderr
+    assert not (folder / "quantized.onnx").exists()
+
+
+@pytest.mark.parametrize("kind", ["node", "tensor"])
+def test_the_readme_stops_at_a_job_that_fails(folder: Path, address: str, kind: str) -> None:
+    """One that is refused at once, and one that is taken and ends as failed."""
+    (folder / "preprocessing.json").write_text(preprocessing())
+    config = rf"{{\"exclude\": [{{\"{kind}\": \"missing one\"}}]}}"
+    block = OVER_HTTP.replace(r"{\"preset\": \"int8\"}", config)
+    assert config in block
+    done = run_block(block + "echo went on\n", folder, API=address, QUANTMILL_API_KEY=KEY)
+    assert done.returncode != 0
+    assert "'missing one'" in done.stderr
+    assert ("error: 422" in done.stderr) == (kind == "node")
+    assert "went on" not in done.stdout
+    assert not (folder / "quantized.onnx").exists()
+
+
+def test_waiting_goes_on_until_the_end(folder: Path, address: str) -> None:
+    """A job's first answers are no end; a canceled one is an end that is no success."""
+    (folder / "answers").mkdir()
+    for number, state in enumerate(("queued", "running", "canceling", "canceled")):
+        (folder / "answers" / str(number)).write_text(json.dumps({"state": state, "error": None}))
+    fake = 'call() { local n; n=$(cat n 2>/dev/null || echo 0); cat "answers/$n"; echo $((n + 1)) > n; }\n'
+    done = run_block(HELPERS + fake + "settle jobs/one\necho went on\n", folder, API=address)
+    assert done.returncode != 0
+    assert "canceled" in done.stderr
+    assert (folder / "n").read_text().strip() == "4"
+    assert "went on" not in done.stdout
+
+
+def test_every_block_runs_here_and_stops_at_errors() -> None:
+    known = [COMMANDS, UP, OVER_HTTP, *SCRIPTS.values()]
+    assert all(block.startswith("set -euo pipefail") for block in known)
+    assert HELPERS in SCRIPTS["http"]
+    for page in PAGES:
+        assert not re.findall(r"^```(sh|shell|zsh)$", page.read_text(), re.MULTILINE), page
+        if "".join(fenced(page, "bash")) not in ["", "".join((COMMANDS, UP, OVER_HTTP)), *SCRIPTS.values()]:
+            pytest.fail(f"the blocks of {page} are not run")
+
+
+def test_other_commands_are_targets_of_make() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for block in fenced(page, "console"):
+            for line in block.splitlines():
+                words = line.partition("#")[0].split()
+                assert "docker compose up" in line or (words[0] == "make" and {*words[1:]} <= targets), line
+    assert KEY in UP
+    assert SERVE in UP

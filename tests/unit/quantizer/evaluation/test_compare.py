@@ -1,0 +1,189 @@
+"""Two models side by side over a dataset: only real samples count, whatever the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from service.contracts.errors import EngineError, UnsupportedModelError
+from tests.unit.quantizer.toolbox import Arrays, input_infos, make_model, normal, rng, run_onnx, sqnr_db, write_npz
+from worker.quantizer.data import ArrayDataset
+from worker.quantizer.evaluation.command import evaluate_files
+from worker.quantizer.evaluation.compare import Comparison, compare, latencies_ms, layer_distances
+from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.runtime.session import Session, with_outputs
+
+WEIGHT = normal(6, 8, scale=0.5)
+
+
+def classifier(weight: np.ndarray, batch: str = "N") -> onnx.ModelProto:
+    return make_model(
+        f"(float[{batch},6] x) => (float[{batch},8] y) {{ t = MatMul(x, w) y = Softmax(t) }}", {"w": weight}
+    )
+
+
+def session(model: onnx.ModelProto) -> Session:
+    return Session(model.SerializeToString(), threads=1)
+
+
+def compared(
+    reference: onnx.ModelProto,
+    twin: onnx.ModelProto,
+    arrays: Arrays,
+    labels: np.ndarray | None = None,
+    **options: object,
+) -> Comparison:
+    return compare(
+        session(reference),
+        session(twin),
+        ArrayDataset(arrays, labels),
+        input_infos(reference),
+        source="evaluation",
+        run=SilentRun(),
+        **options,
+    )
+
+
+def coarse(array: np.ndarray) -> np.ndarray:
+    return np.round(array * 3) / np.float32(3)
+
+
+@pytest.mark.parametrize(("batch", "samples"), [("N", 10), ("N", 3), ("1", 10), ("4", 10), ("4", 3), ("16", 10)])
+def test_every_sample_counts_once(batch: str, samples: int) -> None:
+    x, labels = normal(samples, 6), rng(1).integers(0, 8, samples)
+    found = compared(classifier(WEIGHT, batch), classifier(coarse(WEIGHT), batch), {"x": x}, labels)
+    expected = run_onnx(classifier(WEIGHT), {"x": x})["y"]
+    got = run_onnx(classifier(coarse(WEIGHT)), {"x": x})["y"]
+    assert found.fidelity.samples == samples
+    assert found.fidelity.sqnr_db == pytest.approx(sqnr_db(expected, got), abs=0.01)
+    agreeing = 100 * (expected.argmax(axis=1) == got.argmax(axis=1)).mean()
+    assert found.fidelity.top1_agreement == pytest.approx(agreeing, abs=1e-3)
+    assert found.float_metrics["top1"] == pytest.approx(100 * (expected.argmax(axis=1) == labels).mean(), abs=1e-3)
+    assert found.quantized_metrics["top1"] == pytest.approx(100 * (got.argmax(axis=1) == labels).mean(), abs=1e-3)
+    assert found.labels_used
+
+
+def test_a_limit_is_kept() -> None:
+    x = normal(20, 6)
+    found = compared(classifier(WEIGHT), classifier(coarse(WEIGHT)), {"x": x}, limit=5)
+    assert found.fidelity.samples == 5
+    whole = compared(classifier(WEIGHT), classifier(coarse(WEIGHT)), {"x": x[:5]})
+    assert found.fidelity.sqnr_db == whole.fidelity.sqnr_db
+
+
+def test_the_worst_output_counts_and_the_first_decides() -> None:
+    text = (
+        "(float[N,6] x) => (float[N,8] y, float[N,8] z, int64[N] k) { y = MatMul(x, w) z = MatMul(x, v) "
+        "k = ArgMax<axis=1, keepdims=0>(y) }"
+    )
+    reference = make_model(text, {"w": WEIGHT, "v": WEIGHT})
+    twin = make_model(text, {"w": WEIGHT, "v": coarse(WEIGHT)})
+    found = compared(reference, twin, {"x": normal(20, 6)}).fidelity
+    by_name = {output.name: output for output in found.outputs}
+    assert list(by_name) == ["y", "z", "k"]
+    assert by_name["y"].sqnr_db == 200.0
+    assert found.sqnr_db == by_name["z"].sqnr_db < 40
+    assert found.cosine == by_name["z"].cosine
+    assert found.top1_agreement == 100.0
+    assert by_name["k"].sqnr_db is None
+    assert by_name["k"].top1_agreement == 100.0
+
+
+def test_labels_that_fit_no_output_are_not_used() -> None:
+    model = make_model("(float[N,6] x) => (float[N,1] y) { y = MatMul(x, w) }", {"w": normal(6, 1)})
+    found = compared(model, model, {"x": normal(9, 6)}, np.zeros(9, np.int64))
+    assert not found.labels_used
+    assert found.float_metrics == found.quantized_metrics == {}
+
+
+def test_a_twin_that_returns_nan_is_an_error() -> None:
+    broken = WEIGHT.copy()
+    broken[0, 0] = np.nan
+    with pytest.raises(EngineError) as caught:
+        compared(classifier(WEIGHT), classifier(broken), {"x": normal(9, 6)})
+    assert caught.value.where == {"output": "y"}
+    assert caught.value.hint
+
+
+def test_nan_in_both_is_no_error() -> None:
+    broken = WEIGHT.copy()
+    broken[0, 0] = np.nan
+    found = compared(classifier(broken), classifier(broken), {"x": normal(9, 6)})
+    assert found.fidelity.sqnr_db is None
+
+
+def test_outputs_whose_length_depends_on_the_values_have_no_distance() -> None:
+    text = "(float[N,6] x) => (int64[2,K] y) { t = MatMul(x, w) r = Relu(t) y = NonZero(r) }"
+    found = compared(make_model(text, {"w": WEIGHT}), make_model(text, {"w": -WEIGHT + 0.3}), {"x": normal(9, 6)})
+    assert found.fidelity.sqnr_db is None
+
+
+def test_inner_tensors_are_compared_by_pair() -> None:
+    text = "(float[N,6] x) => (float[N,8] y) { t = MatMul(x, w) y = Relu(t) }"
+    reference, twin = make_model(text, {"w": WEIGHT}), make_model(text, {"w": coarse(WEIGHT)})
+    x = normal(12, 6)
+    found = layer_distances(
+        Session(with_outputs(ir.from_proto(reference), ["t", "y"]), threads=1),
+        Session(with_outputs(ir.from_proto(twin), ["t", "y"]), threads=1),
+        {"product": ("t", "t"), "relu": ("y", "y"), "crossed": ("t", "y")},
+        ArrayDataset({"x": x}),
+        input_infos(reference),
+        limit=7,
+        run=SilentRun(),
+    )
+    a, b = x[:7] @ WEIGHT, x[:7] @ coarse(WEIGHT)
+    assert found["product"] == pytest.approx(sqnr_db(a, b), abs=0.01)
+    assert found["relu"] == pytest.approx(sqnr_db(np.maximum(a, 0), np.maximum(b, 0)), abs=0.01)
+    assert found["crossed"] == pytest.approx(sqnr_db(a, np.maximum(b, 0)), abs=0.01)
+
+
+@pytest.mark.parametrize("batch", ["N", "4"])
+def test_latencies_are_positive_milliseconds(batch: str) -> None:
+    model = classifier(WEIGHT, batch)
+    data = ArrayDataset({"x": normal(10, 6)})
+    times = latencies_ms(session(model), session(model), data, input_infos(model), runs=5, run=SilentRun())
+    assert all(0 < value < 1000 for value in times)
+
+
+# evaluate: the same figures for files.
+
+
+def evaluate(folder, model: onnx.ModelProto, arrays: Arrays, reference: onnx.ModelProto | None = None) -> dict:
+    onnx.save(model, folder / "model.onnx")
+    if reference is not None:
+        onnx.save(reference, folder / "reference.onnx")
+    source = write_npz(folder / "data.npz", **arrays)
+    other = folder / "reference.onnx" if reference is not None else None
+    return evaluate_files(folder / "model.onnx", source, other, threads=1, run=SilentRun())
+
+
+def test_evaluate_one_model(tmp_path) -> None:
+    x, labels = normal(30, 6), rng(1).integers(0, 8, 30)
+    found = evaluate(tmp_path, classifier(WEIGHT), {"x": x, "labels": labels})
+    right = run_onnx(classifier(WEIGHT), {"x": x})["y"].argmax(axis=1) == labels
+    assert found["samples"] == 30
+    assert found["model"]["metrics"]["top1"] == pytest.approx(100 * right.mean(), abs=1e-3)
+    assert found["model"]["size_bytes"] == (tmp_path / "model.onnx").stat().st_size
+    assert found["model"]["latency_ms"] > 0
+    assert set(found) == {"samples", "metrics", "model"}
+    assert found["metrics"] == [{"name": name, "unit": "%", "better": "higher"} for name in ("top1", "top5")]
+
+
+def test_evaluate_beside_a_reference(tmp_path) -> None:
+    x, labels = normal(30, 6), rng(1).integers(0, 8, 30)
+    arrays = {"x": x, "labels": labels}
+    found = evaluate(tmp_path, classifier(coarse(WEIGHT)), arrays, classifier(WEIGHT))
+    expected = compared(classifier(WEIGHT), classifier(coarse(WEIGHT)), {"x": x}, labels)
+    assert found["fidelity"] == expected.fidelity.model_dump(mode="json")
+    assert found["reference"]["metrics"] == expected.float_metrics
+    assert found["model"]["metrics"] == expected.quantized_metrics
+
+
+def test_models_with_other_outputs_are_not_compared(tmp_path) -> None:
+    other = make_model("(float[N,6] x) => (float[N,8] scores) { scores = MatMul(x, w) }", {"w": WEIGHT})
+    with pytest.raises(UnsupportedModelError) as caught:
+        evaluate(tmp_path, classifier(WEIGHT), {"x": normal(4, 6)}, other)
+    assert "['y'] and ['scores']" in caught.value.detail
+    assert caught.value.hint

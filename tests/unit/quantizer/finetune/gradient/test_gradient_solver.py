@@ -1,0 +1,265 @@
+"""The gradient solver on single layers: against brute force, by its promises, and by what each setting changes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from service.contracts.algorithms import LearningRateAdjust
+from service.contracts.errors import CanceledError, EngineError
+from tests.unit.quantizer.finetune.gradient.gradient_units import Layer, conv_layer, correlated, integer_grid, method
+from tests.unit.quantizer.numerics.forms import rounded_grid
+from tests.unit.quantizer.toolbox import normal
+from worker.quantizer.finetune.gradient.solver import solve
+from worker.quantizer.finetune.reconstruction.outcome import Outcome
+from worker.quantizer.finetune.reconstruction.unit import Samples
+
+pytestmark = pytest.mark.slow  # trains
+
+
+def stored(layer: Layer, solved: Outcome) -> dict[str, np.ndarray]:
+    """The constants as the emitted model would hold them."""
+    found = {name: layer.restored(integers) for name, integers in solved.integers.items()}
+    for name, values in solved.values.items():
+        grid = layer.unit.parameters[name].grid
+        found[name] = values if grid is None else grid.fake(values)
+    return {**layer.nearest, **found}
+
+
+def run(layer: Layer, algorithm: str = "adaround", *, seed: int = 1, **changes: Any) -> Outcome:
+    """Solve, and check what holds always."""
+    solved = solve(layer.unit, layer.samples, method(algorithm, **changes), seed=seed)
+    assert solved.error_before == pytest.approx(layer.error(layer.nearest), rel=1e-3)
+    if not solved.scales:
+        assert solved.error_after == pytest.approx(layer.error(stored(layer, solved)), rel=1e-3)
+    assert solved.error_after <= solved.error_before
+    return solved
+
+
+def test_rounding_comes_near_the_best_of_all_combinations() -> None:
+    x = correlated(64, 8)
+    layer = Layer("y = Gemm(x, w, b)", x, {"w": normal(8, 3, seed=5), "b": normal(3, seed=6)})
+    grid = layer.unit.parameters["w"].grid
+    solved = run(layer, num_iterations=600, batch_size=64)
+    floor = np.floor(layer.unit.parameters["w"].values / grid.scale)
+    target = layer.samples.target - layer.unit.parameters["b"].values
+    best = 0.0
+    for channel in range(3):
+        ups = np.array(list(itertools.product([0, 1], repeat=8)))
+        candidates = np.clip(floor[:, channel] + ups, *grid.limits) * grid.scale
+        best += float(np.square(x @ candidates.T - target[:, channel : channel + 1]).mean(axis=0).min()) / 3
+    assert solved.error_after < 0.5 * solved.error_before
+    assert best * 0.999 <= solved.error_after < 1.6 * best
+
+
+_LAYERS = {
+    "conv": lambda: conv_layer(),
+    "relu": lambda: conv_layer("c = Conv(x, w, b) y = Relu(c)"),
+    "relu6": lambda: conv_layer("c = Conv(x, w, b) y = Clip(c, lo, hi)"),
+    "leaky": lambda: conv_layer("c = Conv<strides=[2,2]>(x, w, b) y = LeakyRelu(c)"),
+    "gelu": lambda: conv_layer("c = Conv(x, w, b) y = Gelu(c)"),
+    "tanh": lambda: conv_layer("c = Conv(x, w, b) y = Tanh(c)"),
+    "sigmoid": lambda: conv_layer("c = Conv(x, w, b) y = Sigmoid(c)"),
+    "prelu": lambda: conv_layer("c = Conv(x, w, b) y = PRelu(c, slope)"),
+    "softmax": lambda: conv_layer("c = Conv(x, w, b) y = Softmax<axis=1>(c)"),
+    "per channel": lambda: conv_layer(grid=integer_grid(normal(6, 4, 3, 3, seed=5, scale=0.3), "int4", axis=0)),
+}
+
+
+def layer_of(name: str) -> Layer:
+    if name in ("relu6", "prelu"):
+        text = "y = Clip(c, lo, hi)" if name == "relu6" else "y = PRelu(c, slope)"
+        more = {"lo": np.float32(0), "hi": np.float32(1)} if name == "relu6" else {"slope": normal(6, 1, 1, seed=8)}
+        constants = {"w": normal(6, 4, 3, 3, seed=5, scale=0.3), "b": normal(6, seed=6)}
+        return Layer(f"c = Conv(x, w, b) {text}", correlated(24, 4, 6, 6), constants | more)
+    return _LAYERS[name]()
+
+
+@pytest.mark.parametrize("algorithm", ["adaround", "adaquant"])
+@pytest.mark.parametrize("name", _LAYERS)
+def test_the_error_falls_whatever_follows_the_layer(name: str, algorithm: str) -> None:
+    solved = run(layer_of(name), algorithm)
+    assert solved.error_after < 0.9 * solved.error_before
+
+
+_SHAPES = {
+    "conv1d": ("y = Conv<pads=[2,0]>(x, w, b)", (24, 4, 12), (6, 4, 3)),
+    "conv3d": ("y = Conv(x, w, b)", (12, 4, 4, 5, 4), (6, 4, 2, 2, 2)),
+    "depthwise": ("y = Conv<group=6, pads=[1,1,1,1]>(x, w, b)", (24, 6, 6, 6), (6, 1, 3, 3)),
+    "transposed": ("y = ConvTranspose<strides=[2,2], output_padding=[1,1]>(x, w, b)", (24, 4, 4, 4), (4, 6, 3, 3)),
+    "grouped transposed": ("y = ConvTranspose<group=2>(x, w, b)", (24, 4, 4, 4), (4, 3, 3, 3)),
+    "gemm": ("y = Gemm<transB=1>(x, w, b)", (64, 9), (6, 9)),
+    "matmul": ("y = MatMul(x, w)", (16, 5, 9), (9, 6)),
+}
+
+
+@pytest.mark.parametrize("algorithm", ["adaround", "adaquant"])
+@pytest.mark.parametrize("name", _SHAPES)
+def test_the_error_falls_for_every_kind_of_layer(name: str, algorithm: str) -> None:
+    text, shape, weight = _SHAPES[name]
+    constants = {"w": normal(*weight, seed=5, scale=0.3)} | ({} if "MatMul" in text else {"b": normal(6, seed=6)})
+    solved = run(Layer(text, correlated(*shape), constants), algorithm)
+    assert solved.error_after < 0.9 * solved.error_before
+    assert solved.integers["w"].shape == weight
+
+
+@pytest.mark.parametrize("text", ["LayerNormalization(x, w, b)", "InstanceNormalization(x, w, b)"])
+def test_normalizations_move_their_scale_and_bias(text: str) -> None:
+    x = normal(32, 6, 6)
+    constants = {"w": normal(6, seed=2) + 1, "b": normal(6, seed=3)}
+    noisy = x + normal(32, 6, 6, seed=7)  # the best scale is smaller where part of the variance is noise
+    layer = Layer(f"y = {text}", noisy, constants, float_x=x, norms=("w",))
+    solved = run(layer, "adaquant")
+    assert set(solved.values) == {"w", "b"}
+    assert solved.error_after < 0.9 * solved.error_before
+    assert not run(layer, "adaround").changed
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "mx6", "mxfp4_e2m1", "bfloat16"])
+def test_adaquant_moves_weights_that_are_floats_or_blocks(dtype: str) -> None:
+    grid = rounded_grid(dtype, 1, np.asarray(0.004, np.float32) if "float8" in dtype else None)
+    layer = conv_layer(channels=16, grid=grid)
+    solved = run(layer, "adaquant", update_bias=False, batch_size=24)
+    assert set(solved.values) == {"w"}
+    assert not solved.integers
+    assert solved.error_after < 0.95 * solved.error_before
+    assert not run(layer, "adaround").changed
+
+
+def test_a_solved_unit_is_the_same_for_the_same_seed_only() -> None:
+    layer = conv_layer()
+    first, again, other = (run(layer, drop_ratio=0.5, seed=seed).integers["w"] for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        ("adaround", {"num_iterations": 37}),
+        ("adaround", {"batch_size": 3}),
+        ("adaround", {"learning_rate": 0.003}),
+        ("adaround", {"reg_param": 5.0}),
+        ("adaround", {"reg_param": 5.0, "warm_start": 0.0}),
+        ("adaround", {"reg_param": 0.02, "beta_range": (30.0, 9.0)}),
+        ("adaround", {"drop_ratio": 0.5}),
+        ("adaquant", {"drop_ratio": 0.0}),
+        ("adaquant", {"learning_rate": 1e-3}),
+        ("adaquant", {"num_iterations": 37}),
+        ("adaquant", {"update_bias": False}),
+        ("adaquant", {"update_scales": True}),
+    ],
+)
+def test_every_setting_has_an_effect(algorithm: str, changes: dict[str, Any]) -> None:
+    x = correlated(24, 4, 6, 6)
+    layer = conv_layer(float_x=x + normal(*x.shape, seed=9, scale=0.1))
+    # how the regularizer sets in shows only where it is strong
+    base = {"reg_param": changes["reg_param"]} if len(changes) > 1 else {}
+    plain, changed = run(layer, algorithm, **base), run(layer, algorithm, **changes)
+    assert (plain.integers["w"] != changed.integers["w"]).any()
+
+
+def test_only_what_is_asked_for_moves() -> None:
+    layer = conv_layer()
+    assert not run(layer, "adaround").values
+    assert not run(layer, "adaquant", update_bias=False).values
+    plain = run(layer, "adaquant")
+    assert set(plain.values) == {"b"}
+    assert not plain.scales
+
+
+def test_a_moved_scale_makes_the_error_smaller_than_a_fixed_one() -> None:
+    layer = conv_layer()
+    fixed = run(layer, "adaquant", update_bias=False)
+    moved = run(layer, "adaquant", update_bias=False, update_scales=True)
+    assert moved.error_after < fixed.error_after
+    assert moved.scales["w"].shape == layer.unit.parameters["w"].grid.scale.shape
+    assert moved.scales["w"] != layer.unit.parameters["w"].grid.scale
+
+
+def test_another_learning_rate_for_layers_far_off() -> None:
+    layer = conv_layer()
+    error = run(layer).error_before
+    slow = {"learning_rate": 1e-6}
+    near, far = (
+        run(layer, **slow, lr_adjust=LearningRateAdjust(threshold=limit, learning_rate=0.1))
+        for limit in (2 * error, 0.5 * error)
+    )
+    assert near.error_after == near.error_before  # too slow to move anything
+    assert far.error_after < 0.9 * far.error_before
+
+
+@pytest.mark.parametrize("algorithm", ["adaround", "adaquant"])
+def test_an_early_stop_takes_fewer_steps_and_keeps_the_best(algorithm: str) -> None:
+    layer = conv_layer()
+    whole = run(layer, algorithm, num_iterations=1000, batch_size=24)
+    early = run(layer, algorithm, num_iterations=1000, batch_size=24, early_stop=True)
+    assert early.iterations < whole.iterations == 1000
+    assert early.error_after < 1.15 * whole.error_after
+
+
+def test_channels_that_got_worse_are_left_as_they_were() -> None:
+    layer = conv_layer()
+    solved = run(layer, "adaquant", learning_rate=0.3, num_iterations=3, batch_size=1)  # jumps wildly
+    present, after = layer.run(layer.nearest), layer.run(stored(layer, solved))
+    target = layer.samples.target
+    before = np.square(present - target).mean(axis=(0, 2, 3))
+    now = np.square(after - target).mean(axis=(0, 2, 3))
+    assert (now <= before * (1 + 1e-5)).all()
+
+
+def test_a_layer_without_an_error_stays_as_it_is() -> None:
+    weight = integer_grid(normal(4, 3, seed=1)).fake(normal(4, 3, seed=1))
+    layer = Layer("y = MatMul(x, w)", normal(8, 4), {"w": weight}, grid=integer_grid(weight))
+    solved = solve(layer.unit, layer.samples, method(), seed=1)
+    assert not solved.changed
+    assert solved.iterations == 0
+
+
+def test_samples_on_disk_give_the_same(tmp_path: Path) -> None:
+    layer = conv_layer()
+
+    def mapped(name: str, array: np.ndarray) -> np.ndarray:
+        array.astype(np.float32).tofile(tmp_path / name)
+        return np.memmap(tmp_path / name, np.float32, "r", shape=array.shape)
+
+    samples = layer.samples
+    on_disk = Samples({"x": mapped("x", samples.quantized["x"])}, mapped("y", samples.target))
+    solved = solve(layer.unit, on_disk, method(), seed=1)
+    np.testing.assert_array_equal(solved.integers["w"], run(layer).integers["w"])
+
+
+def test_it_can_be_stopped_between_steps() -> None:
+    calls = 0
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 5:
+            raise CanceledError("stop")
+
+    layer = conv_layer()
+    with pytest.raises(CanceledError):
+        solve(layer.unit, layer.samples, method(num_iterations=10_000), seed=1, check=check)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "rocm:99"])
+def test_a_device_that_is_not_there_is_an_error(device: str) -> None:
+    layer = conv_layer()
+    with pytest.raises(EngineError, match="is not there"):
+        solve(layer.unit, layer.samples, method(optim_device=device), seed=1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU: the solver is not tested on one")
+@pytest.mark.parametrize("algorithm", ["adaround", "adaquant"])
+def test_a_gpu_comes_to_the_same_error_and_repeats_itself(algorithm: str) -> None:
+    layer = layer_of("relu")
+    on_cpu = run(layer, algorithm)
+    first, again = (run(layer, algorithm, optim_device="cuda", drop_ratio=1.0) for _ in range(2))
+    assert first.error_after < 1.1 * on_cpu.error_after
+    np.testing.assert_array_equal(first.integers["w"], again.integers["w"])

@@ -1,0 +1,275 @@
+"""External data: read right where it is honest, refused by tensor and path where not, never outside the folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper
+
+from service.contracts.errors import ExternalDataError
+from tests.support.patience import PATIENCE_SECONDS
+from worker.quantizer.intake.inspect import inspect_model
+from worker.quantizer.intake.loading import load_model
+
+VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
+SECRET = b"canary-canary-canary-canary-canary-canary-canary" * 4
+
+
+def external(
+    name: str = "w", array: np.ndarray[Any, Any] = VALUES, location: str = "model.data", **entries: str
+) -> onnx.TensorProto:
+    tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": location, **entries}.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def model_with(*tensors: onnx.TensorProto, nodes: Any = None) -> onnx.ModelProto:
+    nodes = nodes or [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        tensors,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def laid_out(folder: Path, model: onnx.ModelProto, **files: bytes) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    for name, data in files.items():
+        (folder / name.replace("_", ".")).write_bytes(data)
+    return folder / "model.onnx"
+
+
+def refused(path: Path, says: str) -> ExternalDataError:
+    for load in (load_model, lambda path: inspect_model(path, threads=1)):
+        with pytest.raises(ExternalDataError, match=says) as caught:
+            load(path)
+        error = caught.value
+        assert error.where["tensor"] == "w"
+        assert error.hint
+    return error
+
+
+def test_external_weights_are_mapped_at_their_offsets(tmp_path: Path) -> None:
+    other = np.arange(3, dtype=np.int8)
+    path = laid_out(
+        tmp_path,
+        model_with(external(offset="5"), external("v", other, offset="2", length="3")),
+        model_data=b"\0\0" + other.tobytes() + VALUES.tobytes(),
+    )
+    weights = load_model(path).graph.initializers
+    np.testing.assert_array_equal(weights["w"].const_value.numpy(), VALUES)  # type: ignore[union-attr]
+    np.testing.assert_array_equal(weights["v"].const_value.numpy(), other)  # type: ignore[union-attr]
+    assert weights["w"].const_value.numpy().flags.aligned  # type: ignore[union-attr]
+
+
+def test_the_loaded_model_saves_to_one_file_with_all_its_weights(tmp_path: Path) -> None:
+    path = laid_out(tmp_path, model_with(external()), model_data=VALUES.tobytes())
+    proto = ir.to_proto(load_model(path))
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(proto.graph.initializer[0]), VALUES)
+
+
+@pytest.mark.parametrize("place", ["attribute", "sub-graph", "sub-graph-attribute"])
+def test_external_tensors_are_attached_wherever_they_are(tmp_path: Path, place: str) -> None:
+    constant = helper.make_node("Constant", [], ["w"], value=external())
+    matmul = helper.make_node("MatMul", ["x", "w"], ["y"])
+    if place == "attribute":
+        model = model_with(nodes=[constant, matmul])
+    else:
+        inside = place == "sub-graph-attribute"
+        result = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+        body = helper.make_graph(
+            [constant, matmul] if inside else [matmul], "body", [], result, [] if inside else [external()]
+        )
+        true = helper.make_tensor("t", TensorProto.BOOL, [], [True])
+        model = model_with(
+            nodes=[
+                helper.make_node("Constant", [], ["c"], value=true),
+                helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body),
+            ]
+        )
+    path = laid_out(tmp_path, model, model_data=VALUES.tobytes())
+    found = ir.to_proto(load_model(path)).SerializeToString()
+    assert b"model.data" not in found
+    assert VALUES.tobytes() in found
+    assert inspect_model(path, threads=1).parameter_count >= VALUES.size
+
+
+def test_types_that_numpy_has_not(tmp_path: Path) -> None:
+    halves = VALUES.astype(ml_dtypes.bfloat16)
+    packed = TensorProto(name="q", data_type=TensorProto.INT4, dims=[3], data_location=TensorProto.EXTERNAL)
+    packed.external_data.add(key="location", value="four.data")
+    path = laid_out(
+        tmp_path,
+        model_with(external(), external("h", halves, "half.data"), packed),
+        model_data=VALUES.tobytes(),
+        half_data=halves.tobytes(),
+        four_data=b"\x21\x0f",
+    )
+    weights = load_model(path).graph.initializers
+    np.testing.assert_array_equal(weights["h"].const_value.numpy().astype(np.float32), VALUES)  # type: ignore[union-attr]
+    assert weights["q"].const_value.numpy().astype(int).tolist() == [1, 2, -1]  # type: ignore[union-attr]
+
+
+def test_an_empty_tensor_in_an_empty_file(tmp_path: Path) -> None:
+    path = laid_out(
+        tmp_path,
+        model_with(external(), external("e", np.zeros((0, 4), np.float32), "none.data")),
+        model_data=VALUES.tobytes(),
+        none_data=b"",
+    )
+    assert load_model(path).graph.initializers["e"].const_value.shape == (0, 4)  # type: ignore[union-attr]
+
+
+def test_size_and_digest_cover_the_external_files(tmp_path: Path) -> None:
+    model = model_with(external())
+    summaries = [
+        inspect_model(laid_out(tmp_path / name, model, model_data=data), threads=1)
+        for name, data in {"a": VALUES.tobytes(), "b": (VALUES + 1).tobytes(), "c": VALUES.tobytes()}.items()
+    ]
+    assert summaries[0].size_bytes == (tmp_path / "a" / "model.onnx").stat().st_size + VALUES.nbytes
+    assert summaries[0].sha256 == summaries[2].sha256 != summaries[1].sha256
+
+
+def test_a_sub_folder_is_fine(tmp_path: Path) -> None:
+    path = laid_out(tmp_path, model_with(external(location="./weights/a.bin")))
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "a.bin").write_bytes(VALUES.tobytes())
+    np.testing.assert_array_equal(load_model(path).graph.initializers["w"].const_value.numpy(), VALUES)  # type: ignore[union-attr]
+
+
+def test_a_missing_file_names_tensor_and_path(tmp_path: Path) -> None:
+    error = refused(laid_out(tmp_path, model_with(external())), "'model.data' of tensor 'w': the file is missing")
+    assert error.where == {"tensor": "w", "path": "model.data"}
+    assert error.code == "external-data"
+
+
+@pytest.mark.parametrize(
+    ("entries", "size", "says"),
+    [
+        ({}, 47, "has 47 bytes, the tensor ends at 48: it is too short"),
+        ({"offset": "8"}, 48, "ends at 56"),
+        ({"offset": "99999999999999999999"}, 48, "too short"),
+        ({"length": "47"}, 48, r"declares 47 bytes at offset 0, its shape \[3, 4\] needs 48"),
+        ({"length": "34359738368"}, 48, "declares 34359738368"),
+        ({"offset": "-4"}, 48, "offset -4"),
+        ({"offset": "abc"}, 48, "not a number"),
+        ({"length": "1e3"}, 48, "not a number"),
+    ],
+)
+def test_offsets_and_lengths_have_to_fit(tmp_path: Path, entries: dict[str, str], size: int, says: str) -> None:
+    refused(laid_out(tmp_path, model_with(external(**entries)), model_data=bytes(size)), says)
+
+
+def test_entries_given_twice(tmp_path: Path) -> None:
+    tensor = external()
+    tensor.external_data.add(key="location", value="../secret")
+    refused(laid_out(tmp_path, model_with(tensor), model_data=VALUES.tobytes()), "given twice")
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "../secret",
+        "../../secret",
+        "a/../../secret",
+        "./../secret",
+        "sub/../../secret",
+        "..",
+        "/etc/passwd",
+        "//etc/passwd",
+        "{absolute}",
+        "..\\secret",
+        "sub\\..\\..\\secret",
+        "\\\\server\\share\\secret",
+        "",
+        ".",
+        "/",
+        "secret\0.data",
+        "*/_ORT_MEM_ADDR_/*",
+        "%2e%2e/secret",
+        "\u2024\u2024/secret",
+        "~/secret",
+        "file:///etc/passwd",
+    ],
+)
+def test_nothing_outside_the_folder_is_read(tmp_path: Path, location: str) -> None:
+    (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    location = location.format(absolute=tmp_path / "secret")
+    refused(laid_out(tmp_path / "in", model_with(external(location=location))), "of tensor 'w'")
+
+
+@pytest.mark.parametrize("kind", ["file", "parent", "inside", "dangling"])
+def test_links_are_not_followed(tmp_path: Path, kind: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(SECRET)
+    location = "sub/secret" if kind == "parent" else "link"
+    path = laid_out(tmp_path / "in", model_with(external(location=location)), plain_data=VALUES.tobytes())
+    if kind == "parent":
+        (tmp_path / "in" / "sub").symlink_to(outside)
+    else:
+        target = {"file": outside / "secret", "inside": "plain.data", "dangling": "nowhere"}[kind]
+        (tmp_path / "in" / "link").symlink_to(target)
+    refused(path, "cannot be opened")
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    path = laid_out(tmp_path, model_with(external(location="pipe")))
+    os.mkfifo(tmp_path / "pipe")
+    refused(path, "not a regular file")
+    (tmp_path / "pipe").unlink()
+    (tmp_path / "pipe").mkdir()
+    refused(path, "not a regular file")
+
+
+def test_a_hard_link_made_by_the_store_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "store").write_bytes(VALUES.tobytes())
+    path = laid_out(tmp_path / "in", model_with(external()))
+    (tmp_path / "in" / "model.data").hardlink_to(tmp_path / "store")
+    assert inspect_model(path, threads=1).parameter_count == VALUES.size
+    np.testing.assert_array_equal(load_model(path).graph.initializers["w"].const_value.numpy(), VALUES)  # type: ignore[union-attr]
+
+
+UNDER_A_LIMIT = """
+import resource, sys
+from pathlib import Path
+from service.contracts.errors import QuantmillError
+from worker.quantizer.intake.inspect import inspect_model
+
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), int(sys.argv[2])))
+try:
+    inspect_model(Path(sys.argv[1]), threads=1)
+except QuantmillError as error:
+    print(error.code, error.where.get("resource"))
+"""
+
+
+@pytest.mark.slow
+def test_weights_beyond_the_memory_limit_end_in_a_typed_error(tmp_path: Path) -> None:
+    rows = 1 << 28
+    tensor = external(array=np.zeros((1, 3), np.float32))
+    tensor.dims[0] = rows
+    gather = helper.make_node("Gather", ["w", "i"], ["y"])
+    model = model_with(tensor, onnx.numpy_helper.from_array(np.array([0]), "i"), nodes=[gather])
+    path = laid_out(tmp_path, model)
+    with (tmp_path / "model.data").open("wb") as file:
+        file.truncate(rows * 12)  # 3 GiB of holes
+    command = [sys.executable, "-c", UNDER_A_LIMIT, str(path), str(2 << 30)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    assert done.stdout.split() == ["resource-limit", "memory"], done.stderr

@@ -1,0 +1,439 @@
+"""Uploaded models: facts of good ones; code, place and next step of bad ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from service.contracts.errors import (
+    ModelError,
+    NotOnnxError,
+    UnsupportedModelError,
+)
+from service.contracts.model import ModelSummary, TensorInfo
+from worker.quantizer.intake import inspect as intake
+from worker.quantizer.intake import loading, wire
+from worker.quantizer.intake.inspect import inspect_model
+from worker.quantizer.intake.loading import load_model
+
+
+def tensor(name: str, shape: Any = (1, 3), dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def weight(name: str, *shape: int) -> onnx.TensorProto:
+    return onnx.numpy_helper.from_array(np.ones(shape, np.float32), name)
+
+
+def model_of(
+    *nodes: onnx.NodeProto,
+    inputs: Any = None,
+    outputs: Any = None,
+    weights: Any = (),
+    opset: int = 17,
+    domains: Any = (),
+    functions: Any = (),
+    ir_version: int = 8,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "net", inputs or [tensor("x")], outputs or [tensor("y", None)], list(weights))
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    return helper.make_model(
+        graph, opset_imports=imports, functions=functions, ir_version=ir_version, producer_name="test"
+    )
+
+
+def relu(source: str = "x", target: str = "y", name: str = "r") -> onnx.NodeProto:
+    return helper.make_node("Relu", [source], [target], name=name)
+
+
+def saved(folder: Path, model: onnx.ModelProto | bytes) -> Path:
+    path = folder / "model.onnx"
+    path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+    return path
+
+
+def inspect(folder: Path, model: onnx.ModelProto | bytes) -> ModelSummary:
+    return inspect_model(saved(folder, model), threads=1)
+
+
+# --- good models -----------------------------------------------------------------------------------------------------
+
+
+def test_the_summary_of_a_good_model(tmp_path: Path) -> None:
+    model = model_of(
+        helper.make_node("Gemm", ["x", "w", "b"], ["h"], name="fc"),
+        relu("h", "y"),
+        helper.make_node("Shape", ["h"], ["size"]),
+        inputs=[tensor("x", ["batch", 3]), tensor("w", [3, 4])],  # old exporters list weights as inputs
+        outputs=[tensor("y", [None, 4]), tensor("size", [2], TensorProto.INT64)],
+        weights=[weight("w", 3, 4), weight("b", 4)],
+    )
+    path = saved(tmp_path, model)
+    summary = inspect_model(path, threads=1)
+    assert summary == ModelSummary(
+        ir_version=8,
+        opset={"ai.onnx": 17},
+        producer="test",
+        inputs=(TensorInfo(name="x", dtype="float32", shape=("batch", 3)),),
+        outputs=(
+            TensorInfo(name="y", dtype="float32", shape=(None, 4)),
+            TensorInfo(name="size", dtype="int64", shape=(2,)),
+        ),
+        node_count=3,
+        op_counts={"Gemm": 1, "Relu": 1, "Shape": 1},
+        parameter_count=16,
+        size_bytes=path.stat().st_size,
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        node_names=("fc", "r", "Shape_2"),
+        prepared_op_types=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "word"),
+    [
+        (TensorProto.FLOAT16, "float16"),
+        (TensorProto.BFLOAT16, "bfloat16"),
+        (TensorProto.DOUBLE, "float64"),
+        (TensorProto.UINT8, "uint8"),
+        (TensorProto.BOOL, "bool"),
+        (TensorProto.STRING, "string"),
+    ],
+)
+def test_dtypes_are_numpy_words(tmp_path: Path, dtype: int, word: str) -> None:
+    model = model_of(
+        helper.make_node("Identity", ["x"], ["y"]),
+        inputs=[tensor("x", (2,), dtype)],
+        outputs=[tensor("y", (2,), dtype)],
+    )
+    assert inspect(tmp_path, model).inputs[0].dtype == word
+
+
+def test_sequences_are_called_other(tmp_path: Path) -> None:
+    outputs = [helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)]
+    model = model_of(helper.make_node("SequenceConstruct", ["x", "x"], ["y"]), outputs=outputs)
+    assert inspect(tmp_path, model).outputs[0] == TensorInfo(name="y", dtype="other", shape=None)
+
+
+def test_negative_axes_are_dynamic(tmp_path: Path) -> None:
+    assert inspect(tmp_path, model_of(relu(), inputs=[tensor("x", (-1, 3))])).inputs[0].shape == (None, 3)
+
+
+def test_nodes_out_of_order_are_accepted_and_sorted(tmp_path: Path) -> None:
+    path = saved(tmp_path, model_of(relu("h", "y", "second"), relu("x", "h", "first")))
+    assert inspect_model(path, threads=1).node_count == 2
+    assert [node.name for node in load_model(path).graph] == ["first", "second"]
+
+
+def test_model_local_functions_are_known_operators(tmp_path: Path) -> None:
+    function = helper.make_function("my.lib", "Twice", ["a"], ["b"], [relu("a", "b")], [helper.make_opsetid("", 17)])
+    model = model_of(helper.make_node("Twice", ["x"], ["y"], domain="my.lib"), domains=["my.lib"], functions=[function])
+    summary = inspect(tmp_path, model)
+    assert summary.op_counts == {"Relu": 1, "Twice": 1}
+    assert summary.opset == {"ai.onnx": 17, "my.lib": 1}
+
+
+# --- not ONNX, or not whole ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"hello, world\n" * 40,
+        b"\x89PNG\r\n\x1a\n" + bytes(200),
+        b"PK\x03\x04" + bytes(200),
+        b"\x80\x04\x95" + bytes(200),
+        bytes(1000),
+        b"\xff" * 100,
+        b"\x08\x08",  # an ir_version and nothing else
+        b"{}",
+    ],
+)
+def test_other_files_are_not_onnx(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(NotOnnxError, match="not an ONNX model") as caught:
+        inspect(tmp_path, content)
+    assert caught.value.code == "not-onnx"
+    assert caught.value.hint
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    with pytest.raises(NotOnnxError, match="empty"):
+        inspect(tmp_path, b"")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(NotOnnxError, match="No such file"):
+        inspect_model(tmp_path / "none.onnx", threads=1)
+
+
+def test_every_truncation_says_so(tmp_path: Path) -> None:
+    data = model_of(
+        helper.make_node("Gemm", ["x", "w"], ["y"]), inputs=[tensor("x", (1, 16))], weights=[weight("w", 16, 32)]
+    ).SerializeToString()
+    graph_starts = data.index(b"\x3a")
+    for keep in range(graph_starts + 3, len(data) - 30, 97):
+        with pytest.raises(NotOnnxError, match=r"cut short: \d+ bytes are missing at its end, in field 'graph'"):
+            inspect(tmp_path, data[:keep])
+    for keep in range(1, len(data)):
+        with pytest.raises(ModelError):
+            loading.read_proto(saved(tmp_path, data[:keep]))
+            inspect(tmp_path, data[:keep])
+
+
+def test_a_file_larger_than_protobuf_can_hold(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    with path.open("wb") as file:
+        file.truncate(1 << 31)
+    with pytest.raises(NotOnnxError, match="holds at most 2147483647") as caught:
+        inspect_model(path, threads=1)
+    assert caught.value.hint == "Store the weights as external data."
+
+
+# --- bombs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_shape_of_gigabytes_without_data(tmp_path: Path) -> None:
+    huge = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1 << 33])
+    model = model_of(helper.make_node("Add", ["x", "w"], ["y"]), weights=[huge])
+    assert len(model.SerializeToString()) < 200
+    with pytest.raises(ModelError, match=r"tensor 'w' is damaged: its shape \[8589934592\] needs 8589934592 entries"):
+        inspect(tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.dims.append(7), "needs 84 bytes, the file holds 12"),
+        (lambda t: setattr(t, "raw_data", t.raw_data + b"\0"), "the file holds 13"),
+        (lambda t: t.dims.append(-1), "impossible shape"),
+        (lambda t: t.dims.extend([1 << 40, 1 << 40]), "impossible shape"),
+        (lambda t: setattr(t, "data_type", 0), "undefined"),
+        (lambda t: setattr(t, "data_type", 99), "unknown data type 99"),
+        (lambda t: setattr(t, "data_type", TensorProto.STRING), "strings cannot be raw bytes"),
+    ],
+)
+@pytest.mark.parametrize("place", ["initializer", "attribute", "sub-graph", "function"])
+def test_damaged_tensors_are_found_wherever_they_are(
+    tmp_path: Path, change: Callable[[onnx.TensorProto], None], says: str, place: str
+) -> None:
+    bad = weight("w", 3)
+    change(bad)
+    constant = helper.make_node("Constant", [], ["w"], value=bad)
+    add = helper.make_node("Add", ["x", "w"], ["y"])
+    if place == "initializer":
+        model = model_of(add, weights=[bad])
+    elif place == "attribute":
+        model = model_of(constant, add)
+    elif place == "sub-graph":
+        body = helper.make_graph([constant, helper.make_node("Add", ["x", "w"], ["z"])], "body", [], [tensor("z")])
+        model = model_of(
+            helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body),
+            inputs=[tensor("x"), tensor("c", (), TensorProto.BOOL)],
+        )
+    else:
+        function = helper.make_function("f", "F", ["x"], ["y"], [constant, add], [helper.make_opsetid("", 17)])
+        model = model_of(helper.make_node("F", ["x"], ["y"], domain="f"), domains=["f"], functions=[function])
+    with pytest.raises(ModelError, match=says) as caught:
+        inspect(tmp_path, model)
+    assert caught.value.where["tensor"] == "w"
+
+
+def test_four_bit_and_typed_tensors_are_counted_right(tmp_path: Path) -> None:
+    packed = TensorProto(name="q", data_type=TensorProto.INT4, dims=[3], raw_data=b"\x21\x03")
+    typed = helper.make_tensor("i", TensorProto.INT4, [3], [1, 2, 3])
+    halves = helper.make_tensor("h", TensorProto.FLOAT16, [2], [1.0, 2.0])
+    wide = helper.make_tensor("c", TensorProto.COMPLEX64, [2], [1 + 2j, 3 + 4j])
+    text = helper.make_tensor("s", TensorProto.STRING, [2], [b"a", b"b"])
+    none = helper.make_tensor("n", TensorProto.FLOAT, [0], [])
+    loading.check_tensors(model_of(relu(), weights=[packed, typed, halves, wide, text, none]))
+
+
+def test_too_many_nodes_are_refused_before_they_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = b"\x0a\x00"  # GraphProto.node, empty: two bytes in the file
+    graph = node * (loading.MAX_NODES + 1)
+    size = wire_varint(len(graph))
+    monkeypatch.setattr(loading.onnx, "ModelProto", lambda: pytest.fail("the bytes were parsed"))
+    with pytest.raises(UnsupportedModelError, match="more than 200000 nodes"):
+        inspect(tmp_path, b"\x08\x08\x3a" + size + graph)
+
+
+def test_nodes_of_sub_graphs_and_functions_count() -> None:
+    body = helper.make_graph([relu(), relu()], "body", [], [])
+    inner = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
+    function = helper.make_function("f", "F", ["x"], ["y"], [relu(), inner], [])
+    data = model_of(relu(), inner, functions=[function]).SerializeToString()
+    wire.scan_model(data, max_nodes=12)
+    with pytest.raises(UnsupportedModelError):
+        wire.scan_model(data, max_nodes=11)
+
+
+def wire_varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def nested(depth: int) -> onnx.ModelProto:
+    node = helper.make_node("Identity", ["x"], ["z0"], name="core")
+    for level in range(depth):
+        body = helper.make_graph([node], f"g{level}", [], [tensor(f"z{level}")])
+        node = helper.make_node("If", ["c"], [f"z{level + 1}"], then_branch=body, else_branch=body, name=f"if{level}")
+    node.output[0] = "y"
+    return model_of(node, inputs=[tensor("x"), tensor("c", (), TensorProto.BOOL)])
+
+
+def test_sub_graph_depth_is_bounded(tmp_path: Path) -> None:
+    assert inspect(tmp_path, nested(3)).op_counts["If"] == 7
+    with pytest.raises(UnsupportedModelError, match="9 sub-graphs deep"):
+        inspect(tmp_path, nested(9))
+
+
+def test_nesting_beyond_the_parser_is_a_typed_error(tmp_path: Path) -> None:
+    inner = b"\x0a\x00"
+    for _ in range(60):  # node { attribute { g { ... } } }
+        attribute = b"\x32" + wire_varint(len(inner)) + inner
+        node = b"\x2a" + wire_varint(len(attribute)) + attribute
+        inner = b"\x0a" + wire_varint(len(node)) + node
+    with pytest.raises(NotOnnxError, match="nested too deep"):
+        inspect(tmp_path, b"\x08\x08\x3a" + wire_varint(len(inner)) + inner)
+
+
+def call(target: str, source: str, result: str) -> onnx.NodeProto:
+    return helper.make_node(target, [source], [result], domain="f")
+
+
+def test_functions_that_call_themselves(tmp_path: Path) -> None:
+    imports = [helper.make_opsetid("f", 1)]
+    functions = [
+        helper.make_function("f", "A", ["a"], ["b"], [call("B", "a", "b")], imports),
+        helper.make_function("f", "B", ["a"], ["b"], [call("A", "a", "b")], imports),
+    ]
+    model = model_of(call("A", "x", "y"), domains=["f"], functions=functions)
+    with pytest.raises(UnsupportedModelError, match="calls itself"):
+        inspect(tmp_path, model)
+
+
+def test_functions_that_unfold_without_end(tmp_path: Path) -> None:
+    imports = [helper.make_opsetid("f", 1), helper.make_opsetid("", 17)]
+    functions = [helper.make_function("f", "F0", ["a"], ["b"], [relu("a", "b")], imports)]
+    for level in range(1, 20):
+        nodes = [call(f"F{level - 1}", "a", "m"), call(f"F{level - 1}", "m", "b")]
+        functions.append(helper.make_function("f", f"F{level}", ["a"], ["b"], nodes, imports))
+    with pytest.raises(UnsupportedModelError, match="unfold to 524288 nodes"):
+        inspect(tmp_path, model_of(call("F19", "x", "y"), domains=["f"], functions=functions))
+
+
+# --- refused by rule or by the runtime -------------------------------------------------------------------------------
+
+
+def conv(*inputs: str) -> onnx.NodeProto:
+    return helper.make_node("Conv", inputs, ["y"], name="conv1")
+
+
+@pytest.mark.parametrize(
+    ("model", "says", "where"),
+    [
+        (model_of(), "no nodes", {}),
+        (
+            model_of(helper.make_node("Blur", ["x"], ["y"], name="n1", domain="acme"), domains=["acme"]),
+            r"node 'n1' \(Blur\) is of operator domain 'acme'",
+            {"node": "n1", "op_type": "Blur", "domain": "acme"},
+        ),
+        (
+            model_of(helper.make_node("Blur", ["x"], ["y"], domain="acme"), domains=["acme"]),
+            "the unnamed Blur node with output 'y'",
+            {"op_type": "Blur", "domain": "acme"},
+        ),
+        (
+            model_of(helper.make_node("Foo", ["x"], ["y"], name="n1")),
+            r"refuses node 'n1' \(Foo\): No Op registered for Foo",
+            {"node": "n1", "op_type": "Foo"},
+        ),
+        (
+            model_of(
+                helper.make_node("Foo", ["x"], ["y"], name="n1", domain="com.microsoft"), domains=["com.microsoft"]
+            ),
+            r"refuses node 'n1' \(Foo\)",
+            {"node": "n1", "op_type": "Foo", "domain": "com.microsoft"},
+        ),
+        (model_of(conv("x")), "input size 1 not in range", {"node": "conv1", "op_type": "Conv"}),
+        (model_of(relu("q")), "'q' is not a graph input", {"node": "r", "op_type": "Relu"}),
+        (
+            model_of(helper.make_node("MatMul", ["x", "w"], ["y"], name="mm"), weights=[weight("w", 4, 5)]),
+            "Incompatible dimensions",
+            {"node": "mm", "op_type": "MatMul"},
+        ),
+        (
+            model_of(
+                helper.make_node("Cast", ["x"], ["a"], to=TensorProto.BFLOAT16),
+                helper.make_node("Erf", ["a"], ["b"], name="erf1"),
+                helper.make_node("Cast", ["b"], ["y"], to=TensorProto.FLOAT),
+            ),
+            "Could not find an implementation for Erf",
+            {"node": "erf1", "op_type": "Erf"},
+        ),
+        (model_of(relu(), ir_version=99), "IR version: 99", {}),
+        (model_of(relu(), opset=99), "Opset 99", {}),
+        (model_of(relu("x", "y", "a"), relu("x", "y", "b")), r"Duplicate definition of name \(y\)", {}),
+        (model_of(helper.make_node("Add", ["x", "b"], ["y"]), relu("y", "b")), "not acyclic", {}),
+        (
+            model_of(relu(), outputs=[helper.make_value_info("y", helper.make_map_type_proto(7, tensor("v").type))]),
+            "'y' is a map",
+            {"value": "y"},
+        ),
+    ],
+)
+def test_unsupported_models_name_node_and_reason(
+    tmp_path: Path, model: onnx.ModelProto, says: str, where: dict[str, str]
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=says) as caught:
+        inspect(tmp_path, model)
+    assert caught.value.where == where
+    assert caught.value.hint
+    assert str(tmp_path) not in caught.value.detail
+    assert "onnxruntime_src" not in caught.value.detail
+
+
+def test_sparse_weights_are_refused_by_name(tmp_path: Path) -> None:
+    model = model_of(helper.make_node("Add", ["x", "w"], ["y"]))
+    model.graph.sparse_initializer.append(
+        helper.make_sparse_tensor(weight("w", 1), helper.make_tensor("i", TensorProto.INT64, [1], [0]), [3])
+    )
+    with pytest.raises(UnsupportedModelError, match="'w' is stored as a sparse tensor"):
+        inspect(tmp_path, model)
+
+
+def test_random_damage_never_escapes_the_error_tree(tmp_path: Path) -> None:
+    """The runtime is left out: it is native code, and it is asked in a process of its own."""
+    body = helper.make_graph([relu("x", "z")], "body", [], [tensor("z")])
+    data = model_of(
+        helper.make_node("Gemm", ["x", "w"], ["h"], name="fc"),
+        helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body),
+        inputs=[tensor("x", ["batch", 3]), tensor("c", (), TensorProto.BOOL)],
+        weights=[weight("w", 3, 4)],
+    ).SerializeToString()
+    generator = np.random.default_rng(0)
+    refused = 0
+    for _ in range(1000):
+        damaged = bytearray(data)
+        for _ in range(generator.integers(1, 4)):
+            damaged[generator.integers(len(damaged))] = generator.integers(256)
+        path = saved(tmp_path, bytes(damaged))
+        try:
+            proto = loading.read_proto(path)
+            loading.check_tensors(proto)
+            intake.check_structure(proto)
+            intake.summarize_model(proto, path, sha256="0")
+            loading.to_ir(proto, tmp_path)
+        except ModelError:
+            refused += 1
+    assert refused > 150

@@ -1,0 +1,222 @@
+"""Integer grids against onnxruntime: its quantizer's formula and its QuantizeLinear / DequantizeLinear operators."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import TensorProto, helper
+from onnxruntime.quantization.quant_utils import compute_scale_zp, get_qmin_qmax_for_qType
+
+from service.contracts.dtypes import WeightDtype, is_integer
+from tests.unit.quantizer.toolbox import normal, rng, run_onnx
+from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
+from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
+
+TYPES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32}
+INTEGERS = [dtype for dtype in get_args(WeightDtype) if is_integer(dtype)]
+GRIDS = [("uint8", False), ("uint8", True), ("int8", False), ("int8", True)]
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+usual = st.floats(-1e4, 1e4, width=32)
+
+
+def grid(low: float, high: float, dtype: str, symmetric: bool) -> IntegerGrid:
+    scale, zero_point = grid_for_range(np.float32(low), np.float32(high), dtype, symmetric=symmetric)
+    return IntegerGrid(dtype, scale, zero_point, symmetric=symmetric)
+
+
+def ort_grid(low: float, high: float, dtype: str, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
+    qmin, qmax = get_qmin_qmax_for_qType(TYPES[dtype], symmetric=symmetric)
+    zero_point, scale = compute_scale_zp(np.float32(low), np.float32(high), qmin, qmax, symmetric)
+    return scale, zero_point
+
+
+def ort_quantize(values: np.ndarray, found: IntegerGrid) -> np.ndarray:
+    node = helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"], **axis_of(found))
+    return run_operator(node, TensorProto.FLOAT, TYPES[found.dtype], x=values, s=found.scale, z=found.zero_point)
+
+
+def ort_dequantize(integers: np.ndarray, found: IntegerGrid) -> np.ndarray:
+    node = helper.make_node("DequantizeLinear", ["x", "s", "z"], ["y"], **axis_of(found))
+    return run_operator(node, TYPES[found.dtype], TensorProto.FLOAT, x=integers, s=found.scale, z=found.zero_point)
+
+
+def axis_of(found: IntegerGrid) -> dict[str, int]:
+    return found.granularity.attributes()
+
+
+def run_operator(node: onnx.NodeProto, taken: int, given_back: int, **arrays: np.ndarray) -> np.ndarray:
+    constants = [onnx.numpy_helper.from_array(np.asarray(arrays[name]), name) for name in ("s", "z")]
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", taken, arrays["x"].shape)],
+        [helper.make_tensor_value_info("y", given_back, arrays["x"].shape)],
+        constants,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return run_onnx(model, {"x": arrays["x"]}, optimized=False)["y"]
+
+
+@pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
+@given(a=finite, b=finite)
+def test_grid_equals_onnxruntimes(dtype: str, symmetric: bool, a: float, b: float) -> None:
+    low, high = min(a, b), max(a, b)
+    found = grid(low, high, dtype, symmetric)
+    scale, zero_point = ort_grid(low, high, dtype, symmetric)
+    assert found.scale == scale
+    assert found.scale.dtype == np.float32
+    assert found.zero_point.dtype == np.dtype(dtype)
+    if max(high, 0.0) - min(low, 0.0) >= 1e-34:  # where the range is nil any zero point will do
+        assert found.zero_point == zero_point
+
+
+@pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
+@given(ranges=hnp.arrays(np.float32, (5, 2), elements=usual))
+def test_per_channel_is_per_tensor_row_by_row(dtype: str, symmetric: bool, ranges: np.ndarray) -> None:
+    low, high = ranges.min(axis=1), ranges.max(axis=1)
+    scale, zero_point = grid_for_range(low, high, dtype, symmetric=symmetric)
+    for k in range(len(ranges)):
+        alone = grid(low[k], high[k], dtype, symmetric)
+        assert scale[k] == alone.scale
+        assert zero_point[k] == alone.zero_point
+
+
+@pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
+@pytest.mark.parametrize("range_", [(0.0, 0.0), (-0.0, 0.0), (1e-44, 3e-42), (-1e-41, 1e-45)])
+def test_a_range_of_nothing_gives_a_usable_grid(dtype: str, symmetric: bool, range_: tuple[float, float]) -> None:
+    found = grid(*range_, dtype, symmetric)
+    assert found.scale == 1.0
+    assert found.dequantize(found.quantize(np.zeros(3, np.float32))).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
+def test_the_largest_floats_give_a_finite_scale(dtype: str, symmetric: bool) -> None:
+    biggest = np.finfo(np.float32).max
+    found = grid(-biggest, biggest, dtype, symmetric)
+    assert np.isfinite(found.scale)
+    assert found.dequantize(found.quantize(np.array([-biggest / 2, 0, biggest / 2], np.float32))) == pytest.approx(
+        [-biggest / 2, 0, biggest / 2], rel=0.01
+    )
+
+
+@pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
+@given(a=usual, b=usual, shares=hnp.arrays(np.float32, 64, elements=st.floats(0, 1, width=32)))
+def test_error_within_the_range_is_at_most_half_a_step(
+    dtype: str, symmetric: bool, a: float, b: float, shares: np.ndarray
+) -> None:
+    low, high = min(a, b, 0.0), max(a, b, 0.0)
+    assume(high - low > 1e-30)
+    found = grid(low, high, dtype, symmetric)
+    values = np.clip((low + shares.astype(np.float64) * (high - low)), low, high).astype(np.float32)
+    error = np.abs(found.dequantize(found.quantize(values)).astype(np.float64) - values)
+    # half a step, and the float32 rounding of the scale itself over 255 steps
+    assert error.max() <= float(found.scale) * (0.5 + 255 * 2.0**-23)
+
+
+@pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
+@given(a=finite, b=finite)
+def test_zero_is_exact(dtype: str, symmetric: bool, a: float, b: float) -> None:
+    found = grid(min(a, b), max(a, b), dtype, symmetric)
+    assert found.dequantize(found.quantize(np.zeros(1, np.float32)))[0] == 0.0
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@given(
+    values=hnp.arrays(np.float32, 40, elements=finite),
+    scale=st.floats(2.0**-100, 2.0**100, width=32),
+    zero_point=st.integers(0, 255),
+)
+def test_quantize_is_quantize_linear(dtype: str, values: np.ndarray, scale: float, zero_point: int) -> None:
+    shift = 0 if dtype == "uint8" else 128
+    found = IntegerGrid(dtype, np.float32(scale), np.asarray(zero_point - shift, dtype))
+    np.testing.assert_array_equal(found.quantize(values), ort_quantize(values, found))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@given(
+    steps=hnp.arrays(np.float32, 40, elements=st.floats(-300, 300, width=16)),
+    scale=st.floats(2.0**-10, 1000.0, width=32),
+)
+def test_ties_that_float32_division_makes_go_where_the_runtime_puts_them(
+    dtype: str, steps: np.ndarray, scale: float
+) -> None:
+    """x / scale is a half in float32 for many x whose exact quotient is not."""
+    halves = ((np.floor(steps) + np.float32(0.5)) * np.float32(scale)).astype(np.float32)
+    found = IntegerGrid(dtype, np.float32(scale), np.asarray(3, dtype))
+    np.testing.assert_array_equal(found.quantize(halves), ort_quantize(halves, found))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_half_goes_to_even_and_the_ends_saturate(dtype: str) -> None:
+    found = IntegerGrid(dtype, np.float32(2.0), np.asarray(10, dtype))
+    values = np.array([-1e30, -5.0, -3.0, -1.0, 1.0, 3.0, 5.0, 7.0, 244.0, 490.0, 491.0, 1e30], np.float32)
+    integers = found.quantize(values)
+    np.testing.assert_array_equal(integers, ort_quantize(values, found))
+    low, high = found.limits
+    assert integers[0] == low
+    assert integers[-1] == high
+    assert integers[1:8].tolist() == [8, 8, 10, 10, 12, 12, 14]
+
+
+def test_infinities_saturate() -> None:
+    found = grid(-1, 1, "uint8", False)
+    assert found.quantize(np.array([-np.inf, np.inf], np.float32)).tolist() == [0, 255]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@given(scale=st.floats(2.0**-100, 2.0**100, width=32), zero_point=st.integers(0, 255))
+def test_dequantize_is_dequantize_linear(dtype: str, scale: float, zero_point: int) -> None:
+    shift = 0 if dtype == "uint8" else 128
+    found = IntegerGrid(dtype, np.float32(scale), np.asarray(zero_point - shift, dtype))
+    integers = (np.arange(256) - shift).astype(dtype)
+    np.testing.assert_array_equal(found.dequantize(integers), ort_dequantize(integers, found))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+@pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
+def test_per_axis_is_what_the_operators_do(dtype: str, symmetric: bool, axis: int) -> None:
+    values = normal(4, 5, 6, scale=3.0)
+    others = tuple(k for k in range(3) if k != axis % 3)
+    scale, zero_point = grid_for_range(values.min(axis=others), values.max(axis=others), dtype, symmetric=symmetric)
+    found = IntegerGrid(dtype, scale, zero_point, PerAxis(axis), symmetric=symmetric)
+    integers = found.quantize(values)
+    np.testing.assert_array_equal(integers, ort_quantize(values, found))
+    np.testing.assert_array_equal(found.dequantize(integers), ort_dequantize(integers, found))
+
+
+def test_symmetric_int8_never_uses_the_lowest_integer() -> None:
+    found = grid(-1.0, 0.5, "int8", True)
+    assert found.quantize(np.array([-1.0, -1.01, -5.0], np.float32)).tolist() == [-127, -127, -127]
+
+
+@given(values=hnp.arrays(np.float64, 30, elements=st.floats(-(2**29), 2**29)))
+def test_int32_keeps_what_float32_cannot_hold(values: np.ndarray) -> None:
+    found = IntegerGrid("int32", np.float32(1.0), np.asarray(0, np.int32))
+    np.testing.assert_array_equal(found.quantize(values), np.rint(values).astype(np.int32))
+
+
+def test_int32_dequantizes_as_the_operator_does() -> None:
+    found = IntegerGrid("int32", rng().random(8).astype(np.float32) + 0.1, np.zeros(8, np.int32), PerAxis(0))
+    integers = rng(1).integers(-(2**24), 2**24, 8).astype(np.int32)
+    np.testing.assert_allclose(found.dequantize(integers), ort_dequantize(integers, found), rtol=1e-7)
+
+
+@pytest.mark.parametrize("granularity", [PER_TENSOR, PerAxis(1), PerBlock(-1, 4)])
+@pytest.mark.parametrize("dtype", [*INTEGERS, "int32"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_fake_is_quantize_and_dequantize_bit_for_bit(dtype: str, granularity: Granularity, symmetric: bool) -> None:
+    values = normal(5, 6, 7, seed=2, scale=3.0)
+    values[0, 0, :3] = 0.0, -0.0, 1e30
+    steps = normal(*granularity.scale_shape(values.shape), seed=3)
+    peak = np.abs(np.asarray(steps, np.float32)) + np.float32(0.1)
+    scale, zero = grid_for_range(-0.4 * peak, peak, dtype, symmetric=symmetric or dtype == "int32")
+    found = IntegerGrid(dtype, scale, zero, granularity, symmetric)
+    restored = found.dequantize(found.quantize(values))
+    assert restored.dtype == found.fake(values).dtype == np.float32
+    np.testing.assert_array_equal(found.fake(values).view(np.int32), restored.view(np.int32))

@@ -1,0 +1,343 @@
+"""The whole way from files to a model and a report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from service.contracts.dataset import InputSpec, PreprocessingSpec
+from service.contracts.errors import (
+    CanceledError,
+    DatasetMismatchError,
+    InvalidConfigError,
+    QuantmillError,
+    UnsupportedModelError,
+)
+from service.contracts.report import Report
+from service.contracts.runner import QuantizeTask
+from tests.unit.quantizer.toolbox import (
+    config,
+    data,
+    make_model,
+    network,
+    normal,
+    prepare_proto,
+    quantize_file,
+    rng,
+    run_onnx,
+    sqnr_db,
+    write_npz,
+)
+from worker.quantizer.pipeline import MODEL_FILE, quantize_files
+from worker.quantizer.run.interface import SilentRun
+
+STAGES = ["load", "prepare", "plan", "statistics", "parameters", "emit", "evaluation", "layers", "latency"]
+
+
+class Recorder(SilentRun):
+    """Remembers what it is told; raises on the n-th check if asked to."""
+
+    def __init__(self, cancel_at: int | None = None) -> None:
+        self.stages: list[str] = []
+        self.progressed: list[tuple[str, int, int | None]] = []
+        self.messages: list[str] = []
+        self.checks = 0
+        self._cancel_at = cancel_at
+
+    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
+        assert self._cancel_at is None or self.checks < self._cancel_at, "went on after it was canceled"
+        if stage not in self.stages:
+            self.stages.append(stage)
+        self.progressed.append((stage, done, total))
+
+    def log(self, message: str, level: str = "info") -> None:
+        self.messages.append(message)
+
+    def check(self) -> None:
+        self.checks += 1
+        if self._cancel_at is not None and self.checks >= self._cancel_at:
+            raise CanceledError("stop")
+
+
+def test_the_main_way(tmp_path: Path) -> None:
+    run = Recorder()
+    result = quantize_file(tmp_path, network(), data(), evaluation=data(17, seed=3), run=run)
+    report = result.report
+    feeds = {"x": data(17, seed=3)["x"]}
+    expected, got = run_onnx(network(), feeds)["scores"], run_onnx(result.model, feeds)["scores"]
+    assert report.fidelity.sqnr_db == pytest.approx(sqnr_db(expected, got), abs=0.1)
+    assert report.fidelity.samples == 17
+    assert report.fidelity.source == "evaluation"
+    labels = data(17, seed=3)["labels"]
+    assert report.quantized.metrics["top1"] == pytest.approx(100 * (got.argmax(axis=1) == labels).mean(), abs=1e-3)
+    assert report.float_.size_bytes == (tmp_path / "float.onnx").stat().st_size
+    assert report.quantized.size_bytes == len(result.model)
+    assert run.stages == STAGES
+    assert [stage.name for stage in report.stages] == STAGES
+    assert all(stage.seconds >= 0 and stage.peak_rss_bytes > 2**20 for stage in report.stages)
+    assert sum(stage.seconds for stage in report.stages) > 0
+    for name in ("statistics", "evaluation"):
+        counts = [(done, total) for stage, done, total in run.progressed if stage == name]
+        assert counts[0][0] == 0
+        assert counts[-1] == ((24, 24) if name == "statistics" else (17, 17))
+        assert [done for done, _ in counts] == sorted(done for done, _ in counts)
+
+
+def test_the_report_survives_json(tmp_path: Path) -> None:
+    report = quantize_file(tmp_path, network(), data()).report
+    text = json.dumps(report.to_json_dict())
+    assert Report.model_validate(json.loads(text)) == report
+    assert {"float", "quantized", "fidelity", "layers", "stages", "manifest", "verdict"} <= set(json.loads(text))
+
+
+def test_every_node_is_in_the_table_of_layers(tmp_path: Path) -> None:
+    settings = config(exclude=[{"node": "body"}])
+    report = quantize_file(tmp_path, network(), data(), settings).report
+    names = [node.name for node in prepare_proto(network())[0].graph]
+    assert sorted(layer.name for layer in report.layers) == sorted(names)
+    quantized = [layer for layer in report.layers if layer.reason is None]
+    left = {layer.name: layer.reason for layer in report.layers if layer.reason is not None}
+    assert left["body"] == "excluded by node 'body'"
+    assert left["soft"] == "Softmax stays in float: its output needs more than 8 bits near 0"
+    assert report.layers[: len(quantized)] == tuple(quantized)
+    ratios = [layer.sqnr_db for layer in quantized]
+    assert ratios == sorted(ratios)
+    stem = next(layer for layer in quantized if layer.name == "stem")
+    assert (stem.op, stem.weight_dtype, stem.activation_dtype) == ("Conv", "int8", "uint8")
+    assert f"{len(quantized)} of {len(names)} nodes quantized" in report.summary
+
+
+def test_the_sqnr_of_a_layer_is_that_of_its_output(tmp_path: Path) -> None:
+    """Brute force: both networks with the tensors behind ``join`` as outputs."""
+    result = quantize_file(tmp_path, network(), data(), config(evaluation={"layer_samples": 9}))
+    feeds = {"x": data()["x"][:9]}
+    pair = []
+    for model, tensor in ((network(), "s"), (onnx.load_from_string(result.model), "s_DequantizeLinear_Output")):
+        model.graph.output.append(helper.make_tensor_value_info(tensor, TensorProto.FLOAT, None))
+        pair.append(run_onnx(model, feeds)[tensor])
+    found = next(layer for layer in result.report.layers if layer.name == "join")
+    assert found.sqnr_db == pytest.approx(sqnr_db(*pair), abs=0.1)
+
+
+def test_the_manifest_names_every_file(tmp_path: Path) -> None:
+    result = quantize_file(tmp_path, network(), data(), evaluation=data(9))
+    manifest = result.report.manifest
+    for name, found in (
+        ("float.onnx", manifest.model_sha256),
+        ("calibration.npz", manifest.calibration_sha256),
+        ("evaluation.npz", manifest.evaluation_sha256),
+    ):
+        assert found == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+    assert manifest.output_sha256 == hashlib.sha256(result.model).hexdigest()
+    assert manifest.config == config()
+    assert manifest.versions["onnxruntime"]
+
+
+@pytest.mark.parametrize(("batch", "samples"), [("1", 10), ("4", 10), ("4", 3), ("N", 1), ("N", 33)])
+@pytest.mark.parametrize("method", ["minmax", "percentile"])
+def test_any_batch(tmp_path: Path, batch: str, samples: int, method: str) -> None:
+    """The batch a model is fixed to changes neither ranges nor figures: all scales equal those of batch 1."""
+    settings = config(activation={"calibration": {"method": method}})
+    (tmp_path / "one").mkdir()
+    result = quantize_file(tmp_path, network(batch), data(samples), settings)
+    reference = quantize_file(tmp_path / "one", network("1"), data(samples), settings)
+    assert result.report.fidelity.samples == samples
+    assert_same_constants(result.model, reference.model)
+    shape = onnx.load_from_string(result.model).graph.input[0].type.tensor_type.shape.dim[0]
+    assert shape.dim_value == (int(batch) if batch.isdigit() else 0)
+
+
+def constants(model: bytes) -> dict[str, np.ndarray]:
+    return {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load_from_string(model).graph.initializer}
+
+
+def assert_same_constants(model: bytes, other: bytes) -> None:
+    """Equal but for float32 rounding: 1e-5 of a scale, one integer."""
+    found, expected = constants(model), constants(other)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        one = 1 if array.dtype.kind in "iu" else 0
+        wide = found[name].astype(np.float64), array.astype(np.float64)
+        np.testing.assert_allclose(*wide, rtol=1e-5, atol=one, err_msg=name)
+
+
+def test_calibration_samples_limits_the_samples(tmp_path: Path) -> None:
+    (tmp_path / "few").mkdir()
+    arrays = data(40)
+    arrays["x"][20:] *= 10
+    run = Recorder()
+    limited = quantize_file(tmp_path, network(), arrays, config(calibration_samples=20), run=run)
+    few = quantize_file(tmp_path / "few", network(), {name: array[:20] for name, array in arrays.items()})
+    assert limited.model == few.model
+    assert ("statistics", 20, 20) in run.progressed
+    assert limited.report.fidelity.samples == 40
+
+
+def test_more_calibration_samples_than_there_are(tmp_path: Path) -> None:
+    result = quantize_file(tmp_path, network(), data(5), config(calibration_samples=1000))
+    assert result.report.fidelity.samples == 5
+
+
+def test_images_come_as_bytes(tmp_path: Path) -> None:
+    """uint8 NHWC with a preprocessing spec gives the same model as the floats it stands for."""
+    (tmp_path / "floats").mkdir()
+    images = rng(2).integers(0, 256, (12, 10, 10, 3)).astype(np.uint8)
+    spec = InputSpec(array="images", layout="NHWC", scale=1 / 255, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    packed = quantize_file(tmp_path, network(), {"images": images}, preprocessing=PreprocessingSpec(inputs={"x": spec}))
+    floats = (images.astype(np.float32) * np.float32(1 / 255) - np.float32([0.5, 0.4, 0.3])) / np.float32(
+        [0.2, 0.3, 0.4]
+    )
+    plain = quantize_file(tmp_path / "floats", network(), {"x": np.ascontiguousarray(floats.transpose(0, 3, 1, 2))})
+    assert_same_constants(packed.model, plain.model)
+
+
+@pytest.mark.parametrize("kind", ["standard", "machine learning"])
+def test_nothing_to_quantize_gives_the_upload_back(tmp_path: Path, kind: str) -> None:
+    model = make_model("(float[N,4] x) => (float[N,4] y) { t = Sin(x) y = Softmax(t) }")
+    if kind == "machine learning":
+        node = helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0])
+        del model.graph.node[:], model.opset_import[:]
+        model.graph.node.append(node)
+        model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    run = Recorder()
+    result = quantize_file(tmp_path, model, {"x": normal(6, 4)}, run=run)
+    assert result.model == (tmp_path / "float.onnx").read_bytes()
+    report = result.report
+    assert report.summary == "Nothing to quantize: the model is returned as it was uploaded."
+    assert any("nothing in this model can be quantized" in note for note in report.notes)
+    assert run.messages
+    assert report.manifest.output_sha256 == report.manifest.model_sha256
+    assert report.fidelity.sqnr_db == 200.0
+    assert all(layer.reason for layer in report.layers)
+    assert report.verdict == "none"
+
+
+def save_in_two_files(model: onnx.ModelProto, folder: Path) -> None:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    onnx.save(copy, folder / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+
+
+def test_nothing_to_quantize_of_a_model_in_two_files_is_one_file(tmp_path: Path) -> None:
+    model = make_model(
+        "(float[N,64] x) => (float[N,64] y) { t = Add(x, c) y = Softmax(t) }", {"c": normal(64, 1024)[:, 0]}
+    )
+    save_in_two_files(model, tmp_path)
+    source = write_npz(tmp_path / "data.npz", x=normal(6, 64))
+    task = QuantizeTask(
+        model_path=str(tmp_path / "model.onnx"),
+        config=config(),
+        calibration=source,
+        output_dir=str(tmp_path / "out"),
+        threads=1,
+    )
+    (tmp_path / "out").mkdir()
+    quantize_files(task, SilentRun())
+    alone = (tmp_path / "out" / MODEL_FILE).read_bytes()
+    np.testing.assert_array_equal(
+        run_onnx(alone, {"x": normal(6, 64)})["y"], run_onnx(model, {"x": normal(6, 64)})["y"]
+    )
+
+
+def test_external_data_comes_out_inside(tmp_path: Path) -> None:
+    save_in_two_files(network(), tmp_path)
+    (tmp_path / "out").mkdir()
+    task = QuantizeTask(
+        model_path=str(tmp_path / "model.onnx"),
+        config=config(),
+        calibration=write_npz(tmp_path / "data.npz", **data()),
+        output_dir=str(tmp_path / "out"),
+        threads=1,
+    )
+    report = quantize_files(task, SilentRun()).report
+    inside = quantize_file(tmp_path, network(), data())
+    assert (tmp_path / "out" / MODEL_FILE).read_bytes() == inside.model
+    files = [tmp_path / "model.onnx", tmp_path / "weights"]
+    assert report.float_.size_bytes == sum(file.stat().st_size for file in files)
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile"])
+def test_activations_that_are_not_finite_are_an_error_that_names_the_tensor(tmp_path: Path, method: str) -> None:
+    model = make_model("(float[N,4] x) => (float[N,3] y) { l = Log(x) y = MatMul(l, k) }", {"k": normal(4, 3)})
+    settings = config(activation={"calibration": {"method": method}})
+    with pytest.raises(UnsupportedModelError) as caught:
+        quantize_file(tmp_path, model, {"x": -np.abs(normal(8, 4))}, settings)
+    assert caught.value.where == {"node": "Log_0", "op_type": "Log", "tensor": "l"}
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("cancel_at", [1, 2, 3, 5, 8, 13, 30])
+def test_a_canceled_run_stops_at_the_next_check(tmp_path: Path, cancel_at: int) -> None:
+    run = Recorder(cancel_at)
+    with pytest.raises(CanceledError):
+        quantize_file(tmp_path, network("1"), data(10), run=run)
+    assert run.checks == cancel_at
+
+
+def test_there_is_a_check_for_every_batch(tmp_path: Path) -> None:
+    run = Recorder()
+    quantize_file(tmp_path, network("1"), data(30), run=run)
+    assert run.checks >= 30 + 30
+
+
+def failing(tmp_path: Path, settings: dict, arrays: dict[str, np.ndarray] | None = None) -> QuantmillError:
+    with pytest.raises(QuantmillError) as caught:
+        quantize_file(tmp_path, network(), arrays or data(), config(**settings))
+    return caught.value
+
+
+def test_a_selector_that_fits_nothing(tmp_path: Path) -> None:
+    error = failing(tmp_path, {"exclude": [{"node": "steem"}]})
+    assert isinstance(error, InvalidConfigError)
+    assert error.errors[0].message == "the model has no node 'steem'; did you mean 'stem'?"
+
+
+def test_a_gate_that_the_data_cannot_judge(tmp_path: Path) -> None:
+    error = failing(tmp_path, {"evaluation": {"gate": {"max_drop": 1}}}, {"x": data()["x"]})
+    assert isinstance(error, InvalidConfigError)
+    assert error.errors[0].pointer == "/config/evaluation/gate/metric"
+
+
+def test_data_that_does_not_fit(tmp_path: Path) -> None:
+    assert isinstance(failing(tmp_path, {}, {"x": normal(4, 3, 9, 10)}), DatasetMismatchError)
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(5.0, "pass"), (190.0, "fail")])
+def test_the_gate_decides_the_verdict(tmp_path: Path, limit: float, verdict: str) -> None:
+    report = quantize_file(tmp_path, network(), data(), config(evaluation={"gate": {"min_sqnr_db": limit}})).report
+    assert report.verdict == verdict
+    assert report.gate[0].clause == "min_sqnr_db"
+    assert report.gate[0].wanted == limit
+    assert report.gate[0].got == report.fidelity.sqnr_db
+
+
+def test_a_selector_of_a_folded_node_is_noted(tmp_path: Path) -> None:
+    report = quantize_file(tmp_path, network(), data(), config(exclude=[{"node": "bn"}])).report
+    assert "exclude node 'bn' has no effect: the node was folded into node 'stem' (Conv)" in report.notes
+
+
+def test_old_and_half_precision_models(tmp_path: Path) -> None:
+    result = quantize_file(tmp_path, network("1", opset=9), data(6))
+    assert result.report.fidelity.sqnr_db > 25
+    half = make_model("(float16[N,3,10,10] x) => (float16[N,8,8,8] y) { t = Conv(x, w) y = Relu(t) }")
+    half.graph.initializer.append(onnx.numpy_helper.from_array(normal(8, 3, 3, 3).astype(np.float16), "w"))
+    result = quantize_file(tmp_path, half, {"x": data()["x"].astype(np.float16)})
+    assert result.report.fidelity.sqnr_db > 25
+    assert onnx.load_from_string(result.model).graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT16
+
+
+def test_ranges_of_one_report_save_the_calibration_of_the_next(tmp_path: Path) -> None:
+    first = quantize_file(tmp_path, network(), data(), config())
+    ranges = {name: found.model_dump() for name, found in first.report.tensor_ranges.items()}
+    assert set(ranges) == {"x", "r", "d", "s", "p"}
+    other = data(4, seed=9)
+    again = quantize_file(tmp_path, network(), other, config(tensor_ranges=ranges))
+    assert again.model == first.model
+    assert quantize_file(tmp_path, network(), other, config()).model != first.model

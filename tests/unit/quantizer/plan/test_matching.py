@@ -1,0 +1,167 @@
+"""Selectors on a graph: regular expressions, tensors, sub-graphs, PyTorch modules; overrides."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from service.contracts.errors import InvalidConfigError
+from service.contracts.selectors import (
+    ModuleSelector,
+    OpTypeSelector,
+    RegexSelector,
+    Selector,
+    SubgraphSelector,
+    TensorSelector,
+)
+from tests.support.simulator import simulate
+from tests.unit.quantizer.toolbox import (
+    config,
+    data,
+    make_model,
+    network,
+    normal,
+    plan_for,
+    prepare_proto,
+    quantize_file,
+    quantize_model,
+    run_onnx,
+    sqnr_db,
+)
+from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.matching import Matcher, module_paths
+
+FEEDS = {"x": data(16)["x"]}
+
+
+def diamond() -> onnx.ModelProto:
+    """a -> b -> d -> e, a -> c -> d."""
+    return make_model(
+        "(float[N,2,4,4] x) => (float[N,2,4,4] y) { [a] s = Relu(x) [b] t = Conv(s, wb) [c] u = Conv(s, wc) "
+        "[d] v = Add(t, u) [e] y = Sigmoid(v) }",
+        {"wb": normal(2, 2, 1, 1), "wc": normal(2, 2, 1, 1, seed=1)},
+    )
+
+
+def matched(selector: Selector, model: onnx.ModelProto | None = None) -> set[str]:
+    prepared, _ = prepare_proto(model or diamond())
+    return set(Matcher(prepared.graph, prepared.op_types).nodes(selector))
+
+
+@pytest.mark.parametrize(
+    ("selector", "names"),
+    [
+        (RegexSelector(regex="[ab]"), {"a", "b"}),
+        (RegexSelector(regex="a.+"), set()),
+        (OpTypeSelector(op_type="Conv"), {"b", "c"}),
+        (TensorSelector(tensor="v"), {"d"}),
+        (TensorSelector(tensor="wc"), {"c"}),
+        (TensorSelector(tensor="x"), {"a"}),
+        (SubgraphSelector(from_nodes=("a",), to_nodes=("d",)), {"a", "b", "c", "d"}),
+        (SubgraphSelector(from_nodes=("b",), to_nodes=("e",)), {"b", "d", "e"}),
+        (SubgraphSelector(from_nodes=("b", "c"), to_nodes=("d",)), {"b", "c", "d"}),
+        (SubgraphSelector(from_nodes=("d",), to_nodes=("b",)), set()),
+    ],
+)
+def test_who_is_meant(selector: Selector, names: set[str]) -> None:
+    assert matched(selector) == names
+
+
+def test_modules_of_both_exporters() -> None:
+    model = diamond()
+    model.graph.node[1].metadata_props.add(
+        key="pkg.torch.onnx.name_scopes", value="['', 'encoder', 'encoder.layers', 'encoder.layers.1']"
+    )
+    model.graph.node[2].name = "/encoder/layers.10/conv/Conv"
+    assert matched(ModuleSelector(module="encoder.layers.1"), model) == {"b"}
+    assert matched(ModuleSelector(module="encoder.layers.10"), model) == {"/encoder/layers.10/conv/Conv"}
+    assert matched(ModuleSelector(module="encoder"), model) == {"b", "/encoder/layers.10/conv/Conv"}
+    prepared, _ = prepare_proto(model)
+    assert module_paths(prepared.graph[2]) == ["encoder", "encoder.layers.10", "encoder.layers.10.conv"]
+
+
+@pytest.mark.parametrize(
+    ("selector", "pointer", "says"),
+    [
+        ({"regex": "zz.*"}, "/config/exclude/0/regex", "no node of the model is selected by regex 'zz.*'"),
+        ({"tensor": "zz"}, "/config/exclude/0/tensor", "no node of the model is selected by tensor 'zz'"),
+        ({"module": "zz"}, "/config/exclude/0/module", "no node of the model is selected by module 'zz'"),
+        ({"from_nodes": ["stem"], "to_nodes": ["dens"]}, "/config/exclude/0/to_nodes/0", "did you mean 'dense'?"),
+        ({"from_nodes": ["dense"], "to_nodes": ["stem"]}, "/config/exclude/0", "no path leads from ['dense']"),
+    ],
+)
+def test_selectors_of_nothing_are_refused(
+    selector: dict[str, object], pointer: str, says: str, tmp_path: object
+) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        quantize_file(tmp_path, network(), data(), config(exclude=[selector]))  # type: ignore[arg-type]
+    assert [(problem.pointer, says in problem.message) for problem in caught.value.errors] == [(pointer, True)]
+
+
+def test_excluding_a_sub_graph() -> None:
+    plan = plan_for(network(), config(exclude=[{"from_nodes": ["stem"], "to_nodes": ["join"]}]))[1]
+    assert {name for name, entry in plan.nodes.items() if entry.quantized} == {"dense"}
+    assert str(plan.nodes["body"].reason) == "excluded by sub-graph ['stem'] to ['join']"
+
+
+def test_overrides_change_single_fields_of_single_nodes() -> None:
+    wanted = config(
+        overrides=[
+            {"match": {"node": "body"}, "weight": {"granularity": "per_tensor"}},
+            {"match": {"op_type": "Conv"}, "weight": {"dtype": "int16"}, "activation": {"dtype": "int16"}},
+            {"match": {"node": "dense"}, "bias": {"dtype": "float32"}},
+        ]
+    )
+    _, plan = plan_for(network(), wanted)
+    weights = {
+        weight.node: (weight.spec.dtype, weight.spec.granularity, weight.granularity)
+        for weight in plan.weights.values()
+    }
+    assert weights == {
+        "stem": ("int16", "per_channel", PerAxis(0)),
+        "body": ("int8", "per_tensor", PER_TENSOR),  # the first match that gives a weight counts
+        "dense": ("int8", "per_channel", PerAxis(1)),
+    }
+    assert {tensor: entry.spec.dtype for tensor, entry in plan.activations.items()} == {
+        "x": "int16",  # the input takes the spec of its reader
+        "r": "int16",
+        "d": "int16",
+        "s": "uint8",
+        "p": "uint8",
+        "f": "uint8",
+    }
+    assert str(plan.biases["dense"].reason) == "bias dtype is float32"
+    assert plan.biases["stem"].reason is None
+
+
+def test_a_node_may_ask_for_what_it_reads() -> None:
+    wanted = config(
+        activation={"calibration": {"method": "percentile"}},
+        overrides=[
+            {"match": {"node": "body"}, "input_activation": {"dtype": "int16", "symmetric": True}},
+            {"match": {"node": "stem"}, "activation": {"dtype": "int8"}, "input_activation": {"dtype": "uint16"}},
+        ],
+    )
+    prepared, plan, model = quantize_model(network(opset=21), FEEDS, wanted)
+    found = {tensor: entry.spec for tensor, entry in plan.activations.items()}
+    reads = {node.name: node.inputs[0].name for node in prepared.graph}
+    assert found[reads["stem"]].dtype == "uint16"  # a model input
+    assert (found[reads["body"]].dtype, found[reads["body"]].symmetric) == ("int16", True)  # over what stem makes
+    assert {spec.calibration.method for spec in found.values()} == {"percentile"}
+    assert {spec.dtype for tensor, spec in found.items() if tensor not in (reads["stem"], reads["body"])} == {"uint8"}
+    assert sqnr_db(simulate(prepared.model, plan, FEEDS)["scores"], run_onnx(model, FEEDS)["scores"]) > 50
+
+
+def test_the_first_reader_of_a_tensor_counts() -> None:
+    wanted = config(
+        overrides=[
+            {"match": {"node": "join"}, "input_activation": {"dtype": "int8"}},
+            {"match": {"node": "body"}, "input_activation": {"dtype": "int16"}},
+        ]
+    )
+    journal = Journal()
+    prepared, plan = plan_for(network(opset=21), wanted, journal)
+    shared = next(node.inputs[0].name for node in prepared.graph if node.name == "body")
+    assert plan.activations[shared].spec.dtype == "int16"
+    assert any(repr(shared) in note and "'join'" in note for note in journal.notes)

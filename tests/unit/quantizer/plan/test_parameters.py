@@ -1,0 +1,184 @@
+"""Filling a plan with numbers: weight integers, int32 biases, the guard against overflow, dead channels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from service.contracts.errors import EngineError
+from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for, quantize_model, run_onnx, sqnr_db
+from worker.quantizer.plan.grids import fill_activations
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.statistics.reducers import Range
+
+
+def filled(
+    text: str,
+    weights: Arrays,
+    ranges: dict[str, tuple[float, float]],
+    journal: Journal | None = None,
+    **settings: object,
+) -> QuantizationPlan:
+    prepared, plan = plan_for(make_model(text, weights), config(**settings))
+    fill_activations(prepared.graph, plan, {name: Range(*pair) for name, pair in ranges.items()})
+    (journal or Journal()).note(*Parameters(prepared.graph, plan).fill())
+    return plan
+
+
+CONV = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { [it] y = Conv(x, w, b) }"
+RANGES = {"x": (-1.0, 2.0), "y": (-3.0, 3.0)}
+
+
+def test_weights_are_rounded_per_output_channel() -> None:
+    weight = normal(4, 3, 3, 3) * np.array([1, 10, 0.1, 100], np.float32).reshape(4, 1, 1, 1)
+    plan = filled(CONV, {"w": weight, "b": normal(4)}, RANGES)
+    entry = plan.weights["w"]
+    largest = np.abs(weight).reshape(4, -1).max(axis=1)
+    np.testing.assert_allclose(entry.quantization.scale, largest / 127, rtol=1e-6)
+    assert entry.quantization.scale.dtype == np.float32
+    assert (entry.quantization.zero_point == 0).all()
+    assert entry.integers.dtype == np.int8
+    assert (np.abs(entry.integers).reshape(4, -1).max(axis=1) == 127).all()
+    error = np.abs(entry.quantization.dequantize(entry.integers) - weight).reshape(4, -1).max(axis=1)
+    assert (error <= largest / 254 * 1.0001).all()
+
+
+def test_weights_are_rounded_per_tensor() -> None:
+    weight = normal(4, 3, 3, 3)
+    plan = filled(CONV, {"w": weight, "b": normal(4)}, RANGES, weight={"granularity": "per_tensor"})
+    entry = plan.weights["w"]
+    assert entry.quantization.scale.shape == ()
+    assert float(entry.quantization.scale) == pytest.approx(np.abs(weight).max() / 127)
+    assert plan.biases["it"].quantization.scale.shape == ()
+
+
+def test_biases_are_on_the_grid_of_input_times_weight() -> None:
+    bias = normal(4, scale=3)
+    plan = filled(CONV, {"w": normal(4, 3, 3, 3), "b": bias}, RANGES)
+    entry = plan.biases["it"]
+    expected = plan.activations["x"].quantization.scale.astype(np.float64) * plan.weights["w"].quantization.scale
+    np.testing.assert_allclose(entry.quantization.scale, expected, rtol=1e-7)
+    assert (entry.quantization.zero_point == 0).all()
+    assert entry.integers.dtype == np.int32
+    np.testing.assert_array_equal(entry.integers, np.rint(bias / entry.quantization.scale.astype(np.float64)))
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_the_bias_of_a_transposed_convolution_follows_its_groups(group: int) -> None:
+    weight = normal(4, 6 // group, 3, 3) * np.linspace(0.5, 4, 6 // group, dtype=np.float32).reshape(1, -1, 1, 1)
+    plan = filled(
+        f"(float[N,4,9,9] x) => (float[N,6,11,11] y) {{ [it] y = ConvTranspose<group={group}>(x, w, b) }}",
+        {"w": weight, "b": normal(6)},
+        RANGES,
+    )
+    scale = plan.weights["w"].quantization.scale
+    assert scale.shape == (6 // group,)
+    expected = np.concatenate([scale] * group) * plan.activations["x"].quantization.scale
+    np.testing.assert_allclose(plan.biases["it"].quantization.scale, expected, rtol=1e-6)
+
+
+def test_a_dead_channel_keeps_its_bias() -> None:
+    weight = normal(4, 3, 3, 3)
+    weight[2] = 0
+    model = make_model(CONV, {"w": weight, "b": np.array([0.1, -0.2, 0.77, 0.3], np.float32)})
+    feeds = {"x": normal(4, 3, 9, 9)}
+    _, plan, emitted = quantize_model(model, feeds)
+    scale = plan.weights["w"].quantization.scale
+    assert scale[2] == pytest.approx(np.median(scale[[0, 1, 3]]))
+    dead = run_onnx(emitted, feeds)["y"][:, 2]
+    assert np.abs(dead - 0.77).max() <= float(plan.activations["y"].quantization.scale) * 0.51
+
+
+def test_a_weight_of_zeros_alone_is_harmless() -> None:
+    model = make_model(CONV, {"w": np.zeros((4, 3, 3, 3), np.float32), "b": normal(4)})
+    feeds = {"x": normal(4, 3, 9, 9)}
+    _, plan, emitted = quantize_model(model, feeds)
+    step = float(plan.activations["y"].quantization.scale)
+    np.testing.assert_allclose(run_onnx(emitted, feeds)["y"], run_onnx(model, feeds)["y"], rtol=0, atol=step * 0.51)
+
+
+TINY = np.float32(1e-12)
+
+
+@pytest.mark.parametrize("granularity", ["per_channel", "per_tensor"])
+def test_a_weight_too_small_for_its_bias_gets_a_larger_scale_and_a_note(granularity: str) -> None:
+    """b / (scale_x * scale_w) would not fit into int32 and wrap around or saturate: the output would be nonsense."""
+    weight = normal(4, 3, 3, 3)
+    weight[1] *= TINY
+    if granularity == "per_tensor":
+        weight *= TINY
+    bias = np.array([0.5, -2.0, 1.0, 0.25], np.float32)
+    model = make_model(CONV, {"w": weight, "b": bias})
+    feeds = {"x": normal(8, 3, 9, 9)}
+    settings = config(weight={"granularity": granularity})
+    journal = Journal()
+    _, plan, emitted = quantize_model(model, feeds, settings, journal)
+    entry = plan.biases["it"]
+    assert np.abs(entry.integers.astype(np.int64)).max() <= 2**29 * (1 + 1e-6)
+    error = np.abs(entry.quantization.dequantize(entry.integers) - bias)
+    assert (error <= np.maximum(entry.quantization.scale * 0.51, np.abs(bias) * 1e-6)).all()
+    raised = 4 if granularity == "per_tensor" else 1
+    assert journal.notes == [f"weight scales raised so that the int32 bias fits; node (channels): it ({raised})"]
+    assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(emitted, feeds)["y"]) > 35
+
+
+def test_a_healthy_network_gets_no_note() -> None:
+    journal = Journal()
+    filled(CONV, {"w": normal(4, 3, 3, 3), "b": normal(4)}, RANGES, journal)
+    assert journal.notes == []
+
+
+def test_the_guard_looks_at_every_reader_of_a_shared_weight() -> None:
+    weight = normal(4, 3, 3, 3)
+    weight[1] *= TINY
+    small, large = np.zeros(4, np.float32), np.array([0, 3.0, 0, 0], np.float32)
+    model = make_model(
+        "(float[N,3,9,9] x) => (float[N,4,7,7] y, float[N,4,7,7] z) { [one] y = Conv(x, w, a) [two] z = Conv(x, w, b) "
+        "}",
+        {"w": weight, "a": small, "b": large},
+    )
+    feeds = {"x": normal(8, 3, 9, 9)}
+    journal = Journal()
+    _, plan, emitted = quantize_model(model, feeds, journal=journal)
+    assert len(journal.notes) == 1
+    for name in ("one", "two"):
+        assert np.abs(plan.biases[name].integers.astype(np.int64)).max() <= 2**29 * (1 + 1e-6)
+    expected, got = run_onnx(model, feeds), run_onnx(emitted, feeds)
+    assert min(sqnr_db(expected[name], got[name]) for name in "yz") > 35
+
+
+@pytest.mark.parametrize("found", [(np.nan, 1.0), (-np.inf, 1.0), (0.0, np.inf), (np.inf, -np.inf)])
+def test_a_range_that_is_not_finite_is_an_error_that_names_the_tensor(found: tuple[float, float]) -> None:
+    with pytest.raises(EngineError) as caught:
+        filled(CONV, {"w": normal(4, 3, 3, 3), "b": normal(4)}, {**RANGES, "y": found})
+    assert caught.value.where == {"tensor": "y"}
+    assert "'y'" in caught.value.detail
+
+
+def test_a_missing_range_is_an_error() -> None:
+    with pytest.raises(EngineError) as caught:
+        filled(CONV, {"w": normal(4, 3, 3, 3), "b": normal(4)}, {"x": (0.0, 1.0)})
+    assert caught.value.where == {"tensor": "y"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "symmetric", "zero_points"),
+    [
+        ("uint8", False, {"x": 85, "y": 128}),
+        ("int8", False, {"x": -43, "y": 0}),
+        ("uint8", True, {"x": 128, "y": 128}),
+        ("int8", True, {"x": 0, "y": 0}),
+    ],
+)
+def test_the_activation_spec_decides_the_grid(dtype: str, symmetric: bool, zero_points: dict[str, int]) -> None:
+    ranges = {"x": (-1.0, 2.0), "y": (-3.0, 2.98)}
+    plan = filled(
+        CONV, {"w": normal(4, 3, 3, 3), "b": normal(4)}, ranges, activation={"dtype": dtype, "symmetric": symmetric}
+    )
+    for name, zero_point in zero_points.items():
+        grid = plan.activations[name].quantization
+        assert grid.dtype == dtype
+        assert grid.zero_point.dtype == np.dtype(dtype)
+        assert int(grid.zero_point) == zero_point

@@ -1,0 +1,326 @@
+"""The targets: what each makes of a network, which rules can be switched, and what is reported."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+import onnx
+import pytest
+
+from service.contracts.config import parse_config
+from service.contracts.errors import InvalidConfigError
+from service.contracts.targets import TARGET_DESCRIPTIONS, TARGET_OPTIONS, TargetName, target_options
+from tests.unit.quantizer.random_networks import RandomNetwork
+from tests.unit.quantizer.toolbox import config, data, make_model, network, normal, plan_for, quantize_model, run_onnx
+from tests.unit.quantizer.toolbox import sqnr_db as sqnr
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.targets import TARGETS
+from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.report.words import decision_notes
+from worker.quantizer.runtime.cpu import cpu_notes, saturates_pairs
+
+CONV = {"w": normal(4, 3, 3, 3, scale=0.4), "w2": normal(4, 4, 3, 3, scale=0.3), "b": normal(4)}
+IMAGES = {"x": normal(16, 3, 9, 9)}
+
+
+def quantized(
+    text: str, target: str, weights: Any = None, journal: Journal | None = None, **settings: Any
+) -> tuple[QuantizationPlan, onnx.ModelProto]:
+    model = make_model(text, CONV if weights is None else weights)
+    _, plan, emitted = quantize_model(model, IMAGES, config(target=target, **settings), journal)
+    return plan, emitted
+
+
+def pairs(model: onnx.ModelProto) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Scale and zero point of every Q/DQ node."""
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    found = [node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    return [(arrays[node.input[1]], arrays[node.input[2]]) for node in found]
+
+
+def scale_of(model: onnx.ModelProto, tensor: str) -> float:
+    (node,) = [node for node in model.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == tensor]
+    return next(float(onnx.numpy_helper.to_array(t)) for t in model.graph.initializer if t.name == node.input[1])
+
+
+# The menu and the rules.
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_option_switches_a_rule_and_every_rule_has_an_option(name: str) -> None:
+    options = {option.name for option in TARGET_OPTIONS[name]}
+    assert options == {rule for found in TARGETS[name].rules for rule in found.names}
+    assert all(option.description.endswith(".") for option in TARGET_OPTIONS[name])
+
+
+def test_targets_of_the_contract_are_those_of_the_engine() -> None:
+    assert set(get_args(TargetName)) == set(TARGET_OPTIONS) == set(TARGET_DESCRIPTIONS) == set(TARGETS)
+    assert all(target.name == name for name, target in TARGETS.items())
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        parse_config({"target": "amd_npu_cnn", "target_options": {"align-concats": True}}, pointer="/config")
+    (problem,) = caught.value.errors
+    assert problem.pointer == "/config/target_options/align-concats"
+    assert problem.message == "target amd_npu_cnn has no option 'align-concats'; did you mean 'align_concat'?"
+
+
+def test_an_option_of_another_target_says_so() -> None:
+    with pytest.raises(InvalidConfigError, match="it belongs to amd_npu_cnn"):
+        parse_config({"target": "tensorrt", "target_options": {"dpu_average_pool": False}})
+
+
+def test_options_keep_their_defaults() -> None:
+    options = target_options("onnxruntime_cpu", {"float_heads": False})
+    assert options == {"float_heads": False, "x86_without_vnni": False}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_each_target_gives_a_model_that_runs_and_stays_near(name: str) -> None:
+    model, feeds = network(), {"x": data()["x"]}
+    expected = run_onnx(model, feeds)["scores"]
+    _, plan, emitted = quantize_model(model, feeds, config(target=name))
+    onnx.checker.check_model(emitted, full_check=True)
+    assert sqnr(expected, run_onnx(emitted, feeds, optimized=False)["scores"]) > 20
+    assert all(entry.quantized or entry.reason for entry in plan.nodes.values())
+    assert any(entry.quantized for entry in plan.nodes.values())
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if not name.endswith(("cpu", "cnn"))])
+def test_random_networks_run_on_every_target(name: str) -> None:
+    for seed in range(25):
+        random = RandomNetwork(seed)
+        feeds = {key: normal(6, 3, 8, 8, seed=seed + k) for k, key in enumerate(random.inputs)}
+        expected = run_onnx(random.model, feeds, optimized=False)
+        _, plan, emitted = quantize_model(random.model, feeds, config(target=name))
+        onnx.checker.check_model(emitted, full_check=True)
+        got = run_onnx(emitted, feeds, optimized=False)
+        assert list(got) == list(expected)
+        assert all(np.isfinite(array).all() for array in got.values()), seed
+        assert all(entry.quantized or entry.reason for entry in plan.nodes.values()), seed
+
+
+# onnxruntime on a CPU.
+
+
+def test_weights_keep_to_seven_bits_without_vnni() -> None:
+    text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { y = Conv(x, w, b) }"
+    journal = Journal()
+    plan, _ = quantized(text, "onnxruntime_cpu", journal=journal, target_options={"x86_without_vnni": True})
+    assert np.abs(plan.weights["w"].integers).max() == 64
+    assert [(d.rule, d.where, d.what) for d in journal.decisions] == [
+        ("x86_without_vnni", "w", "reduce_range False -> True")
+    ]
+    journal = Journal()
+    plan, _ = quantized(text, "onnxruntime_cpu", journal=journal)
+    assert np.abs(plan.weights["w"].integers).max() == 127
+    assert not journal.decisions
+
+
+@pytest.mark.parametrize(
+    ("flags", "saturates"),
+    [
+        ("flags : sse2 avx2", True),
+        ("flags : avx2 avx512f avx512_vnni", False),
+        ("flags : avx2 avx_vnni", False),
+        ("Features : asimddp i8mm", False),
+        ("", False),
+    ],
+)
+def test_cpus_without_vnni_are_known_by_their_flags(flags: str, saturates: bool) -> None:
+    assert saturates_pairs(flags) is saturates
+
+
+def test_the_note_on_the_cpu_is_given_where_it_matters() -> None:
+    assert "no VNNI" in cpu_notes(config(), saturates=True)[0]
+    assert not cpu_notes(config(), saturates=False)
+    assert not cpu_notes(config(target_options={"x86_without_vnni": True}), saturates=True)
+    assert not cpu_notes(config(weight={"reduce_range": True}), saturates=True)
+    assert not cpu_notes(config(target="tensorrt"), saturates=True)
+
+
+# Heads.
+
+HEAD = (
+    "(float[N,3,9,9] x) => (float[N,4,7,7] s, float[N,4,5,5] boxes) { [stem] t = Conv(x, w) [score] u = Conv<pads=[1,1,"
+    "1,1]>(t, w2) s = Sigmoid(u) [box] boxes = Conv(t, w2) }"
+)
+
+
+def test_what_makes_scores_stays_in_float() -> None:
+    journal = Journal()
+    plan, _ = quantized(HEAD, "onnxruntime_cpu", journal=journal)
+    assert str(plan.nodes["score"].reason) == "it makes scores: Sigmoid turns a rounding step into a relative error"
+    assert plan.nodes["stem"].quantized
+    assert plan.nodes["box"].quantized
+    assert [(d.rule, d.where) for d in journal.decisions] == [("float_heads", "score")]
+    plan, _ = quantized(HEAD, "onnxruntime_cpu", target_options={"float_heads": False})
+    assert plan.nodes["score"].quantized
+
+
+def test_a_gate_within_the_network_is_no_head() -> None:
+    journal = Journal()
+    plan, _ = quantized(
+        "(float[N,3,9,9] x) => (float[N,4,5,5] y) { t = Conv(x, w) [gate] u = Conv<pads=[1,1,1,1]>(t, w2) s = "
+        "Sigmoid(u) m = Mul(t, s) y = Conv(m, w2) }",
+        "onnxruntime_cpu",
+        journal=journal,
+    )
+    assert plan.nodes["gate"].quantized
+    assert not journal.decisions
+
+
+def test_a_swish_at_the_end_makes_no_scores() -> None:
+    plan, _ = quantized(
+        "(float[N,3,9,9] x) => (float[N,4,7,7] y) { [last] t = Conv(x, w) s = Sigmoid(t) y = Mul(t, s) }",
+        "onnxruntime_cpu",
+    )
+    assert plan.nodes["last"].quantized
+
+
+@pytest.mark.parametrize("target", ["qnn", "amd_npu_cnn"])
+def test_scores_beside_boxes_are_not_joined_in_integers(target: str) -> None:
+    text = (
+        "(float[N,3,9,9] x) => (float[N,8,7,7] y) { t = Conv(x, w) [gate] s = Sigmoid(t) [big] v = Mul(t, hundred) "
+        "[join] y = Concat<axis=1>(s, v) }"
+    )
+    weights = {**CONV, "hundred": np.float32(100)}
+    plan, emitted = quantized(text, target, weights)
+    assert str(plan.nodes["join"].reason) == "it puts scores within [0, 1] beside results of any size"
+    expected = run_onnx(make_model(text, weights), IMAGES)["y"][:, :4]
+    assert sqnr(expected, run_onnx(emitted, IMAGES, optimized=False)["y"][:, :4]) > 15
+    plan, emitted = quantized(text, target, weights, target_options={"float_heads": False})
+    assert plan.nodes["join"].quantized
+
+
+# TensorRT and onnxruntime on GPUs.
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "onnxruntime_gpu"])
+def test_gpus_get_int8_around_zero_and_float_biases(target: str) -> None:
+    plan, emitted = quantized("(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w, b) y = Relu(t) }", target)
+    for _, zero_point in pairs(emitted):
+        assert zero_point.dtype == np.int8
+        assert not zero_point.any()
+    (conv,) = [node for node in emitted.graph.node if node.op_type == "Conv"]
+    assert conv.input[2] == "b"
+    assert str(plan.biases[conv.name].reason) == "the target adds biases in float"
+    assert plan.weights["w"].quantization.scale.shape == (4,)
+
+
+def test_gpu_rules_can_be_switched_off() -> None:
+    options = {"symmetric_int8": False, "float_bias": False}
+    text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { y = Conv(x, w, b) }"
+    journal = Journal()
+    plan, _ = quantized(text, "tensorrt", journal=journal, target_options=options)
+    assert plan.activations["x"].spec.dtype == "uint8"
+    assert plan.biases[next(iter(plan.biases))].integers is not None
+    assert not journal.decisions
+
+
+# QNN.
+
+
+def test_qnn_takes_whole_networks_with_their_constants() -> None:
+    plan, emitted = quantized(
+        "(float[N,3,9,9] x) => (float[N,4,7,7] y) { [head] h = Add(x, three) t = Conv(h, w) [term] u = Max(four, t) "
+        "[soft] y = Softmax<axis=1>(u) }",
+        "qnn",
+        {**CONV, "three": normal(3, 1, 1), "four": normal(4, 1, 1)},
+    )
+    assert all(entry.quantized for entry in plan.nodes.values())
+    assert {"three", "four", "w"} == set(plan.weights)
+    term = next(node for node in emitted.graph.node if node.op_type == "Max")
+    assert list(term.input) == ["four_DequantizeLinear_Output", "t_DequantizeLinear_Output"]
+    assert emitted.graph.output[0].name == "y"
+
+
+def test_qnn_wants_unsigned_activations_and_matmuls_of_one_scale() -> None:
+    plan, _ = quantized(
+        "(float[N,3,9,9] x) => (float[N,3,9,5] y) { y = MatMul(x, k) }",
+        "qnn",
+        {"k": normal(9, 5)},
+        activation={"dtype": "int16", "symmetric": True},
+    )
+    assert plan.activations["x"].spec.dtype == "uint16"
+    assert plan.weights["k"].quantization.scale.shape == ()
+    assert plan.weights["k"].quantization.dtype == "int8"
+
+
+@pytest.mark.parametrize(("op", "dtype", "scale", "zero_point"), [
+    ("Sigmoid", "uint16", 2**-16, 0),
+    ("Tanh", "uint16", 2**-15, 2**15),
+    ("Sigmoid", "int16", 2**-15, 0),
+    ("Tanh", "int16", 2**-15, 0),
+])  # fmt: skip
+def test_qnn_fixes_the_grids_of_sigmoid_and_tanh(op: str, dtype: str, scale: float, zero_point: int) -> None:
+    journal = Journal()
+    plan, emitted = quantized(
+        f"(float[N,3,9,9] x) => (float[N,4,5,5] y) {{ t = Conv(x, w) u = {op}(t) y = Conv(u, w2, b) }}",
+        "qnn",
+        journal=journal,
+        activation={"dtype": dtype},
+        target_options={"unsigned_activations": False},
+    )
+    grid = plan.activations["u"].quantization
+    assert (float(grid.scale), int(grid.zero_point), grid.dtype) == (scale, zero_point, dtype)
+    # the int32 bias behind it lies on the product of the scales as they are now
+    bias, weight = next(iter(plan.biases.values())), plan.weights["w2"]
+    np.testing.assert_allclose(bias.quantization.scale, scale * weight.quantization.scale, rtol=1e-6)
+    np.testing.assert_allclose(
+        bias.quantization.dequantize(bias.integers), CONV["b"], atol=bias.quantization.scale.max()
+    )
+    assert {"u"} == {d.where for d in journal.decisions if d.rule == "fixed_sigmoid_tanh"}
+    onnx.checker.check_model(emitted, full_check=True)
+
+
+# OpenVINO.
+
+
+def test_operands_of_a_concat_share_a_grid_that_covers_them_all() -> None:
+    text = (
+        "(float[N,3,9,9] x) => (float[N,4,5,5] y, float[N,4,5,5] z) { a = Conv(x, w) b1 = Mul(a, a) [join] c = "
+        "Concat<axis=1>(a, b1) [join2] d = Concat<axis=1>(b1, a) y = Conv(c, w3) z = Conv(d, w3) }"
+    )
+    weights = {**CONV, "w3": normal(4, 8, 3, 3)}
+    plan, _ = quantized(text, "openvino", weights)
+    grids = [plan.activations[name].quantization for name in ("a", "b1", "c", "d")]
+    assert len({(float(grid.scale), int(grid.zero_point)) for grid in grids}) == 1
+    low, high = (float(v) for v in grids[0].dequantize(np.array([0, 255], np.uint8)))
+    apart, _ = quantized(text, "openvino", weights, target_options={"align_concat": False})
+    own = [apart.activations[name].quantization for name in ("a", "b1", "c", "d")]
+    assert len({float(grid.scale) for grid in own}) > 1
+    assert low == pytest.approx(min(float(grid.dequantize(np.array(0, np.uint8))) for grid in own), rel=0.02)
+    assert high == pytest.approx(max(float(grid.dequantize(np.array(255, np.uint8))) for grid in own), rel=0.02)
+
+
+# Reporting.
+
+
+def test_decisions_are_told_once_per_rule_with_the_first_places() -> None:
+    model = make_model(
+        "(float[N,3,9,9] x) => (float[N,4,1,1] y) { a = Conv(x, w, b) b1 = Conv(a, w2, b) c = Conv(b1, w2, b) "
+        "[d] e = Conv(c, w2, b) y = GlobalAveragePool(e) }",
+        CONV,
+    )
+    journal = Journal()
+    plan_for(model, config(target="tensorrt"), journal)
+    notes = decision_notes(journal.decisions)
+    (bias,) = [note for note in notes if "float_bias" in note]
+    assert bias.startswith("target rule float_bias changed 4: ")
+    assert bias.endswith("and 1 more; a DequantizeLinear of int32 is refused; biases are added in float")
+
+
+def test_only_products_of_constants_for_transformers() -> None:
+    text = (
+        "(float[2,3,4] x, float[2,4,5] k) => (float[2,3,5] y, float[2,3,6] z) { [both] y = MatMul(x, k) [one] z = "
+        "MatMul(x, m) }"
+    )
+    model = make_model(text, {"m": normal(4, 6)})
+    plan = plan_for(model, config(target="amd_npu_transformer"))[1]
+    assert str(plan.nodes["both"].reason) == "both operands of this MatMul are activations"
+    assert plan.nodes["one"].role is Role.LINEAR
+    off = config(target="amd_npu_transformer", target_options={"matmul_constant_b_only": False})
+    assert plan_for(model, off)[1].nodes["both"].quantized

@@ -1,0 +1,365 @@
+"""XINT8 for AMD's NPU: replaced operators, aligned positions and shifts, judged by the independent checker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.npu_checker import check_npu_model
+from tests.unit.quantizer.random_networks import RandomNetwork
+from tests.unit.quantizer.toolbox import (
+    Arrays,
+    config,
+    make_model,
+    normal,
+    op_types,
+    plan_for,
+    prepare_proto,
+    quantize_model,
+    run_onnx,
+    sqnr_db,
+)
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.rules.dpu import pooling_factor
+from worker.quantizer.plan.targets import move_grids
+from worker.quantizer.plan.types import QuantizationPlan, Role
+
+CONV = {"w": normal(4, 3, 3, 3, scale=0.4), "w2": normal(4, 4, 3, 3, scale=0.3), "b": normal(4)}
+IMAGES = {"x": normal(16, 3, 9, 9)}
+
+
+def npu(
+    text: str,
+    weights: Arrays | None = None,
+    feeds: Arrays | None = None,
+    journal: Journal | None = None,
+    **settings: Any,
+) -> tuple[QuantizationPlan, onnx.ModelProto]:
+    model = make_model(text, CONV if weights is None else weights)
+    _, plan, emitted = quantize_model(model, feeds or IMAGES, config(target="amd_npu_cnn", **settings), journal)
+    onnx.checker.check_model(emitted, full_check=True)
+    return plan, emitted
+
+
+def left(plan: QuantizationPlan) -> tuple[str, ...]:
+    return tuple(name for name, entry in plan.nodes.items() if not entry.quantized)
+
+
+def where(journal: Journal, rule: str) -> set[str]:
+    return {decision.where for decision in journal.decisions if decision.rule == rule}
+
+
+def position(plan: QuantizationPlan, tensor: str) -> int:
+    return -int(np.log2(plan.activations[tensor].quantization.scale))
+
+
+# Random networks.
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_random_networks_keep_every_rule(block: int) -> None:
+    for seed in range(block * 25, (block + 1) * 25):
+        network = RandomNetwork(seed)
+        feeds = {name: normal(6, 3, 8, 8, seed=seed + k) for k, name in enumerate(network.inputs)}
+        journal = Journal()
+        _, plan, emitted = quantize_model(network.model, feeds, config(target="amd_npu_cnn"), journal)
+        onnx.checker.check_model(emitted, full_check=True)
+        conflicts = {decision.where for decision in journal.decisions if decision.conflict}
+        violations = [v for v in check_npu_model(emitted, excluded=left(plan)) if v.node not in conflicts]
+        assert not violations, (seed, violations)
+        for name, array in run_onnx(emitted, feeds).items():
+            assert np.isfinite(array).all(), (seed, name)
+
+
+def test_a_usual_network_is_quantized_whole() -> None:
+    plan, emitted = npu(
+        "(float[N,3,9,9] x) => (float[N,5] y) { [c1] a = Conv(x, w, b) [r1] r = Relu(a) [c2] c = "
+        "Conv<pads=[1,1,1,1]>(r, w2) [l] d = LeakyRelu<alpha=0.1>(c) [add] e = Add(d, r) [pool] p = "
+        "GlobalAveragePool(e) [flat] f = Flatten(p) [head] y = Gemm(f, fc, b5) }",
+        {**CONV, "fc": normal(4, 5), "b5": normal(5)},
+    )
+    assert {name: entry.role for name, entry in plan.nodes.items()} == {
+        "c1": Role.LINEAR,
+        "r1": Role.FUSED,
+        "c2": Role.LINEAR,
+        "l": Role.FUSED,
+        "add": Role.ARITHMETIC,
+        "pool": Role.TRANSPARENT,
+        "pool_simulated": Role.FUSED,
+        "flat": Role.TRANSPARENT,
+        "head": Role.LINEAR,
+    }
+    assert "y" in plan.activations
+    assert {bias.quantization.dtype for bias in plan.biases.values()} == {"int8"}
+    assert not check_npu_model(emitted)
+
+
+@pytest.mark.parametrize(
+    ("call", "fused"),
+    [
+        ("Relu(t)", True),
+        ("LeakyRelu<alpha=0.1>(t)", True),
+        ("PRelu(t, slope)", True),
+        ("Clip(t, zero, six)", True),
+        ("Clip(t, zero, one)", True),
+        ("Clip(t, zero, four)", False),
+    ],
+)
+def test_no_pair_stands_between_a_convolution_and_what_it_takes_in(call: str, fused: bool) -> None:
+    limits = {"zero": np.float32(0), "one": np.float32(1), "four": np.float32(4), "six": np.float32(6)}
+    plan, emitted = npu(
+        f"(float[N,3,9,9] x) => (float[N,4,5,5] y) {{ t = Conv(x, w, b) [it] u = {call} y = Conv(u, w2) }}",
+        {**CONV, **limits, "slope": np.full((4, 1, 1), 0.2, np.float32)},
+    )
+    assert plan.nodes["it"].role is (Role.FUSED if fused else Role.UNARY)
+    assert ("t" in plan.activations) is not fused
+    assert not check_npu_model(emitted)
+
+
+# Operators.
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_pooling_factors_are_the_nearest_that_the_hardware_has(height: int, width: int) -> None:
+    area, factor = height * width, pooling_factor(height, width)
+    table = {(3, 3): 63 / 64, (5, 5): 250 / 256, (6, 6): 252 / 256, (7, 7): 1029 / 1024, (14, 14): 4116 / 4096}
+    if (height, width) in table:
+        assert factor == table[height, width]
+    elif area > 255:
+        assert factor == 1.0
+    else:
+        highest = int(np.ceil(np.log2(area))) + 7
+        tried = [abs(round(2**n / area) / 2**n - 1 / area) for n in range(highest)]
+        assert abs(factor / area - 1 / area) == pytest.approx(min(tried), abs=1e-15)
+
+
+def test_powers_of_two_are_divided_by_exactly() -> None:
+    assert [pooling_factor(k, k) for k in (1, 2, 4, 8)] == [1.0] * 4
+
+
+POOLED = "(float[N,3,9,9] x) => (float[N,4,C,D] y) {{ t = Conv(x, w) u = {} y = Conv(u, one) }}"
+
+
+@pytest.mark.parametrize(
+    ("call", "factor"),
+    [
+        ("AveragePool<kernel_shape=[3,3]>(t)", 63 / 64),
+        ("AveragePool<kernel_shape=[2,2]>(t)", None),
+        ("GlobalAveragePool(t)", 1029 / 1024),
+        ("ReduceMean<axes=[2,3]>(t)", 1029 / 1024),
+        ("ReduceMean<axes=[-1,-2]>(t)", 1029 / 1024),
+        ("ReduceMean<axes=[1]>(t)", None),
+    ],
+)
+def test_averages_are_computed_as_the_hardware_divides(call: str, factor: float | None) -> None:
+    channels = 1 if "axes=[1]" in call else 4
+    weights = {**CONV, "one": normal(4, channels, 1, 1)}
+    model = make_model(POOLED.format(call), weights)
+    journal = Journal()
+    prepared, _ = plan_for(model, config(target="amd_npu_cnn"), journal)
+    made = [decision for decision in journal.decisions if decision.rule.startswith("dpu_")]
+    if factor is None:
+        assert not made
+        return
+    assert made[0].what == f"times {factor:.6g}"
+    # what is simulated computes the exact average times the factor
+    exact, simulated = prepare_proto(model)[1], ir.to_proto(prepared.model)
+    for graph in (exact.graph, simulated.graph):
+        graph.output.append(onnx.ValueInfoProto(name="u"))
+    np.testing.assert_allclose(
+        run_onnx(simulated, IMAGES)["u"], run_onnx(exact, IMAGES)["u"] * factor, rtol=1e-4, atol=1e-6
+    )
+
+
+GATED = (
+    "(float[N,3,9,9] x) => (float[N,4,5,5] y) { t = Conv(x, w, b) [gate] s = Sigmoid(t) [swish] m = Mul(t, s) y = "
+    "Conv(m, w2) }"
+)
+
+
+def test_sigmoid_is_replaced_and_reported() -> None:
+    journal = Journal()
+    plan, emitted = npu(GATED, journal=journal)
+    assert "HardSigmoid" in op_types(emitted)
+    assert "Sigmoid" not in op_types(emitted)
+    assert where(journal, "sigmoid_to_hard_sigmoid") == where(journal, "dpu_hard_sigmoid") == {"gate"}
+    assert not check_npu_model(emitted)
+    plan, emitted = npu(GATED, target_options={"sigmoid_to_hard_sigmoid": False})
+    assert "Sigmoid" in op_types(emitted)
+    assert str(plan.nodes["gate"].reason) == "Sigmoid stays in float: the NPU leaves it to the CPU"
+
+
+def test_an_excluded_sigmoid_is_not_replaced() -> None:
+    for selector in ({"op_type": "Sigmoid"}, {"node": "gate"}):
+        journal = Journal()
+        _, emitted = npu(GATED, journal=journal, exclude=[selector])
+        assert "Sigmoid" in op_types(emitted)
+        assert not where(journal, "sigmoid_to_hard_sigmoid")
+
+
+def test_a_sigmoid_that_makes_scores_is_not_replaced() -> None:
+    plan, emitted = npu("(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w, b) [scores] y = Sigmoid(t) }")
+    assert "Sigmoid" in op_types(emitted)
+    assert "t" in plan.activations
+
+
+def test_hard_swish_is_split_into_what_computes_the_same() -> None:
+    text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w, b) [it] y = HardSwish(t) }"
+    model = make_model(text, CONV)
+    journal = Journal()
+    off = config(target="amd_npu_cnn", target_options={"dpu_hard_sigmoid": False})
+    prepared, plan = plan_for(model, off, journal)
+    np.testing.assert_allclose(
+        run_onnx(ir.to_proto(prepared.model), IMAGES)["y"], run_onnx(model, IMAGES)["y"], rtol=1e-5, atol=1e-6
+    )
+    assert where(journal, "split_hard_swish") == {"it"}
+    assert plan.nodes["it"].quantized
+    _, emitted = npu(text)
+    assert not check_npu_model(emitted)
+
+
+def test_leaky_slopes_are_rounded_to_256ths() -> None:
+    _, emitted = npu("(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w, b) y = LeakyRelu<alpha=0.1>(t) }")
+    (leaky,) = [node for node in emitted.graph.node if node.op_type == "LeakyRelu"]
+    assert leaky.attribute[0].f == 26 / 256
+
+
+def test_division_by_a_constant_is_a_product() -> None:
+    text = (
+        "(float[N,3,9,9] x) => (float[N,4,5,5] y) { t = Conv(x, w, b) r = Relu(t) [it] u = Div(r, six) "
+        "y = Conv(u, w2) }"
+    )
+    weights = {**CONV, "six": np.float32(6)}
+    model = make_model(text, weights)
+    journal = Journal()
+    *_, emitted = quantize_model(model, IMAGES, config(target="amd_npu_cnn"), journal)
+    assert where(journal, "div_to_mul") == {"it"}
+    assert not check_npu_model(emitted)
+    assert sqnr_db(run_onnx(model, IMAGES)["y"], run_onnx(emitted, IMAGES)["y"]) > 15
+
+
+# Positions.
+
+
+def test_a_concat_puts_its_operands_on_one_position_and_requantizes_constants() -> None:
+    weights = {**CONV, "big": np.full((1, 1, 7, 7), 90.0, np.float32), "w3": normal(2, 5, 1, 1)}
+    journal = Journal()
+    plan, emitted = npu(
+        "(float[1,3,9,9] x) => (float[1,2,7,7] y) { t = Conv(x, w, b) [join] c = Concat<axis=1>(t, big) y = "
+        "Conv(c, w3) }",
+        weights,
+        {"x": normal(1, 3, 9, 9)},
+        journal,
+    )
+    assert position(plan, "t") == position(plan, "c") == 0
+    grid = plan.weights["big"].quantization
+    np.testing.assert_array_equal(grid.dequantize(plan.weights["big"].integers), weights["big"])
+    assert "t" in where(journal, "align_concat")
+    assert not check_npu_model(emitted)
+
+
+def test_weights_that_move_are_quantized_anew() -> None:
+    # weights so small, at a position so high, that the bias decides the result: the shift of the products is too long
+    weights = {"w": normal(4, 3, 3, 3, scale=1e-6), "b": np.full(4, 3.0, np.float32)}
+    journal = Journal()
+    plan, emitted = npu("(float[N,3,9,9] x) => (float[N,4,7,7] y) { y = Conv(x, w, b) }", weights, journal=journal)
+    moved = plan.weights["w"]
+    assert "w" in where(journal, "shift_cut") | where(journal, "shift_bias")
+    np.testing.assert_allclose(
+        moved.quantization.dequantize(moved.integers), weights["w"], atol=float(moved.quantization.scale) / 2
+    )
+    assert not check_npu_model(emitted)
+
+
+@pytest.mark.parametrize("option", ["align_concat", "shift_read", "shift_cut", "align_pool", "int8_bias", "xint8"])
+def test_without_its_option_a_rule_is_not_kept(option: str) -> None:
+    texts = {
+        "align_concat": "[join] y = Concat<axis=1>(t, big)",
+        "shift_read": "r = Relu(t) y = Add(r, tiny)",
+        "shift_cut": "r = Relu(t) y = Conv(r, thin, b)",
+        "align_pool": "y = AveragePool<kernel_shape=[3,3]>(t)",
+        "int8_bias": "y = Relu(t)",
+        "xint8": "y = Relu(t)",
+    }
+    weights = {
+        **CONV,
+        "big": np.full((1, 1, 7, 7), 90.0, np.float32),
+        "tiny": np.full((4, 1, 1), 1e-6, np.float32),
+        "thin": normal(4, 4, 1, 1, scale=1e-6),
+    }
+    feeds = {"x": normal(1, 3, 9, 9)}
+    text = f"(float[1,3,9,9] x) => (float[1,A,B,C] y) {{ t = Conv(x, w, b) {texts[option]} }}"
+    _, kept = npu(text, weights, feeds)
+    assert not check_npu_model(kept)
+    # the limit of the bias would keep that of the cut as well
+    off = {option: False, "shift_bias": False} if option == "shift_cut" else {option: False}
+    plan, free = npu(text, weights, feeds, target_options=off)
+    rules = {violation.rule for violation in check_npu_model(free)}
+    if option == "int8_bias":
+        assert {bias.quantization.dtype for bias in plan.biases.values()} == {"int32"}
+    elif option == "align_pool":
+        assert [e.role for e in plan.nodes.values() if e.op_type == "AveragePool"] == [Role.UNARY]
+    else:
+        assert rules
+
+
+def test_limits_that_contradict_each_other_are_reported() -> None:
+    # 300 * x has a position below that of x, but the two are joined
+    model = make_model(
+        "(float[1,3,9,9] x) => (float[1,8,7,7] y) { t = Conv(x, w, b) u = Mul(t, big) y = Concat<axis=1>(t, u) }",
+        {**CONV, "big": np.full((4, 1, 1), 300.0, np.float32)},
+    )
+    settings = config(target="amd_npu_cnn")
+    journal = Journal()
+    prepared, plan, emitted = quantize_model(model, {"x": normal(1, 3, 9, 9)}, settings, journal)
+    (conflict,) = [decision for decision in journal.decisions if decision.conflict]
+    assert (conflict.rule, conflict.what) == ("shift_write", "not kept: it contradicts the limits around it")
+    (violation,) = check_npu_model(emitted)
+    assert (violation.rule, violation.node) == (conflict.rule, conflict.where)
+    # looking again finds the same once more, and moves nothing
+    before = [entry.quantization for entry in plan.activations.values()]
+    assert [found.where for found in move_grids(prepared.graph, plan, settings, journal)] == [conflict.where]
+    assert sum(decision.conflict for decision in journal.decisions) == 1
+    assert [entry.quantization for entry in plan.activations.values()] == before
+    # nothing else has suffered
+    assert position(plan, "t") == position(plan, "u") == position(plan, "y") > -8
+
+
+@pytest.mark.parametrize("living", [0, 3])
+def test_dead_channels_do_no_harm(living: int) -> None:
+    weights = {"w": normal(4, 3, 3, 3), "b": normal(4)}
+    weights["w"][living:] = 0
+    text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { y = Conv(x, w, b) }"
+    emitted = npu(text, weights)[1]
+    assert not check_npu_model(emitted)
+    expected = run_onnx(make_model(text, weights), IMAGES)["y"]
+    assert sqnr_db(expected, run_onnx(emitted, IMAGES)["y"]) > 10
+
+
+def test_normalizations_written_out_stay_in_float() -> None:
+    text = (
+        "(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w, b) m = ReduceMean<axes=[1]>(t) d = Sub(t, m) p = "
+        "Pow(d, two) v = ReduceMean<axes=[1]>(p) [eps] e = Add(v, tiny) r = Sqrt(e) y = Div(d, r) }"
+    )
+    weights = {**CONV, "two": np.float32(2), "tiny": np.float32(1e-5)}
+    model = make_model(text, weights, opset=17)
+    settings = config(target="amd_npu_cnn", preparation={"fuse_layer_norm": False})
+    _, plan, emitted = quantize_model(model, IMAGES, settings)
+    assert str(plan.nodes["eps"].reason) == "it only feeds Sqrt, which needs more digits than integers have"
+    assert sqnr_db(run_onnx(model, IMAGES)["y"], run_onnx(emitted, IMAGES)["y"]) > 20
+
+
+def test_block_and_float_types_are_left_as_they_are() -> None:
+    settings = config(target="amd_npu_cnn", activation={"dtype": "bfp16"}, weight={"dtype": "bfp16"})
+    model = make_model("(float[N,3,9,9] x) => (float[N,4,7,7] y) { y = Conv(x, w, b) }", CONV)
+    journal = Journal()
+    plan = plan_for(model, settings, journal)[1]
+    assert {entry.spec.dtype for entry in plan.activations.values()} == {"bfp16"}
+    assert plan.weights["w"].spec.dtype == "bfp16"
+    assert not where(journal, "xint8")

@@ -1,0 +1,105 @@
+"""The solver of positions: lowers as little as the limits allow, gives contradictions up, stays linear."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.quantizer.numerics.granularity import PerAxis
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.plan.rules.positions import Limit, Positions, Variable, at_position, position, settle
+
+NAMES = "abcde"
+
+
+def difference(lower: str, upper: str, span: int) -> Limit:
+    """lower <= upper + span."""
+    first, second = ("activation", lower), ("activation", upper)
+
+    def ceilings(at: Positions) -> list[tuple[Variable, int]]:
+        return [(first, at[second] + span)]
+
+    return Limit("test", f"{lower}<={upper}+{span}", "", (first, second), ceilings)
+
+
+def start(values: dict[str, int]) -> dict[Variable, int]:
+    return {("activation", name): value for name, value in values.items()}
+
+
+@given(
+    st.dictionaries(st.sampled_from(NAMES), st.integers(-3, 5), min_size=5, max_size=5),
+    st.lists(
+        st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES), st.integers(0, 4)).filter(lambda t: t[0] != t[1]),
+        max_size=8,
+    ),
+)
+def test_the_highest_positions_within_the_limits_are_found(
+    values: dict[str, int], spans: list[tuple[str, str, int]]
+) -> None:
+    settled = settle(start(values), [difference(*span) for span in spans])
+    got = {name: settled.positions["activation", name] for name in NAMES}
+    # by brute force: of all positions that keep the limits, the highest in every variable at once
+    allowed = [
+        dict(zip(NAMES, chosen, strict=True))
+        for chosen in itertools.product(*(range(-3, values[name] + 1) for name in NAMES))
+        if all(chosen[NAMES.index(a)] <= chosen[NAMES.index(b)] + span for a, b, span in spans)
+    ]
+    assert got == {name: max(chosen[name] for chosen in allowed) for name in NAMES}
+    assert not settled.given_up
+    assert {name for _, name in settled.cause} == {name for name in NAMES if got[name] < values[name]}
+
+
+def test_settling_twice_changes_nothing() -> None:
+    limits = [difference("a", "b", 1), difference("b", "c", 0), difference("c", "d", 2)]
+    once = settle(start({"a": 9, "b": 5, "c": 4, "d": -1}), limits)
+    assert {name: value for (_, name), value in once.positions.items()} == {"a": 2, "b": 1, "c": 1, "d": -1}
+    again = settle(once.positions, limits)
+    assert again.positions == once.positions
+    assert not again.cause
+
+
+def test_a_contradiction_is_given_up_and_the_rest_is_kept() -> None:
+    limits = [difference("a", "b", -1), difference("b", "a", -1), difference("c", "d", 0)]
+    settled = settle(start({"a": 5, "b": 5, "c": 7, "d": 6}), limits)
+    assert len(settled.given_up) == 1
+    assert settled.given_up[0] in limits[:2]
+    values = {name: value for (_, name), value in settled.positions.items()}
+    assert values["c"] == 6
+    assert {values["a"], values["b"]} == {5, 4}
+
+
+def test_long_chains_are_settled_in_few_steps() -> None:
+    calls = 0
+    length = 20_000
+    variables = [("activation", str(index)) for index in range(length)]
+
+    def limit(index: int) -> Limit:
+        def ceilings(at: Positions) -> list[tuple[Variable, int]]:
+            nonlocal calls
+            calls += 1
+            return [(variables[index + 1], at[variables[index]])]
+
+        return Limit("test", str(index), "", (variables[index], variables[index + 1]), ceilings)
+
+    begin = dict.fromkeys(variables, 6) | {variables[0]: 2}
+    settled = settle(begin, [limit(index) for index in range(length - 1)])
+    assert set(settled.positions.values()) == {2}
+    assert calls < 4 * length
+
+
+@given(st.integers(-100, 100))
+def test_positions_are_read_from_and_written_to_grids(wanted: int) -> None:
+    grid = IntegerGrid("int8", np.asarray(1.0, np.float32), np.asarray(0, np.int8), symmetric=True)
+    moved = at_position(grid, wanted)
+    assert position(moved) == wanted
+    assert float(moved.scale) == 2.0**-wanted
+
+
+def test_other_scales_have_no_position() -> None:
+    zero = np.asarray(0, np.int8)
+    assert position(None) is None
+    assert position(IntegerGrid("int8", np.asarray(0.3, np.float32), zero)) is None
+    assert position(IntegerGrid("int8", np.full(3, 0.5, np.float32), np.zeros(3, np.int8), PerAxis(0))) is None

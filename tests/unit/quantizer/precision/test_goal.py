@@ -1,0 +1,80 @@
+"""A goal and a metric of one name have one value."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from service.contracts.algorithms.precision import DistanceGoal
+from service.contracts.errors import InvalidConfigError
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.model import TensorInfo
+from tests.unit.quantizer.precision.benches import chain_of_convolutions, toolkit_for
+from tests.unit.quantizer.toolbox import config, make_model, normal
+from worker.quantizer.evaluation.compare import compare
+from worker.quantizer.evaluation.metrics import IDENTICAL_DB, Metrics
+from worker.quantizer.precision.goal import Measured, Referee
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.step import Toolkit
+
+MAPS = make_model(
+    "(float[N,3,8,8] x) => (float[N,5,8,8] y) { [conv] y = Conv(x, w) }", {"w": normal(5, 3, 1, 1, scale=0.5)}
+)
+UNTOUCHED = make_model("(float[N,3,8,8] x) => (float[N,3,8,8] y) { [relu] y = Relu(x) }")
+
+
+def measured(draft: Draft, toolkit: Toolkit, metric: str, limit: float = 0.0) -> Measured:
+    return Referee(DistanceGoal(metric=metric, limit=limit), toolkit.case, toolkit.services).measure(draft)  # type: ignore[arg-type]
+
+
+def declared(draft: Draft, toolkit: Toolkit, metric: str) -> float:
+    case, services = toolkit.case, toolkit.services
+    spec = EvaluationSpec.model_validate({"metrics": [{"kind": metric}]})
+    metrics = Metrics(spec, (TensorInfo(name="y", dtype="float32", shape=(None, None)),))
+    sessions = case.float_session, draft.session(1)
+    data, inputs, run = case.calibration, case.inputs, services.run
+    return compare(*sessions, data, inputs, source="calibration", metrics=metrics, run=run).quantized_metrics[metric]
+
+
+@pytest.mark.parametrize("metric", ["sqnr", "psnr", "cosine", "l2", "kl"])
+@pytest.mark.parametrize("model", [chain_of_convolutions(2), MAPS], ids=["classes", "maps"])
+def test_a_goal_measures_what_the_metric_of_its_name_does(model: onnx.ModelProto, metric: str) -> None:
+    draft, toolkit = toolkit_for(model, config(weight={"dtype": "int4"}))
+    assert measured(draft, toolkit, metric).value == declared(draft, toolkit, metric)
+
+
+@pytest.mark.parametrize(("metric", "limit", "gap"), [("sqnr", IDENTICAL_DB + 50, 50.0), ("l2", 0.0, 0.0)])
+def test_identical_outputs_are_as_near_as_the_metric_says(metric: str, limit: float, gap: float) -> None:
+    draft, toolkit = toolkit_for(UNTOUCHED, config(exclude=[{"node": "relu"}]))
+    assert measured(draft, toolkit, metric, limit).gap == pytest.approx(gap)
+
+
+def test_a_larger_gap_is_farther_from_the_goal() -> None:
+    draft, toolkit = toolkit_for(chain_of_convolutions(2))
+    for metric, near, far in (("sqnr", 5.0, 90.0), ("l2", 0.9, 1e-6)):
+        assert measured(draft, toolkit, metric, near).met
+        assert not measured(draft, toolkit, metric, far).met
+        parts = measured(draft, toolkit, metric, near).parts
+        assert all(part > 0 if metric == "sqnr" else part < 0 for part in parts)
+
+
+def test_a_divergence_of_what_holds_no_classes_is_refused() -> None:
+    model = make_model(
+        "(float[N,3,8,8] x) => (float[N,1] y) { [f] t = Flatten(x) [dense] y = MatMul(t, k) }", {"k": normal(192, 1)}
+    )
+    draft, toolkit = toolkit_for(model)
+    with pytest.raises(InvalidConfigError, match="kl: it holds no class scores"):
+        measured(draft, toolkit, "kl")
+
+
+def test_outputs_that_quantization_has_wiped_out_are_as_far_as_can_be() -> None:
+    model = make_model(
+        "(float[N,3,8,8] x) => (float[N,5] y) { [f] t = Flatten(x) [dense] y = MatMul(t, k) }", {"k": normal(192, 5)}
+    )
+    draft, toolkit = toolkit_for(model)
+    for weight in draft.plan.weights.values():
+        assert weight.integers is not None
+        weight.integers = np.zeros_like(weight.integers)
+    assert measured(draft, toolkit, "cosine", 0.9).gap == pytest.approx(0.9)
+    assert measured(draft, toolkit, "sqnr", 10.0).gap == pytest.approx(10.0)

@@ -1,0 +1,430 @@
+"""Preparation: whatever a model looks like when it comes, it computes the same afterwards, in a known form."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper
+
+from service.contracts.errors import AlreadyQuantizedError, UnsupportedModelError
+from tests.unit.quantizer.toolbox import (
+    Arrays,
+    batchnorm_text,
+    batchnorm_weights,
+    make_model,
+    normal,
+    op_types,
+    prepare_proto,
+    run_onnx,
+    step,
+)
+from worker.quantizer.preparation.prepare import WANTED_OPSET, prepare
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    return next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+
+
+def assert_same(model: onnx.ModelProto, feeds: Arrays, tolerance: float = 1e-5) -> onnx.ModelProto:
+    """Outputs, and the interface: names, types and order of inputs and outputs."""
+    _, prepared = prepare_proto(model)
+    onnx.checker.check_model(prepared, full_check=True)
+    expected, got = run_onnx(model, feeds, optimized=False), run_onnx(prepared, feeds, optimized=False)
+    assert list(expected) == list(got)
+    for name, array in expected.items():
+        assert got[name].dtype == array.dtype
+        if array.dtype.kind == "f":
+            np.testing.assert_allclose(got[name], array, rtol=0, atol=tolerance * np.abs(array).max(), err_msg=name)
+        else:
+            np.testing.assert_array_equal(got[name], array, err_msg=name)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    wanted = [(v.name, v.type.tensor_type.elem_type) for v in model.graph.input if v.name not in weights]
+    assert [(v.name, v.type.tensor_type.elem_type) for v in prepared.graph.input] == wanted
+    return prepared
+
+
+def old_model(opset: int) -> onnx.ModelProto:
+    """What old exporters write: attributes that later became inputs, and a bias that Add broadcasts."""
+    return make_model(
+        "(float[2,3,8,8] x) => (float[2,5] y) {"
+        "t = Conv<pads=[1,1,1,1]>(x, w, b) u = BatchNormalization(t, bn_scale, bn_bias, bn_mean, bn_var) v = Relu(u) "
+        "p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(v) "
+        f"q = {'Clip<min=0.1, max=2.0>(p)' if opset < 11 else 'Relu(p)'} "
+        "d = Dropout(q) f = Flatten(d) m = MatMul(f, fc_w) a = Add(m, fc_b) "
+        f"y = Softmax{'' if opset < 13 else '<axis=1>'}(a) }}",
+        {
+            "w": normal(4, 3, 3, 3),
+            "b": normal(4),
+            **batchnorm_weights(4),
+            "fc_w": normal(64, 5, scale=0.1),
+            "fc_b": normal(5),
+        },
+        opset=opset,
+    )
+
+
+@pytest.mark.parametrize("opset", range(7, 17))
+def test_old_opsets_are_lifted(opset: int) -> None:
+    model = old_model(opset)
+    prepared = assert_same(model, {"x": normal(2, 3, 8, 8)})
+    assert opset_of(prepared) == WANTED_OPSET
+    kinds = op_types(prepared)
+    assert "BatchNormalization" not in kinds
+    assert "Dropout" not in kinds
+    assert kinds.count("Gemm") == 1
+    done = step(prepare_proto(model)[0], "lift_opset")
+    assert done.applied
+    assert done.detail == f"opset {opset} lifted to {WANTED_OPSET}"
+
+
+@pytest.mark.parametrize("opset", [17, 18, 20, 21, 22])
+def test_new_opsets_stay(opset: int) -> None:
+    model = make_model("(float[N,4] x) => (float[N,6] y) { y = Gemm(x, w) }", {"w": normal(4, 6)}, opset=opset)
+    assert opset_of(assert_same(model, {"x": normal(2, 4)})) == opset
+
+
+def test_a_node_keeps_its_name_when_the_opset_is_lifted() -> None:
+    model = make_model(
+        "(float[1,3,8,8] x) => (float[1,4,8,8] y) { t = Conv<pads=[1,1,1,1]>(x, w) y = Relu(t) }",
+        {"w": normal(4, 3, 3, 3)},
+        opset=9,
+    )
+    model.graph.node[0].name, model.graph.node[1].name = "block/conv", "block/relu"
+    prepared = assert_same(model, {"x": normal(1, 3, 8, 8)})
+    assert [node.name for node in prepared.graph.node] == ["block/conv", "block/relu"]
+
+
+def test_an_old_operator_that_cannot_be_lifted_is_refused_with_a_way_out() -> None:
+    model = make_model("(float[1,1,4,4] x) => (float[1,1,6,6] y) { y = Pad<paddings=[0,0,1,1,0,0,1,1]>(x) }", opset=1)
+    with pytest.raises(UnsupportedModelError) as caught:
+        prepare_proto(model)
+    detail = caught.value.detail
+    assert detail.startswith("opset 1 lacks per-axis quantization and could not be lifted to 17: No Adapter")
+    assert "/project/" not in detail
+    assert "opset 17" in str(caught.value.hint)
+
+
+def test_a_model_without_the_default_domain_is_left_as_it_is() -> None:
+    node = helper.make_node(
+        "LinearRegressor", ["x"], ["y"], domain="ai.onnx.ml", coefficients=[1.0, 2.0], intercepts=[0.5]
+    )
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 1])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 1)], ir_version=8)
+    assert_same(model, {"x": normal(3, 2)})
+
+
+def test_ir_version_3_initializers_that_are_inputs_become_constants() -> None:
+    weights = {"w": normal(4, 3, 3, 3), **batchnorm_weights(4)}
+    model = make_model(
+        f"(float[1,3,8,8] x) => (float[1,4,6,6] y) {{ t = Conv(x, w) {batchnorm_text('t', 'y')} }}",
+        weights,
+        opset=8,
+        ir_version=3,
+    )
+    for name, array in weights.items():
+        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape))
+    onnx.checker.check_model(model)
+    prepared = assert_same(model, {"x": normal(1, 3, 8, 8)})
+    assert op_types(prepared) == ["Conv"]
+    assert [value.name for value in prepared.graph.input] == ["x"]
+
+
+def test_constant_nodes_become_initializers() -> None:
+    values = ", ".join(f"{value:.3f}" for value in normal(12))
+    model = make_model(
+        f"(float[N,4] x) => (float[N,3] y) {{ w = Constant<value = float[4,3] {{{values}}}>() "
+        "two = Constant<value_float=2.0>() t = MatMul(x, w) y = Mul(t, two) }"
+    )
+    prepared = assert_same(model, {"x": normal(2, 4)})
+    assert "Constant" not in op_types(prepared)
+    assert prepared.graph.initializer
+
+
+def test_constant_expressions_are_folded() -> None:
+    model = make_model(
+        "(float[2,12] x) => (float[2,3,4] y) { s = Shape(r) u = Identity(s) y = Reshape(x, u) }",
+        {"r": np.zeros((2, 3, 4), np.float32)},
+    )
+    prepared = assert_same(model, {"x": normal(2, 12)})
+    assert op_types(prepared) == ["Reshape"]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_the_branch_that_is_never_taken_leaves_no_readers(taken: bool) -> None:
+    """Else it would keep dead nodes alive, and its readers would stand in the way of folding and fusion."""
+    model = make_model(
+        "(float[1,3,8,8] x) => (float[1,4,6,6] y) { t = Conv(x, w) d = If(go) <"
+        f"then_branch = a () => (float[1,4,6,6] p) {{ {batchnorm_text('t', 'p')} }}, "
+        "else_branch = b () => (float[1,4,6,6] q) { [neg] q = Neg(t) }> s = Sin(t) [extra] z = Cos(s) y = Relu(d) }",
+        {"w": normal(4, 3, 3, 3), "go": np.array(taken), **batchnorm_weights(4)},
+    )
+    prepared = assert_same(model, {"x": normal(1, 3, 8, 8)})
+    assert op_types(prepared) == (["Conv", "Relu"] if taken else ["Conv", "Neg", "Relu"])
+
+
+def test_dead_nodes_are_removed() -> None:
+    model = make_model("(float[2,4] x) => (float[2,4] y) { y = Relu(x) a = Sigmoid(x) b = Tanh(a) }")
+    assert op_types(assert_same(model, {"x": normal(2, 4)})) == ["Relu"]
+
+
+def test_functions_are_inlined() -> None:
+    text = (
+        '<ir_version: 9, opset_import: ["" : 17, "local" : 1]> '
+        "g (float[N,3,8,8] x) => (float[N,4,6,6] y) { t = local.block(x, w) y = Relu(t) } "
+        '<opset_import: ["" : 17], domain: "local"> block (a, k) => (c) { b = Conv(a, k) c = Sigmoid(b) }'
+    )
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(4, 3, 3, 3), "w"))
+    prepared = assert_same(model, {"x": normal(2, 3, 8, 8)})
+    assert op_types(prepared) == ["Conv", "Sigmoid", "Relu"]
+    assert not prepared.functions
+    assert step(prepare_proto(model)[0], "inline_functions").applied
+
+
+def half(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float16)
+
+
+def test_float16_models_compute_in_float32_and_keep_their_interface() -> None:
+    weights = {name: half(array) for name, array in {"w": normal(4, 3, 3, 3), **batchnorm_weights(4)}.items()}
+    model = make_model(
+        "(float16[N,3,8,8] x) => (float16[N,4,6,6] y, float16[N,4,6,6] z) { t = Conv(x, w) "
+        f"{batchnorm_text('t', 'y')} z = Relu(y) }}",
+        weights,
+    )
+    prepared = assert_same(model, {"x": half(normal(2, 3, 8, 8))}, tolerance=0.01)
+    floats = {tensor.data_type for tensor in prepared.graph.initializer}
+    assert TensorProto.FLOAT16 not in floats
+    assert op_types(prepared).count("Cast") == 3
+    assert "BatchNormalization" not in op_types(prepared)
+
+
+def test_float16_within_a_float32_model_is_widened_too() -> None:
+    model = make_model(
+        "(float[N,4] x) => (float[N,3] y, int64[N] k) { h = Cast<to=10>(x) t = MatMul(h, w) y = Cast<to=1>(t) "
+        "k = ArgMax<axis=1, keepdims=0>(t) }",
+        {"w": half(normal(4, 3))},
+    )
+    prepared = assert_same(model, {"x": normal(5, 4)}, tolerance=0.01)
+    assert TensorProto.FLOAT16 not in {tensor.data_type for tensor in prepared.graph.initializer}
+
+
+def test_float16_constants_and_types_named_by_attributes_are_widened() -> None:
+    model = make_model(
+        "(float16[3,3] x) => (float16[3,3] y) { s = Shape(x) c = ConstantOfShape(s) e = EyeLike<dtype=10>(x) "
+        "t = Mul(x, c) y = Add(t, e) }"
+    )
+    value = onnx.numpy_helper.from_array(np.array([2.0], np.float16), "value")
+    model.graph.node[1].attribute.append(helper.make_attribute("value", value))
+    assert_same(model, {"x": half(normal(3, 3))}, tolerance=0.01)
+
+
+def test_a_float16_input_that_is_an_output_too_stays() -> None:
+    model = make_model(
+        "(float16[2,4] x) => (float16[2,4] z, float16[2,3] y) { y = MatMul(x, w) z = Identity(x) }",
+        {"w": half(normal(4, 3))},
+    )
+    assert_same(model, {"x": half(normal(2, 4))}, tolerance=0.01)
+
+
+def test_float16_in_subgraphs_is_widened() -> None:
+    model = make_model(
+        "(float16[2,4] x, bool go) => (float16[2,3] y) { y = If(go) <"
+        "then_branch = a () => (float16[2,3] p) { p = MatMul(x, w) }, "
+        "else_branch = b () => (float16[2,3] q) { t = MatMul(x, w) q = Neg(t) }> }",
+        {"w": half(normal(4, 3))},
+    )
+    for go in (True, False):
+        assert_same(model, {"x": half(normal(2, 4)), "go": np.array(go)}, tolerance=0.01)
+
+
+def test_negative_dimensions_become_dynamic() -> None:
+    model = make_model("(float[1,4] x) => (float[1,6] y) { t = Gemm(x, w) y = Relu(t) }", {"w": normal(4, 6)}, opset=11)
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    prepared, proto = prepare_proto(model)
+    assert step(prepared, "repair_shapes").detail == "2 shapes with negative dimensions made dynamic"
+    assert not proto.graph.input[0].type.tensor_type.shape.dim[0].HasField("dim_value")
+    assert run_onnx(proto, {"x": normal(3, 4)})["y"].shape == (3, 6)
+
+
+QUANTIZED = {
+    "QuantizeLinear": "[q] t = QuantizeLinear(x, s, z) y = Cast<to=1>(t)",
+    "DynamicQuantizeLinear": "[q] t, u, v = DynamicQuantizeLinear(x) y = Cast<to=1>(t)",
+    "MatMulInteger": "i = Cast<to=2>(x) [q] t = MatMulInteger(i, k) y = Cast<to=1>(t)",
+}
+
+
+@pytest.mark.parametrize("op", QUANTIZED)
+def test_quantized_models_are_refused_by_node(op: str) -> None:
+    weights = {"s": np.float32(0.1), "z": np.uint8(0), "k": np.ones((4, 4), np.uint8)}
+    model = make_model(f"(float[2,4] x) => (float[2,4] y) {{ {QUANTIZED[op]} }}", weights)
+    with pytest.raises(AlreadyQuantizedError) as caught:
+        prepare_proto(model)
+    assert caught.value.where == {"node": "q", "op_type": op}
+    assert caught.value.hint
+
+
+def test_a_quantized_node_without_a_name_is_described_by_its_output() -> None:
+    model = make_model(
+        "(float[2,4] x) => (float[2,4] y) { t = QuantizeLinear(x, s, z) y = DequantizeLinear(t, s, z) }",
+        {"s": np.float32(0.1), "z": np.uint8(0)},
+    )
+    with pytest.raises(AlreadyQuantizedError, match="output 't'"):
+        prepare_proto(model)
+
+
+def test_a_quantized_node_inside_a_function_is_refused() -> None:
+    text = (
+        '<ir_version: 9, opset_import: ["" : 17, "local" : 1]> g (float[4] x) => (float[4] y) { y = local.fake(x) } '
+        '<opset_import: ["" : 17], domain: "local"> fake (a) => (c) '
+        "{ q, s, z = DynamicQuantizeLinear(a) c = DequantizeLinear(q, s, z) }"
+    )
+    with pytest.raises(AlreadyQuantizedError):
+        prepare_proto(onnx.parser.parse_model(text))
+
+
+def test_nodes_of_one_name_and_of_none_get_names_of_their_own() -> None:
+    model = make_model(
+        "(float[2,4] x, bool go) => (float[2,4] y) { a = Relu(x) [twin] b = Sigmoid(a) c = Tanh(b) d = If(go) <"
+        "then_branch = t () => (float[2,4] p) { [twin] p = Relu(c) }, "
+        "else_branch = e () => (float[2,4] q) { [twin] q = Tanh(c) }> [last] y = Sigmoid(d) }"
+    )
+    for go in (True, False):
+        assert_same(model, {"x": normal(2, 4), "go": np.array(go)})
+    model.graph.node[2].name = "twin"  # onnxruntime refuses this, onnx does not
+    prepared, _ = prepare_proto(model)
+    names = [node.name for node in prepared.graph.all_nodes()]
+    assert all(names)
+    assert len(set(names)) == len(names)
+    assert names[1] == "twin"
+    assert names[-1] == "last"
+
+
+def test_an_omitted_output_stays_omitted() -> None:
+    model = make_model(
+        "(float[3,1,4] x) => (float[1,1,5] h, float[1,1,4,3] m) { e, h = LSTM<hidden_size=5>(x, w, r) "
+        "i = Reshape(x, s) m, k = MaxPool<kernel_shape=[1,1]>(i) }",
+        {"w": normal(1, 20, 4), "r": normal(1, 20, 5), "s": np.array([1, 1, 4, 3])},
+    )
+    model.graph.node[0].output[0] = ""
+    model.graph.node[2].output[1] = ""
+    prepared = assert_same(model, {"x": normal(3, 1, 4)})
+    assert [[bool(name) for name in node.output] for node in prepared.graph.node] == [[False, True], [True], [True]]
+
+
+def test_an_old_batchnorm_with_empty_optional_outputs_is_folded() -> None:
+    model = make_model(
+        f"(float[1,3,8,8] x) => (float[1,4,6,6] y) {{ t = Conv(x, w) {batchnorm_text('t', 'y')} }}",
+        {"w": normal(4, 3, 3, 3), **batchnorm_weights(4)},
+        opset=9,
+    )
+    assert_same(model, {"x": normal(1, 3, 8, 8)})
+    model.graph.node[1].output.extend(["", "", "", ""])
+    assert op_types(prepare_proto(model)[1]) == ["Conv"]
+
+
+LOOP = (
+    "(float[1,4] x, int64 n) => (float[1,4] y) { [before] t = Relu(x) y = Loop(n, , t) <"
+    "body = b (int64 i, bool keep, float[1,4] s) => (bool go, float[1,4] u) "
+    "{ go = Identity(keep) m = MatMul(s, w) k = Mul(m, two) v = Add(k, t) u = Tanh(v) }> }"
+)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 17])
+def test_loops_stay_right(opset: int) -> None:
+    model = make_model(LOOP, {"w": normal(4, 4), "two": np.float32(2.0)}, opset=opset)
+    for count in (0, 1, 3):
+        prepared = assert_same(model, {"x": normal(1, 4), "n": np.array(count)})
+    body = prepared.graph.node[-1].attribute[0].g
+    assert {"MatMul", "Mul", "Add", "Tanh"} <= {node.op_type for node in body.node}
+
+
+@pytest.mark.parametrize("opset", [9, 13, 17])
+def test_branches_stay_right(opset: int) -> None:
+    model = make_model(
+        "(float[2,4] x, bool go) => (float[2,3] y) { t = Relu(x) d = If(go) <"
+        "then_branch = a () => (float[2,3] p) { p = MatMul(t, w) }, "
+        "else_branch = b () => (float[2,3] q) { m = MatMul(x, w) c = Constant<value = float {3.0}>() q = Add(m, c) }> "
+        "y = Identity(d) }",
+        {"w": normal(4, 3)},
+        opset=opset,
+    )
+    for go in (True, False):
+        assert_same(model, {"x": normal(2, 4), "go": np.array(go)})
+
+
+def test_identities_between_interface_tensors_keep_the_interface() -> None:
+    model = make_model(
+        "(float[2,4] x) => (float[2,4] same, float[2,3] y, float[2,3] twin) "
+        "{ same = Identity(x) t = MatMul(x, w) y = Identity(t) twin = Identity(y) }",
+        {"w": normal(4, 3)},
+    )
+    assert_same(model, {"x": normal(2, 4)})
+
+
+def test_a_matmul_keeps_its_name_as_gemm() -> None:
+    model = make_model(
+        "(float[2,4] x) => (float[2,3] y) { t = MatMul(x, w) y = Add(t, b) }",
+        {"w": normal(4, 3), "b": normal(3)},
+    )
+    model.graph.node[0].name, model.graph.node[1].name = "dense/MatMul", "dense/BiasAdd"
+    prepared = assert_same(model, {"x": normal(2, 4)})
+    assert [(node.name, node.op_type) for node in prepared.graph.node] == [("dense/MatMul", "Gemm")]
+    assert step(prepare_proto(model)[0], "matmul_add_to_gemm").detail == "1 MatMul + Add pairs became Gemm"
+
+
+def test_every_pass_reports() -> None:
+    prepared, _ = prepare_proto(old_model(9))
+    names = [found.name for found in prepared.steps]
+    assert len(set(names)) == len(names)
+    assert all(found.detail for found in prepared.steps)
+    assert all(found.applied == (found.reason_code is None) for found in prepared.steps)
+    assert {found.name for found in prepared.steps if found.applied} >= {"lift_opset", "fold_affine"}
+
+
+@pytest.mark.slow
+def test_preparation_is_linear_in_the_number_of_nodes() -> None:
+    """Four times the nodes take about four times the calls; a quadratic pass would take sixteen times."""
+    assert calls(1_200) < 5 * calls(300)
+
+
+def calls(nodes: int) -> int:
+    """Made in preparing a chain of Conv, BatchNormalization and Relu that all read the same weights."""
+    inner = []
+    for k in range(0, nodes, 3):
+        source = f"t{k - 1}" if k else "x"
+        norm = ["bn_scale", "bn_bias", "bn_mean", "bn_var"]
+        inner += [
+            helper.make_node("Conv", [source, "w"], [f"t{k}"], name=f"conv{k}"),
+            helper.make_node("BatchNormalization", [f"t{k}", *norm], [f"t{k + 1}"], name=f"norm{k}"),
+            helper.make_node("Relu", [f"t{k + 1}"], [f"t{k + 2}"], name=f"relu{k}"),
+        ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2, 4, 4]) for name in ("x", f"t{nodes - 1}")]
+    weights = {"w": normal(2, 2, 1, 1), **batchnorm_weights(2)}
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(inner, "chain", ends[:1], ends[1:], constants)
+    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8))
+    count = 0
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        prepared = prepare(model)
+    finally:
+        sys.setprofile(None)
+    assert step(prepared, "fold_affine").detail.startswith(f"{nodes // 3} nodes folded")
+    return count

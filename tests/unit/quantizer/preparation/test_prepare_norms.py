@@ -1,0 +1,220 @@
+"""Decomposed normalizations and Gelu: found in every spelling of the exporters, left alone where they differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.quantizer.preparation.preparing import prepare_with, same
+from tests.unit.quantizer.toolbox import make_model, normal, op_types, step
+from worker.quantizer.graph.outcome import NODES_STAY
+
+E = {"e": np.float32(1e-5), "two": np.float32(2)}
+
+
+def norm_text(axes: str, *, opset: int, squared: str = "Pow(d, two)", quotient: str = "n = Div(d, s)") -> str:
+    """The standardization of x as n."""
+    if opset < 18:
+        mean, variance = f"ReduceMean<axes={axes}>(x)", f"ReduceMean<axes={axes}>(q)"
+    else:
+        mean, variance = "ReduceMean(x, axes)", "ReduceMean(q, axes)"
+    return f"m = {mean} d = Sub(x, m) q = {squared} v = {variance} t = Add(v, e) s = Sqrt(t) {quotient}"
+
+
+@pytest.mark.parametrize("opset", [17, 18, 21])
+@pytest.mark.parametrize("squared", ["Pow(d, two)", "Mul(d, d)"])
+@pytest.mark.parametrize(
+    "quotient", ["n = Div(d, s)", "i = Reciprocal(s) n = Mul(d, i)", "i = Div(one, s) n = Mul(i, d)"]
+)
+def test_layer_normalization(opset: int, squared: str, quotient: str) -> None:
+    text = norm_text("[-1]", opset=opset, squared=squared, quotient=quotient)
+    model = make_model(
+        f"(float[N,5,8] x) => (float[N,5,8] y) {{ {text} w = Mul(n, g) [last] y = Add(b, w) }}",
+        {**E, "one": np.float32(1), "axes": np.array([-1]), "g": normal(8), "b": normal(8, seed=1)},
+        opset=opset,
+    )
+    prepared, proto = same(model, {"x": normal(3, 5, 8, seed=2)})
+    assert [(node.name, node.op_type) for node in proto.graph.node] == [("last", "LayerNormalization")]
+    assert step(prepared, "fuse_layer_norm").detail == "1 groups became LayerNormalization"
+    kept, proto = same(model, {"x": normal(3, 5, 8, seed=2)}, fuse_layer_norm=False)
+    assert "LayerNormalization" not in op_types(proto)
+    assert step(kept, "fuse_layer_norm").detail == "switched off by preparation.fuse_layer_norm"
+
+
+def test_layer_normalization_over_two_axes_without_scale_and_bias() -> None:
+    model = make_model(f"(float[N,3,5,8] x) => (float[N,3,5,8] n) {{ {norm_text('[1,2,3]', opset=17)} }}", E)
+    assert op_types(same(model, {"x": normal(2, 3, 5, 8)})[1]) == ["LayerNormalization"]
+
+
+def test_layer_normalization_with_a_twin_of_the_deviation() -> None:
+    text = norm_text("[-1]", opset=17, quotient="o = ReduceMean<axes=[2]>(x) f = Sub(x, o) n = Div(f, s)")
+    model = make_model(f"(float[N,3,8] x) => (float[N,3,8] n) {{ {text} }}", E)
+    assert op_types(same(model, {"x": normal(2, 3, 8)})[1]) == ["LayerNormalization"]
+
+
+def test_a_scale_that_is_no_layer_norms_stays_behind_it() -> None:
+    model = make_model(
+        f"(float[N,3,8] x) => (float[N,3,8] y) {{ {norm_text('[-1]', opset=17)} w = Mul(n, g) y = Add(w, b) }}",
+        {**E, "g": normal(2, 3, 1), "b": normal(8)},
+    )
+    assert op_types(same(model, {"x": normal(2, 3, 8)})[1]) == ["LayerNormalization", "Mul", "Add"]
+
+
+NOT_FUSED = {
+    "it normalizes over axes [1] of 3, not the last ones": ("[1]", "y = Relu(n)", {}),
+    "an inner tensor is read elsewhere too": ("[-1]", "y = Add(n, v)", {}),
+    "its epsilon is not a constant": ("[-1]", "y = Relu(n)", {"e": normal(8) ** 2}),
+}
+
+
+@pytest.mark.parametrize("reason", NOT_FUSED)
+def test_what_is_no_layer_normalization_says_why(reason: str) -> None:
+    axes, end, weights = NOT_FUSED[reason]
+    text = norm_text(axes, opset=17).replace("s = Sqrt", "[root] s = Sqrt")
+    model = make_model(f"(float[N,3,8] x) => (float[N,3,8] y) {{ {text} {end} }}", {**E, **weights})
+    prepared, proto = same(model, {"x": normal(2, 3, 8)})
+    assert "LayerNormalization" not in op_types(proto)
+    told = step(prepared, "fuse_layer_norm")
+    assert told.detail.endswith(f"; root stays: {reason}")
+    assert (told.reason_code, list(told.left)) == (NODES_STAY.code, ["root"])
+
+
+def test_layer_normalization_needs_its_opset() -> None:
+    model = make_model(f"(float[N,8] x) => (float[N,8] n) {{ {norm_text('[-1]', opset=13)} }}", E, opset=13)
+    prepared, proto = same(model, {"x": normal(2, 8)}, opset=13)
+    assert "LayerNormalization" not in op_types(proto)
+    assert "needs opset 17, the model has 13" in step(prepared, "fuse_layer_norm").detail
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1), (1, 3, 1, 1)])
+@pytest.mark.parametrize("opset", [13, 18])
+def test_instance_normalization(shape: tuple[int, ...], opset: int) -> None:
+    model = make_model(
+        f"(float[N,3,6,7] x) => (float[N,3,6,7] y) {{ {norm_text('[2,3]', opset=opset)} w = Mul(n, g) y = Add(w, b) }}",
+        {**E, "axes": np.array([-2, -1]), "g": normal(*shape), "b": normal(*shape, seed=1)},
+        opset=opset,
+    )
+    prepared, proto = same(model, {"x": normal(2, 3, 6, 7)})
+    assert op_types(proto) == ["InstanceNormalization"]
+    assert step(prepared, "fuse_instance_norm").applied
+
+
+def test_bare_and_sequence_instance_normalization() -> None:
+    bare = make_model(f"(float[N,3,6,7] x) => (float[N,3,6,7] n) {{ {norm_text('[2,3]', opset=17)} }}", E)
+    assert op_types(same(bare, {"x": normal(2, 3, 6, 7)})[1]) == ["InstanceNormalization"]
+    sequence = make_model(
+        f"(float[N,3,6] x) => (float[N,3,6] y) {{ {norm_text('[2]', opset=17)} y = Mul(n, g) }}",
+        {**E, "g": normal(3, 1)},
+    )
+    assert op_types(same(sequence, {"x": normal(2, 3, 6)})[1]) == ["InstanceNormalization"]
+
+
+def test_a_scale_per_position_makes_it_a_layer_normalization() -> None:
+    model = make_model(
+        f"(float[N,3,6,7] x) => (float[N,3,6,7] y) {{ {norm_text('[2,3]', opset=17)} y = Mul(n, g) }}",
+        {**E, "g": normal(6, 7)},
+    )
+    assert op_types(same(model, {"x": normal(2, 3, 6, 7)})[1]) == ["LayerNormalization"]
+
+
+L2 = {
+    "plain": "n = ReduceL2<axes=[1]>(x) y = Div(x, n)",
+    "torch": "n = ReduceL2<axes=[-1]>(x) c = Clip(n, tiny) s = Shape(x) f = Expand(c, s) y = Div(x, f)",
+    "max": "n = ReduceL2<axes=[2]>(x) c = Max(n, tiny) y = Div(x, c)",
+    "squares": "q = Mul(x, x) r = ReduceSum(q, one) n = Sqrt(r) y = Div(x, n)",
+    "floored squares": "q = Pow(x, two) r = ReduceSum(q, one) c = Max(tiny, r) n = Sqrt(c) y = Div(x, n)",
+    "sum of squares": "r = ReduceSumSquare<axes=[1]>(x) c = Add(r, tiny) n = Sqrt(c) y = Div(x, n)",
+}
+
+
+@pytest.mark.parametrize("name", L2)
+def test_l2_normalization(name: str) -> None:
+    model = make_model(
+        f"(float[N,4,5] x) => (float[N,4,5] y) {{ {L2[name]} }}",
+        {"tiny": np.float32(1e-12), "one": np.array([1]), "two": np.float32(2)},
+    )
+    x = normal(3, 4, 5)
+    prepared, proto = same(model, {"x": x})
+    assert op_types(proto) == ["LpNormalization"]
+    assert step(prepared, "fuse_l2_norm").applied
+    if "tiny" in L2[name] and "Add" not in L2[name]:
+        x[1] = 0
+        same(model, {"x": x})
+    assert "LpNormalization" not in op_types(prepare_with(model, fuse_l2_norm=False)[1])
+
+
+NO_L2 = {
+    "its floor of 0.1 changes short vectors": "[r] n = ReduceL2<axes=[1]>(x) c = Max(n, large) y = Div(x, c)",
+    "it normalizes over more than one axis": "[r] n = ReduceL2<axes=[1,2]>(x) y = Div(x, n)",
+    "it does not keep the reduced axis": "[r] n = ReduceL2<axes=[0],keepdims=0>(x) y = Div(x, n)",
+    "an inner tensor is read elsewhere too": "[r] n = ReduceL2<axes=[1]>(x) z = Div(x, n) y = Add(z, n)",
+}
+
+
+@pytest.mark.parametrize("reason", NO_L2)
+def test_what_is_no_l2_normalization_stays(reason: str) -> None:
+    model = make_model(
+        f"(float[N,4,5] x) => (float[N,4,5] y) {{ {NO_L2[reason]} }}",
+        {"large": np.float32(0.1)},
+    )
+    prepared, proto = same(model, {"x": normal(1, 4, 5)})
+    assert "LpNormalization" not in op_types(proto)
+    if "elsewhere" not in reason:  # two readers of the length: it does not even look like one
+        assert step(prepared, "fuse_l2_norm").detail.endswith(f"; r stays: {reason}")
+
+
+ROOT = {"r": np.float32(np.sqrt(2)), "i": np.float32(np.sqrt(0.5)), "one": np.float32(1), "half": np.float32(0.5)}
+TANH = {
+    "a": np.float32(0.044715),
+    "p": np.float32(np.sqrt(2 / np.pi)),
+    "pa": np.float32(np.sqrt(2 / np.pi) * 0.044715),
+    "three": np.float32(3),
+}
+GELU = {
+    "torch": "u = Div(x, r) t = Erf(u) v = Add(t, one) w = Mul(x, v) y = Mul(w, half)",
+    "half first": "h = Mul(x, half) u = Mul(x, i) t = Erf(u) v = Add(one, t) y = Mul(h, v)",
+    "half in the middle": "u = Div(x, r) t = Erf(u) v = Add(t, one) w = Mul(half, v) y = Mul(x, w)",
+    "halved sum": "u = Mul(i, x) t = Erf(u) s = Mul(t, half) v = Add(s, half) y = Mul(v, x)",
+    "tanh": "c = Pow(x, three) d = Mul(c, a) s = Add(x, d) u = Mul(p, s) t = Tanh(u) v = Add(t, one) w = Mul(x, v) "
+    "y = Mul(w, half)",
+    "tanh by products": "q = Mul(x, x) c = Mul(x, q) d = Mul(a, c) s = Add(x, d) u = Mul(s, p) t = Tanh(u) "
+    "v = Add(one, t) h = Mul(x, half) y = Mul(h, v)",
+    "tanh factored": "q = Mul(x, x) d = Mul(q, a) s = Add(d, one) f = Mul(x, p) u = Mul(f, s) t = Tanh(u) "
+    "v = Add(t, one) w = Mul(half, v) y = Mul(x, w)",
+}
+
+
+@pytest.mark.parametrize("name", GELU)
+def test_gelu(name: str) -> None:
+    model = make_model(
+        f"(float[N,64] x0) => (float[N,64] y) {{ x = Mul(x0, three) {GELU[name]} }}", {**ROOT, **TANH}, opset=20
+    )
+    prepared, proto = same(model, {"x0": normal(9, 64)})
+    assert op_types(proto) == ["Mul", "Gelu"]
+    form = {attribute.name: attribute.s for attribute in proto.graph.node[1].attribute}["approximate"]
+    assert form == (b"tanh" if "tanh" in name else b"none")
+    assert step(prepared, "fuse_gelu").applied
+    assert "Gelu" not in op_types(prepare_with(model, fuse_gelu=False)[1])
+
+
+def test_gelu_needs_its_opset_and_takes_it_when_lifted() -> None:
+    model = make_model(f"(float[N,64] x) => (float[N,64] y) {{ [e] {GELU['torch']} }}", ROOT)
+    prepared, proto = same(model, {"x": normal(2, 64)})
+    assert "Gelu" not in op_types(proto)
+    assert "Gelu needs opset 20, the model has 17" in step(prepared, "fuse_gelu").detail
+    assert op_types(same(model, {"x": normal(2, 64)}, opset=20)[1]) == ["Gelu"]
+
+
+@pytest.mark.parametrize("changed", ["r", "one", "half"])
+def test_constants_that_are_not_gelus_stay(changed: str) -> None:
+    model = make_model(
+        f"(float[N,64] x) => (float[N,64] y) {{ {GELU['torch']} }}", {**ROOT, changed: np.float32(1.3)}, opset=20
+    )
+    assert "Gelu" not in op_types(same(model, {"x": normal(2, 64)})[1])
+
+
+def test_a_gelu_whose_inside_is_read_elsewhere_stays() -> None:
+    model = make_model(f"(float[N,64] x) => (float[N,64] y, float[N,64] v) {{ {GELU['torch']} }}", ROOT, opset=20)
+    prepared, proto = same(model, {"x": normal(2, 64)})
+    assert "Gelu" not in op_types(proto)
+    assert not step(prepared, "fuse_gelu").applied

@@ -1,0 +1,341 @@
+"""The passes that a config switches: each changes what it says, keeps what the model computes, or says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.contracts.errors import InvalidConfigError
+from service.contracts.preparation import PreparationSpec
+from tests.unit.quantizer.preparation.preparing import assert_equal_outputs, prepare_with, same
+from tests.unit.quantizer.random_networks import RandomNetwork
+from tests.unit.quantizer.toolbox import (
+    batchnorm_text,
+    batchnorm_weights,
+    make_model,
+    normal,
+    op_types,
+    run_onnx,
+    step,
+)
+
+FLAGS = [name for name, field in PreparationSpec.model_fields.items() if field.annotation is bool]
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_every_flag_that_is_off_is_named_in_the_report(flag: str) -> None:
+    model = make_model("(float[1,4] x) => (float[1,6] y) { y = MatMul(x, w) }", {"w": normal(4, 6)})
+    prepared, _ = prepare_with(model, **{flag: False})
+    assert f"switched off by preparation.{flag}" in [found.detail for found in prepared.steps]
+
+
+# Clip
+
+
+def test_clip_at_6_becomes_relu_and_says_that_the_model_changes() -> None:
+    model = make_model(
+        "(float[1,8] x) => (float[1,8] y, float[1,8] z) { [six] y = Clip(x, low, high) [five] z = Clip(x, low, five) }",
+        {"low": np.float32(0), "high": np.float32(6), "five": np.float32(5)},
+    )
+    prepared, proto = prepare_with(model, clip6_to_relu=True)
+    assert [(node.name, node.op_type) for node in proto.graph.node] == [("six", "Relu"), ("five", "Clip")]
+    assert not prepared.keeps_function
+    assert prepared.op_types["six"] == "Clip"
+    x = normal(1, 8, scale=5)
+    np.testing.assert_array_equal(run_onnx(proto, {"x": x})["y"], np.maximum(x, 0))
+    assert prepare_with(model)[0].keeps_function
+
+
+# BatchNormalization
+
+
+def test_a_lonely_batchnorm_becomes_a_depthwise_convolution() -> None:
+    model = make_model(
+        f"(float[N,4,6,5] x) => (float[N,4,6,5] y) {{ {batchnorm_text('x', 'y')} }}", batchnorm_weights(4)
+    )
+    prepared, proto = same(model, {"x": normal(2, 4, 6, 5)}, batch_norm_to_conv=True)
+    assert [(node.name, node.op_type) for node in proto.graph.node] == [("bn", "Conv")]
+    assert step(prepared, "fold_affine").detail.endswith("bn stays: it does not follow a Conv, ConvTranspose or Gemm")
+
+
+@pytest.mark.parametrize("shape", ["N,4,9", "N,4,3,4,5"])
+def test_batchnorms_of_other_ranks_become_convolutions(shape: str) -> None:
+    model = make_model(
+        f"(float[{shape}] x) => (float[{shape}] y) {{ {batchnorm_text('x', 'y')} }}", batchnorm_weights(4)
+    )
+    feeds = {"x": normal(*[2 if axis == "N" else int(axis) for axis in shape.split(",")])}
+    assert op_types(same(model, feeds, batch_norm_to_conv=True)[1]) == ["Conv"]
+
+
+def test_a_batchnorm_without_positions_stays() -> None:
+    model = make_model(f"(float[N,4] x) => (float[N,4] y) {{ {batchnorm_text('x', 'y')} }}", batchnorm_weights(4))
+    prepared, proto = same(model, {"x": normal(2, 4)}, batch_norm_to_conv=True)
+    assert op_types(proto) == ["BatchNormalization"]
+    assert step(prepared, "batch_norm_to_conv").detail.endswith(
+        "bn stays: its input has 2 axes; a Conv needs positions"
+    )
+
+
+def test_folding_can_be_switched_off() -> None:
+    model = make_model(
+        f"(float[1,3,8,8] x) => (float[1,4,6,6] y) {{ t = Conv(x, w) {batchnorm_text('t', 'y')} }}",
+        {"w": normal(4, 3, 3, 3), **batchnorm_weights(4)},
+    )
+    feeds = {"x": normal(1, 3, 8, 8)}
+    assert op_types(same(model, feeds)[1]) == ["Conv"]
+    assert op_types(same(model, feeds, fold_batch_norm=False)[1]) == ["Conv", "BatchNormalization"]
+    assert op_types(same(model, feeds, fold_batch_norm=False, batch_norm_to_conv=True)[1]) == ["Conv", "Conv"]
+
+
+# ReduceMean
+
+
+@pytest.mark.parametrize("axes", [[2, 3], [-2, -1], [3, 2], [-1, 2]])
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("opset", [13, 17, 18])
+def test_a_mean_over_positions_becomes_global_average_pool(axes: list[int], keepdims: int, opset: int) -> None:
+    result = "N,4,1,1" if keepdims else "N,4"
+    where, given_axes = ("", ", a") if opset >= 18 else (f", axes={axes}", "")
+    model = make_model(
+        f"(float[N,4,6,5] x) => (float[{result}] y) "
+        f"{{ [mean] y = ReduceMean<keepdims={keepdims}{where}>(x{given_axes}) }}",
+        {"a": np.array(axes)} if opset >= 18 else {},
+        opset=opset,
+    )
+    _, proto = same(model, {"x": normal(2, 4, 6, 5)}, reduce_mean_to_global_average_pool=True)
+    assert op_types(proto) == ["GlobalAveragePool"] + ["Squeeze"] * (1 - keepdims)
+    assert proto.graph.node[0].name == "mean"
+    assert op_types(prepare_with(model)[1]) == ["ReduceMean"]
+
+
+@pytest.mark.parametrize("axes", ["[1]", "[1,2,3]", "[3]"])
+def test_other_means_stay(axes: str) -> None:
+    model = make_model(f"(float[N,4,6,5] x) => (float[] y) {{ [mean] y = ReduceMean<axes={axes}>(x) }}")
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    prepared, proto = same(model, {"x": normal(2, 4, 6, 5)}, reduce_mean_to_global_average_pool=True)
+    assert op_types(proto) == ["ReduceMean"]
+    assert "mean stays: it averages over axes" in step(prepared, "reduce_mean_to_global_average_pool").detail
+
+
+# GlobalAveragePool
+
+
+@settings(max_examples=30)
+@given(height=st.integers(1, 96), width=st.integers(1, 96), channels=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
+def test_a_large_pooling_is_split_exactly(height: int, width: int, channels: int, seed: int) -> None:
+    model = make_model(
+        f"(float[N,{channels},{height},{width}] x) => (float[N,{channels},1,1] y) {{ [pool] y = GlobalAveragePool(x) }}"
+    )
+    feeds = {"x": normal(2, channels, height, width, seed=seed) + 1}
+    prepared, proto = same(model, feeds, tolerance=2e-6, split_large_pooling=True)
+    said = step(prepared, "split_large_pooling")
+    if height * width <= 512:
+        assert op_types(proto) == ["GlobalAveragePool"]
+    elif said.applied:
+        assert op_types(proto) == ["AveragePool", "GlobalAveragePool"]
+        tile = next(list(a.ints) for a in proto.graph.node[0].attribute if a.name == "kernel_shape")
+        assert np.prod(tile) <= 512
+        assert height * width / np.prod(tile) <= 512
+    else:
+        assert f"pool stays: {height} x {width} positions cannot be cut" in said.detail
+
+
+def test_a_pooling_of_unknown_size_stays() -> None:
+    model = make_model("(float[N,3,H,W] x) => (float[N,3,1,1] y) { [pool] y = GlobalAveragePool(x) }")
+    prepared, _ = same(model, {"x": normal(1, 3, 40, 40)}, split_large_pooling=True)
+    assert "pool stays: the size of its input is not known" in step(prepared, "split_large_pooling").detail
+    shapes = {"x": (1, 3, 40, 40)}
+    _, proto = same(model, {"x": normal(1, 3, 40, 40)}, split_large_pooling=True, fixed_shapes=shapes)
+    assert op_types(proto) == ["AveragePool", "GlobalAveragePool"]
+
+
+# Split
+
+
+SPLITS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "sizes": ("Split<axis=1>(x, sizes)", {"sizes": np.array([1, 3, 2])}, 17),
+    "equal": ("Split<axis=-2>(x)", {}, 17),
+    "number": ("Split<axis=1, num_outputs=3>(x)", {}, 18),
+    "uneven": ("Split<axis=2, num_outputs=3>(x)", {}, 18),
+    "old": ("Split<axis=1, split=[2, 1, 3]>(x)", {}, 11),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_split_becomes_slices(name: str) -> None:
+    call, weights, opset = SPLITS[name]
+    height = 7 if name == "uneven" else 9
+    model = make_model(
+        f"(float[N,6,{height}] x) => (float[a,b,c] p, float[d,e,f] q, float[g,h,i] r) {{ [part] p, q, r = {call} }}",
+        weights,
+        opset=opset,
+    )
+    prepared, proto = same(model, {"x": normal(2, 6, height)}, split_to_slice=True)
+    assert op_types(proto) == ["Slice"] * 3
+    assert step(prepared, "split_to_slice").detail == "1 Split nodes became Slice nodes"
+    assert ("part_Slice_1", "Split") in prepared.known_nodes()
+    assert op_types(prepare_with(model)[1]) == ["Split"]
+
+
+def test_parts_that_nothing_reads_are_left_out() -> None:
+    model = make_model("(float[2,6] x) => (float[2,2] y) { p, q, r = Split<axis=1>(x) y = Relu(q) }", {})
+    assert op_types(same(model, {"x": normal(2, 6)}, split_to_slice=True)[1]) == ["Slice", "Relu"]
+
+
+def test_a_split_of_unknown_sizes_stays() -> None:
+    model = make_model("(float[2,W] x) => (float[2,A] y, float[2,B] z) { [part] y, z = Split<axis=1>(x) }")
+    prepared, proto = same(model, {"x": normal(2, 6)}, split_to_slice=True)
+    assert op_types(proto) == ["Split"]
+    assert "part stays: the sizes of its parts are not known" in step(prepared, "split_to_slice").detail
+
+
+# shared weights
+
+
+def test_every_reader_gets_a_weight_of_its_own() -> None:
+    model = make_model(
+        "(float[2,4] x, bool go) => (float[2,4] y) { [a] p = Gemm(x, w, v) [b] q = Gemm(p, w, v) s = Add(q, v) "
+        "d = If(go) <then_branch = t () => (float[2,4] g) { [c] g = MatMul(s, w) }, "
+        "else_branch = e () => (float[2,4] h) { h = Neg(s) }> y = Relu(d) }",
+        {"w": normal(4, 4), "v": normal(4)},
+    )
+    for go in (True, False):
+        feeds = {"x": normal(2, 4), "go": np.array(go)}
+        prepared, proto = same(model, feeds, unshare_initializers=True, fold_batch_norm=False)
+    assert [tensor.name for tensor in proto.graph.initializer][:2] == ["w", "v"]
+    assert step(prepared, "unshare_initializers").detail == "4 copies made of 2 shared weights and biases"
+    assert all(len(value.uses()) == 1 for value in prepared.graph.initializers.values())
+    assert {"w_of_b", "w_of_c", "v_of_b"} < set(prepared.graph.initializers)
+    once, _ = prepare_with(model, fold_batch_norm=False)
+    assert len(once.graph.initializers) == 2
+
+
+def test_constants_that_are_no_weights_stay_shared() -> None:
+    model = make_model(
+        "(float[2,4] x) => (float[2,4] y) { p = Clip(x, low, high) q = Neg(p) y = Clip(q, low, high) }",
+        {"low": np.float32(-1), "high": np.float32(1)},
+    )
+    prepared, proto = same(model, {"x": normal(2, 4)}, unshare_initializers=True)
+    assert len(proto.graph.initializer) == 2
+    assert step(prepared, "unshare_initializers").detail == "no weight or bias has several readers"
+
+
+# shapes
+
+
+DYNAMIC = (
+    "(float[N,3,H,W] x, float[N,4] z) => (float[N,4] y) "
+    "{ t = Conv(x, w) p = GlobalAveragePool(t) f = Flatten(p) y = Add(f, z) }"
+)
+
+
+def test_shapes_are_fixed_to_the_end() -> None:
+    model = make_model(DYNAMIC, {"w": normal(4, 3, 3, 3)})
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("t", 1, ["N", 4, "h", "w"]))
+    feeds = {"x": normal(2, 3, 9, 8), "z": normal(2, 4)}
+    prepared, proto = same(model, feeds, fixed_shapes={"x": (2, 3, 9, 8), "z": (2, 4)})
+    shapes = {
+        value.name: [axis.dim_value for axis in value.type.tensor_type.shape.dim]
+        for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info)
+    }
+    assert shapes["x"] == [2, 3, 9, 8]
+    assert shapes["t"] == [2, 4, 7, 6]
+    assert shapes["y"] == [2, 4]
+    assert step(prepared, "fix_shapes").detail == "x: [2, 3, 9, 8], z: [2, 4]"
+
+
+BAD_SHAPES = {
+    "/config/preparation/fixed_shapes/image": ({"image": (1, 3, 8, 8)}, "the model has no such input; it has 'x', 'z'"),
+    "/config/preparation/fixed_shapes/x": ({"x": (1, 8, 8)}, "the shape has 3 axes, the model declares 4"),
+    "/config/preparation/fixed_shapes/z": ({"z": (1, 5)}, "axis 1 is 4 in the model and cannot become 5"),
+    "/config/preparation/fixed_shapes/a~1b": ({"a/b": (1,)}, "the model has no such input"),
+}
+
+
+@pytest.mark.parametrize("pointer", BAD_SHAPES)
+def test_shapes_that_do_not_fit_are_refused(pointer: str) -> None:
+    shapes, says = BAD_SHAPES[pointer]
+    with pytest.raises(InvalidConfigError, match=says) as caught:
+        prepare_with(make_model(DYNAMIC, {"w": normal(4, 3, 3, 3)}), fixed_shapes=shapes)
+    assert [problem.pointer for problem in caught.value.errors] == [pointer]
+
+
+# opset
+
+
+@pytest.mark.parametrize("wanted", range(13, 24))
+def test_the_wanted_opset(wanted: int) -> None:
+    model = make_model(
+        f"(float[2,3,8,8] x) => (float[2,4] y) {{ t = Conv(x, w) {batchnorm_text('t', 'u')} v = Relu(u) "
+        "p, q = Split<axis=1>(v) a = Add(p, q) m = ReduceMean<axes=[2,3], keepdims=0>(a) "
+        "i = Concat<axis=1>(m, m) y = Softmax<axis=1>(i) }",
+        {"w": normal(4, 3, 3, 3), **batchnorm_weights(4)},
+        opset=11,
+    )
+    prepared, proto = same(model, {"x": normal(2, 3, 8, 8)}, opset=wanted)
+    assert proto.opset_import[0].version == wanted
+    assert step(prepared, "lift_opset").detail == f"opset 11 lifted to {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("opset", "wanted", "says"),
+    [
+        (18, 15, "the model has opset 18; it cannot be brought down to 15"),
+        (17, 30, "opset 30 is not known here; the newest is"),
+        (1, 17, "the model cannot be lifted from opset 1 to 17: No Adapter"),
+    ],
+)
+def test_an_opset_out_of_reach_is_refused(opset: int, wanted: int, says: str) -> None:
+    text = "y = Pad<paddings=[0,0,1,1,0,0,1,1]>(x)" if opset == 1 else "y = Relu(x)"
+    model = make_model(f"(float[1,1,4,4] x) => (float[1,1,a,b] y) {{ {text} }}", opset=opset)
+    with pytest.raises(InvalidConfigError, match=says) as caught:
+        prepare_with(model, opset=wanted)
+    assert caught.value.errors[0].pointer == "/config/preparation/opset"
+    assert caught.value.hint
+
+
+# MatMul and Add
+
+
+@pytest.mark.parametrize("shape", [(5, 2, 3), (5, 3), (1, 2, 3), (1, 1, 3)])
+def test_an_add_that_widens_the_product_is_no_bias(shape: tuple[int, ...]) -> None:
+    model = make_model(
+        "(float[N,4] x) => (float[] y) { t = MatMul(x, w) y = Add(t, b) }", {"w": normal(4, 3), "b": normal(*shape)}
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    rows = 1 if len(shape) == 2 else 2
+    assert op_types(same(model, {"x": normal(rows, 4)}, tolerance=1e-5)[1]) == ["MatMul", "Add"]
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (1,), ()])
+def test_a_bias_becomes_part_of_a_gemm(shape: tuple[int, ...]) -> None:
+    model = make_model(
+        "(float[N,4] x) => (float[N,3] y) { t = MatMul(x, w) y = Add(b, t) }", {"w": normal(4, 3), "b": normal(*shape)}
+    )
+    assert op_types(same(model, {"x": normal(2, 4)})[1]) == ["Gemm"]
+
+
+# all of them
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    flags=st.fixed_dictionaries({name: st.booleans() for name in FLAGS if name not in ("clip6_to_relu", "nhwc_input")}),
+    opset=st.sampled_from([None, 21, 22]),
+    fixed=st.booleans(),
+)
+def test_no_pass_changes_what_a_random_network_computes(
+    seed: int, flags: dict[str, bool], opset: int | None, fixed: bool
+) -> None:
+    network = RandomNetwork(seed)
+    feeds = {name: normal(2, 3, 8, 8, seed=seed + k) for k, name in enumerate(network.inputs)}
+    shapes = dict.fromkeys(network.inputs, (2, 3, 8, 8)) if fixed else {}
+    _, proto = prepare_with(network.model, **flags, opset=opset, fixed_shapes=shapes)
+    assert_equal_outputs(network.model, proto, feeds, tolerance=1e-4)

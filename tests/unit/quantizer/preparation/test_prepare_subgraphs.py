@@ -1,0 +1,220 @@
+"""If, Loop and Scan: what reads across graphs stays right, whatever the passes do to the main graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper
+
+from service.contracts.preparation import PreparationSpec
+from tests.unit.quantizer.preparation.preparing import same
+from tests.unit.quantizer.toolbox import Arrays, batchnorm_text, batchnorm_weights, make_model, normal, step
+from worker.quantizer.graph.skeleton import Skeleton
+from worker.quantizer.intake.loading import load_model
+from worker.quantizer.preparation.prepare import prepare
+
+FLAGS = {
+    "batch_norm_to_conv": True,
+    "reduce_mean_to_global_average_pool": True,
+    "split_to_slice": True,
+    "unshare_initializers": True,
+}
+IF = (
+    "(float[1,4,6,6] x, bool go) => (float[1,4,6,6] y) {{ {main} d = If(go) <"
+    "then_branch = a () => (float[1,4,6,6] p) {{ {then} }}, "
+    "else_branch = b () => (float[1,4,6,6] q) {{ q = Neg(x) }}> y = Relu(d) }}"
+)
+
+
+def cases() -> Iterator[tuple[str, str, str]]:
+    """Name, main graph, branch; ``w`` is the weight of the main graph."""
+    yield "weight", f"t = Conv(x, w) {batchnorm_text('t', 'u')}", "p = Conv(u, w)"
+    yield "bias", "t = Conv(x, w, v) u = Relu(t)", "s = Conv(u, w, v) p = Add(s, u)"
+    yield "folded", f"t = Conv(x, w) {batchnorm_text('t', 'u')}", "p = Add(t, u)"
+    yield "result", f"{batchnorm_text('x', 'u')}", "p = Conv(u, w)"
+    yield "part", "l, r = Split<axis=1>(x) u = Concat<axis=1>(r, l)", "p = Concat<axis=1>(l, r)"
+    yield "mean", "m = ReduceMean<axes=[2,3]>(x) u = Sub(x, m)", "p = Mul(u, m)"
+    yield (
+        "inner",
+        "u = Relu(x)",
+        "l, r = Split<axis=1>(u) m = ReduceMean<axes=[2,3]>(x) k = Concat<axis=1>(r, l) p = Mul(k, m)",
+    )
+
+
+@pytest.mark.parametrize(("main", "then"), [case[1:] for case in cases()], ids=[case[0] for case in cases()])
+@pytest.mark.parametrize("opset", [13, 17])
+def test_branches_that_read_the_main_graph(main: str, then: str, opset: int) -> None:
+    model = make_model(
+        IF.format(main=main, then=then),
+        {"w": normal(4, 4, 1, 1), "v": normal(4), **batchnorm_weights(4)},
+        opset=opset,
+    )
+    for go in (True, False):
+        feeds = {"x": normal(1, 4, 6, 6), "go": np.array(go)}
+        same(model, feeds)
+        same(model, feeds, **FLAGS)
+
+
+def norm_within_a_branch() -> str:
+    return (
+        "m = ReduceMean<axes=[1,2,3]>(x) s = Sub(x, m) k = Mul(s, s) v = ReduceMean<axes=[1,2,3]>(k) e = Add(v, f) "
+        "r = Sqrt(e) n = Div(s, r)"
+    )
+
+
+def test_a_group_whose_inside_a_branch_reads_is_not_fused() -> None:
+    text = IF.format(main=f"{norm_within_a_branch()} u = Relu(n)", then="p = Mul(u, r)")
+    model = make_model(text, {"f": np.float32(1e-5)})
+    for go in (True, False):
+        prepared, _ = same(model, {"x": normal(1, 4, 6, 6), "go": np.array(go)})
+    assert not step(prepared, "fuse_layer_norm").applied
+    outside = make_model(
+        IF.format(main=f"{norm_within_a_branch()} u = Relu(n)", then="p = Mul(u, n)"), {"f": np.float32(1e-5)}
+    )
+    assert step(same(outside, {"x": normal(1, 4, 6, 6), "go": np.array(True)})[0], "fuse_layer_norm").applied
+
+
+@pytest.mark.parametrize("opset", [11, 13, 17, 21])
+def test_scan_reads_weights_of_the_main_graph(opset: int) -> None:
+    parts = ", num_outputs=2" if opset >= 18 else ""
+    model = make_model(
+        "(float[1,4] h, float[5,1,4] xs) => (float[1,4] last, float[5,1,4] ys) { t = MatMul(h, w) "
+        "last, ys = Scan<num_scan_inputs=1, body = b (float[1,4] s, float[1,4] x) => (float[1,4] n, float[1,4] o) "
+        f"{{ a = MatMul(x, w) k = Add(a, v) l, r = Split<axis=1{parts}>(k) c = Concat<axis=1>(r, l) "
+        "i = Add(c, s) n = Tanh(i) o = Identity(n) }>(t, xs) }",
+        {"w": normal(4, 4), "v": normal(4)},
+        opset=opset,
+    )
+    feeds = {"h": normal(1, 4), "xs": normal(5, 1, 4, seed=1)}
+    same(model, feeds)
+    same(model, feeds, **FLAGS)
+
+
+def half(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float16)
+
+
+def floats_of(model: onnx.ModelProto) -> set[int]:
+    """Types of all weights, sub-graphs included."""
+    graphs, found = [model.graph], set()
+    while graphs:
+        graph = graphs.pop()
+        found |= {tensor.data_type for tensor in graph.initializer}
+        graphs += [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    return found
+
+
+def with_weight_in_branch(text: str, name: str, array: np.ndarray) -> onnx.ModelProto:
+    model = make_model(text)
+    branch = next(a.g for node in model.graph.node for a in node.attribute if a.name == "then_branch")
+    branch.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def test_float16_that_only_a_branch_holds_is_widened() -> None:
+    model = with_weight_in_branch(
+        "(float[2,4] x, bool go) => (float[2,3] y) { y = If(go) <"
+        "then_branch = a () => (float[2,3] p) { h = Cast<to=10>(x) t = MatMul(h, w) p = Cast<to=1>(t) }, "
+        "else_branch = b () => (float[2,3] q) { u = Cast<to=10>(x) s = ReduceSum<keepdims=1>(u) "
+        "z = Cast<to=1>(s) e = Constant<value = int64[2] {2, 3}>() q = Expand(z, e) }> }",
+        "w",
+        half(normal(4, 3)),
+    )
+    for go in (True, False):
+        prepared, proto = same(model, {"x": normal(2, 4), "go": np.array(go)}, tolerance=0.01)
+    assert TensorProto.FLOAT16 not in floats_of(proto)
+    assert all(value.dtype != ir.DataType.FLOAT16 for node in prepared.graph.all_nodes() for value in node.outputs)
+
+
+def loop_of_halfs() -> onnx.ModelProto:
+    return make_model(
+        "(float16[1,4] x, int64 n) => (float16[1,4] y) { t = Relu(x) y = Loop(n, , t) <"
+        "body = b (int64 i, bool keep, float16[1,4] s) => (bool go, float16[1,4] u) "
+        "{ go = Identity(keep) m = MatMul(s, w) v = Add(m, t) u = Tanh(v) }> }",
+        {"w": half(normal(4, 4))},
+    )
+
+
+def test_float16_in_the_state_of_a_loop_is_widened() -> None:
+    for count in (0, 1, 3):
+        same(loop_of_halfs(), {"x": half(normal(1, 4)), "n": np.array(count)}, tolerance=0.02)
+
+
+# large weights
+
+
+def test_the_skeleton_holds_no_large_weight_and_gives_all_back() -> None:
+    model = with_weight_in_branch(
+        IF.format(main="t = Conv(x, w) u = Relu(t)", then="k = Conv(u, large) p = Relu(k)"),
+        "large",
+        normal(4, 4, 33, 33),
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(4, 4, 65, 17), "w"))
+    size = model.ByteSize()
+    loaded = ir.from_proto(model)
+    skeleton = Skeleton(loaded)
+    assert skeleton.proto.ByteSize() < 1_000 < 80_000 < size
+    assert ir.to_proto(loaded).SerializeToString(deterministic=True) == ir.to_proto(
+        ir.from_proto(model)
+    ).SerializeToString(deterministic=True)
+    rebuilt = ir.from_proto(skeleton.proto)
+    skeleton.restore(rebuilt)
+    arrays: list[Arrays] = [
+        {
+            name: value.const_value.numpy()
+            for graph in (made.graph, *made.graph.subgraphs())
+            for name, value in graph.initializers.items()
+            if value.const_value is not None
+        }
+        for made in (loaded, rebuilt)
+    ]
+    assert arrays[0].keys() == arrays[1].keys()
+    for name, array in arrays[0].items():
+        np.testing.assert_array_equal(arrays[1][name], array)
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_a_model_beyond_two_gigabytes_is_prepared_without_reading_its_weights(tmp_path: Path, opset: int) -> None:
+    """The weights are a hole in a file: reading them would take the memory that is not there."""
+    rows, columns = 4, 190_000_000
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", rows]),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["t"], name="wide"),
+        helper.make_node("Add", ["t", "one"], ["u"], name="bias"),
+        helper.make_node("Relu", ["u"], ["y"], name="act"),
+    ]
+    graph = helper.make_graph(
+        nodes, "large", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", columns])]
+    )
+    graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, np.float32), "one"))
+    weight = graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[rows, columns])
+    weight.data_location = TensorProto.EXTERNAL
+    bytes_needed = 4 * rows * columns
+    assert bytes_needed > 2**31
+    for key, value in (("location", "w.bin"), ("offset", "0"), ("length", str(bytes_needed))):
+        weight.external_data.add(key=key, value=value)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), tmp_path / "m.onnx"
+    )
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.truncate(bytes_needed)
+    before = resident_bytes()
+    prepared = prepare(
+        load_model(tmp_path / "m.onnx"), PreparationSpec(fold_batch_norm=False, unshare_initializers=True)
+    )
+    assert resident_bytes() - before < 200 * 2**20
+    assert [node.op_type for node in prepared.graph] == ["Gemm", "Relu"]
+    assert prepared.graph.initializers["w"].const_value is not None
+    assert prepared.graph.initializers["w"].const_value.nbytes == bytes_needed
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096

@@ -1,0 +1,76 @@
+"""A step is kept or undone by the same rule, whoever tries it: a config, the autopilot, or mixed precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from service.contracts.algorithms import Algorithm, BiasCorrection, MixedPrecision
+from service.contracts.algorithms.precision import DistanceGoal
+from tests.unit.quantizer.precision.benches import chain_of_convolutions, toolkit_for
+from worker.quantizer.precision.autopilot.space import Basis
+from worker.quantizer.precision.autopilot.trials import Bench
+from worker.quantizer.precision.goal import Referee
+from worker.quantizer.precision.mixed.step import Corrections
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.driver import refine
+from worker.quantizer.refine.judge import Judge
+from worker.quantizer.refine.step import Change, Step, Toolkit
+
+
+class Spoiler(Step[BiasCorrection]):
+    """Leaves no weight but 0."""
+
+    judged = True
+
+    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+        plan = draft.plan.copy()
+        plan.weights = {
+            name: replace(weight, integers=np.zeros_like(weight.integers)) for name, weight in plan.weights.items()
+        }
+        return Change(replace(draft, plan=plan), tuple(plan.nodes), "spoiled", judged=self.judged)
+
+
+class Willful(Spoiler):
+    """Asks nobody."""
+
+    judged = False
+
+
+def by_config(algorithm: Algorithm, draft: Draft, toolkit: Toolkit) -> Draft:
+    drafts, (outcome,) = refine(draft, [toolkit.step_of(algorithm)], toolkit, Judge(toolkit.case, toolkit.services, 8))
+    assert outcome.kept == (len(drafts) == 2)
+    return drafts[-1]
+
+
+def by_autopilot(algorithm: Algorithm, draft: Draft, toolkit: Toolkit) -> Draft:
+    judge = Judge(toolkit.case, toolkit.services, 8)
+    bench = Bench(draft, toolkit, judge, Referee(DistanceGoal(limit=20.0), toolkit.case, toolkit.services))
+    trial = bench.trial(Basis("as configured"), (algorithm,))
+    assert trial.kept == is_spoiled(bench.draft_of(trial))
+    return bench.draft_of(trial)
+
+
+def by_mixed_precision(algorithm: Algorithm, draft: Draft, toolkit: Toolkit) -> Draft:
+    mix = MixedPrecision.model_validate({"combination": "A16W16_A8W8"})
+    config = toolkit.case.config.model_copy(update={"algorithms": (mix, algorithm)})
+    return Corrections(mix, replace(toolkit, case=replace(toolkit.case, config=config))).applied(draft)
+
+
+def is_spoiled(draft: Draft) -> bool:
+    return not any(weight.integers.any() for weight in draft.plan.weights.values() if weight.integers is not None)
+
+
+@pytest.mark.parametrize("run", [by_config, by_autopilot, by_mixed_precision])
+@pytest.mark.parametrize(
+    ("accept", "kind", "kept"), [("if_better", Spoiler, False), ("always", Spoiler, True), ("if_better", Willful, True)]
+)
+def test_what_is_kept(
+    run: Callable[[Algorithm, Draft, Toolkit], Draft], accept: str, kind: type[Spoiler], kept: bool
+) -> None:
+    draft, toolkit = toolkit_for(chain_of_convolutions(2))
+    toolkit = replace(toolkit, step_of=kind)
+    assert is_spoiled(run(BiasCorrection(accept=accept), draft, toolkit)) == kept

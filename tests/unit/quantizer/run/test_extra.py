@@ -1,0 +1,148 @@
+"""Files beside the model: collected within their limits, written under their names, told with their digests."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.contracts.config import parse_config
+from service.contracts.errors import EngineError, ResourceLimitError
+from service.contracts.runner import MAX_FILES, DatasetSource, QuantizeTask
+from tests.support.tiny import make_tiny
+from worker.quantizer import pipeline
+from worker.quantizer.refine.case import Case
+from worker.quantizer.run.extra import ExtraFile, ExtraFiles, write_files
+from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.run.services import Services
+
+
+def table(kind: str = "table_csv", filename: str = "table.csv", content: bytes | Path = b"a,b\n") -> ExtraFile:
+    return ExtraFile(kind, filename, "text/csv", content)
+
+
+def test_files_are_written_under_their_names_and_told_with_their_digests(tmp_path):
+    made, output = tmp_path / "made", tmp_path / "output"
+    made.write_bytes(b"a model")
+    output.mkdir()
+    files = ExtraFiles()
+    files.add(table())
+    files.add(ExtraFile("pareto_1_model", "pareto-1.onnx", "application/octet-stream", made))
+    told = write_files(files.all, output)
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == {
+        "table.csv": b"a,b\n", "pareto-1.onnx": b"a model",
+    }  # fmt: skip
+    assert [(file.kind, file.file, file.media_type) for file in told] == [
+        ("table_csv", "table.csv", "text/csv"),
+        ("pareto_1_model", "pareto-1.onnx", "application/octet-stream"),
+    ]
+    assert [file.sha256 for file in told] == [hashlib.sha256(data).hexdigest() for data in (b"a,b\n", b"a model")]
+    assert not made.exists(), "a file is moved"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        table(kind=""),
+        table(kind="Table"),
+        table(kind="a" * 33),
+        table(kind="model"),
+        table(kind="report"),
+        table(filename=""),
+        table(filename="../table.csv"),
+        table(filename="a/b"),
+        table(filename=".hidden"),
+        table(filename="a\nb"),
+        table(filename="Model.onnx"),
+        table(filename="report.json"),
+        ExtraFile("table", "table.csv", "text/html; charset=utf-8", b""),
+        ExtraFile("table", "table.csv", "text/csv\r\nX-Other: 1", b""),
+        ExtraFile("table", "table.csv\n", "text/csv", b""),
+    ],
+)
+def test_bad_words_are_refused_at_once(file):
+    with pytest.raises(ValidationError):
+        ExtraFiles().add(file)
+
+
+@pytest.mark.parametrize("second", [table(filename="other.csv"), table(kind="other"), table("other", "TABLE.csv")])
+def test_no_two_files_have_one_kind_or_name(second):
+    files = ExtraFiles()
+    files.add(table())
+    with pytest.raises(ValueError, match="collides"):
+        files.add(second)
+
+
+def test_there_are_so_many_and_no_more():
+    files = ExtraFiles()
+    for number in range(MAX_FILES):
+        files.add(table(f"table_{number}", f"{number}.csv"))
+    with pytest.raises(EngineError, match=str(MAX_FILES)):
+        files.add(table("one_more", "more.csv"))
+    assert len(files.all) == MAX_FILES
+
+
+def test_their_size_is_limited_together(tmp_path):
+    big = tmp_path / "big"
+    big.write_bytes(bytes(60))
+    files = ExtraFiles(limit_bytes=100)
+    files.add(table("a", "a", big))
+    files.add(table("b", "b", bytes(40)))
+    with pytest.raises(ResourceLimitError, match="101 bytes; 100 are allowed") as caught:
+        files.add(table("c", "c", b"1"))
+    assert caught.value.where["resource"] == "disk"
+    assert "QUANTMILL_EXTRA_BYTES" in str(caught.value.hint)
+
+
+def task_of(folder: Path, **values: object) -> QuantizeTask:
+    tiny = make_tiny(folder)
+    (folder / "output").mkdir()
+    return QuantizeTask.model_validate(
+        {
+            "model_path": str(tiny.model),
+            "config": parse_config({"evaluation": {"latency_runs": 1}}),
+            "calibration": DatasetSource(path=str(tiny.calibration)),
+            "output_dir": str(folder / "output"),
+            "threads": 1,
+            **values,
+        }
+    )
+
+
+def test_what_a_stage_adds_comes_out_of_the_pipeline(tmp_path, monkeypatch):
+    original = pipeline._quantize
+
+    def quantize(model: object, case: Case, services: Services) -> object:
+        services.files.add(table(content=b"12345"))
+        return original(model, case, services)
+
+    monkeypatch.setattr(pipeline, "_quantize", quantize)
+    result = pipeline.quantize_files(task_of(tmp_path, extra_bytes=5), SilentRun())
+    assert [file.kind for file in result.files] == ["table_csv"]
+    assert sorted(path.name for path in (tmp_path / "output").iterdir()) == ["model.onnx", "table.csv"]
+    (tmp_path / "again").mkdir()
+    with pytest.raises(ResourceLimitError):
+        pipeline.quantize_files(task_of(tmp_path / "again", extra_bytes=4), SilentRun())
+
+
+def test_the_cache_and_the_checkpoints_of_a_task_reach_the_stages(tmp_path, monkeypatch):
+    original = pipeline._quantize
+    found = []
+
+    def quantize(model: object, case: Case, services: Services) -> object:
+        key = "a" * 64
+        found.append((services.cache.get(key), services.checkpoint.load("layer")))
+        services.cache.put(key, b"cached")
+        services.checkpoint.save("layer", b"finished")
+        return original(model, case, services)
+
+    monkeypatch.setattr(pipeline, "_quantize", quantize)
+    (tmp_path / "checkpoints").mkdir()
+    kept = {"checkpoint_dir": str(tmp_path / "checkpoints"), "cache_dir": str(tmp_path / "cache"), "cache_scope": "t"}
+    task = task_of(tmp_path, **kept)
+    other = parse_config({"evaluation": {"latency_runs": 1}, "seed": 1})
+    for run in (task, task, task.model_copy(update={"config": other}), task.model_copy(update={"cache_scope": "u"})):
+        pipeline.quantize_files(run, SilentRun())
+    assert found == [(None, None), (b"cached", b"finished"), (b"cached", None), (None, b"finished")]

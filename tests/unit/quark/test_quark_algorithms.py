@@ -1,0 +1,342 @@
+"""Quark's algorithms as ours: every parameter in both spellings, their order, and what excludes what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.contracts.config import parse_config
+from service.contracts.errors import InvalidConfigError
+from service.quark import Translation, read_config, translate
+from service.quark.equalization import PARAMETERS
+from service.quark.finetune import FINETUNE_SETTINGS
+from tests.unit.quark.quark_documents import CLASSES, FAST, qconfig, tensor
+
+INT8 = tensor("Int8", method="MinMax")
+CLE = "cross_layer_equalization"
+
+
+def fast(**parameters: Any) -> dict[str, Any]:
+    """A QuantizationConfig with this FastFinetune."""
+    return {"include_cle": False, "include_fast_ft": True, "extra_options": {"FastFinetune": parameters}}
+
+
+def classes(*entries: Any, **options: Any) -> dict[str, Any]:
+    """A QConfig with this algo_config."""
+    return {**qconfig(INT8, INT8, options), "algo_config": list(entries)}
+
+
+def algorithms(data: Any) -> list[dict[str, Any]]:
+    """The algorithms of the config that ``data`` is translated to, in full."""
+    return [algorithm.model_dump(mode="json") for algorithm in parse_config(translate(data).config).algorithms]
+
+
+def notes(data: Any) -> dict[str, str]:
+    return {note.pointer: note.message for note in translate(data).notes}
+
+
+def problems(data: Any) -> dict[str, str]:
+    with pytest.raises(InvalidConfigError) as caught:
+        read_config({"format": "quark", "config": data})
+    return {problem.pointer.removeprefix("/config"): problem.message for problem in caught.value.errors}
+
+
+# key of FastFinetune, value, our key, our value; by AdaRound unless the key concerns AdaQuant only.
+HONOURED = [
+    ("OptimDevice", "cuda:1", "optim_device", "cuda:1"),
+    ("InferDevice", "HIP:0", "infer_device", "rocm:0"),
+    ("FixedSeed", 42, "fixed_seed", 42),
+    ("DataSize", 64, "data_size", 64),
+    ("DataSize", 10**9, "data_size", None),
+    ("BatchSize", 16, "batch_size", 16),
+    ("NumIterations", 50, "num_iterations", 50),
+    ("LearningRate", 0.01, "learning_rate", 0.01),
+    ("EarlyStop", True, "early_stop", True),
+    ("LRAdjust", [2.0, 0.2], "lr_adjust", {"threshold": 2.0, "learning_rate": 0.2}),
+    ("LRAdjust", [], "lr_adjust", None),
+    ("TargetOpType", ["Conv", "Gemm"], "target_op_type", ["Conv", "Gemm"]),
+    ("SelectiveUpdate", True, "selective_update", True),
+    ("UpdateBias", False, "update_bias", False),
+    ("OutputQDQ", True, "output_qdq", True),
+    ("DropRatio", 0.5, "drop_ratio", 0.5),
+    ("MemOptLevel", 2, "mem_opt_level", 2),
+    ("RegParam", 0.1, "reg_param", 0.1),
+    ("BetaRange", [10, 2], "beta_range", [10, 2]),
+    ("WarmStart", 0.1, "warm_start", 0.1),
+    ("OutputIndex", 1, "output_index", 1),
+]
+BY_OPTION = {setting.option: setting for setting in FINETUNE_SETTINGS}
+
+
+@pytest.mark.parametrize(("key", "value", "ours", "expected"), HONOURED, ids=[f"{row[0]}-{row[1]}" for row in HONOURED])
+def test_parameters_of_finetuning_arrive(key: str, value: Any, ours: str, expected: Any) -> None:
+    setting = BY_OPTION[key]
+    method = setting.method or "adaround"
+    for data, pointer in (
+        (fast(OptimAlgorithm=method, **{key: value}), f"/extra_options/FastFinetune/{key}"),
+        (classes({"name": method, setting.field: value}), f"/algo_config/0/{setting.field}"),
+    ):
+        (found,) = algorithms(data)
+        assert found["method"] == method
+        assert found[ours] == expected
+        assert pointer in translate(data).honoured
+
+
+def test_every_parameter_that_is_honoured_is_in_the_table() -> None:
+    assert {s.option for s in FINETUNE_SETTINGS if s.verdict == "honoured"} == {row[0] for row in HONOURED}
+
+
+OTHER_VALUES: dict[str, Any] = {"true or false": True, "a whole number": 3, "a text": "x"}
+
+
+@pytest.mark.parametrize("setting", [s for s in FINETUNE_SETTINGS if s.verdict != "honoured"], ids=lambda s: s.option)
+def test_what_is_not_honoured_is_noted_or_refused_with_its_reason(setting: Any) -> None:
+    value = OTHER_VALUES[setting.kind]
+    at, other = f"/extra_options/FastFinetune/{setting.option}", f"/algo_config/0/{setting.field}"
+    asked = fast(**{setting.option: value}), classes({"name": "adaround", setting.field: value})
+    told = [problems(data) if setting.verdict == "refused" else notes(data) for data in asked]
+    assert setting.why in told[0][at] and setting.option in told[0][at]
+    assert setting.why in told[1][other] and setting.field in told[1][other]
+    quiet = fast(**{setting.option: setting.default})
+    assert at in translate(quiet).honoured and at not in notes(quiet)
+
+
+@pytest.mark.parametrize("setting", FINETUNE_SETTINGS, ids=lambda s: s.option)
+def test_a_wrong_type_is_refused_at_its_own_place(setting: Any) -> None:
+    wrong: Any = 5 if setting.kind in ("a text", "a list", "true or false", "anything") else "5"
+    if setting.method == "adaquant":
+        wrong = "x"
+    method = setting.method or "adaround"
+    found = problems(fast(OptimAlgorithm=method, **{setting.option: wrong}))
+    assert set(found) == {f"/extra_options/FastFinetune/{setting.option}"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "pointer", "says"),
+    [
+        ({"OptimDevice": "tpu"}, "OptimDevice", "must be cpu, cuda:0, hip:0 or the like"),
+        ({"OptimAlgorithm": "adamax"}, "OptimAlgorithm", "must be adaround or adaquant, not 'adamax'"),
+        ({"num_iterations": 5}, "num_iterations", "did you mean 'NumIterations'?"),
+        ({"LearningRates": 0.1}, "LearningRates", "did you mean 'LearningRate'?"),
+        ({"TargetOpType": ["Conv", "Add"]}, "TargetOpType/1", "'Add' is not finetuned"),
+        ({"TargetOpType": []}, "TargetOpType", "leave include_fast_ft out"),
+        ({"LRAdjust": [1.0]}, "LRAdjust", "[threshold, learning rate]"),
+        ({"BetaRange": [1]}, "BetaRange", "[first, last]"),
+        ({"MemOptLevel": 3}, "MemOptLevel", ""),
+        ({"DropRatio": 1.5}, "DropRatio", "less than or equal to 1"),
+        ({"NumIterations": 0}, "NumIterations", "greater than or equal to 1"),
+    ],
+)
+def test_bad_values_of_finetuning(parameters: dict[str, Any], pointer: str, says: str) -> None:
+    found = problems(fast(**parameters))
+    assert says in found[f"/extra_options/FastFinetune/{pointer}"]
+
+
+def test_several_devices_become_one_with_a_note() -> None:
+    data = fast(OptimDevice="cuda:2,3")
+    assert algorithms(data)[0]["optim_device"] == "cuda:2"
+    assert "the first is used" in notes(data)["/extra_options/FastFinetune/OptimDevice"]
+
+
+def test_a_parameter_of_the_other_algorithm_is_noted() -> None:
+    told = notes(fast(OptimAlgorithm="adaquant", RegParam=0.5))
+    assert "it concerns adaround only" in told["/extra_options/FastFinetune/RegParam"]
+    told = notes(fast(UpdateBias=True))
+    assert "it concerns adaquant only" in told["/extra_options/FastFinetune/UpdateBias"]
+
+
+def test_what_is_not_given_is_as_in_quark() -> None:
+    (rounding,) = algorithms(fast())
+    assert (rounding["method"], rounding["solver"]) == ("adaround", "moments")
+    common = {"fixed_seed": 1705472343, "batch_size": 1, "num_iterations": 1000, "early_stop": False, "data_size": None}
+    assert {key: rounding[key] for key in common} == common
+    paper = {"learning_rate": 0.1, "reg_param": 0.01, "beta_range": [20.0, 2.0], "warm_start": 0.2}
+    assert {key: rounding[key] for key in paper} == paper
+    (adaquant,) = algorithms(fast(OptimAlgorithm="adaquant"))
+    assert {key: adaquant[key] for key in common} == common
+    assert (adaquant["learning_rate"], adaquant["update_bias"]) == (1e-5, True)
+    # the class has other defaults than the dict
+    (of_class,) = algorithms(classes({"name": "adaquant"}))
+    assert {key: of_class[key] for key in common} == {**common, "num_iterations": 3000}
+    assert (of_class["learning_rate"], of_class["update_bias"]) == (1e-5, False)
+
+
+def test_the_solver_is_told() -> None:
+    for data, pointer in ((fast(), "/include_fast_ft"), (classes("adaround"), "/algo_config/0")):
+        told = [note.message for note in translate(data).notes if note.pointer == pointer]
+        assert any("with solver gradient it is Quark's descent" in message for message in told)
+        assert any("accept: if_better" in message for message in told)
+
+
+def test_without_its_switch_a_parameter_has_no_effect() -> None:
+    data = {
+        "include_cle": False,
+        "extra_options": {"FastFinetune": FAST["adaround"], "CLESteps": 5, "SmoothAlpha": 0.1},
+    }
+    assert algorithms(data) == []
+    assert {
+        pointer.removeprefix("/extra_options/"): message.split(" without ")[1]
+        for pointer, message in notes(data).items()
+    } == {
+        "FastFinetune": "include_fast_ft",
+        "CLESteps": "include_cle",
+        "SmoothAlpha": "include_sq",
+    }
+
+
+def test_algorithms_come_in_the_order_in_which_they_have_to_run() -> None:
+    wanted = [CLE, "smooth_quant", "bias_correction", "adaquant"]
+    data = {
+        "include_fast_ft": True,
+        "include_sq": True,
+        "include_cle": True,
+        "extra_options": {"FastFinetune": FAST["adaquant"], "BiasCorrection": True},
+    }
+    assert [entry["method"] for entry in algorithms(data)] == wanted
+    entries = ["bias_correction", CLASSES["adaquant"], {"name": "smooth_quant"}, {"name": "cle"}]
+    assert [entry["method"] for entry in algorithms(classes(*entries))] == wanted
+
+
+def test_equalization_keeps_quarks_defaults() -> None:
+    for data in ({"include_cle": True}, classes({"name": "cle"}), classes("cle")):
+        (found,) = algorithms(data)
+        assert (found["steps"], found["scale_use_threshold"], found["weight_threshold"]) == (1, True, 0.5)
+        assert found["scale_append_bias"] is True
+        assert any("CLESteps -1" in note.message or "-1 goes on" in note.message for note in translate(data).notes)
+    (smooth,) = algorithms({"include_cle": False, "include_sq": True})
+    assert smooth["alpha"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("option", "field", "value"),
+    [(s.option, s.field, {"a whole number": 9, "a number": 0.25, "true or false": False}[s.kind])
+     for settings in PARAMETERS.values() for s in settings if s.option != "CLEBalanceMethod"],
+)  # fmt: skip
+def test_fields_of_classes_and_extra_options_say_the_same(option: str, field: str, value: Any) -> None:
+    name = "smooth_quant" if option == "SmoothAlpha" else "cle"
+    by_field, by_option = classes({"name": name, field: value}), classes(name, **{option: value})
+    assert algorithms(by_field) == algorithms(by_option) != algorithms(classes(name))
+    assert f"/algo_config/0/{field}" in translate(by_field).honoured
+    # given twice, the extra option wins, as in Quark
+    assert algorithms(classes({"name": name, field: value}, **{option: value})) == algorithms(by_option)
+
+
+def test_balancing_by_anything_but_max_is_refused() -> None:
+    assert (
+        "must be max"
+        in problems(classes({"name": "cle", "cle_balance_method": "mean"}))["/algo_config/0/cle_balance_method"]
+    )
+    assert algorithms(classes({"name": "cle", "cle_balance_method": "max"})) == algorithms(classes("cle"))
+
+
+def test_replacing_clips_belongs_to_equalization() -> None:
+    options = {"extra_options": {"ReplaceClip6Relu": True}}
+    alone = translate({"include_cle": False, **options})
+    assert "preparation" not in alone.config
+    assert "without include_cle" in notes({"include_cle": False, **options})["/extra_options/ReplaceClip6Relu"]
+    both = translate({"include_cle": True, **options})
+    assert both.config["preparation"]["clip6_to_relu"] is True
+    assert classed(["cle"], **options).config["preparation"]["clip6_to_relu"] is True
+
+
+def classed(entries: list[Any], **fields: Any) -> Translation:
+    return translate({**classes(*entries), **fields})
+
+
+@pytest.mark.parametrize(
+    ("data", "pointer", "says"),
+    [
+        (classes(CLASSES["adaround"], CLASSES["adaquant"]), "/algo_config/1", "adaround and adaquant both choose"),
+        (classes("adaquant", "bias_correction", "adaround"), "/algo_config/2", "leave one of them out"),
+        (classes("cle", {"name": "cle"}), "/algo_config/1", "cle stands there already, at /config/algo_config/0"),
+        (classes({"name": "adaround", "cle_steps": 3}), "/algo_config/0/cle_steps", "unknown key"),
+        (classes({"name": "bias_correction", "alpha": 3}), "/algo_config/0/alpha", "unknown key"),
+        (classes("gptq"), "/algo_config/0", "gptq is not there yet"),
+        (classes({"name": "auto_mixprecision"}), "/algo_config/0", "set mixed_precision a goal"),
+        (
+            classes("adaround", FastFinetune={"OptimAlgorithm": "adaquant"}),
+            "/extra_options/FastFinetune/OptimAlgorithm",
+            "/config/algo_config/0 asks for adaround",
+        ),
+        (
+            {"use_dynamic_quant": True, "include_cle": True},
+            "",
+            "mode dynamic runs no algorithms; leave cross_layer_equalization out",
+        ),
+        (
+            {
+                **fast(OptimAlgorithm="adaround"),
+                "activation_type": "ExtendedQuantType.QBFloat16",
+                "weight_type": "ExtendedQuantType.QBFloat16",
+            },
+            "/include_fast_ft",
+            "adaround rounds weights to integers",
+        ),
+        ({"use_dynamic_quant": True, "enable_npu_transformer": True}, "/enable_npu_transformer", "no rules of targets"),
+        (
+            {
+                "calibrate_method": "PowerOfTwoMethod.MinMSE",
+                "enable_npu_cnn": True,
+                "extra_options": {"ActivationSymmetric": True, "WeightsOnly": True},
+            },
+            "/enable_npu_cnn",
+            "mode weights_only knows no rules of targets",
+        ),
+    ],
+)
+def test_what_excludes_each_other(data: Any, pointer: str, says: str) -> None:
+    found = problems(data)
+    assert says in found.get(pointer, ""), found
+
+
+def test_extra_options_win_over_the_class() -> None:
+    data = classes(CLASSES["adaround"], FastFinetune={"NumIterations": 77})
+    (found,) = algorithms(data)
+    assert (found["num_iterations"], found["learning_rate"]) == (77, 0.1)
+
+
+def test_a_preference_wins_over_parameters_of_finetuning() -> None:
+    parameters = {"OptimAlgorithm": "adaquant", "EarlyStop": True, "UpdateBias": False, "MemOptLevel": 1}
+
+    def found(preference: str) -> dict[str, Any]:
+        options = {"FastFinetune": parameters, "QuantizationPreference": preference}
+        return algorithms({"include_cle": False, "include_fast_ft": True, "extra_options": options})[0]
+
+    (plain,) = algorithms(fast(**parameters))
+    assert found("accuracy") == {**plain, "early_stop": False, "update_bias": True, "output_qdq": True}
+    assert found("speed") == {**plain, "mem_opt_level": 0}
+    assert found("resource_efficiency") == {**plain, "mem_opt_level": 2}
+    idle = {"include_cle": False, "extra_options": {"QuantizationPreference": "accuracy"}}
+    assert "without include_fast_ft" in notes(idle)["/extra_options/QuantizationPreference"]
+    wrong = problems({"include_cle": False, "extra_options": {"QuantizationPreference": "beauty"}})
+    assert "must be accuracy, speed, resource_efficiency" in wrong["/extra_options/QuantizationPreference"]
+
+
+def test_a_preset_may_be_changed_key_by_key() -> None:
+    options = {"FastFinetune": {"NumIterations": 50, "OptimDevice": "cuda:0"}}
+    (plain,) = algorithms("XINT8_ADAROUND")
+    (found,) = algorithms({"preset": "XINT8_ADAROUND", "extra_options": options})
+    assert found == {**plain, "num_iterations": 50, "optim_device": "cuda:0"}
+    assert algorithms({"preset": "XINT8_ADAROUND", "include_fast_ft": False}) == []
+    more = algorithms({"preset": "XINT8_ADAROUND", "include_cle": True, "extra_options": {"CLESteps": -1}})
+    assert [entry["method"] for entry in more] == [CLE, "adaround"]
+    assert (more[0]["steps"], more[1]) == (-1, plain)
+    whole = {"preset": "XINT8", "include_fast_ft": True, "extra_options": {"FastFinetune": FAST["adaround"]}}
+    assert algorithms(whole) == [plain]
+
+
+def test_a_preset_may_be_given_the_other_algorithm() -> None:
+    (found,) = algorithms({"preset": "XINT8_ADAROUND", "extra_options": {"FastFinetune": FAST["adaquant"]}})
+    (wanted,) = algorithms("XINT8_ADAQUANT")
+    assert found == wanted
+
+
+def test_all_that_quark_writes_of_a_class_is_read() -> None:
+    """``AdaRoundConfig().to_dict()``: every field, whether given or not."""
+    whole = {setting.field: setting.default for setting in FINETUNE_SETTINGS}
+    whole |= {"num_iterations": 1000, "learning_rate": 0.1, "update_bias": False, "name": "adaround"}
+    (short,) = algorithms(classes("adaround"))
+    (found,) = algorithms(classes(whole))
+    told = {"optim_device": "cpu", "infer_device": "cpu", "mem_opt_level": 1}
+    assert found == {**short, **told}

@@ -1,0 +1,445 @@
+"""Whole documents of Quark's: both APIs, the envelope, and what a user reads when something cannot be translated."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.contracts.config import parse_config
+from service.contracts.errors import InvalidConfigError
+from service.quark import read_config, translate, translate_document
+from service.quark.equalization import PARAMETERS
+from service.quark.finetune import FINETUNE_SETTINGS
+from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTIONS
+from service.quark.table import quark_page
+from service.quark.values import CALIBRATE_METHODS, DATA_TYPES, FORMATS, QUANT_TYPES, SPECS
+from tests.unit.quark.quark_documents import DOCUMENTS, XINT8_TENSOR, qconfig, tensor
+
+ROOT = Path(__file__).resolve().parents[3]
+INT8 = tensor("Int8", method="MinMax")
+
+
+def problems(data: Any, pointer: str = "") -> dict[str, str]:
+    with pytest.raises(InvalidConfigError) as caught:
+        translate(data, pointer)
+    return {problem.pointer: problem.message for problem in caught.value.errors}
+
+
+def notes(data: Any) -> dict[str, str]:
+    return {note.pointer: note.message for note in translate(data).notes}
+
+
+@pytest.mark.parametrize(
+    ("spelled", "method", "scale"),
+    [
+        ("CalibrationMethod.MinMax", "minmax", "float32"),
+        ("onnxruntime.quantization.calibrate.CalibrationMethod.Entropy", "entropy", "float32"),
+        ("Percentile", "percentile", "float32"),
+        ("MinMax", "minmax", "float32"),
+        ("LayerWiseMethod.LayerWisePercentile", "layerwise_percentile", "float32"),
+        ("vai_q_onnx.PowerOfTwoMethod.MinMSE", "mse", "power_of_two"),
+        ("PowerOfTwoMethod.NonOverflow", "non_overflow", "power_of_two"),
+        ("Int16Method.MinMax", "minmax", "int16"),
+    ],
+)
+def test_calibration_methods(spelled: str, method: str, scale: str) -> None:
+    config = translate({"calibrate_method": spelled}).config
+    assert config["activation"]["calibration"]["method"] == method
+    assert config["activation"]["scale"] == config["weight"]["scale"] == scale
+    assert config["weight"]["calibration"]["method"] == (method if scale == "power_of_two" else "minmax")
+    parse_config(config)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "dtype"),
+    [
+        ("QuantType.QUInt8", "uint8"),
+        ("ExtendedQuantType.QInt16", "int16"),
+        ("VitisQuantType.QUInt16", "uint16"),
+        ("VitisQuantType.QBFloat16", "bfloat16"),
+        ("QFloat16", "float16"),
+    ],
+)
+def test_types(spelled: str, dtype: str) -> None:
+    assert translate({"activation_type": spelled}).config["activation"]["dtype"] == dtype
+
+
+@pytest.mark.parametrize(
+    ("data", "pointer", "says"),
+    [
+        ({"calibrate_method": "MinMSSE"}, "/calibrate_method", "PowerOfTwoMethod.MinMSE"),
+        ({"activation_type": "CalibMethod.QInt8"}, "/activation_type", "unknown activation_type"),
+        ({"weight_type": "QInt32"}, "/weight_type", "int32 cannot be translated as the type of weights"),
+        ({"quant_format": "VitisQuantFormat.FixNeuron"}, "/quant_format", "VitisQuantFormat.QDQ"),
+        ({"extra_options": {"WeightsSymmetric": True}}, "/extra_options/WeightsSymmetric", "'WeightSymmetric'"),
+        ({"extra_options": {"include_cle": True}}, "/extra_options/include_cle", "belongs beside extra_options"),
+        ({"SmoothAlpha": 0.5}, "/SmoothAlpha", "belongs into extra_options"),
+        ({"include_rotation": True}, "/include_rotation", "the algorithm rotation is not there yet"),
+        ({"extra_options": {"UseGPTQ": True}}, "/extra_options/UseGPTQ", "the algorithm gptq is not there yet"),
+        ({"include_auto_mp": True}, "/include_auto_mp", "mixed_precision"),
+        (
+            {"include_auto_mp": True, "extra_options": {"AutoMixprecision": {"DataSize": 5}}},
+            "/extra_options/AutoMixprecision",
+            "set mixed_precision a goal",
+        ),
+        ({"per_chanel": True}, "/per_chanel", "did you mean 'per_channel'?"),
+        ({"extra_options": []}, "/extra_options", "must be an object"),
+        ({"activation_type": "QBFP"}, "/activation_type", "BFPAttributes"),
+        (
+            {"activation_type": "QBFP", "extra_options": {"BFPAttributes": {"axis": 0}}},
+            "/extra_options/BFPAttributes/axis",
+            "always 1",
+        ),
+        (
+            {"activation_type": "QMX", "extra_options": {"MXAttributes": {"element_dtype": "fp5"}}},
+            "/extra_options/MXAttributes/element_dtype",
+            "fp8_e5m2",
+        ),
+        ({"enable_npu_cnn": True}, "/enable_npu_cnn", "power-of-two"),
+        (
+            {"enable_npu_cnn": True, "calibrate_method": "PowerOfTwoMethod.MinMSE", "per_channel": True},
+            "/per_channel",
+            "no per_channel",
+        ),
+        (
+            {
+                "enable_npu_cnn": True,
+                "calibrate_method": "PowerOfTwoMethod.MinMSE",
+                "extra_options": {"ActivationSymmetric": False},
+            },
+            "/extra_options/ActivationSymmetric",
+            "symmetric activations",
+        ),
+        ({"enable_npu_cnn": True, "enable_npu_transformer": True}, "/enable_npu_transformer", "exclude each other"),
+        (
+            {"optimize_model": True, "extra_options": {"OptimizeModel": False}},
+            "/extra_options/OptimizeModel",
+            "otherwise at /optimize_model",
+        ),
+        ({"input_nodes": ["a"]}, "/input_nodes", "both InputNodes and OutputNodes"),
+        ({"op_types_to_quantize": ["Conv"], "nodes_to_quantize": ["n"]}, "/nodes_to_quantize", "only one way"),
+        ({"nodes_to_exclude": [5]}, "/nodes_to_exclude/0", "must be a name"),
+        ({"nodes_to_exclude": ["^(.*"]}, "/nodes_to_exclude/0", "not a regular expression"),
+        ({"nodes_to_exclude": ["^abc"]}, "/nodes_to_exclude/0", "'.*'"),
+        (
+            {"extra_options": {"TensorQuantOverrides": {"a/b": [{"quant_type": "QInt16"}]}}},
+            "/extra_options/TensorQuantOverrides/a~1b/0/quant_type",
+            "overrides",
+        ),
+        ({"extra_options": {"FixShapes": "input=[1]"}}, "/extra_options/FixShapes", "input:[1,3,224,224]"),
+        ([], "", "must be an object"),
+        ({"global_quant_config": {}, "x": 1}, "/x", "unknown key"),
+        ({"global_quant_config": {"per_channel": 1}}, "/global_quant_config/per_channel", "true or false"),
+        ("XINT9", "", "did you mean 'xint8'?"),
+        ({"preset": "XINT8", "weight_type": "QInt8"}, "/weight_type", "write the config out"),
+        ({"global_config": {"weight": INT8}}, "/global_config", "input_tensors are missing"),
+        ({"global_config": {"input_tensors": INT8}}, "/global_config", "weight is missing"),
+        (qconfig({**INT8, "data_type": "Int9"}, INT8, {}), "/global_config/input_tensors/data_type", "known: Int8"),
+        (
+            qconfig({**INT8, "scale_type": "x"}, INT8, {}),
+            "/global_config/input_tensors/scale_type",
+            "ScaleType.Float32",
+        ),
+        (
+            qconfig(INT8, {**INT8, "quant_granularity": "QuantGranularity.Group"}, {}),
+            "/global_config/weight/quant_granularity",
+            "per_block",
+        ),
+        ({**qconfig(INT8, INT8, {}), "algo_config": [{"name": "quarot"}]}, "/algo_config/0", "not there yet"),
+        ({**qconfig(INT8, INT8, {}), "algo_config": [{"name": "clee"}]}, "/algo_config/0", "unknown algorithm"),
+        ({**qconfig(INT8, INT8, {}), "exclude": ["n", 7]}, "/exclude/1", "must be a name"),
+        (qconfig(INT8, INT8, {"Int8Bias": True}), "/extra_options/Int8Bias", "did you mean"),
+        ({**qconfig(INT8, INT8, {}), "Percentil": 99}, "/Percentil", "did you mean 'Percentile'?"),
+    ],
+)
+def test_what_cannot_be_translated_is_named(data: Any, pointer: str, says: str) -> None:
+    found = problems(data)
+    assert says in found.get(pointer, ""), found
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems(
+        {"include_rotation": True, "nodes": [], "extra_options": {"CryptoMode": True, "Percentile": "99"}}, "/c"
+    )
+    assert set(found) == {
+        "/c/include_rotation",
+        "/c/nodes",
+        "/c/extra_options/CryptoMode",
+        "/c/extra_options/Percentile",
+    }
+
+
+def test_an_option_of_another_method_is_noted() -> None:
+    told = notes({"include_cle": False, "extra_options": {"Percentile": 99.0, "CalibWorkerNum": 8}})
+    assert "it concerns percentile, the method is minmax" in told["/extra_options/Percentile"]
+    assert "no effect here" in told["/extra_options/CalibWorkerNum"]
+
+
+def test_missing_equalization_is_noted() -> None:
+    assert "include_cle is not given" in notes({})[""]
+    assert notes({"include_cle": False}) == {}
+    assert notes(qconfig(INT8, INT8, {})) == {}
+
+
+def test_exclusions() -> None:
+    config = translate(
+        {
+            "nodes_to_exclude": ["/head/Conv", "^/layer1/.*", "^a.*|b.*"],
+            "subgraphs_to_exclude": [[["a"], ["b", "c"]], [[["d"], ["e"]]]],
+        }
+    ).config
+    assert config["exclude"] == [
+        {"node": "/head/Conv"},
+        {"regex": "(?:^/layer1/.*).*"},
+        {"regex": ".*(?:^a.*|b.*).*"},
+        {"from_nodes": ["a"], "to_nodes": ["b", "c"]},
+        {"from_nodes": ["d"], "to_nodes": ["e"]},
+    ]
+    parse_config(config)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    pattern=st.sampled_from(["^a.*", "^/l1/.*/conv", "^a.*b", "^a.*|b.*", "^.*x$", "^a.*|^b.*c", "^(?:a|b).*"]),
+    name=st.text(st.sampled_from("abcx/l1 conv"), max_size=9),
+)
+def test_a_pattern_selects_what_quark_selects(pattern: str, name: str) -> None:
+    import re
+
+    (selector,) = translate({"nodes_to_exclude": [pattern]}).config["exclude"]
+    assert bool(re.fullmatch(selector["regex"], name)) == bool(re.search(pattern, name))
+
+
+def test_layers_of_a_qconfig() -> None:
+    wide = {
+        "input_tensors": INT8,
+        "weight": tensor("Int16"),
+        "output_tensors": tensor("Int16"),
+        "bias": tensor("Int32"),
+    }
+    data = {
+        **qconfig(INT8, INT8, {}),
+        "specific_layer_config": [[wide, ["n", "^/l1/.*"]], [{"weight": tensor("BFP16")}, [[["a"], ["b"]]]]],
+        "layer_type_config": [
+            [None, ["Softmax", "Add"]],
+            [{"weight": tensor("Int16"), "input_tensors": tensor("Int16")}, ["Gemm"]],
+        ],
+        "exclude": ["head"],
+        "algo_config": [{"name": "bias_correction"}],
+    }
+    config = translate(data).config
+    wider = {"dtype": "int16", "symmetric": True}
+    assert config["overrides"] == [
+        {"match": {"node": "n"}, "activation": wider, "weight": wider, "bias": {"dtype": "int32"}},
+        {"match": {"regex": "(?:^/l1/.*).*"}, "activation": wider, "weight": wider, "bias": {"dtype": "int32"}},
+        {
+            "match": {"from_nodes": ["a"], "to_nodes": ["b"]},
+            "weight": {"dtype": "bfp16", "scale": "float32", "calibration": {"method": "minmax"}},
+        },
+        {"match": {"op_type": "Gemm"}, "input_activation": wider, "weight": wider},
+    ]
+    assert config["exclude"] == [{"node": "head"}, {"op_type": "Softmax"}, {"op_type": "Add"}]
+    assert config["algorithms"] == [{"method": "bias_correction", "mode": "full"}]
+    parse_config(config)
+
+
+def test_a_qconfig_of_spec_names() -> None:
+    short = translate({"global_config": {"activation": "XInt8Spec", "weight": "XInt8Spec"}}).config
+    assert short == translate(qconfig(XINT8_TENSOR, XINT8_TENSOR, {})).config
+    assert short["target"] == "amd_npu_cnn"
+
+
+def test_the_specs_of_a_qconfig_win_over_its_options() -> None:
+    found = translate(qconfig(INT8, INT8, {"ActivationSymmetric": False, "WeightSymmetric": True}))
+    assert found.config["activation"]["symmetric"] is True
+    assert [note.pointer for note in found.notes] == ["/extra_options/ActivationSymmetric"]
+    assert "/extra_options/WeightSymmetric" in found.honoured
+
+
+def test_a_preset_may_be_changed() -> None:
+    data = {
+        "preset": "XINT8",
+        "include_cle": False,
+        "nodes_to_exclude": ["n"],
+        "extra_options": {"Int32Bias": True, "CalibDataSize": 7},
+    }
+    changed = parse_config(translate({**data, "extra_options": {"CalibDataSize": 7}}).config)
+    plain = parse_config({"preset": "xint8", "exclude": [{"node": "n"}], "calibration_samples": 7})
+    assert changed == plain
+    assert translate(data).config["bias"] == {"dtype": "int32"}
+
+
+def test_the_envelope() -> None:
+    data = {"format": "quark", "config": {"include_cle": False, "per_channel": True}, "seed": 5}
+    gate = {"gate": {"max_drop": 1.0}}
+    config = read_config({**data, "evaluation": gate})
+    assert (config.seed, config.evaluation.gate.max_drop, config.weight.granularity) == (5, 1.0, "per_channel")
+    assert config.format == "qdq"
+    assert config.algorithms == ()
+    ours = {"format": "qoperator", "seed": 5}
+    assert translate_document(ours) is None
+    assert read_config(ours) == parse_config(ours)
+
+
+@pytest.mark.parametrize(
+    ("data", "pointer"),
+    [
+        ({"format": "quark"}, "/c"),
+        ({"format": "quark", "config": {}, "preset": "int8"}, "/c/preset"),
+        ({"format": "quark", "config": {"per_chanel": True}}, "/c/config/per_chanel"),
+        ({"format": "quark", "config": {}, "seed": -1}, "/c/seed"),
+        ({"format": "quark", "config": {}, "evaluation": {"gate": {"max_dropp": 1}}}, "/c/evaluation/gate/max_dropp"),
+        # what only the contract knows is told of the key that it comes from
+        (
+            {
+                "format": "quark",
+                "config": {"calibrate_method": "Percentile", "extra_options": {"Percentile": 40.0}},
+            },
+            "/c/config/extra_options/Percentile",
+        ),
+        (
+            {"format": "quark", "config": {"extra_options": {"CalibDataSize": 0}}},
+            "/c/config/extra_options/CalibDataSize",
+        ),
+        (
+            {"format": "quark", "config": {"extra_options": {"ConvertOpsetVersion": 7}}},
+            "/c/config/extra_options/ConvertOpsetVersion",
+        ),
+        (
+            {
+                "format": "quark",
+                "config": {"extra_options": {"TensorQuantOverrides": {"t/u": [{"rmin": "a", "rmax": 1}]}}},
+            },
+            "/c/config/extra_options/TensorQuantOverrides/t~1u/0/rmin",
+        ),
+    ],
+)
+def test_problems_point_into_the_document_as_it_was_sent(data: Any, pointer: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        read_config(data, pointer="/c")
+    assert [problem.pointer for problem in caught.value.errors] == [pointer]
+
+
+def test_the_page_of_the_docs_is_current() -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "service.quark"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert made == quark_page() == (ROOT / "docs" / "quark.md").read_text(), (
+        "run: python -m service.quark > docs/quark.md"
+    )
+    for name in (*OPTIONS, *FIELDS, *FIELD_OPTIONS, *FIELD_ALIASES):
+        assert f"| `{name}` |" in made
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+words = st.sampled_from([*CALIBRATE_METHODS, *QUANT_TYPES, *FORMATS, *SPECS, *DATA_TYPES, "All", "same", "mae"])
+values = st.one_of(st.booleans(), words, st.integers(0, 300), st.floats(0, 101), st.just([]), json_values)
+finetunings = st.dictionaries(st.sampled_from([s.option for s in FINETUNE_SETTINGS]), values, max_size=4)
+options = st.tuples(
+    st.dictionaries(st.sampled_from(sorted(OPTIONS)), values, max_size=6),
+    st.fixed_dictionaries({}, optional={"FastFinetune": finetunings}),
+).map(lambda pair: {**pair[0], **pair[1]})
+tensors = st.fixed_dictionaries(
+    {"data_type": st.sampled_from(sorted(DATA_TYPES))},
+    optional={"symmetric": st.booleans(), "scale_type": st.sampled_from(["ScaleType.PowerOf2", "Int16"])},
+)
+layers = st.fixed_dictionaries(
+    {},
+    optional={
+        key: tensors | st.sampled_from(sorted(SPECS)) | json_values for key in ("input_tensors", "weight", "bias")
+    },
+)
+names = st.lists(st.text(max_size=4) | json_values, max_size=3)
+legacies = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys((*FIELDS, *FIELD_OPTIONS), values),
+        "calibrate_method": st.sampled_from(sorted(CALIBRATE_METHODS)),
+        "activation_type": st.sampled_from(sorted(QUANT_TYPES)),
+        "weight_type": st.sampled_from(sorted(QUANT_TYPES)),
+        "nodes_to_exclude": names,
+        "extra_options": options | json_values,
+    },
+)
+classes = st.one_of(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(names_of_class)},
+        optional=dict.fromkeys((setting.field for setting in settings_of_class), values),
+    )
+    for names_of_class, settings_of_class in (
+        (["adaround", "adaquant"], FINETUNE_SETTINGS),
+        (["cle"], PARAMETERS["cross_layer_equalization"]),
+        (["smooth_quant"], PARAMETERS["smooth_quant"]),
+    )
+)
+qconfigs = st.fixed_dictionaries(
+    {"global_config": layers},
+    optional={
+        "exclude": names,
+        "layer_type_config": st.lists(st.tuples(st.none() | layers, names).map(list), max_size=2) | json_values,
+        "specific_layer_config": st.lists(st.tuples(layers, names).map(list), max_size=2) | json_values,
+        "algo_config": st.lists(classes | st.sampled_from(["bias_correction", "cle", "adaround"]), max_size=3)
+        | json_values,
+        "extra_options": options,
+    },
+)
+changed = st.tuples(st.sampled_from(sorted(DOCUMENTS)), options).map(
+    lambda pair: {"preset": pair[0], "extra_options": pair[1]}
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.one_of(legacies, qconfigs, changed, json_values, st.dictionaries(st.text(max_size=5), json_values, max_size=3))
+)
+def test_any_document_is_translated_and_valid_or_refused_with_pointers_into_it(data: Any) -> None:
+    data = json.loads(json.dumps(data))
+    try:
+        config = read_config({"format": "quark", "config": data})
+    except InvalidConfigError as error:
+        assert error.errors
+        for problem in error.errors:
+            assert problem.message
+            assert points_into({"config": data}, problem.pointer), (data, problem)
+    else:
+        assert parse_config(json.loads(config.model_dump_json())) == config
+
+
+@settings(max_examples=200, deadline=None)
+@given(legacies)
+def test_no_key_is_dropped_silently(data: dict[str, Any]) -> None:
+    data = json.loads(json.dumps(data))
+    try:
+        found = translate(data)
+    except InvalidConfigError:
+        return
+    told = {*found.honoured, *(note.pointer for note in found.notes)}
+    for key, value in data.items():
+        extra = key == "extra_options" and isinstance(value, dict)
+        wanted = {f"/{key}/{name}" for name in value} if extra else {f"/{key}"}
+        assert wanted <= told, (data, told)
+
+
+def points_into(document: Any, pointer: str) -> bool:
+    """True if every step but the last is there; the last may be a key that is missing."""
+    here = document
+    parts = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+    for number, part in enumerate(parts):
+        if isinstance(here, list) and part.isdigit() and int(part) < len(here):
+            here = here[int(part)]
+        elif isinstance(here, dict) and part in here:
+            here = here[part]
+        else:
+            return number == len(parts) - 1 and isinstance(here, dict)
+    return True

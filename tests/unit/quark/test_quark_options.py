@@ -1,0 +1,266 @@
+"""Every key of Quark's by itself: honoured, noted or refused, with its own pointer."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+
+from service.contracts.config import parse_config
+from service.contracts.errors import InvalidConfigError
+from service.quark import Translation, translate
+from service.quark.option import Option
+from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTIONS
+from tests.support.each import each
+
+BASE = {"include_cle": False}
+# Configs in which an option has something to act on.
+PERCENTILE = {"calibrate_method": "CalibrationMethod.Percentile"}
+LAYERWISE = {"calibrate_method": "LayerWiseMethod.LayerWisePercentile"}
+ENTROPY = {"calibrate_method": "CalibrationMethod.Entropy"}
+MIN_MSE = {"calibrate_method": "PowerOfTwoMethod.MinMSE"}
+NPU = {**MIN_MSE, "enable_npu_cnn": True}
+TRANSFORMER = {"enable_npu_transformer": True}
+EXTENDED = {"quant_format": "ExtendedQuantFormat.QDQ"}
+EQUALIZED = {"include_cle": True}
+SMOOTH = {"include_sq": True}
+FINETUNED = {"include_fast_ft": True}
+CLE = "algorithms.cross_layer_equalization"
+AVERAGE = {"extra_options": {"CalibMovingAverage": True}}
+BLOCKS = {"activation_type": "ExtendedQuantType.QBFP", "weight_type": "ExtendedQuantType.QBFP"}
+MICRO = {"activation_type": "ExtendedQuantType.QMX", "weight_type": "ExtendedQuantType.QMX"}
+
+
+def document(context: dict[str, Any], **options: Any) -> dict[str, Any]:
+    extra = {**context.get("extra_options", {}), **options}
+    return {**BASE, **context, "extra_options": extra}
+
+
+def at(config: Any, path: str) -> Any:
+    """What stands at ``path``; an algorithm is found by its method."""
+    for part in path.split("."):
+        if isinstance(config, list):
+            config = next((entry for entry in config if isinstance(entry, dict) and entry.get("method") == part), None)
+        else:
+            config = config.get(part) if isinstance(config, dict) else None
+    return config
+
+
+HONOURED: list[tuple[dict[str, Any], str, Any, str, Any]] = [
+    ({}, "ActivationSymmetric", True, "activation.symmetric", True),
+    ({}, "EnableSubgraph", True, "subgraphs", "weights"),
+    ({}, "WeightSymmetric", False, "weight.symmetric", False),
+    ({}, "CalibTensorRangeSymmetric", True, "activation.symmetric", True),
+    ({}, "CalibMovingAverage", True, "activation.calibration.moving_average", 0.01),
+    (AVERAGE, "CalibMovingAverageConstant", 0.2, "activation.calibration.moving_average", 0.2),
+    (PERCENTILE, "Percentile", 99.9, "activation.calibration.percentile", 99.9),
+    (LAYERWISE, "LWPMetric", "mse", "activation.calibration.metric", "mse"),
+    (LAYERWISE, "PercentileCandidates", [99.0, 99.9], "activation.calibration.candidates", [99.0, 99.9]),
+    (ENTROPY, "NumBins", 512, "activation.calibration.bins", 512),
+    (ENTROPY, "NumQuantizedBins", 64, "activation.calibration.quantized_bins", 64),
+    ({}, "WeightCalibrateMethod", "ExtendedCalibrationMethod.MinMSE", "weight.calibration.method", "mse"),
+    ({}, "CalibDataSize", 100, "calibration_samples", 100),
+    ({}, "Int16Scale", True, "weight.scale", "int16"),
+    (MIN_MSE, "UsePowerOf2Scale", False, "activation.scale", "float32"),
+    (BLOCKS, "BFPAttributes", {"bfp_method": "to_bfp", "bit_width": 16}, "weight.dtype", "bfp16"),
+    (BLOCKS, "BFPAttributes", {"bfp_method": "to_bfp_prime", "bit_width": 11}, "activation.dtype", "mx4"),
+    (BLOCKS, "BFPAttributes", {"bfp_method": "to_bfp_prime", "bit_width": 16}, "activation.dtype", "mx9"),
+    (MICRO, "MXAttributes", {"element_dtype": "fp6_e2m3", "block_size": 32}, "weight.dtype", "mxfp6_e2m3"),
+    ({}, "QuantizeBias", False, "bias.dtype", "float32"),
+    ({}, "Int32Bias", False, "bias.dtype", "int8"),
+    (NPU, "Int32Bias", True, "bias.dtype", "int32"),
+    (NPU, "Int32Bias", True, "target_options.int8_bias", False),
+    ({"weight_type": "QInt16", "activation_type": "QInt16"}, "Int32Bias", False, "bias.dtype", "int16"),
+    ({}, "Int16Bias", True, "bias.dtype", "int16"),
+    ({}, "OptimizeModel", False, "preparation.fold_batch_norm", False),
+    ({}, "SkipPreprocess", True, "preparation.fuse_gelu", False),
+    ({}, "ConvertNCHWToNHWC", True, "preparation.nhwc_input", True),
+    ({}, "ConvertOpsetVersion", 20, "preparation.opset", 20),
+    ({}, "ConvertBNToConv", True, "preparation.batch_norm_to_conv", True),
+    (NPU, "ConvertBNToConv", False, "preparation.batch_norm_to_conv", False),
+    ({}, "ConvertReduceMeanToGlobalAvgPool", True, "preparation.reduce_mean_to_global_average_pool", True),
+    ({}, "SplitLargeKernelPool", True, "preparation.split_large_pooling", True),
+    ({}, "ConvertSplitToSlice", True, "preparation.split_to_slice", True),
+    ({}, "FuseInstanceNorm", False, "preparation.fuse_instance_norm", False),
+    ({}, "FuseL2Norm", False, "preparation.fuse_l2_norm", False),
+    ({}, "FuseGelu", False, "preparation.fuse_gelu", False),
+    ({}, "FuseLayerNorm", False, "preparation.fuse_layer_norm", False),
+    ({}, "FoldBatchNorm", False, "preparation.fold_batch_norm", False),
+    (EQUALIZED, "ReplaceClip6Relu", True, "preparation.clip6_to_relu", True),
+    ({}, "CopySharedInit", [], "preparation.unshare_initializers", True),
+    (
+        {},
+        "FixShapes",
+        "input:[1,3,224,224]; a/b : [ 1 ]",
+        "preparation.fixed_shapes",
+        {"input": [1, 3, 224, 224], "a/b": [1]},
+    ),
+    ({}, "OpTypesToQuantize", ["Conv", "Gemm"], "include", [{"op_type": "Conv"}, {"op_type": "Gemm"}]),
+    ({}, "NodesToQuantize", ["n"], "include", [{"node": "n"}]),
+    (
+        {"extra_options": {"OutputNodes": ["z"]}},
+        "InputNodes",
+        ["a", "b"],
+        "include",
+        [{"from_nodes": ["a", "b"], "to_nodes": ["z"]}],
+    ),
+    ({}, "WeightsOnly", True, "mode", "weights_only"),
+    (TRANSFORMER, "MatMulConstBOnly", False, "target_options.matmul_constant_b_only", False),
+    (
+        {},
+        "TensorQuantOverrides",
+        {"t": [{"rmin": -1, "rmax": 2.5}]},
+        "tensor_ranges",
+        {"t": {"minimum": -1, "maximum": 2.5}},
+    ),
+    (MIN_MSE, "EnableNPUCnn", True, "target", "amd_npu_cnn"),
+    (NPU, "SimulateDPU", False, "target_options.dpu_average_pool", False),
+    (NPU, "NPULimitationCheck", False, "target_options.shift_cut", False),
+    (NPU, "ConvertSigmoidToHardSigmoid", False, "target_options.sigmoid_to_hard_sigmoid", False),
+    (NPU, "AdjustHardSigmoid", False, "target_options.hard_sigmoid_positions", False),
+    (NPU, "AlignConcat", False, "target_options.align_concat", False),
+    ({}, "BiasCorrection", True, "algorithms.bias_correction.mode", "full"),
+    (EQUALIZED, "CLESteps", -1, f"{CLE}.steps", -1),
+    (EQUALIZED, "CLEScaleAppendBias", False, f"{CLE}.scale_append_bias", False),
+    (EQUALIZED, "CLEWeightThreshold", 0.25, f"{CLE}.weight_threshold", 0.25),
+    (EQUALIZED, "CLEScaleUseThreshold", False, f"{CLE}.scale_use_threshold", False),
+    (EQUALIZED, "CLETotalLayerDiffThreshold", 1e-6, f"{CLE}.total_layer_diff_threshold", 1e-6),
+    (SMOOTH, "SmoothAlpha", 0.75, "algorithms.smooth_quant.alpha", 0.75),
+    (FINETUNED, "FastFinetune", {"NumIterations": 7}, "algorithms.adaround.num_iterations", 7),
+    (FINETUNED, "QuantizationPreference", "speed", "algorithms.adaround.early_stop", True),
+    (FINETUNED, "QuantizationPreference", "resource_efficiency", "algorithms.adaround.mem_opt_level", 2),
+    (FINETUNED, "FastFinetune", {"OptimAlgorithm": "AdaQuant"}, "algorithms.adaquant.num_iterations", 1000),
+    ({}, "UseMatMulNBits", True, "weight.dtype", "int4"),
+    ({"extra_options": {"UseMatMulNBits": True}}, "MatMulNBitsParams", {"GroupSize": 64}, "weight.block_size", 64),
+    (
+        {"extra_options": {"UseMatMulNBits": True}},
+        "MatMulNBitsParams",
+        {"Symmetric": False},
+        "weight.dtype",
+        "uint4",
+    ),
+]
+
+
+@each(("context", "name", "value", "path", "ours"), HONOURED)
+def test_honoured(context: dict[str, Any], name: str, value: Any, path: str, ours: Any) -> None:
+    without = translate(document(context)) if not needs_itself(context, name) else None
+    translation = translate(document(context, **{name: value}))
+    assert at(translation.config, path) == ours
+    assert without is None or at(without.config, path) != ours
+    assert f"/extra_options/{name}" in translation.honoured
+    parse_config(translation.config)
+
+
+def needs_itself(context: dict[str, Any], name: str) -> bool:
+    """True where the config is not complete without the option."""
+    return context in (BLOCKS, MICRO) or name == "InputNodes"
+
+
+def test_every_option_is_seen_to_do_what_it_is_said_to() -> None:
+    """The table above covers all options that are honoured by setting something."""
+    seen = {row[1] for row in HONOURED}
+    settled_elsewhere = {
+        "Scenario", "MinMSEModePof2Scale", "MinMSEModeFloatScale", "AdjustBiasScale", "OutputNodes", "CLEBalanceMethod",
+    }  # fmt: skip
+    rules = {n for n, o in OPTIONS.items() if o.ours.startswith("target_options.")}
+    missing = {n for n, o in OPTIONS.items() if o.verdict == "honoured"} - seen - settled_elsewhere - rules
+    assert not missing
+
+
+SAMPLES: dict[str, tuple[Any, ...]] = {
+    "true or false": (True, False),
+    "a whole number": (1, 64, 1000),
+    "a number": (0.5, 99.0),
+    "a text": ("x", "All", "same", "mae"),
+    "a list": ([], ["x"]),
+    "an object": ({}, {"x": 1}),
+    "anything": ("x", 1, [1]),
+}
+WRONG: dict[str, Any] = {
+    "true or false": 1,
+    "a whole number": "5",
+    "a number": "99",
+    "a text": 5,
+    "a list": "Conv",
+    "an object": ["x"],
+}
+CONTEXTS = (
+    {}, PERCENTILE, LAYERWISE, ENTROPY, MIN_MSE, NPU, TRANSFORMER, EXTENDED, BLOCKS, {"use_dynamic_quant": True},
+    EQUALIZED, SMOOTH, FINETUNED, "XINT8", "A16W8", "XINT8_ADAROUND",
+)  # fmt: skip
+
+
+def outcome(data: Any, root: str = "") -> tuple[Translation | None, set[str]]:
+    """The translation, if there is one, and every pointer that was accounted for."""
+    try:
+        found = translate(data, root)
+    except InvalidConfigError as error:
+        assert error.code == "invalid-config"
+        assert error.hint
+        return None, {problem.pointer for problem in error.errors}
+    return found, {*found.honoured, *(note.pointer for note in found.notes)}
+
+
+def in_context(context: Any, name: str, value: Any) -> dict[str, Any]:
+    if isinstance(context, str):
+        return {"preset": context, "extra_options": {name: value}}
+    return document({k: v for k, v in context.items() if k != "extra_options"}, **{name: value})
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_each_option_alone_is_accounted_for_at_its_own_place(name: str) -> None:
+    pointer = f"/config/extra_options/{name}"
+    for context, value in itertools.product(CONTEXTS, (*SAMPLES[OPTIONS[name].kind], OPTIONS[name].default)):
+        found, told = outcome(in_context(context, name, value), "/config")
+        if found is not None:
+            assert any(where == pointer for where in told), (context, name, value)
+            assert name not in str(found.config), "none of Quark's words is left in ours"
+        elif context not in (BLOCKS,):  # which is not complete without its attributes
+            assert any(where == pointer or where.startswith(pointer + "/") for where in told), (
+                context,
+                name,
+                value,
+                told,
+            )
+
+
+@each("option", [option for option in OPTIONS.values() if option.kind != "anything"])
+def test_a_wrong_type_is_refused_at_its_own_place(option: Option) -> None:
+    found, told = outcome(document({}, **{option.name: WRONG[option.kind]}))
+    assert found is None
+    assert told == {f"/extra_options/{option.name}"}
+
+
+@each("option", OPTIONS.values())
+def test_what_says_no_more_than_the_default_changes_nothing(option: Option) -> None:
+    plain, _ = outcome(document({}))
+    found, told = outcome(document({}, **{option.name: option.default}))
+    assert found is not None
+    assert plain is not None
+    ours = {**found.config}
+    if option.name not in ("CalibTensorRangeSymmetric",):
+        preparation = ours.pop("preparation", {})
+        defaults = parse_config({}).preparation.model_dump(mode="json")
+        assert {**defaults, **preparation} == defaults
+        assert ours == plain.config
+    assert f"/extra_options/{option.name}" in told
+
+
+@each("option", [o for o in OPTIONS.values() if o.verdict != "honoured"])
+def test_what_is_not_honoured_says_why(option: Option) -> None:
+    assert len(option.why.split()) > 2
+    assert option.ours == ""
+
+
+@each("name", [*FIELDS, *FIELD_OPTIONS, *FIELD_ALIASES])
+def test_each_field_alone_is_accounted_for_at_its_own_place(name: str) -> None:
+    option = FIELDS.get(FIELD_ALIASES.get(name, name)) or OPTIONS[FIELD_OPTIONS[name]]
+    for value in (*SAMPLES[option.kind], option.default):
+        found, told = outcome({**({} if name == "include_cle" else BASE), name: value})
+        assert any(re.fullmatch(rf"/{name}(/\d+)?", where) for where in told), (name, value, told)
+    found, told = outcome({**BASE, name: WRONG[option.kind]})
+    assert found is None
+    assert told == {f"/{name}"}

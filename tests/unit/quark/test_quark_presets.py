@@ -1,0 +1,83 @@
+"""Every name of Quark's leads to a preset, and to the very settings that Quark's own config says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.errors import InvalidConfigError
+from service.contracts.presets import PENDING_PRESETS, PRESETS, find_preset
+from service.contracts.presets.mixed import MIXED_PRESETS
+from service.quark import read_config, translate
+from tests.support.each import each
+from tests.unit.quark.quark_documents import CLASSES, DIFFERENCES, DOCUMENTS, FAST, FINETUNED, NAMES, translatable
+
+
+def settings(config: QuantizationConfig) -> dict[str, Any]:
+    """The config without the name of its preset, and without what has no meaning for its types."""
+    found = json.loads(config.model_dump_json(exclude={"preset"}))
+    for side in ("activation", "weight"):
+        if not found[side]["dtype"].removeprefix("u").startswith("int"):
+            found[side] = {"dtype": found[side]["dtype"]}
+    if found["mode"] == "weights_only":
+        del found["activation"]
+    return found
+
+
+@each("name", sorted(DOCUMENTS))
+def test_a_preset_is_what_the_config_of_quarks_says(name: str) -> None:
+    preset = find_preset(name)
+    assert preset is not None
+    translation = translate(translatable(name))
+    assert settings(parse_config(translation.config)) == settings(parse_config({"preset": preset.name}))
+
+
+@pytest.mark.parametrize("name", sorted(DIFFERENCES))
+def test_differences_are_told(name: str) -> None:
+    preset = find_preset(name)
+    assert preset is not None
+    for key in DIFFERENCES[name]:
+        assert any(key in note for note in preset.notes), key
+        with pytest.raises(InvalidConfigError) as caught:
+            translate({**DOCUMENTS[name]})
+        assert f"/extra_options/{key}" in {problem.pointer for problem in caught.value.errors}
+
+
+@each("name", sorted(PRESETS))
+def test_the_names_of_a_preset_lead_to_it_in_quarks_envelope_too(name: str) -> None:
+    preset = PRESETS[name]
+    wanted = parse_config({"preset": name})
+    for other in (*preset.aliases, *preset.quark_names, name.upper()):
+        assert read_config({"format": "quark", "config": other}) == wanted
+        assert read_config({"format": "quark", "config": {"global_quant_config": other}}) == wanted
+
+
+def test_every_name_of_quarks_is_offered_or_pending() -> None:
+    offered = {name for name in NAMES if find_preset(name) is not None}
+    assert offered == set(DOCUMENTS) | {preset.name.upper() for preset in MIXED_PRESETS}
+    assert {name.lower() for name in set(NAMES) - offered} == set(PENDING_PRESETS)
+
+
+@pytest.mark.parametrize("name", sorted(PENDING_PRESETS))
+def test_asking_for_a_pending_preset_tells_what_is_missing(name: str) -> None:
+    for spelled in (name, name.upper()):
+        with pytest.raises(InvalidConfigError) as caught:
+            read_config({"format": "quark", "config": spelled}, pointer="/config")
+        assert PENDING_PRESETS[name] in caught.value.detail
+        assert caught.value.errors[0].pointer == "/config/config"
+
+
+@each("name", sorted(FINETUNED))
+def test_finetuning_is_all_that_a_preset_adds_to_the_one_below_it(name: str) -> None:
+    below, algorithm = FINETUNED[name]
+    whole, part = find_preset(name), find_preset(below)
+    assert whole is not None and part is not None
+    (entry,) = whole.settings["algorithms"]
+    assert entry["method"] == algorithm
+    assert {**whole.settings, "algorithms": []} == part.settings
+    assert set(part.notes) < set(whole.notes)
+    given = CLASSES[algorithm] if name.endswith("_QCONFIG") else FAST[algorithm]
+    assert set(map(str, given.values())) - {algorithm} <= set(map(str, entry.values()))

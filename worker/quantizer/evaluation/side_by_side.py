@@ -1,0 +1,148 @@
+"""A model beside the float one: both take the same samples, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from service.contracts.model import TensorInfo
+from worker.quantizer.data import Batch, Dataset, choose_batch_size
+from worker.quantizer.evaluation.metrics import Metrics
+from worker.quantizer.run.interface import Run
+from worker.quantizer.runtime.session import Session
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One batch and what the float model makes of it.
+
+    Attributes:
+        batch: the samples.
+        outputs: by name, with the samples that fill up; a sequence is a list of arrays.
+    """
+
+    batch: Batch
+    outputs: dict[str, Any]
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """Feeds and outputs that are arrays."""
+        return [
+            found for found in (*self.batch.feeds.values(), *self.outputs.values()) if isinstance(found, np.ndarray)
+        ]
+
+
+@dataclass(frozen=True)
+class Twins:
+    """One batch in both models.
+
+    Attributes:
+        batch: the samples.
+        expected: outputs of the float model by name, with the samples that fill up.
+        got: those of the other model, likewise.
+    """
+
+    batch: Batch
+    expected: dict[str, Any]
+    got: dict[str, Any]
+
+    def pairs(self) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """By name, both models' output without the samples that fill up.
+
+        Sequences, and outputs whose length depends on the values and so differs, are left out.
+        """
+        for (name, one), other in zip(self.expected.items(), self.got.values(), strict=True):
+            if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.shape == other.shape:
+                yield name, self.batch.cut(one), self.batch.cut(other)
+
+
+def expected_outputs(
+    session: Session,
+    data: Dataset,
+    inputs: Sequence[TensorInfo],
+    *,
+    run: Run,
+    batch_size: int,
+    first: int = 0,
+    last: int | None = None,
+    outputs: Sequence[str] | None = None,
+    arrays: Collection[str | None] = (),
+) -> Iterator[Expected]:
+    """Run the float model.
+
+    Args:
+        session: the float model.
+        data: whose samples.
+        inputs: the model's.
+        run: asked before every batch whether to stop.
+        batch_size: samples per batch, where the model lets one choose.
+        first: number of the first sample.
+        last: number of the sample to stop before; None: all.
+        outputs: names of those wanted; None for all.
+        arrays: of the dataset, to hand out beside the samples; None being the labels.
+
+    Raises:
+        DatasetError: the data is damaged or does not fit the model.
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    names = list(session.output_names if outputs is None else outputs)
+    size = choose_batch_size(inputs, data, batch_size)
+    for batch in data.batches(inputs, size, start=first, limit=last, arrays=arrays):
+        run.check()
+        yield Expected(batch, dict(zip(names, session.run(batch.feeds, names, start=batch.start), strict=True)))
+
+
+def side_by_side(
+    session: Session, expected: Iterable[Expected], run: Run, *, outputs: Sequence[str] | None = None
+) -> Iterator[Twins]:
+    """Run a model on what the float model has run on.
+
+    Args:
+        session: the model.
+        expected: what the float model made of each batch.
+        run: asked before every batch whether to stop.
+        outputs: what the float model's outputs are called in this one, in their order; None: the same.
+
+    Raises:
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    for one in expected:
+        run.check()
+        names = list(one.outputs if outputs is None else outputs)
+        got = session.run(one.batch.feeds, names, start=one.batch.start)
+        yield Twins(one.batch, one.outputs, dict(zip(names, got, strict=True)))
+
+
+class Measurement:
+    """All metrics over all batches, and one of them of each batch alone too.
+
+    Args:
+        metrics: to take.
+        name: of the one.
+    """
+
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self._metrics, self._name = metrics, name
+        self.whole = metrics.start()
+        self.parts: list[float | None] = []
+
+    def update(self, twins: Twins) -> None:
+        """Take in one batch.
+
+        Raises:
+            InvalidConfigError: an output or an array does not fit its metric.
+        """
+        alone = self._metrics.start()
+        for found in (self.whole, alone):
+            found.update(twins.batch, twins.got, twins.expected)
+        self.parts.append(alone.values.get(self._name))
+
+    @property
+    def value(self) -> float | None:
+        """The one over all batches; None if it is undefined."""
+        return self.whole.values.get(self._name)

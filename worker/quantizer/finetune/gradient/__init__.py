@@ -1,0 +1,1 @@
+"""Rounding and weights by gradient descent."""

@@ -1,0 +1,154 @@
+"""The grids of the plan in torch: what a tensor is rounded to, bit for bit as ``Grid.fake`` in numpy, and the gradient
+that is passed straight through (Bengio et al. 2013): 1 where the grid reaches, 0 where a value saturates.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from worker.quantizer.finetune.reconstruction.device import as_tensor
+from worker.quantizer.numerics.blocks import BlockFormat, BlockGrid, FixedPoint
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.minifloat import FloatGrid, Minifloat
+from worker.quantizer.plan.types import Grid
+
+
+class TorchGrid:
+    """A grid for tensors of one shape.
+
+    Args:
+        grid: of the plan.
+        shape: of the tensors; a leading -1 stands for any number of samples.
+        device: where they live.
+    """
+
+    def __init__(self, grid: Grid, shape: tuple[int, ...], device: torch.device) -> None:
+        self._grid = grid
+        self._shape = shape
+        if isinstance(grid, IntegerGrid):
+            low, high = grid.limits
+            zero = grid.spread(grid.zero_point, shape)
+            self.scale: Tensor = as_tensor(grid.spread(grid.scale, shape), device)
+            self.low = as_tensor(low - zero, device)
+            self.high = as_tensor(high - zero, device)
+        elif isinstance(grid, FloatGrid) and (scale := grid.spread_scale(shape)) is not None:
+            self.scale = as_tensor(scale, device)
+
+    @property
+    def is_integer(self) -> bool:
+        """True for scale and zero point."""
+        return isinstance(self._grid, IntegerGrid)
+
+    def steps(self, quotients: Tensor) -> tuple[Tensor, Tensor]:
+        """Values over their scale as whole steps from the zero point, before and after saturation."""
+        wide = torch.round(quotients)
+        return wide, torch.clamp(wide, self.low, self.high)
+
+    def fake(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The represented values, and where they did not saturate; same shape each."""
+        grid = self._grid
+        if isinstance(grid, IntegerGrid):
+            wide, held = self.steps(values / self.scale)
+            return held * self.scale, wide == held
+        if isinstance(grid, BlockGrid):
+            return fake_blocks(values, grid.form, grid.axis), torch.ones_like(values, dtype=torch.bool)
+        form = grid.form
+        scaled = values if grid.scale is None else values / self.scale
+        rounded = fake_minifloat(scaled, form)
+        inside = scaled.abs() <= form.maximum
+        return (rounded if grid.scale is None else rounded * self.scale), inside
+
+    def through(self, values: Tensor) -> Tensor:
+        """The represented values, differentiable."""
+        return cast(Tensor, _StraightThrough.apply(values, self))  # type: ignore[no-untyped-call]
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, grid: TorchGrid) -> Tensor:
+        rounded, inside = grid.fake(values)
+        ctx.save_for_backward(inside)
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (inside,) = ctx.saved_tensors
+        return gradients[0] * inside, None
+
+
+Limit = float | Tensor
+
+
+class _ClipInward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, low: Limit, high: Limit) -> Tensor:
+        ctx.save_for_backward(values)
+        ctx.limits = (low, high)
+        if isinstance(low, Tensor) or isinstance(high, Tensor):
+            held = torch.maximum(values, low) if isinstance(low, Tensor) else values.clamp(min=low)
+            return torch.minimum(held, high) if isinstance(high, Tensor) else held.clamp(max=high)
+        return values.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (values,) = ctx.saved_tensors
+        low, high = ctx.limits
+        gradient = gradients[0]
+        outward = ((values < low) & (gradient > 0)) | ((values > high) & (gradient < 0))
+        return gradient.masked_fill(outward, 0.0), None, None
+
+
+def clip_inward(values: Tensor, low: Limit, high: Limit) -> Tensor:
+    """``values`` within [low, high], with a gradient wherever a step against it leads towards the interval.
+
+    Where a value was cut off wrongly, because the float network's lies inside, the plain derivative is 0 and the error
+    would stay for good.
+    """
+    return cast(Tensor, _ClipInward.apply(values, low, high))  # type: ignore[no-untyped-call]
+
+
+def fake_minifloat(values: Tensor, form: Minifloat) -> Tensor:
+    """``form.fake(values)``: float32, same shape; saturates."""
+    held = values.clamp(-form.maximum, form.maximum)
+    exponent = torch.clamp(_floor_log2(held), min=form.smallest_normal_exponent)
+    shift = form.mantissa_bits - exponent
+    return _ldexp(torch.round(_ldexp(held, shift)), -shift)
+
+
+def fake_blocks(values: Tensor, form: BlockFormat, axis: int) -> Tensor:
+    """``form.fake(values, axis)``: float32, same shape."""
+    moved = values.movedim(axis, -1)
+    length = moved.shape[-1]
+    padded = torch.nn.functional.pad(moved, (0, -length % form.block_size))
+    blocks = padded.reshape(*padded.shape[:-1], -1, form.block_size)
+    peak = blocks.abs().amax(dim=-1, keepdim=True)
+    exponent = torch.clamp(_floor_log2(peak) - form.element.maximum_exponent, min=form.smallest_exponent)
+    exponent = torch.where(peak == 0, torch.zeros_like(exponent), exponent).expand(blocks.shape)
+    if form.sub_block_size is not None:
+        pairs = blocks.reshape(*blocks.shape[:-1], -1, form.sub_block_size)
+        limit = _ldexp(torch.ones_like(peak), exponent[..., :1])
+        unused = pairs.abs().amax(dim=-1) < limit
+        exponent = exponent - unused.repeat_interleave(form.sub_block_size, dim=-1).to(exponent.dtype)
+    elements = _fake_element(_ldexp(blocks, -exponent), form.element)
+    return _ldexp(elements, exponent).reshape(padded.shape)[..., :length].movedim(-1, axis)
+
+
+def _fake_element(values: Tensor, element: FixedPoint | Minifloat) -> Tensor:
+    if isinstance(element, Minifloat):
+        return fake_minifloat(values, element)
+    steps = torch.round(values * 2.0**element.fraction_bits).clamp(element.minimum, element.maximum)
+    return steps * 2.0**-element.fraction_bits
+
+
+def _floor_log2(values: Tensor) -> Tensor:
+    mantissa, exponent = torch.frexp(values)
+    return torch.where(mantissa == 0, torch.full_like(exponent, -150), exponent - 1)
+
+
+def _ldexp(values: Tensor, exponent: Tensor) -> Tensor:
+    """Values * 2^exponent in two factors, as a power of two beyond float32's range would be infinite or 0."""
+    half = torch.div(exponent, 2, rounding_mode="floor")
+    return values * torch.exp2(half.to(values.dtype)) * torch.exp2((exponent - half).to(values.dtype))

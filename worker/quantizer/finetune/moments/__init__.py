@@ -1,0 +1,1 @@
+"""Rounding and weights from second moments of a layer's inputs."""

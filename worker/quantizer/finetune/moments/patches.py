@@ -1,0 +1,73 @@
+"""Some of the patches that a layer sees, and what the float network makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from worker.quantizer.operators.linear import LinearNode
+from worker.quantizer.walk import Visit
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Input patches of the quantized network beside outputs of the float network, at the same positions.
+
+    Attributes:
+        x: float32 [groups, inputs, n].
+        y: float32 [groups, outputs, n], before the activation function.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+def sample_patches(
+    visit: Visit,
+    linear: LinearNode,
+    matrix: np.ndarray,
+    bias: np.ndarray,
+    *,
+    wanted: int,
+    seed: int,
+    quantized_share: float = 1.0,
+) -> Patches:
+    """About ``wanted`` patches, drawn evenly from all samples without replacement.
+
+    Args:
+        visit: of the node.
+        linear: the node.
+        matrix: float32 [groups, outputs, inputs], the float weight.
+        bias: float32 [groups, outputs], the float bias.
+        wanted: how many.
+        seed: of the choice.
+        quantized_share: of the elements of x; the others are the float network's, at random (Wei et al. 2022, QDrop).
+    """
+    groups, outputs, inputs = linear.matrix_shape
+    samples = visit.samples
+    quotas = [-(-wanted * part.valid // samples) for part in visit.parts]
+    x = np.empty((groups, inputs, sum(quotas)), np.float32)
+    y = np.empty((groups, outputs, sum(quotas)), np.float32)
+    done = 0
+    random = np.random.default_rng(seed)
+    for part, quota in zip(visit.parts, quotas, strict=True):
+        floats = visit.x(part)
+        positions = linear.positions(floats)
+        chosen = np.arange(positions)
+        if quota < positions:
+            chosen = np.sort(random.choice(positions, quota, replace=False))
+        to = slice(done, done + len(chosen))
+        exact, mask = linear.patches(floats, chosen)
+        inside = np.True_ if mask is None else mask
+        exact = exact * inside
+        np.matmul(matrix, exact, out=y[:, :, to])
+        stored, grid = visit.x_stored(part)
+        found, _ = linear.patches(stored, chosen)
+        np.multiply(found if grid is None else grid.dequantize(found), inside, out=x[:, :, to])
+        if quantized_share < 1.0:
+            np.copyto(x[:, :, to], exact, where=random.random(exact.shape, np.float32) >= quantized_share)
+        done = to.stop
+    x, y = x[:, :, :done], y[:, :, :done]
+    y += bias[:, :, None]
+    return Patches(x, y)

@@ -1,0 +1,300 @@
+"""Solves one layer from second moments: integers and bias whose outputs come closest to those of the float network.
+
+The error E ||f(V x~ + b) - f(W x + b_0)||^2 is measured on patches of the calibration samples, x~ in the quantized
+network and x in the float one, f the activation function behind the layer. It is minimized in four steps:
+
+1. Without f and without rounding the best V is a regression. It also makes up for the errors of the layers before, as
+   far as the samples tell them from noise: a ridge, chosen on samples left out, holds it to W.
+2. V is rounded in the metric of the inputs: E ||(V_q - V) x~||^2 is a quadratic whose integer minimum is searched by
+   coordinate descent from several starts.
+3. b is the mean of what is left, rounded to its own grid.
+4. f is brought in by majorization: where f clips both outputs alike, the wanted value is moved to the present one,
+   which costs nothing there; elsewhere it stays. Steps 1 to 3 are repeated on these targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from worker.quantizer.finetune.moments.arrays import NUMPY, Array, Arrays
+from worker.quantizer.finetune.moments.patches import Patches
+from worker.quantizer.finetune.moments.rounding import Lattice, Moments, descend, error, round_in_turn
+
+# Ridges to choose from, in units of the mean variance of the inputs.
+_RIDGES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
+# Share of the mean variance that is added to all directions when V is rounded.
+_ROUNDING_RIDGE = 0.05
+# Sweeps of coordinate descent at most, and repetitions with the activation function brought in.
+_SWEEPS, _ROUNDS = 3, 2
+_LEFT_OUT = 0.25
+# Scales are chosen on one patch out of so many.
+_EVERY = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be solved. Arrays are float32; the matrix is [groups, outputs, inputs], biases are [groups, outputs].
+
+    They are NumPy's outside of the solver. What is called, ``round_bias`` and the lattice of ``rescaled``, always takes
+    and returns NumPy's.
+
+    Attributes:
+        matrix: W.
+        lattice: values that V can take.
+        z: as the quantized network has them now.
+        bias: as the quantized network has it now.
+        round_bias: rounds a bias to its grid; None: the bias stays as it is.
+        limits: lowest and highest value that the activation function lets through; each broadcasts to
+            [groups, outputs, 1]. None: there is none, or it is of another kind.
+        rescaled: scales to choose from; None: the scale stays.
+    """
+
+    matrix: Array
+    lattice: Lattice
+    z: Array
+    bias: Array
+    round_bias: Callable[[np.ndarray], np.ndarray] | None
+    limits: tuple[Array, Array] | None
+    rescaled: Rescaled | None = None
+
+    def on(self, arrays: Arrays) -> Problem:
+        """A problem of NumPy's arrays as one of ``arrays``."""
+        return replace(
+            self,
+            lattice=self.lattice.on(arrays),
+            limits=None if self.limits is None else (arrays.of(self.limits[0]), arrays.of(self.limits[1])),
+            matrix=arrays.of(self.matrix),
+            z=arrays.of(self.z),
+            bias=arrays.of(self.bias),
+        )
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """Other scales that the weight may get.
+
+    Attributes:
+        factors: by which the present scale may be multiplied; then those by which the best of these may be, and so on.
+        lattice: the values that V can take with a factor per channel, float32 [groups, outputs, 1].
+        per_channel: each channel has a scale of its own.
+    """
+
+    factors: Sequence[Sequence[float]]
+    lattice: Callable[[np.ndarray], Lattice]
+    per_channel: bool
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The outcome.
+
+    Attributes:
+        z: integers from the zero point, float32 [groups, outputs, inputs].
+        bias: float32 [groups, outputs].
+        before: mean square error behind the activation function, as the layer was.
+        after: the same with ``z`` and ``bias``; never above ``before``.
+        ridge: chosen.
+        step: of the lattice that ``z`` counts on, as in ``Lattice``.
+    """
+
+    z: np.ndarray
+    bias: np.ndarray
+    before: float
+    after: float
+    ridge: float
+    step: np.ndarray
+
+
+def solve(
+    problem: Problem,
+    patches: Patches,
+    check: Callable[[], None] = lambda: None,
+    arrays: Arrays = NUMPY,
+) -> Solution:
+    """The best integers and bias that are found; those of ``problem`` if none are better.
+
+    Args:
+        problem: what is to be solved.
+        patches: what it reads and should make.
+        check: called now and then; may raise.
+        arrays: what is computed with, and so where.
+
+    Raises:
+        torch.OutOfMemoryError: the device of ``arrays`` has too little memory.
+    """
+    with arrays.session():
+        return _solve(problem.on(arrays), patches, check)
+
+
+def _solve(problem: Problem, patches: Patches, check: Callable[[], None]) -> Solution:
+    solver = _Solver(problem, patches, check)
+    before = solver.loss(solver.outputs(problem.z, problem.bias))
+    best = (before, problem.z, problem.bias, problem.lattice.step)
+    ridge = solver.choose_ridge()
+    values, offset = solver.regression(ridge)
+    if problem.rescaled is not None:
+        solver.choose_scale(problem.rescaled, values, offset)
+    z, bias = solver.first(values, offset)
+    for left in reversed(range(1 + (_ROUNDS if problem.limits is not None else 0))):
+        made = solver.outputs(z, bias)
+        found = solver.loss(made)
+        if found < best[0]:
+            best = (found, z, bias, solver.lattice.step)
+        if left:
+            z, bias = solver.again(z, made)
+    z, bias, step = (problem.lattice.arrays.numpy(array) for array in best[1:])
+    return Solution(z, bias, before, best[0], ridge, step)
+
+
+class _Solver:
+    def __init__(self, problem: Problem, patches: Patches, check: Callable[[], None]) -> None:
+        self.xp = xp = problem.lattice.arrays
+        x, self.y = xp.of(patches.x), xp.of(patches.y)
+        self.problem, self.check = problem, check
+        self.lattice = problem.lattice
+        self.free_bias = problem.round_bias is not None
+        self.n = x.shape[2]
+        self.mean = x.mean(axis=2) if self.free_bias else xp.of(np.zeros(x.shape[:2], np.float32))
+        self.x = x - self.mean[:, :, None] if self.free_bias else x
+        self.cut = max(1, int(self.n * (1 - _LEFT_OUT)))
+        kept, left = self.x[:, :, : self.cut], self.x[:, :, self.cut :]
+        self.kept = _second(xp, kept, kept)
+        self.inputs = self.kept + _second(xp, left, left)
+        self.unit = xp.clip(xp.einsum("gkk->g", self.inputs) / self.inputs.shape[1], 1e-20, None)
+        self.metric = _with_ridge(xp, self.inputs, _ROUNDING_RIDGE * self.unit)
+        self.own = xp.matmul(problem.matrix, self.inputs)
+        self.inverse = self.inputs
+        self.wanted = self.clipped(xp.copy(self.y))
+
+    def outputs(self, z: Array, bias: Array) -> Array:
+        """Before the activation function, float32 [groups, outputs, n]."""
+        return self.made(z * self.lattice.step, bias, self.x)
+
+    def made(self, values: Array, bias: Array, x: Array) -> Array:
+        """Outputs of centered inputs ``x``."""
+        found = self.xp.matmul(values, x)
+        found += (bias + self._of_mean(values))[:, :, None]
+        return found
+
+    def clipped(self, outputs: Array) -> Array:
+        """Behind the activation function; in place."""
+        return outputs if self.problem.limits is None else self.xp.clip(outputs, *self.problem.limits, out=outputs)
+
+    def loss(self, outputs: Array, first: int = 0) -> float:
+        """Mean square error behind the activation function, from patch ``first`` on."""
+        off = self.clipped(self.xp.copy(outputs))
+        off -= self.wanted[:, :, first:]
+        size: int = math.prod(off.shape)
+        return float(self.xp.dot(off, off)) / size
+
+    def choose_ridge(self) -> float:
+        """The ridge whose regression on some of the samples fits the others best, behind the activation function."""
+        xp, problem, cut = self.xp, self.problem, self.cut
+        if cut == self.n:
+            return _RIDGES[-1]
+        left = self.x[:, :, cut:]
+        offset = self._offset(self.y[:, :, :cut])
+        cross = _second(xp, self.y[:, :, :cut] - offset[:, :, None], self.x[:, :, :cut])
+        cross -= xp.matmul(problem.matrix, self.kept)
+        best = (float("inf"), 0.0)
+        for ridge in _RIDGES:
+            self.check()
+            inverse = _inverse(xp, _with_ridge(xp, self.kept, ridge * cut / self.n * self.unit))
+            values = problem.matrix + xp.matmul(cross, inverse)
+            bias = offset - self._of_mean(values) if self.free_bias else problem.bias
+            best = min(best, (self.loss(self.made(values, bias, left), cut), ridge))
+        return best[1]
+
+    def _of_mean(self, values: Array) -> Array:
+        """What ``values`` make of the mean of the inputs, [groups, outputs]."""
+        return self.xp.einsum("gok,gk->go", values, self.mean)
+
+    def _offset(self, targets: Array) -> Array:
+        """What is taken from the targets before V is fitted: their mean, or the bias that stays."""
+        return targets.mean(axis=2) if self.free_bias else self.problem.bias
+
+    def regression(self, ridge: float) -> tuple[Array, Array]:
+        """V without the activation function and without rounding, and what the bias adds to it."""
+        self.inverse = _inverse(self.xp, _with_ridge(self.xp, self.inputs, ridge * self.unit))
+        return self._regression(self.xp.copy(self.y))
+
+    def choose_scale(self, rescaled: Rescaled, values: Array, offset: Array) -> None:
+        """Take the scales with which V, rounded to the nearest, comes closest behind the activation function."""
+        xp, x, wanted = self.xp, self.x[:, :, ::_EVERY], self.wanted[:, :, ::_EVERY]
+        groups, outputs, _ = values.shape
+        best, least = np.ones((groups, outputs, 1), np.float32), np.full((groups, outputs), np.inf)
+        for factors in rescaled.factors:
+            base = best
+            for factor in factors:
+                self.check()
+                tried = base * np.float32(factor)
+                lattice = rescaled.lattice(tried).on(xp)
+                rounded = lattice.nearest(values) * lattice.step
+                bias = offset - self._of_mean(rounded) if self.free_bias else self.problem.bias
+                off = self.clipped(self.made(rounded, bias, x))
+                off -= wanted
+                errors = xp.numpy(xp.row_dots(off, off))
+                if not rescaled.per_channel:
+                    errors[...] = errors.sum()
+                better = errors < least
+                least = np.where(better, errors, least)
+                best = np.where(better[:, :, None], tried, best)
+        self.lattice = rescaled.lattice(best).on(xp)
+
+    def first(self, values: Array, offset: Array) -> tuple[Array, Array]:
+        """Integers and bias without the activation function."""
+        starts = [self.lattice.nearest(self.problem.matrix), round_in_turn(values, self.lattice, self.metric)]
+        return self._round(starts, values, offset)
+
+    def again(self, z: Array, made: Array) -> tuple[Array, Array]:
+        """Integers and bias from targets that are moved to where the activation function does not tell them apart.
+
+        ``made`` are the outputs of ``z``.
+        """
+        assert self.problem.limits is not None  # noqa: S101 - the caller looked
+        xp, (low, high) = self.xp, self.problem.limits
+        targets = xp.copy(self.y)
+        xp.copy_where(targets, xp.minimum(made, low), self.y <= low)
+        xp.copy_where(targets, xp.maximum(made, high), self.y >= high)
+        values, offset = self._regression(targets)
+        return self._round([z], values, offset)
+
+    def _regression(self, targets: Array) -> tuple[Array, Array]:
+        """V, and what the bias adds to it; ``targets`` is written over."""
+        offset = self._offset(targets)
+        targets -= offset[:, :, None]
+        cross = _second(self.xp, targets, self.x)
+        cross -= self.own
+        return self.problem.matrix + self.xp.matmul(cross, self.inverse), offset
+
+    def _round(self, starts: Sequence[Array], values: Array, offset: Array) -> tuple[Array, Array]:
+        xp, problem, lattice = self.xp, self.problem, self.lattice
+        moments = Moments(self.metric, xp.matmul(values, self.metric))
+        found = [descend(z, lattice, moments, sweeps=_SWEEPS, check=self.check) for z in starts]
+        errors = xp.stack([error(z, lattice, moments) for z in found])
+        z = xp.take_first(xp.stack(found), errors.argmin(axis=0)[None, :, :, None])[0]
+        if problem.round_bias is None:
+            return z, problem.bias
+        return z, xp.of(problem.round_bias(xp.numpy(offset - self._of_mean(z * lattice.step))))
+
+
+def _second(xp: Arrays, a: Array, b: Array) -> Array:
+    """sum_n a b^T for every group."""
+    if len(a) == 1:  # two axes: a product with itself is computed by halves
+        return xp.matmul(a[0], b[0].T)[None]
+    return xp.matmul(a, xp.swapaxes(b, 1, 2))
+
+
+def _with_ridge(xp: Arrays, inputs: Array, ridge: Array) -> Array:
+    made = xp.copy(inputs)
+    diagonal = xp.diagonal(made)
+    diagonal += ridge[:, None]
+    return made
+
+
+def _inverse(xp: Arrays, inputs: Array) -> Array:
+    return xp.single(xp.inv(xp.double(inputs)))

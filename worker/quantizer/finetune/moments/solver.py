@@ -1,0 +1,109 @@
+"""The moments solver, seen from outside: one layer after the other, from the second moments of its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker.quantizer.finetune.moments.devices import arrays_on
+from worker.quantizer.finetune.moments.layer import IntegerLayer
+from worker.quantizer.finetune.moments.patches import sample_patches
+from worker.quantizer.finetune.moments.problem import solve
+from worker.quantizer.finetune.reconstruction.layers import Site
+from worker.quantizer.finetune.reconstruction.method import Method
+from worker.quantizer.finetune.reconstruction.outcome import Outcome
+from worker.quantizer.operators.linear import UnsupportedLayerError
+from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.run.interface import Run
+from worker.quantizer.walk import Visit
+
+# Patches: enough to tell the directions of the inputs apart, and more of them where they are cheap.
+_PATCHES_PER_INPUT, _FEWEST_PATCHES, _CHEAP_ELEMENTS = 10, 4000, 2_000_000
+# Elements of the patches that are looked at at once.
+_MOST_ELEMENTS = 40_000_000
+# Bytes of one matrix of second moments beyond which a layer is left to the gradient solver.
+_MOST_BYTES = 2**30
+# A step of the gradient solver takes as long as so many multiplications, however small the layer.
+_STEP = 3e7
+
+
+@dataclass(frozen=True)
+class MomentsSolver:
+    """Solves one layer after the other.
+
+    Attributes:
+        parameters: that the walk runs with.
+        method: what may move, and its options.
+        run: asked whether to stop.
+    """
+
+    parameters: Parameters
+    method: Method
+    run: Run
+
+    def refusal(self, site: Site) -> str | None:
+        """Why the weight of a layer cannot be chosen as a matrix of integers; None if it can."""
+        try:
+            IntegerLayer(site.nodes[0], self.parameters)
+        except UnsupportedLayerError as error:
+            return str(error)
+        return None
+
+    def is_cheaper(self, visit: Visit) -> bool:
+        """True if the layer is solved in less time than by gradients, and within memory."""
+        spec, part = self.method.spec, visit.parts[0]
+        layer = IntegerLayer(visit.node, self.parameters)
+        shape, wanted = layer.linear.matrix_shape, _wanted(layer)
+        steps, batch_size = spec.num_iterations, min(spec.batch_size, visit.samples)
+        if moments_are_cheaper(shape, wanted, 1.0, steps, batch_size):
+            return True  # whatever is in the samples, which need not be looked at then
+        one = layer.linear.positions(visit.x(part)) / part.valid
+        return moments_are_cheaper(shape, min(wanted, round(one * visit.samples)), one, steps, batch_size)
+
+    def solve(self, visit: Visit, seed: int) -> Outcome:
+        """What was found.
+
+        Raises:
+            EngineError: the device is not there.
+        """
+        layer, spec = IntegerLayer(visit.node, self.parameters), self.method.spec
+        patches = sample_patches(
+            visit,
+            layer.linear,
+            layer.matrix,
+            layer.float_bias,
+            wanted=_wanted(layer),
+            seed=seed,
+            quantized_share=spec.drop_ratio,
+        )
+        arrays = arrays_on(spec.optim_device)
+        return layer.outcome(solve(layer.problem(self.method.freedom), patches, self.run.check, arrays))
+
+
+def moments_are_cheaper(
+    shape: tuple[int, int, int], patches: int, positions_per_sample: float, steps: int, batch_size: int
+) -> bool:
+    """True if a layer is solved from second moments in less time than by gradients, and within memory.
+
+    Args:
+        shape: groups, outputs per group, inputs per group.
+        patches: that the moments would be taken from.
+        positions_per_sample: patches that one sample has.
+        steps: of the gradient solver.
+        batch_size: samples in a step.
+    """
+    groups, outputs, inputs = shape
+    if groups * inputs * inputs * 4 > _MOST_BYTES:
+        return False
+    # moments and products; inverses in float64; a few sweeps from two starts and after each round
+    moments = groups * inputs * (2.0 * patches * (inputs + outputs) + 10.0 * inputs * inputs + 12.0 * inputs * outputs)
+    # forward, and backward by inputs and by weights, at half the speed of plain products
+    gradients = steps * (6.0 * batch_size * positions_per_sample * groups * inputs * outputs + _STEP)
+    return moments <= gradients
+
+
+def _wanted(layer: IntegerLayer) -> int:
+    """Patches that moments are taken from."""
+    groups, outputs, inputs = layer.linear.matrix_shape
+    one = groups * (inputs + outputs)
+    wanted = max(_PATCHES_PER_INPUT * inputs + _FEWEST_PATCHES, _CHEAP_ELEMENTS // one)
+    return min(wanted, max(_MOST_ELEMENTS // one, _FEWEST_PATCHES))

@@ -1,0 +1,241 @@
+"""Which nodes of a network are reconstructed together, and what of them may move. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from worker.quantizer.finetune.reconstruction.unit import (
+    ACTIVATIONS,
+    NORM_OPERATORS,
+    Operation,
+    Unit,
+    supported,
+)
+from worker.quantizer.finetune.reconstruction.unit import Parameter as Tuned
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    is_constant,
+    name_of,
+    node_name,
+    plain_attributes,
+    users,
+)
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.plan.parameters import Parameter, Parameters
+from worker.quantizer.plan.types import Grid, QuantizationPlan, Role
+
+
+@dataclass(frozen=True)
+class Site:
+    """Nodes that are reconstructed together.
+
+    Attributes:
+        nodes: in topological order; the first one is where the walk stops.
+        tuned: those of them whose parameters move.
+        output: the tensor that is compared.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    tuned: tuple[ir.Node, ...]
+    output: ir.Value
+
+    @property
+    def name(self) -> str:
+        """That of the first tuned node."""
+        return node_name(self.tuned[0])
+
+    @property
+    def inputs(self) -> dict[str, ir.Value]:
+        """Tensors that the nodes read from outside, by name."""
+        made = {value for node in self.nodes for value in node.outputs}
+        read = (value for node in self.nodes for value in node.inputs if value is not None)
+        return {name_of(value): value for value in read if value not in made and not is_constant(value)}
+
+
+def tunable(node: ir.Node, plan: QuantizationPlan, op_types: Collection[str]) -> bool:
+    """True for a quantized linear node with a constant weight, and for a normalization with constant parameters."""
+    if node.op_type not in op_types or node.domain not in DEFAULT_DOMAINS:
+        return False
+    value = node.inputs[1] if len(node.inputs) > 1 else None
+    if value is None or not is_constant(value):
+        return False
+    if node.op_type in NORM_OPERATORS:
+        return all(is_constant(other) for other in node.inputs[2:] if other is not None)
+    return plan.nodes[node_name(node)].role is Role.LINEAR and name_of(value) in plan.weights
+
+
+def layers(graph: ir.Graph, plan: QuantizationPlan, op_types: Collection[str]) -> list[Site]:
+    """One site per layer: a node to tune, and the activation function that alone reads its result."""
+    return [_layer(node, plan) for node in graph if tunable(node, plan, op_types)]
+
+
+def _layer(node: ir.Node, plan: QuantizationPlan) -> Site:
+    nodes = [node]
+    while (follower := _follower(nodes[-1], plan)) is not None:
+        nodes.append(follower)
+        if plan.nodes[node_name(follower)].role is not Role.FUSED:
+            break
+    return Site(tuple(nodes), (node,), nodes[-1].outputs[0])
+
+
+def _follower(node: ir.Node, plan: QuantizationPlan) -> ir.Node | None:
+    """The activation function, or the limit fused with it, that alone reads what ``node`` makes."""
+    value = node.outputs[0]
+    readers = users(value)
+    if len(readers) != 1 or value.is_graph_output() or readers[0].graph is not node.graph:
+        return None
+    reader = readers[0]
+    fused = plan.nodes[node_name(reader)].role is Role.FUSED
+    others = [other for other in reader.inputs if other is not None and other is not value]
+    fits = (fused or reader.op_type in ACTIVATIONS) and supported(reader.op_type) and all(map(is_constant, others))
+    return reader if fits and reader.domain in DEFAULT_DOMAINS else None
+
+
+def blocks(graph: ir.Graph, plan: QuantizationPlan, op_types: Collection[str]) -> list[Site]:
+    """Residual blocks as one site each; layers outside of any, or in one that cannot be computed, by themselves.
+
+    A block is what lies between a tensor that is read more than once and the Add where its branches meet again, with
+    the activation function behind the Add (Li et al. 2021, BRECQ, section 3.2).
+    """
+    single = layers(graph, plan, op_types)
+    order = {node: k for k, node in enumerate(graph)}
+    taken: set[ir.Node] = set()
+    sites = []
+    for join in graph:
+        if join.op_type != "Add" or plan.nodes[node_name(join)].role is Role.FUSED:
+            continue
+        site = _block(join, plan, op_types, order)
+        if site is not None and len(site.tuned) > 1 and not taken.intersection(site.nodes):
+            taken.update(site.nodes)
+            sites.append(site)
+    sites += [site for site in single if not taken.intersection(site.nodes)]
+    return sorted(sites, key=lambda site: order[site.nodes[0]])
+
+
+def _block(
+    join: ir.Node, plan: QuantizationPlan, op_types: Collection[str], order: Mapping[ir.Node, int]
+) -> Site | None:
+    first, second = join.inputs[0], join.inputs[1]
+    if first is None or second is None or is_constant(first) or is_constant(second):
+        return None
+    split = _meeting_point(first, second, order)
+    if split is None:
+        return None
+    nodes = _between(split, (first, second))
+    if nodes is None:
+        return None
+    inner = [*sorted(nodes, key=lambda node: order[node]), join]
+    while (follower := _follower(inner[-1], plan)) is not None and plan.nodes[node_name(follower)].role is Role.FUSED:
+        inner.append(follower)
+    inside = set(inner)
+    for node in inner[:-1]:
+        leaves = any(reader not in inside for value in node.outputs for reader in users(value))
+        if leaves or any(value.is_graph_output() for value in node.outputs):
+            return None
+    if not all(supported(node.op_type) and node.domain in DEFAULT_DOMAINS for node in inner):
+        return None
+    tuned = tuple(node for node in inner if tunable(node, plan, op_types))
+    if not tuned:
+        return None
+    # The walk stops at a tuned node: what comes before the first of them reads the split tensor as well.
+    return Site(tuple(inner), tuned, inner[-1].outputs[0]) if inner[0] in tuned else None
+
+
+def _meeting_point(first: ir.Value, second: ir.Value, order: Mapping[ir.Node, int]) -> ir.Value | None:
+    """The nearest tensor before both that all paths between come from; only one activation is followed per node."""
+    chain = _ancestors(first)
+    for value in _ancestors(second):
+        if value in chain:
+            return value
+    return None
+
+
+def _ancestors(value: ir.Value) -> list[ir.Value]:
+    """``value`` and what it is made from, back to where more than one activation goes in."""
+    found = [value]
+    while (producer := found[-1].producer()) is not None:
+        inputs = [each for each in producer.inputs if each is not None and not is_constant(each)]
+        if len(inputs) != 1 or producer.op_type == "Add":
+            break
+        found.append(inputs[0])
+    return found
+
+
+def _between(split: ir.Value, ends: Collection[ir.Value]) -> set[ir.Node] | None:
+    """Nodes from ``split`` to ``ends``."""
+    nodes: set[ir.Node] = set()
+    for end in ends:
+        value = end
+        while value is not split:
+            producer = value.producer()
+            inputs = [] if producer is None else [v for v in producer.inputs if v is not None and not is_constant(v)]
+            if producer is None or len(inputs) != 1:
+                return None
+            nodes.add(producer)
+            value = inputs[0]
+    return nodes
+
+
+def unit_of(site: Site, parameters: Parameters, *, output_grid: bool = False) -> Unit:
+    """The site as the solver takes it, with its parameters as they are now.
+
+    Args:
+        site: what to reconstruct.
+        parameters: of a filled plan.
+        output_grid: compare what comes out behind the Q/DQ pair of the output.
+    """
+    moving: dict[str, Tuned] = {}
+    constants: dict[str, np.ndarray] = {}
+    for node in site.nodes:
+        for index, value in enumerate(node.inputs):
+            now = parameters.of(node, index)
+            if value is None or now is None:
+                continue
+            found = _to_solve(node, index, now)
+            if node in site.tuned and found is not None and len(value.uses()) == 1:
+                moving[name_of(value)] = found
+            else:
+                constants[name_of(value)] = now.present
+    grids = {}
+    for node in site.nodes:
+        value = node.outputs[0]
+        grid = rounding_grid(value, site.nodes, parameters.plan)
+        if grid is not None and (value is not site.output or output_grid):
+            grids[name_of(value)] = grid
+    operations = tuple(operation_of(node) for node in site.nodes)
+    return Unit(site.name, operations, name_of(site.output), moving, constants, grids)
+
+
+def rounding_grid(value: ir.Value, readers: Collection[ir.Node], plan: QuantizationPlan) -> Grid | None:
+    """The grid on which ``readers`` get ``value`` in the quantized network; None if they get floats."""
+    entry = plan.activations.get(name_of(value))
+    if entry is None:
+        return None
+    producer = value.producer()
+    if producer is not None and plan.nodes[node_name(producer)].quantized:
+        return entry.quantization
+    read = any(value in node.inputs and plan.nodes[node_name(node)].quantized for node in readers)
+    return entry.quantization if read else None
+
+
+def _to_solve(node: ir.Node, index: int, now: Parameter) -> Tuned | None:
+    """What input ``index`` of a node is to the solver; None for a constant that has neither grid nor gradient."""
+    if node.op_type in NORM_OPERATORS and index in (1, 2):
+        return Tuned(now.values, None, now.values, "norm" if index == 1 else "bias")
+    if index == 2 and node.op_type in LINEAR:
+        return Tuned(now.unrounded, now.grid, now.present, "bias")
+    if now.grid is None:
+        return None
+    free = isinstance(now.grid, IntegerGrid) and now.scale == "float32"
+    return Tuned(now.values, now.grid, now.present, "weight", free_scale=free)
+
+
+def operation_of(node: ir.Node) -> Operation:
+    """The node as the solver takes it."""
+    inputs = tuple(None if value is None else name_of(value) for value in node.inputs)
+    return Operation(node.op_type, inputs, name_of(node.outputs[0]), plain_attributes(node))

@@ -1,0 +1,126 @@
+"""What a site reads and should make, taken from the walk: in memory, or in files that are mapped."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import onnx_ir as ir
+
+from worker.quantizer.finetune.reconstruction.layers import Site, rounding_grid
+from worker.quantizer.finetune.reconstruction.unit import Samples
+from worker.quantizer.graph.values import name_of
+from worker.quantizer.walk import Frontier, Part
+from worker.quantizer.walk.feed import real_samples
+from worker.quantizer.walk.models import rests_as_integers
+from worker.quantizer.walk.store import Limits, free_memory_bytes
+
+# Share of the free memory that the samples of one layer may take; torch rearranges them, so that they are there twice
+# for a moment.
+_MEMORY_SHARE = 0.25
+
+
+class SampleGatherer:
+    """Gathers the samples of one site after another; a context manager.
+
+    Args:
+        frontier: of the walk, right before the site.
+        limits: level 2 puts all on disk; else what does not fit into memory goes there.
+        mixed: the float network's inputs are needed too.
+    """
+
+    def __init__(self, frontier: Frontier, limits: Limits, *, mixed: bool) -> None:
+        self._frontier = frontier
+        self._limits = limits
+        self._mixed = mixed
+        self._folder: Path | None = None
+        self._on_disk = 0
+
+    def __enter__(self) -> SampleGatherer:
+        """The gatherer."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Remove all files."""
+        self.forget()
+
+    @property
+    def notes(self) -> list[str]:
+        """Where samples lay that did not fit into memory, for the report."""
+        return [f"the samples of {self._on_disk} layers lay on disk"] if self._on_disk else []
+
+    def forget(self) -> None:
+        """Remove the files of the last site."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def gather(self, site: Site) -> Samples | str:
+        """The samples of ``site``, or why it has none that can be drawn from."""
+        self.forget()
+        frontier, inputs = self._frontier, site.inputs
+        piece = frontier.piece(site.nodes, [name_of(site.output)], quantized=False, unrounded=False)
+
+        def target(part: Part) -> np.ndarray:
+            return frontier.run(piece, part, quantized=False)[name_of(site.output)]
+
+        wanted: list[tuple[str, Callable[[Part], np.ndarray]]] = [("target", target)]
+        wanted += [(f"quantized {name}", self._quantized(site, value)) for name, value in inputs.items()]
+        if self._mixed:
+            wanted += [(f"float {name}", self._float(name)) for name in inputs]
+        first = {role: real_samples(read(frontier.parts[0]), frontier.parts[0]) for role, read in wanted}
+        if any(array.ndim == 0 for array in first.values()) or len({len(array) for array in first.values()}) > 1:
+            return "its input and its output do not have the samples on their first axis"
+        share = frontier.samples / frontier.parts[0].valid
+        to_disk = not self._fits(int(sum(array.nbytes for array in first.values()) * share))
+        self._on_disk += to_disk
+        gathered = {
+            role: self._stacked((real_samples(read(part), part) for part in frontier.parts), to_disk)
+            for role, read in wanted
+        }
+        if len({len(array) for array in gathered.values()}) > 1:
+            return "its tensors change their shape from sample to sample"
+        return Samples(
+            {name: gathered[f"quantized {name}"] for name in inputs},
+            gathered["target"],
+            {name: gathered[f"float {name}"] for name in inputs} if self._mixed else {},
+        )
+
+    def _quantized(self, site: Site, value: ir.Value) -> Callable[[Part], np.ndarray]:
+        grid = rounding_grid(value, site.nodes, self._frontier.plan)
+        if grid is None or rests_as_integers(value, self._frontier.plan):
+            return lambda part: self._frontier.tensor(name_of(value), part, quantized=True)
+        at_run_time = grid.at_run_time()
+        return lambda part: at_run_time.fake(self._frontier.tensor(name_of(value), part, quantized=True))
+
+    def _float(self, name: str) -> Callable[[Part], np.ndarray]:
+        return lambda part: self._frontier.tensor(name, part, quantized=False)
+
+    def _fits(self, size: int) -> bool:
+        if self._limits.level == 2:
+            return False
+        limit = self._limits.memory_bytes
+        return size <= (int(free_memory_bytes() * _MEMORY_SHARE) if limit is None else limit)
+
+    def _stacked(self, parts: Iterable[np.ndarray], to_disk: bool) -> np.ndarray:
+        """The parts one behind the other, as far as they have the shape of the first."""
+        if not to_disk:
+            arrays = list(parts)
+            arrays = [array for array in arrays if array.shape[1:] == arrays[0].shape[1:]]
+            return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="finetune-"))
+        path = self._folder / str(len(list(self._folder.iterdir())))
+        shape: tuple[int, ...] = ()
+        count = 0
+        with path.open("wb") as file:
+            for array in parts:
+                shape = shape or array.shape[1:]
+                if array.shape[1:] == shape:
+                    np.ascontiguousarray(array, np.float32).tofile(file)
+                    count += len(array)
+        return np.memmap(path, np.float32, "r", shape=(count, *shape))

@@ -1,0 +1,47 @@
+"""The bytes of a model: the same for the same model."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import EncodeError
+
+from service.contracts.errors import UnsupportedModelError
+from worker.quantizer.graph.skeleton import weight_bytes
+
+# What protobuf can hold.
+MAX_FILE_BYTES = (1 << 31) - 1
+
+
+def to_bytes(model: ir.Model) -> bytes:
+    """The serialized model, whole, the same bytes for the same model.
+
+    Raises:
+        UnsupportedModelError: it is larger than a file can be.
+    """
+    if weight_bytes(model) > MAX_FILE_BYTES:
+        raise _too_large()
+    return serialized(ir.to_proto(model))
+
+
+def serialized(proto: onnx.ModelProto) -> bytes:
+    """The same bytes for the same model.
+
+    Raises:
+        UnsupportedModelError: the model is larger than a protobuf message can be.
+        MemoryError: there is not enough memory.
+    """
+    try:
+        return bytes(proto.SerializeToString(deterministic=True))
+    except EncodeError as error:  # says no more than that it failed
+        if sum(len(tensor.raw_data) for tensor in proto.graph.initializer) < MAX_FILE_BYTES:
+            raise MemoryError("not enough memory to serialize the model") from error
+        raise _too_large() from error
+
+
+def _too_large() -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "with its weights the model is larger than 2 GB, which a single ONNX file cannot hold",
+        hint="A float model may be larger, with external data; what is made of it has to fit into one file. "
+        "Quantize more of its weights, or to fewer bits.",
+    )

@@ -1,0 +1,316 @@
+"""Validation of uploaded models: a bounded look at the bytes, then the runtime's verdict.
+
+The runtime is the judge of what is supported. onnx's own checker is not asked: it refuses models that run (outputs
+without a shape, nodes out of order) and lets pass what must not (a shape of gigabytes without data).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from service.contracts.errors import AlreadyQuantizedError, UnsupportedModelError
+from service.contracts.model import MAX_NODE_NAME_CHARACTERS, MAX_NODE_NAMES, ModelSummary, TensorInfo
+from worker.quantizer.data.inspect import inspect_dataset
+from worker.quantizer.intake.loading import (
+    MAX_NODES,
+    check_representable,
+    check_tensors,
+    external_files,
+    parse_proto,
+    read_file,
+    tensors_of,
+    to_ir,
+)
+from worker.quantizer.intake.soundness import check_channels, check_weights
+from worker.quantizer.preparation.prepare import prepare
+from worker.quantizer.runtime.check import RuntimeRefusalError, check_runtime
+from worker.quantizer.runtime.session import Session
+
+__all__ = ["Uploaded", "inspect_dataset", "inspect_model", "open_model", "summarize_model"]
+
+MAX_SUBGRAPH_DEPTH = 8
+# Domains whose operators onnxruntime's CPU build knows.
+KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+
+_FunctionKey = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """An uploaded model, read and parsed once; the runtime has not seen it yet.
+
+    Attributes:
+        path: the .onnx file; external data lies in its folder.
+        proto: as parsed.
+        model: the same in the engine's form; shares the bytes of its weights with ``proto``.
+        summary: its facts, without the names that selectors may use.
+    """
+
+    path: Path
+    proto: onnx.ModelProto
+    model: ir.Model
+    summary: ModelSummary
+
+    def session(self, *, threads: int, what: str, model: ir.Model | None = None) -> Session:
+        """A session of the model, or of ``model`` that was made of it.
+
+        Raises:
+            UnsupportedModelError: the runtime refuses the model; names the node where it can.
+            ResourceLimitError: the runtime needs more memory than it may have.
+        """
+        try:
+            return Session(self.model if model is None else model, threads=threads, what=what, uploaded=True)
+        except UnsupportedModelError:
+            if model is None or model is self.model:
+                self.judge(threads=threads)  # says the same with the node's name
+            raise
+
+    def judge(self, *, threads: int, optimized: bool = False) -> None:
+        """Let the runtime read the file, and nothing else.
+
+        Raises:
+            UnsupportedModelError: the runtime refuses the model; names the node where it can.
+            ResourceLimitError: the runtime needs more memory than it may have.
+        """
+        _ask_runtime(self.path, self.proto, threads=threads, optimized=optimized)
+
+
+def open_model(path: Path) -> Uploaded:
+    """Read, check and parse an uploaded model; what the runtime makes of it is asked by whoever needs a session.
+
+    Args:
+        path: the .onnx file; external data lies in its folder.
+
+    Raises:
+        NotOnnxError: not an ONNX file, empty, or cut short.
+        ExternalDataError: external data missing, too short, or outside the folder.
+        ModelError: damaged tensors, or weights that hold NaN or Inf.
+        UnsupportedModelError: no nodes, too many or too deep, or unknown operators.
+    """
+    data = read_file(path)
+    proto = parse_proto(data)
+    check_tensors(proto)
+    check_representable(proto)
+    check_structure(proto)
+    summary = summarize_model(proto, path, sha256=hashlib.sha256(data).hexdigest())
+    try:
+        model = to_ir(proto, path.parent)
+    except UnsupportedModelError:
+        _ask_runtime(path, proto, threads=1, optimized=False)  # may name the node
+        raise
+    check_weights(model)
+    return Uploaded(path, proto, model, summary)
+
+
+def inspect_model(path: Path, *, threads: int) -> ModelSummary:
+    """Check an uploaded model, ask the runtime, and say what is in it and how a config may call its nodes.
+
+    Args:
+        path: the .onnx file; external data lies in its folder.
+        threads: threads that the runtime may use.
+
+    Raises:
+        ModelError: as ``open_model``.
+        UnsupportedModelError: refused by the runtime, or by the preparation; names the node where there is one.
+        ResourceLimitError: the runtime needs more memory than it may have.
+    """
+    uploaded = open_model(path)
+    uploaded.judge(threads=threads, optimized=True)
+    return _with_names(uploaded)
+
+
+def _with_names(uploaded: Uploaded) -> ModelSummary:
+    """The summary with the names and operators that selectors may use; a quantized model is never prepared.
+
+    Raises:
+        UnsupportedModelError: the model cannot be prepared, or its channels do not fit: no job could use it.
+    """
+    summary, proto = uploaded.summary, uploaded.proto
+    try:
+        prepared = prepare(uploaded.model)
+    except AlreadyQuantizedError:
+        return summary
+    check_channels(prepared.graph)
+    known = [*prepared.op_types.items(), *prepared.known_nodes()]
+    names = dict.fromkeys([*(node.name for node, _ in _nodes(proto) if node.name), *(name for name, _ in known)])
+    op_types = {op_type for _, op_type in known} - summary.op_counts.keys()
+    few = len(names) <= MAX_NODE_NAMES and sum(map(len, names)) <= MAX_NODE_NAME_CHARACTERS
+    return summary.model_copy(
+        update={"node_names": tuple(names) if few else None, "prepared_op_types": tuple(sorted(op_types))}
+    )
+
+
+def _ask_runtime(path: Path, proto: onnx.ModelProto, *, threads: int, optimized: bool) -> None:
+    try:
+        check_runtime(path, threads=threads, optimized=optimized)
+    except RuntimeRefusalError as refusal:
+        raise _with_node(refusal, proto) from None
+
+
+def _with_node(refusal: RuntimeRefusalError, proto: onnx.ModelProto) -> UnsupportedModelError:
+    """The refusal as a user reads it, with the node's name as far as the runtime's message allows to find it."""
+    found = next((node for node, _ in _nodes(proto) if refusal.is_about(node)), None)
+    return UnsupportedModelError(
+        f"{refusal.runtime} refuses {'the model' if found is None else _describe(found)}: {refusal.reason}",
+        hint="Export the model again with standard ONNX operators and an opset that this runtime knows.",
+        node=(found.name or None) if found is not None else None,
+        op_type=found.op_type if found is not None else None,
+        domain=found.domain if found is not None and found.domain else None,
+    )
+
+
+def summarize_model(proto: onnx.ModelProto, path: Path, *, sha256: str) -> ModelSummary:
+    """Facts of a parsed model, whose file at ``path`` has this ``sha256``.
+
+    ``sha256`` is that of the file; with external data it is that of the lines ``<sha256>  <location>`` of all files,
+    the model's own with an empty location first, the others sorted.
+
+    Raises:
+        ExternalDataError: external data missing, too short, or outside the folder.
+    """
+    files = external_files(proto, path.parent)
+    digests = {"": sha256} | {location: _sha256(file) for location, file in files.items()}
+    lines = "".join(f"{digest}  {location}\n" for location, digest in digests.items())
+    nodes = [node for node, _ in _nodes(proto)]
+    inputs, outputs = tensor_infos(proto)
+    return ModelSummary(
+        ir_version=proto.ir_version,
+        opset={entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
+        producer=" ".join(filter(None, (proto.producer_name, proto.producer_version))),
+        inputs=inputs,
+        outputs=outputs,
+        node_count=len(nodes),
+        op_counts=dict(sorted(Counter(node.op_type for node in nodes).items())),
+        parameter_count=sum(math.prod(tensor.dims) for tensor in tensors_of(proto) if _is_weight(tensor)),
+        size_bytes=sum(file.stat().st_size for file in (path, *files.values())),
+        sha256=sha256 if not files else hashlib.sha256(lines.encode()).hexdigest(),
+    )
+
+
+def tensor_infos(proto: onnx.ModelProto) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """What a model takes and what it returns; weights that are listed as inputs are none."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    taken = (_tensor_info(value) for value in proto.graph.input if value.name not in weights)
+    return tuple(taken), tuple(_tensor_info(value) for value in proto.graph.output)
+
+
+def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
+    if value.type.WhichOneof("value") != "tensor_type":
+        return TensorInfo(name=value.name, dtype="other", shape=None)
+    tensor = value.type.tensor_type
+    shape = None
+    if tensor.HasField("shape"):
+        shape = tuple(_axis(dimension) for dimension in tensor.shape.dim)
+    return TensorInfo(name=value.name, dtype=_dtype_word(tensor.elem_type), shape=shape)
+
+
+def _axis(dimension: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    if dimension.HasField("dim_value"):
+        return dimension.dim_value if dimension.dim_value >= 0 else None  # some exporters write -1 for dynamic
+    return dimension.dim_param or None
+
+
+def _dtype_word(elem_type: int) -> str:
+    try:
+        dtype = ir.DataType(elem_type)
+    except ValueError:
+        return "other"
+    if dtype == ir.DataType.STRING:
+        return "string"
+    return "other" if dtype == ir.DataType.UNDEFINED else dtype.numpy().name
+
+
+def _is_weight(tensor: onnx.TensorProto) -> bool:
+    """True for floats and for integers of at most 8 bits; wider integers are shapes and indices."""
+    dtype = ir.DataType(tensor.data_type)
+    return dtype.is_floating_point() or (dtype.is_integer() and dtype.bitwidth <= 8)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_structure(proto: onnx.ModelProto) -> None:
+    """Refuse what must not reach the runtime: no nodes, unknown domains, endless nesting or calls."""
+    if not proto.graph.node:
+        raise UnsupportedModelError("the model has no nodes", hint="Upload a model that computes something.")
+    functions = {(function.domain, function.name): function for function in proto.functions}
+    for node, depth in _nodes(proto):
+        if depth > MAX_SUBGRAPH_DEPTH:
+            raise UnsupportedModelError(
+                f"{_describe(node)} lies {depth} sub-graphs deep; at most {MAX_SUBGRAPH_DEPTH} are supported",
+                hint="Flatten nested If, Loop and Scan bodies.",
+                node=node.name or None,
+            )
+        if node.domain not in KNOWN_DOMAINS and (node.domain, node.op_type) not in functions:
+            raise UnsupportedModelError(
+                f"{_describe(node)} is of operator domain {node.domain!r}, which this service cannot execute",
+                hint="Export the model with standard ONNX operators, without custom ones.",
+                node=node.name or None,
+                op_type=node.op_type,
+                domain=node.domain,
+            )
+    _check_calls(proto, functions)
+
+
+def _check_calls(proto: onnx.ModelProto, functions: dict[_FunctionKey, onnx.FunctionProto]) -> None:
+    """Refuse functions that call themselves, or that unfold to more than MAX_NODES nodes."""
+    sizes: dict[_FunctionKey, int] = {}
+    open_calls: list[_FunctionKey] = []
+
+    def unfolded(nodes: Iterator[onnx.NodeProto]) -> int:
+        return sum(size_of((node.domain, node.op_type)) for node in nodes)
+
+    def size_of(key: _FunctionKey) -> int:
+        if key not in functions:
+            return 1
+        if key in open_calls or len(open_calls) > MAX_SUBGRAPH_DEPTH * 4:
+            raise UnsupportedModelError(
+                f"function {key[1]!r} of domain {key[0]!r} calls itself, or calls are nested too deep",
+                hint="Export the model without recursive functions.",
+                function=key[1],
+            )
+        if key not in sizes:
+            open_calls.append(key)
+            sizes[key] = unfolded(node for node, _ in _walk(functions[key].node))
+            open_calls.pop()
+        return sizes[key]
+
+    total = unfolded(node for node, _ in _walk(proto.graph.node))
+    if total > MAX_NODES:
+        raise UnsupportedModelError(f"the model's functions unfold to {total} nodes; at most {MAX_NODES} are supported")
+
+
+def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, int]]:
+    """Every node with its sub-graph depth; functions count as depth 0."""
+    yield from _walk(proto.graph.node)
+    for function in proto.functions:
+        yield from _walk(function.node)
+
+
+def _walk(nodes: Iterator[onnx.NodeProto]) -> Iterator[tuple[onnx.NodeProto, int]]:
+    work = [(node, 0) for node in nodes]
+    work.reverse()
+    while work:
+        node, depth = work.pop()
+        yield node, depth
+        for attribute in node.attribute:
+            graphs = [*attribute.graphs, attribute.g] if attribute.HasField("g") else attribute.graphs
+            work += [(inner, depth + 1) for graph in graphs for inner in graph.node]
+
+
+def _describe(node: onnx.NodeProto) -> str:
+    """Names a node so that a user can find it, also when it has no name."""
+    if node.name:
+        return f"node {node.name!r} ({node.op_type})"
+    output = node.output[0] if node.output else ""
+    return f"the unnamed {node.op_type} node with output {output!r}"

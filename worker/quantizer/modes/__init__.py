@@ -1,0 +1,1 @@
+"""The modes of a config: what each plans, fills and emits."""

@@ -1,0 +1,190 @@
+"""Dynamic quantization: weights are stored as int8, activations are quantized by the range they have at run time.
+
+x -> DynamicQuantizeLinear -> MatMulInteger or ConvInteger -> Cast -> Mul by the scales -> Add the bias, in the form
+that onnxruntime fuses (DynamicQuantizeMatMul, MatMulIntegerToFloat).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from service.contracts.config import QuantizationConfig
+from service.contracts.errors import EngineError
+from service.contracts.reason import Reason, declare
+from worker.quantizer.emit import PRODUCER, Emitted
+from worker.quantizer.graph.facts import NodeFacts
+from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name
+from worker.quantizer.modes.parameters_only import plan_weights
+from worker.quantizer.numerics.granularity import PER_TENSOR
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.operators.linear import linear_view
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.plan.types import QuantizationPlan
+
+_OPS = ("MatMul", "Gemm", "Conv")
+
+NOT_DYNAMIC = declare("not-dynamic", "dynamic quantization concerns MatMul, Gemm and Conv")
+SCALED_GEMM = declare("scaled-gemm", "transA, alpha or beta has no counterpart in MatMulInteger")
+WEIGHT_NO_MATRIX = declare("weight-no-matrix", "its weight is not a matrix")
+
+
+def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, journal: Journal) -> QuantizationPlan:
+    """Which MatMul, Gemm and Conv nodes run on integers; weights as the config says, activations uint8."""
+    plan = plan_weights(
+        graph,
+        config,
+        facts,
+        journal,
+        candidates=_OPS,
+        why_not=NOT_DYNAMIC(),
+    )
+    used = set()
+    for node in graph:
+        entry, weight = plan.nodes[node_name(node)], node.inputs[1] if len(node.inputs) > 1 else None
+        if not entry.quantized or weight is None:
+            continue
+        reason = _not_dynamic(node)
+        if reason is not None:
+            entry.role, entry.reason = None, reason
+            continue
+        used.add(name_of(weight))
+        planned = plan.weights[name_of(weight)]
+        if node.op_type == "Conv" and planned.granularity != PER_TENSOR and not planned.spec.symmetric:
+            planned.granularity = PER_TENSOR
+            journal.note(f"{entry.name}: ConvInteger knows one zero point, so its asymmetric weight has one scale")
+    plan.weights = {name: weight for name, weight in plan.weights.items() if name in used}
+    return plan
+
+
+def _not_dynamic(node: ir.Node) -> Reason | None:
+    linear = linear_view(node)
+    if linear is None or linear.stacked:
+        return WEIGHT_NO_MATRIX()
+    if linear.transposes_data or (linear.alpha, linear.beta) != (1.0, 1.0):
+        return SCALED_GEMM()
+    return None
+
+
+def emit_dynamic(model: ir.Model, plan: QuantizationPlan) -> Emitted:
+    """Write ``plan`` (with the weights filled) into ``model``, which is changed in place.
+
+    Raises:
+        EngineError: the plan was not filled.
+    """
+    graph = model.graph
+    names = Names(graph)
+    quantized: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
+    for node in list(graph):
+        if plan.nodes[node_name(node)].quantized:
+            _replace(graph, node, plan, quantized, names)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
+    model.producer_name, model.producer_version = PRODUCER, None
+    return Emitted(model)
+
+
+def _replace(
+    graph: ir.Graph,
+    node: ir.Node,
+    plan: QuantizationPlan,
+    quantized: dict[str, tuple[ir.Value, ir.Value, ir.Value]],
+    names: Names,
+) -> None:
+    source, weight = node.inputs[0], node.inputs[1]
+    if source is None or weight is None:
+        raise EngineError(f"node {node.name!r} lacks an input", node=node.name)
+    made: list[ir.Node] = []
+    if name_of(source) not in quantized:
+        quantized[name_of(source)] = _quantize_input(source, names, made)
+    integers, scale, zero_point = quantized[name_of(source)]
+    stored, weight_scale, weight_zero = _weight(graph, node, name_of(weight), plan, names)
+    stem = node_name(node)
+
+    def add(op_type: str, inputs: list[ir.Value | None], **attributes: object) -> ir.Value:
+        made.append(ir.node(op_type, inputs, attributes=attributes, name=names.free(f"{stem}_{op_type}")))  # type: ignore[arg-type]
+        made[-1].outputs[0].name = names.free(f"{stem}_{op_type}_Output")
+        return made[-1].outputs[0]
+
+    if node.op_type == "Conv":
+        kept = dict(node.attributes.items())
+        made.append(
+            ir.node(
+                "ConvInteger",
+                [integers, stored, zero_point, weight_zero],
+                attributes=kept,
+                name=names.free(f"{stem}_ConvInteger"),
+            )
+        )
+        made[-1].outputs[0].name = names.free(f"{stem}_ConvInteger_Output")
+        product = made[-1].outputs[0]
+    else:
+        product = add("MatMulInteger", [integers, stored, zero_point, weight_zero])
+    both = add("Mul", [scale, weight_scale])
+    result = add("Mul", [add("Cast", [product], to=int(ir.DataType.FLOAT)), both])
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None:
+        result = add("Add", [result, _shaped_bias(graph, node, bias, names)])
+    old = node.outputs[0]
+    result.type, result.shape = old.type, old.shape
+    graph.insert_before(node, made)
+    name = name_of(old)
+    is_output = old.is_graph_output()
+    ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=is_output)
+    graph.remove(node, safe=True)
+    result.name = name
+
+
+def _quantize_input(source: ir.Value, names: Names, made: list[ir.Node]) -> tuple[ir.Value, ir.Value, ir.Value]:
+    stem = name_of(source)
+    node = ir.node("DynamicQuantizeLinear", [source], num_outputs=3, name=names.free(f"{stem}_DynamicQuantizeLinear"))
+    for value, word in zip(node.outputs, ("quantized", "scale", "zero_point"), strict=True):
+        value.name = names.free(f"{stem}_{word}")
+    made.append(node)
+    return node.outputs[0], node.outputs[1], node.outputs[2]
+
+
+def _weight(
+    graph: ir.Graph, node: ir.Node, initializer: str, plan: QuantizationPlan, names: Names
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Integers in the layout that the integer operator wants, scale in that of the result, zero point."""
+    weight = Parameters(graph, plan).weight(initializer)
+    grid, integers = weight.grid, weight.integers
+    if not isinstance(grid, IntegerGrid) or integers is None:
+        raise EngineError(f"weight {initializer!r} was planned but not filled", tensor=initializer)
+    scale, zero_point = grid.scale, grid.zero_point
+    linear = linear_view(node)
+    if linear is None:
+        raise EngineError(f"node {node.name!r} has no weight", node=node.name)
+    if not linear.kernel:
+        integers = np.ascontiguousarray(linear.matrix(integers)[0].T)
+    else:
+        # onnxruntime's ConvInteger knows uint8 weights with one zero point only.
+        integers, zero_point = _as_uint8(integers, grid)
+        scale = scale.reshape(-1, *[1] * (integers.ndim - 2)) if scale.ndim else scale
+    stem = f"{initializer}_of_{node_name(node)}"
+    return (
+        add_initializer(graph, names.free(f"{stem}_quantized"), integers),
+        add_initializer(graph, names.free(f"{stem}_scale"), np.asarray(scale)),
+        add_initializer(graph, names.free(f"{stem}_zero_point"), np.asarray(zero_point)),
+    )
+
+
+def _as_uint8(integers: np.ndarray, grid: IntegerGrid) -> tuple[np.ndarray, np.ndarray]:
+    shift = -grid.at_run_time().limits[0]
+    zero_point = np.unique(grid.zero_point.astype(np.int32) + shift)
+    if zero_point.size != 1:
+        raise EngineError("a Conv's weight needs one zero point; use symmetric weights for dynamic quantization")
+    return (integers.astype(np.int32) + shift).astype(np.uint8), zero_point[0].astype(np.uint8)
+
+
+def _shaped_bias(graph: ir.Graph, node: ir.Node, bias: ir.Value, names: Names) -> ir.Value:
+    """The bias in a shape that broadcasts along the channels of the result."""
+    weight = node.inputs[1]
+    rank = len(weight.shape) if weight is not None and weight.shape is not None else 2
+    if node.op_type != "Conv" or bias.const_value is None:
+        return bias
+    array = bias.const_value.numpy().reshape(-1, *[1] * (rank - 2))
+    return add_initializer(graph, names.free(f"{name_of(bias)}_of_{node_name(node)}"), array)

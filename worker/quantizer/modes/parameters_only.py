@@ -1,0 +1,70 @@
+"""Plans that concern weights alone: for dynamic quantization and for weights that are stored small.
+
+Every MatMul, Gemm, Conv and ConvTranspose with a constant weight is a candidate; activations are not planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from service.contracts.config import QuantizationConfig
+from service.contracts.reason import Reason
+from worker.quantizer.graph.facts import NodeFacts
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    is_float32,
+    node_name,
+)
+from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.matching import Matcher
+from worker.quantizer.plan.selection import Selection
+from worker.quantizer.plan.subgraphs import leave_subgraphs, plan_subgraph_weights
+from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
+from worker.quantizer.plan.weights import OPERANDS_NOT_FLOAT32, plan_weight, unusable_weight
+
+
+def plan_weights(
+    graph: ir.Graph,
+    config: QuantizationConfig,
+    facts: NodeFacts,
+    journal: Journal,
+    *,
+    candidates: Collection[str] = LINEAR,
+    why_not: Reason,
+) -> QuantizationPlan:
+    """A plan with the weights of linear nodes and nothing else.
+
+    Args:
+        graph: prepared main graph.
+        config: resolved config.
+        facts: of its nodes.
+        journal: takes notes.
+        candidates: operators whose weights are quantized.
+        why_not: the reason given for all other operators.
+
+    Returns:
+        A plan with a NodePlan for every node, sub-graph nodes included.
+    """
+    selection = Selection(config, Matcher(graph, facts.op_types))
+    plan = QuantizationPlan()
+    for node in graph:
+        reason = _reason(node, selection, candidates, why_not)
+        plan.nodes[node_name(node)] = NodePlan(node_name(node), node.op_type, None if reason else Role.LINEAR, reason)
+        if reason is None:
+            plan_weight(node, plan, selection, journal)
+    leave_subgraphs(graph, plan)
+    if config.subgraphs == "weights":
+        plan_subgraph_weights(graph, plan, selection, journal)
+    return plan
+
+
+def _reason(node: ir.Node, selection: Selection, candidates: Collection[str], why_not: Reason) -> Reason | None:
+    if node.domain not in DEFAULT_DOMAINS or node.op_type not in candidates:
+        return why_not
+    excluded = selection.reason(node)
+    if excluded is not None:
+        return excluded
+    return unusable_weight(node.inputs[1]) if is_float32(node.inputs[0]) else OPERANDS_NOT_FLOAT32()

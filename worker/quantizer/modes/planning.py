@@ -1,0 +1,70 @@
+"""From a float model to its plan: all that is done before the first sample is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from service.contracts.config import QuantizationConfig
+from worker.quantizer.graph.provenance import fates, outline
+from worker.quantizer.graph.skeleton import copy_of
+from worker.quantizer.intake.soundness import check_channels
+from worker.quantizer.modes.registry import MODES, wanted_opset
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.matching import Matcher
+from worker.quantizer.plan.selection import check_selectors
+from worker.quantizer.plan.targets import edit_graph, edits_graph
+from worker.quantizer.plan.types import Decision, QuantizationPlan
+from worker.quantizer.preparation.prepare import Prepared, prepare
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan without numbers, and how the network came to look as it does.
+
+    Attributes:
+        plan: for the prepared model as it is now.
+        journal: what there is to tell of it.
+        edits: operators that the target has replaced.
+        unedited: the prepared model as it was before, if the target replaces any.
+    """
+
+    plan: QuantizationPlan
+    journal: Journal
+    edits: list[Decision]
+    unedited: ir.Model
+
+
+def prepare_model(model: ir.Model, config: QuantizationConfig) -> tuple[Prepared, list[str]]:
+    """Prepare ``model``, which is changed or replaced, and check it and the config's selectors against each other.
+
+    Returns:
+        The prepared model, and notes on selectors that have no effect.
+
+    Raises:
+        AlreadyQuantizedError: the model holds quantized operators.
+        InvalidConfigError: a selector names a node or an operator that is not there, or the preparation does not fit.
+        UnsupportedModelError: the model cannot be prepared, or its channels do not fit.
+    """
+    uploaded = [(node.name, node.op_type) for node in model.graph.all_nodes()]
+    before = outline(model.graph)
+    in_subgraphs = config.subgraphs == "weights"
+    prepared = prepare(model, config.preparation, opset=wanted_opset(config), subgraph_weights=in_subgraphs)
+    check_channels(prepared.graph)
+    notes = check_selectors(
+        config,
+        [*uploaded, *prepared.op_types.items()],
+        prepared.known_nodes(),
+        Matcher(prepared.graph, prepared.op_types),
+        fates(before, prepared.graph),
+    )
+    return prepared, notes
+
+
+def plan_model(prepared: Prepared, config: QuantizationConfig) -> Planned:
+    """Replace what the target replaces in ``prepared``, which is changed in place, and plan by the config's mode."""
+    unedited = copy_of(prepared.model) if edits_graph(config) else prepared.model
+    edits, journal = edit_graph(prepared, config), Journal()
+    plan = MODES[config.mode].plan(prepared.graph, config, prepared.facts, journal)
+    return Planned(plan, journal, edits, unedited)

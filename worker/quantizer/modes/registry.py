@@ -1,0 +1,89 @@
+"""The modes: how each makes its plan, fills it with numbers, and writes it down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from service.contracts.config import Mode, QuantizationConfig
+from service.contracts.dtypes import NUMBER_TYPES
+from service.contracts.reason import declare
+from worker.quantizer.emit import BLOCKS_OPSET, Emitted, emit
+from worker.quantizer.graph.facts import NodeFacts
+from worker.quantizer.modes.dynamic import emit_dynamic, plan_dynamic
+from worker.quantizer.modes.halfs import emit_float16, plan_float16
+from worker.quantizer.modes.parameters_only import plan_weights
+from worker.quantizer.modes.static import fill_static
+from worker.quantizer.plan.build import build_plan
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.preparation.prepare import Prepared
+from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Draft, Filled
+from worker.quantizer.run.services import Services
+
+Planner = Callable[[ir.Graph, QuantizationConfig, NodeFacts, Journal], QuantizationPlan]
+
+NOT_LINEAR = declare("not-linear", "mode weights_only concerns the weights of linear nodes")
+
+_PLAIN_OPSET = 17
+
+
+@dataclass(frozen=True)
+class ModeRules:
+    """One mode of quantization.
+
+    Attributes:
+        plan: (prepared graph, config, facts of its nodes, journal that takes notes) -> plan without numbers.
+        fill: puts the numbers in and tells what algorithms made of it.
+        emit: writes the plan into a copy of the prepared model.
+    """
+
+    plan: Planner
+    fill: Callable[[Prepared, QuantizationPlan, Journal, Case, Services], Filled]
+    emit: Callable[[ir.Model, QuantizationPlan], Emitted]
+
+
+def _plan_weights_only(
+    graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, journal: Journal
+) -> QuantizationPlan:
+    return plan_weights(graph, config, facts, journal, why_not=NOT_LINEAR())
+
+
+def _fill_weights(
+    prepared: Prepared, plan: QuantizationPlan, journal: Journal, case: Case, services: Services
+) -> Filled:
+    with services.stages.stage("parameters"):
+        services.run.progress("parameters")
+        journal.note(*Parameters(prepared.graph, plan).fill(threads=services.threads))
+    return Filled([Draft(prepared, plan, journal)])
+
+
+def _fill_nothing(
+    prepared: Prepared, plan: QuantizationPlan, journal: Journal, case: Case, services: Services
+) -> Filled:
+    """A conversion has no numbers to find."""
+    return Filled([Draft(prepared, plan, journal)])
+
+
+MODES: dict[Mode, ModeRules] = {
+    "static": ModeRules(build_plan, fill_static, emit),
+    "weights_only": ModeRules(_plan_weights_only, _fill_weights, emit),
+    "dynamic": ModeRules(plan_dynamic, _fill_weights, emit_dynamic),
+    "float16": ModeRules(plan_float16, _fill_nothing, emit_float16),
+}
+
+
+def wanted_opset(config: QuantizationConfig) -> int:
+    """The opset from which on every type of the config has standard operators."""
+    activations = [config.activation, *(o.activation for o in config.overrides if o.activation)]
+    activations += [o.input_activation for o in config.overrides if o.input_activation]
+    weights = [config.weight, *(o.weight for o in config.overrides if o.weight)]
+    biases = [config.bias, *(o.bias for o in config.overrides if o.bias)]
+    dtypes: set[str] = {spec.dtype for spec in activations}
+    dtypes |= {spec.dtype for spec in weights} | {spec.dtype for spec in biases}
+    blocks = any(weight.granularity == "per_block" for weight in weights)
+    return max(_PLAIN_OPSET, *(NUMBER_TYPES[dtype].opset for dtype in dtypes), BLOCKS_OPSET if blocks else 0)

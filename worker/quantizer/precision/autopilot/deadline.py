@@ -1,0 +1,48 @@
+"""Ends a trial when the time of a search is used up."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from worker.quantizer.run.interface import Run
+
+
+class OutOfTimeError(Exception):
+    """The time of a search is used up. The search itself takes it and returns the best so far: nobody else sees it."""
+
+
+class TimedRun:
+    """Another run that also ends, by ``OutOfTimeError``, at a deadline.
+
+    Args:
+        run: takes progress and log, and may be canceled.
+        seconds: from now to the deadline; None: there is none.
+    """
+
+    def __init__(self, run: Run, seconds: float | None) -> None:
+        self._run = run
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self.lenient = False
+
+    @property
+    def is_over(self) -> bool:
+        """True behind the deadline."""
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
+        """Pass it on."""
+        self._run.progress(stage, done, total, unit, message)
+
+    def log(self, message: str, level: Literal["info", "warning"] = "info") -> None:
+        """Pass it on."""
+        self._run.log(message, level)
+
+    def check(self) -> None:
+        """Raise ``CanceledError`` if the run was canceled, ``OutOfTimeError`` behind the deadline.
+
+        While ``lenient`` is set the deadline does not count: something has to be finished in any case.
+        """
+        self._run.check()
+        if self.is_over and not self.lenient:
+            raise OutOfTimeError("the time of the search is used up")

@@ -1,0 +1,1 @@
+"""A precision for every layer."""

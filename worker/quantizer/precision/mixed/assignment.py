@@ -1,0 +1,185 @@
+"""A draft with another precision for every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from service.contracts.algorithms.precision import Level
+from service.contracts.calibration import TensorRange
+from service.contracts.dtypes import needs_calibration
+from service.contracts.selectors import NodeSelector
+from service.contracts.specs import ActivationSpec, WeightSpec
+from worker.quantizer.graph.values import name_of, node_name
+from worker.quantizer.plan.build import build_plan
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.profile import Stage
+from worker.quantizer.plan.targets import TARGETS
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.plan.weights import float_bias_reason, granularity_of
+from worker.quantizer.precision.layers import Layer
+from worker.quantizer.refine.calibration import calibrate
+from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.run.services import Services
+from worker.quantizer.statistics.collect import Request, collect
+from worker.quantizer.statistics.ranges import find_ranges, range_reducer
+from worker.quantizer.statistics.reducers import Range
+
+Ranges = Mapping[tuple[str, ActivationSpec], Range]
+
+
+def level_ranges(draft: Draft, levels: Sequence[Level], case: Case, services: Services) -> Ranges:
+    """Ranges of every source tensor of the draft for the activation spec of every level, by one pass over the data."""
+    specs = [level.activation for level in levels if isinstance(level.activation, ActivationSpec)]
+    return _found(draft, [(source, spec) for spec in specs for source in draft.plan.sources()], case, services)
+
+
+def ranges_of(draft: Draft, plan: QuantizationPlan, case: Case, services: Services) -> dict[str, Range]:
+    """Ranges for another plan of the draft's float network, by one pass over the data for those that are not known."""
+    wanted = list(plan.sources().items())
+    found = _found(draft, wanted, case, services)
+    return {source: found[source, spec] for source, spec in wanted}
+
+
+def _found(draft: Draft, wanted: Sequence[tuple[str, ActivationSpec]], case: Case, services: Services) -> Ranges:
+    known = draft.plan.ranges
+    found = {(source, spec): known[source] for source, spec in draft.plan.sources().items() if source in known}
+    reducers = {
+        (source, spec): range_reducer(spec, samples=case.calibration_samples)
+        for source, spec in wanted
+        if (source, spec) not in found and needs_calibration(spec.dtype)
+    }
+    if reducers:
+        collect(
+            draft.prepared.model,
+            [Request(source, reducer) for (source, _), reducer in reducers.items()],
+            case.calibration,
+            case.inputs,
+            limit=case.config.calibration_samples,
+            threads=services.threads,
+            run=services.run,
+        )
+    keys = {f"{k}": key for k, key in enumerate(reducers)}
+    results = find_ranges({k: reducers[key] for k, key in keys.items()}, threads=services.threads)
+    return {**found, **{keys[k]: result for k, result in results.items()}}
+
+
+@dataclass(frozen=True)
+class Assigner:
+    """Makes drafts that differ in the precision of their layers, on one float network and one set of ranges.
+
+    Attributes:
+        draft: calibrated.
+        layers: of its network.
+        levels: lowest precision last.
+        ranges: by source tensor and spec; what is missing is calibrated anew.
+        case: what is quantized.
+        services: of the run.
+    """
+
+    draft: Draft
+    layers: Sequence[Layer]
+    levels: tuple[Level, ...]
+    ranges: Ranges
+    case: Case
+    services: Services
+
+    def draft_of(self, chosen: Mapping[int, int]) -> Draft:
+        """The draft in which every group of layers has the level of this index; the first level where none is given.
+
+        Raises:
+            EngineError: a tensor has no finite range, or the runtime failed.
+        """
+        config = self.case.config
+        level_of = {layer.node: self.levels[chosen.get(layer.group, 0)] for layer in self.layers}
+        in_float = tuple(NodeSelector(node=name) for name, level in level_of.items() if level.is_float)
+        config = config.model_copy(update={"exclude": (*config.exclude, *in_float)})
+        graph, journal = self.draft.graph, Journal()
+        plan = build_plan(graph, config, self.draft.prepared.facts, journal)
+        nodes = {node_name(node): node for node in graph}
+        for layer in self.layers:
+            spec = level_of[layer.node].weight
+            weight = plan.weights.get(layer.weight) if layer.weight is not None else None
+            if weight is not None and isinstance(spec, WeightSpec):
+                weight.spec = spec
+                weight.granularity = granularity_of(nodes[layer.node], spec, journal)
+        for source, spec_ in self._source_specs(plan, level_of).items():
+            for entry in plan.activations.values():
+                if entry.source == source:
+                    entry.spec = spec_
+        _judge_biases(nodes, plan)
+        TARGETS[config.target].run(Stage.SPECS, graph, plan, config, journal)
+        known = {}
+        for entry in plan.activations.values():
+            found = self.ranges.get((entry.source, entry.spec))
+            if found is not None and needs_calibration(entry.spec.dtype):
+                known[entry.source] = TensorRange(minimum=found.minimum, maximum=found.maximum)
+        plan.silent = dict(self.draft.plan.silent)
+        made = calibrate(self.draft.prepared, plan, self.case, self.services, (), known, journal=journal)
+        return replace(made, statistics=self.draft.statistics)
+
+    def _source_specs(self, plan: QuantizationPlan, level_of: Mapping[str, Level]) -> dict[str, ActivationSpec]:
+        """By source tensor: the highest precision that a layer which reads it wants.
+
+        A tensor that no layer reads has that of the layer or the tensors it is made of, unless another node joins it
+        with others: the operands of an addition or a concatenation have one type, so that integer kernels take them.
+        """
+        rank = {id(level): k for k, level in enumerate(self.levels)}
+        wanted: dict[str, int] = {}
+        for layer in self.layers:
+            for source in layer.sources:
+                if source in plan.sources() and not level_of[layer.node].is_float:
+                    k = rank[id(level_of[layer.node])]
+                    wanted[source] = min(wanted.get(source, k), k)
+        read = set(wanted)
+        for node in self.draft.graph:
+            own = level_of.get(node_name(node))
+            if own is None:
+                self._join(node, plan, wanted, read)
+            for value in node.outputs:
+                entry = plan.activations.get(value.name or "")
+                if entry is None or entry.source in read:
+                    continue
+                wanted[entry.source] = self._inherited(node, own, plan, wanted, rank)
+        specs = {}
+        for source, k in wanted.items():
+            spec = self.levels[k].activation
+            if isinstance(spec, ActivationSpec):
+                specs[source] = spec
+        return specs
+
+    @staticmethod
+    def _join(node: ir.Node, plan: QuantizationPlan, wanted: dict[str, int], read: Collection[str]) -> None:
+        """Give the inputs of ``node`` the precision of those that layers read too, or else the highest of all."""
+        entries = [plan.activations.get(name_of(value)) for value in node.inputs if value is not None]
+        sources = [entry.source for entry in entries if entry is not None and entry.source in wanted]
+        bound = [wanted[source] for source in sources if source in read]
+        joined = min(bound or [wanted[source] for source in sources], default=0)
+        wanted.update({source: joined for source in sources if source not in read})
+
+    def _inherited(
+        self,
+        node: ir.Node,
+        own: Level | None,
+        plan: QuantizationPlan,
+        wanted: Mapping[str, int],
+        rank: Mapping[int, int],
+    ) -> int:
+        lowest = len(self.levels) - 1
+        if own is not None:
+            return rank[id(own)]
+        inputs = [plan.activations.get(name_of(value)) for value in node.inputs if value is not None]
+        known = [wanted[entry.source] for entry in inputs if entry is not None and entry.source in wanted]
+        return min(known, default=lowest)
+
+
+def _judge_biases(nodes: Mapping[str, ir.Node], plan: QuantizationPlan) -> None:
+    """Say anew which biases can be quantized: the type of their weight may have changed."""
+    for bias in plan.biases.values():
+        node = nodes[bias.node]
+        weight = plan.weights.get(name_of(node.inputs[1])) if node.inputs[1] is not None else None
+        if weight is not None:
+            bias.reason = float_bias_reason(node, bias.spec, weight)

@@ -1,0 +1,1 @@
+"""What the precision of each layer does to the output."""

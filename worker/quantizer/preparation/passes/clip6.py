@@ -1,0 +1,26 @@
+"""Clip(0, 6) becomes Relu: the one pass that changes what a model computes, where values exceed 6."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from service.contracts.preparation import PreparationSpec
+from service.contracts.reason import Reason
+from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.rewriting import INPUT_NOT_FLOAT32, Editor, Rewrite, apply_rule, scalar
+from worker.quantizer.graph.values import is_float32, node_name
+
+
+def clip6_to_relu(model: ir.Model, spec: PreparationSpec) -> Outcome:
+    """Clip with the constant limits 0 and 6 -> Relu."""
+    return apply_rule(model, ("Clip",), _relu, "Clip(0, 6) nodes became Relu")
+
+
+def _relu(clip: ir.Node, editor: Editor) -> Rewrite | Reason | None:
+    limits = [scalar(value) for value in clip.inputs[1:3]]
+    if limits != [0.0, 6.0]:
+        return None
+    if not is_float32(clip.inputs[0]):
+        return INPUT_NOT_FLOAT32()
+    relu = editor.node("Relu", [clip.inputs[0]], node_name(clip))
+    return Rewrite([clip], [relu], [(clip.outputs[0], relu.outputs[0])])

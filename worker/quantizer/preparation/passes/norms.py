@@ -1,0 +1,246 @@
+"""Decomposed normalizations become one node.
+
+Standardization over axes A: n = (x - mean_A(x)) / sqrt(mean_A((x - mean_A(x))^2) + epsilon).
+LayerNormalization (Ba et al. 2016): A = the last axes, y = n * scale + bias with the shape of these axes.
+InstanceNormalization (Ulyanov et al. 2016): A = all axes behind the channels, one scale and bias per channel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from service.contracts.preparation import PreparationSpec
+from service.contracts.reason import Reason, declare
+from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.rewriting import (
+    INNER_READ_ELSEWHERE,
+    INPUT_NOT_FLOAT32,
+    OPSET_TOO_OLD,
+    Editor,
+    Rewrite,
+    apply_rule,
+    axis_length,
+    enclosed,
+    only_reader,
+    other_operand,
+    producer,
+    rank_of,
+    reduced_axes,
+    scalar,
+)
+from worker.quantizer.graph.values import constant, int_attribute, is_float32, name_of, node_name
+
+EPSILON_NOT_CONSTANT = declare("epsilon-not-constant", "its epsilon is not a constant")
+AXES_DIFFER = declare("axes-differ", "its axes are not known, or differ")
+AXES_DROPPED = declare("axes-dropped", "it does not keep the reduced axes")
+NOT_DIVIDED = declare("not-divided-by-root", "the deviation is not divided by the root")
+NOT_LAST_AXES = declare("not-last-axes", "it normalizes over axes {axes} of {rank}, not the last ones")
+AXIS_LENGTH_UNKNOWN = declare("axis-length-unknown", "the length of its axes is not known")
+CHANNELS_UNKNOWN = declare("channels-unknown", "the number of its channels is not known")
+
+_LAYER_NORM_OPSET = 17
+
+
+def fuse_layer_norm(model: ir.Model, spec: PreparationSpec) -> Outcome:
+    """ReduceMean, Sub, Pow, ReduceMean, Add, Sqrt, Div (Mul, Add) -> LayerNormalization (opset 17)."""
+    return apply_rule(model, ("Sqrt",), _layer_norm, "groups became LayerNormalization")
+
+
+def fuse_instance_norm(model: ir.Model, spec: PreparationSpec) -> Outcome:
+    """The same nodes over all spatial axes -> InstanceNormalization."""
+    return apply_rule(model, ("Sqrt",), _instance_norm, "groups became InstanceNormalization")
+
+
+@dataclass(frozen=True)
+class Standardized:
+    """A matched standardization.
+
+    Attributes:
+        source: x.
+        axes: A, not negative, in order.
+        epsilon: added to the variance.
+        nodes: the matched nodes.
+        result: n.
+    """
+
+    source: ir.Value
+    axes: tuple[int, ...]
+    epsilon: float
+    nodes: tuple[ir.Node, ...]
+    result: ir.Value
+
+
+@dataclass(frozen=True)
+class _Affine:
+    scale: np.ndarray
+    bias: np.ndarray
+    nodes: tuple[ir.Node, ...]
+    result: ir.Value
+
+
+def standardized(root: ir.Node) -> Standardized | Reason | None:
+    """The standardization around a Sqrt node, or why it is none, or None if it does not look like one."""
+    shifted = producer(root.inputs[0], "Add")
+    if shifted is None:
+        return None
+    variances = [producer(value, "ReduceMean") for value in shifted.inputs]
+    variance = next((node for node in variances if node is not None), None)
+    squared = producer(variance.inputs[0], "Pow", "Mul") if variance is not None else None
+    deviation = producer(squared.inputs[0], "Sub") if squared is not None else None
+    mean = producer(deviation.inputs[1], "ReduceMean") if deviation is not None else None
+    if variance is None or squared is None or deviation is None or mean is None:
+        return None
+    source = deviation.inputs[0]
+    if source is None or mean.inputs[0] is not source or not _is_square(squared):
+        return None
+    epsilon = scalar(other_operand(shifted, variance.outputs[0]) or None)
+    if epsilon is None or epsilon < 0:
+        return EPSILON_NOT_CONSTANT()
+    axes = reduced_axes(mean)
+    if axes is None or axes != reduced_axes(variance):
+        return AXES_DIFFER()
+    if not int_attribute(mean, "keepdims", 1) or not int_attribute(variance, "keepdims", 1):
+        return AXES_DROPPED()
+    if not is_float32(source):
+        return INPUT_NOT_FLOAT32()
+    quotient = _quotient(root, deviation)
+    if quotient is None:
+        return NOT_DIVIDED()
+    nodes = (mean, deviation, squared, variance, shifted, root, *quotient)
+    return Standardized(source, axes, epsilon, tuple(dict.fromkeys(nodes)), quotient[-1].outputs[0])
+
+
+def _is_square(node: ir.Node) -> bool:
+    if node.op_type == "Pow":
+        return scalar(node.inputs[1]) == 2
+    return node.inputs[0] is node.inputs[1]
+
+
+def _quotient(root: ir.Node, deviation: ir.Node) -> tuple[ir.Node, ...] | None:
+    """The nodes that divide the deviation (or a twin of it) by the root, the last one last."""
+    divide = only_reader(root.outputs[0], "Div", "Reciprocal")
+    if divide is None:
+        return None
+    inverted = divide.op_type == "Reciprocal" or scalar(divide.inputs[0]) == 1
+    if not inverted:
+        twin = producer(divide.inputs[0], "Sub")
+        if divide.inputs[1] is not root.outputs[0] or twin is None or not _same_node(twin, deviation):
+            return None
+        return (*_with_mean(twin), divide)
+    multiply = only_reader(divide.outputs[0], "Mul")
+    twin = producer(other_operand(multiply, divide.outputs[0]), "Sub") if multiply is not None else None
+    if multiply is None or twin is None or not _same_node(twin, deviation):
+        return None
+    return (*_with_mean(twin), divide, multiply)
+
+
+def _same_node(node: ir.Node, other: ir.Node) -> bool:
+    """True for the same Sub, or one of the same operands, as some exporters write."""
+    if node is other:
+        return True
+    mean, other_mean = producer(node.inputs[1], "ReduceMean"), producer(other.inputs[1], "ReduceMean")
+    return node.inputs[0] is other.inputs[0] and (
+        node.inputs[1] is other.inputs[1]
+        or (
+            mean is not None
+            and other_mean is not None
+            and mean.inputs[0] is other_mean.inputs[0]
+            and reduced_axes(mean) == reduced_axes(other_mean)
+            and int_attribute(mean, "keepdims", 1) == 1
+        )
+    )
+
+
+def _with_mean(deviation: ir.Node) -> tuple[ir.Node, ...]:
+    mean = producer(deviation.inputs[1], "ReduceMean")
+    return (deviation,) if mean is None else (mean, deviation)
+
+
+def _layer_norm(root: ir.Node, editor: Editor) -> Rewrite | Reason | None:
+    found = standardized(root)
+    if found is None or isinstance(found, Reason):
+        return found
+    rank = rank_of(found.source) or 0
+    if found.axes != tuple(range(rank - len(found.axes), rank)):
+        return NOT_LAST_AXES(axes=list(found.axes), rank=rank)
+    if editor.opset is None or editor.opset < _LAYER_NORM_OPSET:
+        return OPSET_TOO_OLD(op_type="LayerNormalization", needed=_LAYER_NORM_OPSET, opset=editor.opset)
+    lengths = [axis_length(found.source, axis) for axis in found.axes]
+    shape = tuple(length for length in lengths if length is not None)
+    if len(shape) != len(lengths):
+        return AXIS_LENGTH_UNKNOWN()
+    affine = _affine(found.result, shape)
+    axis = -len(shape)
+    return _fused(found, affine, "LayerNormalization", {"axis": axis, "epsilon": found.epsilon}, editor)
+
+
+def _instance_norm(root: ir.Node, editor: Editor) -> Rewrite | Reason | None:
+    found = standardized(root)
+    if found is None or isinstance(found, Reason):
+        return found
+    rank = rank_of(found.source) or 0
+    if rank < 3 or found.axes != tuple(range(2, rank)):
+        return None
+    channels = axis_length(found.source, 1)
+    if channels is None:
+        return CHANNELS_UNKNOWN()
+    spatial = [axis_length(found.source, axis) for axis in found.axes]
+    per_channel = _affine(found.result, (channels, *[1] * (rank - 2)))
+    if not per_channel.nodes and (rank == 3 or _affine_of_layer(found.result, spatial)):
+        return None  # a LayerNormalization over the last axes, or as good as one
+    flat = _Affine(per_channel.scale.reshape(-1), per_channel.bias.reshape(-1), per_channel.nodes, per_channel.result)
+    return _fused(found, flat, "InstanceNormalization", {"epsilon": found.epsilon}, editor)
+
+
+def _affine_of_layer(value: ir.Value, lengths: list[int | None]) -> bool:
+    shape = tuple(length for length in lengths if length is not None)
+    return len(shape) == len(lengths) and bool(_affine(value, shape).nodes)
+
+
+def _affine(value: ir.Value, shape: tuple[int, ...]) -> _Affine:
+    """The Mul and the Add of constants behind ``value`` as float32 arrays of ``shape``, as far as they fit."""
+    nodes: list[ir.Node] = []
+    scale, bias = np.ones(shape, np.float32), np.zeros(shape, np.float32)
+    follower = only_reader(value, "Mul")
+    found = _operand(follower, value, shape)
+    if follower is not None and found is not None:
+        nodes, scale, value = [follower], found, follower.outputs[0]
+    follower = only_reader(value, "Add")
+    found = _operand(follower, value, shape)
+    if follower is not None and found is not None:
+        nodes, bias, value = [*nodes, follower], found, follower.outputs[0]
+    return _Affine(scale, bias, tuple(nodes), value)
+
+
+def _operand(node: ir.Node | None, value: ir.Value, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The constant operand beside ``value``, broadcast to ``shape``; None if it reaches beyond it."""
+    other = other_operand(node, value) if node is not None else None
+    if other is None or other.const_value is None or other.const_value.size > np.prod(shape):
+        return None
+    array = constant(other)
+    if array is None or array.dtype != np.float32:
+        return None
+    beyond = array.ndim - len(shape)
+    if beyond > 0 and set(array.shape[:beyond]) != {1}:
+        return None
+    kept: tuple[int, ...] = array.shape[max(beyond, 0) :]
+    if any(mine not in (1, wanted) for mine, wanted in zip(kept[::-1], shape[::-1], strict=False)):
+        return None
+    return np.ascontiguousarray(np.broadcast_to(array.reshape(kept), shape))
+
+
+def _fused(
+    found: Standardized, affine: _Affine, op_type: str, attributes: dict[str, int | float], editor: Editor
+) -> Rewrite | Reason:
+    nodes = (*found.nodes, *affine.nodes)
+    if not enclosed(nodes, [affine.result]):
+        return INNER_READ_ELSEWHERE()
+    last = nodes[-1]
+    stem = name_of(affine.result)
+    scale = editor.constant(f"{stem}_scale", affine.scale)
+    bias = editor.constant(f"{stem}_bias", affine.bias)
+    node = editor.node(op_type, [found.source, scale, bias], node_name(last), attributes)
+    return Rewrite(nodes, [node], [(affine.result, node.outputs[0])])

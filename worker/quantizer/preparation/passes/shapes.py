@@ -1,0 +1,129 @@
+"""Shapes: repaired, fixed by the user, and inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+import onnx_ir as ir
+
+from service.contracts.model import TensorInfo
+from service.contracts.preparation import PreparationSpec, fixed_inputs
+from service.contracts.reason import declare
+from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.skeleton import Skeleton
+
+NO_SHAPES_ASKED = declare("no-shapes-asked-for", "no shapes are asked for")
+SHAPES_KNOWN = declare("shapes-known", "shape inference finds nothing new")
+
+
+def repair_shapes(model: ir.Model, spec: PreparationSpec) -> Outcome:
+    """Some exporters write -1 for an unknown dimension, which converters and shape inference take for a size."""
+    repaired = 0
+    for value in _values(model):
+        if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
+            value.shape = ir.Shape([None if isinstance(dim, int) and dim < 0 else dim for dim in value.shape])
+            repaired += 1
+    return Outcome.counted(model, repaired, "shapes with negative dimensions made dynamic")
+
+
+def fix_shapes(model: ir.Model, spec: PreparationSpec) -> Outcome:
+    """Give inputs the shapes of ``fixed_shapes``; inner shapes that depend on them are inferred anew.
+
+    Raises:
+        InvalidConfigError: an unknown input, or a shape that contradicts the declared one.
+    """
+    if not spec.fixed_shapes:
+        return Outcome(model, NO_SHAPES_ASKED())
+    fixed_inputs([_info(value) for value in model.graph.inputs], spec)
+    inputs = {value.name: value for value in model.graph.inputs}
+    for name, wanted in spec.fixed_shapes.items():
+        inputs[name].shape = ir.Shape(wanted)
+    for value in _values(model):
+        if not value.is_graph_input() and value.shape is not None and not value.shape.is_static():
+            value.shape = None
+    return Outcome(model, ", ".join(f"{name}: {list(shape)}" for name, shape in spec.fixed_shapes.items()))
+
+
+def _info(value: ir.Value) -> TensorInfo:
+    shape = None
+    if value.shape is not None:
+        shape = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+    return TensorInfo(name=value.name or "", dtype=value.dtype.name if value.dtype else "other", shape=shape)
+
+
+def infer_shapes(model: ir.Model, spec: PreparationSpec) -> Outcome:
+    """Infer types and shapes of all values, from the operators' own rules and without reading weights."""
+    proto = Skeleton(model).proto
+    note = ""
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        # One operator whose rule fails must not leave all others without shapes; the model ran when it was uploaded.
+        note = f"; strict inference failed: {' '.join(str(error).split())[:200]}"
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    modified = _merge(model.graph, inferred.graph)
+    unknown = sum(1 for node in model.graph for value in node.outputs if value.name and value.dtype is None)
+    said = (f"{unknown} tensors of unknown type" if unknown else "all tensor types known") + note
+    return Outcome(model, said if modified else SHAPES_KNOWN.saying(said))
+
+
+def _merge(graph: ir.Graph, inferred: onnx.GraphProto) -> bool:
+    """Take over what was inferred for a graph and its sub-graphs, which correspond node by node."""
+    found = {entry.name: entry.type for entry in (*inferred.value_info, *inferred.output)}
+    modified = False
+    for node, proto in zip(graph, inferred.node, strict=True):
+        for value in node.outputs:
+            if value.name in found:
+                modified |= _take_over(value, found[value.name])
+        if any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
+            for mine, theirs in zip(_graphs(node), _graph_protos(proto), strict=True):
+                modified |= _merge(mine, theirs)
+    return modified
+
+
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def _graphs(node: ir.Node) -> list[ir.Graph]:
+    graphs: list[ir.Graph] = []
+    for _, attribute in sorted(node.attributes.items()):
+        if attribute.type == ir.AttributeType.GRAPH:
+            graphs.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            graphs += attribute.as_graphs()
+    return graphs
+
+
+def _graph_protos(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    graphs: list[onnx.GraphProto] = []
+    for attribute in sorted(node.attribute, key=lambda attribute: attribute.name):
+        if attribute.HasField("g"):
+            graphs.append(attribute.g)
+        graphs += attribute.graphs
+    return graphs
+
+
+def _take_over(value: ir.Value, inferred: onnx.TypeProto) -> bool:
+    """True if the value's type or shape is another now."""
+    if inferred.WhichOneof("value") != "tensor_type":
+        return False
+    tensor, modified = inferred.tensor_type, False
+    if tensor.elem_type and value.dtype != tensor.elem_type:
+        value.dtype, modified = ir.DataType(tensor.elem_type), True
+    if tensor.HasField("shape"):
+        dims: list[int | str | None] = [
+            axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in tensor.shape.dim
+        ]
+        if value.shape is None or value.shape != dims:
+            value.shape, modified = ir.Shape(dims), True
+    return modified
+
+
+def _values(model: ir.Model) -> Iterable[ir.Value]:
+    yield from model.graph.inputs
+    yield from model.graph.outputs
+    for graph in model.graph.subgraphs():
+        yield from graph.inputs
+    for node in model.graph.all_nodes():
+        yield from node.outputs

@@ -1,0 +1,61 @@
+"""Brings the weights of sub-graphs (bodies of If, Loop and Scan) where the quantizer looks for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx_ir as ir
+
+from service.contracts.reason import declare
+from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.values import Names, is_constant, name_of, subgraph_nodes
+from worker.quantizer.operators.linear import LINEAR, is_linear
+
+NO_SUBGRAPH_WEIGHT = declare("no-subgraph-weight", "no {op_types} of a sub-graph holds a weight of its own")
+
+
+def lift_subgraph_weights(model: ir.Model) -> Outcome:
+    """Make the weights that linear nodes of sub-graphs hold initializers of the main graph.
+
+    Bodies see what the graphs around them hold, so nothing else changes. A constant that is also read otherwise within
+    its body, or is a result of it, stays there as well; both share their memory.
+    """
+    graph = model.graph
+    held: dict[ir.Value, list[ir.Node]] = {}
+    for node in subgraph_nodes(graph):
+        weight = node.inputs[1] if is_linear(node) else None
+        if weight is not None and is_constant(weight) and weight.graph is not graph:
+            held.setdefault(weight, []).append(node)
+    if not held:
+        return Outcome(model, NO_SUBGRAPH_WEIGHT(op_types=", ".join(LINEAR)))
+    names, times = Names(graph), _times_used(graph)
+    for weight, readers in held.items():
+        alone = len(weight.uses()) == len(readers) and not weight.is_graph_output()
+        name = name_of(weight)
+        free = name if alone and times[name] == 1 else names.free(name)
+        if alone and weight.graph is not None:
+            del weight.graph.initializers[name]
+        lifted = _copy(weight, free)
+        graph.register_initializer(lifted)
+        for node in readers:
+            node.replace_input_with(1, lifted)
+    return Outcome(model, f"{len(held)} weights moved from sub-graphs into the main graph")
+
+
+def _times_used(graph: ir.Graph) -> Counter[str | None]:
+    """How many values bear each name: sub-graphs that stand beside each other may use the same ones."""
+    times: Counter[str | None] = Counter()
+    for part in (graph, *graph.subgraphs()):
+        times.update({value.name for value in (*part.inputs, *part.initializers.values())})
+        times.update(value.name for node in part for value in node.outputs)
+    return times
+
+
+def _copy(weight: ir.Value, name: str) -> ir.Value:
+    tensor = weight.const_value
+    if tensor is None:
+        raise ValueError(f"weight {weight.name!r} has no data")
+    shape = ir.Shape(tensor.shape.numpy())
+    made = ir.Value(name=name, const_value=ir.Tensor(tensor.numpy(), tensor.dtype, shape=shape, name=name))
+    made.dtype, made.shape = tensor.dtype, shape
+    return made

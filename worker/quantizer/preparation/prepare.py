@@ -1,0 +1,224 @@
+"""Brings a float model into the form that all later steps rely on.
+
+Afterwards: every node and value has a name, weights are initializers that no caller can override, functions are
+inlined, constants are folded, tensors are float32 instead of float16, affine followers are folded into the linear
+node before them, and the opset is at least 17 where the model could be lifted. Each pass reports what it did, or why
+it did nothing. All passes but ``clip6_to_relu`` and ``dequantize`` keep what the model computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from service.contracts.compatibility import PAIR_OP_TYPES, already_quantized_hint, is_quantized_op
+from service.contracts.errors import AlreadyQuantizedError
+from service.contracts.preparation import PreparationSpec
+from service.contracts.reason import declare
+from service.contracts.report import PreparationStep
+from worker.quantizer.graph.facts import NodeFacts
+from worker.quantizer.graph.outcome import Outcome, PreparationPass
+from worker.quantizer.graph.values import node_name
+from worker.quantizer.preparation.halfs import float16_to_float32, holds_float16
+from worker.quantizer.preparation.layout import announce, four_dimensional_inputs
+from worker.quantizer.preparation.passes.batchnorm import batch_norm_to_conv
+from worker.quantizer.preparation.passes.clip6 import clip6_to_relu
+from worker.quantizer.preparation.passes.constants import fold_constants, remove_dead_code
+from worker.quantizer.preparation.passes.dequantize import dequantize
+from worker.quantizer.preparation.passes.gelu import fuse_gelu
+from worker.quantizer.preparation.passes.l2_norm import fuse_l2_norm
+from worker.quantizer.preparation.passes.linear import fold_affine, matmul_add_to_gemm
+from worker.quantizer.preparation.passes.names import first_output, inline_functions, name_everything
+from worker.quantizer.preparation.passes.norms import fuse_instance_norm, fuse_layer_norm
+from worker.quantizer.preparation.passes.opset import LOWEST_OPSET, WANTED_OPSET, lift_opset
+from worker.quantizer.preparation.passes.pooling import reduce_mean_to_global_average_pool, split_large_pooling
+from worker.quantizer.preparation.passes.shapes import fix_shapes, infer_shapes, repair_shapes
+from worker.quantizer.preparation.passes.sharing import unshare_initializers
+from worker.quantizer.preparation.passes.splits import split_to_slice
+from worker.quantizer.preparation.passes.subgraphs import lift_subgraph_weights
+
+__all__ = ["LOWEST_OPSET", "WANTED_OPSET", "Prepared", "prepare", "undo_quantization"]
+
+NO_FLOAT16 = declare("no-float16", "the model holds no float16")
+SUBGRAPHS_IN_FLOAT = declare("subgraphs-in-float", "sub-graphs stay in float")
+SWITCHED_OFF = declare("switched-off", "switched off by preparation.{flag}")
+SHAPES_CURRENT = declare("shapes-current", "nothing has changed since shapes were inferred")
+
+
+def _widen_float16(model: ir.Model, spec: PreparationSpec) -> Outcome:
+    if not holds_float16(model):
+        return Outcome(model, NO_FLOAT16())
+    return Outcome(model, f"{float16_to_float32(model)} float16 constants widened to float32")
+
+
+def _keep_in_subgraphs(model: ir.Model, spec: PreparationSpec) -> Outcome:
+    return Outcome(model, SUBGRAPHS_IN_FLOAT())
+
+
+def _infer_again(model: ir.Model, spec: PreparationSpec) -> Outcome:
+    return infer_shapes(model, spec)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A pass in the order of preparation; ``flag`` is the field of the spec that turns it on, None for always."""
+
+    name: str
+    apply: PreparationPass
+    flag: str | None = None
+
+
+def _switched(apply: PreparationPass) -> _Step:
+    """A pass that bears the name of its flag."""
+    name = getattr(apply, "__name__", "")
+    return _Step(name, apply, flag=name)
+
+
+_STEPS = (
+    _Step("inline_functions", inline_functions),
+    _Step("name_everything", name_everything),
+    _switched(dequantize),
+    _Step("repair_shapes", repair_shapes),
+    _Step("fix_shapes", fix_shapes),
+    _Step("float16_to_float32", _widen_float16),
+    _Step("lift_opset", lift_opset),
+    _Step("fold_constants", fold_constants),
+    _Step("infer_shapes", infer_shapes),
+    _switched(clip6_to_relu),
+    _switched(fuse_gelu),
+    _switched(fuse_instance_norm),
+    _switched(fuse_layer_norm),
+    _switched(fuse_l2_norm),
+    _Step("matmul_add_to_gemm", matmul_add_to_gemm),
+    _Step("fold_affine", fold_affine, flag="fold_batch_norm"),
+    _switched(batch_norm_to_conv),
+    _switched(reduce_mean_to_global_average_pool),
+    _switched(split_large_pooling),
+    _switched(split_to_slice),
+    _Step("subgraph_weights", _keep_in_subgraphs),
+    _switched(unshare_initializers),
+    _Step("remove_dead_code", remove_dead_code),
+    _Step("infer_final_shapes", _infer_again),
+    _Step("nhwc_input", announce, flag="nhwc_input"),
+)
+
+
+@dataclass
+class Prepared:
+    """A prepared model and what was done to it.
+
+    Attributes:
+        model: the model.
+        steps: what each pass did.
+        facts: of its nodes.
+        output_shapes: of the graph outputs as declared, which shape inference may have made narrower.
+        keeps_function: False if a pass changed what the model computes.
+        nhwc_inputs: inputs that are to take NHWC in the emitted model; in this one they take what they took.
+    """
+
+    model: ir.Model
+    steps: list[PreparationStep] = field(default_factory=list)
+    facts: NodeFacts = field(default_factory=NodeFacts)
+    output_shapes: list[ir.Shape | None] = field(default_factory=list)
+    keeps_function: bool = True
+    nhwc_inputs: tuple[str, ...] = ()
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The main graph."""
+        return self.model.graph
+
+    @property
+    def op_types(self) -> Mapping[str, str]:
+        """Operator of every node by name as the user knows it."""
+        return self.facts.op_types
+
+    def known_nodes(self) -> list[tuple[str, str]]:
+        """(name, op_type) of every node, sub-graphs included; twice where preparation changed the operator."""
+        now = [(node_name(node), node.op_type) for node in self.graph.all_nodes()]
+        return [*now, *((name, self.op_types[name]) for name, _ in now if name in self.op_types)]
+
+    def restore_interface(self, model: ir.Model) -> None:
+        """Give the outputs of ``model``, emitted from this one, the shapes that the user declared."""
+        for value, shape in zip(model.graph.outputs, self.output_shapes, strict=True):
+            if shape is not None:
+                value.shape = shape
+
+
+def prepare(
+    model: ir.Model, spec: PreparationSpec | None = None, *, opset: int = WANTED_OPSET, subgraph_weights: bool = False
+) -> Prepared:
+    """Prepare ``model``, which is changed or replaced.
+
+    Args:
+        model: float model.
+        spec: which passes run; the default's if None.
+        opset: what the recipe needs; the model is lifted to it where possible, unless the spec asks for another.
+        subgraph_weights: weights of sub-graphs are to be quantized, so they move into the main graph.
+
+    Raises:
+        AlreadyQuantizedError: the model holds quantized operators; names the first, or with ``spec.dequantize`` the
+            first that is no Q/DQ pair.
+        InvalidConfigError: ``fixed_shapes`` or ``opset`` do not fit the model.
+        UnsupportedModelError: the opset is below 13 and cannot be lifted.
+    """
+    spec = spec or PreparationSpec()
+    if not spec.dequantize:
+        _refuse_quantized(model)
+    prepared = Prepared(model)
+    changed = False  # since shapes were inferred last
+    for step in _STEPS:
+        if step.flag is not None and not getattr(spec, step.flag):
+            prepared.steps.append(Outcome(model, SWITCHED_OFF(flag=step.flag)).step(step.name))
+            continue
+        if step.apply is _infer_again and not changed:
+            outcome = Outcome(prepared.model, SHAPES_CURRENT())
+        elif step.apply is lift_opset:
+            outcome = lift_opset(prepared.model, spec, opset)
+        elif step.apply is _keep_in_subgraphs and subgraph_weights:
+            outcome = lift_subgraph_weights(prepared.model)
+        else:
+            outcome = step.apply(prepared.model, spec)
+        prepared.model = outcome.model
+        prepared.facts = prepared.facts.with_op_types(outcome.op_types)
+        changed = step.apply is not infer_shapes and (changed or outcome.applied)
+        prepared.steps.append(outcome.step(step.name))
+        if step.apply is name_everything:
+            prepared.facts = NodeFacts({node_name(node): node.op_type for node in prepared.graph.all_nodes()})
+        if step.apply is fix_shapes:
+            prepared.output_shapes = [value.shape and value.shape.copy() for value in prepared.graph.outputs]
+        if step.apply in (clip6_to_relu, dequantize) and outcome.applied:
+            prepared.keeps_function = False
+        if step.apply is announce:
+            prepared.nhwc_inputs = four_dimensional_inputs(prepared.model)
+    return prepared
+
+
+def undo_quantization(model: ir.Model) -> Outcome:
+    """Take off the Q/DQ pairs alone; ``model`` is changed or replaced.
+
+    Raises:
+        AlreadyQuantizedError: a quantized operator is left; names the node.
+    """
+    spec = PreparationSpec(dequantize=True)
+    for apply in (inline_functions, name_everything):
+        model = apply(model, spec).model
+    return dequantize(model, spec)
+
+
+def _refuse_quantized(model: ir.Model) -> None:
+    parts: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    nodes = [node for part in parts for node in ir.traversal.RecursiveGraphIterator(part)]
+    quantized = [node for node in nodes if is_quantized_op(node.op_type)]
+    if not quantized:
+        return
+    node = quantized[0]
+    who = f"node {node.name!r}" if node.name else f"the unnamed node with output {first_output(node)!r}"
+    raise AlreadyQuantizedError(
+        f"{who} is a {node.op_type}: the model is quantized already",
+        hint=already_quantized_hint(pairs_only=all(node.op_type in PAIR_OP_TYPES for node in quantized)),
+        node=node.name or None,
+        op_type=node.op_type,
+    )

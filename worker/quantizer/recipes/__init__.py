@@ -1,1 +1,0 @@
-"""Recipes other than static quantization: how a plan is made and written where activations are not calibrated."""

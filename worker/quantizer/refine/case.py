@@ -1,0 +1,92 @@
+"""What is quantized: a model, its data, and what is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.contracts.config import QuantizationConfig
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.model import ModelSummary, TensorInfo
+from worker.quantizer.data import Dataset
+from worker.quantizer.evaluation.metrics import Metrics
+from worker.quantizer.evaluation.side_by_side import Expected, expected_outputs
+from worker.quantizer.run.interface import Run
+from worker.quantizer.runtime.session import Session
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known of the job's model and data.
+
+    Attributes:
+        config: resolved recipe.
+        summary: facts of the uploaded model.
+        calibration: data that the ranges are taken from.
+        evaluation: data that both models are compared on; None: the calibration data.
+        float_session: the uploaded model, without its Q/DQ pairs where they are taken off.
+        origin: what the results depend on but the config, ready for JSON: see ``worker.quantizer.run.identity``.
+        metrics: what is measured beside the distance from the float model.
+    """
+
+    config: QuantizationConfig
+    summary: ModelSummary
+    calibration: Dataset
+    evaluation: Dataset | None
+    float_session: Session
+    origin: dict[str, Any] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=lambda: Metrics(EvaluationSpec(), ()))
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """The model's inputs."""
+        return self.summary.inputs
+
+    @property
+    def measured_on(self) -> Dataset:
+        """The data that both models are compared on."""
+        return self.evaluation or self.calibration
+
+    @property
+    def calibration_samples(self) -> int:
+        """Samples that the ranges are taken from."""
+        limit = self.config.calibration_samples
+        return self.calibration.samples if limit is None else min(limit, self.calibration.samples)
+
+    def expected_outputs(
+        self,
+        run: Run,
+        *,
+        batch_size: int,
+        first: int = 0,
+        last: int | None = None,
+        outputs: Sequence[str] | None = None,
+        with_arrays: bool = False,
+    ) -> Iterator[Expected]:
+        """What the float model makes of calibration samples.
+
+        Args:
+            run: asked before every batch whether to stop.
+            batch_size: samples per batch, where the model lets one choose.
+            first: number of the first sample.
+            last: number of the sample to stop before; None: the last one that ranges are taken from.
+            outputs: names of those wanted; None for all.
+            with_arrays: hand out what the metrics read beside the samples.
+
+        Raises:
+            DatasetError: the data is damaged or does not fit the model.
+            EngineError: the runtime failed.
+            CanceledError: the run was canceled.
+        """
+        return expected_outputs(
+            self.float_session,
+            self.calibration,
+            self.inputs,
+            run=run,
+            batch_size=batch_size,
+            first=first,
+            last=self.calibration_samples if last is None else min(last, self.calibration_samples),
+            outputs=outputs,
+            arrays=self.metrics.arrays if with_arrays else (),
+        )

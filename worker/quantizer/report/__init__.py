@@ -1,0 +1,1 @@
+"""The report: its figures, its words, its drawings."""

@@ -1,0 +1,170 @@
+"""The words of a report: its notes and its one sentence."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from service.contracts.evaluation import Gate
+from service.contracts.reason import Reason
+from service.contracts.report import LayerFigures, MetricFigures, ModelFigures
+from worker.quantizer.data import Dataset
+from worker.quantizer.evaluation.compare import Comparison
+from worker.quantizer.evaluation.metrics import metric_words
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.types import Decision, QuantizationPlan
+from worker.quantizer.report.layers import NOT_APPLICABLE
+
+# Below this, one part in ten of the output's energy is error.
+_POOR_SQNR_DB = 10.0
+# Nodes or tensors named in one note.
+_TOLD = 3
+
+
+def report_notes(
+    plan: QuantizationPlan,
+    journal: Journal,
+    comparison: Comparison,
+    data: Dataset,
+    gate: Gate,
+    before: ModelFigures,
+    after: ModelFigures,
+) -> tuple[str, ...]:
+    """Everything that the reader of a report should not have to find out alone."""
+    notes = [*journal.notes, *decision_notes(journal.decisions), *_float_bias_notes(plan, journal.decisions)]
+    if comparison.fidelity.source == "calibration" and not gate.is_empty:
+        notes.append("the gate was judged on the calibration data: give an evaluation dataset for a verdict to rely on")
+    for name, array in data.summary.arrays.items():
+        specs = [spec for k, spec in data.preprocessing.inputs.items() if (spec.array or k) == name]
+        if array.dtype == "uint8" and specs and all(spec.is_identity for spec in specs):
+            notes.append(
+                f"array {name!r} is fed as it is stored, 0 to 255: give scale, mean and std if the model wants less"
+            )
+    notes += _label_notes(comparison, data) + _metric_notes(comparison)
+    if plan.is_empty:
+        return tuple(notes)
+    if after.size_bytes >= before.size_bytes:
+        notes.append("the quantized model is not smaller: scales and Q/DQ nodes outweigh what its weights save")
+    if before.latency_ms and after.latency_ms and after.latency_ms > before.latency_ms:
+        notes.append(
+            "the quantized model is not faster here: small layers, or many changes between float and integers, "
+            "cost more than integer kernels save"
+        )
+    sqnr_db = comparison.fidelity.sqnr_db
+    notes += [
+        f"output {name!r} of the float model holds NaN or Inf: its distance has no figure"
+        for name in comparison.non_finite
+    ]
+    if sqnr_db is not None and sqnr_db < _POOR_SQNR_DB:
+        notes.append(
+            f"the outputs are far from the float model's (SQNR {sqnr_db:.1f} dB): exclude the worst layers, "
+            "or try the preset int8_percentile"
+        )
+    return tuple(notes)
+
+
+def _label_notes(comparison: Comparison, data: Dataset) -> list[str]:
+    """Labels that nothing was done with."""
+    labels = data.summary.labels
+    if labels is None or comparison.labels_used:
+        return []
+    if labels.are_classes:
+        return ["the labels were not used: the first output holds no class scores for them"]
+    return [
+        f"the labels were not used: array {labels.array!r} ({labels.dtype}{list(labels.shape or ())}) holds no class "
+        "numbers; declare a metric that takes it"
+    ]
+
+
+def _metric_notes(comparison: Comparison) -> list[str]:
+    """Metrics without a value."""
+    models = (("float", comparison.float_set), ("quantized", comparison.quantized_set))
+    return [
+        f"metric {name} of the {word} model has no value: {why}"
+        for word, measured in models
+        for name, why in measured.undefined.items()
+    ]
+
+
+def decision_notes(decisions: Sequence[Decision]) -> list[str]:
+    """What the target's rules changed: one sentence per rule and cause, with the first places."""
+    groups: dict[tuple[str, str, bool], list[Decision]] = defaultdict(list)
+    for decision in decisions:
+        groups[decision.rule, decision.why, decision.conflict].append(decision)
+    notes = []
+    for (rule, why, conflict), made in groups.items():
+        told = ", ".join(f"{decision.where} ({decision.what})" for decision in made[:_TOLD])
+        more = f" and {len(made) - _TOLD} more" if len(made) > _TOLD else ""
+        word = "could not be kept" if conflict else "changed"
+        notes.append(f"target rule {rule} {word} {len(made)}: {told}{more}; {why}")
+    return notes
+
+
+def _float_bias_notes(plan: QuantizationPlan, decisions: Sequence[Decision]) -> list[str]:
+    """Which biases stay in float; what a rule of the target decided is told there."""
+    by_rule = {decision.where for decision in decisions if decision.rule == "float_bias"}
+    groups: dict[Reason, list[str]] = defaultdict(list)
+    for name, bias in plan.biases.items():
+        if bias.reason and name not in by_rule:
+            groups[bias.reason].append(name)
+    notes = []
+    for reason, names in groups.items():
+        told = ", ".join(repr(name) for name in names[:_TOLD])
+        more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
+        notes.append(f"node{'s' if len(names) > 1 else ''} {told}{more}: bias stays in float: {reason}")
+    return notes
+
+
+def nothing_quantized(*, by_selectors: bool) -> str:
+    """The note of a run that changed nothing.
+
+    Args:
+        by_selectors: True if include and exclude are the cause, so that without them something would be quantized.
+    """
+    cause = (
+        "include and exclude leave nothing to quantize" if by_selectors else "nothing in this model can be quantized"
+    )
+    return f"{cause}: the model is returned as it was uploaded"
+
+
+def calibration_notes(wanted: int | None, available: int) -> list[str]:
+    """What the reader should know of the calibration data.
+
+    Args:
+        wanted: ``calibration_samples`` of the config.
+        available: samples in the dataset.
+    """
+    if wanted is None or wanted <= available:
+        return []
+    return [f"calibration_samples is {wanted}, but the dataset holds only {available}: all of them were used"]
+
+
+def summary_sentence(
+    plan: QuantizationPlan,
+    layers: Sequence[LayerFigures],
+    before: ModelFigures,
+    after: ModelFigures,
+    comparison: Comparison,
+    metrics: Sequence[MetricFigures],
+) -> str:
+    """The report in one sentence."""
+    if plan.is_empty:
+        return "Nothing to quantize: the model is returned as it was uploaded."
+    parts = []
+    if metrics and metrics[0].quantized is not None:
+        first = metrics[0]
+        parts.append(metric_words(first.name, (first.float_, first.quantized), first.unit))
+    elif comparison.fidelity.top1_agreement is not None:
+        parts.append(f"same decision on {comparison.fidelity.top1_agreement:.2f} %")
+    if comparison.fidelity.sqnr_db is not None:
+        parts.append(f"SQNR {comparison.fidelity.sqnr_db:.1f} dB")
+    parts.append(_ratio(before.size_bytes, after.size_bytes, "smaller", "larger"))
+    if before.latency_ms and after.latency_ms:
+        parts.append(_ratio(before.latency_ms, after.latency_ms, "faster", "slower"))
+    quantized = sum(1 for layer in layers if layer.reason is None)
+    able = sum(1 for layer in layers if layer.reason_code != NOT_APPLICABLE.code)
+    return f"{', '.join(parts)}; {quantized} of {able} nodes quantized."
+
+
+def _ratio(before: float, after: float, better: str, worse: str) -> str:
+    return f"{before / after:.2f}x {better}" if after <= before else f"{after / before:.2f}x {worse}"

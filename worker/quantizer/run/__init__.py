@@ -1,0 +1,1 @@
+"""What a run lends its stages: progress, time, memory of finished work, files."""

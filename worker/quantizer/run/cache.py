@@ -1,0 +1,155 @@
+"""What runs have computed, kept on disk for later runs that need the very same: one file per key.
+
+    FOLDER/sha256 of the scope/KEY
+
+A key is a digest of everything that the content depends on (``worker.quantizer.run.identity.content_key``), so nothing
+here ever grows stale. Any number of processes may use one folder: files appear whole, and what another process evicts
+or replaces meanwhile is a miss or the same bytes. Nothing that is found is trusted further than its checksum.
+
+The scope keeps tenants apart: contents are derived from what a tenant has uploaded, and a hit that somebody else's
+upload caused would tell, by the time that a job takes, that they have the same model and data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from worker.quantizer.run.interface import Run, SilentRun
+from worker.quantizer.run.sealed import HEADER_BYTES, DamagedFileError, read_sealed, remove_parts, write_sealed
+
+LOCK_FILE = ".lock"
+# What is left after an eviction, as a share of the limit: the next few entries need none.
+_KEPT_SHARE = 0.9
+_PART_AGE_SECONDS = 3600.0
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+class Cache:
+    """Bytes by key; the least recently used go when there are too many.
+
+    A cache saves time and decides nothing: trouble with it is told, and the run goes on without it.
+
+    Args:
+        folder: made if it is not there; None: nothing is kept and nothing is found.
+        scope: whose contents these are; another scope finds none of them.
+        limit_bytes: that the folder may take over all scopes; None: no limit.
+        run: takes what a person may want to read.
+    """
+
+    def __init__(
+        self, folder: Path | None, *, scope: str = "", limit_bytes: int | None = None, run: Run | None = None
+    ) -> None:
+        self._root = folder
+        self._scope = scope
+        self._limit = limit_bytes
+        self._run = SilentRun() if run is None else run
+        self._refused = False
+
+    def get(self, key: str) -> bytes | None:
+        """What is kept under ``key``; None if there is nothing, or nothing whole.
+
+        Args:
+            key: lowercase hex sha256.
+
+        Raises:
+            ValueError: the key is no sha256.
+        """
+        if self._root is None:
+            return None
+        path = self._path(self._root, key)
+        try:
+            data = read_sealed(path, self._label(key))
+            os.utime(path)  # used just now: among the last to be evicted
+        except FileNotFoundError:
+            return None
+        except DamagedFileError as error:
+            self._run.log(f"the cache entry {path} is dropped: {error}", "warning")
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        except OSError as error:
+            self._refuse(error)
+            return None
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep ``data`` under ``key``.
+
+        Args:
+            key: lowercase hex sha256 of everything that ``data`` depends on.
+            data: any bytes.
+
+        Raises:
+            ValueError: the key is no sha256.
+        """
+        if self._root is None:
+            return
+        path = self._path(self._root, key)
+        if self._limit is not None and HEADER_BYTES + len(data) > self._limit:
+            self._run.log(f"{len(data)} bytes are not cached: the cache may hold {self._limit}")
+            return
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_sealed(path, self._label(key), data, durable=False)
+            if self._limit is not None:
+                _evict(self._root, self._limit, keep=path)
+        except OSError as error:
+            self._refuse(error)
+
+    def _path(self, root: Path, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"not a sha256: {key!r}")
+        return root / hashlib.sha256(self._scope.encode()).hexdigest() / key
+
+    def _label(self, key: str) -> str:
+        return f"cache {self._scope} {key}"
+
+    def _refuse(self, error: OSError) -> None:
+        if not self._refused:
+            self._refused = True
+            self._run.log(f"the cache {self._root} cannot be used: {error.strerror or error}", "warning")
+
+
+def _evict(root: Path, limit_bytes: int, *, keep: Path) -> None:
+    """Remove what was not used for longest until all entries fit, unless another process is doing so just now."""
+    with _lock(root) as ours:
+        if not ours:
+            return
+        found = []
+        for folder in (entry for entry in root.iterdir() if entry.is_dir()):
+            remove_parts(folder, _PART_AGE_SECONDS)
+            found += [(path, state) for path in folder.iterdir() if (state := _state(path)) is not None]
+        total = sum(state.st_size for _, state in found)
+        if total <= limit_bytes:
+            return
+        for path, state in sorted(found, key=lambda entry: entry[1].st_mtime_ns):
+            if total <= limit_bytes * _KEPT_SHARE:
+                return
+            if path != keep:
+                path.unlink(missing_ok=True)
+                total -= state.st_size
+
+
+@contextlib.contextmanager
+def _lock(root: Path) -> Iterator[bool]:
+    """Whether the eviction is this process's to do."""
+    with (root / LOCK_FILE).open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def _state(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,115 @@
+"""What results depend on, as digests: of a whole run, and of any piece of work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from service import contracts
+from service.contracts.config import QuantizationConfig
+from service.contracts.model import ModelSummary
+from service.contracts.version import VERSION
+from worker import quantizer
+from worker.quantizer.data import Dataset
+
+_LIBRARIES = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
+# Not needed by every run, and not installed everywhere.
+_OPTIONAL_LIBRARIES = ("scipy", "torch")
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that every run computes with."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}}
+
+
+@lru_cache(maxsize=1)
+def engine_fingerprint() -> str:
+    """The engine's version and a digest of its code: a version under development is not one engine but many."""
+    digest = hashlib.sha256()
+    for folder in (Path(quantizer.__file__).parent, Path(contracts.__file__).parent):
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return f"{VERSION} {digest.hexdigest()}"
+
+
+def origin(
+    summary: ModelSummary,
+    calibration: Dataset,
+    evaluation: Dataset | None,
+    graphs: Mapping[str, Path],
+    *,
+    threads: int,
+) -> dict[str, Any]:
+    """All that a run's results depend on but its config, ready for JSON: model, data, engine, libraries, threads.
+
+    The number of threads counts: sums in another order end in other last bits.
+
+    Args:
+        summary: of the model.
+        calibration: its data.
+        evaluation: the data of the comparison, if it is other data.
+        graphs: files of metrics, by the name that the config has for each.
+        threads: CPU threads.
+    """
+    return {
+        "engine": engine_fingerprint(),
+        "libraries": library_versions() | {name: _version(name) for name in _OPTIONAL_LIBRARIES},
+        "model": summary.sha256,
+        "calibration": _data(calibration),
+        "evaluation": None if evaluation is None else _data(evaluation),
+        "graphs": {name: _file_sha256(path) for name, path in sorted(graphs.items())},
+        "threads": threads,
+    }
+
+
+def run_identity(config: QuantizationConfig, run_origin: dict[str, Any]) -> str:
+    """Digest of everything that a run's result depends on.
+
+    Args:
+        config: resolved.
+        run_origin: of ``origin``.
+    """
+    return content_key("run", run_origin, config.model_dump(mode="json"))
+
+
+def content_key(kind: str, *parts: Any) -> str:
+    """Lowercase hex sha256 of ``kind`` and ``parts``: a name for what is computed from them.
+
+    Args:
+        kind: what it is; two kinds never have a key in common.
+        parts: ready for JSON, or bytes. Everything that the content depends on: usually ``Case.origin``, then the
+            parts of the config and whatever else was given.
+
+    Raises:
+        TypeError: a part is neither bytes nor ready for JSON.
+        ValueError: a part holds NaN or infinity.
+    """
+    digest = hashlib.sha256()
+    for part in (kind, *parts):
+        form = b"bytes" if isinstance(part, bytes) else b"json"
+        data = part if isinstance(part, bytes) else json.dumps(part, sort_keys=True, allow_nan=False).encode()
+        digest.update(b"%s %d\n" % (form, len(data)))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _data(data: Dataset) -> dict[str, Any]:
+    return {"sha256": data.summary.sha256, "preprocessing": data.preprocessing.model_dump(mode="json")}
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

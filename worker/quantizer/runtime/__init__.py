@@ -1,0 +1,1 @@
+"""onnxruntime: sessions, what it accepts, and its faults in words."""

@@ -1,0 +1,261 @@
+"""onnxruntime sessions, always made the same way: CPU, a set number of threads, typed errors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+from ml_dtypes import bfloat16
+
+from service.contracts.errors import EngineError, UnsupportedModelError
+from worker.quantizer.graph.serialized import serialized
+from worker.quantizer.graph.skeleton import Skeleton, weight_bytes
+from worker.quantizer.runtime.faults import failed_run
+
+# onnxruntime raises these, all plain Exception subclasses of its own module.
+_RuntimeErrors = (
+    ort.capi.onnxruntime_pybind11_state.Fail,
+    ort.capi.onnxruntime_pybind11_state.InvalidArgument,
+    ort.capi.onnxruntime_pybind11_state.InvalidGraph,
+    ort.capi.onnxruntime_pybind11_state.InvalidProtobuf,
+    ort.capi.onnxruntime_pybind11_state.NotImplemented,
+    ort.capi.onnxruntime_pybind11_state.RuntimeException,
+    ort.capi.onnxruntime_pybind11_state.EPFail,
+    RuntimeError,  # what has no Python counterpart
+)
+_LARGE_GRAPH_NODES = 4000
+# From here on weights are handed to the runtime as they lie in memory, and not copied into a message first.
+LARGE_WEIGHT_BYTES = 1 << 30
+_BFLOAT16 = "tensor(bfloat16)"
+
+
+@contextmanager
+def refusals(what: str) -> Iterator[None]:
+    """Onnxruntime's refusal of a model, as a typed error; ``what`` says which model.
+
+    Raises:
+        UnsupportedModelError: onnxruntime refuses the model.
+    """
+    try:
+        yield
+    except _RuntimeErrors as error:
+        raise UnsupportedModelError(
+            f"onnxruntime refuses the {what}: {clean_message(error)}",
+            hint="Check that the model runs in onnxruntime on a CPU, without custom operators.",
+        ) from error
+
+
+# onnxruntime's word for a kind of device, the preferred one first.
+_PROVIDERS = {
+    "cuda": ("CUDAExecutionProvider",),
+    "rocm": ("MIGraphXExecutionProvider", "ROCMExecutionProvider"),
+}
+
+
+def providers_of(device: str) -> list[Any]:
+    """Where onnxruntime is to run a model.
+
+    Args:
+        device: auto (a GPU if onnxruntime has one), cpu, cuda, cuda:N, rocm or rocm:N.
+
+    Raises:
+        EngineError: this onnxruntime has nothing for it.
+    """
+    kind, _, number = device.partition(":")
+    there = ort.get_available_providers()
+    wanted = [name for names in _PROVIDERS.values() for name in names] if kind == "auto" else _PROVIDERS.get(kind, ())
+    found = next((name for name in wanted if name in there), None)
+    if found is not None:
+        return [(found, {"device_id": int(number or 0)}), "CPUExecutionProvider"]
+    if kind in ("auto", "cpu"):
+        return ["CPUExecutionProvider"]
+    raise EngineError(
+        f"device {device!r} is not there: this onnxruntime has {', '.join(there)}",
+        hint="Set infer_device to auto or cpu, or install the onnxruntime that is built for that GPU.",
+    )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A model as onnxruntime takes one of any size.
+
+    Attributes:
+        data: the serialized model, in which large weights are references to nothing.
+        weights: what they stand for, by name of the initializer.
+    """
+
+    data: bytes
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class Session:
+    """An onnxruntime session with typed errors.
+
+    Args:
+        model: serialized and whole (no external data), or not serialized, and then of any size.
+        threads: intra-op threads.
+        what: words for error messages, e.g. "float model".
+        uploaded: the model is the user's own, so that a failure to run is no fault of the engine.
+        optimized: let onnxruntime rewrite the graph first.
+        arena: let it keep the memory of a run for the next one; not for many small sessions that live at once.
+        device: where it runs; see ``providers_of``.
+
+    Raises:
+        UnsupportedModelError: onnxruntime refuses the model.
+        EngineError: the device is not there.
+    """
+
+    def __init__(
+        self,
+        model: bytes | ir.Model | Parts,
+        *,
+        threads: int,
+        what: str = "model",
+        uploaded: bool = False,
+        optimized: bool = True,
+        arena: bool = True,
+        device: str = "cpu",
+    ) -> None:
+        options = ort.SessionOptions()
+        options.enable_cpu_mem_arena = arena
+        if not optimized:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        # Several sessions live at once and run in turn: threads that spin while they wait steal the cores of the next.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._what = what
+        self._uploaded = uploaded
+        providers = providers_of(device)
+        parts = Parts(model) if isinstance(model, bytes) else in_parts(model) if isinstance(model, ir.Model) else model
+        # The runtime reads them where they are, as long as the session lives.
+        self._weights = {name: _runtime_value(array) for name, array in parts.weights.items()}
+        if self._weights:
+            options.add_external_initializers(list(self._weights), list(self._weights.values()))
+        with refusals(what):
+            self._session = ort.InferenceSession(parts.data, options, providers=providers)
+        inputs = self._session.get_inputs()
+        self._dynamic = any(not isinstance(axis, int) for entry in inputs for axis in entry.shape[1:])
+        self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
+        self.output_types: dict[str, str] = {output.name: output.type for output in self._session.get_outputs()}
+
+    def run(
+        self, feeds: dict[str, np.ndarray], outputs: Sequence[str] | None = None, *, start: int | None = None
+    ) -> list[np.ndarray]:
+        """Run once. bfloat16 goes in as ml_dtypes' type and comes out as float32.
+
+        Args:
+            feeds: by input name.
+            outputs: names of the outputs wanted; None for all.
+            start: number of the first sample in ``feeds``, for error messages.
+
+        Raises:
+            DatasetMismatchError: the data has a shape, a type or an index that the model cannot take.
+            UnsupportedModelError: the user's own model cannot run.
+            EngineError: onnxruntime fails on a model that the engine made.
+        """
+        names = list(outputs or self.output_names)
+        fed = {name: _bfloat16_value(array) if array.dtype == bfloat16 else array for name, array in feeds.items()}
+        try:
+            if any(self.output_types.get(name) == _BFLOAT16 for name in names):
+                values = {
+                    name: ort.OrtValue.ortvalue_from_numpy(v) if v is feeds[name] else v for name, v in fed.items()
+                }
+                return [_array(value) for value in self._session.run_with_ort_values(names, values)]
+            results: list[np.ndarray] = self._session.run(names, fed)
+        except _RuntimeErrors as error:
+            raise failed_run(
+                error, what=self._what, feeds=feeds, start=start, uploaded=self._uploaded, dynamic=self._dynamic
+            ) from error
+        return results
+
+
+def _bfloat16_value(array: np.ndarray) -> Any:
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+
+
+def _array(value: Any) -> np.ndarray:
+    """The array of a runtime value; the runtime itself cannot hand out bfloat16."""
+    if value.data_type() != _BFLOAT16:
+        array: np.ndarray = value.numpy()
+        return array
+    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(raw, bfloat16).reshape(value.shape()).astype(np.float32)
+
+
+def clean_message(error: Exception) -> str:
+    """Onnxruntime's message without its code prefix and source paths, one line."""
+    text = " ".join(str(error).split())
+    for mark in (
+        "Status Message: ",
+        " : FAIL : ",
+        " : INVALID_GRAPH : ",
+        " : INVALID_ARGUMENT : ",
+        " : NOT_IMPLEMENTED : ",
+    ):
+        if mark in text:
+            text = text.split(mark, 1)[1]
+    return text[:500]
+
+
+def inner_session(
+    model: ir.Model,
+    tensors: Sequence[str],
+    *,
+    pooled: Mapping[str, str] | None = None,
+    threads: int,
+    what: str,
+) -> Session:
+    """A session with ``tensors`` as its outputs; see ``with_outputs``.
+
+    Of a large graph the runtime does not rewrite anything: that takes longer than it saves, and with every inner tensor
+    an output there is little to fuse.
+    """
+    parts = with_outputs(model, tensors, pooled=pooled)
+    return Session(parts, threads=threads, what=what, optimized=not is_large(model))
+
+
+def is_large(model: ir.Model) -> bool:
+    """True if rewriting the graph takes the runtime longer than running it a few times."""
+    return model.graph.num_nodes() > _LARGE_GRAPH_NODES
+
+
+def with_outputs(model: ir.Model, tensors: Sequence[str], *, pooled: Mapping[str, str] | None = None) -> Parts:
+    """The model with ``tensors`` as its only outputs, and channel means under the names of ``pooled``."""
+    proto, weights = _in_parts(model)
+    del proto.graph.output[:]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
+    for tensor, mean in (pooled or {}).items():
+        proto.graph.node.append(onnx.helper.make_node("GlobalAveragePool", [tensor], [mean], name=mean))
+        proto.graph.output.append(onnx.ValueInfoProto(name=mean))
+    return Parts(serialized(proto), weights)
+
+
+def in_parts(model: ir.Model) -> Parts:
+    """The model with its weights beside it if they are large, else whole."""
+    proto, weights = _in_parts(model)
+    return Parts(serialized(proto), weights)
+
+
+def _in_parts(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    if weight_bytes(model) <= LARGE_WEIGHT_BYTES:
+        return ir.to_proto(model), {}
+    skeleton = Skeleton(model, subgraphs=False)  # references inside sub-graphs are not resolved
+    return skeleton.proto, {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in skeleton.weights.items()}
+
+
+def _runtime_value(array: np.ndarray) -> Any:
+    """A value that uses the memory of ``array``; numpy's own types and those of ml_dtypes."""
+    if array.dtype.type.__module__ == "numpy":
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    kind = ir.DataType.from_numpy(array.dtype)
+    raw = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(raw, int(kind))
