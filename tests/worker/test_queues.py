@@ -106,7 +106,7 @@ def waiting_behind_canceled_jobs(service: Service, tiny: Tiny, count: Callable[[
         for _ in range(CANCELED):
             service.client.cancel(service.client.create_job(**inputs).id)
         job = service.client.create_job(**inputs, config=SLOW)
-        assert count() > CANCELED
+        assert count() >= CANCELED  # one may be on its way to the stopped worker
     finally:
         service.kill(worker, signal.SIGCONT)
     service.wait_for_state(job.id, "running")
