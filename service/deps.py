@@ -9,8 +9,8 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from service.contracts.http_errors import HttpError
 from service.db import Database
-from service.http import HttpError
 from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
 from service.storage import FileStore

@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, QuantmillError
+from service.contracts.http_errors import HttpError, TransientError
 from service.contracts.pointers import below
 from service.contracts.validation import field_problems
-from service.http import HttpError, TransientError
 from service.middleware import REQUEST_ID_HEADER
 from service.storage import StorageFullError
 

@@ -1,52 +1,24 @@
-"""Small things that every noun's HTTP face needs: entity tags, conditional requests, long polls, checked texts."""
+"""Small things that every noun's HTTP face needs: entity tags, conditional requests, long polls, pages."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 from fastapi import Query, Request
-from pydantic import AfterValidator, Field
 from starlette.concurrency import run_in_threadpool
 
-from service.contracts.errors import InvalidRequestError, QuantmillError
+from service.contracts.errors import InvalidRequestError
 
 MAX_WAIT_SECONDS = 30.0
+MAX_LIMIT = 200
+DEFAULT_LIMIT = 50
 _POLL_SECONDS = (0.05, 0.5)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _Seen = TypeVar("_Seen")
-
-
-class HttpError(QuantmillError):
-    """An error whose answer carries headers of its own."""
-
-    def headers(self) -> dict[str, str]:
-        """Headers of the answer."""
-        return {}
-
-
-class TransientError(HttpError):
-    """It cannot be done right now; asking again later may help."""
-
-    status = 503
-    retry_after_seconds = 1
-
-    def headers(self) -> dict[str, str]:
-        """Says when to ask again."""
-        return {"Retry-After": str(self.retry_after_seconds)}
-
-
-def plain_text(value: str) -> str:
-    """Refuse control characters, which databases and terminals disagree about."""
-    if _CONTROL.search(value):
-        raise ValueError("must not hold control characters")
-    return value
-
-
-Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(plain_text)]
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items per page.")]
+CursorParameter = Annotated[str | None, Query(max_length=512, description="next_cursor of the page before.")]
 Wait = Annotated[
     float,
     Query(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to hold the answer back, if nothing changes before."),

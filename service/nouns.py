@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from service.contracts.errors import FieldProblem, Problem, QuantmillError
-from service.http import TransientError
+from service.contracts.http_errors import TransientError
 
 _INPUT_FAULTS = (413, 422)
 NounStatus = Literal["validating", "ready", "rejected"]

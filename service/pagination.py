@@ -7,22 +7,16 @@ import binascii
 import hashlib
 import hmac
 import json
-from typing import Annotated, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from fastapi import Query
 from pydantic import BaseModel, Field
 
 from service.contracts.errors import QuantmillError
 from service.settings import Settings
 
-MAX_LIMIT = 200
-DEFAULT_LIMIT = 50
 _MAC_BYTES = 16
 _Item = TypeVar("_Item")
-
-Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items per page.")]
-CursorParameter = Annotated[str | None, Query(max_length=512, description="next_cursor of the page before.")]
 
 
 class InvalidCursorError(QuantmillError):

@@ -7,6 +7,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+# numpy and torch on one thread, told before they are loaded: the processes of pytest-xdist take all cores already.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.contracts.errors import QuantmillError
-from service.http import HttpError
+from service.contracts.http_errors import HttpError
 
 
 class ArtifactNotFoundError(QuantmillError):

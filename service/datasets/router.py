@@ -10,10 +10,10 @@ from service.datasets import service
 from service.datasets.schemas import DatasetCreate, DatasetOut
 from service.datasets.views import dataset_out, etag
 from service.deps import DeskDep, PrincipalDep, RequestIdDep
-from service.http import Wait, etag_matches, only_parameters, poll
+from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.nouns import NounStatus
-from service.pagination import DEFAULT_LIMIT, CursorCodec, CursorParameter, Limit, Page, link_header
+from service.pagination import CursorCodec, Page, link_header
 from service.responses import problems
 from service.uploads.errors import UploadNotCompleteError, UploadNotFoundError
 

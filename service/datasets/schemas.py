@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.contracts.dataset import DatasetSummary, PreprocessingSpec
 from service.contracts.errors import Problem
-from service.http import Text
+from service.contracts.texts import Text
 from service.models.schemas import SelfLinks
 from service.nouns import NounStatus
 

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from service.contracts.errors import QuantmillError
-from service.http import TransientError
+from service.contracts.http_errors import TransientError
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 IdempotencyHeader = Annotated[

@@ -19,7 +19,7 @@ from service.contracts.errors import (
 from service.contracts.report import Report
 from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.deps import DeskDep, PrincipalDep, RequestIdDep
-from service.http import Wait, etag_matches, only_parameters, poll
+from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs import service
 from service.jobs.repository import JobQuery
@@ -37,7 +37,7 @@ from service.jobs.service import JobView, ReportNotFoundError, ReportNotReadyErr
 from service.jobs.streaming import event_stream
 from service.jobs.views import event_out, job_in_list, job_out
 from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
-from service.pagination import DEFAULT_LIMIT, CursorCodec, CursorParameter, Limit, Page, link_header
+from service.pagination import CursorCodec, Page, link_header
 from service.responses import Responses, problems
 
 router = APIRouter(tags=["jobs"])

@@ -19,8 +19,8 @@ from pydantic import (
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, Problem, QuantmillError, problem_summary
+from service.contracts.texts import Text, plain_text
 from service.contracts.validation import field_problems
-from service.http import Text, plain_text
 from service.quark import Translation, translate_document
 
 StoredState = Literal["queued", "running", "succeeded", "failed", "canceled"]

@@ -12,13 +12,13 @@ from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import QuantmillError
 from service.contracts.evaluation_checks import EVALUATION_POINTER, check_evaluation
 from service.contracts.graph_checks import check_graph
+from service.contracts.http_errors import TransientError
 from service.contracts.metrics import GraphMetric
 from service.contracts.model import ModelSummary, TensorInfo
 from service.contracts.preparation import fixed_inputs
 from service.datasets import repository as datasets
 from service.datasets import service as dataset_service
 from service.deps import Desk
-from service.http import TransientError
 from service.idempotency.answers import Answer
 from service.idempotency.service import submit_once
 from service.jobs import events, repository, transitions

@@ -7,13 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from service.deps import DeskDep, PrincipalDep, RequestIdDep
-from service.http import Wait, etag_matches, only_parameters, poll
+from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.models import service
 from service.models.schemas import ModelCreate, ModelOut
 from service.models.views import etag, model_in_list, model_out
 from service.nouns import NounStatus
-from service.pagination import DEFAULT_LIMIT, CursorCodec, CursorParameter, Limit, Page, link_header
+from service.pagination import CursorCodec, Page, link_header
 from service.responses import problems
 from service.uploads.errors import UploadNotCompleteError, UploadNotFoundError
 

@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from service.contracts.errors import Problem
 from service.contracts.model import ModelSummary
+from service.contracts.texts import Text, plain_text
 from service.contracts.validation import BELOW
-from service.http import Text, plain_text
 from service.nouns import NounStatus
 
 MAX_FILES = 256

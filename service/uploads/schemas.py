@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from service.http import plain_text
+from service.contracts.texts import plain_text
 
 UploadState = Literal["open", "complete"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,7 +11,8 @@ from service.contracts.algorithms import CrossLayerEqualization
 from service.contracts.config import QuantizationConfig
 from service.contracts.runner import DatasetSource
 from tests.data.test_accuracy import CASES
-from tests.data.test_preparation import LABELLED, ZOO, Feeds, feed, run, session_of
+from tests.data.test_preparation import LABELLED, ZOO, case_of
+from tests.data.zoo import Feeds, run, session_of
 from tests.support.data import DATA_MARKS, required_data_dir
 from tests.unit.quantizer.toolbox import config
 from worker.quantizer.equalization.cross_layer import CrossLayerEqualizationStep
@@ -28,7 +28,6 @@ from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.runtime.session import Session, with_outputs
 
 pytestmark = DATA_MARKS
-__all__ = ["feed"]
 
 PER_TENSOR = config(preset="plain", weight={"granularity": "per_tensor"})
 # Models in which there is nothing to equalize: recurrent, transformers, normalizations by instance.
@@ -58,7 +57,7 @@ def assert_function_kept(path: Path, feeds: list[Feeds], *, changes: bool) -> No
         work = Equalizer(spec, choose_policy(spec, PER_TENSOR), draft, draft.prepared.model.clone())
         work.run()
         assert bool(work.nodes) == changes
-        before, after = session_of(to_bytes(draft.prepared.model)), session_of(to_bytes(work.model))
+        before, after = (session_of(to_bytes(model), optimized=False) for model in (draft.prepared.model, work.model))
         for sample in feeds:
             expected, got = run(before, sample), run(after, sample)
             for name, array in expected.items():
@@ -69,22 +68,9 @@ def assert_function_kept(path: Path, feeds: list[Feeds], *, changes: bool) -> No
                     np.testing.assert_array_equal(got[name], array, err_msg=f"{name}, {mode}")
 
 
-@pytest.mark.parametrize("file", LABELLED)
-def test_labelled_models_compute_the_same(file: str) -> None:
-    path = required_data_dir() / file
-    entry = session_of(path).get_inputs()[0]
-    shape = LABELLED[file] or tuple(entry.shape[1:])
-    values = np.random.default_rng(0).standard_normal((1, *shape)).astype(np.float32)
-    assert_function_kept(path, [{entry.name: values}], changes=file not in NOTHING)
-
-
-@pytest.mark.parametrize("name", ZOO)
-def test_zoo_models_compute_the_same(feed: ModuleType, name: str) -> None:
-    zoo = required_data_dir() / "zoo"
-    path = zoo / name / "model.onnx" if (zoo / name).is_dir() else zoo / f"{name}.onnx"
-    session = session_of(path)
-    feeds = feed.feeds(name, 2, run=lambda sample: run(session, sample))
-    assert_function_kept(path, feeds, changes=name not in NOTHING)
+@pytest.mark.parametrize("name", [*LABELLED, *ZOO])
+def test_models_compute_the_same(name: str) -> None:
+    assert_function_kept(*case_of(name)[:2], changes=name not in NOTHING)
 
 
 # Seconds count here, so that fewer images are looked at than in the benchmarks: one of 120 is 0.8 points.

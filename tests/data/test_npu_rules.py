@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import onnx
 import pytest
@@ -12,15 +11,14 @@ from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource
 from tests.data.test_accuracy import CASES, source
-from tests.data.test_zoo import QUANTIZED, assert_runs_like, feed, feeds_of, model_path, whole_inputs
+from tests.data.test_zoo import QUANTIZED, assert_runs_like
+from tests.data.zoo import feeds_of, model_path, whole_inputs
 from tests.support.data import DATA_MARKS, required_data_dir
 from tests.support.npu_checker import check_npu_model
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.run.interface import SilentRun
 
 pytestmark = DATA_MARKS
-
-__all__ = ["feed"]  # the fixture
 
 
 def xint8(**settings: object) -> QuantizationConfig:
@@ -46,8 +44,8 @@ def left(report: Report) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_models_of_every_kind_keep_the_rules(feed: ModuleType, name: str, tmp_path: Path) -> None:
-    feeds = feeds_of(feed, name, 3)
+def test_models_of_every_kind_keep_the_rules(name: str, tmp_path: Path) -> None:
+    feeds = feeds_of(name, 3)
     data = whole_inputs(feeds[:2], tmp_path / "data.npz")
     result = quantize(model_path(name), xint8(), DatasetSource(path=str(data)), run=SilentRun(), threads=1)
     assert_runs_like(name, result, feeds[2:])

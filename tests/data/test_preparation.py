@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from service.contracts.preparation import PreparationSpec
+from tests.data.zoo import Feeds, feeds_of, model_path, run, session_of
 from tests.support.data import DATA_MARKS, required_data_dir
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.intake.loading import load_model
@@ -60,66 +59,38 @@ SPECS = {
     "opset 21": PreparationSpec(opset=21),
 }
 
-Feeds = dict[str, np.ndarray]
 
-
-@pytest.fixture(scope="module")
-def feed() -> ModuleType:
-    """The generator of real inputs that comes with the models."""
-    spec = importlib.util.spec_from_file_location("zoo_feed", required_data_dir() / "zoo" / "feed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def session_of(model: bytes | Path) -> ort.InferenceSession:
-    """Without the runtime's own fusions, which would hide or add differences."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(
-        model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
-    )
-
-
-def run(session: ort.InferenceSession, feeds: Feeds) -> Feeds:
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
-
-
-def assert_same(path: Path, feeds: list[Feeds], spec: PreparationSpec, tolerance: float) -> None:
-    reference = session_of(path)
-    prepared = session_of(to_bytes(prepare(load_model(path), spec).model))
-    for sample in feeds:
-        expected, got = run(reference, sample), run(prepared, sample)
-        assert list(expected) == list(got)
-        for name, array in expected.items():
-            assert (got[name].dtype, got[name].shape) == (array.dtype, array.shape)
-            if array.dtype.kind == "f":
-                atol = tolerance * float(np.abs(array).max(initial=0)) + 1e-7
-                np.testing.assert_allclose(got[name], array, rtol=0, atol=atol, err_msg=name)
-            else:
-                np.testing.assert_array_equal(got[name], array, err_msg=name)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("file", LABELLED)
-def test_labelled_models(file: str, spec: str) -> None:
-    path = required_data_dir() / file
-    entry = session_of(path).get_inputs()[0]
+def labelled_feeds(file: str) -> list[Feeds]:
+    """One random input of a model that comes with labelled data."""
+    entry = session_of(required_data_dir() / file).get_inputs()[0]
     shape = LABELLED[file] or tuple(entry.shape[1:])
-    values = np.random.default_rng(0).standard_normal((1, *shape)).astype(np.float32)
-    assert_same(path, [{entry.name: values}], SPECS[spec], 1e-4)
+    return [{entry.name: np.random.default_rng(0).standard_normal((1, *shape)).astype(np.float32)}]
+
+
+@lru_cache(maxsize=2)  # the tests of one model come one after the other
+def case_of(name: str) -> tuple[Path, list[Feeds], list[Feeds]]:
+    """A model, inputs for it, and what it makes of them.
+
+    Without the runtime's own fusions, which would hide or add differences.
+    """
+    path = required_data_dir() / name if name in LABELLED else model_path(name)
+    feeds = labelled_feeds(name) if name in LABELLED else feeds_of(name, 2)
+    session = session_of(path, optimized=False)
+    return path, feeds, [run(session, sample) for sample in feeds]
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("name", ZOO)
-def test_zoo_models(feed: ModuleType, name: str, spec: str) -> None:
-    zoo = required_data_dir() / "zoo"
-    path = zoo / name / "model.onnx" if (zoo / name).is_dir() else zoo / f"{name}.onnx"
-    session = session_of(path)
-    feeds = feed.feeds(name, 2, run=lambda sample: run(session, sample))
-    assert_same(path, feeds, SPECS[spec], TOLERANCES.get(name, 1e-4))
+@pytest.mark.parametrize("name", [*LABELLED, *ZOO])
+def test_prepared_models_compute_the_same(name: str, spec: str) -> None:
+    path, feeds, outputs = case_of(name)
+    prepared = session_of(to_bytes(prepare(load_model(path), SPECS[spec]).model), optimized=False)
+    for sample, expected in zip(feeds, outputs, strict=True):
+        got = run(prepared, sample)
+        assert list(expected) == list(got)
+        for output, array in expected.items():
+            assert (got[output].dtype, got[output].shape) == (array.dtype, array.shape)
+            if array.dtype.kind == "f":
+                atol = TOLERANCES.get(name, 1e-4) * float(np.abs(array).max(initial=0)) + 1e-7
+                np.testing.assert_allclose(got[output], array, rtol=0, atol=atol, err_msg=output)
+            else:
+                np.testing.assert_array_equal(got[output], array, err_msg=output)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from tests.data.test_zoo import assert_runs_like, feed, feeds_of, quantize_by, whole_inputs
+from tests.data.test_zoo import assert_runs_like, quantize_by
+from tests.data.zoo import feeds_of, whole_inputs
 from tests.support.data import DATA_MARKS
 
 pytestmark = DATA_MARKS
-__all__ = ["feed"]
-
 ALGORITHMS = [
     {"method": "smooth_quant", "accept": "always"},
     {"method": "bias_correction", "mode": "full", "accept": "always"},
@@ -28,8 +26,8 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_both_steps_leave_a_model_that_runs_and_is_better(feed: ModuleType, name: str, tmp_path: Path) -> None:
-    feeds = feeds_of(feed, name, 6)
+def test_both_steps_leave_a_model_that_runs_and_is_better(name: str, tmp_path: Path) -> None:
+    feeds = feeds_of(name, 6)
     path = whole_inputs(feeds[:4], tmp_path / "data.npz")
     plain = quantize_by(name, path, preset="plain").report.fidelity.sqnr_db
     result = quantize_by(name, path, preset="plain", algorithms=ALGORITHMS)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from benchmarks.cases import CASES
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.model import TensorInfo
-from tests.data.test_zoo import QUANTIZED, feed, feeds_of, model_path, whole_inputs
+from tests.data.test_zoo import QUANTIZED
+from tests.data.zoo import feeds_of, model_path, whole_inputs
 from tests.support.data import DATA_MARKS, required_data_dir
 from tests.support.simulator import layer_distances
 from worker.quantizer.data import Dataset, choose_batch_size, open_dataset
@@ -37,8 +37,6 @@ from worker.quantizer.statistics.collect import Request, collect
 from worker.quantizer.statistics.ranges import range_reducer
 
 pytestmark = DATA_MARKS
-
-__all__ = ["feed"]  # the fixture
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "int8": {},
@@ -67,7 +65,7 @@ class Material:
 
 
 @pytest.fixture(scope="module")
-def materials(feed: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def materials(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("feeds")
 
     @cache
@@ -78,9 +76,7 @@ def materials(feed: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any
             data = open_dataset(required_data_dir() / case.calibration[0], case.calibration[1])
         else:
             path = model_path(name)
-            data = open_dataset(
-                whole_inputs(feeds_of(feed, name, SAMPLES), folder / f"{name}.npz"), PreprocessingSpec()
-            )
+            data = open_dataset(whole_inputs(feeds_of(name, SAMPLES), folder / f"{name}.npz"), PreprocessingSpec())
         return Material(path, open_model(path).summary.inputs, data)
 
     return find
@@ -113,8 +109,8 @@ def quantized(material: Material, config: QuantizationConfig) -> tuple[Prepared,
     return prepared, plan, emit(ir.from_proto(ir.to_proto(prepared.model)), plan)
 
 
-@pytest.mark.parametrize("name", [*LABELLED, *QUANTIZED])
 @pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("name", [*LABELLED, *QUANTIZED])
 def test_every_layer_is_within_one_step_of_the_plan(name: str, kind: str, materials: Any) -> None:
     material = materials(name)
     prepared, plan, emitted = quantized(material, parse_config({"algorithms": [], **CONFIGS[kind]}))

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from service.contracts.config import parse_config
 from service.contracts.errors import QuantmillError
 from service.contracts.runner import DatasetSource
+from tests.data.zoo import Feeds, feeds_of, model_path, reference, session_of, whole_inputs
 from tests.support.data import DATA_MARKS, required_data_dir
 from tests.unit.quantizer.toolbox import sqnr_db
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.interface import SilentRun
 
 pytestmark = DATA_MARKS
-
-Feeds = list[dict[str, np.ndarray]]
 
 # name: least SQNR of the outputs in dB (None where no float output leaves the model), or the code of the refusal
 TABLE: dict[str, float | str | None] = {
@@ -64,46 +60,9 @@ REFUSALS = {
 }
 
 
-@pytest.fixture(scope="module")
-def feed() -> ModuleType:
-    """The generator of real inputs that comes with the models."""
-    spec = importlib.util.spec_from_file_location("zoo_feed", required_data_dir() / "zoo" / "feed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def model_path(name: str) -> Path:
-    zoo = required_data_dir() / "zoo"
-    return zoo / name / "model.onnx" if (zoo / name).is_dir() else zoo / f"{name}.onnx"
-
-
-def session_of(model: bytes | Path) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    return ort.InferenceSession(
-        model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
-    )
-
-
-def feeds_of(feed: ModuleType, name: str, count: int) -> Feeds:
-    """``count`` feeds; models with state are driven frame by frame by the float model."""
-    session = session_of(model_path(name))
-    outputs = [output.name for output in session.get_outputs()]
-    return feed.feeds(name, count, run=lambda feeds: dict(zip(outputs, session.run(outputs, feeds), strict=True)))
-
-
 def quantize_by(name: str, data: Path, **recipe: Any) -> Result:
     settings = parse_config({"evaluation": {"latency_runs": 1, "layer_samples": 1 if recipe else 2}, **recipe})
     return quantize(model_path(name), settings, DatasetSource(path=str(data)), run=SilentRun(), threads=1)
-
-
-def whole_inputs(feeds: Feeds, path: Path) -> Path:
-    """Every sample a whole input, with one axis more than the input has."""
-    np.savez(path, **{key: np.stack([sample[key] for sample in feeds]) for key in feeds[0]})
-    return path
 
 
 QUANTIZED = [name for name, wanted in TABLE.items() if not isinstance(wanted, str) and name != "tiny_multi_io"]
@@ -117,8 +76,8 @@ def test_the_table_names_every_model() -> None:
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_models_are_quantized_and_run(feed: ModuleType, name: str, tmp_path: Path) -> None:
-    feeds = feeds_of(feed, name, 6)
+def test_models_are_quantized_and_run(name: str, tmp_path: Path) -> None:
+    feeds = feeds_of(name, 6)
     result = quantize_by(name, whole_inputs(feeds[:4], tmp_path / "data.npz"))
     report = result.report
     assert any(layer.reason is None for layer in report.layers)
@@ -133,20 +92,20 @@ def test_models_are_quantized_and_run(feed: ModuleType, name: str, tmp_path: Pat
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_models_are_quantized_by_every_recipe(feed: ModuleType, name: str, recipe: str, tmp_path: Path) -> None:
-    feeds = feeds_of(feed, name, 3)
+def test_models_are_quantized_by_every_recipe(name: str, recipe: str, tmp_path: Path) -> None:
+    feeds = feeds_of(name, 3)
     result = quantize_by(name, whole_inputs(feeds[:2], tmp_path / "data.npz"), **RECIPES[recipe], calibration_samples=2)
     assert any(layer.reason is None for layer in result.report.layers)
     assert_runs_like(name, result, feeds[2:])
 
 
-def assert_runs_like(name: str, result: Result, feeds: Feeds) -> None:
+def assert_runs_like(name: str, result: Result, feeds: list[Feeds]) -> None:
     """The quantized model has the interface of the uploaded one, and finite results of the same shapes."""
-    session, reference = session_of(result.model), session_of(model_path(name))
-    assert [(v.name, v.type) for v in session.get_inputs()] == [(v.name, v.type) for v in reference.get_inputs()]
-    assert [(v.name, v.type) for v in session.get_outputs()] == [(v.name, v.type) for v in reference.get_outputs()]
+    session, uploaded = session_of(result.model), reference(name)
+    assert [(v.name, v.type) for v in session.get_inputs()] == [(v.name, v.type) for v in uploaded.get_inputs()]
+    assert [(v.name, v.type) for v in session.get_outputs()] == [(v.name, v.type) for v in uploaded.get_outputs()]
     for sample in feeds:
-        for expected, got in zip(reference.run(None, sample), session.run(None, sample), strict=True):
+        for expected, got in zip(uploaded.run(None, sample), session.run(None, sample), strict=True):
             assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
             if got.dtype.kind == "f":
                 assert np.isfinite(got).all()
@@ -167,10 +126,10 @@ def test_models_are_refused_in_words(name: str, recipe: dict[str, Any], tmp_path
     assert "/" not in error.detail  # no paths of this machine
 
 
-def test_a_quantized_model_is_quantized_anew_from_its_pairs(feed: ModuleType, tmp_path: Path) -> None:
+def test_a_quantized_model_is_quantized_anew_from_its_pairs(tmp_path: Path) -> None:
     """Judged by the float model that onnxruntime's quantizer was given, which nothing here has seen."""
     name = "derived_resnet32_ort_qdq"
-    feeds = feeds_of(feed, name, 48)
+    feeds = feeds_of(name, 48)
     samples = np.concatenate([sample["input"] for sample in feeds])
     np.savez(tmp_path / "data.npz", input=samples[:16])
     result = quantize_by(name, tmp_path / "data.npz", preparation={"dequantize": True})
@@ -183,7 +142,7 @@ def test_a_quantized_model_is_quantized_anew_from_its_pairs(feed: ModuleType, tm
     assert result.report.float_.size_bytes > 2.5 * result.report.quantized.size_bytes
     unseen = {"input": samples[16:]}
     (expected,) = session_of(required_data_dir() / "cifar10" / "resnet32.onnx").run(None, unseen)
-    (uploaded,) = session_of(model_path(name)).run(None, unseen)
+    (uploaded,) = reference(name).run(None, unseen)
     (anew,) = session_of(result.model).run(None, unseen)
     assert sqnr_db(expected, anew) > sqnr_db(expected, uploaded)
     assert sqnr_db(expected, anew) > 15.0
@@ -225,8 +184,8 @@ def test_a_model_of_many_types_takes_its_data_from_safetensors(recipe: dict[str,
 
 @pytest.mark.parametrize(("name", "stored"), [("derived_resnet20_loop", 20), ("silero_vad_16k_op15", 0)])
 @pytest.mark.parametrize("mode", ["static", "weights_only"])
-def test_weights_of_bodies_are_quantized(feed: ModuleType, name: str, stored: int, mode: str, tmp_path: Path) -> None:
-    feeds = feeds_of(feed, name, 6)
+def test_weights_of_bodies_are_quantized(name: str, stored: int, mode: str, tmp_path: Path) -> None:
+    feeds = feeds_of(name, 6)
     data = whole_inputs(feeds[:4], tmp_path / "data.npz")
     result = quantize_by(name, data, mode=mode, subgraphs="weights")
     inside = [layer for layer in result.report.layers if layer.activation_reason is not None]

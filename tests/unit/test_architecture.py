@@ -18,7 +18,7 @@ OTHERS = {"sqlalchemy", "fastapi", "celery", "httpx"}
 NEVER = {
     "service.app service.cli service.client": ENGINE | {"worker"},
     "service.contracts.runner": ENGINE,
-    "worker.tasks worker.celery_app worker.supervisor worker.reconciler": ENGINE | {"numpy"},
+    "worker.tasks worker.celery_app worker.supervisor worker.reconciler": ENGINE | {"numpy", "fastapi", "httpx"},
 }
 
 

@@ -47,13 +47,13 @@ QUICK = Timing(
 
 
 def wait_for(what: Callable[[], T], *, seconds: float = PATIENCE_SECONDS, message: str = "it never happened") -> T:
-    """The first true value of ``what()``."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    """The first true value of ``what()``; looked for more rarely the longer it takes, for each look costs something."""
+    begin = time.monotonic()
+    while (passed := time.monotonic() - begin) < seconds:
         value = what()
         if value:
             return value
-        time.sleep(0.02)
+        time.sleep(min(max(0.02, 0.1 * passed), 0.1))
     raise AssertionError(message)
 
 

@@ -1,0 +1,20 @@
+"""Texts that people give: names and the like."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def plain_text(value: str) -> str:
+    """Refuse control characters, which databases and terminals disagree about."""
+    if _CONTROL.search(value):
+        raise ValueError("must not hold control characters")
+    return value
+
+
+Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(plain_text)]
