@@ -9,8 +9,7 @@ import pytest
 
 from service.contracts.algorithms import CrossLayerEqualization
 from service.contracts.config import QuantizationConfig
-from service.contracts.runner import DatasetSource
-from tests.data.test_accuracy import CASES
+from tests.data.test_accuracy import CASES, first, source
 from tests.data.test_preparation import LABELLED, ZOO, case_of
 from tests.data.zoo import Feeds, run, session_of
 from tests.support.data import DATA_MARKS, required_data_dir
@@ -73,8 +72,9 @@ def test_models_compute_the_same(name: str) -> None:
     assert_function_kept(*case_of(name)[:2], changes=name not in NOTHING)
 
 
-# Seconds count here, so that fewer images are looked at than in the benchmarks: one of 120 is 0.8 points.
-IMAGES = 120
+# Seconds count here, so that fewer images are looked at than in the benchmarks: one of 80 is 1.25 points.
+IMAGES = 80
+CALIBRATION_IMAGES = 40
 RECIPES = {
     "exact limits": ({"preset": "int8_per_tensor"}, {}),
     "limits as they are": ({"preset": "int8_per_tensor"}, {"replace_relu6": "never"}),
@@ -86,16 +86,18 @@ def test_a_depthwise_network_works_with_one_scale_per_tensor(recipe: str, tmp_pa
     settings, options = RECIPES[recipe]
     steps = [{"method": "cross_layer_equalization", **options}, {"method": "bias_correction"}]
     case, folder = CASES["mobilenet_v1"], required_data_dir()
-    with np.load(folder / case.evaluation[0]) as arrays:
-        np.savez(tmp_path / "few.npz", **{name: array[:IMAGES] for name, array in arrays.items() if array.ndim})
-    resolved = config(**settings, algorithms=steps, evaluation={"latency_runs": 1, "layer_samples": 1})
-    calibration = DatasetSource(path=str(folder / case.calibration[0]), preprocessing=case.calibration[1])
-    evaluation = DatasetSource(path=str(tmp_path / "few.npz"), preprocessing=case.evaluation[1])
-    report = quantize(folder / case.model, resolved, calibration, evaluation, run=SilentRun(), threads=2).report
-    first = report.algorithms[0]
-    assert first.kept and first.before is not None and first.after is not None
-    assert first.before.sqnr_db is not None and first.after.sqnr_db is not None
-    assert first.after.sqnr_db > first.before.sqnr_db + 3
+    resolved = config(
+        **settings,
+        algorithms=steps,
+        calibration_samples=CALIBRATION_IMAGES,
+        evaluation={"latency_runs": 1, "layer_samples": 1},
+    )
+    sources = source(folder, case.calibration), first(IMAGES, case.evaluation, tmp_path)
+    report = quantize(folder / case.model, resolved, *sources, run=SilentRun(), threads=1).report
+    step = report.algorithms[0]
+    assert step.kept and step.before is not None and step.after is not None
+    assert step.before.sqnr_db is not None and step.after.sqnr_db is not None
+    assert step.after.sqnr_db > step.before.sqnr_db + 3
     assert report.quantized.metrics["top1"] > report.float_.metrics["top1"] - 5
-    widest = max(row.spread_before or 0 for row in first.ranges if row.kind == "weight")
-    assert widest > 5 * max(row.spread_after or 0 for row in first.ranges if row.kind == "weight")
+    widest = max(row.spread_before or 0 for row in step.ranges if row.kind == "weight")
+    assert widest > 5 * max(row.spread_after or 0 for row in step.ranges if row.kind == "weight")

@@ -10,7 +10,7 @@ import pytest
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource
-from tests.data.test_accuracy import CASES, source
+from tests.data.test_accuracy import CASES, FEWER, first, source
 from tests.data.test_zoo import QUANTIZED, assert_runs_like
 from tests.data.zoo import feeds_of, model_path, whole_inputs
 from tests.support.data import DATA_MARKS, required_data_dir
@@ -56,9 +56,9 @@ def test_models_of_every_kind_keep_the_rules(name: str, tmp_path: Path) -> None:
 
 # float top-1 less XINT8 top-1, in points
 @pytest.mark.parametrize(("name", "most"), [("resnet20", 0.8), ("mnist", 0.5), ("kws_dscnn", 1.5)])
-def test_accuracy_is_kept(name: str, most: float) -> None:
+def test_accuracy_is_kept(name: str, most: float, tmp_path: Path) -> None:
     case, folder = CASES[name], required_data_dir()
-    sources = source(folder, case.calibration), source(folder, case.evaluation)
+    sources = source(folder, case.calibration), first(FEWER, case.evaluation, tmp_path)
     result = quantize(folder / case.model, xint8(calibration_samples=250), *sources, run=SilentRun(), threads=1)
     assert not check_npu_model(onnx.load_from_string(result.model), excluded=left(result.report))
     report = result.report
