@@ -50,7 +50,8 @@ def test_files_stay_short() -> None:
 
 
 def test_modules_say_what_they_are_for() -> None:
-    assert [name for name, path in files("quantmill", "service", "worker").items() if ast.get_docstring(parsed(path)) is None] == []
+    modules = files("quantmill", "service", "worker")
+    assert [name for name, path in modules.items() if ast.get_docstring(parsed(path)) is None] == []
 
 
 def test_only_repositories_build_statements() -> None:
