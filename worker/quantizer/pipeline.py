@@ -21,7 +21,7 @@ from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeResult, QuantizeTask
 from worker.quantizer.data import Dataset, open_dataset
 from worker.quantizer.emit import Emitted
-from worker.quantizer.evaluation.metrics import Distances, Metrics
+from worker.quantizer.evaluation.metrics import Distances, MetricFunction, Metrics
 from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.serialized import to_bytes
@@ -99,6 +99,7 @@ def quantize(
     checkpoint_bytes: int | None = None,
     cache: Cache | None = None,
     graphs: Mapping[str, Path] | None = None,
+    functions: Mapping[str, MetricFunction] | None = None,
     extra_bytes: int | None = None,
 ) -> Result:
     """Quantize a model and measure what that cost.
@@ -115,6 +116,8 @@ def quantize(
         checkpoint_bytes: that it may take; None: no limit.
         cache: what earlier runs have computed; None: nothing is kept.
         graphs: files of uploaded models that metrics are given as, by id.
+        functions: Python functions that metrics of kind function are, by name; with any nothing is kept for other
+            attempts, since nobody can tell whether it would still hold.
         extra_bytes: that files beside the model may take; None: no limit.
 
     Raises:
@@ -130,7 +133,7 @@ def quantize(
         original, undone, float_session, summary = _load(model_path, config, threads)
         calibration_data = _open(calibration, summary, config, "calibration dataset")
         evaluation_data = None if evaluation is None else _open(evaluation, summary, config, "evaluation dataset")
-        metrics = Metrics(config.evaluation, summary.outputs, graphs=graphs, threads=threads)
+        metrics = Metrics(config.evaluation, summary.outputs, graphs=graphs, functions=functions, threads=threads)
         metrics.check(evaluation_data or calibration_data)
         _probe(metrics, float_session, calibration_data, evaluation_data, summary, config, run)
         made_from = origin(summary, calibration_data, evaluation_data, graphs or {}, threads=threads)
@@ -140,8 +143,8 @@ def quantize(
             run=run,
             threads=threads,
             stages=stages,
-            checkpoint=CheckpointStore(checkpoint_dir, identity, limit_bytes=checkpoint_bytes, run=run),
-            cache=Cache(None) if cache is None else cache,
+            checkpoint=CheckpointStore(None if functions else checkpoint_dir, identity, limit_bytes=checkpoint_bytes, run=run),
+            cache=Cache(None) if cache is None or functions else cache,
             files=ExtraFiles(extra_bytes),
         )
     done = _quantize(original, case, services)
