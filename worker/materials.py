@@ -103,7 +103,9 @@ class Materials:
             return InspectDatasetTask(path=source.path, format=declared, preprocessing=source.preprocessing)
         output = self._scratch / OUTPUT_FOLDER
         output.mkdir()
-        evaluation = None
+        calibration = evaluation = None
+        if job.calibration_dataset_id is not None:
+            calibration = self._dataset(session, job, job.calibration_dataset_id, "calibration")
         if job.evaluation_dataset_id is not None:
             evaluation = self._dataset(session, job, job.evaluation_dataset_id, "evaluation")
         keeping = self._keeping
@@ -111,7 +113,7 @@ class Materials:
         return QuantizeTask(
             model_path=str(self._model(session, job, job.model_id)),
             config=config,
-            calibration=self._dataset(session, job, job.calibration_dataset_id, "calibration"),
+            calibration=calibration,
             evaluation=evaluation,
             output_dir=str(output),
             threads=self._threads,

@@ -86,7 +86,9 @@ class JobCreate(WithConfig):
     """A quantization to run."""
 
     model_id: NounId
-    calibration_dataset_id: NounId
+    calibration_dataset_id: NounId | None = Field(
+        default=None, description="May be left out where the config has random_calibration, or calibrates nothing."
+    )
     evaluation_dataset_id: NounId | None = Field(
         default=None, description="Without one, the models are compared on the calibration data."
     )

@@ -34,6 +34,16 @@ def default_of(setting: str) -> str:
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.onnx", exists=True, dir_okay=False, readable=True)]
 DataPath = Annotated[Path, typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True)]
 OptionalPath = Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True)]
+CalibrationPath = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="May be left out where the config has random_calibration, or calibrates nothing.",
+    ),
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(

@@ -120,7 +120,7 @@ _INTEGER_PRESETS = (
         notes=(
             _CLE,
             _COVERAGE,
-            "UseRandomData: ranges come from the calibration dataset, never from random data.",
+            "UseRandomData: it is off; ranges come from the calibration dataset, and from random data only where one asks for it.",
             "ConvertClipToRelu: every Clip keeps its upper limit, which Quark drops.",
             "ReplaceClip6Relu: it belongs to cross-layer equalization, without which it does nothing.",
             "RemoveQDQConvClip, RemoveQDQConvRelu, RemoveQDQConvLeakyRelu, RemoveQDQConvPRelu: an activation function "

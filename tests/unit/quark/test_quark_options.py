@@ -10,7 +10,7 @@ import pytest
 
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
-from service.quark import Translation, translate
+from service.quark import Translation, read_config, translate
 from service.quark.option import Option
 from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTIONS
 from tests.support.each import each
@@ -264,3 +264,20 @@ def test_each_field_alone_is_accounted_for_at_its_own_place(name: str) -> None:
     found, told = outcome({**BASE, name: WRONG[option.kind]})
     assert found is None
     assert told == {f"/{name}"}
+
+
+def test_random_data_is_asked_for_by_its_switch_alone() -> None:
+    options = {"RandomDataReaderInputShape": {"x": [1, 3]}, "RandomDataReaderInputDataRange": {"x": [0, 255]}}
+    found = read_config({"format": "quark", "config": {"extra_options": {**options, "UseRandomData": True}}})
+    assert found.random_calibration is not None
+    assert found.random_calibration.shapes == {"x": (1, 3)}
+    assert found.random_calibration.ranges["x"].model_dump() == {"minimum": 0.0, "maximum": 255.0}
+    idle = translate({"extra_options": options})
+    assert "random_calibration" not in idle.config
+    told = {note.pointer: note.message for note in idle.notes}
+    assert "without UseRandomData" in told["/extra_options/RandomDataReaderInputShape"]
+    wrong = {"extra_options": {"UseRandomData": True, "RandomDataReaderInputDataRange": {"x": [0]}}}
+    with pytest.raises(InvalidConfigError) as caught:
+        read_config({"format": "quark", "config": wrong})
+    at = "/config/extra_options/RandomDataReaderInputDataRange/x"
+    assert [problem.pointer for problem in caught.value.errors] == [at]
