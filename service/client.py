@@ -188,7 +188,7 @@ class QuantmillClient:
 
         Args:
             model_id: a ready model.
-            calibration_dataset_id: a ready dataset that fits the model; None: random data, where the config asks for it.
+            calibration_dataset_id: a ready dataset that fits the model; None: random data, if the config has it.
             evaluation_dataset_id: another, to measure accuracy on.
             config: the recipe, resolved or as sparse as can be.
             name: for people.

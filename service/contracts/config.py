@@ -100,7 +100,7 @@ class QuantizationConfig(Contract):
     )
     random_calibration: RandomCalibration | None = Field(
         default=None,
-        description="Random inputs that stand in for a calibration dataset where none is given; tells nothing of accuracy.",
+        description="Random inputs in place of a calibration dataset, where none is given; tells nothing of accuracy.",
     )
     evaluation: EvaluationSpec = Field(default_factory=EvaluationSpec)
     seed: int = Field(default=0, ge=0, le=2**32 - 1)

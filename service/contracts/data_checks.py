@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from service.contracts.algorithms import Autopilot
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import CalibrationMissingError, FieldProblem, InvalidConfigError
@@ -63,16 +65,18 @@ def check_data_given(
         )
 
 
-def _accuracy_asked_for(config: QuantizationConfig) -> list[FieldProblem]:
+def _accuracy_asked_for(config: QuantizationConfig) -> Iterator[FieldProblem]:
     told = "judges accuracy, and there is only random data to judge it on"
-    gate, found = config.evaluation.gate, []
+
+    def problem(at: str, message: str) -> FieldProblem:
+        return FieldProblem(pointer=f"/config/{at}", code="random-data", message=message)
+
     for word in ("max_drop", "min_value", "max_value", "min_sqnr_db"):
-        if getattr(gate, word) is not None:
-            found.append((f"evaluation/gate/{word}", f"{word} {told}"))
+        if getattr(config.evaluation.gate, word) is not None:
+            yield problem(f"evaluation/gate/{word}", f"{word} {told}")
     for k, metric in enumerate(config.evaluation.metrics):
         if metric.label_refs():
-            found.append((f"evaluation/metrics/{k}", f"{metric.name} needs labels, and there is only random data"))
+            yield problem(f"evaluation/metrics/{k}", f"{metric.name} needs labels, and there is only random data")
     for k, algorithm in enumerate(config.algorithms):
         if isinstance(algorithm, Autopilot):
-            found.append((f"algorithms/{k}", f"autopilot {told}"))
-    return [FieldProblem(pointer=f"/config/{at}", code="random-data", message=message) for at, message in found]
+            yield problem(f"algorithms/{k}", f"autopilot {told}")

@@ -15,6 +15,7 @@ from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.dtypes import ActivationDtype, BiasDtype, WeightDtype, bits_of, is_block
 from service.contracts.preparation import PreparationSpec
 from service.contracts.presets import PENDING_PRESETS, PRESETS
+from service.contracts.random_data import RandomCalibration
 from service.contracts.selectors import Selector
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
 from service.contracts.targets import TARGET_DESCRIPTIONS, TARGET_OPTIONS
@@ -53,6 +54,7 @@ RECORDS: Records = (
     *_SPECS,
     *_CALIBRATIONS,
     TensorRange,
+    RandomCalibration,
     *_SELECTORS,
     Override,
     PreparationSpec,
@@ -87,6 +89,7 @@ def config_page() -> str:
         CALIBRATION,
         *(_calibration(record) for record in _CALIBRATIONS),
         _section(TensorRange),
+        _section(RandomCalibration),
         SELECTORS,
         _selectors(),
         _section(Override),

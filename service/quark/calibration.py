@@ -146,6 +146,8 @@ def _of_random_data(draft: Draft, given: Given, key: str, convert: Callable[[Any
     if not draft.value("UseRandomData", False):
         if given.value:
             draft.note(given.pointer, f"{given.name} has no effect without UseRandomData")
+        else:
+            draft.honour(given.pointer)
         return
     draft.honour(given.pointer)
     draft.set(f"random_calibration/{key}", {name: convert(value) for name, value in given.value.items()}, given.pointer)

@@ -1,4 +1,4 @@
-"""Quark's automatic mixed precision as ours: the dict AutoMixprecision of older releases, and AutoMixprecisionConfig."""
+"""Quark's automatic mixed precision as ours: the older dict AutoMixprecision, and AutoMixprecisionConfig."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ _LOSS = "a loss of top-1 between 0 and 1: with a function in its unit, else time
 
 # What has no key in the dict is of AutoMixprecisionConfig alone, what has no field of the dict.
 MIXED_SETTINGS: tuple[Setting, ...] = (
-    _on("ActTargetQuantType", "act_target_quant_type", ANY, None, "low.activation", "a type, or a spec", convert=_dtype),
+    _on(
+        "ActTargetQuantType", "act_target_quant_type", ANY, None, "low.activation", "a type, or a spec", convert=_dtype
+    ),
     _on("WeightTargetQuantType", "weight_target_quant_type", ANY, None, "low.weight", "likewise", convert=_dtype),
     _off("BiasTargetQuantType", "bias_target_quant_type", ANY, None, "biases are as bias.dtype says at either level"),
     _on("OutputIndex", "output_index", I, 0, "output_index", "of a distance, and of what a function is given"),
@@ -166,17 +168,18 @@ def finish_mixed(draft: Draft) -> None:
     if step is None:
         return
     asked = {key: step.settings.pop(key) for key in list(step.settings) if "." in key}
-    _levels(draft, step, asked)
-    _goal(draft, step, asked)
+    if _levels(draft, step, asked):
+        _goal(draft, step, asked)
 
 
-def _levels(draft: Draft, step: Step, asked: dict[str, Any]) -> None:
+def _levels(draft: Draft, step: Step, asked: dict[str, Any]) -> bool:
+    """Set high and low; False, with a problem, if nothing says what they are."""
     targets = {side: asked[f"low.{side}"] for side in ("activation", "weight") if f"low.{side}" in asked}
     if not targets:
         if "low" not in step.settings:
             told = "ActTargetQuantType and WeightTargetQuantType, or target_layer_config"
             draft.problem(step.pointer, f"mixed precision needs the other types: {told}", BAD_VALUE)
-        return
+        return "low" in step.settings
     base = {side: draft.config[side] for side in ("activation", "weight")}
     other = {side: _with_type(spec, targets[side]) if side in targets else dict(spec) for side, spec in base.items()}
     own = {side: dict(spec) for side, spec in base.items()}
@@ -184,6 +187,7 @@ def _levels(draft: Draft, step: Step, asked: dict[str, Any]) -> None:
     step.settings |= {"high": other, "low": own} if quality else {"high": own, "low": other}
     for side in targets:
         step.origins[f"{'high' if quality else 'low'}/{side}"] = step.origins[f"low.{side}"]
+    return True
 
 
 def _with_type(spec: dict[str, Any], dtype: str) -> dict[str, Any]:
@@ -202,7 +206,7 @@ def _goal(draft: Draft, step: Step, asked: dict[str, Any]) -> None:
         told = "Top1AccTarget or L2Target, or metric_threshold, says how much loss is acceptable"
         draft.problem(
             at.get("goal.function", step.pointer),
-            f"mixed precision needs a goal: {told}; without one Quark lowers every layer, which the types themselves say",
+            f"mixed precision needs a goal: {told}; without one Quark lowers every layer, as other types would",
             BAD_VALUE,
         )
     elif limits:

@@ -90,7 +90,9 @@ FIELDS: dict[str, Option] = {
         ),
         honoured("include_sq", B, False, "algorithms.smooth_quant", switch(SMOOTH_QUANT)),
         refused("include_rotation", B, False, pending("rotation")),
-        honoured("include_auto_mp", B, False, "algorithms.mixed_precision", include_auto_mp, "as AutoMixprecision says"),
+        honoured(
+            "include_auto_mp", B, False, "algorithms.mixed_precision", include_auto_mp, "as AutoMixprecision says"
+        ),
         honoured(
             "include_fast_ft",
             B,

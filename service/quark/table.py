@@ -13,7 +13,7 @@ from service.quark.finetune import FINETUNE_SETTINGS, FINETUNINGS
 from service.quark.mixed import MIXED, MIXED_SETTINGS
 from service.quark.option import Option
 from service.quark.qconfig import ALGORITHMS
-from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTION_ALIASES, OPTION_GROUPS
+from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTION_GROUPS
 from service.quark.values import (
     CALIB_METHODS,
     CALIBRATE_METHODS,
@@ -158,7 +158,11 @@ def _parameters() -> str:
             _code(s.ours) if s.ours else "",
             s.why,
         )
-        for s in (*FINETUNE_SETTINGS, *(setting for settings in PARAMETERS.values() for setting in settings), *MIXED_SETTINGS)
+        for s in (
+            *FINETUNE_SETTINGS,
+            *(setting for settings in PARAMETERS.values() for setting in settings),
+            *MIXED_SETTINGS,
+        )
     ]
     head = ("key", "field", "type", "default in Quark", "here", "our key", "remark")
     return "\n".join((_PARAMETERS, _table(head, rows)))

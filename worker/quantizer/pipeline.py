@@ -145,7 +145,9 @@ def quantize(
             run=run,
             threads=threads,
             stages=stages,
-            checkpoint=CheckpointStore(None if functions else checkpoint_dir, identity, limit_bytes=checkpoint_bytes, run=run),
+            checkpoint=CheckpointStore(
+                None if functions else checkpoint_dir, identity, limit_bytes=checkpoint_bytes, run=run
+            ),
             cache=Cache(None) if cache is None or functions else cache,
             files=ExtraFiles(extra_bytes),
         )
@@ -230,8 +232,7 @@ def _quantize(original: ir.Model, case: Case, services: Services) -> Quantized:
     with services.stages.stage("prepare"):
         run.progress("prepare")
         prepared, notes = prepare_model(original, config)
-        notes += cpu_notes(config)
-        notes += calibration_notes(case)
+        notes = [*calibration_notes(case), *notes, *cpu_notes(config)]
     with services.stages.stage("plan"):
         run.progress("plan")
         planned = plan_model(prepared, config)

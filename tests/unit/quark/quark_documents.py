@@ -205,7 +205,6 @@ FINETUNED = {
 DOCUMENTS |= {name: finetuned(DOCUMENTS[below], algorithm) for name, (below, algorithm) in FINETUNED.items()}
 
 _VINT8_DIFFERS = (
-    "UseRandomData",
     "ConvertClipToRelu",
     "RemoveQDQConvClip",
     "RemoveQDQConvPRelu",

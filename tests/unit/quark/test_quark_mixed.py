@@ -120,7 +120,11 @@ def test_a_distance_function_gets_both_outputs_and_less_is_better() -> None:
 def test_quality_begins_with_the_types_of_the_config() -> None:
     fields = {"include_layers": ["fc", "^conv.*"], "exclude_layers": ["last"], "data_size": 32}
     quality = mixing(classes(metric_optimize_object="quality", **fields))
-    assert (quality.optimize, quality.high.activation.dtype, quality.low.activation.dtype) == ("quality", "int8", "int16")
+    assert (quality.optimize, quality.high.activation.dtype, quality.low.activation.dtype) == (
+        "quality",
+        "int8",
+        "int16",
+    )
     assert [selector.model_dump(exclude_defaults=True) for selector in quality.include] == [
         {"node": "fc"},
         {"regex": "(?:^conv.*).*"},
@@ -161,7 +165,11 @@ def test_without_its_switch_it_has_no_effect() -> None:
             "says how much loss is acceptable",
         ),
         (legacy({**TARGETS, "L2Target": 1, "Top1AccTarget": 1}), "/include_auto_mp", "one goal"),
-        (legacy({**TARGETS, "Top1": 1}), "/extra_options/AutoMixprecision/Top1", "did you mean 'Top1AccTarget'?"),
+        (
+            legacy({**TARGETS, "Top1Target": 1}),
+            "/extra_options/AutoMixprecision/Top1Target",
+            "did you mean 'Top1AccTarget'?",
+        ),
         (
             legacy({"ActTargetQuantType": "QInt7", "L2Target": 1}),
             "/extra_options/AutoMixprecision/ActTargetQuantType",

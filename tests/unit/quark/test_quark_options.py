@@ -29,6 +29,9 @@ SMOOTH = {"include_sq": True}
 FINETUNED = {"include_fast_ft": True}
 CLE = "algorithms.cross_layer_equalization"
 AVERAGE = {"extra_options": {"CalibMovingAverage": True}}
+RANDOM = {"extra_options": {"UseRandomData": True}}
+MIXED = {"include_auto_mp": True}
+MIXING = "algorithms.mixed_precision"
 BLOCKS = {"activation_type": "ExtendedQuantType.QBFP", "weight_type": "ExtendedQuantType.QBFP"}
 MICRO = {"activation_type": "ExtendedQuantType.QMX", "weight_type": "ExtendedQuantType.QMX"}
 
@@ -62,6 +65,16 @@ HONOURED: list[tuple[dict[str, Any], str, Any, str, Any]] = [
     (ENTROPY, "NumQuantizedBins", 64, "activation.calibration.quantized_bins", 64),
     ({}, "WeightCalibrateMethod", "ExtendedCalibrationMethod.MinMSE", "weight.calibration.method", "mse"),
     ({}, "CalibDataSize", 100, "calibration_samples", 100),
+    ({}, "UseRandomData", True, "random_calibration", {}),
+    (RANDOM, "RandomDataReaderInputShape", {"x": [1, 3]}, "random_calibration.shapes", {"x": [1, 3]}),
+    (
+        RANDOM,
+        "RandomDataReaderInputDataRange",
+        {"x": [0, 9]},
+        "random_calibration.ranges.x",
+        {"minimum": 0, "maximum": 9},
+    ),
+    (MIXED, "AutoMixprecision", {"ActTargetQuantType": "QUInt8", "L2Target": 0.5}, f"{MIXING}.goal.limit", 0.5),
     ({}, "Int16Scale", True, "weight.scale", "int16"),
     (MIN_MSE, "UsePowerOf2Scale", False, "activation.scale", "float32"),
     (BLOCKS, "BFPAttributes", {"bfp_method": "to_bfp", "bit_width": 16}, "weight.dtype", "bfp16"),
@@ -156,7 +169,7 @@ def test_honoured(context: dict[str, Any], name: str, value: Any, path: str, our
 
 def needs_itself(context: dict[str, Any], name: str) -> bool:
     """True where the config is not complete without the option."""
-    return context in (BLOCKS, MICRO) or name == "InputNodes"
+    return context in (BLOCKS, MICRO) or name in ("InputNodes", "AutoMixprecision")
 
 
 def test_every_option_is_seen_to_do_what_it_is_said_to() -> None:

@@ -54,9 +54,9 @@ class RandomArray:
         if self.dtype.kind == "b":
             return generator.integers(0, 2, shape).astype(self.dtype)
         if self.dtype.kind in "iu":
-            return generator.integers(int(np.ceil(low)), int(np.floor(high)), shape, dtype=np.int64, endpoint=True).astype(
-                self.dtype
-            )
+            return generator.integers(
+                int(np.ceil(low)), int(np.floor(high)), shape, dtype=np.int64, endpoint=True
+            ).astype(self.dtype)
         return generator.uniform(low, high, shape).astype(self.dtype)
 
 
@@ -139,7 +139,9 @@ def _own_shape(tensor: TensorInfo) -> tuple[int, ...]:
         InvalidConfigError: more is free.
     """
     axes = tensor.shape
-    found = None if axes is None else [1 if k == 0 and not isinstance(axis, int) else axis for k, axis in enumerate(axes)]
+    found = (
+        None if axes is None else [1 if k == 0 and not isinstance(axis, int) else axis for k, axis in enumerate(axes)]
+    )
     if found is None or not all(isinstance(axis, int) and axis >= 0 for axis in found):
         raise InvalidConfigError(
             f"input {tensor.name!r} has no fixed shape: {_words(tensor)}",
@@ -153,7 +155,8 @@ def _own_shape(tensor: TensorInfo) -> tuple[int, ...]:
 def _fitting(tensor: TensorInfo, shape: tuple[int, ...]) -> tuple[int, ...]:
     axes = tensor.shape
     fits = axes is None or (
-        len(axes) == len(shape) and all(not isinstance(own, int) or own == n for own, n in zip(axes, shape, strict=True))
+        len(axes) == len(shape)
+        and all(not isinstance(own, int) or own == n for own, n in zip(axes, shape, strict=True))
     )
     if not fits:
         raise InvalidConfigError(

@@ -136,7 +136,9 @@ def calibration_notes(case: Case) -> list[str]:
         told = "accuracy was measured on the evaluation data, with these ranges"
         if case.evaluation is None:
             told = "both models were compared on random inputs: every figure of fidelity is about noise"
-        return [f"RANDOM DATA, NO ACCURACY: {ranges}, and {told}; quantize with real data before anybody uses the model"]
+        return [
+            f"RANDOM DATA, NO ACCURACY: {ranges}, and {told}; quantize with real data before anybody uses the model"
+        ]
     notes = []
     if config.random_calibration is not None:
         notes.append("random_calibration was not needed: a calibration dataset is given")

@@ -20,7 +20,7 @@ from worker.quantizer.run.interface import SilentRun
 
 X = TensorInfo(name="x", dtype="float32", shape=("n", 3, 4))
 IDS = TensorInfo(name="ids", dtype="int64", shape=(2, 5))
-GATE_WORDS = ("max_drop", "min_value", "max_value", "min_sqnr_db")
+GATE_WORDS = ("max_drop", "min_value", "min_sqnr_db")
 
 
 def read(*inputs: TensorInfo, seed: int = 0, **spec: Any) -> dict[str, np.ndarray]:
@@ -114,12 +114,10 @@ def test_accuracy_is_never_judged_on_random_data(settings: dict[str, Any], point
     check_data_given(recipe, calibration=False, evaluation=True)
 
 
-def quantized(folder: Path, model: onnx.ModelProto, evaluation: Any = None, **settings: Any) -> Result:
+def quantized(folder: Path, model: onnx.ModelProto, data: Any = None, **settings: Any) -> Result:
     onnx.save(model, folder / "float.onnx")
     few = {"latency_runs": 1, "layer_samples": 2, **settings.pop("evaluation", {})}
-    return quantize(
-        folder / "float.onnx", config(evaluation=few, **settings), None, evaluation, run=SilentRun(), threads=1
-    )
+    return quantize(folder / "float.onnx", config(evaluation=few, **settings), None, data, run=SilentRun(), threads=1)
 
 
 def test_the_report_says_so_loudly_and_the_verdict_claims_nothing(tmp_path: Path) -> None:
@@ -146,9 +144,7 @@ def test_ranges_follow_the_ranges_that_were_given(tmp_path: Path) -> None:
 
 def test_evaluation_data_is_measured_and_the_note_stays(tmp_path: Path) -> None:
     data = write_npz(tmp_path / "evaluation.npz", x=normal(6, 3, 10, 10), labels=np.arange(6) % 5)
-    report = quantized(
-        tmp_path, network(), data, random_calibration={}, evaluation={"gate": {"min_value": 0.0}}
-    ).report
+    report = quantized(tmp_path, network(), data, random_calibration={}, evaluation={"gate": {"min_value": 0.0}}).report
     assert report.fidelity.source == "evaluation"
     assert "ranges are those of random inputs" in report.notes[0]
     assert report.verdict == "pass"
@@ -163,8 +159,6 @@ def test_a_mode_that_takes_no_ranges_needs_no_data(tmp_path: Path) -> None:
 def test_given_data_counts_and_the_report_says_that_random_data_was_not_needed(tmp_path: Path) -> None:
     onnx.save(network(), tmp_path / "float.onnx")
     data = write_npz(tmp_path / "data.npz", x=normal(8, 3, 10, 10))
-    report = quantize(
-        tmp_path / "float.onnx", config(random_calibration={}), data, run=SilentRun(), threads=1
-    ).report
+    report = quantize(tmp_path / "float.onnx", config(random_calibration={}), data, run=SilentRun(), threads=1).report
     assert any("random_calibration was not needed" in note for note in report.notes)
     assert report.fidelity.source == "calibration"

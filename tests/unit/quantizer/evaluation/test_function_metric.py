@@ -14,7 +14,7 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
 from tests.unit.quantizer.evaluation.measuring import infos
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples
-from tests.unit.quantizer.toolbox import config, normal, run_onnx, write_npz
+from tests.unit.quantizer.toolbox import config, normal, run_onnx, sqnr_db, write_npz
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.pipeline import Result, quantize
@@ -72,12 +72,12 @@ def test_it_is_given_all_samples_once_per_model_and_stands_in_report_and_gate(tm
 def test_a_goal_of_mixed_precision_is_judged_by_it(tmp_path: Path) -> None:
     exact: list[np.ndarray] = []
 
-    def only_exact(outputs: np.ndarray) -> float:
+    def only_near(outputs: np.ndarray) -> float:
         assert len(outputs) == SAMPLES
         exact.append(outputs)
-        return 1.0 if np.array_equal(outputs, exact[0]) else 0.0
+        return 1.0 if len(exact) == 1 or sqnr_db(exact[0], outputs) > 40.0 else 0.0
 
-    for function, lowered in ((lambda outputs: 1.0, 5), (only_exact, 0)):
+    for function, lowered in ((lambda outputs: 1.0, 5), (only_near, 2)):
         goal = {"kind": "drop", "metric": "mine", "max_drop": 0.1}
         report = quantized(tmp_path, {"mine": function}, declared(), algorithms=[{**MIXING, "goal": goal}]).report
         assert report.algorithms[0].nodes == lowered

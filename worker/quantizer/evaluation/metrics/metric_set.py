@@ -229,7 +229,6 @@ class Metrics:
             {place: ref.array for place, ref in metric.label_refs().items()},
         )
 
-
     def _maker(self, metric: Metric, pointer: str) -> Callable[[], Meter]:
         if not isinstance(metric, FunctionMetric):
             maker = METERS[metric.kind]
