@@ -65,20 +65,3 @@ def _named(function: Callable[..., Any], functions: Functions) -> str:
         taken = f"{word}_{number}"
     functions[taken] = function
     return taken
-
-
-def changes(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What ``now`` says otherwise or besides, dict by dict; None if it lacks a key of ``before``."""
-    found: dict[str, Any] = {}
-    for key, value in before.items():
-        if key not in now:
-            return None
-        if isinstance(value, Mapping) and isinstance(now[key], Mapping):
-            inner = changes(now[key], value)
-            if inner is None:
-                return None
-            if inner:
-                found[key] = inner
-        elif now[key] != value:
-            found[key] = now[key]
-    return found | {key: value for key, value in now.items() if key not in before}

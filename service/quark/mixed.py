@@ -9,6 +9,7 @@ from service.contracts.algorithms.precision import DistanceGoal
 from service.contracts.dtypes import is_integer
 from service.contracts.metrics.base import NAME_PATTERN
 from service.contracts.pointers import below
+from service.contracts.presets.mixed import MIXED_GOAL, MIXED_GOAL_NOTE
 from service.quark.draft import BAD_VALUE, Draft, Given, Step
 from service.quark.option import ANY, B, F, I, L, S, unknown
 from service.quark.selection import selector_of
@@ -108,7 +109,7 @@ MIXED_SETTINGS: tuple[Setting, ...] = (
     _on("", "include_layers", L, [], "include", convert=_selectors),
     _on("", "exclude_layers", L, [], "exclude", convert=_selectors),
     _on("", "metric_output_index", I, 0, "output_index"),
-    _on("", "metric_threshold", F, 0, "goal.threshold", "has to be given: 0 lowers every layer in Quark"),
+    _on("", "metric_threshold", F, 0, "goal.threshold", "0 lowers every layer in Quark; here an SQNR of 25 dB is kept"),
     _on("", "metric_default", S, "l2", "goal.metric", _L2_NOTE, convert=_metric),
     _on("", "metric_evaluate_fn", S, None, "goal.function", "in Python only", convert=_function),
     _on("", "metric_distance_fn", S, None, "goal.distance", "in Python only", convert=_function),
@@ -202,27 +203,21 @@ def _goal(draft: Draft, step: Step, asked: dict[str, Any]) -> None:
     limits = [key for key in ("goal.top1", "goal.l2", "goal.threshold") if asked.get(key) is not None]
     if len(limits) > 1 or (function is not None and distance is not None):
         draft.problem(step.pointer, "mixed precision has one goal; leave the others out", BAD_VALUE)
-    elif not limits and (step.settings.get("goal") is None or function is not None):
-        told = "Top1AccTarget or L2Target, or metric_threshold, says how much loss is acceptable"
-        draft.problem(
-            at.get("goal.function", step.pointer),
-            f"mixed precision needs a goal: {told}; without one Quark lowers every layer, as other types would",
-            BAD_VALUE,
-        )
-    elif limits:
+    elif not limits and (function is not None or distance is not None):
+        told = "a function needs Top1AccTarget or metric_threshold: how much loss is acceptable"
+        draft.problem(at["goal.function" if function is not None else "goal.distance"], told, BAD_VALUE)
+    elif not limits or asked.get("goal.threshold") == 0:
+        if "goal" not in step.settings:
+            step.settings["goal"] = dict(MIXED_GOAL)
+            draft.note(at.get("goal.threshold", step.pointer), MIXED_GOAL_NOTE)
+    else:
         step.origins["goal"] = at[limits[0]]
         _goal_of(draft, step, limits[0].removeprefix("goal."), asked)
 
 
 def _goal_of(draft: Draft, step: Step, word: str, asked: dict[str, Any]) -> None:
     limit, function = asked[f"goal.{word}"], asked.get("goal.function") or asked.get("goal.distance")
-    if word == "threshold" and limit == 0:
-        draft.problem(
-            step.origins["goal"],
-            "metric_threshold 0 makes Quark lower every layer; give the loss that is acceptable",
-            BAD_VALUE,
-        )
-    elif function is not None and word != "l2":
+    if function is not None and word != "l2":
         key = "goal.function" if "goal.function" in asked else "goal.distance"
         _declare(draft, step, function, step.origins[key], against_float=key == "goal.distance")
         step.settings["goal"] = {"kind": "drop", "metric": function, "max_drop": limit}

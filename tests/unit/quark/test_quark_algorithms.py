@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from quantmill.quark.preset_documents import CLASSES, FAST, qconfig, tensor
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from service.quark import Translation, read_config, translate
 from service.quark.equalization import PARAMETERS
 from service.quark.finetune import DEFAULT_PARAMS, FINETUNE_SETTINGS
-from tests.unit.quark.quark_documents import CLASSES, FAST, qconfig, tensor
 
 INT8 = tensor("Int8", method="MinMax")
 CLE = "cross_layer_equalization"

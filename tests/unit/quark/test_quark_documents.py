@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quantmill.quark.preset_documents import DOCUMENTS, XINT8_TENSOR, qconfig, tensor
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from service.quark import read_config, translate, translate_document
@@ -20,7 +21,6 @@ from service.quark.finetune import FINETUNE_SETTINGS
 from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTIONS
 from service.quark.table import quark_page
 from service.quark.values import CALIBRATE_METHODS, DATA_TYPES, FORMATS, QUANT_TYPES, SPECS
-from tests.unit.quark.quark_documents import DOCUMENTS, XINT8_TENSOR, qconfig, tensor
 
 ROOT = Path(__file__).resolve().parents[3]
 INT8 = tensor("Int8", method="MinMax")

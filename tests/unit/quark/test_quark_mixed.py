@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from quantmill.quark.preset_documents import qconfig, tensor
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from service.quark import read_config, translate
-from tests.unit.quark.quark_documents import qconfig, tensor
 
 INT8, INT16 = tensor("Int8", method="MinMax"), tensor("Int16", method="MinMax")
 TARGETS = {"ActTargetQuantType": "QuantType.QInt8", "WeightTargetQuantType": "QuantType.QInt8"}
@@ -148,6 +148,16 @@ def test_a_preset_takes_another_goal() -> None:
     assert (found.high, found.low) == (plain.high, plain.low)
 
 
+def test_without_a_goal_layers_are_lowered_as_in_the_presets() -> None:
+    for data, at in (
+        (legacy(TARGETS), "/include_auto_mp"),
+        (classes(metric_threshold=None), "/algo_config/0"),
+        (classes(metric_threshold=0), "/algo_config/0/metric_threshold"),
+    ):
+        assert mixing(data).goal == mixing("S16S16_MIXED_S8S8").goal
+        assert "Quark sets no threshold" in notes(data)[at]
+
+
 def test_without_its_switch_it_has_no_effect() -> None:
     data = legacy({**TARGETS, "Top1AccTarget": 0.1}, include_auto_mp=False)
     assert parse_config(translate(data).config).algorithms == ()
@@ -158,11 +168,10 @@ def test_without_its_switch_it_has_no_effect() -> None:
     ("data", "pointer", "says"),
     [
         (legacy({}), "/include_auto_mp", "needs the other types"),
-        (legacy(TARGETS), "/include_auto_mp", "says how much loss is acceptable"),
         (
             legacy({**TARGETS, "EvaluateFunction": "f"}),
             "/extra_options/AutoMixprecision/EvaluateFunction",
-            "says how much loss is acceptable",
+            "how much loss is acceptable",
         ),
         (legacy({**TARGETS, "L2Target": 1, "Top1AccTarget": 1}), "/include_auto_mp", "one goal"),
         (
@@ -190,7 +199,7 @@ def test_without_its_switch_it_has_no_effect() -> None:
             "/include_auto_mp",
             "high and low are the same",
         ),
-        (classes(metric_threshold=0), "/algo_config/0/metric_threshold", "lower every layer"),
+        (classes(metric_evaluate_fn="f", metric_threshold=None), "/algo_config/0/metric_evaluate_fn", "how much loss"),
         (classes(metric_default="mse"), "/algo_config/0/metric_default", "sqnr, psnr, cosine, l2, kl"),
         (classes(target_layer_config=[]), "/algo_config/0/target_layer_config", "one layer config"),
         (classes(subgraph_json="x.json"), "/algo_config/0/subgraph_json", "cannot be translated"),

@@ -12,7 +12,7 @@ from scipy import stats
 
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
-from service.contracts.metrics import Facts, GraphMetric, Metric
+from service.contracts.metrics import Facts, FunctionMetric, GraphMetric, Metric
 from service.contracts.report import Report, Score
 from tests.unit.quantizer.toolbox import make_model, normal, rng, run_onnx, write_npz
 from worker.quantizer.evaluation.metrics.metric_set import METERS
