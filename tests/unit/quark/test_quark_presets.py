@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from quantmill.quark.preset_documents import CLASSES, DIFFERENCES, DOCUMENTS, FAST, FINETUNED, NAMES, translatable
-from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from service.contracts.presets import PENDING_PRESETS, PRESETS, find_preset
 from service.quark import read_config, translate
 from tests.support.each import each
-
-
-def settings(config: QuantizationConfig) -> dict[str, Any]:
-    """The config without the name of its preset, and without what has no meaning for its types."""
-    found = json.loads(config.model_dump_json(exclude={"preset"}))
-    for side in ("activation", "weight"):
-        if not found[side]["dtype"].removeprefix("u").startswith("int"):
-            found[side] = {"dtype": found[side]["dtype"]}
-    if found["mode"] == "weights_only":
-        del found["activation"]
-    return found
+from tests.unit.quark.comparing import settings
 
 
 @each("name", sorted(DOCUMENTS))

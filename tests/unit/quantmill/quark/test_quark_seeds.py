@@ -139,7 +139,7 @@ CONFIGS: dict[str, tuple[Any, str | None]] = {
     "AdaQuantConfig": (
         QConfig(
             global_config=QLayerConfig(activation=UInt8Spec(), weight=Int8Spec()),
-            algo_config=[AdaQuantConfig(num_iterations=20, data_size=8)],
+            algo_config=[AdaQuantConfig(num_iterations=4, data_size=4)],
         ),
         "adaquant",
     ),
@@ -191,8 +191,8 @@ def test_the_numbers_of_the_documentation_leave_the_fast_solver(float_model: Pat
 
 def test_smooth_quant_moves_outliers_of_a_transformer(tmp_path: Path) -> None:
     weights = {"s": np.where(np.arange(16) == 3, 40.0, 1.0).astype(np.float32), "b": normal(16), "w": normal(16, 8)}
-    text = "(float[N,4,16] x) => (float[N,4,8] y) { [norm] n = LayerNormalization<axis=-1>(x, s, b) [fc] y = MatMul(n, w) }"
-    onnx.save(make_model(text, weights), tmp_path / "m.onnx")
+    text = "{ [norm] n = LayerNormalization<axis=-1>(x, s, b) [fc] y = MatMul(n, w) }"
+    onnx.save(make_model(f"(float[N,4,16] x) => (float[N,4,8] y) {text}", weights), tmp_path / "m.onnx")
 
     class Tokens:
         left = 16
