@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportEr
 from quantmill.torch.failures import definition, export_error, place_of, said_by
 from quantmill.torch.graph import BATCH, batch_axes, name_batch, tidy
 from quantmill.torch.verification import compare, threads_here
+from service.contracts.errors import QuantmillError
 from worker.quantizer.graph.skeleton import weight_bytes
 from worker.quantizer.runtime.session import Session
 
@@ -128,18 +130,16 @@ class _Export:
     def run(self, path: Path) -> Exported:
         """Export, check, write to ``path``."""
         result, expected = result_structure(self._run_example())
-        others = {}
-        if self._batched:
-            more = self._one_more()
-            others["a batch of another size"] = (more, self._run_batch(more))
-        traced = others["a batch of another size"][0] if self._batched and self._size == 1 else self._example
-        model = self._trace(traced)
+        more = self._one_more() if self._batched else {}
+        expected_of_more = self._run_batch(more) if more else {}
+        # A length of one is traced as one that never changes.
+        model = self._trace(more if more and self._size == 1 else self._example)
         tidy(model, self._module, self._call.names, result.names)
         self._settle_batch(model)
         session = Session(model, threads=threads_here(), what="exported model", uploaded=True)
         compare(session, self._example, expected, "the example inputs")
-        for what, (inputs, outputs) in others.items():
-            compare(session, inputs, outputs, what)
+        if more:
+            self._compare_batch(session, more, expected_of_more)
         _save(model, path)
         names = [value.name or "" for value in model.graph.inputs]
         inputs = tuple(
@@ -189,14 +189,27 @@ class _Export:
                 line=line,
             ) from error
 
+    def _compare_batch(
+        self, session: Session, inputs: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+    ) -> None:
+        try:
+            compare(session, inputs, expected, f"{self._size + 1} samples")
+        except QuantmillError as error:  # another result, or none at all
+            file, line = definition(self._module)
+            raise BatchFixedError(
+                f"{file}:{line}: forward was traced for batches of {self._size} samples alone: {error.detail}",
+                hint=_STATIC_HINT,
+                file=file,
+                line=line,
+            ) from error
+
     def _trace(self, inputs: Mapping[str, torch.Tensor]) -> ir.Model:
         bound = self._call.arguments(inputs)
         args, kwargs = bound.args, bound.kwargs
         if not kwargs and args and isinstance(args[-1], dict):
             args = (*args, {})  # else the exporter takes the last one for keyword arguments
         try:
-            with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with torch.no_grad(), _quiet(), _returning_tensors(self._module):
                 program = torch.onnx.export(
                     self._module,
                     args,
@@ -272,6 +285,34 @@ def _batched(example: Mapping[str, torch.Tensor]) -> frozenset[str]:
 
 def _is_axes(tree: Any) -> bool:
     return isinstance(tree, dict) and list(tree) == [0]
+
+
+@contextmanager
+def _returning_tensors(module: torch.nn.Module) -> Iterator[None]:
+    """The module returns a flat tuple of its result's tensors for a while: the exporter knows nothing else."""
+
+    def flatten(module: torch.nn.Module, arguments: Any, result: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+
+    hook = module.register_forward_hook(flatten)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No remarks of the exporter's for a while: what matters is checked, and told by errors."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

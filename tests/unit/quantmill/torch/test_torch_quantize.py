@@ -29,7 +29,7 @@ from tests.support.torch_networks import (
     made,
 )
 
-QUICK = {"evaluation": {"latency_runs": 0}}
+QUICK = {"evaluation": {"latency_runs": 1}}
 INT8 = {"preset": "int8", **QUICK}
 IDS = torch.randint(0, 100, (32, 12), generator=torch.Generator().manual_seed(2))
 NETWORKS: dict[str, tuple[Any, Tensor]] = {
@@ -132,7 +132,7 @@ def test_configs_of_every_form_and_the_same_bytes(answers, tmp_path):
 
 
 def test_a_preset_by_name_and_a_config_of_quark():
-    quark = {"format": "quark", "config": "XINT8", "evaluation": {"latency_runs": 0}}
+    quark = {"format": "quark", "config": "XINT8", "evaluation": {"latency_runs": 1}}
     for config, target in (("int8", "onnxruntime_cpu"), (quark, "amd_npu_cnn")):
         result = quantize(made(Answers), EXAMPLE, [(A, B)], config)
         assert result.report.manifest.resolved_config["target"] == target
@@ -182,7 +182,7 @@ def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path):
 def test_the_page_of_the_docs_does_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[4] / "docs" / "python.md").read_text()
-    blocks = [block for block in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)]
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
     for block in blocks[:2]:
         exec(compile(block, "python.md", "exec"), names)
