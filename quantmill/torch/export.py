@@ -20,7 +20,7 @@ from quantmill.torch import markers
 from quantmill.torch.calls import Call, Structure, result_structure
 from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError
 from quantmill.torch.failures import definition, export_error, place_of, said_by
-from quantmill.torch.graph import BATCH, batch_axes, name_batch, tidy
+from quantmill.torch.graph import BATCH, free_axis, name_batch, tidy
 from quantmill.torch.verification import compare, threads_here
 from service.contracts.errors import QuantmillError
 from worker.quantizer.graph.skeleton import weight_bytes
@@ -253,14 +253,13 @@ class _Export:
         """Call the free axis by its name; it has to be one, and as free as was asked."""
         if not self._batched:
             return
-        free = batch_axes(model)
-        inputs = dict(zip(self._call.names, model.graph.inputs, strict=True))
-        symbols = {
-            str(value.shape[0].value)
-            for own, value in inputs.items()
-            if own in self._batched and free[value.name or ""]
-        }  # type: ignore[index,union-attr]
-        fixed = [own for own in self._batched if not free[inputs[own].name or ""]]
+        axes = {
+            own: free_axis(value)
+            for own, value in zip(self._call.names, model.graph.inputs, strict=True)
+            if own in self._batched
+        }
+        symbols = {axis for axis in axes.values() if axis is not None}
+        fixed = [own for own, axis in axes.items() if axis is None]
         if fixed or len(symbols) != 1 or not next(iter(symbols)).isidentifier():
             file, line = definition(self._module)
             what = (

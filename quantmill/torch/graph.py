@@ -48,12 +48,10 @@ def tidy(model: ir.Model, module: torch.nn.Module, inputs: Sequence[str], output
     _drop_traces(model)
 
 
-def batch_axes(model: ir.Model) -> dict[str, bool]:
-    """Inputs whose first axis may have any length, by name."""
-    return {
-        value.name or "": bool(value.shape) and isinstance(value.shape[0], ir.SymbolicDim)  # type: ignore[index]
-        for value in model.graph.inputs
-    }
+def free_axis(value: ir.Value) -> str | None:
+    """What the exporter calls the first axis of an input, if it may have any length."""
+    first = value.shape[0] if value.shape else None
+    return str(first.value) if isinstance(first, ir.SymbolicDim) else None
 
 
 def name_batch(model: ir.Model, symbol: str) -> None:

@@ -80,11 +80,14 @@ def _compare_values(name: str, wanted: np.ndarray, got: np.ndarray, dtype: torch
     )
 
 
-def _mismatch(name: str, what: str, how: str, **where: float) -> ExportMismatchError:
+def _mismatch(
+    name: str, what: str, how: str, sqnr_db: float | None = None, farthest: float | None = None
+) -> ExportMismatchError:
     return ExportMismatchError(
         f"output {name!r} of the exported model differs from the module's on {what}: {how}",
         hint="A module whose result depends on random numbers, on state that it keeps between calls, or on values that "
         "Python reads while it is traced has no ONNX form: take these out of forward.",
         output=name,
-        **where,
+        sqnr_db=sqnr_db,
+        farthest=farthest,
     )
