@@ -37,7 +37,7 @@ class Columns:
             ValueError: it differs from the pieces before it in names, types or shapes; says how.
         """
         if self._kinds and set(arrays) != set(self._kinds):
-            raise ValueError(f"it holds {sorted(arrays)}, the one before it {sorted(self._kinds)}")
+            raise ValueError(f"it holds {sorted(arrays)}, the batches before it {sorted(self._kinds)}")
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"its arrays differ in length: {lengths}")
@@ -45,7 +45,7 @@ class Columns:
             dtype, shape = self._kinds.setdefault(name, (array.dtype, array.shape[1:]))
             if (array.dtype, array.shape[1:]) != (dtype, shape):
                 raise ValueError(
-                    f"{name!r} is {array.dtype}{list(array.shape[1:])} per sample, in those before it "
+                    f"{name!r} is {array.dtype}{list(array.shape[1:])} per sample, in the batches before it "
                     f"{dtype}{list(shape)}"
                 )
             with self._file(name).open("ab") as stream:
