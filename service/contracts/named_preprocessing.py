@@ -109,13 +109,13 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _channels(text: str, words: Mapping[str, tuple[float, ...]], name: str) -> tuple[float, ...]:
-    if text in words:
-        return words[text]
+def _channels(text: str, known: Mapping[str, tuple[float, ...]], name: str) -> tuple[float, ...]:
+    if text in known:
+        return known[text]
     values = tuple(_number(part, name) for part in text.strip("()[]").replace("/", ",").split(","))
     if len(values) not in (1, _RGB):
         raise ValueError(
-            f"{text!r} of {name!r} is neither one value, nor three (0.5/0.5/0.5), nor one of {', '.join(words)}"
+            f"{text!r} of {name!r} is neither one value, nor three (0.5/0.5/0.5), nor one of {', '.join(known)}"
         )
     return values
 

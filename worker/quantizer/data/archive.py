@@ -9,9 +9,9 @@ from service.contracts.errors import DatasetFormatError
 from worker.quantizer.data.npy import MAX_HEADER_BYTES, parse_npy_header
 from worker.quantizer.data.pointers import array_pointer
 from worker.quantizer.data.stored import StoredArray
-from worker.quantizer.data.zips import DEFAULT_MAX_TOTAL_BYTES, Member, ZipWords, read_members
+from worker.quantizer.data.zips import DEFAULT_MAX_TOTAL_BYTES, Member, ZipRules, read_members
 
-ARRAYS = ZipWords(
+ARRAYS = ZipRules(
     holds_arrays=True,
     max_members=10_000,
     again="Write the file again with numpy.savez or numpy.savez_compressed and upload it anew.",

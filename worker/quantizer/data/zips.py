@@ -25,8 +25,8 @@ _CHUNK_BYTES = 128 << 10
 
 
 @dataclass(frozen=True)
-class ZipWords:
-    """What the members of a zip archive are, how many there may be, and what is said where one cannot be used.
+class ZipRules:
+    """What the members of a zip archive are, how many there may be, and what to do where one cannot be used.
 
     Attributes:
         holds_arrays: arrays, not files.
@@ -46,17 +46,17 @@ class ZipWords:
         return DatasetFormatError(message, hint=hint or self.again, pointer=pointer, member=name)
 
 
-def read_members(path: Path, words: ZipWords, *, max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES) -> list[Member]:
+def read_members(path: Path, rules: ZipRules, *, max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES) -> list[Member]:
     """List the members of a zip archive but folders, in the directory's order.
 
     Raises:
         DatasetFormatError: not a zip archive, damaged, or with members that no such archive needs.
     """
-    _check_directory_size(path, words)
-    entries = [entry for entry in _directory(path, words) if not entry.is_dir()]
-    _check_entries(entries, max_total_bytes, words)
+    _check_directory_size(path, rules)
+    entries = [entry for entry in _directory(path, rules) if not entry.is_dir()]
+    _check_entries(entries, max_total_bytes, rules)
     with path.open("rb") as file:
-        members = [_locate(path, file, entry, words) for entry in entries]
+        members = [_locate(path, file, entry, rules) for entry in entries]
     _check_overlap(members)
     return members
 
@@ -70,25 +70,25 @@ def first_name(path: Path) -> str:
         return file.read(_LOCAL_HEADER.unpack(raw)[-2]).decode(errors="replace")
 
 
-def member_names(path: Path, words: ZipWords) -> list[str]:
+def member_names(path: Path, rules: ZipRules) -> list[str]:
     """Names of all members but folders, unchecked.
 
     Raises:
         DatasetFormatError: the directory is damaged, or too large.
     """
-    _check_directory_size(path, words)
-    return [entry.filename for entry in _directory(path, words) if not entry.is_dir()]
+    _check_directory_size(path, rules)
+    return [entry.filename for entry in _directory(path, rules) if not entry.is_dir()]
 
 
-def _directory(path: Path, words: ZipWords) -> list[zipfile.ZipInfo]:
+def _directory(path: Path, rules: ZipRules) -> list[zipfile.ZipInfo]:
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.infolist()
     except (zipfile.BadZipFile, zipfile.LargeZipFile, struct.error, ValueError, EOFError, NotImplementedError) as error:
-        raise DatasetFormatError(f"the archive is cut short or damaged: {error}", hint=words.again) from None
+        raise DatasetFormatError(f"the archive is cut short or damaged: {error}", hint=rules.again) from None
 
 
-def _check_directory_size(path: Path, words: ZipWords) -> None:
+def _check_directory_size(path: Path, rules: ZipRules) -> None:
     """Refuse a directory that is too large before zipfile reads it whole."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -97,26 +97,26 @@ def _check_directory_size(path: Path, words: ZipWords) -> None:
         tail = file.read()
         at = tail.rfind(b"PK\x05\x06")
         if at < 0 or at + _END_OF_DIRECTORY.size > len(tail):
-            raise DatasetFormatError("the archive is cut short: its directory is missing", hint=words.again)
+            raise DatasetFormatError("the archive is cut short: its directory is missing", hint=rules.again)
         *_, count, directory_bytes, _offset, _comment = _END_OF_DIRECTORY.unpack_from(tail, at)
         locator = at - _ZIP64_LOCATOR.size
         if locator >= 0 and tail[locator : locator + 4] == b"PK\x06\x07":
             file.seek(_ZIP64_LOCATOR.unpack_from(tail, locator)[2])
             record = file.read(_ZIP64_END.size)
             if len(record) < _ZIP64_END.size or record[:4] != b"PK\x06\x06":
-                raise DatasetFormatError("the archive's directory is damaged", hint=words.again)
+                raise DatasetFormatError("the archive's directory is damaged", hint=rules.again)
             count, directory_bytes = _ZIP64_END.unpack(record)[7:9]
-    if count > words.max_members or directory_bytes > _DIRECTORY_BYTES_PER_MEMBER * words.max_members:
+    if count > rules.max_members or directory_bytes > _DIRECTORY_BYTES_PER_MEMBER * rules.max_members:
         raise DatasetFormatError(
-            f"the archive lists {count} members in {directory_bytes} bytes; at most {words.max_members} are accepted",
-            hint=words.fewer,
+            f"the archive lists {count} members in {directory_bytes} bytes; at most {rules.max_members} are accepted",
+            hint=rules.fewer,
         )
 
 
-def _check_entries(entries: list[zipfile.ZipInfo], max_total_bytes: int, words: ZipWords) -> None:
-    if len(entries) > words.max_members:
+def _check_entries(entries: list[zipfile.ZipInfo], max_total_bytes: int, rules: ZipRules) -> None:
+    if len(entries) > rules.max_members:
         raise DatasetFormatError(
-            f"the archive lists {len(entries)} members; at most {words.max_members} are accepted", hint=words.fewer
+            f"the archive lists {len(entries)} members; at most {rules.max_members} are accepted", hint=rules.fewer
         )
     seen: set[str] = set()
     for entry in entries:
@@ -124,24 +124,24 @@ def _check_entries(entries: list[zipfile.ZipInfo], max_total_bytes: int, words: 
         parts = name.replace("\\", "/").split("/")
         # orig_filename still holds what zipfile cuts off at a NUL byte
         if parts[0] == "" or ".." in parts or "\0" in entry.orig_filename:
-            raise words.refusal(name, f"the archive holds a member with an unsafe name: {name!r}")
+            raise rules.refusal(name, f"the archive holds a member with an unsafe name: {name!r}")
         if name in seen:
-            raise words.refusal(name, f"the archive holds member {name!r} twice")
+            raise rules.refusal(name, f"the archive holds member {name!r} twice")
         seen.add(name)
         if entry.flag_bits & _ENCRYPTED:
-            raise words.refusal(name, f"member {name!r} is encrypted", "Store it without a password.")
+            raise rules.refusal(name, f"member {name!r} is encrypted", "Store it without a password.")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise words.refusal(
+            raise rules.refusal(
                 name,
                 f"member {name!r} uses compression method {entry.compress_type}; only stored and deflated are read",
             )
         mode = entry.external_attr >> 16
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-            raise words.refusal(name, f"member {name!r} is a link or a device, not a file")
+            raise rules.refusal(name, f"member {name!r} is a link or a device, not a file")
     total = sum(entry.file_size for entry in entries)
     if total > max_total_bytes:
         raise DatasetFormatError(
-            f"the archive unpacks to {total} bytes; at most {max_total_bytes} are accepted", hint=words.fewer
+            f"the archive unpacks to {total} bytes; at most {max_total_bytes} are accepted", hint=rules.fewer
         )
 
 
@@ -157,7 +157,7 @@ class Member:
     size_bytes: int
     deflated: bool
     crc: int
-    words: ZipWords
+    rules: ZipRules
     skip_bytes: int = 0
 
     def open(self) -> MemberStream:
@@ -168,23 +168,23 @@ class Member:
         return stream
 
 
-def _locate(path: Path, file: IO[bytes], entry: zipfile.ZipInfo, words: ZipWords) -> Member:
+def _locate(path: Path, file: IO[bytes], entry: zipfile.ZipInfo, rules: ZipRules) -> Member:
     """Find the packed bytes behind the local header, whose length differs from the directory's copy."""
     name = entry.filename
     file.seek(entry.header_offset)
     raw = file.read(_LOCAL_HEADER.size)
     size = file.seek(0, 2)
     if len(raw) < _LOCAL_HEADER.size or raw[:4] != b"PK\x03\x04":
-        raise words.refusal(name, f"member {name!r} is damaged: no header where the directory points")
+        raise rules.refusal(name, f"member {name!r} is damaged: no header where the directory points")
     *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(raw)
     offset = entry.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
     if offset + entry.compress_size > size:
-        raise words.refusal(name, f"member {name!r} is cut short")
+        raise rules.refusal(name, f"member {name!r} is cut short")
     deflated = entry.compress_type == zipfile.ZIP_DEFLATED
     if not deflated and entry.compress_size != entry.file_size:
-        raise words.refusal(name, f"member {name!r} declares two sizes")
+        raise rules.refusal(name, f"member {name!r} declares two sizes")
     return Member(
-        path, name, entry.header_offset, offset, entry.compress_size, entry.file_size, deflated, entry.CRC, words
+        path, name, entry.header_offset, offset, entry.compress_size, entry.file_size, deflated, entry.CRC, rules
     )
 
 
@@ -193,7 +193,7 @@ def _check_overlap(members: list[Member]) -> None:
     end = 0
     for member in sorted(members, key=lambda member: member.header_offset):
         if member.header_offset < end:
-            raise member.words.refusal(member.name, f"member {member.name!r} overlaps another one")
+            raise member.rules.refusal(member.name, f"member {member.name!r} overlaps another one")
         end = member.offset + member.packed_bytes
 
 
@@ -269,4 +269,4 @@ class MemberStream:
 
     def _damaged(self, why: str) -> DatasetFormatError:
         name = self._member.name
-        return self._member.words.refusal(name, f"member {name!r} is damaged: {why}")
+        return self._member.rules.refusal(name, f"member {name!r} is damaged: {why}")

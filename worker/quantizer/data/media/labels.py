@@ -93,16 +93,16 @@ def _rows(content: bytes, name: str) -> list[tuple[int, str, str]]:
     return [(line, row[0].strip().removeprefix("./"), row[1].strip()) for line, row in rows]
 
 
-def _numbered(words: Sequence[str]) -> Labels:
-    """Class numbers where all words are numbers, else their places in the sorted order."""
-    if all(word.isascii() and word.isdigit() for word in words):
-        numbers = [int(word) if len(word) < 20 else _MAX_CLASS + 1 for word in words]
+def _numbered(names: Sequence[str]) -> Labels:
+    """Class numbers where all names are numbers, else their places in the sorted order."""
+    if all(name.isascii() and name.isdigit() for name in names):
+        numbers = [int(name) if len(name) < 20 else _MAX_CLASS + 1 for name in names]
         if max(numbers) > _MAX_CLASS:
-            _refuse(f"class number {words[numbers.index(max(numbers))]} is beyond {_MAX_CLASS}")
+            _refuse(f"class number {names[numbers.index(max(numbers))]} is beyond {_MAX_CLASS}")
         return Labels(np.array(numbers, np.int64), None)
-    classes = tuple(sorted(set(words)))
-    number = {word: k for k, word in enumerate(classes)}
-    return Labels(np.array([number[word] for word in words], np.int64), classes)
+    classes = tuple(sorted(set(names)))
+    number = {name: k for k, name in enumerate(classes)}
+    return Labels(np.array([number[name] for name in names], np.int64), classes)
 
 
 def _refuse(message: str, *, hint: str | None = None, file: str | None = None) -> NoReturn:

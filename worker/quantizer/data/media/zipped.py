@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from worker.quantizer.data.media.members import AGAIN, MAX_FILES, MediaFile, Register, check_ratio, is_media
-from worker.quantizer.data.zips import Member, ZipWords, first_name, member_names, read_members
+from worker.quantizer.data.zips import Member, ZipRules, first_name, member_names, read_members
 
-FILES = ZipWords(holds_arrays=False, max_members=MAX_FILES, again=AGAIN, fewer="Use fewer samples.")
+FILES = ZipRules(holds_arrays=False, max_members=MAX_FILES, again=AGAIN, fewer="Use fewer samples.")
 
 
 @dataclass(frozen=True)
