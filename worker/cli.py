@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -18,8 +19,8 @@ from service.contracts.data_checks import check_data_given
 from service.contracts.errors import QuantmillError
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.version import VERSION
+from worker.commands import datasets, jobs, options
 from worker.commands import inspect as inspecting
-from worker.commands import jobs, options
 from worker.commands.options import (
     CacheDir,
     CalibrationPath,
@@ -30,6 +31,7 @@ from worker.commands.options import (
     ExtraDir,
     Key,
     ModelPath,
+    OptionalData,
     OptionalPath,
     Preprocessing,
     Threads,
@@ -132,7 +134,7 @@ def quantize(
     model: ModelPath,
     output: Annotated[Path, typer.Option(metavar="Q.onnx", help="Where the quantized model goes.")],
     calibration: CalibrationPath = None,
-    evaluation: OptionalPath = None,
+    evaluation: OptionalData = None,
     preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
     config: Annotated[
         Path | None,
@@ -171,13 +173,16 @@ def quantize(
     extra = ExtraPlace(extra_dir, tuple(path for path in used if path is not None))
     recipe = local.load_config(preset, config)
     check_data_given(recipe, calibration=calibration is not None, evaluation=evaluation is not None)
-    calibration_data = evaluation_data = None
-    if calibration is not None:
-        calibration_data = local.source(calibration, local.load_preprocessing(preprocessing))
-    if evaluation is not None:
-        spec = local.load_preprocessing(evaluation_preprocessing or preprocessing)
-        evaluation_data = local.source(evaluation, spec)
-    with ProgressView() as view:
+    spec = local.load_preprocessing(preprocessing)
+    evaluation_spec = local.load_preprocessing(evaluation_preprocessing or preprocessing)
+    with ExitStack() as stack:
+        calibration_data = evaluation_data = None
+        if calibration is not None:
+            calibration_data = local.source(stack.enter_context(local.packed(calibration, "calibration")), spec)
+        if evaluation is not None:
+            evaluation_file = stack.enter_context(local.packed(evaluation, "evaluation"))
+            evaluation_data = local.source(evaluation_file, evaluation_spec)
+        view = stack.enter_context(ProgressView())
         if server is None:
             settings = options.load_settings()
             done = local.quantize(
@@ -283,6 +288,7 @@ def version() -> None:
 
 front_desk.register(app)
 inspecting.register(app)
+app.add_typer(datasets.app)
 app.add_typer(jobs.app)
 
 

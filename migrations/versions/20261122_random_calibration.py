@@ -1,7 +1,7 @@
 """Quantizations without a calibration dataset, on random inputs
 
 Revision ID: 20261122_random_calibration
-Revises: 20261121_inspections
+Revises: 20261122_dataset_archives
 Create Date: 2026-11-22
 
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = '20261122_random_calibration'
-down_revision = '20261121_inspections'
+down_revision = '20261122_dataset_archives'
 branch_labels = None
 depends_on = None
 
