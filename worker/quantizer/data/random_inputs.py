@@ -6,7 +6,7 @@ import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from service.contracts.random_data import RandomCalibration
 from worker.quantizer.data.dataset import Dataset
 from worker.quantizer.data.preprocess import model_dtype
 from worker.quantizer.data.stored import Array, SampleReader
+from worker.quantizer.data.summary import Identity
 
 _POINTER = "/config/random_calibration"
 _UNIT = TensorRange(minimum=0.0, maximum=1.0)
@@ -99,10 +100,10 @@ class RandomDataset(Dataset):
         named = {array.name: InputSpec(array=array.name) for array in self._arrays}
         super().__init__({array.name: array for array in self._arrays}, PreprocessingSpec(inputs=named))
 
-    def _identity(self) -> tuple[Literal["npz", "safetensors"], int, str]:
+    def _identity(self) -> Identity:
         told = repr([(a.name, str(a.dtype), a.shape, a.limits.minimum, a.limits.maximum, a.seed) for a in self._arrays])
         size = sum(int(np.prod(array.shape)) * array.dtype.itemsize for array in self._arrays)
-        return "npz", size, hashlib.sha256(f"random {told}".encode()).hexdigest()
+        return Identity("npz", size, hashlib.sha256(f"random {told}".encode()).hexdigest())
 
 
 def _check_names(inputs: Sequence[TensorInfo], spec: RandomCalibration) -> None:

@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantmill.quark.documents import Documented, Functions, plain
-from quantmill.quark.quantization.config.algorithm import AlgoConfig
-from quantmill.quark.quantization.config.spec import QLayerConfig
+from quantmill.quark.preset_fields import preset_fields
+from quantmill.quark.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig
+from quantmill.quark.quantization.config.spec import QLayerConfig, QTensorConfig
 from quantmill.quark.words import CalibrationMethod, QuantFormat, QuantType
+
+# Those that presets have.
+_ALGORITHMS: dict[str, type[AlgoConfig]] = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
 
 
 @dataclass
@@ -125,9 +129,10 @@ class QConfig(Documented):
         Raises:
             InvalidConfigError: there is none.
         """
-        from quantmill.quark.quantization.config.custom_config import default_qconfig
-
-        return default_qconfig(name)
+        fields = preset_fields(name, suffix="_QCONFIG")
+        layer = {key: QTensorConfig(**tensor) for key, tensor in fields["global_config"].items()}
+        algorithms = [_ALGORITHMS[entry.pop("name")](**entry) for entry in fields["algo_config"]]
+        return QConfig(QLayerConfig(**layer), algo_config=algorithms, extra_options=fields["extra_options"])
 
 
 def _pairs(layers: Mapping[Any, Sequence[Any]], functions: Functions) -> list[list[Any]]:
