@@ -88,7 +88,7 @@ def test_each_target_gives_a_model_that_runs_and_stays_near(name: str) -> None:
     assert any(entry.quantized for entry in plan.nodes.values())
 
 
-@pytest.mark.parametrize("name", [name for name in TARGETS if not name.endswith(("cpu", "cnn"))])
+@pytest.mark.parametrize("name", sorted(set(TARGETS) - {"onnxruntime_cpu", "amd_npu_cnn"}))
 def test_random_networks_run_on_every_target(name: str) -> None:
     for seed in range(25):
         random = RandomNetwork(seed)

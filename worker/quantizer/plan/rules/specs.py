@@ -12,7 +12,7 @@ from worker.quantizer.graph.values import name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.operators.linear import MATRIX_PRODUCTS
 from worker.quantizer.plan.profile import RuleContext
-from worker.quantizer.plan.types import Decision, Role, WeightPlan
+from worker.quantizer.plan.types import ActivationPlan, Decision, Role, WeightPlan
 from worker.quantizer.plan.weights import float_bias_reason
 
 BIAS_FLOAT_ON_TARGET = declare("bias-float-on-target", "the target adds biases in float")
@@ -26,6 +26,21 @@ def symmetric_int8(context: RuleContext) -> list[Decision]:
         if is_integer(weight.spec.dtype):
             dtype = "int4" if bits_of(weight.spec.dtype) < 8 else "int8"
             made += _weight(weight, "symmetric_int8", why, dtype=dtype, symmetric=True)
+    return made
+
+
+def float8_e4m3(context: RuleContext) -> list[Decision]:
+    """8-bit floats become float8_e4m3fn."""
+    named: list[tuple[str, ActivationPlan | WeightPlan]] = [
+        *context.plan.activations.items(),
+        *context.plan.weights.items(),
+    ]
+    made = []
+    for name, entry in named:
+        if entry.spec.dtype == "float8_e5m2":
+            what, why = "float8_e5m2 -> float8_e4m3fn", "the target has no other 8-bit float"
+            made.append(Decision("float8_e4m3", name, what, why))
+            entry.spec = entry.spec.model_copy(update={"dtype": "float8_e4m3fn"})
     return made
 
 
