@@ -19,7 +19,7 @@ def _case(name: str) -> object:
 
 
 def test_the_table_holds_every_case() -> None:
-    assert set(GOLDEN.hashes) == set(CASES)
+    assert set(GOLDEN.hashes) == set(CASES), "run for the new case: python -m tests.golden --write WORDS OF ITS NAME"
 
 
 @pytest.mark.skipif(
