@@ -7,6 +7,7 @@ import onnx_ir.passes.common as common
 from onnxscript.optimizer import fold_constants_ir
 
 from service.contracts.preparation import PreparationSpec
+from worker.quantizer.graph.metadata import Metadata
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, name_of
 
@@ -17,6 +18,7 @@ _FOLD_OUTPUT_BYTES = 64 * 2**20
 def fold_constants(model: ir.Model, spec: PreparationSpec) -> Outcome:
     """Replace what depends on constants alone by its value, and remove nodes without effect."""
     before = model.graph.num_nodes()
+    metadata = Metadata(model.graph)
     fold_constants_ir(
         model,
         onnx_shape_inference=True,
@@ -28,6 +30,7 @@ def fold_constants(model: ir.Model, spec: PreparationSpec) -> Outcome:
     if not any(True for _ in model.graph.subgraphs()):  # the pass cannot see reads across graphs
         _remove_identities(model.graph)
     common.RemoveUnusedNodesPass()(model)
+    metadata.restore(model.graph)
     removed = before - model.graph.num_nodes()
     return Outcome.counted(model, removed, "nodes folded away")
 
