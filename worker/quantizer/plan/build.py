@@ -45,7 +45,7 @@ from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.limits import belongs_before
 from worker.quantizer.plan.matching import Matcher
-from worker.quantizer.plan.profile import Stage, Target
+from worker.quantizer.plan.profile import RuleContext, Stage, Target
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.subgraphs import leave_subgraphs, plan_subgraph_weights
 from worker.quantizer.plan.targets import TARGETS
@@ -88,7 +88,8 @@ def build_plan(
         role, reason = candidate(node, target, selection, facts)
         plan.nodes[node_name(node)] = NodePlan(node_name(node), node.op_type, role, reason)
     leave_subgraphs(graph, plan)
-    target.run(Stage.NODES, graph, plan, config, journal)
+    context = RuleContext(graph, plan, config, journal)
+    target.run(Stage.NODES, context)
     _fuse_activations(graph, plan, target, selection, facts)
     movers = {
         name
@@ -98,7 +99,7 @@ def build_plan(
     if not target.whole:
         keep_only_between_quantized(graph, plan)
     _plan_tensors(graph, plan, selection, movers, target, journal)
-    target.run(Stage.SPECS, graph, plan, config, journal)
+    target.run(Stage.SPECS, context)
     if config.subgraphs == "weights":  # runs in float wherever it runs, so that the target's rules do not concern it
         plan_subgraph_weights(graph, plan, selection, journal)
     return plan

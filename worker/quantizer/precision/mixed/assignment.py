@@ -15,7 +15,7 @@ from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.graph.values import name_of, node_name
 from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.journal import Journal
-from worker.quantizer.plan.profile import Stage
+from worker.quantizer.plan.profile import RuleContext, Stage
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.plan.weights import float_bias_reason, granularity_of
@@ -111,7 +111,7 @@ class Assigner:
                 if entry.source == source:
                     entry.spec = spec_
         _judge_biases(nodes, plan)
-        TARGETS[config.target].run(Stage.SPECS, graph, plan, config, journal)
+        TARGETS[config.target].run(Stage.SPECS, RuleContext(graph, plan, config, journal))
         known = {}
         for entry in plan.activations.values():
             found = self.ranges.get((entry.source, entry.spec))
