@@ -10,7 +10,7 @@ from pathlib import Path
 
 from service.contracts.errors import DatasetFormatError
 from worker.quantizer.data.npy import MAX_HEADER_BYTES, parse_npy_header
-from worker.quantizer.data.pointers import array_pointer
+from worker.quantizer.data.pointers import array_fault, array_pointer
 from worker.quantizer.data.stored import StoredArray
 
 DEFAULT_MAX_TOTAL_BYTES = 64 << 30
@@ -45,13 +45,13 @@ def read_npz(path: Path, *, max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES) -> d
     _check_entries(entries, max_total_bytes)
     members = [_locate(path, entry) for entry in entries]
     _check_overlap(members)
-    arrays: dict[str, StoredArray] = {}
-    for member in members:
-        if not member.name.endswith(".npy"):
-            continue
-        array = _array(member)
-        arrays[array.name] = array
-    return arrays
+    arrays = [_array(member) for member in members if member.name.endswith(".npy")]
+    return {array.name: array for array in arrays}
+
+
+def _member_fault(name: str, why: str, hint: str = _AGAIN) -> DatasetFormatError:
+    """The error about a file of the archive; ``why`` follows its name."""
+    return DatasetFormatError(f"member {name!r} {why}", hint=hint, pointer=array_pointer(name), member=name)
 
 
 def _check_directory_size(path: Path) -> None:
@@ -97,19 +97,10 @@ def _check_entries(entries: list[zipfile.ZipInfo], max_total_bytes: int) -> None
             )
         seen.add(name)
         if entry.flag_bits & _ENCRYPTED:
-            raise DatasetFormatError(
-                f"member {name!r} is encrypted",
-                hint="Store it without a password.",
-                pointer=array_pointer(name),
-                member=name,
-            )
+            raise _member_fault(name, "is encrypted", "Store it without a password.")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise DatasetFormatError(
-                f"member {name!r} uses compression method {entry.compress_type}; only stored and deflated are read",
-                hint=_AGAIN,
-                pointer=array_pointer(name),
-                member=name,
-            )
+            why = f"uses compression method {entry.compress_type}; only stored and deflated are read"
+            raise _member_fault(name, why)
     total = sum(entry.file_size for entry in entries)
     if total > max_total_bytes:
         raise DatasetFormatError(
@@ -147,39 +138,16 @@ def _locate(path: Path, entry: zipfile.ZipInfo) -> Member:
         raw = file.read(_LOCAL_HEADER.size)
         size = file.seek(0, 2)
     if len(raw) < _LOCAL_HEADER.size or raw[:4] != b"PK\x03\x04":
-        raise DatasetFormatError(
-            f"member {entry.filename!r} is damaged: no header where the directory points",
-            hint=_AGAIN,
-            pointer=array_pointer(entry.filename),
-            member=entry.filename,
-        )
+        raise _member_fault(entry.filename, "is damaged: no header where the directory points")
     *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(raw)
     offset = entry.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
     if offset + entry.compress_size > size:
-        raise DatasetFormatError(
-            f"member {entry.filename!r} is cut short",
-            hint=_AGAIN,
-            pointer=array_pointer(entry.filename),
-            member=entry.filename,
-        )
+        raise _member_fault(entry.filename, "is cut short")
     deflated = entry.compress_type == zipfile.ZIP_DEFLATED
     if not deflated and entry.compress_size != entry.file_size:
-        raise DatasetFormatError(
-            f"member {entry.filename!r} declares two sizes",
-            hint=_AGAIN,
-            pointer=array_pointer(entry.filename),
-            member=entry.filename,
-        )
-    return Member(
-        path,
-        entry.filename,
-        entry.header_offset,
-        offset,
-        entry.compress_size,
-        entry.file_size,
-        deflated,
-        entry.CRC,
-    )
+        raise _member_fault(entry.filename, "declares two sizes")
+    sizes = entry.compress_size, entry.file_size
+    return Member(path, entry.filename, entry.header_offset, offset, *sizes, deflated, entry.CRC)
 
 
 def _check_overlap(members: list[Member]) -> None:
@@ -187,12 +155,7 @@ def _check_overlap(members: list[Member]) -> None:
     end = 0
     for member in sorted(members, key=lambda member: member.header_offset):
         if member.header_offset < end:
-            raise DatasetFormatError(
-                f"member {member.name!r} overlaps another one",
-                hint=_AGAIN,
-                pointer=array_pointer(member.name),
-                member=member.name,
-            )
+            raise _member_fault(member.name, "overlaps another one")
         end = member.offset + member.packed_bytes
 
 
@@ -208,13 +171,9 @@ def _array(member: Member) -> StoredArray:
     if header.dtype.hasobject:
         refusal = "holds pickled Python objects, which are never loaded"
     elif header.size_bytes + header.data_bytes != member.size_bytes:
-        raise DatasetFormatError(
-            f"array {name!r} declares {header.dtype}{list(header.shape)} = {header.data_bytes} bytes, "
-            f"but holds {member.size_bytes - header.size_bytes}",
-            hint=_AGAIN,
-            pointer=array_pointer(name),
-            array=name,
-        )
+        declared = f"{header.dtype}{list(header.shape)} = {header.data_bytes} bytes"
+        why = f"declares {declared}, but holds {member.size_bytes - header.size_bytes}"
+        raise array_fault(DatasetFormatError, name, why, hint=_AGAIN)
     elif header.fortran_order and sum(axis > 1 for axis in header.shape) > 1:
         refusal = "is stored in Fortran order; save numpy.ascontiguousarray of it"
     source = replace(member, skip_bytes=header.size_bytes)
@@ -292,9 +251,4 @@ class MemberStream:
         return 0
 
     def _damaged(self, why: str) -> DatasetFormatError:
-        return DatasetFormatError(
-            f"member {self._member.name!r} is damaged: {why}",
-            hint=_AGAIN,
-            pointer=array_pointer(self._member.name),
-            member=self._member.name,
-        )
+        return _member_fault(self._member.name, f"is damaged: {why}")
