@@ -303,6 +303,16 @@ def open_dataset(
     return FileDataset(path, preprocessing, max_total_bytes=max_total_bytes)
 
 
+def inspect_dataset(path: Path, preprocessing: PreprocessingSpec) -> DatasetSummary:
+    """Check all of an uploaded dataset and say what is in it. Reads the file once, in blocks.
+
+    Raises:
+        DatasetError: with code dataset-format (damaged or hostile file), dataset-arrays (missing, unequal or
+            unsupported arrays), dataset-labels, dataset-empty or non-finite-data.
+    """
+    return open_dataset(path, preprocessing).summary
+
+
 def detect_format(path: Path) -> Literal["npz", "safetensors"]:
     """Tell the format by the first bytes.
 

@@ -41,7 +41,6 @@ from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.plan.between import keep_only_between_quantized, read_by_quantized
 from worker.quantizer.plan.candidates import candidate, may_return_float
-from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.limits import belongs_before
 from worker.quantizer.plan.matching import Matcher
@@ -173,11 +172,11 @@ def _plan_tensors(
                 specs[name_of(value)] = selection.activation(node)
         if entry.role is Role.TRANSPARENT:
             root = source[name_of(inputs[0])]
-            for value in (carrier(node, plan), *node.outputs[1:]):
+            for value in (plan.carrier(node), *node.outputs[1:]):
                 if value.name and is_float32(value):
                     source[value.name] = root
         else:
-            result = carrier(node, plan)
+            result = plan.carrier(node)
             if target.whole or not may_return_float(node) or read_by_quantized(result, plan, graph):
                 source[name_of(result)] = name_of(result)
                 specs[name_of(result)] = selection.activation(node)

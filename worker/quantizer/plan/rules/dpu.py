@@ -22,8 +22,8 @@ from worker.quantizer.graph.values import (
     name_of,
     node_name,
 )
-from worker.quantizer.plan.head_nodes import find_heads
 from worker.quantizer.plan.profile import RuleContext
+from worker.quantizer.plan.rules.heads import find_heads
 from worker.quantizer.plan.types import Decision
 
 _SIXTH = 1.0 / 6.0

@@ -15,7 +15,6 @@ import onnx_ir as ir
 from worker.quantizer.graph.values import node_name, users
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import LINEAR
-from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.rules.alignment import Groups
@@ -124,7 +123,7 @@ class _Positioning:
         if not self._quantized(node):
             return
         inputs = [self._variable(value) for value in node.inputs]
-        out = self._variable(carrier(node, self._plan))
+        out = self._variable(self._plan.carrier(node))
         for rule, why, variables, ceilings in _node_limits(self, node, inputs, out):
             if self._context.options[rule]:
                 yield Limit(rule, node_name(node), why, variables, ceilings)
@@ -160,7 +159,7 @@ class _Positioning:
         for node in self._context.graph:
             if node.op_type != "HardSigmoid" or not self._quantized(node):
                 continue
-            before, after = self._variable(node.inputs[0]), self._variable(carrier(node, self._plan))
+            before, after = self._variable(node.inputs[0]), self._variable(self._plan.carrier(node))
             for variable, floor in ((before, _HARD_SIGMOID_IN[0]), (after, _HARD_SIGMOID_OUT)):
                 if variable is None:
                     continue
