@@ -209,7 +209,8 @@ class _Writer:
                 add_initializer(self._graph, self.names.free(f"{source}_scale"), grid.scale),
                 add_initializer(self._graph, self.names.free(f"{source}_zero_point"), zero_point),
             )
-        stem, nodes, read = name_of(value), [], value
+        nodes: list[ir.Node] = []
+        stem, read = name_of(value), value
         for op_type, dtype in (("QuantizeLinear", onnx_type(grid.dtype)), ("DequantizeLinear", ir.DataType.FLOAT)):
             nodes.append(self._node(op_type, [read, *self._grids[source]], grid, stem))
             read = nodes[-1].outputs[0]

@@ -139,6 +139,16 @@ def float_bias_reason(node: ir.Node, spec: BiasSpec, weight: WeightPlan) -> Reas
     return None
 
 
+def judge_biases(graph: ir.Graph, plan: QuantizationPlan) -> None:
+    """Say anew which biases can be quantized: their own type or that of their weight has changed."""
+    nodes = {node_name(node): node for node in graph}
+    for bias in plan.biases.values():
+        node = nodes[bias.node]
+        weight = plan.weights.get(name_of(node.inputs[1])) if node.inputs[1] is not None else None
+        if weight is not None:
+            bias.reason = float_bias_reason(node, bias.spec, weight)
+
+
 def is_searched_whole(weight: WeightPlan) -> bool:
     """True if one scale serves the whole weight and is searched by square error."""
     return weight.granularity == PER_TENSOR and isinstance(weight.spec.calibration, MseCalibration)

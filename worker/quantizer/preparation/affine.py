@@ -144,7 +144,7 @@ def _fold_into(graph: ir.Graph, linear: LinearNode, affine: Affine, names: Names
     scale = np.ones(channels) if affine.scale is None else affine.scale
     with np.errstate(over="ignore"):  # judged below
         new_bias = (bias * scale + affine.offset).astype(np.float32)
-        new_weight = np.asarray(weight * linear.along_outputs(scale), np.float32)
+        new_weight = weight if affine.scale is None else np.asarray(weight * linear.along_outputs(scale), np.float32)
     if not (np.isfinite(new_bias).all() and np.isfinite(new_weight).all()):
         return FOLDED_NOT_FINITE()
     if affine.scale is not None:

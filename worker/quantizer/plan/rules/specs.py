@@ -8,12 +8,12 @@ from service.contracts.calibration import NonOverflowCalibration
 from service.contracts.dtypes import bits_of, is_integer
 from service.contracts.reason import declare
 from service.contracts.specs import BiasSpec
-from worker.quantizer.graph.values import name_of, node_name
+from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.operators.linear import MATRIX_PRODUCTS
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import ActivationPlan, Decision, Role, WeightPlan
-from worker.quantizer.plan.weights import float_bias_reason
+from worker.quantizer.plan.weights import judge_biases
 
 BIAS_FLOAT_ON_TARGET = declare("bias-float-on-target", "the target adds biases in float")
 
@@ -42,7 +42,7 @@ def xint8(context: RuleContext) -> list[Decision]:
         if context.plan.nodes[weight.node].role not in (Role.LINEAR, Role.STORED):
             # one or few values, none of which is an outlier: the nearest power of two could cut off 30 percent
             weight.spec = weight.spec.model_copy(update={"calibration": NonOverflowCalibration()})
-    _judge_biases(context)
+    judge_biases(context.graph, context.plan)
     return made
 
 
@@ -54,7 +54,7 @@ def int8_bias(context: RuleContext) -> list[Decision]:
             what = f"bias {bias.spec.dtype} -> int8"
             made.append(Decision("int8_bias", bias.node, what, "the NPU holds biases as int8"))
             bias.spec = BiasSpec(dtype="int8")
-    _judge_biases(context)
+    judge_biases(context.graph, context.plan)
     return made
 
 
@@ -123,13 +123,3 @@ def _change(entry: ActivationPlan | WeightPlan, where: str, rule: str, why: str,
     what = ", ".join(f"{field} {getattr(entry.spec, field)} -> {value}" for field, value in changed.items())
     entry.spec = entry.spec.model_copy(update=changed)
     return [Decision(rule, where, what, why)]
-
-
-def _judge_biases(context: RuleContext) -> None:
-    """Say anew which biases can be quantized: their own type or that of their weight has changed."""
-    nodes = {node_name(node): node for node in context.graph}
-    for bias in context.plan.biases.values():
-        node = nodes[bias.node]
-        weight = node.inputs[1]
-        if weight is not None:
-            bias.reason = float_bias_reason(node, bias.spec, context.plan.weights[name_of(weight)])
