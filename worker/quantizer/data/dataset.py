@@ -239,13 +239,7 @@ def _read_ahead(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
 class FileDataset(Dataset):
     """A dataset in an .npz or .safetensors file; see ``open_dataset``."""
 
-    def __init__(
-        self,
-        path: Path,
-        preprocessing: PreprocessingSpec,
-        *,
-        max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES,
-    ) -> None:
+    def __init__(self, path: Path, preprocessing: PreprocessingSpec, *, max_total_bytes: int) -> None:
         self.path = path
         self._storage = detect_format(path)
         stored = read_npz(path, max_total_bytes=max_total_bytes) if self._storage == "npz" else read_safetensors(path)
