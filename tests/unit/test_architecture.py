@@ -16,6 +16,7 @@ ENGINE = {"torch", "onnxruntime", "onnx", "onnx_ir", "onnxscript", "safetensors"
 OTHERS = {"sqlalchemy", "fastapi", "celery", "httpx"}
 # What a process with these modules must not have loaded.
 NEVER = {
+    "quantmill": ENGINE | OTHERS | {"numpy", "worker", "service"},
     "service.app service.cli service.client": ENGINE | {"worker"},
     "service.contracts.runner": ENGINE,
     "worker.tasks worker.celery_app worker.supervisor worker.reconciler": ENGINE | {"numpy"},

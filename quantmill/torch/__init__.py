@@ -1,0 +1,1 @@
+"""PyTorch modules in, quantized ONNX models out."""
