@@ -26,7 +26,7 @@ _CHUNK_BYTES = 128 << 10
 _AGAIN = "Write the file again with numpy.savez or numpy.savez_compressed and upload it anew."
 
 
-def read_npz(path: Path, *, max_total_bytes: int) -> dict[str, StoredArray]:
+def read_npz(path: Path, *, max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES) -> dict[str, StoredArray]:
     """List the arrays of an .npz file by name; reads headers only.
 
     Args:
