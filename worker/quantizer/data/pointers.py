@@ -1,8 +1,9 @@
 """Where in a dataset's record a fault lies, by JSON pointers (RFC 6901), and the errors that tell it.
 
-One array: ``/arrays/<name>``, a key of ``DatasetSummary.arrays``. The label array: ``/labels``, whatever its name in
-the file. The preprocessing spec: ``/preprocessing/...``. A fault of the file as a whole has no pointer here: whoever
-took the file in knows which of its fields gave the bytes.
+One array: ``/arrays/<name>``, a key of ``DatasetSummary.arrays``. One file of an archive of pictures or sounds:
+``/files/<path>``, its path within the archive. The label array: ``/labels``, whatever its name in the file. The
+preprocessing spec: ``/preprocessing/...``. A fault of the file as a whole has no pointer here: whoever took the file
+in knows which of its fields gave the bytes.
 """
 
 from __future__ import annotations
@@ -25,3 +26,8 @@ def array_pointer(name: str) -> str:
 def array_fault(kind: type[Fault], name: str, why: str, **details: Any) -> Fault:
     """An error of ``kind`` about a stored array; ``why`` follows its name, ``details`` are those of any error."""
     return kind(f"array {name!r} {why}", pointer=array_pointer(name), array=name, **details)
+
+
+def file_pointer(path: str) -> str:
+    """Pointer of a file in an archive of pictures or sounds."""
+    return below("/files", path)

@@ -14,6 +14,7 @@ from service.contracts.errors import (
     DatasetLabelsError,
     EmptyDatasetError,
 )
+from service.contracts.named_preprocessing import ANY_INPUT
 from service.contracts.pointers import below
 from worker.quantizer.data.pointers import LABELS_POINTER, array_fault, array_pointer
 from worker.quantizer.data.stored import MAX_SAMPLE_BYTES, ArraySource, is_numeric, sample_bytes
@@ -41,7 +42,7 @@ def select_arrays(stored: Mapping[str, ArraySource], preprocessing: Preprocessin
         DatasetLabelsError: the named label array is not there, holds no numbers, or is of another length.
         EmptyDatasetError: no arrays or no samples.
     """
-    named = {spec.array or name for name, spec in preprocessing.inputs.items()}
+    named = {spec.array or name for name, spec in preprocessing.inputs.items() if spec.array or name != ANY_INPUT}
     explicit = preprocessing.labels is not None or any(spec.array for spec in preprocessing.inputs.values())
     missing = sorted(name for name in named if name not in stored)
     if missing:

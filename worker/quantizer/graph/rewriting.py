@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
+from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.outcome import Outcome, PreparationPass
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name, users
 
@@ -114,7 +115,7 @@ def _apply(model: ir.Model, anchors: Collection[str], rule: Rule, what: str) -> 
 
 
 def replace(graph: ir.Graph, rewrite: Rewrite) -> None:
-    """Carry out ``rewrite``. The new nodes stand where the last result was made."""
+    """Carry out ``rewrite``. The new nodes stand where the last result was made, and take over the metadata."""
     last = rewrite.results[-1][0].producer()
     if last is None:
         raise ValueError("a rewrite replaces what nodes compute")
@@ -125,6 +126,7 @@ def replace(graph: ir.Graph, rewrite: Rewrite) -> None:
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         old.name = None
         new.name = name
+    hand_on(rewrite.old, rewrite.new)
     graph.insert_after(last, list(rewrite.new))
     graph.remove(list(rewrite.old), safe=True)
 

@@ -6,6 +6,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript.optimizer import fold_constants_ir
 
+from worker.quantizer.graph.metadata import Metadata
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, name_of
 
@@ -16,6 +17,7 @@ _FOLD_OUTPUT_BYTES = 64 * 2**20
 def fold_constants(model: ir.Model) -> Outcome:
     """Replace what depends on constants alone by its value, and remove nodes without effect."""
     before = model.graph.num_nodes()
+    metadata = Metadata(model.graph)
     fold_constants_ir(
         model,
         onnx_shape_inference=True,
@@ -27,6 +29,7 @@ def fold_constants(model: ir.Model) -> Outcome:
     if not any(True for _ in model.graph.subgraphs()):  # the pass cannot see reads across graphs
         _remove_identities(model.graph)
     common.RemoveUnusedNodesPass()(model)
+    metadata.restore(model.graph)
     removed = before - model.graph.num_nodes()
     return Outcome.counted(model, removed, "nodes folded away")
 
