@@ -7,7 +7,7 @@ from pathlib import Path
 
 from service.contracts.errors import DatasetFormatError
 from worker.quantizer.data.npy import MAX_HEADER_BYTES, parse_npy_header
-from worker.quantizer.data.pointers import array_pointer
+from worker.quantizer.data.pointers import array_fault
 from worker.quantizer.data.stored import StoredArray
 from worker.quantizer.data.zips import DEFAULT_MAX_TOTAL_BYTES, Member, ZipRules, read_members
 
@@ -29,13 +29,9 @@ def read_npz(path: Path, *, max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES) -> d
     Raises:
         DatasetFormatError: not a zip archive, damaged, or with entries that a plain .npz does not have.
     """
-    arrays: dict[str, StoredArray] = {}
-    for member in read_members(path, ARRAYS, max_total_bytes=max_total_bytes):
-        if not member.name.endswith(".npy"):
-            continue
-        array = _array(member)
-        arrays[array.name] = array
-    return arrays
+    members = read_members(path, ARRAYS, max_total_bytes=max_total_bytes)
+    arrays = [_array(member) for member in members if member.name.endswith(".npy")]
+    return {array.name: array for array in arrays}
 
 
 def _array(member: Member) -> StoredArray:
@@ -50,13 +46,9 @@ def _array(member: Member) -> StoredArray:
     if header.dtype.hasobject:
         refusal = "holds pickled Python objects, which are never loaded"
     elif header.size_bytes + header.data_bytes != member.size_bytes:
-        raise DatasetFormatError(
-            f"array {name!r} declares {header.dtype}{list(header.shape)} = {header.data_bytes} bytes, "
-            f"but holds {member.size_bytes - header.size_bytes}",
-            hint=ARRAYS.again,
-            pointer=array_pointer(name),
-            array=name,
-        )
+        declared = f"{header.dtype}{list(header.shape)} = {header.data_bytes} bytes"
+        why = f"declares {declared}, but holds {member.size_bytes - header.size_bytes}"
+        raise array_fault(DatasetFormatError, name, why, hint=ARRAYS.again)
     elif header.fortran_order and sum(axis > 1 for axis in header.shape) > 1:
         refusal = "is stored in Fortran order; save numpy.ascontiguousarray of it"
     source = replace(member, skip_bytes=header.size_bytes)

@@ -237,13 +237,7 @@ def _read_ahead(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
 class FileDataset(Dataset):
     """A dataset in a file; see ``open_dataset``. ``media`` is set for archives of pictures or sounds."""
 
-    def __init__(
-        self,
-        path: Path,
-        preprocessing: PreprocessingSpec,
-        *,
-        max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES,
-    ) -> None:
+    def __init__(self, path: Path, preprocessing: PreprocessingSpec, *, max_total_bytes: int) -> None:
         self.path = path
         self.media: Media | None = None
         self._format: FileFormat = detect_format(path)

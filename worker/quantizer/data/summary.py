@@ -10,7 +10,7 @@ import numpy as np
 
 from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, MediaSummary, PreprocessingSpec
 from service.contracts.errors import NonFiniteDataError
-from worker.quantizer.data.pointers import array_pointer
+from worker.quantizer.data.pointers import array_fault
 from worker.quantizer.data.selection import Selection
 from worker.quantizer.data.stored import Array, ArraySource, sample_bytes
 
@@ -86,13 +86,8 @@ def _check_values(array: ArraySource) -> None:
             bad = _first_non_finite(block)
             if bad is not None:
                 row, value = bad
-                raise NonFiniteDataError(
-                    f"array {array.name!r} holds {value} in sample {start + row}",
-                    hint="Leave the sample out or repair it.",
-                    pointer=array_pointer(array.name),
-                    array=array.name,
-                    sample=start + row,
-                )
+                why, hint = f"holds {value} in sample {start + row}", "Leave the sample out or repair it."
+                raise array_fault(NonFiniteDataError, array.name, why, hint=hint, sample=start + row)
     finally:
         reader.close()
 
