@@ -1,6 +1,7 @@
-"""Streaming datasets: .npz and .safetensors files read in blocks of samples, as hostile input."""
+"""Streaming datasets: arrays, pictures and sounds read in blocks of samples, as hostile input."""
 
 from worker.quantizer.data.dataset import ArrayDataset, Batch, Dataset, choose_batch_size, open_dataset
 from worker.quantizer.data.inspect import inspect_dataset
+from worker.quantizer.data.random_inputs import RandomDataset
 
-__all__ = ["ArrayDataset", "Batch", "Dataset", "choose_batch_size", "inspect_dataset", "open_dataset"]
+__all__ = ["ArrayDataset", "Batch", "Dataset", "RandomDataset", "choose_batch_size", "inspect_dataset", "open_dataset"]

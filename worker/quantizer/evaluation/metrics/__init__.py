@@ -15,6 +15,7 @@ from worker.quantizer.evaluation.metrics.distances import (
     class_scores,
     decisions,
 )
+from worker.quantizer.evaluation.metrics.function import MetricFunction
 from worker.quantizer.evaluation.metrics.metric_set import Metrics, MetricSet, metric_words, rounded
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Distances",
     "Divergence",
     "Meter",
+    "MetricFunction",
     "MetricSet",
     "Metrics",
     "Seen",

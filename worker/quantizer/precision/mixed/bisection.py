@@ -109,7 +109,7 @@ class Bisection:
         lowered = set(self._order[: best.lowered])
         count = sum(layer.group in lowered for layer in layers)
         goal, measured = self._spec.goal, best.measured
-        source = "evaluation" if self._case.evaluation is not None else "calibration"
+        source = self._case.source
         what = (
             f"{goal.metric} drop {measured.value:.3g}" if goal.kind == "drop" else f"{goal.metric} {measured.value:.4g}"
         )
