@@ -171,7 +171,7 @@ def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | Datase
 
         return ModelResult(summary=inspect_model(Path(task.model_path), threads=task.threads))
     if isinstance(task, InspectDatasetTask):
-        from worker.quantizer.intake.inspect import inspect_dataset
+        from worker.quantizer.data import inspect_dataset
 
         output = None if task.output_dir is None else Path(task.output_dir)
         summary = inspect_dataset(Path(task.path), task.preprocessing, thumbnails=output)
