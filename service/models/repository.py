@@ -34,11 +34,11 @@ def add_files(session: Session, model_id: str, files: list[ModelFile]) -> None:
     session.flush()
 
 
-def first_version(session: Session, model: Model) -> str:
-    """Id of the model whose graph this one and all its other versions have."""
+def first_version(session: Session, model: Model) -> Model:
+    """The uploaded model whose graph this one and all its other versions have."""
     while model.skeleton_model_id is not None:
         model = session.get_one(Model, model.skeleton_model_id)
-    return model.id
+    return model
 
 
 def create(
