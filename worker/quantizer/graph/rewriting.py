@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.regions import ACROSS_BORDER, apart, has_regions, inherit
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name, users
 
 INPUT_NOT_FLOAT32 = declare("input-not-float32", "its input is not float32")
@@ -53,6 +54,11 @@ class Editor:
     @cached_property
     def _names(self) -> Names:
         return Names(self.graph)
+
+    @cached_property
+    def in_regions(self) -> bool:
+        """True if the graph is quantized in regions alone."""
+        return has_regions(self.graph)
 
     def constant(self, stem: str, array: np.ndarray) -> ir.Value:
         """A new initializer."""
@@ -100,6 +106,8 @@ def apply_rule(model: ir.Model, anchors: Collection[str], rule: Rule, what: str)
         found = rule(node, editor)
         if isinstance(found, Reason):
             left[node_name(node)] = found
+        elif found is not None and apart(found.old):
+            left[node_name(node)] = ACROSS_BORDER()
         elif found is not None:
             replace(model.graph, found)
             op_types |= found.op_types
@@ -108,7 +116,7 @@ def apply_rule(model: ir.Model, anchors: Collection[str], rule: Rule, what: str)
 
 
 def replace(graph: ir.Graph, rewrite: Rewrite) -> None:
-    """Carry out ``rewrite``. The new nodes stand where the last result was made."""
+    """Carry out ``rewrite``. The new nodes stand where the last result was made, and in the region of the old ones."""
     last = rewrite.results[-1][0].producer()
     if last is None:
         raise ValueError("a rewrite replaces what nodes compute")
@@ -119,6 +127,9 @@ def replace(graph: ir.Graph, rewrite: Rewrite) -> None:
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         old.name = None
         new.name = name
+    origins = {node.name: node for node in rewrite.old}
+    for made in rewrite.new:
+        inherit(made, origins.get(made.name, last))
     graph.insert_after(last, list(rewrite.new))
     graph.remove(list(rewrite.old), safe=True)
 

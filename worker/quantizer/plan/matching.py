@@ -17,10 +17,8 @@ from service.contracts.selectors import (
     SubgraphSelector,
     TensorSelector,
 )
+from worker.quantizer.graph.regions import SCOPES, has_regions, region_of
 from worker.quantizer.graph.values import node_name
-
-# What torch.onnx.export(dynamo=True) writes: a Python list of the modules' paths, outermost first, '' for the model.
-_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 class Matcher:
@@ -35,6 +33,11 @@ class Matcher:
         self._graph = graph
         self._op_types = op_types or {}
         self._found: dict[Selector, frozenset[str]] = {}
+        self._has_regions = has_regions(graph)
+
+    def is_outside(self, node: ir.Node) -> bool:
+        """True if the graph is quantized in regions alone, and ``node`` stands in none."""
+        return self._has_regions and region_of(node) is None
 
     def matches(self, selector: Selector, node: ir.Node) -> bool:
         """True if ``selector`` means ``node``."""
@@ -96,7 +99,7 @@ class Matcher:
 
 def module_paths(node: ir.Node) -> list[str]:
     """Dotted PyTorch module paths that a node stands in, outermost first; empty if the export tells none."""
-    scopes = node.metadata_props.get(_SCOPES)
+    scopes = node.metadata_props.get(SCOPES)
     if scopes:
         return [part for part in re.findall(r"'([^']*)'", scopes) if part]
     parts = node_name(node).split("/")

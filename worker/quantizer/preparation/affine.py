@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
+from worker.quantizer.graph.regions import ACROSS_BORDER, apart
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     Names,
@@ -69,6 +70,9 @@ def fold_affine(graph: ir.Graph) -> FoldOutcome:
                 _note_batchnorms(readers, SHARED_INPUT(), left)
                 break
             follower = readers[0]
+            if apart((node, follower)):
+                _note_batchnorms([follower], ACROSS_BORDER(), left)
+                break
             linear = linear_view(node)
             if linear is None:
                 _note_batchnorms([follower], WEIGHT_BEFORE_NOT_CONSTANT(), left)

@@ -17,6 +17,7 @@ from worker.quantizer.equalization.bias_correction.places import (
     correctable,
     find_place,
 )
+from worker.quantizer.graph.regions import apart, inherit
 from worker.quantizer.graph.rewriting import Editor, Rewrite, only_reader, other_operand, rank_of
 from worker.quantizer.graph.rewriting import replace as replace_nodes
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
@@ -126,7 +127,7 @@ class _Creator:
             return self._bias(node)
         add = only_reader(node.outputs[0], "Add")
         term = other_operand(add, node.outputs[0]) if add is not None else None
-        if add is not None and term is not None and is_constant(term):
+        if add is not None and term is not None and is_constant(term) and not apart((node, add)):
             return self._term(node, add, term)
         if rank_of(node.inputs[0]) == 2 and rank_of(node.inputs[1]) == 2:
             return self._gemm(node)
@@ -188,6 +189,7 @@ class _Creator:
         result.name = self._editor.name(f"{name}_uncorrected")
         made.name = name
         self.adds.append(node_name(add))
+        inherit(add, node)
         self._graph.insert_after(node, add)
         self._plan.nodes[node_name(add)] = NodePlan(node_name(add), "Add", None, PUTS_BACK_THE_MEAN())
         return "Add"

@@ -8,6 +8,7 @@ from onnxscript.optimizer import fold_constants_ir
 
 from service.contracts.preparation import PreparationSpec
 from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.regions import Whereabouts
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, name_of
 
 _FOLD_INPUT_BYTES = 64 * 2**20
@@ -16,13 +17,14 @@ _FOLD_OUTPUT_BYTES = 64 * 2**20
 
 def fold_constants(model: ir.Model, spec: PreparationSpec) -> Outcome:
     """Replace what depends on constants alone by its value, and remove nodes without effect."""
-    before = model.graph.num_nodes()
+    before, whereabouts = model.graph.num_nodes(), Whereabouts(model.graph)
     fold_constants_ir(
         model,
         onnx_shape_inference=True,
         input_size_limit=_FOLD_INPUT_BYTES,
         output_size_limit=_FOLD_OUTPUT_BYTES,
     )
+    whereabouts.restore(model.graph)
     _forget_dropped_branches(model.graph)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     if not any(True for _ in model.graph.subgraphs()):  # the pass cannot see reads across graphs
