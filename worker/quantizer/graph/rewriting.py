@@ -15,8 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
+from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.outcome import Outcome
-from worker.quantizer.graph.regions import ACROSS_BORDER, apart, has_regions, inherit
+from worker.quantizer.graph.regions import ACROSS_BORDER, apart, has_regions
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name, users
 
 INPUT_NOT_FLOAT32 = declare("input-not-float32", "its input is not float32")
@@ -116,7 +117,7 @@ def apply_rule(model: ir.Model, anchors: Collection[str], rule: Rule, what: str)
 
 
 def replace(graph: ir.Graph, rewrite: Rewrite) -> None:
-    """Carry out ``rewrite``. The new nodes stand where the last result was made, and in the region of the old ones."""
+    """Carry out ``rewrite``. The new nodes stand where the last result was made, and take over the metadata."""
     last = rewrite.results[-1][0].producer()
     if last is None:
         raise ValueError("a rewrite replaces what nodes compute")
@@ -127,9 +128,7 @@ def replace(graph: ir.Graph, rewrite: Rewrite) -> None:
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         old.name = None
         new.name = name
-    origins = {node.name: node for node in rewrite.old}
-    for made in rewrite.new:
-        inherit(made, origins.get(made.name, last))
+    hand_on(rewrite.old, rewrite.new)
     graph.insert_after(last, list(rewrite.new))
     graph.remove(list(rewrite.old), safe=True)
 

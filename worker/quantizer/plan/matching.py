@@ -17,8 +17,11 @@ from service.contracts.selectors import (
     SubgraphSelector,
     TensorSelector,
 )
-from worker.quantizer.graph.regions import SCOPES, has_regions, region_of
+from worker.quantizer.graph.regions import has_regions, region_of
 from worker.quantizer.graph.values import node_name
+
+# What torch.onnx.export(dynamo=True) writes: a Python list of the modules' paths, outermost first, '' for the model.
+_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 class Matcher:
@@ -99,7 +102,7 @@ class Matcher:
 
 def module_paths(node: ir.Node) -> list[str]:
     """Dotted PyTorch module paths that a node stands in, outermost first; empty if the export tells none."""
-    scopes = node.metadata_props.get(SCOPES)
+    scopes = node.metadata_props.get(_SCOPES)
     if scopes:
         return [part for part in re.findall(r"'([^']*)'", scopes) if part]
     parts = node_name(node).split("/")

@@ -17,7 +17,8 @@ from worker.quantizer.equalization.bias_correction.places import (
     correctable,
     find_place,
 )
-from worker.quantizer.graph.regions import apart, inherit
+from worker.quantizer.graph.metadata import hand_on
+from worker.quantizer.graph.regions import apart
 from worker.quantizer.graph.rewriting import Editor, Rewrite, only_reader, other_operand, rank_of
 from worker.quantizer.graph.rewriting import replace as replace_nodes
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
@@ -189,7 +190,7 @@ class _Creator:
         result.name = self._editor.name(f"{name}_uncorrected")
         made.name = name
         self.adds.append(node_name(add))
-        inherit(add, node)
+        hand_on([node], [add])
         self._graph.insert_after(node, add)
         self._plan.nodes[node_name(add)] = NodePlan(node_name(add), "Add", None, PUTS_BACK_THE_MEAN())
         return "Add"

@@ -20,7 +20,7 @@ from worker.quantizer.equalization.smooth_quant.sites import (
     upstream_grid,
     weight_of,
 )
-from worker.quantizer.graph.regions import inherit
+from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.plan.grids import weight_grid
@@ -246,7 +246,7 @@ class _Smoother:
         made.name, made.dtype = self._names.free(f"{site.tensor}_smoothed"), ir.DataType.FLOAT
         made.shape = value.shape.copy() if value.shape is not None else None
         first = self._nodes[site.consumers[0]]
-        inherit(mul, first)
+        hand_on([first], [mul])
         self._graph.insert_before(first, mul)
         for name in site.consumers:
             self._nodes[name].replace_input_with(0, made)

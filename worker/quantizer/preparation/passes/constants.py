@@ -7,8 +7,8 @@ import onnx_ir.passes.common as common
 from onnxscript.optimizer import fold_constants_ir
 
 from service.contracts.preparation import PreparationSpec
+from worker.quantizer.graph.metadata import Metadata
 from worker.quantizer.graph.outcome import Outcome
-from worker.quantizer.graph.regions import Whereabouts
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, name_of
 
 _FOLD_INPUT_BYTES = 64 * 2**20
@@ -17,19 +17,20 @@ _FOLD_OUTPUT_BYTES = 64 * 2**20
 
 def fold_constants(model: ir.Model, spec: PreparationSpec) -> Outcome:
     """Replace what depends on constants alone by its value, and remove nodes without effect."""
-    before, whereabouts = model.graph.num_nodes(), Whereabouts(model.graph)
+    before = model.graph.num_nodes()
+    metadata = Metadata(model.graph)
     fold_constants_ir(
         model,
         onnx_shape_inference=True,
         input_size_limit=_FOLD_INPUT_BYTES,
         output_size_limit=_FOLD_OUTPUT_BYTES,
     )
-    whereabouts.restore(model.graph)
     _forget_dropped_branches(model.graph)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     if not any(True for _ in model.graph.subgraphs()):  # the pass cannot see reads across graphs
         _remove_identities(model.graph)
     common.RemoveUnusedNodesPass()(model)
+    metadata.restore(model.graph)
     removed = before - model.graph.num_nodes()
     return Outcome.counted(model, removed, "nodes folded away")
 
