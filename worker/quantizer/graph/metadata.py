@@ -39,7 +39,7 @@ class Metadata:
 
 
 def hand_on(old: Iterable[ir.Node], new: Iterable[ir.Node]) -> None:
-    """Give the nodes that take the place of ``old`` their metadata: of the node that bore the name, else of the first."""
+    """Give the nodes in the place of ``old`` their metadata: of the one that bore the name, else of the first."""
     nodes = list(old)
     if not nodes:
         return
