@@ -62,7 +62,9 @@ class MobileNet(nn.Module):
         return scores
 
 
-def load_data(train: bool = True, batch_size: int = 64, subset_len: int | None = None) -> DataLoader[tuple[Tensor, ...]]:
+def load_data(
+    train: bool = True, batch_size: int = 64, subset_len: int | None = None
+) -> DataLoader[tuple[Tensor, ...]]:
     """Digits, 8 x 8 pixels in [0, 1], with their labels: 1200 to train with, 597 others to judge by."""
     digits = load_digits()
     order = torch.randperm(len(digits.images), generator=torch.Generator().manual_seed(_SEED))

@@ -1,6 +1,6 @@
 """Partial quantization: QuantStub and DeQuantStub bound what is quantized. ``subm1`` stays in float.
 
-    python examples/torch/partial_quantization.py
+python examples/torch/partial_quantization.py
 """
 
 from __future__ import annotations

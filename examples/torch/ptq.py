@@ -32,9 +32,7 @@ def quantization(args: argparse.Namespace) -> float:
     quant_model = model
     if args.quant_mode != "float":
         input = torch.randn([batch_size, 1, 8, 8])  # noqa: A001 - as scripts call it
-        quantizer = torch_quantizer(
-            args.quant_mode, model, (input,), output_dir=args.output_dir, target=args.target
-        )
+        quantizer = torch_quantizer(args.quant_mode, model, (input,), output_dir=args.output_dir, target=args.target)
         quant_model = quantizer.quant_model
 
     if args.quant_mode != "float" and args.fast_finetune:

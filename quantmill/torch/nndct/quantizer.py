@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import tempfile
 import warnings
@@ -76,7 +77,7 @@ class TorchQuantizer:
     ) -> None:
         self._mode, self._folder, self._config = mode, output_dir, config
         self._exported = _exported(module, input_args)
-        self._forward = self._exported.call.signature
+        self._forward = inspect.signature(module.forward)
         self._fingerprint = quant_info.fingerprint(self._exported.onnx_path, target, config.model_dump(mode="json"))
         self._finetuning: Recorder | None = None
         self._made: tuple[int, Path] | None = None  # calls seen, quantized model

@@ -1,0 +1,77 @@
+"""The examples of examples/torch, as a user runs them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.source import ROOT
+
+pytestmark = pytest.mark.slow  # starts processes, which train networks
+
+EXAMPLES = ROOT / "examples" / "torch"
+
+
+def run(folder: Path, *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / command[0]), *command[1:]],
+        cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def top1(told: str) -> list[float]:
+    return [float(number) for number in re.findall(r"([0-9.]+) %", told)]
+
+
+def modules(node: onnx.NodeProto) -> str:
+    """The module that a node stands in, the outermost."""
+    scopes = {entry.key: entry.value for entry in node.metadata_props}.get("pkg.torch.onnx.name_scopes", "['', '']")
+    return re.findall(r"'([^']*)'", scopes)[1]
+
+
+def test_partial_quantization_quantizes_what_the_stubs_enclose(tmp_path: Path) -> None:
+    before, after = top1(run(tmp_path, "partial_quantization.py"))
+    assert before > 96
+    assert after > before - 1.5
+    graph = onnx.load(tmp_path / "quantize_result_partial" / "WholeModule_int.onnx").graph
+    makers = {name: node for node in graph.node for name in node.output}
+    weights = {tensor.name for tensor in graph.initializer}
+    layers = [node for node in graph.node if node.op_type in ("Conv", "Gemm", "Add", "GlobalAveragePool")]
+    assert {modules(node) for node in layers} == {"subm0", "subm1", "subm2"}
+    for node in layers:
+        read = [makers[name] for name in node.input if name in makers]
+        dequantized = [maker.op_type == "DequantizeLinear" for maker in read]
+        if modules(node) == "subm1":
+            behind = [reader for reader in graph.node if node.output[0] in reader.input]
+            is_last = node.op_type == "Add"
+            assert [reader.op_type == "QuantizeLinear" for reader in behind] == [is_last]
+            assert node.op_type != "Conv" or node.input[1] in weights
+        else:
+            assert all(dequantized)
+            assert node.op_type == "Add" or len(read) == len(node.input) or node.op_type == "GlobalAveragePool"
+    first = next(node for node in graph.node if "input" in node.input and node.op_type != "Shape")
+    assert first.op_type == "QuantizeLinear"
+    assert makers["output"].op_type == "DequantizeLinear"
+
+
+@pytest.mark.parametrize("finetune", [False, True], ids=["plain", "fast_finetune"])
+def test_ptq_calibrates_in_one_process_and_tests_in_another(tmp_path: Path, finetune: bool) -> None:
+    options = ["--fast_finetune"] if finetune else []
+    run(tmp_path, "ptq.py", "--quant_mode", "calib", *options)
+    told = run(tmp_path, "ptq.py", "--quant_mode", "test", "--deploy", *options)
+    assert top1(told)[0] > 95
+    model = onnx.load(tmp_path / "quantize_result" / "MobileNet_int.onnx")
+    onnx.checker.check_model(model)
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 64
+    layers = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
+    makers = {name: node.op_type for node in model.graph.node for name in node.output}
+    assert len(layers) == 8
+    assert {makers[name] for node in layers for name in node.input} == {"DequantizeLinear"}
