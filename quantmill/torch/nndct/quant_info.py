@@ -70,7 +70,7 @@ def fingerprint(onnx_path: Path, target: str | None, config: dict[str, Any]) -> 
     for name, value in sorted(model.graph.initializers.items()):
         tensor = value.const_value
         if tensor is not None:
-            weights.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
+            graph.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
             weights.update(tensor.tobytes())
     return Fingerprint(graph.hexdigest(), weights.hexdigest(), target, config)
 

@@ -129,11 +129,8 @@ def test_a_batch_norm_across_the_border_stays_where_it_is() -> None:
 
 
 def test_nothing_is_fused_across_a_border() -> None:
-    model = bounded(
-        make_model("(float[N,3,9,9] x) => (float[N,4,7,7] y) { [c] a = Conv(x, w) [r] y = Relu(a) }", {"w": normal(4, 3, 3, 3)}),
-        one=["c"],
-        two=["r"],
-    )  # fmt: skip
+    text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { [c] a = Conv(x, w) [r] y = Relu(a) }"
+    model = bounded(make_model(text, {"w": normal(4, 3, 3, 3)}), one=["c"], two=["r"])
     assert reasons(model) == {"c": None, "r": "across-border"}
     assert pairs(quantize_model(model, {"x": normal(8, 3, 9, 9)})[2]) == {"x", "a"}
 
