@@ -74,7 +74,7 @@ def load_data(
     return DataLoader(data, batch_size=batch_size)
 
 
-def train(network: nn.Module, epochs: int = 8) -> None:
+def train(network: nn.Module, epochs: int = 6) -> None:
     """Train until most digits are known; a few seconds."""
     torch.manual_seed(_SEED)
     optimizer = torch.optim.Adam(network.parameters(), lr=4e-3)
