@@ -16,12 +16,8 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.metadata import hand_on
-<<<<<<< HEAD
-from worker.quantizer.graph.outcome import Outcome
-from worker.quantizer.graph.regions import ACROSS_BORDER, apart, has_regions
-=======
 from worker.quantizer.graph.outcome import Outcome, PreparationPass
->>>>>>> main
+from worker.quantizer.graph.regions import ACROSS_BORDER, apart, has_regions
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name, users
 
 INPUT_NOT_FLOAT32 = declare("input-not-float32", "its input is not float32")

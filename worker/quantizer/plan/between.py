@@ -8,13 +8,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from service.contracts.reason import declare
-<<<<<<< HEAD
 from worker.quantizer.graph.values import is_constant, node_name, users
 from worker.quantizer.plan.borders import Borders
-from worker.quantizer.plan.carrying import carrier
-=======
-from worker.quantizer.graph.values import node_name, users
->>>>>>> main
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 
 _FLOAT_ANYWAY = "Nothing: it lies where the network is float anyway."
@@ -56,11 +51,7 @@ def _judge(
     reason = None
     if "fed" in sides and entry.role in (*_BOUNDED, Role.FUSED) and not _fed(node, plan, borders):
         reason = NOT_FED()
-<<<<<<< HEAD
-    elif "read" in sides and entry.role in _BOUNDED and not _read(carrier(node, plan), plan, graph, borders):
-=======
-    elif "read" in sides and entry.role in _BOUNDED and not read_by_quantized(plan.carrier(node), plan, graph):
->>>>>>> main
+    elif "read" in sides and entry.role in _BOUNDED and not _read(plan.carrier(node), plan, graph, borders):
         reason = NOT_READ()
     if reason is None:
         return

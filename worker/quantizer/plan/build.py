@@ -183,14 +183,9 @@ def _plan_tensors(
                 if value.name and is_float32(value):
                     source[value.name] = root
         else:
-<<<<<<< HEAD
-            result = carrier(node, plan)
+            result = plan.carrier(node)
             as_floats = not target.whole and may_return_float(node) and not borders.leaves(result)
             if not as_floats or read_by_quantized(result, plan, graph):
-=======
-            result = plan.carrier(node)
-            if target.whole or not may_return_float(node) or read_by_quantized(result, plan, graph):
->>>>>>> main
                 source[name_of(result)] = name_of(result)
                 specs[name_of(result)] = selection.activation(node)
         if entry.role is Role.LINEAR:

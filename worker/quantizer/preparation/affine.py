@@ -14,12 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
-<<<<<<< HEAD
-from worker.quantizer.graph.regions import ACROSS_BORDER, apart
-=======
 from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.regions import ACROSS_BORDER, apart
 from worker.quantizer.graph.rewriting import Rewrite, replace
->>>>>>> main
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     Names,
@@ -63,26 +60,7 @@ def fold_affine(model: ir.Model) -> Outcome:
     for node in list(graph):
         while is_linear(node) and node.op_type != "MatMul":
             readers = users(node.outputs[0])
-<<<<<<< HEAD
-            if len(readers) != 1 or node.outputs[0].is_graph_output():
-                _note_batchnorms(readers, SHARED_INPUT(), left)
-                break
-            follower = readers[0]
-            if apart((node, follower)):
-                _note_batchnorms([follower], ACROSS_BORDER(), left)
-                break
-            linear = linear_view(node)
-            if linear is None:
-                _note_batchnorms([follower], WEIGHT_BEFORE_NOT_CONSTANT(), left)
-                break
-            affine = _affine_of(follower, linear)
-            if isinstance(affine, Reason):
-                _note_batchnorms([follower], affine, left)
-                break
-            reason = _fold_into(graph, linear, affine, names)
-=======
             reason = _fold(graph, node, readers, names)
->>>>>>> main
             if reason is not None:
                 left |= {node_name(reader): reason for reader in readers if reader.op_type == "BatchNormalization"}
                 break
@@ -100,6 +78,8 @@ def _fold(graph: ir.Graph, node: ir.Node, readers: list[ir.Node], names: Names) 
     """Take the one reader of a linear node into its weight and bias; the reason if that cannot be done."""
     if len(readers) != 1 or node.outputs[0].is_graph_output():
         return SHARED_INPUT()
+    if apart((node, readers[0])):
+        return ACROSS_BORDER()
     linear = linear_view(node)
     if linear is None:
         return WEIGHT_BEFORE_NOT_CONSTANT()

@@ -11,11 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-<<<<<<< HEAD
 from worker.quantizer.graph.metadata import hand_on
-=======
 from worker.quantizer.graph.rewriting import axis_length, rank_of, reduced_axes
->>>>>>> main
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     Names,
@@ -203,12 +200,8 @@ def _multiply(context: RuleContext, node: ir.Node, factor: float, names: Names) 
     """Put a Mul by ``factor`` behind ``node``; the result keeps the node's tensor name."""
     result = node.outputs[0]
     scale = add_initializer(context.graph, names.free(f"{node_name(node)}_factor"), np.asarray(factor, np.float32))
-<<<<<<< HEAD
-    product = ir.node("Mul", [result, scale], name=names.free(f"{node_name(node)}_simulated"))
-    hand_on([node], [product])
-=======
     product = ir.node("Mul", [None, scale], name=names.free(f"{node_name(node)}_simulated"))
->>>>>>> main
+    hand_on([node], [product])
     context.simulated.add(node_name(product))
     made, name = product.outputs[0], name_of(result)
     made.type, made.shape = result.type, result.shape
