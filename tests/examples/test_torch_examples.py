@@ -8,7 +8,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import onnx
 import pytest
@@ -45,11 +47,21 @@ def modules(node: onnx.NodeProto) -> str:
     return re.findall(r"'([^']*)'", scopes)[1]
 
 
-def test_partial_quantization_quantizes_what_the_stubs_enclose(tmp_path: Path) -> None:
-    before, after = top1(run(tmp_path, "partial_quantization.py"))
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """The examples as modules of this process."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module
+
+
+def test_partial_quantization_quantizes_what_the_stubs_enclose(
+    tmp_path: Path, scripts: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripts("partial_quantization").main(["--output_dir", str(tmp_path)])
+    before, after = top1(capsys.readouterr().out)
     assert before > 96
     assert after > before - 1.5
-    graph = onnx.load(tmp_path / "quantize_result_partial" / "WholeModule_int.onnx").graph
+    graph = onnx.load(tmp_path / "WholeModule_int.onnx").graph
     makers = {name: node for node in graph.node for name in node.output}
     weights = {tensor.name for tensor in graph.initializer}
     layers = [node for node in graph.node if node.op_type in ("Conv", "Gemm", "Add", "GlobalAveragePool")]
@@ -86,9 +98,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("digits")
 
 
-def test_ptq_calibrates_tests_and_deploys(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    ptq = importlib.import_module("ptq")
+def test_ptq_calibrates_tests_and_deploys(tmp_path: Path, trained: Path, scripts: Callable[[str], ModuleType]) -> None:
+    ptq = scripts("ptq")
     options = ["--model_dir", str(trained), "--output_dir", str(tmp_path)]
     float_accuracy = ptq.main(["--quant_mode", "float", *options])
     ptq.main(["--quant_mode", "calib", *options])
