@@ -1,13 +1,15 @@
-"""Arrays that the moments solver computes with: NumPy's on the CPU, torch's on a GPU.
+"""Arrays that the moments solver computes with: NumPy's on the CPU, torch's on a GPU; and which of them.
 
 NumPy stays on the CPU because torch takes a second and 200 MB to load, and computes no faster there.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +18,17 @@ import numpy as np
 Array = Any
 Function = Callable[..., Any]
 
+# One of them is there if a driver is: NVIDIA's, that of its boards, ROCm's, and either under WSL.
+_DRIVERS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
+
 
 @dataclass(frozen=True)
 class Arrays:
     """What the solver asks of a library of arrays.
 
-    Names and meanings are NumPy's, and arguments are positional except for ``out``, unless it is said here.
-
     Attributes:
+        lib: the library, for functions that are called alike in NumPy and torch and are given positional arguments
+            beside ``out``: ``lib.matmul``, ``lib.linalg.inv``.
         of: a NumPy array as one of the library's, float32; nobody may write into it, it may share memory.
         numpy: the inverse of ``of``, for every type.
         session: what computations run within.
@@ -34,10 +39,12 @@ class Arrays:
         diagonal: of [groups, k, k], a view [groups, k].
         copy_where: (target, source, mask) writes source into target where mask is true.
         take_first: (array, indices) takes along the first axis.
+        rint: to the nearest integer, halves to even; may be given ``out``.
         dot: the sum of the products of all elements.
         row_dots: the sums of the products along the last axis, in float64.
     """
 
+    lib: Any
     of: Function
     numpy: Function
     session: Callable[[], AbstractContextManager[object]]
@@ -48,23 +55,9 @@ class Arrays:
     diagonal: Function
     copy_where: Function
     take_first: Function
+    rint: Function
     dot: Function
     row_dots: Function
-    broadcast_to: Function
-    cholesky: Function
-    clip: Function
-    einsum: Function
-    empty_like: Function
-    inv: Function
-    matmul: Function
-    maximum: Function
-    minimum: Function
-    moveaxis: Function
-    rint: Function
-    stack: Function
-    subtract: Function
-    swapaxes: Function
-    where: Function
 
 
 def _itself(array: np.ndarray) -> np.ndarray:
@@ -72,6 +65,7 @@ def _itself(array: np.ndarray) -> np.ndarray:
 
 
 NUMPY = Arrays(
+    lib=np,
     of=_itself,
     numpy=_itself,
     session=nullcontext,
@@ -82,21 +76,35 @@ NUMPY = Arrays(
     diagonal=lambda array: np.einsum("gkk->gk", array),  # unlike numpy.diagonal's it can be written into
     copy_where=lambda target, source, mask: np.copyto(target, source, where=mask),
     take_first=lambda array, indices: np.take_along_axis(array, indices, axis=0),
+    rint=np.rint,
     dot=np.vdot,
     row_dots=lambda a, b: np.einsum("gok,gok->go", a, b, dtype=np.float64),
-    broadcast_to=np.broadcast_to,
-    cholesky=np.linalg.cholesky,
-    clip=np.clip,
-    einsum=np.einsum,
-    empty_like=np.empty_like,
-    inv=np.linalg.inv,
-    matmul=np.matmul,
-    maximum=np.maximum,
-    minimum=np.minimum,
-    moveaxis=np.moveaxis,
-    rint=np.rint,
-    stack=np.stack,
-    subtract=np.subtract,
-    swapaxes=np.swapaxes,
-    where=np.where,
 )
+
+
+def arrays_on(wanted: str) -> Arrays:
+    """The arrays of a device.
+
+    Args:
+        wanted: auto (a GPU if there is one), cpu, cuda, cuda:N, rocm or rocm:N.
+
+    Raises:
+        EngineError: it is not there.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not may_have_gpu()):
+        return NUMPY
+    from worker.quantizer.finetune.moments.arrays_torch import torch_arrays  # loads torch
+    from worker.quantizer.finetune.reconstruction.device import choose_device
+
+    device = choose_device(wanted)
+    return NUMPY if device.type == "cpu" else torch_arrays(device)
+
+
+def may_have_gpu() -> bool:
+    """False if torch would surely find none, which is told without loading it.
+
+    A driver makes device files; and devices may be hidden by a variable that both CUDA and ROCm heed.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return False
+    return any(Path(file).exists() for file in _DRIVERS)

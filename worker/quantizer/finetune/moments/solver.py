@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker.quantizer.finetune.moments.devices import arrays_on
+from worker.quantizer.finetune.moments.arrays import arrays_on
 from worker.quantizer.finetune.moments.layer import IntegerLayer
 from worker.quantizer.finetune.moments.patches import sample_patches
 from worker.quantizer.finetune.moments.problem import solve
