@@ -56,7 +56,9 @@ class Distance:
 
     @property
     def relative_noise(self) -> float:
-        """Sum (x - x~)^2 / sum x^2; the numerator alone where x is all zero."""
+        """Sum (x - x~)^2 / sum x^2; the numerator alone where x is all zero; 10^20 (-200 dB) if not finite."""
+        if self.is_undefined:
+            return 10.0 ** (IDENTICAL_DB / 10.0)
         return self._noise / self._signal if self._signal else self._noise
 
     @property

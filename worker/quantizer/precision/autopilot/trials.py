@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from service.contracts.calibration import TensorRange
@@ -148,9 +148,8 @@ class Bench:
         stored = self._store.load(key)
         if stored is not None:
             found = json.loads(stored)
-            measured = Measured(found["value"], found["gap"], tuple(found["parts"]))
             self._latencies.setdefault(found["structure"], found["latency_ratio"])
-            return Finalist(trial, measured, found["size_bytes"], found["latency_ratio"])
+            return Finalist(trial, Measured.of(found["measured"]), found["size_bytes"], found["latency_ratio"])
         draft = self.draft_of(trial)
         model = draft.emitted().model
         structure, data = structure_of(model), to_bytes(model)
@@ -159,9 +158,7 @@ class Bench:
             self._latencies[structure] = self.referee.latency_ratio(data, runs=_LATENCY_RUNS)
         finalist = Finalist(trial, measured, len(data), self._latencies[structure])
         document = {
-            "value": measured.value,
-            "gap": measured.gap,
-            "parts": measured.parts,
+            "measured": asdict(measured),
             "structure": structure,
             "size_bytes": finalist.size_bytes,
             "latency_ratio": finalist.latency_ratio,
