@@ -69,5 +69,5 @@ def toolkit_for(
         metrics=Metrics(EvaluationSpec(), outputs),
     )
     services = Services(run or SilentRun(), threads=1, checkpoint=checkpoint or CheckpointStore(None))
-    draft = calibrate(prepared, plan, case, services, (), {})
+    draft = calibrate(Draft(prepared, plan), case, services)
     return draft, Toolkit(case, services, held_back, step_of)

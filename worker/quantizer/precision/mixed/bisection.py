@@ -110,9 +110,11 @@ class Bisection:
         count = sum(layer.group in lowered for layer in layers)
         goal, measured = self._spec.goal, best.measured
         source = "evaluation" if self._case.evaluation is not None else "calibration"
-        is_drop = goal.kind == "drop"
-        what, limit = (f"{goal.metric} drop", goal.max_drop) if is_drop else (goal.metric, goal.limit)
-        figure = "without a value" if measured.value is None else f"{measured.value:.{3 if is_drop else 4}g}"
+        if goal.kind == "drop":
+            what, limit, form = f"{goal.metric} drop", goal.max_drop, ".3g"
+        else:
+            what, limit, form = goal.metric, goal.limit, ".4g"
+        figure = "without a value" if measured.value is None else f"{measured.value:{form}}"
         state = "met" if measured.met else measured.missed_words
         if best.over_budget is not None:
             state += f"; over budget: {best.over_budget}"
