@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from service.contracts.algorithms import Autopilot
 from service.contracts.search import Search, TrialFigures
@@ -175,6 +176,19 @@ class _Search:
         rows = []
         for trial in self._bench.trials:
             finalist = self._finalists.get(trial.name)
+            measured: dict[str, Any] = {}
+            if finalist is not None:
+                on_front = finalist in front
+                measured = {
+                    "value": finalist.measured.value,
+                    "gap": finalist.measured.gap,
+                    "undefined": finalist.measured.undefined,
+                    "size_bytes": finalist.size_bytes,
+                    "latency_ratio": round(finalist.latency_ratio, 4),
+                    "pareto": on_front,
+                    "chosen": finalist is best,
+                    "file": self._bench.keep_model(finalist, front.index(finalist) + 1) if on_front else None,
+                }
             row = TrialFigures(
                 name=trial.name,
                 settings=trial.basis.settings,
@@ -183,21 +197,8 @@ class _Search:
                 evaluated=finalist is not None,
                 resumed=trial.resumed,
                 seconds=round(trial.seconds, 3),
+                **measured,
             )
-            if finalist is not None:
-                on_front = finalist in front
-                row = row.model_copy(
-                    update={
-                        "value": finalist.measured.value,
-                        "gap": finalist.measured.gap,
-                        "undefined": finalist.measured.undefined,
-                        "size_bytes": finalist.size_bytes,
-                        "latency_ratio": round(finalist.latency_ratio, 4),
-                        "pareto": on_front,
-                        "chosen": finalist is best,
-                        "file": self._bench.keep_model(finalist, front.index(finalist) + 1) if on_front else None,
-                    }
-                )
             rows.append(row)
         return Search(
             goal=self._spec.goal.model_dump(mode="json"),
