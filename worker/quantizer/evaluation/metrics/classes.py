@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from service.contracts.metrics import (
-    F1,
-    ClassMetric,
-    MeanIoU,
-    PerClassAccuracy,
-    Precision,
-    TopKMetric,
-)
+from service.contracts.metrics import F1, ClassMetric, MeanIoU, PerClassAccuracy, Precision, TopKMetric
 from service.contracts.metrics.classes import CountedMetric
 from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, fitted, parts
 from worker.quantizer.evaluation.metrics.distances import class_scores
