@@ -14,6 +14,7 @@ FROM base AS source
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/quantmill
 COPY pyproject.toml README.md LICENSE requirements.lock /src/
+COPY quantmill /src/quantmill
 COPY service /src/service
 COPY worker /src/worker
 COPY migrations /src/migrations

@@ -12,10 +12,11 @@ from tests.support.source import ROOT
 
 pytestmark = pytest.mark.slow  # starts processes
 
-ENGINE = {"torch", "onnxruntime", "onnx", "onnx_ir", "onnxscript", "safetensors", "sklearn"}
+ENGINE = {"torch", "onnxruntime", "onnx", "onnx_ir", "onnxscript", "safetensors", "sklearn", "PIL"}
 OTHERS = {"sqlalchemy", "fastapi", "celery", "httpx"}
 # What a process with these modules must not have loaded.
 NEVER = {
+    "quantmill": ENGINE | OTHERS | {"numpy", "worker", "service"},
     "service.app service.cli service.client": ENGINE | {"worker"},
     "service.contracts.runner": ENGINE,
     "worker.tasks worker.celery_app worker.supervisor worker.reconciler": ENGINE | {"numpy"},

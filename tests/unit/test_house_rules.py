@@ -44,18 +44,19 @@ def imported(tree: Iterable[ast.AST], package: str) -> set[str]:
 
 
 def test_files_stay_short() -> None:
-    for name, path in files("service", "worker", "benchmarks", "tests").items():
+    for name, path in files("quantmill", "service", "worker", "benchmarks", "tests").items():
         lines = len(path.read_text().splitlines())
         assert lines <= LONGER.get(name, MOST_LINES), f"{name} has {lines} lines"
 
 
 def test_modules_say_what_they_are_for() -> None:
-    assert [name for name, path in files("service", "worker").items() if ast.get_docstring(parsed(path)) is None] == []
+    modules = files("quantmill", "service", "worker")
+    assert [name for name, path in modules.items() if ast.get_docstring(parsed(path)) is None] == []
 
 
 def test_only_repositories_build_statements() -> None:
     seen = 0
-    for name, tree in trees("service", "worker").items():
+    for name, tree in trees("quantmill", "service", "worker").items():
         words = imported(tree, "sqlalchemy") & STATEMENTS
         seen += bool(words)
         allowed = [some for start, some in STATEMENT_WORDS.items() if name.startswith(start)]
@@ -84,7 +85,7 @@ def state_changes(tree: Iterable[ast.AST]) -> list[int]:
 
 
 def test_only_transitions_change_the_state_of_a_job() -> None:
-    for name, tree in trees("service", "worker").items():
+    for name, tree in trees("quantmill", "service", "worker").items():
         assert name == TRANSITIONS or not state_changes(tree), f"{name}: {state_changes(tree)}"
 
 
@@ -105,7 +106,7 @@ def test_every_way_to_change_a_state_is_seen() -> None:
 def test_only_transitions_and_events_write_rows_of_jobs() -> None:
     writers = {
         name
-        for name, tree in trees("service", "worker").items()
+        for name, tree in trees("quantmill", "service", "worker").items()
         for node in tree
         if isinstance(node, ast.Call) and named(node.func) in {"update", "insert"} and node.args
         if named(node.args[0]) in {"Job", "JobEvent"}
@@ -185,7 +186,7 @@ def test_reading_the_words_of_a_reason_is_told_from_carrying_them() -> None:
 
 
 def test_nothing_reads_the_words_of_a_reason() -> None:
-    for name, tree in trees("service", "worker").items():
+    for name, tree in trees("quantmill", "service", "worker").items():
         # what onnxruntime says is somebody else's English, and has no codes
         assert name.startswith("worker/quantizer/runtime/") or not reads_words(tree), f"{name}: {reads_words(tree)}"
 

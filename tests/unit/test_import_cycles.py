@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.source import ROOT, nodes
 
-PACKAGES = ("service", "worker", "benchmarks")
+PACKAGES = ("quantmill", "service", "worker", "benchmarks")
 
 
 def modules(root: Path) -> dict[str, Path]:

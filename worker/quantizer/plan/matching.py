@@ -19,8 +19,11 @@ from service.contracts.selectors import (
 )
 from worker.quantizer.graph.values import node_name
 
-# What torch.onnx.export(dynamo=True) writes: a Python list of the modules' paths, outermost first, '' for the model.
-_SCOPES = "pkg.torch.onnx.name_scopes"
+# What torch.onnx.export(dynamo=True) writes: a Python list of the modules' paths, outermost first, '' for the model,
+# and last the node's own name in the traced graph, which is no module's.
+SCOPES = "pkg.torch.onnx.name_scopes"
+# A module's second call is told from its first by '@1' behind its name.
+_CALL_NUMBER = re.compile(r"@\d+")
 
 
 class Matcher:
@@ -96,9 +99,9 @@ class Matcher:
 
 def module_paths(node: ir.Node) -> list[str]:
     """Dotted PyTorch module paths that a node stands in, outermost first; empty if the export tells none."""
-    scopes = node.metadata_props.get(_SCOPES)
+    scopes = node.metadata_props.get(SCOPES)
     if scopes:
-        return [part for part in re.findall(r"'([^']*)'", scopes) if part]
+        return [_CALL_NUMBER.sub("", part) for part in re.findall(r"'([^']*)'", scopes)[:-1] if part]
     parts = node_name(node).split("/")
     if parts[0] == "" and len(parts) > 2:  # torch.onnx.export(dynamo=False): /encoder/layers.0/fc/MatMul
         return [".".join(parts[1:end]) for end in range(2, len(parts))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 import onnx_ir as ir
 
@@ -45,7 +46,6 @@ class RuleContext:
         plan: changed in place by rules of the other stages.
         config: resolved config.
         journal: takes notes.
-        options: every option of the target by name.
         selection: what the user excluded, for rules of stage GRAPH, which run before any node has a role.
         simulated: takes the names of nodes that a rule of stage GRAPH puts in and that compute something inside the
             node before them.
@@ -55,9 +55,13 @@ class RuleContext:
     plan: QuantizationPlan
     config: QuantizationConfig
     journal: Journal
-    options: dict[str, bool]
     selection: Selection | None = None
     simulated: set[str] = field(default_factory=set)
+
+    @cached_property
+    def options(self) -> dict[str, bool]:
+        """Every option of the target by name."""
+        return target_options(self.config.target, self.config.target_options)
 
 
 @dataclass(frozen=True)
@@ -78,14 +82,6 @@ class Rule:
 def rule(name: str, stage: Stage, apply: Callable[[RuleContext], list[Decision]]) -> Rule:
     """A rule of one name."""
     return Rule((name,), stage, apply)
-
-
-def _always(node: ir.Node) -> bool:
-    return True
-
-
-def _never(node: ir.Node) -> Reason | None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -115,8 +111,8 @@ class Target:
     reasons: dict[str, Reason]
     rules: tuple[Rule, ...] = ()
     whole: bool = False
-    fuses: Callable[[ir.Node], bool] = field(default=_always)
-    refuses: Callable[[ir.Node], Reason | None] = field(default=_never)
+    fuses: Callable[[ir.Node], bool] = lambda node: True
+    refuses: Callable[[ir.Node], Reason | None] = lambda node: None
     integer_limits: bool = False
 
     def reason(self, op_type: str) -> Reason:
@@ -128,29 +124,13 @@ class Target:
         """The rules of one stage."""
         return tuple(rule for rule in self.rules if rule.stage is stage)
 
-    def run(
-        self,
-        stage: Stage,
-        graph: ir.Graph,
-        plan: QuantizationPlan,
-        config: QuantizationConfig,
-        journal: Journal,
-        selection: Selection | None = None,
-        simulated: set[str] | None = None,
-    ) -> list[Decision]:
-        """Run the rules of ``stage`` that the config has on; the decisions are also written into the journal.
-
-        ``selection`` and ``simulated`` are for stage GRAPH; see ``RuleContext``.
-        """
-        options = target_options(self.name, config.target_options)
-        context = RuleContext(
-            graph, plan, config, journal, options, selection, set() if simulated is None else simulated
-        )
+    def run(self, stage: Stage, context: RuleContext) -> list[Decision]:
+        """Run the rules of ``stage`` that the config has on; the decisions are also written into the journal."""
         made = [
             decision
             for rule in self.rules_of(stage)
             if any(context.options[name] for name in rule.names)
             for decision in rule.apply(context)
         ]
-        journal.decide(made)
+        context.journal.decide(made)
         return made

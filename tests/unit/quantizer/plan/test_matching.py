@@ -71,7 +71,7 @@ def test_who_is_meant(selector: Selector, names: set[str]) -> None:
 def test_modules_of_both_exporters() -> None:
     model = diamond()
     model.graph.node[1].metadata_props.add(
-        key="pkg.torch.onnx.name_scopes", value="['', 'encoder', 'encoder.layers', 'encoder.layers.1']"
+        key="pkg.torch.onnx.name_scopes", value="['', 'encoder', 'encoder.layers', 'encoder.layers.1@1', 'conv2d']"
     )
     model.graph.node[2].name = "/encoder/layers.10/conv/Conv"
     assert matched(ModuleSelector(module="encoder.layers.1"), model) == {"b"}

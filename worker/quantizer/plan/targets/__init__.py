@@ -40,10 +40,9 @@ def edit_graph(prepared: Prepared, config: QuantizationConfig) -> list[Decision]
     if not edits_graph(config):
         return []
     selection = Selection(config, Matcher(prepared.graph, prepared.op_types))
-    simulated: set[str] = set()
-    target = TARGETS[config.target]
-    made = target.run(Stage.GRAPH, prepared.graph, QuantizationPlan(), config, Journal(), selection, simulated)
-    prepared.facts = prepared.facts.with_simulated(simulated)
+    context = RuleContext(prepared.graph, QuantizationPlan(), config, Journal(), selection)
+    made = TARGETS[config.target].run(Stage.GRAPH, context)
+    prepared.facts = prepared.facts.with_simulated(context.simulated)
     return made
 
 
@@ -53,7 +52,7 @@ def move_grids(graph: ir.Graph, plan: QuantizationPlan, config: QuantizationConf
     Weights and biases are quantized anew where their grid moves. Run again after a step that changed grids or biases,
     it moves only what that step has broken.
     """
-    return TARGETS[config.target].run(Stage.GRIDS, graph, plan, config, journal)
+    return TARGETS[config.target].run(Stage.GRIDS, RuleContext(graph, plan, config, journal))
 
 
 __all__ = ["TARGETS", "Rule", "RuleContext", "Stage", "Target", "edit_graph", "edits_graph", "move_grids"]

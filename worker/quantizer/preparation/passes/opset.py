@@ -9,6 +9,7 @@ import onnx_ir as ir
 from service.contracts.errors import InvalidConfigError, UnsupportedModelError
 from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import declare
+from worker.quantizer.graph.metadata import Metadata
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.skeleton import Skeleton
@@ -26,7 +27,7 @@ LOWEST_IR_VERSION = 8
 _POINTER = "/config/preparation/opset"
 
 
-def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int = WANTED_OPSET) -> Outcome:
+def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int) -> Outcome:
     """Convert the standard operators to ``spec.opset``, by default to ``needed`` where they are older.
 
     Args:
@@ -47,6 +48,7 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int = WANTED_OPSE
     if opset >= wanted:
         return Outcome(model, OPSET_KEPT(opset=opset))
     names = {first_output(node): node_name(node) for node in model.graph.all_nodes()}
+    metadata = Metadata(model.graph)  # the converter drops it
     # Below IR version 4 every initializer had to be an input, and the converter insists on it.
     model.ir_version = max(model.ir_version or 0, LOWEST_IR_VERSION)
     skeleton = Skeleton(model)
@@ -70,7 +72,8 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int = WANTED_OPSE
     skeleton.restore(lifted)
     for node in lifted.graph.all_nodes():
         node.name = names.get(first_output(node), node.name)
-    name_everything(lifted, spec)
+    metadata.restore(lifted.graph)
+    name_everything(lifted)
     return Outcome(lifted, f"opset {opset} lifted to {wanted}")
 
 

@@ -1,0 +1,1 @@
+"""The names of AMD Quark for ONNX, on this engine."""

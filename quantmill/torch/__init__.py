@@ -1,0 +1,26 @@
+"""PyTorch modules in, quantized ONNX models out.
+
+    result = quantmill.torch.quantize(module, example_inputs, calibration_loader, "int8")
+    result.onnx_path, result.report.fidelity, result.load()(images)
+
+``export`` makes the float ONNX model alone. Nothing here is needed by a service: it takes ONNX and arrays.
+"""
+
+from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError, ExportMismatchError, LoaderError
+from quantmill.torch.export import Exported, export
+from quantmill.torch.quantize import quantize, quantize_exported
+from quantmill.torch.result import Quantized, QuantizedModule
+
+__all__ = [
+    "BatchFixedError",
+    "ExampleInputsError",
+    "ExportError",
+    "ExportMismatchError",
+    "Exported",
+    "LoaderError",
+    "Quantized",
+    "QuantizedModule",
+    "export",
+    "quantize",
+    "quantize_exported",
+]

@@ -1,0 +1,344 @@
+"""A module becomes an ONNX model that computes the same and still knows its modules and parameters by name."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.utils import _pytree as pytree
+
+from quantmill.torch import markers
+from quantmill.torch.calls import Call, Structure, result_structure
+from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError
+from quantmill.torch.failures import definition, export_error, place_of, said_by
+from quantmill.torch.graph import BATCH, free_axis, name_batch, tidy
+from quantmill.torch.verification import compare, threads_here
+from service.contracts.errors import QuantmillError
+from worker.quantizer.graph.skeleton import weight_bytes
+from worker.quantizer.runtime.session import Session
+
+# torch's default; Gelu is an operator of its own from here on.
+OPSET = 20
+# What a single file may hold; larger weights go into a file beside it.
+_LARGEST_FILE_BYTES = 2_000_000_000
+_STATIC_HINT = "Give dynamic_batch=False: the model then takes batches of the example's size alone."
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of the exported model.
+
+    Attributes:
+        name: in the graph.
+        dtype: of the tensor.
+        shape: of the example.
+        batched: its first axis may have any length; False: as in the example.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    batched: bool
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A module as a float ONNX model.
+
+    Attributes:
+        onnx_path: the model; larger than 2 GB, with its weights in a file of this name and ``.data`` beside it.
+        call: how the module is called.
+        result: what the module returns.
+        inputs: of the model, in the order of ``call``.
+        outputs: names, in the order of ``result``.
+        name: of the module's class.
+    """
+
+    onnx_path: Path
+    call: Call
+    result: Structure
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    name: str
+
+    @property
+    def sampled(self) -> frozenset[str]:
+        """Inputs whose first axis counts samples: the free ones, or all that share one length; none if they do not."""
+        free = frozenset(entry.name for entry in self.inputs if entry.batched)
+        if free:
+            return free
+        firsts = {entry.shape[:1] for entry in self.inputs}
+        return frozenset(entry.name for entry in self.inputs) if len(firsts) == 1 and firsts != {()} else free
+
+
+def export(
+    module: torch.nn.Module, example_inputs: Any, path: str | Path | None = None, *, dynamic_batch: bool = True
+) -> Exported:
+    """Export a module by torch's dynamo exporter, and check that the model computes what the module computes.
+
+    The module runs in eval mode without gradients, on the device that it is on, and is left as it was. Parameters keep
+    the names and shapes of ``named_parameters()``, every node the paths of the modules it stands in. Checked are the
+    example and, with ``dynamic_batch``, another batch size.
+
+    Args:
+        module: called as a whole; what its ``forward`` gets and returns are tensors, in tuples, lists and dicts.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. Numbers and None
+            among them are written into the model.
+        path: of the ONNX file; None: a temporary one, gone when this process ends.
+        dynamic_batch: the first axis of all inputs that have as many samples as the first one may have any length.
+
+    Raises:
+        ExampleInputsError: the inputs do not fit ``forward``, or hold what is neither tensor nor number.
+        BatchFixedError: the module works with the example's batch size alone.
+        ExportMismatchError: the model computes something else.
+        ExportError: the module cannot be exported; names file and line.
+        UnsupportedModelError: onnxruntime refuses the model.
+    """
+    call = Call(module, example_inputs)
+    with _evaluating(module):
+        return _Export(module, call, dynamic_batch).run(output_path(path, "model.onnx"))
+
+
+class _Export:
+    """One export.
+
+    Args:
+        module: in eval mode.
+        call: the example.
+        dynamic_batch: the batch size is to be free.
+    """
+
+    def __init__(self, module: torch.nn.Module, call: Call, dynamic_batch: bool) -> None:
+        self._module, self._call = module, call
+        device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+        self._example = {name: tensor.detach().to(device) for name, tensor in call.example.items()}
+        self._batched = _batched(self._example) if dynamic_batch else frozenset()
+        if dynamic_batch and not self._batched:
+            raise ExampleInputsError(
+                "the first input has no axis of samples", hint="Give a batch of samples, or dynamic_batch=False."
+            )
+
+    def run(self, path: Path) -> Exported:
+        """Export, check, write to ``path``."""
+        result, expected = result_structure(self._run_example())
+        more = self._one_more() if self._batched else {}
+        expected_of_more = self._run_batch(more) if more else {}
+        # A length of one is traced as one that never changes.
+        model = self._trace(more if more and self._size == 1 else self._example)
+        tidy(model, self._module, self._call.names, result.names)
+        self._settle_batch(model)
+        session = Session(model, threads=threads_here(), what="exported model", uploaded=True)
+        compare(session, self._example, expected, "the example inputs")
+        if more:
+            self._compare_batch(session, more, expected_of_more)
+        _save(model, path)
+        names = [value.name or "" for value in model.graph.inputs]
+        inputs = tuple(
+            Input(name, tensor.dtype, tuple(tensor.shape), own in self._batched)
+            for name, (own, tensor) in zip(names, self._example.items(), strict=True)
+        )
+        outputs = tuple(value.name or "" for value in model.graph.outputs)
+        return Exported(path, self._call, result, inputs, outputs, type(self._module).__name__)
+
+    @property
+    def _size(self) -> int:
+        return next(iter(self._example.values())).shape[0]
+
+    def _eager(self, inputs: Mapping[str, torch.Tensor]) -> Any:
+        bound = self._call.arguments(inputs)
+        with torch.no_grad():
+            return self._module(*bound.args, **bound.kwargs)
+
+    def _run_example(self) -> Any:
+        try:
+            return self._eager(self._example)
+        except Exception as error:
+            file, line = place_of(error) or definition(self._module)
+            raise ExportError(
+                f"{file}:{line}: the module itself fails on the example inputs: {said_by(error)}",
+                hint="Give inputs that module(*inputs) runs on.",
+                file=file,
+                line=line,
+            ) from error
+
+    def _one_more(self) -> dict[str, torch.Tensor]:
+        """The example with its first sample once more."""
+        return {
+            name: torch.cat([tensor, tensor[:1]]) if name in self._batched else tensor
+            for name, tensor in self._example.items()
+        }
+
+    def _run_batch(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        try:
+            return result_structure(self._eager(inputs))[1]
+        except Exception as error:
+            file, line = place_of(error) or definition(self._module)
+            raise BatchFixedError(
+                f"{file}:{line}: the module runs on {self._size} samples but not on {self._size + 1}: {said_by(error)}",
+                hint=_STATIC_HINT,
+                file=file,
+                line=line,
+            ) from error
+
+    def _compare_batch(
+        self, session: Session, inputs: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+    ) -> None:
+        try:
+            compare(session, inputs, expected, f"{self._size + 1} samples")
+        except QuantmillError as error:  # another result, or none at all
+            file, line = definition(self._module)
+            raise BatchFixedError(
+                f"{file}:{line}: forward was traced for batches of {self._size} samples alone: {error.detail}",
+                hint=_STATIC_HINT,
+                file=file,
+                line=line,
+            ) from error
+
+    def _trace(self, inputs: Mapping[str, torch.Tensor]) -> ir.Model:
+        bound = self._call.arguments(inputs)
+        args, kwargs = bound.args, bound.kwargs
+        if not kwargs and args and isinstance(args[-1], dict):
+            args = (*args, {})  # else the exporter takes the last one for keyword arguments
+        try:
+            with torch.no_grad(), _quiet(), _returning_tensors(self._module):
+                program = torch.onnx.export(
+                    self._module,
+                    args,
+                    kwargs=kwargs or None,
+                    dynamo=True,
+                    optimize=False,
+                    verbose=False,
+                    opset_version=OPSET,
+                    dynamic_shapes=self._dynamic_shapes(),
+                    custom_translation_table=markers.translation_table(),
+                )
+        except Exception as error:
+            raise export_error(error, self._module) from error
+        if program is None or program.exported_program is None:
+            raise ExportError("torch.onnx.export gave nothing", hint="Update torch: 2.9 or later is known to work.")
+        self._refuse_state(program.exported_program)
+        return program.model
+
+    def _dynamic_shapes(self) -> dict[str, Any] | None:
+        """As torch.export takes them: by parameter of ``forward``, of the same containers as the arguments."""
+        if not self._batched:
+            return None
+        batch = torch.export.Dim(BATCH)
+        axes = {name: {0: batch} if name in self._batched else None for name in self._call.names}
+        tree = self._call.structure.tree(axes)
+        return dict(pytree.tree_map_only((bool, int, float), lambda _: None, tree, is_leaf=_is_axes))
+
+    def _refuse_state(self, program: torch.export.ExportedProgram) -> None:
+        changed = sorted(program.graph_signature.buffers_to_mutate.values())
+        if changed:
+            file, line = definition(self._module)
+            raise ExportError(
+                f"{file}:{line}: forward changes the buffer {changed[0]!r}; an ONNX model keeps nothing between calls",
+                hint="Change buffers under 'if self.training' alone, or take and return the state as tensors.",
+                file=file,
+                line=line,
+                buffer=changed[0],
+            )
+
+    def _settle_batch(self, model: ir.Model) -> None:
+        """Call the free axis by its name; it has to be one, and as free as was asked."""
+        if not self._batched:
+            return
+        axes = {
+            own: free_axis(value)
+            for own, value in zip(self._call.names, model.graph.inputs, strict=True)
+            if own in self._batched
+        }
+        symbols = {axis for axis in axes.values() if axis is not None}
+        fixed = [own for own, axis in axes.items() if axis is None]
+        if fixed or len(symbols) != 1 or not next(iter(symbols)).isidentifier():
+            file, line = definition(self._module)
+            what = (
+                f"input {fixed[0]!r} has a batch axis of fixed length" if fixed else "not every batch size is possible"
+            )
+            raise BatchFixedError(
+                f"{file}:{line}: {what}: forward was traced for batches of {self._size} samples alone",
+                hint=f"Take sizes from the tensors (x.shape[0], -1) instead of writing them down. {_STATIC_HINT}",
+                file=file,
+                line=line,
+            )
+        name_batch(model, next(iter(symbols)))
+
+
+def _batched(example: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """Inputs with as many samples as the first."""
+    first = next(iter(example.values()))
+    if first.dim() == 0:
+        return frozenset()
+    return frozenset(name for name, value in example.items() if value.dim() and value.shape[0] == first.shape[0])
+
+
+def _is_axes(tree: Any) -> bool:
+    return isinstance(tree, dict) and list(tree) == [0]
+
+
+@contextmanager
+def _returning_tensors(module: torch.nn.Module) -> Iterator[None]:
+    """The module returns a flat tuple of its result's tensors for a while: the exporter knows nothing else."""
+
+    def flatten(module: torch.nn.Module, arguments: Any, result: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+
+    hook = module.register_forward_hook(flatten)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No remarks of the exporter's for a while: what matters is checked, and told by errors."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _evaluating(module: torch.nn.Module) -> Iterator[None]:
+    """Eval mode for a while; every module gets back the mode that it had."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder that goes with this process."""
+    return tempfile.TemporaryDirectory(prefix="quantmill-")
+
+
+def output_path(path: str | Path | None, name: str) -> Path:
+    """The path; None: ``name`` in a folder of its own, gone when this process ends."""
+    if path is not None:
+        return Path(path)
+    return Path(tempfile.mkdtemp(dir=_temporary_folder().name)) / name
+
+
+def _save(model: ir.Model, path: Path) -> None:
+    data = f"{path.name}.data" if weight_bytes(model) > _LARGEST_FILE_BYTES else None
+    ir.save(model, path, external_data=data)

@@ -1,0 +1,181 @@
+"""The exporter's graph made fit to be kept: parameters under their names, modules' paths, nothing of the machine.
+
+torch's own optimization is not used: it merges equal parameters, and folds what is computed from parameters alone, so
+that neither names nor shapes of the module's parameters would be found again.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+import torch
+from onnxscript.optimizer import fold_constants_ir
+
+from quantmill.torch import markers
+from worker.quantizer.graph.metadata import Metadata
+from worker.quantizer.plan.matching import SCOPES
+
+BATCH = "batch"
+_CALL_NUMBER = re.compile(r"@\d+")
+# What one may fold in a client's process; what is larger is folded by whoever prepares the model.
+_FOLDED_AT_MOST_BYTES = 16 * 2**20
+
+
+def tidy(model: ir.Model, module: torch.nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Bring the exporter's graph into its lasting form, in place.
+
+    Args:
+        model: as ``torch.onnx.export(dynamo=True, optimize=False)`` makes it.
+        module: that it was made from.
+        inputs: names for its inputs, in their order.
+        outputs: names for its outputs, in their order.
+    """
+    if model.functions:
+        common.InlinePass()(model)
+    aliases = _aliases(module)
+    for node in model.graph.all_nodes():
+        _settle_scopes(node, module)
+    _fold(model, set(aliases))
+    markers.resolve_all(model)
+    common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedOpsetsPass()(model)
+    common.OutputFixPass()(model)
+    _name(model, aliases, inputs, outputs)
+    _drop_traces(model)
+
+
+def free_axis(value: ir.Value) -> str | None:
+    """What the exporter calls the first axis of an input, if it may have any length."""
+    first = value.shape[0] if value.shape else None
+    return str(first.value) if isinstance(first, ir.SymbolicDim) else None
+
+
+def name_batch(model: ir.Model, symbol: str) -> None:
+    """Call the axis ``batch`` that the exporter calls ``symbol``, in every shape."""
+    word = re.compile(rf"\b{re.escape(symbol)}\b")
+    for value in _values(model.graph):
+        if value.shape is not None:
+            value.shape = ir.Shape([_renamed(dim, word) for dim in value.shape])
+
+
+def _renamed(dim: int | ir.SymbolicDim, word: re.Pattern[str]) -> int | str | None:
+    if isinstance(dim, int):
+        return dim
+    return None if dim.value is None else word.sub(BATCH, str(dim.value))
+
+
+def _fold(model: ir.Model, parameters: set[str]) -> None:
+    """Compute what depends on neither inputs nor parameters."""
+    metadata = Metadata(model.graph)
+
+    def should_fold(node: ir.Node) -> bool | None:
+        return False if any(value is not None and value.name in parameters for value in node.inputs) else None
+
+    fold_constants_ir(
+        model,
+        onnx_shape_inference=True,
+        input_size_limit=_FOLDED_AT_MOST_BYTES,
+        output_size_limit=_FOLDED_AT_MOST_BYTES,
+        should_fold=should_fold,
+    )
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.RemoveUnusedNodesPass()(model)
+    metadata.restore(model.graph)
+
+
+def _aliases(module: torch.nn.Module) -> dict[str, str]:
+    """Every name of a parameter or buffer -> the one that ``named_parameters`` or ``named_buffers`` knows it by."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        found[name] = first.setdefault(id(tensor), name)
+    return found
+
+
+def _settle_scopes(node: ir.Node, module: torch.nn.Module) -> None:
+    """Write the paths of the modules whose calls a node stands in as those calls know them.
+
+    The exporter knows a module that is held by several others by one path alone.
+    """
+    text = node.metadata_props.get(SCOPES)
+    if not text:
+        return
+    *paths, own = ast.literal_eval(text)
+    settled: list[str] = []
+    for path in paths:
+        settled.append(_path_within(module, settled[-1] if settled else "", _CALL_NUMBER.sub("", path)))
+    node.metadata_props[SCOPES] = repr([*settled, own])
+
+
+def _path_within(module: torch.nn.Module, caller: str, path: str) -> str:
+    """The path of a called module by way of its caller, if the caller holds it; else the path that is told."""
+    if not caller or not path or path == caller or path.startswith(caller + "."):
+        return path
+    try:
+        holder, called = module.get_submodule(caller), module.get_submodule(path)
+    except AttributeError:  # made on the fly: it hangs nowhere
+        return path
+    names = (name for name, held in holder.named_modules(remove_duplicate=False) if held is called and name)
+    return next((f"{caller}.{name}" for name in names), path)
+
+
+def _name(model: ir.Model, aliases: Mapping[str, str], inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Parameters keep their names; inputs and outputs get theirs, the others make room."""
+    graph = model.graph
+    for name, first in aliases.items():
+        if name != first and name in graph.initializers and first not in graph.initializers:
+            value = graph.initializers.pop(name)
+            value.name = first
+            graph.initializers[first] = value
+    kept = {name for name in graph.initializers if name in aliases}
+    wanted = [*zip(graph.inputs, inputs, strict=True), *zip(graph.outputs, outputs, strict=True)]
+    for value, _ in wanted:
+        value.name = None
+    taken = set(kept)
+    for value, name in wanted:
+        value.name = _free(name, taken)
+        taken.add(value.name)
+    for value in _values(graph):
+        if value.name in taken and value.name not in kept and all(value is not other for other, _ in wanted):
+            value.name = _free(f"{value.name}_inner", taken | {other.name for other in _values(graph) if other.name})
+    common.NameFixPass()(model)
+
+
+def _drop_traces(model: ir.Model) -> None:
+    """Paths and lines of the user's code, and the traced graph in words, stay at home: all but the modules' paths."""
+    model.metadata_props.clear()
+    for graph in (model.graph, *model.graph.subgraphs()):
+        graph.metadata_props.clear()
+        graph.doc_string = None
+    for value in _values(model.graph):
+        value.metadata_props.clear()
+        value.doc_string = None
+    for node in model.graph.all_nodes():
+        node.doc_string = None
+        for key in [key for key in node.metadata_props if key == "namespace" or key.startswith("pkg.")]:
+            if key != SCOPES:
+                del node.metadata_props[key]
+
+
+def _values(graph: ir.Graph) -> Iterable[ir.Value]:
+    for part in (graph, *graph.subgraphs()):
+        yield from part.inputs
+        yield from part.initializers.values()
+    for node in graph.all_nodes():
+        yield from (value for value in node.outputs if value is not None)
+
+
+def _free(wanted: str, taken: Iterable[str]) -> str:
+    there = set(taken)
+    name, k = wanted, 0
+    while name in there:
+        k += 1
+        name = f"{wanted}_{k}"
+    return name

@@ -1,0 +1,210 @@
+"""A module and a loader go in, a quantized model comes out: in this process, or by a service."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantmill.torch.data import Stored, store
+from quantmill.torch.export import Exported, export, output_path
+from quantmill.torch.result import Quantized
+from quantmill.torch.verification import threads_here
+from service.client import DownloadCorruptError, QuantmillClient
+from service.contracts.command_errors import FileAccessError
+from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.runner import FILE_PATTERN, DatasetSource, QuantizeTask
+from service.quark import read_config
+from worker.quantizer.pipeline import quantize_files
+from worker.quantizer.run.interface import Run, SilentRun
+
+Config = str | Mapping[str, Any] | QuantizationConfig
+
+
+def quantize(
+    module: torch.nn.Module,
+    example_inputs: Any,
+    calibration_loader: Iterable[Any],
+    config: Config = "int8",
+    *,
+    evaluation_loader: Iterable[Any] | None = None,
+    client: QuantmillClient | None = None,
+    output: str | Path | None = None,
+    dynamic_batch: bool = True,
+    threads: int | None = None,
+    run: Run | None = None,
+) -> Quantized:
+    """Export a module, quantize it, and measure what that cost.
+
+    Args:
+        module: see ``export``; is left as it was.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        calibration_loader: a DataLoader or any iterable of batches: tensors, tuples (the module's inputs, and labels
+            behind them where there are any), or dicts by parameter names, labels under 'labels'.
+        config: a preset's name, a config as a dict (AMD Quark's too), or a QuantizationConfig.
+        evaluation_loader: what both models are compared on; None: the calibration data.
+        client: of a service that does the work; None: this process does.
+        output: path of the quantized model; None: a temporary file, gone when this process ends.
+        dynamic_batch: see ``export``.
+        threads: CPU threads of the work in this process; None: one per core.
+        run: is told the progress of the work in this process, and may cancel it.
+
+    Raises:
+        ExportError: the module cannot be exported; names file and line.
+        LoaderError: a batch does not fit the module.
+        InvalidConfigError: the config is not valid, or names nodes or modules that are not there.
+        QuantmillError: whatever else the engine or the service refuses.
+    """
+    recipe = as_config(config)
+    path = output_path(output, "quantized.onnx")
+    if not path.absolute().parent.is_dir():
+        raise FileAccessError(f"{path} cannot be written: there is no such folder.", hint="Make it, or name another.")
+    with tempfile.TemporaryDirectory(prefix="quantmill-") as folder:
+        exported = export(module, example_inputs, Path(folder) / "model.onnx", dynamic_batch=dynamic_batch)
+        limit = recipe.calibration_samples
+        calibration = store(
+            calibration_loader, exported, Path(folder) / "calibration.npz", role="calibration loader", limit=limit
+        )
+        evaluation = None
+        if evaluation_loader is not None:
+            evaluation = store(evaluation_loader, exported, Path(folder) / "evaluation.npz", role="evaluation loader")
+        return quantize_exported(
+            exported, calibration, recipe, evaluation=evaluation, client=client, output=path, threads=threads, run=run
+        )
+
+
+def quantize_exported(
+    exported: Exported,
+    calibration: Stored,
+    config: Config = "int8",
+    *,
+    evaluation: Stored | None = None,
+    client: QuantmillClient | None = None,
+    output: str | Path | None = None,
+    threads: int | None = None,
+    run: Run | None = None,
+) -> Quantized:
+    """Quantize an exported module on stored data; see ``quantize``, which does all in one.
+
+    Args:
+        exported: of ``export``.
+        calibration: of ``store``.
+        config: as in ``quantize``.
+        evaluation: of ``store``; None: the calibration data.
+        client: as in ``quantize``.
+        output: as in ``quantize``; further files of the algorithms lie beside it.
+        threads: as in ``quantize``.
+        run: as in ``quantize``.
+
+    Raises:
+        InvalidConfigError: the config is not valid, or names nodes or modules that are not there.
+        QuantmillError: whatever else the engine or the service refuses.
+    """
+    recipe, path = as_config(config), output_path(output, "quantized.onnx")
+    with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".quantmill-") as folder:
+        work = _Here(threads or threads_here(), run or SilentRun()) if client is None else _There(client)
+        made = work.quantize(exported, calibration, evaluation, recipe, Path(folder))
+        files = {kind: path.with_name(f"{path.stem}.{file.name}") for kind, file in made.files.items()}
+        for kind, file in made.files.items():
+            _publish(file, files[kind])
+        _publish(made.onnx_path, path)
+    return replace(made, onnx_path=path, files=files)
+
+
+def as_config(config: Config) -> QuantizationConfig:
+    """The resolved config of a preset's name, of a document (ours or Quark's), or as it is.
+
+    Raises:
+        InvalidConfigError: it is not valid.
+    """
+    if isinstance(config, QuantizationConfig):
+        return config
+    return parse_config({"preset": config}) if isinstance(config, str) else read_config(dict(config))
+
+
+class _Here:
+    """The engine in this process."""
+
+    def __init__(self, threads: int, run: Run) -> None:
+        self._threads, self._run = threads, run
+
+    def quantize(
+        self,
+        exported: Exported,
+        calibration: Stored,
+        evaluation: Stored | None,
+        config: QuantizationConfig,
+        folder: Path,
+    ) -> Quantized:
+        """Quantize into ``folder``."""
+        task = QuantizeTask(
+            model_path=str(exported.onnx_path.absolute()),
+            config=config,
+            calibration=_source(calibration),
+            evaluation=None if evaluation is None else _source(evaluation),
+            output_dir=str(folder),
+            threads=self._threads,
+        )
+        done = quantize_files(task, self._run)
+        files = {file.kind: folder / file.file for file in done.files}
+        return Quantized(folder / done.model_file, done.report, exported, files)
+
+
+class _There:
+    """A service."""
+
+    def __init__(self, client: QuantmillClient) -> None:
+        self._client = client
+
+    def quantize(
+        self,
+        exported: Exported,
+        calibration: Stored,
+        evaluation: Stored | None,
+        config: QuantizationConfig,
+        folder: Path,
+    ) -> Quantized:
+        """Upload, wait, download into ``folder``."""
+        client = self._client
+        path = exported.onnx_path
+        data = path.with_name(f"{path.name}.data")
+        model = client.create_model(path, *([data] if data.exists() else []), name=exported.name)
+        stored = [calibration, *([] if evaluation is None else [evaluation])]
+        datasets = [client.create_dataset(entry.path, entry.preprocessing) for entry in stored]
+        model_id = client.wait_ready(model).id
+        ids = [client.wait_ready(dataset).id for dataset in datasets]
+        job = client.create_job(
+            model_id=model_id,
+            calibration_dataset_id=ids[0],
+            evaluation_dataset_id=ids[1] if evaluation is not None else None,
+            config=config,
+            name=exported.name,
+        )
+        client.wait_succeeded(job.id)
+        files = {}
+        for item in client.artifacts(job.id):
+            if item.kind == "report":
+                continue
+            if not re.fullmatch(FILE_PATTERN, item.filename):
+                raise DownloadCorruptError(
+                    f"The service calls an artifact {item.filename!r}, which is no file name.",
+                    hint=f"Download it by its id: {item.id}.",
+                )
+            files[item.kind] = folder / item.filename
+            client.download_artifact(item.id, files[item.kind])
+        onnx_path = files.pop("model")
+        return Quantized(onnx_path, client.report(job.id), exported, files)
+
+
+def _source(stored: Stored) -> DatasetSource:
+    return DatasetSource(path=str(stored.path.absolute()), preprocessing=stored.preprocessing)
+
+
+def _publish(source: Path, destination: Path) -> None:
+    shutil.move(source, destination)

@@ -1,0 +1,172 @@
+"""Loaders -> .npz: every form of batch, as a stream, and errors that name the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from quantmill.torch import Exported, LoaderError, export
+from quantmill.torch.data import Stored, store
+from service.contracts.errors import EmptyDatasetError
+from worker.quantizer.data import open_dataset
+
+
+class Adds(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+class Scales(nn.Module):
+    def forward(self, x: Tensor, factor: float = 2.0) -> Tensor:
+        return x * factor
+
+
+class Picks(nn.Module):
+    """An input called labels, and one without an axis of samples."""
+
+    def forward(self, x: Tensor, table: Tensor, labels: Tensor) -> Tensor:
+        return x @ table + labels
+
+
+@pytest.fixture(scope="module")
+def two() -> Exported:
+    return export(Adds(), (torch.ones(2, 3), torch.ones(2, 3)))
+
+
+@pytest.fixture(scope="module")
+def one() -> Exported:
+    return export(Scales(), (torch.ones(2, 3), 2.0))
+
+
+X, Y, CLASSES = torch.arange(15.0).reshape(5, 3), -torch.arange(15.0).reshape(5, 3), torch.tensor([0, 1, 2, 1, 0])
+
+
+def arrays(stored: Stored) -> dict[str, np.ndarray]:
+    with np.load(stored.path) as archive:
+        return dict(archive)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(TensorDataset(X, Y, CLASSES), batch_size=2),
+        [(X[:2], Y[:2], CLASSES[:2]), [X[2:], Y[2:], CLASSES[2:].tolist()]],
+        [{"y": Y, "x": X, "labels": CLASSES}],
+        [({"x": X, "y": Y}, CLASSES)],
+        ((X[k : k + 1], Y[k : k + 1].numpy(), CLASSES[k : k + 1]) for k in range(5)),
+    ],
+    ids=["DataLoader", "lists", "dict", "dict and labels", "generator"],
+)
+def test_all_forms_of_batches(loader, two, tmp_path):
+    stored = store(loader, two, tmp_path / "data.npz")
+    found = arrays(stored)
+    assert stored.samples == 5
+    np.testing.assert_array_equal(found["x"], X)
+    np.testing.assert_array_equal(found["y"], Y)
+    np.testing.assert_array_equal(found["labels"], CLASSES)
+    summary = open_dataset(stored.path, stored.preprocessing).summary
+    assert (summary.samples, summary.has_classes) == (5, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]
+
+
+def test_without_labels_constants_need_no_place_in_a_batch(one, tmp_path):
+    for loader in ([X], [(X,)], DataLoader(TensorDataset(X), batch_size=2), [{"x": X}]):
+        assert list(arrays(store(loader, one, tmp_path / "data.npz"))) == ["x"]
+    assert set(arrays(store([(X, CLASSES)], one, tmp_path / "data.npz"))) == {"x", "labels"}
+
+
+def test_the_same_arrays_give_the_same_bytes(one, tmp_path):
+    first = store([X[:2], X[2:]], one, tmp_path / "a.npz").path.read_bytes()
+    assert store([X], one, tmp_path / "b.npz").path.read_bytes() == first
+
+
+def test_what_has_no_axis_of_samples_is_stored_with_every_sample(tmp_path):
+    table, bias = torch.randn(3, 4), torch.randn(5, 4)
+    exported = export(Picks(), (torch.ones(2, 3), table, torch.ones(2, 4)))
+    stored = store(
+        [(X[:3], table, bias[:3], CLASSES[:3]), (X[3:], 2 * table, bias[3:], CLASSES[3:])], exported, tmp_path / "d.npz"
+    )
+    found = arrays(stored)
+    np.testing.assert_array_equal(found["table"], np.stack([table] * 3 + [2 * table] * 2))
+    np.testing.assert_array_equal(found["labels"], bias)
+    np.testing.assert_array_equal(found["classes"], CLASSES)
+    data = open_dataset(stored.path, stored.preprocessing)
+    assert data.summary.labels is not None
+    assert data.summary.labels.array == "classes"
+    assert set(data.summary.arrays) == {"x", "table", "labels"}
+
+
+def test_only_one_batch_is_in_memory(one, tmp_path):
+    """A loader far larger than what is held: the batches are counted that are alive at once."""
+    alive, most = [0], [0]
+
+    class Counted(np.ndarray):
+        def __del__(self) -> None:
+            alive[0] -= 1
+
+    def loader() -> Iterator[np.ndarray]:
+        for _ in range(20):
+            batch = np.ones((4, 3), np.float32).view(Counted)
+            alive[0] += 1
+            most[0] = max(most[0], alive[0])
+            yield batch
+            del batch
+
+    assert store(loader(), one, tmp_path / "d.npz").samples == 80
+    assert most[0] <= 2
+
+
+def test_reading_stops_where_no_more_samples_are_needed(one, tmp_path):
+    given = []
+
+    def loader() -> Iterator[Tensor]:
+        for k in range(100):
+            given.append(k)
+            yield X[:2]
+
+    assert store(loader(), one, tmp_path / "d.npz", limit=5).samples == 6
+    assert len(given) == 3
+
+
+@pytest.mark.parametrize(
+    ("loader", "says"),
+    [
+        ([X[0]], "batch 0 of the loader: input 'x' has shape [3], the module was exported for [samples, 3]"),
+        ([X, X[:, :2]], "batch 1 of the loader: input 'x' has shape [5, 2]"),
+        ([X.double()], "input 'x' is float64, the module takes float32"),
+        ([X.long()], "input 'x' is int64, the module takes float32"),
+        ([(X, CLASSES[:2])], "labels of shape [2] for 5 samples"),
+        ([(X, CLASSES), X], "batch 1 of the loader: it holds no labels"),
+        ([X, (X, CLASSES)], "batch 1 of the loader: it holds labels"),
+        ([(X, Y), (X, CLASSES)], "'labels' is int64"),
+        ([(X, ["cat"] * 5)], "the labels, is of type list"),
+        ([(X, Y, Y)], "the module takes x; given is x, value 1, value 2"),
+        ([{"image": X}], "the module takes x; given is image"),
+        (["words"], "is of type str"),
+        ([()], "the module takes x; given is nothing"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_batch(loader: Any, says: str, one: Exported, tmp_path: Path) -> None:
+    with pytest.raises(LoaderError) as caught:
+        store(loader, one, tmp_path / "d.npz")
+    assert says in caught.value.detail
+    assert caught.value.where["batch"] == len(loader) - 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inputs_of_one_batch_have_to_agree(two, tmp_path):
+    with pytest.raises(LoaderError, match="hold 2 and 5 samples"):
+        store([(X, Y[:2])], two, tmp_path / "d.npz")
+
+
+@pytest.mark.parametrize("loader", [[], iter(()), [torch.zeros(0, 3)]])
+def test_an_empty_loader(loader, one, tmp_path):
+    with pytest.raises(EmptyDatasetError, match="calibration loader gives no samples"):
+        store(loader, one, tmp_path / "d.npz", role="calibration loader")

@@ -1,0 +1,315 @@
+"""Modules -> ONNX: the same numbers, the same names, the module left as it was, and failures that name the line."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quantmill.torch import BatchFixedError, ExampleInputsError, Exported, ExportError, ExportMismatchError, export
+from quantmill.torch.calls import Call
+from tests.support.torch_networks import ResNet18, TextEncoder, images, made
+
+
+def run(exported: Exported, *inputs: Tensor) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(exported.onnx_path, providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+    return session.run(None, dict(zip(names, [value.numpy() for value in inputs], strict=True)))
+
+
+def parameters(exported: Exported) -> dict[str, tuple[int, ...]]:
+    model = onnx.load(exported.onnx_path)
+    return {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+
+
+def line_of(function: Any, text: str) -> tuple[str, int]:
+    lines, first = inspect.getsourcelines(function)
+    return inspect.getsourcefile(function) or "", first + next(k for k, line in enumerate(lines) if text in line)
+
+
+def failing(module: nn.Module, inputs: Any, error: type[ExportError] = ExportError, **options: Any) -> ExportError:
+    with pytest.raises(error) as caught:
+        export(module, inputs, **options)
+    assert caught.value.hint
+    return caught.value
+
+
+class Linears(nn.Module):
+    """Matrices behind inputs of rank 2 and 3, and parameters that are equal at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = nn.Linear(6, 6)
+        self.deep = nn.ModuleList([nn.Linear(6, 4, bias=False), nn.Linear(4, 6)])
+        self.norms = nn.Sequential(OrderedDict(one=nn.LayerNorm(6), two=nn.LayerNorm(6)))
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.flat(x.mean(1)) * self.scale
+        for layer in self.deep:
+            x = layer(x)
+        return self.norms(x) + y.unsqueeze(1)
+
+
+@pytest.fixture(scope="module")
+def linears() -> Linears:
+    torch.manual_seed(0)
+    return Linears().eval()
+
+
+def test_parameters_keep_names_and_shapes(linears):
+    found = parameters(export(linears, torch.randn(3, 5, 6)))
+    expected = {name: tuple(value.shape) for name, value in linears.named_parameters()}
+    assert expected.items() <= found.items()
+    assert len(expected) == 10
+
+
+def test_any_batch_size_runs(linears):
+    exported = export(linears, torch.randn(3, 5, 6))
+    for samples in (1, 2, 7):
+        x = torch.randn(samples, 5, 6)
+        np.testing.assert_allclose(run(exported, x)[0], linears(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    (entry,) = onnx.load(exported.onnx_path).graph.input
+    assert (entry.name, entry.type.tensor_type.shape.dim[0].dim_param) == ("x", "batch")
+
+
+def test_the_same_module_gives_the_same_bytes_and_nothing_of_this_machine(linears, tmp_path):
+    one = export(linears, torch.randn(3, 5, 6), tmp_path / "a.onnx").onnx_path.read_bytes()
+    other = export(linears, torch.randn(3, 5, 6), str(tmp_path / "b.onnx")).onnx_path.read_bytes()
+    assert one == other
+    assert str(Path(__file__).parent).encode() not in one
+    assert b"stack_trace" not in one
+
+
+def test_the_module_is_left_as_it_was():
+    module = made(ResNet18)
+    module.train()
+    module.layer1.eval()
+    module.conv1.weight.requires_grad_(False)
+    modes = [part.training for part in module.modules()]
+    wanted = [value.requires_grad for value in module.parameters()]
+    values = {name: value.clone() for name, value in module.state_dict().items()}
+    export(module, images(2, 32))
+    assert [part.training for part in module.modules()] == modes
+    assert [value.requires_grad for value in module.parameters()] == wanted
+    assert all(torch.equal(values[name], value) for name, value in module.state_dict().items())
+    failing(module, images(2, 32)[:, :2])
+    assert [part.training for part in module.modules()] == modes
+
+
+class Many(nn.Module):
+    """Keyword arguments, constants, nested results."""
+
+    def forward(self, a: Tensor, b: Tensor, *, factor: float = 1.0, more: dict[str, Tensor] | None = None) -> Any:
+        more = more or {}
+        return {"sum": a + b * factor, "parts": (a * 2, [more.get("c", b) - 1, None, 3])}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "names"),
+    [
+        ((torch.ones(2, 3), torch.ones(2, 3)), ["a", "b"]),
+        ({"b": torch.ones(2, 3), "a": torch.ones(2, 3)}, ["a", "b"]),
+        ({"a": torch.ones(2, 3), "b": torch.ones(2, 3), "more": {"c": torch.zeros(2, 3)}}, ["a", "b", "more_c"]),
+        ({"a": torch.ones(2, 3), "b": torch.ones(2, 3), "factor": 3.0}, ["a", "b"]),
+    ],
+)
+def test_arguments_and_results_of_any_structure(inputs, names):
+    exported = export(Many(), inputs)
+    model = onnx.load(exported.onnx_path)
+    assert [entry.name for entry in model.graph.input] == names
+    assert [entry.name for entry in model.graph.output] == ["sum", "parts_0", "parts_1_0"]
+    assert exported.outputs == ("sum", "parts_0", "parts_1_0")
+    call = Call(Many(), inputs)
+    results = run(exported, *call.example.values())
+    tree = exported.result.tree(dict(zip(exported.outputs, results, strict=True)))
+    bound = call.arguments(call.example)
+    expected = Many()(*bound.args, **bound.kwargs)
+    np.testing.assert_array_equal(tree["sum"], expected["sum"])
+    assert tree["parts"][1][1:] == [None, 3]
+
+
+class Shared(nn.Module):
+    """One module called three times, weights tied, a result that is an input, a name that is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Parameter(torch.ones(4))
+        self.layer = nn.Linear(4, 4)
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.tied.weight = self.layer.weight
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(3):
+            x = torch.relu(self.layer(x)) + x
+        return self.tied(x) * self.output, x
+
+
+def test_modules_called_often_and_tied_weights(tmp_path):
+    torch.manual_seed(0)
+    module = Shared()
+    exported = export(module, torch.randn(4, 4))
+    found = parameters(exported)
+    assert {name: tuple(value.shape) for name, value in module.named_parameters()}.items() <= found.items()
+    assert "tied.weight" not in found
+    x = torch.randn(3, 4)
+    for got, expected in zip(run(exported, x), module(x), strict=True):
+        np.testing.assert_allclose(got, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_integer_inputs():
+    exported = export(made(TextEncoder), torch.randint(0, 100, (2, 12)))
+    assert exported.inputs[0].dtype == torch.int64
+    ids = torch.randint(0, 100, (5, 12))
+    np.testing.assert_allclose(run(exported, ids)[0], made(TextEncoder)(ids).detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x.masked_fill(mask, float("-inf")).softmax(-1)
+
+
+def test_an_input_of_another_length_has_no_batch_axis():
+    exported = export(Masked(), (torch.randn(2, 4, 4), torch.ones(4, 4, dtype=torch.bool).triu(1)))
+    assert [entry.batched for entry in exported.inputs] == [True, False]
+    assert exported.sampled == {"x"}
+
+
+class Flattens(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(2, -1).sum(1)
+
+
+class Specialises(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (2.0 if x.shape[0] == 3 else 1.0)
+
+
+@pytest.mark.parametrize(("module", "samples"), [(Flattens(), 2), (Specialises(), 2)])
+def test_a_fixed_batch_size_is_an_error_that_names_the_way_out(module, samples):
+    error = failing(module, torch.ones(samples, 5), BatchFixedError)
+    assert error.code == "export-batch-fixed"
+    assert "dynamic_batch=False" in error.hint
+    assert error.where["file"] == __file__
+    exported = export(module, torch.ones(samples, 5), dynamic_batch=False)
+    assert exported.inputs[0].batched is False
+    (entry,) = onnx.load(exported.onnx_path).graph.input
+    assert entry.type.tensor_type.shape.dim[0].dim_value == samples
+
+
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+class Sorts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigvals(x).abs()
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = Branches()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.branch(x * 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "text", "says"),
+    [
+        (Branches(), Branches, "if x.sum()", "torch.where"),
+        (Inner(), Branches, "if x.sum()", "torch.where"),
+        (Sorts(), Sorts, "eigvals", "out of the module"),
+    ],
+)
+def test_what_cannot_be_exported_is_named_with_its_line(module, function, text, says):
+    error = failing(module, torch.ones(2, 3, 3))
+    file, line = line_of(function, text)
+    assert (error.code, error.where["file"], error.where["line"]) == ("export-failed", file, line)
+    assert f"{file}:{line}" in error.detail
+    assert says in error.hint
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return x + self.seen
+
+
+def test_state_between_calls_is_refused():
+    error = failing(Counts(), torch.ones(2, 3))
+    assert error.where["buffer"] == "seen"
+    assert "self.training" in error.hint
+
+
+class Remembers(nn.Module):
+    """Another result with every call, by state that no tracer sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_model_that_computes_something_else_is_refused_with_the_distance():
+    error = failing(Remembers(), torch.ones(2, 3), ExportMismatchError)
+    assert error.code == "export-mismatch"
+    assert error.where["output"] == "output"
+    assert error.where["farthest"] > 0
+    assert "dB" in error.detail
+
+
+class Named(nn.Module):
+    def forward(self, x: Tensor, mode: str = "relu") -> Any:
+        return getattr(torch, mode)(x) if mode != "name" else (x, mode)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ((torch.ones(2, 3), "relu"), "['mode'] is a str"),
+        (torch.ones(2, 3).numpy(), "is a ndarray"),
+        ((), "missing a required argument: 'x'"),
+        ((torch.ones(2), "relu", 3), "too many positional arguments"),
+        ({"y": torch.ones(2)}, "'x'"),
+        ({"x": None}, "hold no tensor"),
+        (torch.tensor(1.0), "no axis of samples"),
+    ],
+)
+def test_example_inputs_that_are_none(inputs, says):
+    error = failing(Named(), inputs, ExampleInputsError)
+    assert error.code == "export-inputs"
+    assert says in error.detail
+
+
+def test_results_that_are_no_tensors():
+    class Tells(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x, "words"
+
+    assert "a str" in failing(Tells(), torch.ones(2, 3)).detail
+
+
+def test_a_module_that_fails_by_itself_is_named_with_its_line():
+    error = failing(Inner(), torch.ones(2, 3).to(torch.complex64))
+    file, line = line_of(Branches, "if x.sum()")
+    assert (error.where["file"], error.where["line"]) == (file, line)

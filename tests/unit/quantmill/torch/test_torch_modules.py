@@ -1,0 +1,174 @@
+"""Selectors by module on what the exporter writes, before and after preparation, in networks of four kinds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quantmill.torch import export
+from service.contracts.preparation import PreparationSpec
+from service.contracts.selectors import ModuleSelector
+from tests.support.torch_networks import BasicBlock, MLPBlock, TextEncoder, images, made
+from worker.quantizer.plan.matching import Matcher
+from worker.quantizer.preparation.prepare import Prepared, prepare
+
+# Operators that make up layers; what goes around them depends on the exporter.
+LAYERS = {"Conv", "Gemm", "MatMul", "Relu", "HardSwish", "Clip", "Gelu", "LayerNormalization", "Softmax"}
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, bias=False)
+        self.relu = nn.ReLU()
+        self.layer1 = nn.Sequential(BasicBlock(8, 8), BasicBlock(8, 16, 2))
+        self.layer10 = nn.Sequential(nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16))
+        self.fc = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.layer10(self.layer1(self.relu(self.conv1(x)))))
+        return self.fc(x.mean((2, 3)))
+
+
+class Block(nn.Module):
+    """One activation for all blocks, held by each."""
+
+    def __init__(self, channels: int, act: nn.Module) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(channels, channels, 3, 1, 1, groups=channels, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.act(self.norm(self.depthwise(x)))
+
+
+class Mobile(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        act = nn.Hardswish()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), act)
+        self.blocks = nn.ModuleList([Block(8, act), Block(8, act)])
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class HandNorm(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels) * 1.5), nn.Parameter(torch.zeros(channels) + 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        d = x - x.mean(-1, keepdim=True)
+        return d / torch.sqrt((d**2).mean(-1, keepdim=True) + 1e-5) * self.weight + self.bias
+
+
+class HandGelu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0.5 * (1.0 + torch.erf(x / 2**0.5))
+
+
+class Repeated(nn.Module):
+    """One module called three times; containers within containers; norms and Gelu written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(6, 6), nn.Sequential(HandGelu(), nn.Linear(6, 6)))
+        self.tails = nn.ModuleList([nn.ModuleList([MLPBlock(6, 12), HandNorm(6)]), nn.ModuleList([nn.Linear(6, 6)])])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.layer(x)
+        for group in self.tails:
+            for part in group:
+                x = part(x)
+        return x
+
+
+NETWORKS: dict[str, tuple[Any, Tensor]] = {
+    "residual": (Residual, images(2, 16)),
+    "mobile": (Mobile, images(2, 16)),
+    "encoder": (TextEncoder, torch.randint(0, 100, (2, 12))),
+    "repeated": (Repeated, torch.randn(2, 6)),
+}
+ATTENTION = {"MatMul": 6, "Softmax": 1, "LayerNormalization": 2, "Gelu": 1}
+SELECTED = [
+    ("residual", "conv1", {"Conv": 1}),
+    ("residual", "relu", {"Relu": 1}),
+    ("residual", "layer1", {"Conv": 5, "Relu": 4}),
+    ("residual", "layer1.1", {"Conv": 3, "Relu": 2}),
+    ("residual", "layer1.1.downsample", {"Conv": 1}),
+    ("residual", "layer1.0.relu", {"Relu": 2}),
+    ("residual", "layer10", {"Conv": 1}),
+    ("residual", "fc", {"Gemm": 1}),
+    ("mobile", "stem", {"Conv": 1, "HardSwish": 1}),
+    ("mobile", "stem.2", {"HardSwish": 1}),
+    ("mobile", "blocks", {"Conv": 2, "HardSwish": 2}),
+    ("mobile", "blocks.1", {"Conv": 1, "HardSwish": 1}),
+    ("mobile", "blocks.1.act", {"HardSwish": 1}),
+    ("mobile", "head.2", {"Gemm": 1}),
+    ("encoder", "encoder", {name: 2 * count for name, count in ATTENTION.items()}),
+    ("encoder", "encoder.layers", {name: 2 * count for name, count in ATTENTION.items()}),
+    ("encoder", "encoder.layers.1", ATTENTION),
+    ("encoder", "encoder.layers.0.self_attn", {"MatMul": 4, "Softmax": 1}),
+    ("encoder", "encoder.layers.0.linear1", {"MatMul": 1}),
+    ("encoder", "classifier", {"Gemm": 1}),
+    ("repeated", "layer", {"Gemm": 6, "Gelu": 3}),
+    ("repeated", "layer.1", {"Gemm": 3, "Gelu": 3}),
+    ("repeated", "layer.1.0", {"Gelu": 3}),
+    ("repeated", "tails", {"Gemm": 3, "Gelu": 1, "LayerNormalization": 1}),
+    ("repeated", "tails.0", {"Gemm": 2, "Gelu": 1, "LayerNormalization": 1}),
+    ("repeated", "tails.0.1", {"LayerNormalization": 1}),
+    ("repeated", "tails.1.0", {"Gemm": 1}),
+]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("networks")
+    return {
+        name: export(made(build), inputs, folder / f"{name}.onnx").onnx_path
+        for name, (build, inputs) in NETWORKS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def prepared(paths: dict[str, Any]) -> dict[tuple[str, int], Prepared]:
+    """As most recipes prepare it, and as those do that need the opset of 16-bit types."""
+    return {
+        (name, opset): prepare(ir.load(path), PreparationSpec(), opset=opset)
+        for name, path in paths.items()
+        for opset in (17, 21)
+    }
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize(("network", "module", "expected"), SELECTED)
+def test_who_is_meant_after_preparation(network, module, expected, opset, prepared):
+    graph = prepared[network, opset].graph
+    chosen = Matcher(graph).nodes(ModuleSelector(module=module))
+    counts = Counter(node.op_type for node in graph if node.name in chosen and node.op_type in LAYERS)
+    assert counts == expected
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_node_of_the_prepared_graph_knows_its_modules(network, prepared):
+    for opset in (17, 21):
+        graph = prepared[network, opset].graph
+        assert graph.opset_imports[""] == max(opset, 20)
+        assert [node.name for node in graph if "pkg.torch.onnx.name_scopes" not in node.metadata_props] == []
+
+
+@pytest.mark.parametrize(("network", "module"), [("residual", "conv2d"), ("residual", "layer"), ("mobile", "add")])
+def test_names_of_the_traced_graph_are_no_modules(network, module, paths):
+    assert Matcher(ir.load(paths[network]).graph).nodes(ModuleSelector(module=module)) == frozenset()
