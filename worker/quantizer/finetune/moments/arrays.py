@@ -1,15 +1,13 @@
-"""Arrays that the moments solver computes with: NumPy's on the CPU, torch's on a GPU; and which of them.
+"""Arrays that the moments solver computes with: NumPy's on the CPU, torch's on a GPU.
 
 NumPy stays on the CPU because torch takes a second and 200 MB to load, and computes no faster there.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,6 @@ import numpy as np
 # numpy.ndarray or torch.Tensor; a type that is either would fit neither's operators.
 Array = Any
 Function = Callable[..., Any]
-
-# One of them is there if a driver is: NVIDIA's, that of its boards, ROCm's, and either under WSL.
-_DRIVERS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
 
 
 @dataclass(frozen=True)
@@ -80,31 +75,3 @@ NUMPY = Arrays(
     dot=np.vdot,
     row_dots=lambda a, b: np.einsum("gok,gok->go", a, b, dtype=np.float64),
 )
-
-
-def arrays_on(wanted: str) -> Arrays:
-    """The arrays of a device.
-
-    Args:
-        wanted: auto (a GPU if there is one), cpu, cuda, cuda:N, rocm or rocm:N.
-
-    Raises:
-        EngineError: it is not there.
-    """
-    if wanted == "cpu" or (wanted == "auto" and not may_have_gpu()):
-        return NUMPY
-    from worker.quantizer.finetune.moments.arrays_torch import torch_arrays  # loads torch
-    from worker.quantizer.finetune.reconstruction.device import choose_device
-
-    device = choose_device(wanted)
-    return NUMPY if device.type == "cpu" else torch_arrays(device)
-
-
-def may_have_gpu() -> bool:
-    """False if torch would surely find none, which is told without loading it.
-
-    A driver makes device files; and devices may be hidden by a variable that both CUDA and ROCm heed.
-    """
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-        return False
-    return any(Path(file).exists() for file in _DRIVERS)
