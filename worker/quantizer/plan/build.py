@@ -9,7 +9,7 @@ behind it: the Q/DQ pair stands behind both.
 float (normalization, softmax, residual streams of transformers) keep their precision and gain nothing from integers.
 4. Data-moving nodes share one grid between input and output.
 5. MatMul, Gemm and a Conv over a single position (a classifier's head) whose result only float nodes read return
-float: the scores keep their full precision, without ties.
+float: the scores keep their full precision, without ties. On targets whose kernels can, all weighted layers do.
 6. Behind an integer tensor, a node that only moves values moves integers even if float nodes read its result: nothing
 is lost, and less is moved. onnxruntime would do so by itself, but fails at it for int8 from opset 21 on.
 
@@ -177,7 +177,8 @@ def _plan_tensors(
                     source[value.name] = root
         else:
             result = plan.carrier(node)
-            if target.whole or not may_return_float(node) or read_by_quantized(result, plan, graph):
+            returns_float = not target.whole and (may_return_float(node) or _gives_float(entry.role, target))
+            if not returns_float or read_by_quantized(result, plan, graph):
                 source[name_of(result)] = name_of(result)
                 specs[name_of(result)] = selection.activation(node)
         if entry.role is Role.LINEAR:
@@ -185,6 +186,10 @@ def _plan_tensors(
     specs |= _wanted_by_readers(graph, plan, selection, source, journal)
     for tensor, root in source.items():
         plan.activations[tensor] = ActivationPlan(tensor, root, specs[root])
+
+
+def _gives_float(role: Role, target: Target) -> bool:
+    return role is Role.LINEAR and target.float_results
 
 
 def _wanted_by_readers(

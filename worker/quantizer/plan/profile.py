@@ -33,7 +33,7 @@ class Stage(Enum):
 
     GRAPH = "graph"  # before planning: replaces operators in the prepared graph; no plan yet
     NODES = "nodes"  # roles are chosen, tensors are not yet planned: changes roles
-    SPECS = "specs"  # tensors are planned: changes their specs
+    SPECS = "specs"  # tensors are planned: changes their specs, takes pairs away
     GRIDS = "grids"  # grids and integers are there: moves grids
 
 
@@ -97,6 +97,8 @@ class Target:
         integer_limits: it computes Min and Max on 8-bit integers.
         takes_in: operators that take an activation function in.
         lossless: operators that hand on the very integers they get.
+        float_results: weighted layers of every kind return float where only float nodes read them; else those do
+            that end classifiers: MatMul, Gemm, a Conv over a single position.
         whole: everything of the list runs on integers: also between float nodes, towards graph outputs, and with
             constants as operands; else only what lies between quantized nodes does, and scores return float.
         reasons: why some known operators stay in float; any other has no integer kernel.
@@ -110,6 +112,7 @@ class Target:
     lossless: frozenset[str]
     reasons: dict[str, Reason]
     rules: tuple[Rule, ...] = ()
+    float_results: bool = False
     whole: bool = False
     fuses: Callable[[ir.Node], bool] = lambda node: True
     refuses: Callable[[ir.Node], Reason | None] = lambda node: None

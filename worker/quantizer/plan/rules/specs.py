@@ -29,6 +29,21 @@ def symmetric_int8(context: RuleContext) -> list[Decision]:
     return made
 
 
+def float8_e4m3(context: RuleContext) -> list[Decision]:
+    """8-bit floats become float8_e4m3fn."""
+    named: list[tuple[str, ActivationPlan | WeightPlan]] = [
+        *context.plan.activations.items(),
+        *context.plan.weights.items(),
+    ]
+    made = []
+    for name, entry in named:
+        if entry.spec.dtype == "float8_e5m2":
+            what, why = "float8_e5m2 -> float8_e4m3fn", "the target has no other 8-bit float"
+            made.append(Decision("float8_e4m3", name, what, why))
+            entry.spec = entry.spec.model_copy(update={"dtype": "float8_e4m3fn"})
+    return made
+
+
 def xint8(context: RuleContext) -> list[Decision]:
     """Integer tensors become symmetric int8 with one power-of-two scale each. Float and block types stay."""
     why = "the NPU multiplies int8 around 0 and scales by shifting"

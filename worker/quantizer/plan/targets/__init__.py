@@ -10,9 +10,10 @@ from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import Rule, RuleContext, Stage, Target
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.targets.amd_npu import AMD_NPU_CNN, AMD_NPU_TRANSFORMER
-from worker.quantizer.plan.targets.onnxruntime import ONNXRUNTIME_CPU, ONNXRUNTIME_GPU, TENSORRT
+from worker.quantizer.plan.targets.onnxruntime import ONNXRUNTIME_CPU, ONNXRUNTIME_GPU
 from worker.quantizer.plan.targets.openvino import OPENVINO
 from worker.quantizer.plan.targets.qnn import QNN
+from worker.quantizer.plan.targets.tensorrt import TENSORRT
 from worker.quantizer.plan.types import Decision, QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 
