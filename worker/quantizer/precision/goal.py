@@ -173,7 +173,7 @@ class Referee:
         return Metrics(spec, self._case.summary.outputs)
 
     def _unmeasured(self, why: str | None = None) -> InvalidConfigError:
-        source = "evaluation" if self._case.evaluation is not None else "calibration"
+        source = self._case.source
         told = f": {why}" if why else ""
         return InvalidConfigError(
             f"the goal names the metric {self._goal.metric!r}, which the {source} data does not give{told}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import onnx_ir as ir
 
@@ -51,6 +51,13 @@ class Case:
     def measured_on(self) -> Dataset:
         """The data that both models are compared on."""
         return self.evaluation or self.calibration
+
+    @property
+    def source(self) -> Literal["evaluation", "calibration", "random"]:
+        """What that data is."""
+        if self.evaluation is not None:
+            return "evaluation"
+        return "random" if self.calibration.is_random else "calibration"
 
     @property
     def calibration_samples(self) -> int:

@@ -6,6 +6,7 @@ and gives {name: value}. numpy alone: torchmetrics would bring torch into every 
 
 from worker.quantizer.evaluation.metrics.accuracy import Accuracy
 from worker.quantizer.evaluation.metrics.distances import IDENTICAL_DB, Agreement, Distance, Distances
+from worker.quantizer.evaluation.metrics.function import MetricFunction
 from worker.quantizer.evaluation.metrics.metric_set import Metrics, MetricSet, metric_words, rounded
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Agreement",
     "Distance",
     "Distances",
+    "MetricFunction",
     "MetricSet",
     "Metrics",
     "metric_words",

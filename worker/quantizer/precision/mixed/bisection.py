@@ -109,7 +109,7 @@ class Bisection:
         lowered = set(self._order[: best.lowered])
         count = sum(layer.group in lowered for layer in layers)
         goal, measured = self._spec.goal, best.measured
-        source = "evaluation" if self._case.evaluation is not None else "calibration"
+        source = self._case.source
         if goal.kind == "drop":
             what, limit, form = f"{goal.metric} drop", goal.max_drop, ".3g"
         else:
