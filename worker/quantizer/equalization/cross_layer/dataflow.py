@@ -19,12 +19,7 @@ from worker.quantizer.equalization.cross_layer.layers import Layer, diagonal_lay
 from worker.quantizer.equalization.cross_layer.spaces import Spaces
 from worker.quantizer.graph.regions import has_regions, region_of
 from worker.quantizer.graph.rewriting import rank_of, scalar
-from worker.quantizer.graph.values import (
-    DEFAULT_DOMAINS,
-    is_constant,
-    is_float32,
-    name_of,
-)
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, is_float32, name_of
 from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind, joined, tied
 from worker.quantizer.operators.labels import lifted, varies_beside
 from worker.quantizer.operators.linear import channel_axis
