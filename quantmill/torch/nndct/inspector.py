@@ -15,7 +15,8 @@ from quantmill.torch import export
 from quantmill.torch.nndct.errors import NotOfferedError
 from quantmill.torch.nndct.recipe import make_recipe
 from quantmill.torch.verification import threads_here
-from worker.quantizer.inspection import Inspection, NodeInspection, inspect_file
+from service.contracts.inspection import Inspection, NodeInspection
+from worker.quantizer.inspection import inspect_file
 from worker.quantizer.plan.matching import module_paths
 
 
