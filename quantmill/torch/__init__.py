@@ -9,17 +9,22 @@
 from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError, ExportMismatchError, LoaderError
 from quantmill.torch.export import Exported, export
 from quantmill.torch.quantize import quantize, quantize_exported
+from quantmill.torch.regions import StubError
 from quantmill.torch.result import Quantized, QuantizedModule
+from quantmill.torch.stubs import DeQuantStub, QuantStub
 
 __all__ = [
     "BatchFixedError",
+    "DeQuantStub",
     "ExampleInputsError",
     "ExportError",
     "ExportMismatchError",
     "Exported",
     "LoaderError",
+    "QuantStub",
     "Quantized",
     "QuantizedModule",
+    "StubError",
     "export",
     "quantize",
     "quantize_exported",

@@ -134,7 +134,7 @@ def quantize(
     model: Path,
     *,
     config: QuantizationConfig,
-    calibration: DatasetSource,
+    calibration: DatasetSource | None,
     evaluation: DatasetSource | None,
     output: Path,
     threads: int,
