@@ -107,14 +107,15 @@ class QuantmillClient:
         return Upload(upload_id, sha256, size_bytes)
 
     def create_model(self, *paths: Path, name: str | None = None, progress: UploadProgress | None = None) -> ModelOut:
-        """Upload a model: its .onnx file and, where it has any, the files of its external data.
+        """Upload a model: its .onnx file with the files of its external data, or one .pt2 file where they are allowed.
 
         The model is being validated when this returns: see ``wait_ready``.
 
         Raises:
             InvalidRequestError: not exactly one of the files ends in .onnx.
         """
-        main = [path for path in paths if is_main(path.name)]
+        form = "pt2" if [path.suffix for path in paths] == [".pt2"] else "onnx"
+        main = [path for path in paths if form == "pt2" or is_main(path.name)]
         if len(main) != 1:
             raise InvalidRequestError(
                 f"Exactly one file must end in .onnx, found {len(main)}.", hint="All others are its external data."
@@ -123,7 +124,7 @@ class QuantmillClient:
         for path in paths:
             upload = self.upload_file(path, kind="model", progress=progress)
             files.append({"upload_id": upload.id, "path": path.name})
-        body = {"name": name or main[0].stem, "files": files, "format": "onnx"}
+        body = {"name": name or main[0].stem, "files": files, "format": form}
         return ModelOut.model_validate(self._json("POST", "/v1/models", json=body))
 
     def create_model_version(

@@ -1,7 +1,7 @@
 """Versions of models: new weights in the graph of another model
 
 Revision ID: 20261122_model_versions
-Revises: 20261122_dataset_archives
+Revises: 20261122_random_calibration
 Create Date: 2026-11-22
 
 """
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = '20261122_model_versions'
-down_revision = '20261122_dataset_archives'
+down_revision = '20261122_random_calibration'
 branch_labels = None
 depends_on = None
 

@@ -19,7 +19,7 @@ from tests.support import services
 
 BEFORE_INSPECTIONS = "20261120_spine"
 BEFORE_ARCHIVES = "20261121_inspections"
-BEFORE_VERSIONS = "20261122_dataset_archives"
+BEFORE_VERSIONS = "20261122_random_calibration"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

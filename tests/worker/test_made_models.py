@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
+import torch
 from safetensors.numpy import save_file
+from torch import nn
 
 from service.client import ApiError
+from service.storage import FileStore
 from tests.support.tiny import Tiny, make_tiny
 from tests.worker.running import Service
 
@@ -67,3 +71,33 @@ def test_weights_that_do_not_fit_are_named(service, tiny, tmp_path):
         client.wait_ready(client.create_model_version(skeleton.id, state))
     assert caught.value.problem().code == "state-mismatch"
     assert {error.pointer for error in caught.value.problem().errors} == {"/state/w2", "/state/extra"}
+
+
+class Net(nn.Module):
+    """Input ``x`` float32 [batch, 3, 8, 8], scores of 5 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+def test_an_exported_program_is_loaded_in_the_runner_and_quantized(service, tiny, tmp_path):
+    torch.manual_seed(0)
+    module, client = Net().eval(), service.client
+    example = torch.randn(2, 3, 8, 8)
+    program = torch.export.export(module, (example,), dynamic_shapes={"x": {0: torch.export.Dim("n")}})
+    torch.export.save(program, tmp_path / "net.pt2")
+    made = client.wait_ready(client.create_model(tmp_path / "net.pt2"))
+    assert (made.format, [file.path for file in made.files]) == ("pt2", ["model.onnx", "net.pt2"])
+    stored = FileStore(service.folder / "store").path(made.files[0].sha256)
+    session = onnxruntime.InferenceSession(stored, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": example.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), module(example).detach(), rtol=1e-4, atol=1e-5)
+    data = client.wait_ready(client.create_dataset(tiny.calibration))
+    job = client.create_job(model_id=made.id, calibration_dataset_id=data.id, config=CONFIG)
+    client.wait_succeeded(job.id)
+    assert client.report(job.id).manifest.model_sha256 == made.files[0].sha256

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from service.contracts.errors import EngineError
 from service.contracts.model import MADE_MODEL
 from service.contracts.runner import InspectModelTask, ModelFileMade, ModelResult
 from worker.quantizer.graph.skeleton import weight_bytes
 from worker.quantizer.intake.inspect import file_sha256, inspect_model, open_model
+from worker.quantizer.intake.program import read_program
 from worker.quantizer.intake.state import apply_state
 
 # What a single file may hold; larger weights go into a file beside it.
@@ -29,10 +29,10 @@ def validate(task: InspectModelTask) -> ModelResult:
     if task.output_dir is None:
         return ModelResult(summary=inspect_model(path, threads=task.threads))
     made = Path(task.output_dir) / MADE_MODEL
-    if task.format == "safetensors" and task.state_path is not None:
+    if task.state_path is not None:
         files = fill(path, Path(task.state_path), made)
     else:
-        raise EngineError(f"no model can be made of format {task.format}")
+        files = save_whole(read_program(path, threads=task.threads), made)
     summary = inspect_model(made, threads=task.threads)
     return ModelResult(
         summary=summary, files=tuple(ModelFileMade(file=file.name, sha256=file_sha256(file)) for file in files)
