@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,9 +32,10 @@ _LEAST_SQNR_DB = 60.0
 _LEAST_HALF_SQNR_DB = 35.0
 # Around an exact zero there is no signal to compare with.
 _ROUNDING = 1e-6
-_DROPOUT = re.compile(r"dropout")
+# Operators that behave otherwise in training, by a part of their names: which argument says that it is training.
+_TRAINING = {"dropout": 2, "batch_norm": 5}
 _SAVE_HINT = (
-    "Write it by torch.export.save(torch.export.export(module.eval(), example_inputs), path) of a near version."
+    "Write it by torch.export.save(torch.export.export(module.eval(), inputs), path) of a near torch."
 )
 _EVAL_HINT = "Call module.eval() before torch.export.export."
 
@@ -85,9 +85,10 @@ def _check(program: ExportedProgram) -> None:
             buffer=changed[0],
         )
     for node in program.graph.nodes:
-        if node.op == "call_function" and _DROPOUT.search(str(node.target)) and True in node.args:
+        place = next((at for word, at in _TRAINING.items() if word in str(node.target)), None)
+        if node.op == "call_function" and place is not None and node.args[place : place + 1] == (True,):
             raise ProgramError(
-                f"the program drops values at random ({node.name}): it was exported in training mode",
+                f"the program was exported in training mode: {node.name} ({node.target}) behaves otherwise there",
                 hint=_EVAL_HINT,
                 pointer="/files/0",
                 node=node.name,
