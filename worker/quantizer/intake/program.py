@@ -34,9 +34,7 @@ _LEAST_HALF_SQNR_DB = 35.0
 _ROUNDING = 1e-6
 # Operators that behave otherwise in training, by a part of their names: which argument says that it is training.
 _TRAINING = {"dropout": 2, "batch_norm": 5}
-_SAVE_HINT = (
-    "Write it by torch.export.save(torch.export.export(module.eval(), inputs), path) of a near torch."
-)
+_SAVE_HINT = "Write it by torch.export.save(torch.export.export(module.eval(), inputs), path) of a near torch."
 _EVAL_HINT = "Call module.eval() before torch.export.export."
 
 
