@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
@@ -39,6 +40,7 @@ def tidy(model: ir.Model, module: torch.nn.Module, inputs: Sequence[str], output
     aliases = _aliases(module)
     for node in model.graph.all_nodes():
         _settle_scopes(node, module)
+    _write_shapes_down(model)
     _fold(model, set(aliases))
     markers.resolve_all(model)
     common.RemoveUnusedNodesPass()(model)
@@ -66,6 +68,26 @@ def _renamed(dim: int | ir.SymbolicDim, word: re.Pattern[str]) -> int | str | No
     if isinstance(dim, int):
         return dim
     return None if dim.value is None else word.sub(BATCH, str(dim.value))
+
+
+def _write_shapes_down(model: ir.Model) -> None:
+    """Reshape nodes take the shape that the trace knows as a constant, -1 for its one free axis, if there is but one.
+
+    What computed the shape goes as dead code, and runtimes for fixed shapes can take the model.
+    """
+    for node in list(model.graph.all_nodes()):
+        if node.op_type != "Reshape" or node.graph is None or node.outputs[0].shape is None:
+            continue
+        dims = [dim if isinstance(dim, int) else -1 for dim in node.outputs[0].shape]
+        if dims.count(-1) > 1 or 0 in dims or ir.convenience.get_const_tensor(node.inputs[1]) is not None:
+            continue
+        shape = ir.Value(name=f"{node.outputs[0].name}_shape", const_value=ir.tensor(np.asarray(dims, np.int64)))
+        shape.dtype, shape.shape = ir.DataType.INT64, ir.Shape([len(dims)])
+        graph = model.graph if isinstance(node.graph, ir.Graph) else None
+        if graph is None:
+            continue
+        graph.register_initializer(shape)
+        node.replace_input_with(1, shape)
 
 
 def _fold(model: ir.Model, parameters: set[str]) -> None:

@@ -30,7 +30,8 @@ from tests.support.torch_networks import (
 )
 
 QUICK = {"evaluation": {"latency_runs": 1}}
-INT8 = {"preset": "int8", **QUICK}
+# On every CPU the same figures.
+INT8 = {"preset": "int8", "target_options": {"x86_without_vnni": True}, **QUICK}
 IDS = torch.randint(0, 100, (32, 12), generator=torch.Generator().manual_seed(2))
 NETWORKS: dict[str, tuple[Any, Tensor]] = {
     "resnet18": (ResNet18, images(32)),
