@@ -149,7 +149,10 @@ class QuantmillClient:
         name: str | None = None,
         progress: UploadProgress | None = None,
     ) -> DatasetOut:
-        """Upload a dataset (.npz or .safetensors). It is being validated when this returns: see ``wait_ready``."""
+        """Upload a dataset: .npz or .safetensors, or .tar, .tar.gz or .zip of pictures or sounds.
+
+        It is being validated when this returns: see ``wait_ready``.
+        """
         upload = self.upload_file(path, kind="dataset", progress=progress)
         body: dict[str, Any] = {"name": name or path.stem, "upload_id": upload.id}
         if preprocessing is not None:
@@ -172,6 +175,11 @@ class QuantmillClient:
         if noun.status == "rejected":
             raise ApiError(noun.problems[0])
         return noun
+
+    def thumbnails(self, dataset_id: str) -> bytes:
+        """A sheet of small pictures of a ready dataset of pictures, PNG."""
+        path = f"/v1/datasets/{dataset_id}/thumbnails"
+        return self._transport.patiently(lambda: self._transport.send("GET", path)).content
 
     def create_job(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,8 @@ from service import cli as front_desk
 from service.contracts.errors import QuantmillError
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.version import VERSION
+from worker.commands import datasets, jobs, options
 from worker.commands import inspect as inspecting
-from worker.commands import jobs, options
 from worker.commands.options import (
     CacheDir,
     CheckpointDir,
@@ -28,6 +29,7 @@ from worker.commands.options import (
     ExtraDir,
     Key,
     ModelPath,
+    OptionalData,
     OptionalPath,
     Preprocessing,
     Threads,
@@ -130,7 +132,7 @@ def quantize(
     model: ModelPath,
     calibration: DataPath,
     output: Annotated[Path, typer.Option(metavar="Q.onnx", help="Where the quantized model goes.")],
-    evaluation: OptionalPath = None,
+    evaluation: OptionalData = None,
     preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
     config: Annotated[
         Path | None,
@@ -168,12 +170,15 @@ def quantize(
     used = (model, calibration, evaluation, config, output, report)
     extra = ExtraPlace(extra_dir, tuple(path for path in used if path is not None))
     recipe = local.load_config(preset, config)
-    calibration_data = local.source(calibration, local.load_preprocessing(preprocessing))
-    evaluation_data = None
-    if evaluation is not None:
-        spec = local.load_preprocessing(evaluation_preprocessing or preprocessing)
-        evaluation_data = local.source(evaluation, spec)
-    with ProgressView() as view:
+    spec = local.load_preprocessing(preprocessing)
+    evaluation_spec = local.load_preprocessing(evaluation_preprocessing or preprocessing)
+    with ExitStack() as stack:
+        calibration_data = local.source(stack.enter_context(local.packed(calibration, "calibration")), spec)
+        evaluation_data = None
+        if evaluation is not None:
+            evaluation_file = stack.enter_context(local.packed(evaluation, "evaluation"))
+            evaluation_data = local.source(evaluation_file, evaluation_spec)
+        view = stack.enter_context(ProgressView())
         if server is None:
             settings = options.load_settings()
             done = local.quantize(
@@ -279,6 +284,7 @@ def version() -> None:
 
 front_desk.register(app)
 inspecting.register(app)
+app.add_typer(datasets.app)
 app.add_typer(jobs.app)
 
 

@@ -99,10 +99,12 @@ class Materials:
             )
         if job.kind == "inspect_dataset":
             source = self._dataset(session, job, job.dataset_id, "dataset")
-            declared = Path(source.path).suffix.removeprefix(".")
-            return InspectDatasetTask(path=source.path, format=declared, preprocessing=source.preprocessing)
-        output = self._scratch / OUTPUT_FOLDER
-        output.mkdir()
+            return InspectDatasetTask(
+                path=source.path,
+                format=Path(source.path).name.partition(".")[2],
+                preprocessing=source.preprocessing,
+                output_dir=str(self._output()),
+            )
         evaluation = None
         if job.evaluation_dataset_id is not None:
             evaluation = self._dataset(session, job, job.evaluation_dataset_id, "evaluation")
@@ -113,7 +115,7 @@ class Materials:
             config=config,
             calibration=self._dataset(session, job, job.calibration_dataset_id, "calibration"),
             evaluation=evaluation,
-            output_dir=str(output),
+            output_dir=str(self._output()),
             threads=self._threads,
             metric_graphs={
                 name: str(self._model(session, job, name, f"graphs/{plain_name(name)}"))
@@ -127,6 +129,11 @@ class Materials:
             # a tenant finds what its own jobs computed, and nothing that would tell what others have
             cache_scope=job.tenant_id,
         )
+
+    def _output(self) -> Path:
+        output = self._scratch / OUTPUT_FOLDER
+        output.mkdir()
+        return output
 
     def _model(self, session: Session, job: Job, model_id: str | None, place: str = "model") -> Path:
         model = None if model_id is None else models.find(session, model_id)

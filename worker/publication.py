@@ -31,7 +31,11 @@ def publish(result: Result, output: Path, store: FileStore, *, extra_bytes: int 
         ResourceLimitError: they take more than they may.
         OSError: the disk refused.
     """
-    if isinstance(result, ModelResult | DatasetResult):
+    if isinstance(result, ModelResult):
+        return result.summary
+    if isinstance(result, DatasetResult):
+        if result.summary.thumbnails is not None:
+            _stored(output, result.summary.thumbnails.file, result.summary.thumbnails.sha256, store)
         return result.summary
     if isinstance(result, InspectionResult):
         return result.inspection

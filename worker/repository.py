@@ -18,6 +18,7 @@ def referenced_digests(session: Session, digests: Collection[str]) -> set[str]:
     columns: tuple[InstrumentedAttribute[Any], ...] = (
         ModelFile.sha256,
         Dataset.sha256,
+        Dataset.thumbnails_sha256,
         Artifact.sha256,
         Upload.sha256,
     )

@@ -173,11 +173,12 @@ def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | Datase
     if isinstance(task, InspectDatasetTask):
         from worker.quantizer.intake.inspect import inspect_dataset
 
-        summary = inspect_dataset(Path(task.path), task.preprocessing)
-        if task.format is not None and summary.format != task.format:
+        output = None if task.output_dir is None else Path(task.output_dir)
+        summary = inspect_dataset(Path(task.path), task.preprocessing, thumbnails=output)
+        if task.format is not None and summary.file_format != task.format:
             raise DatasetFormatError(
-                f"The file is {summary.format}, not {task.format} as declared.",
-                hint=f"Create the dataset again with format: {summary.format}.",
+                f"The file is {summary.file_format}, not {task.format} as declared.",
+                hint=f"Create the dataset again with format: {summary.file_format}.",
                 pointer="/format",
             )
         return DatasetResult(summary=summary)

@@ -14,6 +14,7 @@ from service.contracts.errors import (
     InvalidConfigError,
 )
 from service.contracts.model import ModelSummary, TensorInfo
+from service.contracts.named_preprocessing import ANY_INPUT
 from service.contracts.preparation import PreparationSpec, brought_op_types
 from service.contracts.selectors import NodeSelector, OpTypeSelector, SubgraphSelector
 
@@ -73,10 +74,10 @@ def check_dataset(
 
     names = {tensor.name for tensor in model.inputs}
     for name in dataset.preprocessing.inputs:
-        if name not in names:
+        if name not in names and name != ANY_INPUT:
             fail("input-unknown", f"preprocessing names input {name!r}; the model's inputs are {_listed(names)}")
     for tensor in model.inputs:
-        spec = dataset.preprocessing.inputs.get(tensor.name, InputSpec())
+        spec = dataset.preprocessing.input(tensor.name)
         stored = spec.array or tensor.name
         array = dataset.arrays.get(stored)
         if array is None:

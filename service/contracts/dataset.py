@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from service.contracts.base import Contract
+from service.contracts.named_preprocessing import ANY_INPUT, PLAIN_NAMES, TIMM_FORM, named_preprocessing
+from service.contracts.pictures import PictureSpec
+from service.contracts.sounds import SoundSpec
 
 DEFAULT_LABELS = "labels"
+ArchiveKind = Literal["tar", "tar.gz", "zip"]
+# What a dataset's file is, by its content.
+FileFormat = Literal["npz", "safetensors", "tar", "tar.gz", "zip"]
 
 
 class InputSpec(Contract):
@@ -45,10 +51,17 @@ class InputSpec(Contract):
 
 
 class PreprocessingSpec(Contract):
-    """How a dataset's arrays become model inputs and labels."""
+    """How a dataset's arrays become model inputs and labels; the files of an archive become arrays first.
+
+    In place of the object the name of a spec is taken, such as "imagenet_torchvision".
+    """
 
     inputs: dict[str, InputSpec] = Field(
-        default_factory=dict, description="By model input name; inputs not named here are fed as stored."
+        default_factory=dict,
+        description=(
+            "By model input name; `*` speaks for every input without an entry of its own. Other inputs are fed as "
+            "stored."
+        ),
     )
     labels: str | None = Field(
         default=None,
@@ -57,6 +70,24 @@ class PreprocessingSpec(Contract):
             "'labels' where there is one."
         ),
     )
+    pictures: PictureSpec | None = Field(
+        default=None, description="How an archive of pictures becomes the array `images`; default: as they are."
+    )
+    sounds: SoundSpec | None = Field(
+        default=None, description="How an archive of sounds becomes the array `sounds`; must be given for sounds."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return named_preprocessing(value) if isinstance(value, str) else value
+
+    def input(self, name: str) -> InputSpec:
+        """How the model input ``name`` is fed."""
+        return self.inputs.get(name) or self.inputs.get(ANY_INPUT) or InputSpec()
+
+
+PREPROCESSING_NAMES = f"{', '.join(PLAIN_NAMES)} (each also with ':NHWC' behind it), {TIMM_FORM}"
 
 
 class ArraySummary(Contract):
@@ -87,16 +118,46 @@ class LabelSummary(Contract):
         return ArraySummary(dtype=self.dtype or "int64", shape=self.shape or (self.count,))
 
 
+class MediaSummary(Contract):
+    """The files of an archive of pictures or sounds, as they were before anything was done to them."""
+
+    archive: ArchiveKind
+    codecs: dict[str, int] = Field(description="Number of files by their format: JPEG, PNG, WEBP, BMP, WAV.")
+    classes: tuple[str, ...] | None = Field(
+        default=None, description="Names of the classes, by class number; null where the numbers were given."
+    )
+    smallest: tuple[int, ...] = Field(description="Height and width of the picture with the fewest pixels; samples.")
+    largest: tuple[int, ...] = Field(description="Height and width of the picture with the most pixels; samples.")
+
+
+class Thumbnails(Contract):
+    """A sheet of small pictures, for people: PNG."""
+
+    file: str = Field(description="File name within the folder it was written to.")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size_bytes: int
+
+
 class DatasetSummary(Contract):
     """What validation found in a dataset. ``arrays`` leaves the labels out."""
 
-    format: Literal["npz", "safetensors"]
+    format: Literal["npz", "safetensors", "pictures", "sounds"]
     samples: int
     arrays: dict[str, ArraySummary]
     labels: LabelSummary | None = None
     preprocessing: PreprocessingSpec = Field(default_factory=PreprocessingSpec)
     size_bytes: int
     sha256: str
+    media: MediaSummary | None = Field(default=None, description="Of archives of pictures or sounds.")
+    thumbnails: Thumbnails | None = Field(default=None, description="Of pictures, once validated by the service.")
+
+    @property
+    def file_format(self) -> FileFormat:
+        """What the file is."""
+        if self.format == "npz" or self.format == "safetensors":
+            return self.format
+        assert self.media is not None  # noqa: S101 - told of every archive
+        return self.media.archive
 
     @property
     def has_classes(self) -> bool:

@@ -72,6 +72,7 @@ class InspectDatasetTask(Contract):
     kind: Literal["inspect_dataset"] = "inspect_dataset"
     path: str
     format: str | None = Field(default=None, description="What the file was declared to be; None: nothing.")
+    output_dir: str | None = Field(default=None, description="Takes thumbnails of pictures; None: none are made.")
     preprocessing: PreprocessingSpec = Field(default_factory=PreprocessingSpec)
 
 

@@ -27,8 +27,8 @@ class TargetOption(Contract):
 
 TARGET_DESCRIPTIONS = {
     "onnxruntime_cpu": "onnxruntime's CPU kernels: QLinearConv, QGemm, MatMulInteger and their like.",
-    "onnxruntime_gpu": "onnxruntime with the CUDA or the TensorRT execution provider.",
-    "tensorrt": "TensorRT's explicit quantization: int8 around 0, float biases.",
+    "onnxruntime_gpu": "onnxruntime with the CUDA execution provider.",
+    "tensorrt": "TensorRT's explicit quantization, also in onnxruntime: int8 around 0, float biases, fused residuals.",
     "qnn": "QNN on the Hexagon HTP: uint8 or uint16 activations, 8-bit weights, the whole network in integers.",
     "openvino": "OpenVINO: uint8 or int8 activations, int8 weights, one grid for all operands of a Concat.",
     "amd_npu_cnn": "XINT8: int8 around 0, power-of-two scales, the whole network in integers, within the DPU's shifts.",
@@ -66,7 +66,18 @@ _FLOAT_BIAS = _option("float_bias", "Biases stay float32: the target adds them i
 TARGET_OPTIONS: dict[str, tuple[TargetOption, ...]] = {
     "onnxruntime_cpu": (_FLOAT_HEADS, _WITHOUT_VNNI),
     "onnxruntime_gpu": (_FLOAT_HEADS, _SYMMETRIC, _FLOAT_BIAS),
-    "tensorrt": (_FLOAT_HEADS, _SYMMETRIC, _FLOAT_BIAS),
+    "tensorrt": (
+        _FLOAT_MIXED_HEADS,
+        _option(
+            "fuse_epilogues",
+            "No Q/DQ pair stands between a weighted layer and what TensorRT computes with it: activation functions "
+            "such as SiLU, HardSwish and GELU, and the Add of a residual block, whose other operand has one.",
+        ),
+        _SYMMETRIC,
+        _option("float8_e4m3", "8-bit floats are float8_e4m3fn: the target knows no float8_e5m2."),
+        _FLOAT_BIAS,
+        _CONCAT,
+    ),
     "qnn": (
         _FLOAT_MIXED_HEADS,
         _FLOAT_CHAINS,

@@ -22,6 +22,21 @@ class DatasetNotFoundError(QuantmillError):
         )
 
 
+class ThumbnailsNotFoundError(QuantmillError):
+    """The dataset has no thumbnails: it holds no pictures, or is not validated yet."""
+
+    code = "thumbnails-not-found"
+    title = "The dataset has no thumbnails"
+    status = 404
+
+    def __init__(self, dataset_id: str) -> None:
+        super().__init__(
+            f"The dataset {dataset_id!r} has no thumbnails.",
+            path_parameter="dataset_id",
+            hint="Archives of pictures have them once they are ready.",
+        )
+
+
 class DatasetNotReadyError(NounNotReadyError):
     """The dataset is still being validated."""
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
+from service.artifacts.content import Content, content_range, file_response, not_modified
+from service.artifacts.errors import RangeNotSatisfiableError
 from service.datasets import service
+from service.datasets.errors import ThumbnailsNotFoundError
 from service.datasets.schemas import DatasetCreate, DatasetOut
 from service.datasets.views import dataset_out, etag
 from service.deps import DeskDep, PrincipalDep, RequestIdDep
@@ -14,10 +17,19 @@ from service.http import Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.nouns import NounStatus
 from service.pagination import DEFAULT_LIMIT, CursorCodec, CursorParameter, Limit, Page, link_header
-from service.responses import problems
+from service.responses import Responses, problems
+from service.storage import StoredFileCorruptError, StoredFileMissingError
 from service.uploads.errors import UploadNotCompleteError, UploadNotFoundError
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+
+_PNG = "image/png"
+_SHEET = {_PNG: {"schema": {"type": "string", "format": "binary"}}}
+_SHEET_RESPONSES: Responses = {
+    200: {"description": "The sheet", "content": _SHEET},
+    206: {"description": "The range that was asked for", "content": _SHEET},
+    304: {"description": "Not changed"},
+}
 
 
 @router.post(
@@ -78,3 +90,19 @@ async def get_dataset(
         return Response(status_code=304, headers=headers)
     response.headers.update(headers)
     return dataset_out(dataset)
+
+
+@router.get(
+    "/{dataset_id}/thumbnails",
+    responses=_SHEET_RESPONSES
+    | problems(ThumbnailsNotFoundError, RangeNotSatisfiableError, StoredFileMissingError, StoredFileCorruptError),
+    response_class=Response,
+)
+def get_thumbnails(dataset_id: str, request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """A sheet of 16 samples, small, in the order of the data, as the model sees them but for scale and mean. PNG."""
+    found = service.thumbnails(desk, principal.tenant_id, dataset_id)
+    content = Content(f"{dataset_id}-{found.file}", _PNG, found.size_bytes, found.sha256)
+    if not_modified(content, request.headers):
+        return Response(status_code=304, headers=content.headers())
+    part = content_range(content, request.headers)
+    return file_response(service.open_thumbnails(desk, found), content, part)

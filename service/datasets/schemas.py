@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.contracts.dataset import DatasetSummary, PreprocessingSpec
+from service.contracts.dataset import PREPROCESSING_NAMES, DatasetSummary, FileFormat, PreprocessingSpec
 from service.contracts.errors import Problem
 from service.http import Text
 from service.models.schemas import SelfLinks
 from service.nouns import NounStatus
 
-DatasetFormat = Literal["npz", "safetensors"]
+
+def _or_name(schema: dict[str, Any]) -> None:
+    """The spec itself, or a name."""
+    place = schema.pop("$ref")
+    schema["anyOf"] = [{"$ref": place}, {"type": "string", "description": f"A name: {PREPROCESSING_NAMES}."}]
 
 
 class DatasetCreate(BaseModel):
@@ -23,8 +27,16 @@ class DatasetCreate(BaseModel):
 
     name: Text
     upload_id: str = Field(max_length=64)
-    format: DatasetFormat | None = Field(default=None, description="Default: the ending of the upload's filename.")
-    preprocessing: PreprocessingSpec = Field(default_factory=PreprocessingSpec)
+    format: FileFormat | None = Field(default=None, description="Default: the ending of the upload's filename.")
+    preprocessing: Annotated[PreprocessingSpec, Field(json_schema_extra=_or_name)] = Field(
+        default_factory=PreprocessingSpec, description="A spec, or the name of one."
+    )
+
+
+class DatasetLinks(SelfLinks):
+    """Where to go from a dataset."""
+
+    thumbnails: str | None = Field(default=None, description="A sheet of small pictures, where it holds pictures.")
 
 
 class DatasetOut(BaseModel):
@@ -32,7 +44,7 @@ class DatasetOut(BaseModel):
 
     id: str
     name: str
-    format: DatasetFormat
+    format: FileFormat
     status: NounStatus
     sha256: str
     size_bytes: int
@@ -41,4 +53,4 @@ class DatasetOut(BaseModel):
     problems: list[Problem] = Field(description="Why it was rejected.")
     created_at: datetime
     updated_at: datetime
-    links: SelfLinks
+    links: DatasetLinks

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import IO, get_args
 
 from sqlalchemy.orm import Session
 
-from service.contracts.dataset import DatasetSummary
+from service.contracts.dataset import DatasetSummary, FileFormat, Thumbnails
 from service.contracts.errors import InvalidRequestError, Problem
 from service.datasets import repository
-from service.datasets.errors import DatasetNotReadyError, DatasetRejectedError
-from service.datasets.schemas import DatasetCreate, DatasetFormat
+from service.datasets.errors import DatasetNotReadyError, DatasetRejectedError, ThumbnailsNotFoundError
+from service.datasets.schemas import DatasetCreate
 from service.datasets.views import created
 from service.deps import Desk
 from service.idempotency.answers import Answer
@@ -22,6 +22,7 @@ from service.uploads import repository as uploads
 from service.uploads.service import completed
 
 _ROUTE = "POST /v1/datasets"
+_ENDINGS: dict[str, str] = {**{word: word for word in get_args(FileFormat)}, "tgz": "tar.gz"}
 
 
 def create(desk: Desk, tenant_id: str, body: DatasetCreate, *, key: str | None, request_id: str) -> Answer:
@@ -77,6 +78,30 @@ def list_page(
         return repository.list_page(session, tenant_id, status=status, after=after, limit=limit)
 
 
+def thumbnails(desk: Desk, tenant_id: str, dataset_id: str) -> Thumbnails:
+    """What is known of a dataset's sheet of small pictures.
+
+    Raises:
+        DatasetNotFoundError: the tenant has no such dataset.
+        ThumbnailsNotFoundError: it is not validated, or holds no pictures.
+    """
+    dataset = get(desk, tenant_id, dataset_id)
+    summary = None if dataset.summary is None else DatasetSummary.model_validate(dataset.summary)
+    if summary is None or summary.thumbnails is None:
+        raise ThumbnailsNotFoundError(dataset_id)
+    return summary.thumbnails
+
+
+def open_thumbnails(desk: Desk, found: Thumbnails) -> IO[bytes]:
+    """The sheet's bytes, for reading.
+
+    Raises:
+        StoredFileMissingError: the file is gone.
+        StoredFileCorruptError: it has another size than it had.
+    """
+    return desk.store.open(found.sha256, found.size_bytes)
+
+
 def ready_summary(dataset: Dataset, *, pointer: str) -> DatasetSummary:
     """What validation found in a dataset that may be used.
 
@@ -93,12 +118,11 @@ def ready_summary(dataset: Dataset, *, pointer: str) -> DatasetSummary:
 
 
 def _format_of(filename: str) -> str:
-    known = get_args(DatasetFormat)
-    ending = filename.lower().rpartition(".")[2]
-    if ending not in known:
+    found = [word for ending, word in _ENDINGS.items() if filename.lower().endswith(f".{ending}")]
+    if not found:
         raise InvalidRequestError(
             f"The file name {filename!r} does not tell the format.",
             pointer="/format",
-            hint=f"Give format: {' or '.join(known)}.",
+            hint=f"Give format: {', '.join(get_args(FileFormat))}.",
         )
-    return ending
+    return found[0]

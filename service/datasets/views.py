@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from service.contracts.dataset import DatasetSummary, PreprocessingSpec
 from service.contracts.errors import Problem
-from service.datasets.schemas import DatasetOut
+from service.datasets.schemas import DatasetLinks, DatasetOut
 from service.idempotency.answers import Answer
-from service.models.schemas import SelfLinks
 from service.tables import Dataset
 
 
@@ -17,6 +16,7 @@ def etag(dataset: Dataset) -> str:
 
 def dataset_out(dataset: Dataset) -> DatasetOut:
     """The dataset as it is shown."""
+    path = f"/v1/datasets/{dataset.id}"
     return DatasetOut(
         id=dataset.id,
         name=dataset.name,
@@ -29,7 +29,7 @@ def dataset_out(dataset: Dataset) -> DatasetOut:
         problems=[Problem.model_validate(problem) for problem in dataset.problems or []],
         created_at=dataset.created_at,
         updated_at=dataset.updated_at,
-        links=SelfLinks(self=f"/v1/datasets/{dataset.id}"),
+        links=DatasetLinks(self=path, thumbnails=f"{path}/thumbnails" if dataset.thumbnails_sha256 else None),
     )
 
 

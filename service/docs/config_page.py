@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -13,9 +14,12 @@ from service.contracts.calibration import ActivationCalibration, TensorRange, We
 from service.contracts.config import Override, QuantizationConfig
 from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.dtypes import ActivationDtype, BiasDtype, WeightDtype, bits_of, is_block
+from service.contracts.named_preprocessing import PLAIN_NAMES, TIMM, named_preprocessing
+from service.contracts.pictures import PictureSpec, ResizeSpec
 from service.contracts.preparation import PreparationSpec
 from service.contracts.presets import PENDING_PRESETS, PRESETS
 from service.contracts.selectors import Selector
+from service.contracts.sounds import LogMelSpec, SoundSpec
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
 from service.contracts.targets import TARGET_DESCRIPTIONS, TARGET_OPTIONS
 from service.docs import metrics_page
@@ -24,6 +28,7 @@ from service.docs.config_words import (
     CALIBRATION,
     DATA,
     INTRO,
+    NAMED,
     PREPARATION,
     PRESET_NAMES,
     SELECTORS,
@@ -46,7 +51,7 @@ _SELECTORS, _ALGORITHMS = _members(Selector), _members(Algorithm)
 _CALIBRATIONS, _WEIGHT_CALIBRATIONS = _members(ActivationCalibration), _members(WeightCalibration)
 _SPECS: Records = (ActivationSpec, WeightSpec, BiasSpec)
 _OF_ALGORITHMS: Records = (Level, DropGoal, DistanceGoal, PrecisionBudget, SearchBudget, LearningRateAdjust)
-_OF_DATA: Records = (PreprocessingSpec, InputSpec)
+_OF_DATA: Records = (PreprocessingSpec, InputSpec, PictureSpec, ResizeSpec, SoundSpec, LogMelSpec)
 # All with a section of their own, or a row where they are selectors.
 RECORDS: Records = (
     QuantizationConfig,
@@ -97,6 +102,8 @@ def config_page() -> str:
         *map(_section, (*_ALGORITHMS, *_OF_ALGORITHMS)),
         DATA,
         *map(_section, _OF_DATA),
+        NAMED,
+        _named(),
     )
     return "\n".join(parts).rstrip() + "\n"
 
@@ -152,6 +159,18 @@ def _types() -> str:
             for name in names
         ),
     )
+
+
+def _named() -> str:
+    """The spec behind each name, as one would write it."""
+    blocks = (f"{code(name)}:\n\n```json\n{_document(name)}\n```\n" for name in (*PLAIN_NAMES, TIMM))
+    return "\n".join(blocks)
+
+
+def _document(name: str) -> str:
+    spec = named_preprocessing(name)
+    parts = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in spec.items() if value)
+    return "{" + ",\n ".join(parts) + "}"
 
 
 def _selectors() -> str:

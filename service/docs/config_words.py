@@ -125,6 +125,9 @@ the model wants: `(x * scale - mean) / std`, layout `NHWC`, `NCHW` or `NHW`. An 
 input holds whole inputs (states, scalars). Data is read as a stream: memory does not grow with the number of samples.
 Nothing is ever unpickled.
 
+Pictures (JPEG, PNG, WebP, BMP) and sounds (WAV) come as a `.tar`, `.tar.gz` or `.zip`: `pictures` or `sounds` of the
+spec says how they become the array `images` or `sounds`; [datasets.md](datasets.md) tells the rest.
+
 Labels that are no class numbers (maps, boxes, targets) are arrays like any other, with as many samples, and named by a
 metric.
 
@@ -135,4 +138,14 @@ takes [batch, 3, height, width]:
 {"inputs": {"input": {"array": "images", "layout": "NHWC", "scale": 0.00392156862745098,
                       "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}}}
 ```
+"""
+
+NAMED = """### Named specs
+
+Wherever a preprocessing spec is taken (HTTP, `--preprocessing`), its name may stand in its place. All feed the array
+`images` to every input of the model. A model that takes channels last is asked for by `:NHWC` behind the name.
+
+`timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE` is the evaluation transform of timm with crop mode `center`: the shorter
+side becomes `floor(SIZE / CROP_PCT)`. MEAN and STD are `imagenet`, `inception`, `clip`, one number, or three as in
+`0.5/0.5/0.5`. What is left out is timm's default: `timm` alone is `timm:bicubic,0.875,imagenet,imagenet,224`.
 """

@@ -33,7 +33,13 @@ def accept(session: Session, job: Job, result: Outcome) -> None:
     elif isinstance(result, ModelSummary) and job.kind == "inspect_model" and job.model_id is not None:
         models.settle(session, job.model_id, status="ready", summary=result.model_dump(mode="json"))
     elif isinstance(result, DatasetSummary) and job.kind == "inspect_dataset" and job.dataset_id is not None:
-        datasets.settle(session, job.dataset_id, status="ready", summary=result.model_dump(mode="json"))
+        datasets.settle(
+            session,
+            job.dataset_id,
+            status="ready",
+            summary=result.model_dump(mode="json"),
+            thumbnails_sha256=None if result.thumbnails is None else result.thumbnails.sha256,
+        )
     elif isinstance(result, Inspection) and job.kind == "inspect_target":
         inspections.settle(session, job.id, status="ready", result=result.model_dump(mode="json"))
     else:

@@ -1,4 +1,4 @@
-"""Datasets: arrays in one file, with the way they become model inputs."""
+"""Datasets: arrays, pictures or sounds in one file, with the way they become model inputs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from sqlalchemy.orm import Mapped, mapped_column
 from service.tables.base import Base, Bytes, Document, Id, Moment, Name, Sha256, Tenant, Word, one_of
 from service.tables.models import NOUN_STATUSES
 
-DATASET_FORMATS = ("npz", "safetensors")
+DATASET_FORMATS = ("npz", "safetensors", "tar", "tar.gz", "zip")
 
 
 class Dataset(Base):
-    """An uploaded dataset. ``summary`` is a DatasetSummary once ready, ``problems`` a list of Problem once rejected."""
+    """An uploaded dataset. ``summary`` is a DatasetSummary once ready, ``problems`` a list of Problem once rejected.
+
+    ``thumbnails_sha256`` names the stored sheet of small pictures, where the dataset holds pictures.
+    """
 
     __tablename__ = "datasets"
     __table_args__ = (
@@ -33,6 +36,7 @@ class Dataset(Base):
     preprocessing: Mapped[Document]
     summary: Mapped[Document | None]
     problems: Mapped[Document | None]
+    thumbnails_sha256: Mapped[Sha256 | None]
     row_version: Mapped[int]
     created_at: Mapped[Moment]
     updated_at: Mapped[Moment]

@@ -55,4 +55,5 @@ def test_a_failed_gate_can_fail_the_pipeline(
     document = json.loads(report.read_text())
     assert document["verdict"] == ("fail" if wanted_db > 100 else "pass")
     assert any("calibration data" in note for note in document["notes"])
-    assert document["manifest"]["calibration_preprocessing"] == {"inputs": {}, "labels": None}
+    nothing = {"inputs": {}, "labels": None, "pictures": None, "sounds": None}
+    assert document["manifest"]["calibration_preprocessing"] == nothing

@@ -12,11 +12,12 @@ from sqlalchemy.exc import IntegrityError
 from service.db import Database, migrate
 from service.inspections import repository as inspections
 from service.jobs import transitions
-from service.tables import Artifact, InspectionRow, Job, JobEvent, ReportRow
+from service.tables import Artifact, Dataset, InspectionRow, Job, JobEvent, ReportRow
 from tests.db.test_transitions import in_succeeded
 from tests.support import services
 
 BEFORE_INSPECTIONS = "20261120_spine"
+BEFORE_ARCHIVES = "20261121_inspections"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -63,6 +64,24 @@ def test_jobs_survive_the_rebuild_of_their_table_both_ways(url: str, database: D
     migrate(url)
     with pytest.raises(IntegrityError), database.write() as session:
         session.execute(delete(Job).where(Job.id == job.id))
+
+
+def test_older_code_is_left_no_archives_and_nothing_made_of_them(url: str, database: Database) -> None:
+    migrate(url)
+    with database.write() as session:
+        kept, gone = in_succeeded(session), in_succeeded(session)
+        archive = Dataset.id == gone.calibration_dataset_id
+        session.execute(update(Dataset).where(archive).values(format="tar.gz", thumbnails_sha256="0" * 64))
+    migrate(url, BEFORE_ARCHIVES)
+    with database.read() as session:
+        assert session.scalars(select(Job.id)).all() == [kept.id]
+        assert gone.calibration_dataset_id not in session.scalars(select(Dataset.id)).all()
+        assert (
+            set(session.scalars(select(JobEvent.job_id))) == set(session.scalars(select(Artifact.job_id))) == {kept.id}
+        )
+    migrate(url)
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.execute(update(Dataset).values(format="rar"))
 
 
 def test_the_older_schema_knows_no_inspections(database: Database) -> None:

@@ -155,6 +155,7 @@ CASES = {
     "resnet20 sensitivity, qoperator": Case(
         "resnet20", {"preset": "plain", "format": "qoperator", "algorithms": [{"method": "sensitivity"}]}, 32
     ),
+    "resnet20 tensorrt": Case("resnet20", {"preset": "int8_symmetric", "target": "tensorrt"}, 64),
     "resnet20 mixed block types": Case("resnet20", {"preset": "bf16_mixed_bfp16"}, 32),
     "resnet32 float16, percentile": Case("resnet32_fp16", {"preset": "int8_percentile"}, 32),
     "kws autopilot": Case(

@@ -1,39 +1,65 @@
-"""The kept hashes, and the machine and libraries that they hold for: kernels may round otherwise elsewhere."""
+"""The kept hashes, by kind of processor, and the libraries that they hold for: other kernels round otherwise."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("table.json")
 _LIBRARIES = ("ml-dtypes", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch")
 
+Hashes = dict[str, str]
+
 
 @dataclass(frozen=True)
 class Golden:
-    """What ``table.json`` holds."""
+    """What ``table.json`` holds: hashes by name of the case, by kind of processor."""
 
-    machine: dict[str, str]
-    hashes: dict[str, str]
+    libraries: dict[str, str] = field(default_factory=dict)
+    processors: dict[str, Hashes] = field(default_factory=dict)
+
+    @property
+    def here(self) -> Hashes:
+        """Those that hold on this machine; empty where its libraries or its processor are others."""
+        return self.processors.get(processor(), {}) if self.libraries == libraries() else {}
+
+    def with_hashes(self, found: Hashes) -> Golden:
+        """With what this machine found; where that is a change, what other processors give is not known any more."""
+        kept = self.here
+        changed = {name for name, value in found.items() if name in kept and kept[name] != value}
+        others = self.processors if self.libraries == libraries() else {}
+        tables = {
+            kind: {name: value for name, value in table.items() if name not in changed}
+            for kind, table in others.items()
+        }
+        return Golden(libraries(), {**tables, processor(): {**tables.get(processor(), {}), **found}})
+
+    def write(self) -> None:
+        """Keep it in the file."""
+        document = {"libraries": self.libraries, "processors": dict(sorted(self.processors.items()))}
+        TABLE.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def machine() -> dict[str, str]:
-    """What the bytes depend on beside the code: versions of libraries, and the processor's vector instructions."""
-    flags = ""
+def libraries() -> dict[str, str]:
+    """Versions of what the bytes depend on beside the code."""
+    return {name: version(name).split("+")[0] for name in _LIBRARIES}
+
+
+def processor() -> str:
+    """Digest of the processor's vector instructions, by which kernels are chosen."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        found = next((line for line in info.read_text().splitlines() if line.startswith("flags")), "")
-        vector = sorted(flag for flag in found.split() if flag.startswith(("avx", "amx", "fma", "sse4")))
-        flags = hashlib.sha256(" ".join(vector).encode()).hexdigest()[:16]
-    return {name: version(name).split("+")[0] for name in _LIBRARIES} | {"vector_instructions": flags}
+    lines = info.read_text().splitlines() if info.exists() else []
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    vector = sorted(flag for flag in flags.split() if flag.startswith(("avx", "amx", "fma", "sse4")))
+    return hashlib.sha256(" ".join(vector).encode()).hexdigest()[:16]
 
 
 def read() -> Golden:
     """The kept table; empty if there is none yet."""
     if not TABLE.exists():
-        return Golden({}, {})
+        return Golden()
     document = json.loads(TABLE.read_text())
-    return Golden(document["machine"], document["hashes"])
+    return Golden(document["libraries"], document["processors"])

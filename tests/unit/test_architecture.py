@@ -12,7 +12,7 @@ from tests.support.source import ROOT
 
 pytestmark = pytest.mark.slow  # starts processes
 
-ENGINE = {"torch", "onnxruntime", "onnx", "onnx_ir", "onnxscript", "safetensors", "sklearn"}
+ENGINE = {"torch", "onnxruntime", "onnx", "onnx_ir", "onnxscript", "safetensors", "sklearn", "PIL"}
 OTHERS = {"sqlalchemy", "fastapi", "celery", "httpx"}
 # What a process with these modules must not have loaded.
 NEVER = {

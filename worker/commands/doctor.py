@@ -27,7 +27,7 @@ from worker.commands.console import make_console
 from worker.quantizer.runtime.cpu import saturates_pairs
 from worker.sandbox import Limits, Sandbox
 
-_ENGINE = ("numpy", "onnx", "onnx_ir", "onnxruntime", "safetensors")
+_ENGINE = ("numpy", "onnx", "onnx_ir", "onnxruntime", "PIL", "safetensors")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 _PYTHON = (3, 11)
 

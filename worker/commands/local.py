@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, problem_summary
 from service.contracts.metrics.graph import MAX_INLINE_BYTES
+from service.contracts.named_preprocessing import is_name
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeTask
 from service.contracts.validation import field_problems
@@ -101,15 +104,17 @@ def _with_graph(metric: Any, folder: Path, pointer: str) -> Any:
 
 
 def load_preprocessing(text: str | None) -> PreprocessingSpec:
-    """The preprocessing given as JSON text or as the path of a JSON file.
+    """The preprocessing given as JSON text, as the path of a JSON file, or by name; names come before files.
 
     Raises:
-        InvalidRequestError: it is no JSON, or not a valid spec.
+        InvalidRequestError: it is no JSON, not a valid spec, or neither a name nor a file.
     """
     if text is None:
         return PreprocessingSpec()
-    document = text if text.lstrip().startswith("{") else Path(text).read_text()
     try:
+        if is_name(text) or not (text.lstrip().startswith("{") or _looks_like_file(text)):
+            return PreprocessingSpec.model_validate(text)
+        document = text if text.lstrip().startswith("{") else Path(text).read_text()
         return PreprocessingSpec.model_validate_json(document)
     except ValidationError as error:
         problems = field_problems(error, PreprocessingSpec, pointer="/preprocessing")
@@ -118,6 +123,10 @@ def load_preprocessing(text: str | None) -> PreprocessingSpec:
             errors=problems,
             hint='For images: {"inputs": {"INPUT": {"layout": "NHWC", "scale": 0.00392156862745098}}}',
         ) from None
+
+
+def _looks_like_file(text: str) -> bool:
+    return "/" in text or text.endswith(".json") or Path(text).exists()
 
 
 def quantize(
@@ -181,10 +190,11 @@ def evaluate(
     """
     from worker.quantizer.evaluation.command import evaluate_files
 
-    data = source(evaluation, preprocessing)
     reference = None if reference is None else reference.absolute()
     spec = load_config(None, config).evaluation
-    return evaluate_files(model.absolute(), data, reference, threads=threads, run=view, spec=spec)
+    with packed(evaluation, "evaluation") as path:
+        data = source(path, preprocessing)
+        return evaluate_files(model.absolute(), data, reference, threads=threads, run=view, spec=spec)
 
 
 def write_report(report: Report, path: Path) -> None:
@@ -193,6 +203,24 @@ def write_report(report: Report, path: Path) -> None:
         json.dump(report.to_json_dict(), stream, indent=2)
         stream.write("\n")
     publish(Path(stream.name), path)
+
+
+@contextmanager
+def packed(path: Path, word: str) -> Iterator[Path]:
+    """The file of a dataset: ``path`` itself, or a temporary archive ``word``.tar of the folder that it is.
+
+    Raises:
+        DatasetError: the folder holds what cannot be used; names it.
+    """
+    if not path.is_dir():
+        yield path
+        return
+    from worker.quantizer.data.media.packing import pack_folder
+
+    with tempfile.TemporaryDirectory(prefix="quantmill-pack-") as folder:
+        archive = Path(folder) / f"{word}.tar"
+        pack_folder(path, archive)
+        yield archive
 
 
 def source(path: Path, preprocessing: PreprocessingSpec) -> DatasetSource:

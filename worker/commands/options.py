@@ -16,6 +16,7 @@ import typer
 from pydantic import ValidationError
 
 from service.contracts.command_errors import EngineMissingError, FileAccessError, InvalidSettingsError
+from service.contracts.dataset import PREPROCESSING_NAMES
 from service.contracts.errors import QuantmillError
 from service.contracts.validation import field_problems
 from service.settings import Settings
@@ -31,8 +32,10 @@ def default_of(setting: str) -> str:
     return f"{VARIABLE_PREFIX}{setting.upper()}, or {Settings.model_fields[setting].default}"
 
 
+_DATA_HELP = "Arrays (.npz, .safetensors), or pictures or sounds: a .tar, .tar.gz or .zip, or a folder of them."
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.onnx", exists=True, dir_okay=False, readable=True)]
-DataPath = Annotated[Path, typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True)]
+DataPath = Annotated[Path, typer.Option(metavar="FILE|FOLDER", exists=True, readable=True, help=_DATA_HELP)]
+OptionalData = Annotated[Path | None, typer.Option(metavar="FILE|FOLDER", exists=True, readable=True, help=_DATA_HELP)]
 OptionalPath = Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True)]
 DataDir = Annotated[
     Path | None,
@@ -45,11 +48,15 @@ Server = Annotated[str, typer.Option(metavar="URL", help="The service's address,
 Key = Annotated[str | None, typer.Option(envvar="QUANTMILL_API_KEY", help="The service's key.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: one per core.")]
 Preprocessing = Annotated[
-    str | None, typer.Option(metavar="JSON|FILE", help="How arrays become model inputs: JSON text, or a JSON file.")
+    str | None,
+    typer.Option(
+        metavar="NAME|JSON|FILE",
+        help=f"How data becomes model inputs: JSON text, a JSON file, or a name: {PREPROCESSING_NAMES}.",
+    ),
 ]
 EvaluationPreprocessing = Annotated[
     str | None,
-    typer.Option(metavar="JSON|FILE", help="The same for the evaluation data alone. Default: --preprocessing."),
+    typer.Option(metavar="NAME|JSON|FILE", help="The same for the evaluation data alone. Default: --preprocessing."),
 ]
 ExtraDir = Annotated[
     Path | None,
@@ -66,7 +73,17 @@ CheckpointDir = Annotated[
 
 
 # Of the extras `worker` and `demo`: the front desk is installed without them.
-_ENGINE_PACKAGES = {"ml_dtypes", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "safetensors", "sklearn", "torch"}
+_ENGINE_PACKAGES = {
+    "PIL",
+    "ml_dtypes",
+    "onnx",
+    "onnx_ir",
+    "onnxruntime",
+    "onnxscript",
+    "safetensors",
+    "sklearn",
+    "torch",
+}
 
 
 def load_settings(**values: Any) -> Settings:

@@ -1,4 +1,4 @@
-"""Streaming datasets: .npz and .safetensors files read in blocks of samples, as hostile input."""
+"""Streaming datasets: arrays, pictures and sounds read in blocks of samples, as hostile input."""
 
 from worker.quantizer.data.dataset import ArrayDataset, Batch, Dataset, choose_batch_size, open_dataset
 from worker.quantizer.data.inspect import inspect_dataset

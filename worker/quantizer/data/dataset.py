@@ -8,20 +8,23 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from service.contracts.compatibility import fed_shape
-from service.contracts.dataset import DatasetSummary, InputSpec, PreprocessingSpec
-from service.contracts.errors import DatasetFormatError, DatasetMismatchError
+from service.contracts.dataset import DatasetSummary, FileFormat, InputSpec, PreprocessingSpec
+from service.contracts.errors import DatasetMismatchError
 from service.contracts.model import TensorInfo
-from worker.quantizer.data.archive import DEFAULT_MAX_TOTAL_BYTES, read_npz
+from worker.quantizer.data.archive import read_npz
+from worker.quantizer.data.formats import detect_format
+from worker.quantizer.data.media import Media, read_media, refuse_for_arrays
 from worker.quantizer.data.preprocess import Transform
 from worker.quantizer.data.selection import are_classes, read_labels, select_arrays
 from worker.quantizer.data.stored import Array, ArraySource, MemoryArray, SampleReader
-from worker.quantizer.data.summary import summarize
-from worker.quantizer.data.tensors import looks_like_safetensors, read_safetensors
+from worker.quantizer.data.summary import Identity, summarize
+from worker.quantizer.data.tensors import read_safetensors
+from worker.quantizer.data.zips import DEFAULT_MAX_TOTAL_BYTES
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -87,17 +90,10 @@ class Dataset:
             NonFiniteDataError: NaN or Inf in an array.
             DatasetError: damaged bytes or unusable labels.
         """
-        storage, size_bytes, sha256 = self._identity()
-        return summarize(
-            self.selection,
-            self.preprocessing,
-            classes=self.labels,
-            storage=storage,
-            size_bytes=size_bytes,
-            sha256=sha256,
-        )
+        return summarize(self.selection, self.preprocessing, classes=self.labels, identify=self._identity)
 
-    def _identity(self) -> tuple[Literal["npz", "safetensors"], int, str]:
+    def _identity(self) -> Identity:
+        """What the file is; asked once all of it has been read."""
         raise NotImplementedError
 
     def array_for(self, tensor: TensorInfo) -> tuple[ArraySource, InputSpec]:
@@ -106,7 +102,7 @@ class Dataset:
         Raises:
             DatasetMismatchError: there is none.
         """
-        spec = self.preprocessing.inputs.get(tensor.name, InputSpec())
+        spec = self.preprocessing.input(tensor.name)
         array = self.selection.arrays.get(spec.array or tensor.name)
         if array is None:
             raise DatasetMismatchError(
@@ -237,23 +233,28 @@ def _read_ahead(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
 
 
 class FileDataset(Dataset):
-    """A dataset in an .npz or .safetensors file; see ``open_dataset``."""
+    """A dataset in a file; see ``open_dataset``. ``media`` is set for archives of pictures or sounds."""
 
-    def __init__(
-        self,
-        path: Path,
-        preprocessing: PreprocessingSpec,
-        *,
-        max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES,
-    ) -> None:
+    def __init__(self, path: Path, preprocessing: PreprocessingSpec, *, max_total_bytes: int) -> None:
         self.path = path
-        self._storage = detect_format(path)
-        stored = read_npz(path, max_total_bytes=max_total_bytes) if self._storage == "npz" else read_safetensors(path)
+        self.media: Media | None = None
+        self._format: FileFormat = detect_format(path)
+        stored: Mapping[str, ArraySource]
+        if self._format == "npz" or self._format == "safetensors":
+            refuse_for_arrays(preprocessing)
+            is_npz = self._format == "npz"
+            stored = read_npz(path, max_total_bytes=max_total_bytes) if is_npz else read_safetensors(path)
+        else:
+            self.media = read_media(path, self._format, preprocessing, max_total_bytes=max_total_bytes)
+            stored = self.media.stored
         super().__init__(stored, preprocessing)
 
-    def _identity(self) -> tuple[Literal["npz", "safetensors"], int, str]:
+    def _identity(self) -> Identity:
         with self.path.open("rb") as file:
-            return self._storage, self.path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+            size_bytes, sha256 = self.path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        if self.media is not None:
+            return Identity(self.media.content, size_bytes, sha256, self.media.summary())
+        return Identity("npz" if self._format == "npz" else "safetensors", size_bytes, sha256)
 
 
 class ArrayDataset(Dataset):
@@ -276,7 +277,7 @@ class ArrayDataset(Dataset):
             stored["labels"] = MemoryArray("labels", np.asarray(labels))
         super().__init__(stored, preprocessing or PreprocessingSpec())
 
-    def _identity(self) -> tuple[Literal["npz", "safetensors"], int, str]:
+    def _identity(self) -> Identity:
         digest, size_bytes = hashlib.sha256(), 0
         labels = [self.selection.labels] if self.selection.labels is not None else []
         for array in [*self.selection.arrays.values(), *labels]:
@@ -284,13 +285,15 @@ class ArrayDataset(Dataset):
             digest.update(f"{array.name}\0{array.dtype}\0{list(array.shape)}\0".encode())
             digest.update(data.tobytes())
             size_bytes += data.nbytes
-        return "npz", size_bytes, digest.hexdigest()
+        return Identity("npz", size_bytes, digest.hexdigest())
 
 
 def open_dataset(
     path: Path, preprocessing: PreprocessingSpec, *, max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES
-) -> Dataset:
-    """Open an .npz or .safetensors file, told apart by content. Reads headers only.
+) -> FileDataset:
+    """Open an .npz or .safetensors file, or an archive of pictures or sounds, told apart by content.
+
+    Reads headers only; a .tar.gz is unpacked once to find them.
 
     Args:
         path: the file.
@@ -298,37 +301,9 @@ def open_dataset(
         max_total_bytes: largest accepted sum of unpacked sizes.
 
     Raises:
-        DatasetError: neither format, damaged, hostile, or arrays that do not make a dataset.
+        DatasetError: no such format, damaged, hostile, or arrays that do not make a dataset.
     """
     return FileDataset(path, preprocessing, max_total_bytes=max_total_bytes)
-
-
-def detect_format(path: Path) -> Literal["npz", "safetensors"]:
-    """Tell the format by the first bytes.
-
-    Raises:
-        DatasetFormatError: missing, empty, or neither format.
-    """
-    hint = "Upload an .npz file (numpy.savez) or a .safetensors file with one array per model input."
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(9)
-    except OSError as error:
-        raise DatasetFormatError(f"the dataset cannot be read: {error.strerror}", hint=hint) from None
-    if not head:
-        raise DatasetFormatError("the dataset file is empty", hint=hint)
-    if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-        return "npz"
-    if looks_like_safetensors(head, size):
-        return "safetensors"
-    if head[:6] == b"\x93NUMPY":
-        raise DatasetFormatError("the file is a single .npy array, not an .npz archive", hint=hint)
-    if head[:1] == b"\x80":
-        raise DatasetFormatError("the file is a Python pickle, which is never loaded", hint=hint)
-    raise DatasetFormatError(
-        "the file is neither an .npz archive nor a .safetensors file, or it is cut short", hint=hint
-    )
 
 
 def holds_whole_inputs(tensor: TensorInfo, fed: tuple[int, ...]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from service.contracts.errors import DatasetFormatError
-from worker.quantizer.data.pointers import array_pointer
+from worker.quantizer.data.pointers import array_fault
 
 # A header of a plain array takes 128 bytes; versions 2 and 3 of the format allow 4 GiB.
 MAX_HEADER_BYTES = 16 << 10
@@ -51,16 +51,10 @@ def parse_npy_header(head: bytes, name: str) -> NpyHeader:
         if not isinstance(shape, tuple) or not all(type(axis) is int for axis in shape):
             raise ValueError("the shape is not a tuple of integers")  # noqa: TRY301 - all told below
     except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError, struct.error) as error:
-        raise DatasetFormatError(
-            f"array {name!r} has no usable .npy header: {error}",
-            hint="Write the file with numpy.savez and plain numeric arrays.",
-            pointer=array_pointer(name),
-            array=name,
-        ) from None
+        hint = "Write the file with numpy.savez and plain numeric arrays."
+        raise array_fault(DatasetFormatError, name, f"has no usable .npy header: {error}", hint=hint) from None
     if len(shape) > _MAX_RANK or any(not 0 <= axis < 1 << 48 for axis in shape):
-        raise DatasetFormatError(
-            f"array {name!r} has an impossible shape {shape}", pointer=array_pointer(name), array=name
-        )
+        raise array_fault(DatasetFormatError, name, f"has an impossible shape {shape}")
     return NpyHeader(dtype, shape, bool(fortran_order), size_bytes)
 
 

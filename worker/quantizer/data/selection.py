@@ -14,8 +14,9 @@ from service.contracts.errors import (
     DatasetLabelsError,
     EmptyDatasetError,
 )
+from service.contracts.named_preprocessing import ANY_INPUT
 from service.contracts.pointers import below
-from worker.quantizer.data.pointers import LABELS_POINTER, array_pointer
+from worker.quantizer.data.pointers import LABELS_POINTER, array_fault, array_pointer
 from worker.quantizer.data.stored import MAX_SAMPLE_BYTES, ArraySource, is_numeric, sample_bytes
 
 _TEXT_KINDS = "USMm"
@@ -41,7 +42,7 @@ def select_arrays(stored: Mapping[str, ArraySource], preprocessing: Preprocessin
         DatasetLabelsError: the named label array is not there, holds no numbers, or is of another length.
         EmptyDatasetError: no arrays or no samples.
     """
-    named = {spec.array or name for name, spec in preprocessing.inputs.items()}
+    named = {spec.array or name for name, spec in preprocessing.inputs.items() if spec.array or name != ANY_INPUT}
     explicit = preprocessing.labels is not None or any(spec.array for spec in preprocessing.inputs.values())
     missing = sorted(name for name in named if name not in stored)
     if missing:
@@ -67,12 +68,7 @@ def select_arrays(stored: Mapping[str, ArraySource], preprocessing: Preprocessin
     samples = _samples(arrays, optional, labels, named)
     arrays |= {name: array for name, array in optional.items() if array.shape[0] == samples}
     if labels is not None and labels.shape[0] != samples:
-        raise DatasetLabelsError(
-            f"labels {labels.name!r} hold {labels.shape[0]} values for {samples} samples",
-            hint="Store one label per sample, or name the right array in preprocessing.labels.",
-            pointer=LABELS_POINTER,
-            array=labels.name,
-        )
+        raise _wrong_length(labels, f" for {samples} samples")
     ordered = {name: arrays[name] for name in sorted(arrays)}
     return Selection(ordered, labels, samples)
 
@@ -89,13 +85,8 @@ def _samples(
     if not pool and labels is not None:
         pool = {name: array for name, array in optional.items() if array.shape[0] == labels.shape[0]}
     if not pool and labels is not None and optional:
-        raise DatasetLabelsError(
-            f"labels {labels.name!r} hold {labels.shape[0]} values, and no array has as many samples; "
-            f"the dataset holds {_listed(optional)}",
-            hint="Store one label per sample, or name the right array in preprocessing.labels.",
-            pointer=LABELS_POINTER,
-            array=labels.name,
-        )
+        why = f", and no array has as many samples; the dataset holds {_listed(optional)}"
+        raise _wrong_length(labels, why)
     if not pool:
         raise EmptyDatasetError(
             "the dataset holds no numeric array that could feed a model input"
@@ -118,35 +109,23 @@ def _samples(
         )
     (samples,) = lengths
     if samples == 0:
-        raise EmptyDatasetError(
-            f"array {next(iter(pool))!r} holds zero samples",
-            hint="Store at least one sample.",
-            pointer=array_pointer(next(iter(pool))),
-            array=next(iter(pool)),
-        )
+        raise array_fault(EmptyDatasetError, next(iter(pool)), "holds zero samples", hint="Store at least one sample.")
     return samples
 
 
 def _label_array(
     stored: Mapping[str, ArraySource], preprocessing: PreprocessingSpec, named: set[str]
 ) -> ArraySource | None:
-    if preprocessing.labels is None:
-        return (
-            _checked_labels(stored[DEFAULT_LABELS])
-            if DEFAULT_LABELS in stored and DEFAULT_LABELS not in named
-            else None
-        )
-    if preprocessing.labels not in stored:
+    wanted = DEFAULT_LABELS if preprocessing.labels is None else preprocessing.labels
+    if preprocessing.labels is None and (wanted not in stored or wanted in named):
+        return None
+    if wanted not in stored:
         raise DatasetLabelsError(
-            f"preprocessing names labels {preprocessing.labels!r}, which are not there; "
-            f"the dataset holds {_listed(stored)}",
+            f"preprocessing names labels {wanted!r}, which are not there; the dataset holds {_listed(stored)}",
             pointer="/preprocessing/labels",
-            array=preprocessing.labels,
+            array=wanted,
         )
-    return _checked_labels(stored[preprocessing.labels])
-
-
-def _checked_labels(array: ArraySource) -> ArraySource:
+    array = stored[wanted]
     refusal = array.refusal or (None if is_numeric(array.dtype) else f"is {array.dtype}, not numbers")
     refusal = refusal or _refusal(array)
     if refusal is not None:
@@ -158,6 +137,15 @@ def _checked_labels(array: ArraySource) -> ArraySource:
             array=array.name,
         )
     return array
+
+
+def _wrong_length(labels: ArraySource, why: str) -> DatasetLabelsError:
+    return DatasetLabelsError(
+        f"labels {labels.name!r} hold {labels.shape[0]} values{why}",
+        hint="Store one label per sample, or name the right array in preprocessing.labels.",
+        pointer=LABELS_POINTER,
+        array=labels.name,
+    )
 
 
 def are_classes(array: ArraySource) -> bool:
@@ -185,12 +173,8 @@ def _refusal(array: ArraySource) -> str | None:
 def _check_usable(array: ArraySource) -> None:
     refusal = _refusal(array)
     if refusal is not None:
-        raise DatasetArraysError(
-            f"array {array.name!r} {refusal}",
-            hint="Store bool, integer or float arrays [samples, ...], or name those to use in preprocessing.inputs.",
-            pointer=array_pointer(array.name),
-            array=array.name,
-        )
+        hint = "Store bool, integer or float arrays [samples, ...], or name those to use in preprocessing.inputs."
+        raise array_fault(DatasetArraysError, array.name, refusal, hint=hint)
 
 
 def _pointer(preprocessing: PreprocessingSpec, array: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from service.contracts.errors import DatasetArraysError, DatasetFormatError
-from worker.quantizer.data.pointers import array_pointer
+from worker.quantizer.data.pointers import array_fault
 
 Array = np.ndarray[Any, Any]
 
@@ -92,9 +92,7 @@ class StoredArray:
             DatasetArraysError: the array is of a kind that cannot be used.
         """
         if self.refusal:
-            raise DatasetArraysError(
-                f"array {self.name!r} {self.refusal}", pointer=array_pointer(self.name), array=self.name
-            )
+            raise array_fault(DatasetArraysError, self.name, self.refusal)
         return _StoredReader(self)
 
 
@@ -114,12 +112,7 @@ class _StoredReader:
             target = memoryview(block.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
             got = self._stream.readinto(target)
             if got != block.nbytes:
-                raise DatasetFormatError(
-                    f"array {self._array.name!r} is cut short: {block.nbytes - got} bytes are missing",
-                    hint="Write the file again and upload it anew.",
-                    pointer=array_pointer(self._array.name),
-                    array=self._array.name,
-                )
+                raise cut_short(self._array.name, block.nbytes - got)
         self._left -= count
         return block if block.dtype.isnative else block.astype(self._array.dtype)
 
@@ -165,6 +158,12 @@ class _MemoryReader:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def cut_short(name: str, missing_bytes: int) -> DatasetFormatError:
+    """The error of an array whose bytes are not all there."""
+    why, hint = f"is cut short: {missing_bytes} bytes are missing", "Write the file again and upload it anew."
+    return array_fault(DatasetFormatError, name, why, hint=hint)
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, PreprocessingSpec
+from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, MediaSummary, PreprocessingSpec
 from service.contracts.errors import NonFiniteDataError
-from worker.quantizer.data.pointers import array_pointer
+from worker.quantizer.data.pointers import array_fault
 from worker.quantizer.data.selection import Selection
 from worker.quantizer.data.stored import Array, ArraySource, sample_bytes
 
 _BLOCK_BYTES = 4 << 20
+
+
+class Identity(NamedTuple):
+    """What a dataset's file is, with facts of its files if it is an archive of them."""
+
+    format: Literal["npz", "safetensors", "pictures", "sounds"]
+    size_bytes: int
+    sha256: str
+    media: MediaSummary | None = None
 
 
 def summarize(
@@ -21,9 +31,7 @@ def summarize(
     preprocessing: PreprocessingSpec,
     *,
     classes: Array | None,
-    storage: Literal["npz", "safetensors"],
-    size_bytes: int,
-    sha256: str,
+    identify: Callable[[], Identity],
 ) -> DatasetSummary:
     """Read every array once, in blocks, and describe the dataset.
 
@@ -31,9 +39,7 @@ def summarize(
         selection: the arrays.
         preprocessing: how they become inputs.
         classes: the labels, read, if they are class numbers.
-        storage: format of the file.
-        size_bytes: its size.
-        sha256: its digest.
+        identify: tells what the file is, once all of it has been read.
 
     Raises:
         NonFiniteDataError: NaN or Inf in an array.
@@ -43,16 +49,18 @@ def summarize(
         _check_values(array)
     if selection.labels is not None and classes is None:
         _check_values(selection.labels)
+    identity = identify()
     return DatasetSummary(
-        format=storage,
+        format=identity.format,
         samples=selection.samples,
         arrays={
             name: ArraySummary(dtype=array.dtype.name, shape=array.shape) for name, array in selection.arrays.items()
         },
         labels=None if selection.labels is None else _label_summary(selection.labels, classes),
         preprocessing=preprocessing,
-        size_bytes=size_bytes,
-        sha256=sha256,
+        size_bytes=identity.size_bytes,
+        sha256=identity.sha256,
+        media=identity.media,
     )
 
 
@@ -78,13 +86,8 @@ def _check_values(array: ArraySource) -> None:
             bad = _first_non_finite(block)
             if bad is not None:
                 row, value = bad
-                raise NonFiniteDataError(
-                    f"array {array.name!r} holds {value} in sample {start + row}",
-                    hint="Leave the sample out or repair it.",
-                    pointer=array_pointer(array.name),
-                    array=array.name,
-                    sample=start + row,
-                )
+                why, hint = f"holds {value} in sample {start + row}", "Leave the sample out or repair it."
+                raise array_fault(NonFiniteDataError, array.name, why, hint=hint, sample=start + row)
     finally:
         reader.close()
 

@@ -17,8 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from service.contracts.errors import DatasetFormatError
-from worker.quantizer.data.pointers import array_pointer
-from worker.quantizer.data.stored import StoredArray
+from worker.quantizer.data.stored import StoredArray, cut_short
 
 _MAX_HEADER_BYTES = 16 << 20
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -83,12 +82,7 @@ def _array(path: Path, start: int, size: int, name: str, entry: dict[str, Any]) 
     if dtype is None:
         return StoredArray(name, np.dtype("V1"), shape, FileSlice(path, 0, 0), f"has dtype {entry['dtype']}")
     if start + end > size:
-        raise DatasetFormatError(
-            f"array {name!r} is cut short: {start + end - size} bytes are missing",
-            hint="Write the file again and upload it anew.",
-            pointer=array_pointer(name),
-            array=name,
-        )
+        raise cut_short(name, start + end - size)
     if end - begin != dtype.itemsize * math.prod(shape):
         raise ValueError(f"array {name!r} declares {entry['dtype']}{list(shape)} but holds {end - begin} bytes")
     return StoredArray(name, dtype, shape, FileSlice(path, start + begin, end - begin))

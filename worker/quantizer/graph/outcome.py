@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import Reason, declare
 from service.contracts.report import PreparationStep
 
@@ -69,4 +68,4 @@ class Outcome:
         )
 
 
-PreparationPass = Callable[[ir.Model, PreparationSpec], Outcome]
+PreparationPass = Callable[[ir.Model], Outcome]

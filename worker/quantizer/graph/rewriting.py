@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 
 import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.metadata import hand_on
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import Outcome, PreparationPass
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name, users
 
 INPUT_NOT_FLOAT32 = declare("input-not-float32", "its input is not float32")
@@ -82,15 +82,21 @@ class Editor:
 Rule = Callable[[ir.Node, Editor], Rewrite | Reason | None]
 
 
-def apply_rule(model: ir.Model, anchors: Collection[str], rule: Rule, what: str) -> Outcome:
-    """Apply ``rule`` once to every anchor of the main graph, in order.
+def rewrites(*anchors: str, what: str) -> Callable[[Rule], PreparationPass]:
+    """Makes a preparation pass of a rule: it is applied once to every anchor of the main graph, in order.
 
     Args:
-        model: changed in place.
         anchors: operators that the rule looks at.
-        rule: see the module.
         what: words for the report, after a count: "Split nodes became Slice nodes".
     """
+
+    def as_pass(rule: Rule) -> PreparationPass:
+        return wraps(rule)(lambda model: _apply(model, anchors, rule, what))
+
+    return as_pass
+
+
+def _apply(model: ir.Model, anchors: Collection[str], rule: Rule, what: str) -> Outcome:
     editor = Editor(model)
     count = 0
     left: dict[str, Reason] = {}
@@ -155,6 +161,14 @@ def scalar(value: ir.Value | None) -> float | None:
         return None
     array = constant(value)
     return None if array is None or array.dtype.kind not in "fiu" else float(array.reshape(-1)[0])
+
+
+def squaring(value: ir.Value | None) -> ir.Node | None:
+    """The Pow or Mul that makes ``value``, if that is the square of its first operand."""
+    node = producer(value, "Pow", "Mul")
+    if node is None or (scalar(node.inputs[1]) != 2 if node.op_type == "Pow" else node.inputs[0] is not node.inputs[1]):
+        return None
+    return node
 
 
 def other_operand(node: ir.Node, value: ir.Value) -> ir.Value | None:

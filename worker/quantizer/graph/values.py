@@ -125,6 +125,18 @@ def add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     return value
 
 
+def add_twin(graph: ir.Graph, name: str, value: ir.Value) -> ir.Value:
+    """Register a copy of an initializer under ``name``, which must be free; both share their memory."""
+    tensor = value.const_value
+    if tensor is None:
+        raise ValueError(f"initializer {value.name!r} has no data")
+    shape = ir.Shape(tensor.shape.numpy())
+    made = ir.Value(name=name, const_value=ir.Tensor(tensor.numpy(), tensor.dtype, shape=shape, name=name))
+    made.dtype, made.shape = tensor.dtype, shape
+    graph.register_initializer(made)
+    return made
+
+
 class Names:
     """The names that a graph and its sub-graphs use for values and nodes."""
 

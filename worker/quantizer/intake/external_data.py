@@ -53,30 +53,19 @@ def bad_tensor(tensor: onnx.TensorProto, why: str) -> ModelError:
 
 def attach(graph: ir.Graph, files: ExternalFiles) -> None:
     """Put mapped tensors in place of external ones, in ``graph`` and its sub-graphs."""
-    _attach_initializers(graph, files)
-    for node in ir.traversal.RecursiveGraphIterator(graph):
+    for part in (graph, *graph.subgraphs()):
+        for value in part.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = files.map(value.const_value)
+    for node in graph.all_nodes():
         for name, attribute in list(node.attributes.items()):
             if attribute.is_ref():
                 continue
-            if attribute.type == ir.AttributeType.GRAPH:
-                _attach_initializers(attribute.as_graph(), files)
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                for inner in attribute.as_graphs():
-                    _attach_initializers(inner, files)
-            elif attribute.type == ir.AttributeType.TENSOR:
-                if isinstance(attribute.value, ir.ExternalTensor):
-                    node.attributes[name] = ir.AttrTensor(name, files.map(attribute.value))
-            elif attribute.type == ir.AttributeType.TENSORS and any(
-                isinstance(tensor, ir.ExternalTensor) for tensor in attribute.as_tensors()
-            ):
+            if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                node.attributes[name] = ir.AttrTensor(name, files.map(attribute.value))
+            elif attribute.type == ir.AttributeType.TENSORS:
                 mapped = [files.map(t) if isinstance(t, ir.ExternalTensor) else t for t in attribute.as_tensors()]
                 node.attributes[name] = ir.AttrTensors(name, mapped)
-
-
-def _attach_initializers(graph: ir.Graph, files: ExternalFiles) -> None:
-    for value in graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value = files.map(value.const_value)
 
 
 class ExternalFiles:
@@ -111,16 +100,12 @@ class ExternalFiles:
         except ValueError:
             raise _bad_external(tensor, location, "its offset or length is not a number") from None
         if offset < 0 or length != needed:
-            raise _bad_external(
-                tensor,
-                location,
-                f"it declares {length} bytes at offset {offset}, its shape {list(tensor.dims)} needs {needed}",
-            )
+            why = f"it declares {length} bytes at offset {offset}, its shape {list(tensor.dims)} needs {needed}"
+            raise _bad_external(tensor, location, why)
         size = len(self._open(tensor, location))
         if offset + needed > size:
-            raise _bad_external(
-                tensor, location, f"the file has {size} bytes, the tensor ends at {offset + needed}: it is too short"
-            )
+            why = f"the file has {size} bytes, the tensor ends at {offset + needed}: it is too short"
+            raise _bad_external(tensor, location, why)
         return location, offset, needed
 
     def inline(self, tensor: onnx.TensorProto) -> None:
@@ -154,11 +139,8 @@ class ExternalFiles:
         try:
             descriptor = _open_beneath(self._folder, parts)
         except OSError as error:
-            why = (
-                "the file is missing"
-                if isinstance(error, FileNotFoundError)
-                else f"it cannot be opened: {error.strerror}"
-            )
+            missing = isinstance(error, FileNotFoundError)
+            why = "the file is missing" if missing else f"it cannot be opened: {error.strerror}"
             raise _bad_external(tensor, location, why) from None
         try:
             status = os.fstat(descriptor)

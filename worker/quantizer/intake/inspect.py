@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from service.contracts.errors import AlreadyQuantizedError, UnsupportedModelError
 from service.contracts.model import MAX_NODE_NAME_CHARACTERS, MAX_NODE_NAMES, ModelSummary, TensorInfo
-from worker.quantizer.data.inspect import inspect_dataset
+from worker.quantizer.data import inspect_dataset
 from worker.quantizer.intake.loading import (
     MAX_NODES,
     check_representable,

@@ -8,23 +8,11 @@ import onnx_ir as ir
 from service.contracts.errors import ModelError, UnsupportedModelError
 from worker.quantizer.graph.rewriting import axis_length
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, node_name
-from worker.quantizer.operators.linear import CONVOLUTIONS, channel_axis, linear_view
+from worker.quantizer.operators.linear import CONVOLUTIONS, LINEAR, channel_axis, linear_view
 
 # Whatever these multiply or add is a parameter. Elsewhere Inf may be meant: attention masks, limits of Clip.
-_PARAMETRIC = frozenset(
-    {
-        "BatchNormalization",
-        "Conv",
-        "ConvTranspose",
-        "GRU",
-        "Gemm",
-        "InstanceNormalization",
-        "LSTM",
-        "LayerNormalization",
-        "MatMul",
-        "RNN",
-    }
-)
+_NORMALIZATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
+_PARAMETRIC = frozenset({*LINEAR, *_NORMALIZATIONS, "GRU", "LSTM", "RNN"})
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 
 

@@ -8,23 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import onnx
+
 from service.contracts.errors import NotOnnxError, UnsupportedModelError
 
-# Fields of onnx.ModelProto, by number.
-_MODEL_FIELDS = {
-    1: "ir_version",
-    2: "producer_name",
-    3: "producer_version",
-    4: "domain",
-    5: "model_version",
-    6: "doc_string",
-    7: "graph",
-    8: "opset_import",
-    14: "metadata_props",
-    20: "training_info",
-    25: "functions",
-    26: "configuration",
-}
+_MODEL_FIELDS = {field.number: field.name for field in onnx.ModelProto.DESCRIPTOR.fields}
 _GRAPH, _FUNCTIONS = 7, 25
 _GRAPH_NODE, _FUNCTION_NODE, _NODE_ATTRIBUTE = 1, 7, 5
 _ATTRIBUTE_GRAPHS = (6, 11)

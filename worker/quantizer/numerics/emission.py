@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from ml_dtypes import bfloat16
 
+from worker.quantizer.graph.rewriting import axis_length
 from worker.quantizer.graph.values import Names, name_of
 from worker.quantizer.numerics.blocks import BlockGrid
 from worker.quantizer.numerics.functions import DOMAIN, block_function, float8_function
@@ -110,18 +111,14 @@ def integer_nodes(names: Names, stem: str, integers: np.ndarray, grid: IntegerGr
     return Written(part.nodes, part.initializers, restored, [])
 
 
-def activation_nodes(
-    names: Names, value: ir.Value, grid: FloatGrid | BlockGrid, opset: int, *, saturate: bool = False
-) -> Written:
-    """Quantize and dequantize one activation tensor.
+def activation_nodes(names: Names, value: ir.Value, grid: FloatGrid | BlockGrid, opset: int) -> Written:
+    """Quantize and dequantize one activation tensor; what the type cannot reach saturates.
 
     Args:
         names: names in use; those taken are added.
         value: the tensor, float32; its shape need not be known.
         grid: what it is rounded to, with one scale if any.
         opset: of the model.
-        saturate: hold float16 and bfloat16 at their largest value instead of letting them overflow to infinity, for one
-            Clip more. The other types saturate in any case.
 
     Raises:
         EngineError: the opset is too low for the type.
@@ -129,18 +126,17 @@ def activation_nodes(
     part = _Part(names, name_of(value))
     functions: list[ir.Function] = []
     if isinstance(grid, BlockGrid):
-        functions.append(block_function(grid.form, grid.axis, _length(value, grid.axis), opset))
+        functions.append(block_function(grid.form, grid.axis, axis_length(value, grid.axis), opset))
         restored = part.call(functions[0], [value])
     elif grid.scale is not None:
         functions.append(float8_function(grid.form, opset))
         restored = part.call(functions[0], [value, part.initializer("scale", np.asarray(grid.scale, np.float32))])
     else:
-        small = value
-        if saturate:
-            limit = np.float32(grid.form.maximum)
-            limits = [part.initializer("lowest", -limit), part.initializer("largest", limit)]
-            small = part.node("Clip", [value, *limits], "Clip")
-        small = part.cast(small, f"to_{grid.dtype}", ir.DataType.from_numpy(grid.form.storage))
+        # Cast would let what the type cannot reach overflow to infinity
+        limit = np.float32(grid.form.maximum)
+        limits = [part.initializer("lowest", -limit), part.initializer("largest", limit)]
+        held = part.node("Clip", [value, *limits], "Clip")
+        small = part.cast(held, f"to_{grid.dtype}", ir.DataType.from_numpy(grid.form.storage))
         restored = part.cast(small, "to_float32")
     restored.shape = value.shape
     return Written(part.nodes, part.initializers, restored, functions)
@@ -185,11 +181,3 @@ class _Part:
 
     def call(self, function: ir.Function, inputs: list[ir.Value]) -> ir.Value:
         return self.node(function.name, inputs, function.name, domain=function.domain)
-
-
-def _length(value: ir.Value, axis: int) -> int | None:
-    """The number of elements along ``axis``, if it is known."""
-    if value.shape is None or not -len(value.shape) <= axis < len(value.shape):
-        return None
-    found = value.shape[axis]
-    return found if isinstance(found, int) else None

@@ -7,7 +7,6 @@ Microscaling Formats (MX) 1.0, section 5.3.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -27,8 +26,6 @@ class Minifloat:
         bias: exponent bias.
         maximum: largest finite value.
         storage: numpy type with this very format.
-        overflow: what a value beyond ``maximum`` becomes without saturation: infinity, or NaN in a format without
-            infinity; None in a format with neither (FP6, FP4), which always saturates.
     """
 
     name: str
@@ -37,7 +34,6 @@ class Minifloat:
     bias: int
     maximum: float
     storage: np.dtype
-    overflow: float | None
 
     @property
     def maximum_exponent(self) -> int:
@@ -49,33 +45,21 @@ class Minifloat:
         """Exponent below which values are subnormal: their step no longer shrinks."""
         return 1 - self.bias
 
-    def fake(self, values: np.ndarray, *, saturate: bool = True) -> np.ndarray:
+    def fake(self, values: np.ndarray) -> np.ndarray:
         """The nearest value of the format for each of ``values``, ties to the even mantissa.
 
         Args:
-            values: float32, any shape. NaN stays NaN; the sign of zero stays.
-            saturate: hold what exceeds ``maximum``, infinities included, at +-maximum. Else overflow gives what an IEEE
-                754 conversion gives: infinity, or NaN in a format without infinity.
+            values: float32, any shape. NaN stays NaN; the sign of zero stays; what exceeds ``maximum``, infinities
+                included, is held at +-maximum.
 
         Returns:
             float32, same shape.
-
-        Raises:
-            ValueError: no saturation asked of a format that has neither infinity nor NaN.
         """
-        if not saturate and self.overflow is None:
-            raise ValueError(f"{self.name} has neither infinity nor NaN: it can only saturate")
-        held = np.asarray(values, np.float32)
-        if saturate:
-            held = np.clip(held, np.float32(-self.maximum), np.float32(self.maximum))
+        held = np.clip(np.asarray(values, np.float32), np.float32(-self.maximum), np.float32(self.maximum))
         exponent = np.maximum(floor_log2(held), self.smallest_normal_exponent)
         shift = self.mantissa_bits - exponent  # the step of the value's binade is 2^-shift
-        with np.errstate(over="ignore", invalid="ignore"):  # overflow is IEEE's own here: it gives infinity
-            rounded: np.ndarray = np.ldexp(np.rint(np.ldexp(held, shift)), -shift)
-        if not saturate:
-            outside = np.abs(rounded) > np.float32(self.maximum)
-            rounded = np.where(outside, np.copysign(np.float32(self.overflow or 0), rounded), rounded)
-        return np.asarray(rounded)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(np.ldexp(np.rint(np.ldexp(held, shift)), -shift))
 
     def scale_for(self, peak: np.ndarray) -> np.ndarray:
         """The scale that brings ``peak``, the largest magnitude(s), to the largest value.
@@ -89,9 +73,9 @@ class Minifloat:
         scale = np.asarray(peak, np.float64) / self.maximum
         return np.where(scale < np.finfo(np.float32).tiny, 1.0, scale).astype(np.float32)
 
-    def encode(self, values: np.ndarray, *, saturate: bool = True) -> np.ndarray:
+    def encode(self, values: np.ndarray) -> np.ndarray:
         """``fake(values)`` in the format's own type ``storage``, same shape."""
-        encoded: np.ndarray = self.fake(values, saturate=saturate).astype(self.storage)
+        encoded: np.ndarray = self.fake(values).astype(self.storage)
         return encoded
 
 
@@ -105,13 +89,13 @@ def floor_log2(values: np.ndarray) -> np.ndarray:
     return found
 
 
-FLOAT16 = Minifloat("float16", 5, 10, 15, 65504.0, np.dtype(np.float16), math.inf)
-BFLOAT16 = Minifloat("bfloat16", 8, 7, 127, 255 * 2.0**120, np.dtype(ml_dtypes.bfloat16), math.inf)
-FLOAT8_E4M3FN = Minifloat("float8_e4m3fn", 4, 3, 7, 448.0, np.dtype(ml_dtypes.float8_e4m3fn), math.nan)
-FLOAT8_E5M2 = Minifloat("float8_e5m2", 5, 2, 15, 57344.0, np.dtype(ml_dtypes.float8_e5m2), math.inf)
-FLOAT6_E3M2 = Minifloat("float6_e3m2fn", 3, 2, 3, 28.0, np.dtype(ml_dtypes.float6_e3m2fn), None)
-FLOAT6_E2M3 = Minifloat("float6_e2m3fn", 2, 3, 1, 7.5, np.dtype(ml_dtypes.float6_e2m3fn), None)
-FLOAT4_E2M1 = Minifloat("float4_e2m1fn", 2, 1, 1, 6.0, np.dtype(ml_dtypes.float4_e2m1fn), None)
+FLOAT16 = Minifloat("float16", 5, 10, 15, 65504.0, np.dtype(np.float16))
+BFLOAT16 = Minifloat("bfloat16", 8, 7, 127, 255 * 2.0**120, np.dtype(ml_dtypes.bfloat16))
+FLOAT8_E4M3FN = Minifloat("float8_e4m3fn", 4, 3, 7, 448.0, np.dtype(ml_dtypes.float8_e4m3fn))
+FLOAT8_E5M2 = Minifloat("float8_e5m2", 5, 2, 15, 57344.0, np.dtype(ml_dtypes.float8_e5m2))
+FLOAT6_E3M2 = Minifloat("float6_e3m2fn", 3, 2, 3, 28.0, np.dtype(ml_dtypes.float6_e3m2fn))
+FLOAT6_E2M3 = Minifloat("float6_e2m3fn", 2, 3, 1, 7.5, np.dtype(ml_dtypes.float6_e2m3fn))
+FLOAT4_E2M1 = Minifloat("float4_e2m1fn", 2, 1, 1, 6.0, np.dtype(ml_dtypes.float4_e2m1fn))
 FLOATS: dict[str, Minifloat] = {each.name: each for each in (FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2)}
 
 

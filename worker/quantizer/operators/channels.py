@@ -71,28 +71,26 @@ class ChannelFlow:
     passes_shift: bool = False
 
 
-def _same(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
-    return [labels]
+def _one(backward: Backward) -> Forward:
+    """Forward as ``backward`` does it: for operators with one result, whose labels are those of the operand."""
+
+    def forward(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+        found = backward(node, labels)
+        return None if found is None else [found]
+
+    return forward
 
 
-def _same_back(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
+def _same(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
     return labels
 
 
-def _sloped(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+def _sloped(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
     """PRelu: a positive factor before is one behind, whatever the slopes, which stay as they are."""
-    return [labels] if is_constant(node.inputs[1]) else None
-
-
-def _sloped_back(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
     return labels if is_constant(node.inputs[1]) else None
 
 
-def _pooled(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
-    return None if any(size > 1 for size in labels.shape[2:]) else [labels]
-
-
-def _pooled_back(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
+def _pooled(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
     return None if any(size > 1 for size in labels.shape[2:]) else labels
 
 
@@ -124,10 +122,9 @@ def _permutation(node: ir.Node, rank: int) -> list[int]:
     return list(range(rank))[::-1] if found is None else list(found.as_ints())
 
 
-def _reshaped(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+def _reshaped(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
     """Reshape, Flatten, Squeeze, Unsqueeze: by the shapes before and after."""
-    found = None if node.inputs[0] is None else reshaped(labels, node.inputs[0], node.outputs[0])
-    return None if found is None else [found]
+    return None if node.inputs[0] is None else reshaped(labels, node.inputs[0], node.outputs[0])
 
 
 def _reshaped_back(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
@@ -322,10 +319,10 @@ def parted(node: ir.Node, labels: np.ndarray) -> list[np.ndarray] | None:
     return np.split(labels, np.cumsum(known)[:-1], axis) if len(known) == len(lengths) else None
 
 
-_POOL = ChannelFlow(Kind.POOLED, _pooled, _pooled_back, passes_shift=True)
+_POOL = ChannelFlow(Kind.POOLED, _one(_pooled), _pooled, passes_shift=True)
 _REDUCTION = ChannelFlow(Kind.POOLED, _reduced, _reduced_back, passes_shift=True)
-_ELEMENTWISE = ChannelFlow(Kind.ELEMENTWISE, _same, _same_back)
-_RESHAPE = ChannelFlow(Kind.MOVED, _reshaped, _reshaped_back, passes_shift=True)
+_ELEMENTWISE = ChannelFlow(Kind.ELEMENTWISE, _one(_same), _same)
+_RESHAPE = ChannelFlow(Kind.MOVED, _one(_reshaped), _reshaped_back, passes_shift=True)
 _SHUFFLE = ChannelFlow(Kind.MOVED, _shuffled, _shuffled_back, passes_shift=True)
 _NORMALIZATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
 
@@ -333,19 +330,19 @@ CHANNEL_FLOWS: dict[str, ChannelFlow] = {
     **dict.fromkeys(LINEAR, ChannelFlow(Kind.LINEAR)),
     **dict.fromkeys(_NORMALIZATIONS, ChannelFlow(Kind.NORMALIZED)),
     **dict.fromkeys(("Abs", "Dropout", "LeakyRelu", "Neg", "Relu"), _ELEMENTWISE),
-    "PRelu": ChannelFlow(Kind.ELEMENTWISE, _sloped, _sloped_back),
+    "PRelu": ChannelFlow(Kind.ELEMENTWISE, _one(_sloped), _sloped),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _POOL),
-    "LpPool": ChannelFlow(Kind.POOLED, _pooled, _pooled_back),
+    "LpPool": ChannelFlow(Kind.POOLED, _one(_pooled), _pooled),
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin"), _REDUCTION),
     "ReduceSum": ChannelFlow(Kind.POOLED, _reduced, _reduced_back),
     **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _SHUFFLE),
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _RESHAPE),
     "Gather": ChannelFlow(Kind.MOVED, _gathered, _gathered_back, passes_shift=True),
-    "Identity": ChannelFlow(Kind.MOVED, _same, _same_back, passes_shift=True),
+    "Identity": ChannelFlow(Kind.MOVED, _one(_same), _same, passes_shift=True),
     "Slice": ChannelFlow(Kind.MOVED, _sliced, _sliced_back, passes_shift=True),
     "Split": ChannelFlow(Kind.MOVED, _split, passes_shift=True),
     "Transpose": ChannelFlow(Kind.MOVED, _permuted, _permuted_back, passes_shift=True),
-    "Expand": ChannelFlow(Kind.REPEATED, _expanded, _same_back, passes_shift=True),
+    "Expand": ChannelFlow(Kind.REPEATED, _expanded, _same, passes_shift=True),
     "Pad": ChannelFlow(Kind.FILLED, _padded, _padded_back),
     "Resize": ChannelFlow(Kind.FILLED, _resized, _resized_back),
     "Clip": ChannelFlow(Kind.LIMITED),

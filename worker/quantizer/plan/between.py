@@ -6,7 +6,6 @@ import onnx_ir as ir
 
 from service.contracts.reason import declare
 from worker.quantizer.graph.values import node_name, users
-from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 
 _FLOAT_ANYWAY = "Nothing: it lies where the network is float anyway."
@@ -42,7 +41,7 @@ def _judge(
     reason = None
     if "fed" in sides and entry.role in (*_BOUNDED, Role.FUSED) and not _fed(node, plan):
         reason = NOT_FED()
-    elif "read" in sides and entry.role in _BOUNDED and not read_by_quantized(carrier(node, plan), plan, graph):
+    elif "read" in sides and entry.role in _BOUNDED and not read_by_quantized(plan.carrier(node), plan, graph):
         reason = NOT_READ()
     if reason is None:
         return

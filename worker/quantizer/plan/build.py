@@ -9,7 +9,7 @@ behind it: the Q/DQ pair stands behind both.
 float (normalization, softmax, residual streams of transformers) keep their precision and gain nothing from integers.
 4. Data-moving nodes share one grid between input and output.
 5. MatMul, Gemm and a Conv over a single position (a classifier's head) whose result only float nodes read return
-float: the scores keep their full precision, without ties.
+float: the scores keep their full precision, without ties. On targets whose kernels can, all weighted layers do.
 6. Behind an integer tensor, a node that only moves values moves integers even if float nodes read its result: nothing
 is lost, and less is moved. onnxruntime would do so by itself, but fails at it for int8 from opset 21 on.
 
@@ -41,11 +41,10 @@ from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.plan.between import keep_only_between_quantized, read_by_quantized
 from worker.quantizer.plan.candidates import candidate, may_return_float
-from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.limits import belongs_before
 from worker.quantizer.plan.matching import Matcher
-from worker.quantizer.plan.profile import Stage, Target
+from worker.quantizer.plan.profile import RuleContext, Stage, Target
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.subgraphs import leave_subgraphs, plan_subgraph_weights
 from worker.quantizer.plan.targets import TARGETS
@@ -88,7 +87,8 @@ def build_plan(
         role, reason = candidate(node, target, selection, facts)
         plan.nodes[node_name(node)] = NodePlan(node_name(node), node.op_type, role, reason)
     leave_subgraphs(graph, plan)
-    target.run(Stage.NODES, graph, plan, config, journal)
+    context = RuleContext(graph, plan, config, journal)
+    target.run(Stage.NODES, context)
     _fuse_activations(graph, plan, target, selection, facts)
     movers = {
         name
@@ -98,7 +98,7 @@ def build_plan(
     if not target.whole:
         keep_only_between_quantized(graph, plan)
     _plan_tensors(graph, plan, selection, movers, target, journal)
-    target.run(Stage.SPECS, graph, plan, config, journal)
+    target.run(Stage.SPECS, context)
     if config.subgraphs == "weights":  # runs in float wherever it runs, so that the target's rules do not concern it
         plan_subgraph_weights(graph, plan, selection, journal)
     return plan
@@ -172,12 +172,13 @@ def _plan_tensors(
                 specs[name_of(value)] = selection.activation(node)
         if entry.role is Role.TRANSPARENT:
             root = source[name_of(inputs[0])]
-            for value in (carrier(node, plan), *node.outputs[1:]):
+            for value in (plan.carrier(node), *node.outputs[1:]):
                 if value.name and is_float32(value):
                     source[value.name] = root
         else:
-            result = carrier(node, plan)
-            if target.whole or not may_return_float(node) or read_by_quantized(result, plan, graph):
+            result = plan.carrier(node)
+            returns_float = not target.whole and (may_return_float(node) or _gives_float(entry.role, target))
+            if not returns_float or read_by_quantized(result, plan, graph):
                 source[name_of(result)] = name_of(result)
                 specs[name_of(result)] = selection.activation(node)
         if entry.role is Role.LINEAR:
@@ -185,6 +186,10 @@ def _plan_tensors(
     specs |= _wanted_by_readers(graph, plan, selection, source, journal)
     for tensor, root in source.items():
         plan.activations[tensor] = ActivationPlan(tensor, root, specs[root])
+
+
+def _gives_float(role: Role, target: Target) -> bool:
+    return role is Role.LINEAR and target.float_results
 
 
 def _wanted_by_readers(

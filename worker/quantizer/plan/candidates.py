@@ -6,9 +6,9 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.facts import NodeFacts
+from worker.quantizer.graph.rewriting import scalar
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
-    constant,
     is_constant,
     is_float32,
     node_name,
@@ -151,16 +151,9 @@ def _unary_reason(node: ir.Node) -> Reason | None:
 
 
 def _mover_reason(node: ir.Node) -> Reason | None:
-    if node.op_type == "Pad":
-        if (
-            string_attribute(node, "mode", "constant") == "constant"
-            and len(node.inputs) > 2
-            and node.inputs[2] is not None
-        ):
-            value = constant(node.inputs[2])
-            if value is None or float(value.reshape(-1)[0]) != 0.0:
-                return PADS_NONZERO()
-        return None
+    filling = node.inputs[2] if node.op_type == "Pad" and len(node.inputs) > 2 else None
+    if filling is not None and string_attribute(node, "mode", "constant") == "constant" and scalar(filling) != 0.0:
+        return PADS_NONZERO()
     if node.op_type == "Resize" and string_attribute(node, "mode", "nearest") == "cubic":
         return CUBIC_RESIZE()
     return None

@@ -11,12 +11,13 @@ import onnx_ir as ir
 from service.contracts.dtypes import is_block, is_float8, needs_calibration
 from service.contracts.errors import EngineError
 from service.contracts.specs import ActivationSpec, WeightSpec
+from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.blocks import BlockGrid
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range, integer_limits, snap_scale
 from worker.quantizer.numerics.minifloat import FLOATS, FloatGrid
-from worker.quantizer.plan.blocks import block_axis
-from worker.quantizer.plan.types import Grid, QuantizationPlan, WeightPlan
+from worker.quantizer.operators.linear import summed_axis
+from worker.quantizer.plan.types import Grid, QuantizationPlan, Role, WeightPlan
 from worker.quantizer.statistics.reducers import Range
 from worker.quantizer.statistics.weights import weight_range
 
@@ -52,7 +53,16 @@ def fill_activations(graph: ir.Graph, plan: QuantizationPlan, ranges: Mapping[st
 
 def _fixed_grid(dtype: str, value: ir.Value, plan: QuantizationPlan) -> Grid:
     """The grid of an activation of a type that needs no range."""
-    return BlockGrid(dtype, block_axis(value, plan)) if is_block(dtype) else FloatGrid(dtype)
+    return BlockGrid(dtype, _block_axis(value, plan)) if is_block(dtype) else FloatGrid(dtype)
+
+
+def _block_axis(value: ir.Value, plan: QuantizationPlan) -> int:
+    """The axis that blocks run along: the one its first linear reader sums over, else that of the channels."""
+    for usage in value.uses():
+        planned = plan.nodes.get(node_name(usage.node))
+        if planned is not None and planned.role is Role.LINEAR and usage.idx < 2:
+            return summed_axis(usage.node, usage.idx)
+    return 1 if value.shape is None or len(value.shape) > 2 else -1
 
 
 def activation_grid(spec: ActivationSpec, found: Range) -> Grid:
@@ -60,6 +70,11 @@ def activation_grid(spec: ActivationSpec, found: Range) -> Grid:
     if is_float8(spec.dtype):
         largest = np.asarray(max(abs(found.minimum), abs(found.maximum)), np.float32)
         return FloatGrid(spec.dtype, FLOATS[spec.dtype].scale_for(largest))
+    return integer_grid(spec, found)
+
+
+def integer_grid(spec: ActivationSpec, found: Range) -> IntegerGrid:
+    """The same for a type of integers."""
     scale, zero_point = grid_for_range(
         np.asarray(found.minimum),
         np.asarray(found.maximum),

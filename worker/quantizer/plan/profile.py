@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 import onnx_ir as ir
 
@@ -32,7 +33,7 @@ class Stage(Enum):
 
     GRAPH = "graph"  # before planning: replaces operators in the prepared graph; no plan yet
     NODES = "nodes"  # roles are chosen, tensors are not yet planned: changes roles
-    SPECS = "specs"  # tensors are planned: changes their specs
+    SPECS = "specs"  # tensors are planned: changes their specs, takes pairs away
     GRIDS = "grids"  # grids and integers are there: moves grids
 
 
@@ -45,7 +46,6 @@ class RuleContext:
         plan: changed in place by rules of the other stages.
         config: resolved config.
         journal: takes notes.
-        options: every option of the target by name.
         selection: what the user excluded, for rules of stage GRAPH, which run before any node has a role.
         simulated: takes the names of nodes that a rule of stage GRAPH puts in and that compute something inside the
             node before them.
@@ -55,9 +55,13 @@ class RuleContext:
     plan: QuantizationPlan
     config: QuantizationConfig
     journal: Journal
-    options: dict[str, bool]
     selection: Selection | None = None
     simulated: set[str] = field(default_factory=set)
+
+    @cached_property
+    def options(self) -> dict[str, bool]:
+        """Every option of the target by name."""
+        return target_options(self.config.target, self.config.target_options)
 
 
 @dataclass(frozen=True)
@@ -80,14 +84,6 @@ def rule(name: str, stage: Stage, apply: Callable[[RuleContext], list[Decision]]
     return Rule((name,), stage, apply)
 
 
-def _always(node: ir.Node) -> bool:
-    return True
-
-
-def _never(node: ir.Node) -> Reason | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Target:
     """A hardware or runtime profile.
@@ -101,6 +97,8 @@ class Target:
         integer_limits: it computes Min and Max on 8-bit integers.
         takes_in: operators that take an activation function in.
         lossless: operators that hand on the very integers they get.
+        float_results: weighted layers of every kind return float where only float nodes read them; else those do
+            that end classifiers: MatMul, Gemm, a Conv over a single position.
         whole: everything of the list runs on integers: also between float nodes, towards graph outputs, and with
             constants as operands; else only what lies between quantized nodes does, and scores return float.
         reasons: why some known operators stay in float; any other has no integer kernel.
@@ -114,9 +112,10 @@ class Target:
     lossless: frozenset[str]
     reasons: dict[str, Reason]
     rules: tuple[Rule, ...] = ()
+    float_results: bool = False
     whole: bool = False
-    fuses: Callable[[ir.Node], bool] = field(default=_always)
-    refuses: Callable[[ir.Node], Reason | None] = field(default=_never)
+    fuses: Callable[[ir.Node], bool] = lambda node: True
+    refuses: Callable[[ir.Node], Reason | None] = lambda node: None
     integer_limits: bool = False
 
     def reason(self, op_type: str) -> Reason:
@@ -128,29 +127,13 @@ class Target:
         """The rules of one stage."""
         return tuple(rule for rule in self.rules if rule.stage is stage)
 
-    def run(
-        self,
-        stage: Stage,
-        graph: ir.Graph,
-        plan: QuantizationPlan,
-        config: QuantizationConfig,
-        journal: Journal,
-        selection: Selection | None = None,
-        simulated: set[str] | None = None,
-    ) -> list[Decision]:
-        """Run the rules of ``stage`` that the config has on; the decisions are also written into the journal.
-
-        ``selection`` and ``simulated`` are for stage GRAPH; see ``RuleContext``.
-        """
-        options = target_options(self.name, config.target_options)
-        context = RuleContext(
-            graph, plan, config, journal, options, selection, set() if simulated is None else simulated
-        )
+    def run(self, stage: Stage, context: RuleContext) -> list[Decision]:
+        """Run the rules of ``stage`` that the config has on; the decisions are also written into the journal."""
         made = [
             decision
             for rule in self.rules_of(stage)
             if any(context.options[name] for name in rule.names)
             for decision in rule.apply(context)
         ]
-        journal.decide(made)
+        context.journal.decide(made)
         return made

@@ -140,7 +140,8 @@ def _missing(selector: Selector, known: dict[str, set[str]], matcher: Matcher) -
     if isinstance(selector, OpTypeSelector):
         return _unknown("operator", [("/op_type", selector.op_type)], known["op_type"])
     if isinstance(selector, SubgraphSelector):
-        named = [(f"/{field}/{k}", name) for field in ("from_nodes", "to_nodes") for k, name in _ends(selector, field)]
+        ends = {"from_nodes": selector.from_nodes, "to_nodes": selector.to_nodes}
+        named = [(f"/{field}/{k}", name) for field, names in ends.items() for k, name in enumerate(names)]
         missing = _unknown("node", named, known["node"])
         if not missing and not matcher.nodes(selector):
             return [("", f"no path leads from {list(selector.from_nodes)} to {list(selector.to_nodes)}")]
@@ -151,10 +152,6 @@ def _missing(selector: Selector, known: dict[str, set[str]], matcher: Matcher) -
         return []
     kind = next(iter(type(selector).model_fields))
     return [(f"/{kind}", f"no node of the model is selected by {words(selector)}")]
-
-
-def _ends(selector: SubgraphSelector, field: str) -> Iterable[tuple[int, str]]:
-    return enumerate(selector.from_nodes if field == "from_nodes" else selector.to_nodes)
 
 
 def _unknown(kind: str, named: Iterable[tuple[str, str]], known: set[str]) -> list[tuple[str, str]]:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
+import onnx_ir as ir
 
 from service.contracts.dtypes import HALF_DTYPES, needs_calibration
 from service.contracts.reason import Reason
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
+from worker.quantizer.graph.values import node_name, users
 from worker.quantizer.numerics.blocks import BlockGrid
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity
 from worker.quantizer.numerics.integer import IntegerGrid
@@ -154,6 +156,14 @@ class QuantizationPlan:
             moved=dict(self.moved),
             silent=dict(self.silent),
         )
+
+    def carrier(self, node: ir.Node) -> ir.Value:
+        """The value behind which a node's Q/DQ pair stands: its output, or that of what is fused with it."""
+        for reader in users(node.outputs[0]):
+            entry = self.nodes.get(node_name(reader))
+            if entry is not None and entry.role is Role.FUSED:
+                return self.carrier(reader)
+        return node.outputs[0]
 
     def sources(self) -> dict[str, ActivationSpec]:
         """Spec by tensor whose range has to be known."""

@@ -57,8 +57,16 @@ def is_finite(value: ir.Value | None) -> bool:
 
 def plan_weight(node: ir.Node, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
     """Enter the constant weight of ``node`` into the plan."""
-    if node.inputs[1] is not None:
-        _plan_weight(node, node.inputs[1], plan, selection.weight(node), journal)
+    if node.inputs[1] is None:
+        return
+    name, spec = name_of(node.inputs[1]), selection.weight(node)
+    granularity = granularity_of(node, spec, journal)
+    known = plan.weights.setdefault(name, WeightPlan(name, node_name(node), spec, granularity))
+    if known.spec != spec:
+        journal.note(f"weight {name!r} is shared: the spec of node {known.node!r} counts, not {node_name(node)!r}")
+    elif known.granularity != granularity and not is_block(spec.dtype):
+        known.granularity = PER_TENSOR
+        journal.note(f"weight {name!r} is read along different axes: one scale for the whole tensor")
 
 
 def plan_parameters(node: ir.Node, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
@@ -72,20 +80,6 @@ def plan_parameters(node: ir.Node, plan: QuantizationPlan, selection: Selection,
         bias = BiasPlan(node_name(node), name_of(added), selection.bias(node))
         bias.reason = float_bias_reason(node, bias.spec, plan.weights[name_of(weight)])
         plan.biases[node_name(node)] = bias
-
-
-def _plan_weight(node: ir.Node, weight: ir.Value, plan: QuantizationPlan, spec: WeightSpec, journal: Journal) -> None:
-    name = name_of(weight)
-    granularity = granularity_of(node, spec, journal)
-    known = plan.weights.get(name)
-    if known is None:
-        plan.weights[name] = WeightPlan(name, node_name(node), spec, granularity)
-        return
-    if known.spec != spec:
-        journal.note(f"weight {name!r} is shared: the spec of node {known.node!r} counts, not {node_name(node)!r}")
-    elif known.granularity != granularity and not is_block(spec.dtype):
-        known.granularity = PER_TENSOR
-        journal.note(f"weight {name!r} is read along different axes: one scale for the whole tensor")
 
 
 def granularity_of(node: ir.Node, spec: WeightSpec, journal: Journal) -> Granularity:
@@ -143,6 +137,16 @@ def float_bias_reason(node: ir.Node, spec: BiasSpec, weight: WeightPlan) -> Reas
     if spec.dtype == "int32" and (not is_integer(weight.spec.dtype) or isinstance(weight.granularity, PerBlock)):
         return BIAS_NEEDS_INTEGER_WEIGHT()
     return None
+
+
+def judge_biases(graph: ir.Graph, plan: QuantizationPlan) -> None:
+    """Say anew which biases can be quantized: their own type or that of their weight has changed."""
+    nodes = {node_name(node): node for node in graph}
+    for bias in plan.biases.values():
+        node = nodes[bias.node]
+        weight = plan.weights.get(name_of(node.inputs[1])) if node.inputs[1] is not None else None
+        if weight is not None:
+            bias.reason = float_bias_reason(node, bias.spec, weight)
 
 
 def is_searched_whole(weight: WeightPlan) -> bool:

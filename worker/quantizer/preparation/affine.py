@@ -14,6 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
+from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.rewriting import Rewrite, replace
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     Names,
@@ -49,50 +51,37 @@ class Affine:
     offset: np.ndarray
 
 
-@dataclass(frozen=True)
-class FoldOutcome:
-    """Names of the folded nodes, and of those left with the reason."""
-
-    folded: tuple[str, ...]
-    left: dict[str, Reason]
-
-
-def fold_affine(graph: ir.Graph) -> FoldOutcome:
+def fold_affine(model: ir.Model) -> Outcome:
     """Fold in place, to a fixed point; the linear node keeps its name and takes over the follower's output."""
-    folded: list[str] = []
+    graph, names = model.graph, Names(model.graph)
+    folded: set[str] = set()
     left: dict[str, Reason] = {}
-    names = Names(graph)
     for node in list(graph):
         while is_linear(node) and node.op_type != "MatMul":
             readers = users(node.outputs[0])
-            if len(readers) != 1 or node.outputs[0].is_graph_output():
-                _note_batchnorms(readers, SHARED_INPUT(), left)
-                break
-            follower = readers[0]
-            linear = linear_view(node)
-            if linear is None:
-                _note_batchnorms([follower], WEIGHT_BEFORE_NOT_CONSTANT(), left)
-                break
-            affine = _affine_of(follower, linear)
-            if isinstance(affine, Reason):
-                _note_batchnorms([follower], affine, left)
-                break
-            reason = _fold_into(graph, linear, affine, names)
+            reason = _fold(graph, node, readers, names)
             if reason is not None:
-                _note_batchnorms([follower], reason, left)
+                left |= {node_name(reader): reason for reader in readers if reader.op_type == "BatchNormalization"}
                 break
-            folded.append(node_name(follower))
-            _take_over_output(graph, node, follower)
+            folded.add(node_name(readers[0]))
+            # the follower's output is now the linear node's
+            replace(graph, Rewrite(readers, [], [(readers[0].outputs[0], node.outputs[0])]))
     for node in graph:
         if node.op_type == "BatchNormalization":
             left.setdefault(node_name(node), NO_LINEAR_BEFORE())
-    return FoldOutcome(tuple(folded), {name: reason for name, reason in left.items() if name not in folded})
+    left = {name: reason for name, reason in left.items() if name not in folded}
+    return Outcome.counted(model, len(folded), "nodes folded into the linear node before them", left=left)
 
 
-def _note_batchnorms(nodes: list[ir.Node], reason: Reason, left: dict[str, Reason]) -> None:
-    for node in nodes:
-        if node.op_type == "BatchNormalization":
-            left[node_name(node)] = reason
+def _fold(graph: ir.Graph, node: ir.Node, readers: list[ir.Node], names: Names) -> Reason | None:
+    """Take the one reader of a linear node into its weight and bias; the reason if that cannot be done."""
+    if len(readers) != 1 or node.outputs[0].is_graph_output():
+        return SHARED_INPUT()
+    linear = linear_view(node)
+    if linear is None:
+        return WEIGHT_BEFORE_NOT_CONSTANT()
+    affine = _affine_of(readers[0], linear)
+    return affine if isinstance(affine, Reason) else _fold_into(graph, linear, affine, names)
 
 
 def _affine_of(follower: ir.Node, linear: LinearNode) -> Affine | Reason:
@@ -155,7 +144,7 @@ def _fold_into(graph: ir.Graph, linear: LinearNode, affine: Affine, names: Names
     scale = np.ones(channels) if affine.scale is None else affine.scale
     with np.errstate(over="ignore"):  # judged below
         new_bias = (bias * scale + affine.offset).astype(np.float32)
-        new_weight = weight if affine.scale is None else _scaled(weight, linear.along_outputs(affine.scale))
+        new_weight = weight if affine.scale is None else np.asarray(weight * linear.along_outputs(scale), np.float32)
     if not (np.isfinite(new_bias).all() and np.isfinite(new_weight).all()):
         return FOLDED_NOT_FINITE()
     if affine.scale is not None:
@@ -165,11 +154,6 @@ def _fold_into(graph: ir.Graph, linear: LinearNode, affine: Affine, names: Names
     if "beta" in node.attributes:
         node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
     return None
-
-
-def _scaled(weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """float32: ``weight`` times ``scale``, float64, which broadcasts to it."""
-    return np.asarray(weight.astype(np.float64) * scale, np.float32)
 
 
 def replace_constant(graph: ir.Graph, node: ir.Node, index: int, name: str, array: np.ndarray, names: Names) -> None:
@@ -183,20 +167,3 @@ def replace_constant(graph: ir.Graph, node: ir.Node, index: int, name: str, arra
     if index >= len(node.inputs):
         node.resize_inputs(index + 1)
     node.replace_input_with(index, value)
-
-
-def _take_over_output(graph: ir.Graph, node: ir.Node, follower: ir.Node) -> None:
-    """Let ``node`` write the follower's output value name, and remove the follower."""
-    old, new = node.outputs[0], follower.outputs[0]
-    name, dtype, shape = name_of(new), new.dtype, new.shape
-    if new.is_graph_output():
-        for k, output in enumerate(graph.outputs):
-            if output is new:
-                graph.outputs[k] = old
-    ir.convenience.replace_all_uses_with(new, old)
-    graph.remove(follower, safe=True)
-    old.name = name
-    if dtype is not None:
-        old.dtype = dtype
-    if shape is not None:
-        old.shape = shape

@@ -7,13 +7,16 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from service.contracts.reason import declare
+from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import name_of
 
+NO_FLOAT16 = declare("no-float16", "the model holds no float16")
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
 _TYPE_ATTRIBUTES = ("to", "dtype")  # of Cast; of EyeLike, RandomNormal ...
 
 
-def holds_float16(model: ir.Model) -> bool:
+def _holds_float16(model: ir.Model) -> bool:
     """True if an input, an initializer or an attribute is float16, or a node makes float16; in sub-graphs too."""
     for graph in (model.graph, *model.graph.subgraphs()):
         if any(value.dtype == _HALF for value in graph.inputs):
@@ -32,12 +35,10 @@ def _names_float16(node: ir.Node) -> bool:
     return False
 
 
-def float16_to_float32(model: ir.Model) -> int:
-    """Convert in place; every float16 value is exact in float32.
-
-    Returns:
-        Number of converted constants.
-    """
+def float16_to_float32(model: ir.Model) -> Outcome:
+    """Convert in place; every float16 value is exact in float32."""
+    if not _holds_float16(model):
+        return Outcome(model, NO_FLOAT16())
     graph = model.graph
     converted = 0
     half_outputs = [k for k, value in enumerate(graph.outputs) if value.dtype == _HALF]
@@ -58,7 +59,7 @@ def float16_to_float32(model: ir.Model) -> int:
             if value.dtype == _HALF:
                 value.dtype = _FLOAT
     _keep_interface(graph, half_outputs)
-    return converted
+    return Outcome(model, f"{converted} float16 constants widened to float32")
 
 
 def _convert_attributes(node: ir.Node) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Collection
 import onnx
 import onnx_ir as ir
 
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import declare
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.serialized import to_bytes
@@ -29,7 +28,7 @@ def four_dimensional_inputs(model: ir.Model) -> tuple[str, ...]:
     return tuple(name_of(value) for value in model.graph.inputs if _is_image(value) and not value.is_graph_output())
 
 
-def announce(model: ir.Model, spec: PreparationSpec) -> Outcome:
+def announce(model: ir.Model) -> Outcome:
     """Say which inputs will take NHWC; nothing is changed yet."""
     names = four_dimensional_inputs(model)
     left = {

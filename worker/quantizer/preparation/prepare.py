@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import onnx_ir as ir
 
@@ -21,7 +22,8 @@ from service.contracts.report import PreparationStep
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.outcome import Outcome, PreparationPass
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.preparation.halfs import float16_to_float32, holds_float16
+from worker.quantizer.preparation.affine import fold_affine
+from worker.quantizer.preparation.halfs import float16_to_float32
 from worker.quantizer.preparation.layout import announce, four_dimensional_inputs
 from worker.quantizer.preparation.passes.batchnorm import batch_norm_to_conv
 from worker.quantizer.preparation.passes.clip6 import clip6_to_relu
@@ -29,7 +31,7 @@ from worker.quantizer.preparation.passes.constants import fold_constants, remove
 from worker.quantizer.preparation.passes.dequantize import dequantize
 from worker.quantizer.preparation.passes.gelu import fuse_gelu
 from worker.quantizer.preparation.passes.l2_norm import fuse_l2_norm
-from worker.quantizer.preparation.passes.linear import fold_affine, matmul_add_to_gemm
+from worker.quantizer.preparation.passes.linear import matmul_add_to_gemm
 from worker.quantizer.preparation.passes.names import first_output, inline_functions, name_everything
 from worker.quantizer.preparation.passes.norms import fuse_instance_norm, fuse_layer_norm
 from worker.quantizer.preparation.passes.opset import LOWEST_OPSET, WANTED_OPSET, lift_opset
@@ -41,24 +43,8 @@ from worker.quantizer.preparation.passes.subgraphs import lift_subgraph_weights
 
 __all__ = ["LOWEST_OPSET", "WANTED_OPSET", "Prepared", "prepare", "undo_quantization"]
 
-NO_FLOAT16 = declare("no-float16", "the model holds no float16")
-SUBGRAPHS_IN_FLOAT = declare("subgraphs-in-float", "sub-graphs stay in float")
 SWITCHED_OFF = declare("switched-off", "switched off by preparation.{flag}")
 SHAPES_CURRENT = declare("shapes-current", "nothing has changed since shapes were inferred")
-
-
-def _widen_float16(model: ir.Model, spec: PreparationSpec) -> Outcome:
-    if not holds_float16(model):
-        return Outcome(model, NO_FLOAT16())
-    return Outcome(model, f"{float16_to_float32(model)} float16 constants widened to float32")
-
-
-def _keep_in_subgraphs(model: ir.Model, spec: PreparationSpec) -> Outcome:
-    return Outcome(model, SUBGRAPHS_IN_FLOAT())
-
-
-def _infer_again(model: ir.Model, spec: PreparationSpec) -> Outcome:
-    return infer_shapes(model, spec)
 
 
 @dataclass(frozen=True)
@@ -76,33 +62,34 @@ def _switched(apply: PreparationPass) -> _Step:
     return _Step(name, apply, flag=name)
 
 
-_STEPS = (
-    _Step("inline_functions", inline_functions),
-    _Step("name_everything", name_everything),
-    _switched(dequantize),
-    _Step("repair_shapes", repair_shapes),
-    _Step("fix_shapes", fix_shapes),
-    _Step("float16_to_float32", _widen_float16),
-    _Step("lift_opset", lift_opset),
-    _Step("fold_constants", fold_constants),
-    _Step("infer_shapes", infer_shapes),
-    _switched(clip6_to_relu),
-    _switched(fuse_gelu),
-    _switched(fuse_instance_norm),
-    _switched(fuse_layer_norm),
-    _switched(fuse_l2_norm),
-    _Step("matmul_add_to_gemm", matmul_add_to_gemm),
-    _Step("fold_affine", fold_affine, flag="fold_batch_norm"),
-    _switched(batch_norm_to_conv),
-    _switched(reduce_mean_to_global_average_pool),
-    _switched(split_large_pooling),
-    _switched(split_to_slice),
-    _Step("subgraph_weights", _keep_in_subgraphs),
-    _switched(unshare_initializers),
-    _Step("remove_dead_code", remove_dead_code),
-    _Step("infer_final_shapes", _infer_again),
-    _Step("nhwc_input", announce, flag="nhwc_input"),
-)
+def _steps(spec: PreparationSpec, opset: int, subgraph_weights: bool) -> list[_Step]:
+    return [
+        _Step("inline_functions", inline_functions),
+        _Step("name_everything", name_everything),
+        _switched(dequantize),
+        _Step("repair_shapes", repair_shapes),
+        _Step("fix_shapes", partial(fix_shapes, spec=spec)),
+        _Step("float16_to_float32", float16_to_float32),
+        _Step("lift_opset", partial(lift_opset, spec=spec, needed=opset)),
+        _Step("fold_constants", fold_constants),
+        _Step("infer_shapes", infer_shapes),
+        _switched(clip6_to_relu),
+        _switched(fuse_gelu),
+        _switched(fuse_instance_norm),
+        _switched(fuse_layer_norm),
+        _switched(fuse_l2_norm),
+        _Step("matmul_add_to_gemm", matmul_add_to_gemm),
+        _Step("fold_affine", fold_affine, flag="fold_batch_norm"),
+        _switched(batch_norm_to_conv),
+        _switched(reduce_mean_to_global_average_pool),
+        _switched(split_large_pooling),
+        _switched(split_to_slice),
+        _Step("subgraph_weights", partial(lift_subgraph_weights, wanted=subgraph_weights)),
+        _switched(unshare_initializers),
+        _Step("remove_dead_code", remove_dead_code),
+        _Step("infer_final_shapes", infer_shapes),
+        _Step("nhwc_input", announce, flag="nhwc_input"),
+    ]
 
 
 @dataclass
@@ -169,25 +156,21 @@ def prepare(
         _refuse_quantized(model)
     prepared = Prepared(model)
     changed = False  # since shapes were inferred last
-    for step in _STEPS:
+    for step in _steps(spec, opset, subgraph_weights):
         if step.flag is not None and not getattr(spec, step.flag):
             prepared.steps.append(Outcome(model, SWITCHED_OFF(flag=step.flag)).step(step.name))
             continue
-        if step.apply is _infer_again and not changed:
+        if step.name == "infer_final_shapes" and not changed:
             outcome = Outcome(prepared.model, SHAPES_CURRENT())
-        elif step.apply is lift_opset:
-            outcome = lift_opset(prepared.model, spec, opset)
-        elif step.apply is _keep_in_subgraphs and subgraph_weights:
-            outcome = lift_subgraph_weights(prepared.model)
         else:
-            outcome = step.apply(prepared.model, spec)
+            outcome = step.apply(prepared.model)
         prepared.model = outcome.model
         prepared.facts = prepared.facts.with_op_types(outcome.op_types)
         changed = step.apply is not infer_shapes and (changed or outcome.applied)
         prepared.steps.append(outcome.step(step.name))
         if step.apply is name_everything:
             prepared.facts = NodeFacts({node_name(node): node.op_type for node in prepared.graph.all_nodes()})
-        if step.apply is fix_shapes:
+        if step.name == "fix_shapes":
             prepared.output_shapes = [value.shape and value.shape.copy() for value in prepared.graph.outputs]
         if step.apply in (clip6_to_relu, dequantize) and outcome.applied:
             prepared.keeps_function = False
@@ -202,10 +185,7 @@ def undo_quantization(model: ir.Model) -> Outcome:
     Raises:
         AlreadyQuantizedError: a quantized operator is left; names the node.
     """
-    spec = PreparationSpec(dequantize=True)
-    for apply in (inline_functions, name_everything):
-        model = apply(model, spec).model
-    return dequantize(model, spec)
+    return dequantize(name_everything(inline_functions(model).model).model)
 
 
 def _refuse_quantized(model: ir.Model) -> None:

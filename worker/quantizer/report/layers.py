@@ -15,7 +15,6 @@ from worker.quantizer.data import Dataset
 from worker.quantizer.emit import Emitted
 from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.graph.values import is_constant, name_of, node_name
-from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.interface import Run
@@ -110,7 +109,7 @@ def _pairs(prepared: ir.Graph, quantized: Emitted, plan: QuantizationPlan) -> di
     for node in prepared:
         if not plan.nodes[node_name(node)].quantized:
             continue
-        tensor = name_of(carrier(node, plan))
+        tensor = name_of(plan.carrier(node))
         twin = quantized.restored.get(tensor, tensor)
         if twin in there:
             pairs[node_name(node)] = (tensor, twin)
@@ -151,7 +150,7 @@ def _row(
     if entry.quantized and main is not None:
         first = node.inputs[0]
         planned = plan.activations.get(name_of(first)) if first is not None else None
-        planned = planned or plan.activations.get(name_of(carrier(node, plan)))
+        planned = planned or plan.activations.get(name_of(plan.carrier(node)))
         activation = planned.spec.dtype if planned is not None else None
     reason, inner = _reason(entry, node), entry.activation_reason
     planned_bias = plan.biases.get(entry.name) if entry.quantized else None

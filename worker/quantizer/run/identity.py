@@ -20,7 +20,7 @@ from worker.quantizer.data import Dataset
 
 _LIBRARIES = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 # Not needed by every run, and not installed everywhere.
-_OPTIONAL_LIBRARIES = ("scipy", "torch")
+_OPTIONAL_LIBRARIES = ("pillow", "scipy", "torch")
 
 
 def library_versions() -> dict[str, str]:

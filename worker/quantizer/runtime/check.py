@@ -10,20 +10,9 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from service.contracts.errors import ResourceLimitError
+from worker.quantizer.runtime.session import RUNTIME_ERRORS, session_options
 
-_REFUSALS = (
-    state.EPFail,
-    state.Fail,
-    state.InvalidArgument,
-    state.InvalidGraph,
-    state.InvalidProtobuf,
-    state.NoModel,
-    state.NoSuchFile,
-    state.NotImplemented,
-    state.RuntimeException,
-    RuntimeError,
-    ValueError,
-)
+_REFUSALS = (*RUNTIME_ERRORS, state.NoModel, state.NoSuchFile, ValueError)
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")
 _MAX_REASON_CHARACTERS = 600
 
@@ -84,7 +73,7 @@ class RuntimeRefusalError(Exception):
         )
 
 
-def check_runtime(path: Path, *, threads: int, optimized: bool = True) -> None:
+def check_runtime(path: Path, *, threads: int, optimized: bool) -> None:
     """Create a session on the CPU, as every later step does.
 
     Args:
@@ -96,14 +85,10 @@ def check_runtime(path: Path, *, threads: int, optimized: bool = True) -> None:
         RuntimeRefusalError: the runtime refuses the model.
         ResourceLimitError: creating the session takes more memory than there is.
     """
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    if not optimized:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        ort.InferenceSession(
+            str(path), session_options(threads, optimized=optimized), providers=["CPUExecutionProvider"]
+        )
     except MemoryError:
         raise _out_of_memory() from None
     except _REFUSALS as error:

@@ -15,6 +15,8 @@ _FED = re.compile(r"(?:for input: |input name: )'?(?P<input>[^\s']+)")
 _INDEX = re.compile(r"\b(?:idx|index)\s*[=:]?\s*(?P<index>-?\d+)")
 _BOUNDS = ("out of data bounds", "out of bounds", "index out of range", "invalid index")
 _UNFIT_FEEDS = ("Got invalid dimensions for input", "Invalid rank for input", "Unexpected input data type")
+_CODES = ("FAIL", "INVALID_GRAPH", "INVALID_ARGUMENT", "NOT_IMPLEMENTED")
+_BEFORE_THE_REASON = ("Status Message: ", *(f" : {code} : " for code in _CODES))
 # A convolution that the runtime has rewritten for its own memory layout bears the name of its output tensor.
 _LAYOUT_SUFFIX = "_nchwc"
 _SOURCE_PLACE = re.compile(r"\S*onnxruntime\S*\.(?:cc|h|cpp):\d+ .*? was false\. ")
@@ -40,7 +42,7 @@ def failed_run(
         dynamic: True if its inputs leave more than the first axis open.
     """
     text = " ".join(str(error).split())
-    reason = _reason(text)
+    reason = cleaned(text)
     where: dict[str, Any] = {**_node(text)}
     words = f"onnxruntime failed to run {_words(where)}the {what}: {reason}"
     if any(mark in text.lower() for mark in _BOUNDS):
@@ -76,11 +78,11 @@ def failed_run(
     )
 
 
-def _reason(text: str) -> str:
-    for mark in ("Status Message: ", " : FAIL : ", " : INVALID_GRAPH : ", " : INVALID_ARGUMENT : "):
-        if mark in text:
-            text = text.split(mark, 1)[1]
-            break
+def cleaned(message: str) -> str:
+    """Onnxruntime's message without its code prefix and source paths, one line."""
+    text = " ".join(message.split())
+    for mark in _BEFORE_THE_REASON:
+        text = text.split(mark, 1)[-1]
     return _SOURCE_PLACE.sub("", text).strip()[:500]
 
 

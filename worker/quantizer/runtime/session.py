@@ -13,21 +13,22 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 from ml_dtypes import bfloat16
+from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from service.contracts.errors import EngineError, UnsupportedModelError
 from worker.quantizer.graph.serialized import serialized
 from worker.quantizer.graph.skeleton import Skeleton, weight_bytes
-from worker.quantizer.runtime.faults import failed_run
+from worker.quantizer.runtime.faults import cleaned, failed_run
 
 # onnxruntime raises these, all plain Exception subclasses of its own module.
-_RuntimeErrors = (
-    ort.capi.onnxruntime_pybind11_state.Fail,
-    ort.capi.onnxruntime_pybind11_state.InvalidArgument,
-    ort.capi.onnxruntime_pybind11_state.InvalidGraph,
-    ort.capi.onnxruntime_pybind11_state.InvalidProtobuf,
-    ort.capi.onnxruntime_pybind11_state.NotImplemented,
-    ort.capi.onnxruntime_pybind11_state.RuntimeException,
-    ort.capi.onnxruntime_pybind11_state.EPFail,
+RUNTIME_ERRORS = (
+    state.EPFail,
+    state.Fail,
+    state.InvalidArgument,
+    state.InvalidGraph,
+    state.InvalidProtobuf,
+    state.NotImplemented,
+    state.RuntimeException,
     RuntimeError,  # what has no Python counterpart
 )
 _LARGE_GRAPH_NODES = 4000
@@ -45,11 +46,22 @@ def refusals(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except _RuntimeErrors as error:
+    except RUNTIME_ERRORS as error:
         raise UnsupportedModelError(
-            f"onnxruntime refuses the {what}: {clean_message(error)}",
+            f"onnxruntime refuses the {what}: {cleaned(str(error))}",
             hint="Check that the model runs in onnxruntime on a CPU, without custom operators.",
         ) from error
+
+
+def session_options(threads: int, *, optimized: bool) -> ort.SessionOptions:
+    """What all sessions have in common; not ``optimized``, the runtime leaves the graph as it is."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    if not optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
 
 
 # onnxruntime's word for a kind of device, the preferred one first.
@@ -123,13 +135,8 @@ class Session:
         arena: bool = True,
         device: str = "cpu",
     ) -> None:
-        options = ort.SessionOptions()
+        options = session_options(threads, optimized=optimized)
         options.enable_cpu_mem_arena = arena
-        if not optimized:
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 4
         # Several sessions live at once and run in turn: threads that spin while they wait steal the cores of the next.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._what = what
@@ -163,23 +170,17 @@ class Session:
             EngineError: onnxruntime fails on a model that the engine made.
         """
         names = list(outputs or self.output_names)
-        fed = {name: _bfloat16_value(array) if array.dtype == bfloat16 else array for name, array in feeds.items()}
+        fed = {name: _runtime_value(array) if array.dtype == bfloat16 else array for name, array in feeds.items()}
         try:
             if any(self.output_types.get(name) == _BFLOAT16 for name in names):
-                values = {
-                    name: ort.OrtValue.ortvalue_from_numpy(v) if v is feeds[name] else v for name, v in fed.items()
-                }
+                values = {name: _runtime_value(array) for name, array in feeds.items()}
                 return [_array(value) for value in self._session.run_with_ort_values(names, values)]
             results: list[np.ndarray] = self._session.run(names, fed)
-        except _RuntimeErrors as error:
+        except RUNTIME_ERRORS as error:
             raise failed_run(
                 error, what=self._what, feeds=feeds, start=start, uploaded=self._uploaded, dynamic=self._dynamic
             ) from error
         return results
-
-
-def _bfloat16_value(array: np.ndarray) -> Any:
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
 
 
 def _array(value: Any) -> np.ndarray:
@@ -189,21 +190,6 @@ def _array(value: Any) -> np.ndarray:
         return array
     raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
     return np.frombuffer(raw, bfloat16).reshape(value.shape()).astype(np.float32)
-
-
-def clean_message(error: Exception) -> str:
-    """Onnxruntime's message without its code prefix and source paths, one line."""
-    text = " ".join(str(error).split())
-    for mark in (
-        "Status Message: ",
-        " : FAIL : ",
-        " : INVALID_GRAPH : ",
-        " : INVALID_ARGUMENT : ",
-        " : NOT_IMPLEMENTED : ",
-    ):
-        if mark in text:
-            text = text.split(mark, 1)[1]
-    return text[:500]
 
 
 def inner_session(

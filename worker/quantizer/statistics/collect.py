@@ -44,7 +44,6 @@ def collect(
     limit: int | None,
     threads: int,
     run: Run,
-    stage: str = "statistics",
 ) -> None:
     """Run the float model once over the data and feed every request's reducer on the way.
 
@@ -56,7 +55,6 @@ def collect(
         limit: use only the first ``limit`` samples.
         threads: of the session, and for the reducers when it is done with a batch.
         run: told of progress after every batch.
-        stage: its name there.
 
     Raises:
         EngineError: onnxruntime fails on the data.
@@ -67,7 +65,7 @@ def collect(
     whole = dict.fromkeys(r.tensor for r in requests if not r.pooled and r.tensor not in input_names)
     fetched = [*whole, *pooled.values()]
     total = data.samples if limit is None else min(limit, data.samples)
-    run.progress(stage, 0, total, "samples")
+    run.progress("statistics", 0, total, "samples")
     session = None
     size = choose_batch_size(inputs, data, 1)
     if fetched:
@@ -83,13 +81,11 @@ def collect(
             tensors = dict(batch.feeds)
             if session is not None:
                 tensors.update(zip(fetched, session.run(batch.feeds, fetched, start=batch.start), strict=True))
-            work = []
-            for request in requests:
-                name = pooled[request.tensor] if request.pooled else request.tensor
-                work.append((request.reducer, _real_samples(tensors[name], batch.valid, size)))
+            read = [pooled[request.tensor] if request.pooled else request.tensor for request in requests]
+            work = [(request.reducer, batch.cut(tensors[name])) for request, name in zip(requests, read, strict=True)]
             _reduce(work, batch.valid, pool, threads)
             done += batch.valid
-            run.progress(stage, done, total, "samples")
+            run.progress("statistics", done, total, "samples")
 
 
 def _reduce(work: Sequence[tuple[Reducer, np.ndarray]], samples: int, pool: ThreadPoolExecutor, threads: int) -> None:
@@ -117,10 +113,3 @@ def _preferred_batch(session: Session, data: Dataset, inputs: Sequence[TensorInf
     first = next(iter(data.batches(inputs, 1, limit=1)))
     elements = sum(array.size for array in session.run(first.feeds))
     return int(max(1, min(_LARGEST_BATCH, _BATCH_ELEMENTS // max(elements, 1))))
-
-
-def _real_samples(values: np.ndarray, valid: int, size: int) -> np.ndarray:
-    """Without the padding of a last short batch."""
-    if valid < size and values.ndim and values.shape[0] == size:
-        return values[:valid]
-    return values

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import Protocol
 
 import numpy as np
 
 from service.contracts.dtypes import is_float8, is_integer
+from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.numerics.integer import grid_for_range, held_steps, integer_limits
-from worker.quantizer.numerics.minifloat import FLOATS, Minifloat
+from worker.quantizer.numerics.minifloat import FLOATS
 from worker.quantizer.statistics.sampling import WeightedValues
 
 # Elements of one block of intermediate arrays: they stay in the second-level cache.
@@ -18,32 +17,7 @@ _BLOCK_ELEMENTS = 1 << 17
 # Prefix sums pay off only where many values share a level.
 _VALUES_PER_LEVEL = 4
 
-
-@cache
-def _deviation(form: Minifloat) -> float:
-    """Standard deviation of all finite values of an 8-bit float."""
-    everything = np.arange(256, dtype=np.uint8).view(form.storage).astype(np.float64)
-    return float(everything[np.isfinite(everything)].std())
-
-
-class Spec(Protocol):
-    """The fields of an activation's or a weight's spec that decide about its grid."""
-
-    @property
-    def dtype(self) -> str:
-        """The type."""
-
-    @property
-    def symmetric(self) -> bool:
-        """The range is symmetric around zero."""
-
-    @property
-    def scale(self) -> str:
-        """float32, power_of_two or int16."""
-
-    @property
-    def reduce_range(self) -> bool:
-        """One bit less is used."""
+Spec = ActivationSpec | WeightSpec
 
 
 @dataclass(frozen=True)
@@ -98,16 +72,6 @@ class GridFamily:
             return scale.astype(np.float64), zero.astype(np.float64)
         scale = FLOATS[self.dtype].scale_for(np.maximum(np.abs(low), np.abs(high)).astype(np.float32))
         return scale.astype(np.float64), np.zeros_like(scale, np.float64)
-
-    @property
-    def largest(self) -> float:
-        """The largest value of an 8-bit float."""
-        return FLOATS[self.dtype].maximum
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of all finite values of an 8-bit float."""
-        return _deviation(FLOATS[self.dtype])
 
     def fake(self, values: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> np.ndarray:
         """``values`` (float32 or float64, what is computed in) as the grid represents them.

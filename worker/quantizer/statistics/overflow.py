@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.errors import DatasetMismatchError, QuantmillError, UnsupportedModelError
+from service.contracts.errors import DatasetMismatchError, UnsupportedModelError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Dataset, choose_batch_size
 from worker.quantizer.graph.values import is_float32, name_of, node_name
@@ -30,6 +30,8 @@ def check_finite(
 ) -> None:
     """Refuse ranges with NaN or Inf, and say where these come from; runs the network again only then.
 
+    A range that is not finite though no tensor holds NaN or Inf is that of no values at all, and is let pass.
+
     Args:
         model: prepared float model.
         ranges: by tensor name, as collected from ``data``.
@@ -45,22 +47,8 @@ def check_finite(
         CanceledError: the run was canceled.
     """
     bad = {name for name, found in ranges.items() if not math.isfinite(found.maximum - found.minimum)}
-    cause = _cause(model, bad, data, inputs, limit=limit, threads=threads, run=run) if bad else None
-    if cause is not None:
-        raise cause
-
-
-def _cause(
-    model: ir.Model,
-    bad: set[str],
-    data: Dataset,
-    inputs: Sequence[TensorInfo],
-    *,
-    limit: int | None,
-    threads: int,
-    run: Run,
-) -> QuantmillError | None:
-    """The error to raise; None if no tensor holds NaN or Inf (its range is that of no values at all)."""
+    if not bad:
+        return
     makers = _makers(model.graph, bad)
     tensors = list(makers)
     session = inner_session(model, tensors, threads=threads, what="float model with its inner tensors")
@@ -78,19 +66,19 @@ def _cause(
         if first is not None and clean:
             break
     if first is None:
-        return None
+        return
     sample, tensor, value = first
     node = makers[tensor]
     words = f"node {node_name(node)!r} ({node.op_type}) gives {value}"
     where: dict[str, Any] = {"node": node_name(node), "op_type": node.op_type, "tensor": tensor}
     if not clean:
-        return UnsupportedModelError(
+        raise UnsupportedModelError(
             f"{words} on every sample of the calibration data",
             hint="Exclude the node if that is meant (a mask); else check the scale of the data (scale, mean and std) "
             "and the model's weights.",
             **where,
         )
-    return DatasetMismatchError(
+    raise DatasetMismatchError(
         f"{words} on sample {sample} of the calibration data, but not on all",
         hint="Leave the sample out, or scale the data as the model was trained (scale, mean and std).",
         sample=sample,

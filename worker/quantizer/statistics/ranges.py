@@ -10,8 +10,9 @@ infinities off), and a tensor of zeros gives [0, 0].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from service.contracts.calibration import (
     PercentileCalibration,
 )
 from service.contracts.specs import ActivationSpec
+from worker.quantizer.numerics.minifloat import FLOATS, Minifloat
 from worker.quantizer.statistics.entropy import Entropy
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.mse import mse_range
@@ -35,6 +37,7 @@ from worker.quantizer.statistics.reducers import (
     Percentiles,
     Range,
     RangeReducer,
+    Reducer,
 )
 from worker.quantizer.statistics.sampling import SampledValues, WeightedValues
 
@@ -64,31 +67,35 @@ def range_reducer(spec: ActivationSpec, *, samples: int) -> RangeReducer:
     if isinstance(method, EntropyCalibration):
         steps = family.span if family.is_integer else None
         return Entropy(method.bins, method.quantized_bins, samples=samples, symmetric=family.symmetric, steps=steps)
-    if isinstance(method, DistributionCalibration):
-        return MinMaxSymmetric() if family.is_integer else Deviation(method.bins, family, samples=samples)
+    extremes = MinMax()
     if isinstance(method, NonOverflowCalibration):
-        return NonOverflow(family)
-    return LeastSquares(method.bins, family, samples=samples)
+        return Searched(extremes, lambda: _covering(extremes.result(), family))
+    if isinstance(method, DistributionCalibration) and family.is_integer:
+        return Searched(extremes, lambda: _symmetric(extremes.result()))
+    # Up to 16 * bins values of the tensor count all, with exact arithmetic; of more, a sample with all outliers.
+    values = SampledValues(_VALUES_PER_BIN * method.bins, samples)
+    search = _of_same_deviation if isinstance(method, DistributionCalibration) else mse_range
+    return Searched(values, lambda: search(values.result(), family))
 
 
-class LeastSquares:
-    """The range with the smallest sum of squared errors; see ``mse_range``.
+class Searched:
+    """A range that is searched for, at the end, in what another reducer has kept of the tensor.
 
-    Up to 16 * bins values of the tensor count all, with exact arithmetic; of more, a sample with all outliers
-    (``SampledValues``).
+    Args:
+        kept: is fed the tensor.
+        find: the range by what it has kept.
     """
 
-    def __init__(self, bins: int, family: GridFamily, *, samples: int) -> None:
-        self._family = family
-        self._values = SampledValues(_VALUES_PER_BIN * bins, samples)
+    def __init__(self, kept: Reducer, find: Callable[[], Range]) -> None:
+        self._kept, self._find = kept, find
 
     def update(self, values: np.ndarray, samples: int) -> None:
         """Take in one batch."""
-        self._values.update(values, samples)
+        self._kept.update(values, samples)
 
     def result(self) -> Range:
         """The range over everything seen."""
-        return mse_range(self._values.result(), self._family)
+        return self._find()
 
 
 class LayerwisePercentile:
@@ -123,58 +130,38 @@ class LayerwisePercentile:
         return float(data.weights @ (errors if self._metric == "mae" else errors**2))
 
 
-class NonOverflow:
+def _covering(seen: Range, family: GridFamily) -> Range:
     """The range of the grid with the smallest power-of-two scale on which nothing saturates."""
-
-    def __init__(self, family: GridFamily) -> None:
-        self._family = family
-        self._extremes = MinMax()
-
-    def update(self, values: np.ndarray, samples: int) -> None:
-        """Take in one batch."""
-        self._extremes.update(values, samples)
-
-    def result(self) -> Range:
-        """The range over everything seen."""
-        found = self._extremes.result()
-        low, high = covering_range(np.asarray(found.minimum), np.asarray(found.maximum), self._family)
-        return Range(float(low), float(high))
+    low, high = covering_range(np.asarray(seen.minimum), np.asarray(seen.maximum), family)
+    return Range(float(low), float(high))
 
 
-class MinMaxSymmetric(MinMax):
+def _symmetric(seen: Range) -> Range:
     """The observed range stretched to [-m, m]: what onnxruntime's 'distribution' gives to integer types."""
-
-    def result(self) -> Range:
-        """The range over everything seen."""
-        found = super().result()
-        largest = max(abs(found.minimum), abs(found.maximum))
-        return Range(-largest, largest) if found.minimum <= found.maximum else found
+    largest = max(abs(seen.minimum), abs(seen.maximum))
+    return Range(-largest, largest) if seen.minimum <= seen.maximum else seen
 
 
-class Deviation:
+def _of_same_deviation(data: WeightedValues, family: GridFamily) -> Range:
     """The range that gives the tensor and the 8-bit floats the same standard deviation: onnxruntime's 'distribution'.
 
     scale = deviation of the tensor / deviation of all finite floats of the type.
     """
+    if not data.usable:
+        return Range(data.minimum, data.maximum)
+    values = data.values.astype(np.float64)
+    mean = np.average(values, weights=data.weights)
+    deviation = float(np.sqrt(np.average((values - mean) ** 2, weights=data.weights)))
+    form = FLOATS[family.dtype]
+    largest = deviation / _deviation(form) * form.maximum
+    return Range(-largest, largest)
 
-    def __init__(self, bins: int, family: GridFamily, *, samples: int) -> None:
-        self._family = family
-        self._values = SampledValues(_VALUES_PER_BIN * bins, samples)
 
-    def update(self, values: np.ndarray, samples: int) -> None:
-        """Take in one batch."""
-        self._values.update(values, samples)
-
-    def result(self) -> Range:
-        """The range over everything seen."""
-        data = self._values.result()
-        if not data.usable:
-            return Range(data.minimum, data.maximum)
-        values = data.values.astype(np.float64)
-        mean = np.average(values, weights=data.weights)
-        deviation = float(np.sqrt(np.average((values - mean) ** 2, weights=data.weights)))
-        largest = deviation / self._family.deviation * self._family.largest
-        return Range(-largest, largest)
+@cache
+def _deviation(form: Minifloat) -> float:
+    """Standard deviation of all finite values of an 8-bit float."""
+    everything = np.arange(256, dtype=np.uint8).view(form.storage).astype(np.float64)
+    return float(everything[np.isfinite(everything)].std())
 
 
 def find_ranges(reducers: Mapping[str, RangeReducer], *, threads: int) -> dict[str, Range]:

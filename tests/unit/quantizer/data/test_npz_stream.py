@@ -17,7 +17,8 @@ from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import DatasetArraysError, DatasetFormatError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import open_dataset
-from worker.quantizer.data.archive import MemberStream, read_npz
+from worker.quantizer.data.archive import read_npz
+from worker.quantizer.data.zips import MemberStream
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 

@@ -140,12 +140,11 @@ def test_blocks_of_zeros_stay_zero_where_the_runtime_flushes_subnormals(tmp_path
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_16_bit_floats_saturate_only_if_asked_to(dtype: str) -> None:
+def test_16_bit_floats_saturate(dtype: str) -> None:
     values = np.array([[1e30, -3.4e38, 1.5, np.finfo(np.float32).max]], np.float32)
-    held = run_onnx(activation_model(dtype, 1, ("N", 4), 17, saturate=True), {"x": values})["y"]
+    held = run_onnx(activation_model(dtype, 1, ("N", 4), 17), {"x": values})["y"]
     np.testing.assert_array_equal(held, FLOATS[dtype].fake(values))
     assert np.isfinite(held).all()
-    assert np.isinf(run(dtype, 1, values)).any()
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)

@@ -16,7 +16,7 @@ from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, pla
 from worker.quantizer.inspection import inspect_nodes
 from worker.quantizer.pipeline import Result
 from worker.quantizer.plan.journal import Journal
-from worker.quantizer.plan.profile import Stage
+from worker.quantizer.plan.profile import RuleContext, Stage
 from worker.quantizer.plan.subgraphs import ACTIVATIONS_IN_FLOAT, IN_FLOAT
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import Role
@@ -316,7 +316,7 @@ def test_rules_of_targets_may_run_again_over_weights_of_bodies(target: str) -> N
     model = branches(FIRST, then, other, w=normal(4, 5), v=normal(4, 4))
     prepared, plan = plan_for(model, wanted)
     before = {name: weight.spec.calibration for name, weight in plan.weights.items()}
-    TARGETS[target].run(Stage.SPECS, prepared.graph, plan, wanted, Journal())
+    TARGETS[target].run(Stage.SPECS, RuleContext(prepared.graph, plan, wanted, Journal()))
     assert {name: weight.spec.calibration for name, weight in plan.weights.items()} == before
     assert (len(before), plan.nodes["inner"].role) == (2, Role.STORED)
 

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.plan.grids import integer_grid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.statistics.reducers import Range
 
 
 class Groups:
@@ -75,12 +77,5 @@ def _covering(grids: list[IntegerGrid], context: RuleContext, source: str) -> In
     first = grids[0]
     if all(grid.scale == first.scale and grid.zero_point == first.zero_point for grid in grids):
         return first
-    scale, zero_point = grid_for_range(
-        np.min([low for low, _ in ends]),
-        np.max([high for _, high in ends]),
-        first.dtype,
-        symmetric=spec.symmetric,
-        scale=spec.scale,
-        reduce_range=spec.reduce_range,
-    )
-    return IntegerGrid(first.dtype, scale, zero_point, symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    low, high = min(float(low) for low, _ in ends), max(float(high) for _, high in ends)
+    return integer_grid(spec, Range(low, high))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from worker.quantizer.graph.rewriting import axis_length, rank_of, reduced_axes
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     Names,
@@ -21,8 +22,8 @@ from worker.quantizer.graph.values import (
     name_of,
     node_name,
 )
-from worker.quantizer.plan.head_nodes import find_heads
 from worker.quantizer.plan.profile import RuleContext
+from worker.quantizer.plan.rules.heads import find_heads
 from worker.quantizer.plan.types import Decision
 
 _SIXTH = 1.0 / 6.0
@@ -160,19 +161,14 @@ def _kernel(node: ir.Node) -> tuple[int, int] | None:
 
 def _plane(node: ir.Node) -> tuple[int, int] | None:
     value = node.inputs[0]
-    shape = list(value.shape) if value is not None and value.shape is not None else []
-    if len(shape) != 4 or not isinstance(shape[2], int) or not isinstance(shape[3], int):
+    if value is None or rank_of(value) != 4:
         return None
-    return shape[2], shape[3]
+    height, width = axis_length(value, 2), axis_length(value, 3)
+    return None if height is None or width is None else (height, width)
 
 
 def _reduced(node: ir.Node) -> tuple[int, int] | None:
-    attribute = node.attributes.get("axes")
-    axes = list(attribute.as_ints()) if attribute is not None else None
-    if axes is None and len(node.inputs) > 1:
-        array = constant(node.inputs[1])
-        axes = None if array is None else [int(axis) for axis in array.reshape(-1)]
-    return _plane(node) if axes is not None and sorted(axis % 4 for axis in axes) == [2, 3] else None
+    return _plane(node) if reduced_axes(node) == (2, 3) else None
 
 
 def _nodes(context: RuleContext, op_type: str) -> list[ir.Node]:
@@ -202,31 +198,11 @@ def _multiply(context: RuleContext, node: ir.Node, factor: float, names: Names) 
     """Put a Mul by ``factor`` behind ``node``; the result keeps the node's tensor name."""
     result = node.outputs[0]
     scale = add_initializer(context.graph, names.free(f"{node_name(node)}_factor"), np.asarray(factor, np.float32))
-    product = ir.node("Mul", [result, scale], name=names.free(f"{node_name(node)}_simulated"))
+    product = ir.node("Mul", [None, scale], name=names.free(f"{node_name(node)}_simulated"))
     context.simulated.add(node_name(product))
-    made = product.outputs[0]
+    made, name = product.outputs[0], name_of(result)
     made.type, made.shape = result.type, result.shape
-    readers = [usage for usage in result.uses() if usage.node is not product]
-    is_output = result.is_graph_output()
-    name = name_of(result)
+    ir.convenience.replace_all_uses_with(result, made, replace_graph_outputs=True)
+    product.replace_input_with(0, result)
     result.name, made.name = names.free(f"{name}_exact"), name
     context.graph.insert_after(node, product)
-    for usage in readers:
-        usage.node.replace_input_with(usage.idx, made)
-    if is_output:
-        for index, output in enumerate(context.graph.outputs):
-            if output is result:
-                context.graph.outputs[index] = made
-
-
-__all__ = [
-    "div_to_mul",
-    "dpu_average_pool",
-    "dpu_hard_sigmoid",
-    "dpu_leaky_relu",
-    "dpu_reduce_mean",
-    "is_dpu_hard_sigmoid",
-    "pooling_factor",
-    "sigmoid_to_hard_sigmoid",
-    "split_hard_swish",
-]

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from service.contracts.reason import declare
-from worker.quantizer.graph.values import node_name
+from worker.quantizer.graph.values import is_constant, node_name, users
 from worker.quantizer.operators.channels import MOVERS
+from worker.quantizer.operators.linear import LINEAR
 from worker.quantizer.plan.candidates import may_return_float
-from worker.quantizer.plan.head_nodes import find_heads
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
 
@@ -27,8 +27,34 @@ MAKES_SCORES = declare(
     "makes-scores", "it makes scores: {op_type} turns a rounding step into a relative error", hint=_KEEP
 )
 
+_COMBINING = ("Add", "Sub", "Mul", "Div")
 _EXPONENTIAL = ("Sigmoid", "Softmax", "LogSoftmax", "Exp")
 _WITHIN_ONE = ("Sigmoid", "HardSigmoid", "Softmax")
+
+
+def find_heads(graph: ir.Graph) -> set[ir.Node]:
+    """Nodes that no linear node comes after, and whose result reaches a graph output.
+
+    On its way there it is only moved, joined with others, or combined with constants.
+    """
+    before_linear: set[ir.Node] = set()
+    leading_out: set[ir.Node] = set()
+    for node in reversed(list(graph)):
+        readers = [reader for value in node.outputs for reader in users(value)]
+        if any(reader.op_type in LINEAR or reader in before_linear for reader in readers):
+            before_linear.add(node)
+        elif any(value.is_graph_output() for value in node.outputs) or any(
+            reader in leading_out and _hands_on(reader) for reader in readers
+        ):
+            leading_out.add(node)
+    return leading_out
+
+
+def _hands_on(node: ir.Node) -> bool:
+    """True if the result is the operand, moved, joined with others, or combined with constants."""
+    if node.op_type in MOVERS or node.op_type == "Concat":
+        return True
+    return node.op_type in _COMBINING and any(is_constant(value) for value in node.inputs)
 
 
 def float_heads(context: RuleContext) -> list[Decision]:

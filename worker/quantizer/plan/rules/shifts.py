@@ -12,16 +12,14 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-from service.contracts.errors import EngineError
 from worker.quantizer.graph.values import node_name, users
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import LINEAR
-from worker.quantizer.plan.carrying import carrier
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.rules.alignment import Groups
 from worker.quantizer.plan.rules.positions import Limit, Positions, Settled, Variable, at_position, position, settle
-from worker.quantizer.plan.types import Decision, Grid, Role
+from worker.quantizer.plan.types import Decision, Role
 
 SHIFT_RULES = (
     "align_concat",
@@ -56,6 +54,7 @@ class _Positioning:
         self._groups = Groups()
         self._decisions: list[Decision] = []
         self._given: dict[Variable, int] = {}
+        self._grids: dict[Variable, IntegerGrid] = {}
         self._members: Counter[Variable] = Counter()
         self._shared = Counter(entry.source for entry in context.plan.activations.values())
         self._read_positions()
@@ -72,7 +71,7 @@ class _Positioning:
         floors = self._floors(start) if self._context.options["hard_sigmoid_positions"] else {}
         limits = [limit for node in self._context.graph for limit in self._limits(node)]
         settled = settle(start, limits)
-        self._report(settled, start, floors)
+        self._report(settled, floors)
         self._apply(settled)
         return self._decisions
 
@@ -89,10 +88,10 @@ class _Positioning:
         ]
         for variable, grid in grids:
             found = position(grid)
-            if found is None:
+            if found is None or not isinstance(grid, IntegerGrid):
                 unknown += 1
             else:
-                self._given[variable] = found
+                self._given[variable], self._grids[variable] = found, grid
         if unknown:
             why = "have no single power-of-two scale: the NPU's shift limits cannot be kept there"
             self._context.journal.note(f"{unknown} tensors {why}")
@@ -124,7 +123,7 @@ class _Positioning:
         if not self._quantized(node):
             return
         inputs = [self._variable(value) for value in node.inputs]
-        out = self._variable(carrier(node, self._plan))
+        out = self._variable(self._plan.carrier(node))
         for rule, why, variables, ceilings in _node_limits(self, node, inputs, out):
             if self._context.options[rule]:
                 yield Limit(rule, node_name(node), why, variables, ceilings)
@@ -147,15 +146,12 @@ class _Positioning:
         return None
 
     def _is_fused(self, node: ir.Node) -> bool:
-        """True for the factor that simulates rounding inside the node before it."""
+        """True for what belongs to the node before it: an activation function, or a factor that simulates rounding."""
         return self._plan.nodes[node_name(node)].role is Role.FUSED
 
     def leaks(self, node: ir.Node) -> bool:
         """True if a LeakyRelu is fused with ``node``."""
-        return any(
-            reader.op_type == "LeakyRelu" and self._plan.nodes[node_name(reader)].role is Role.FUSED
-            for reader in users(node.outputs[0])
-        )
+        return any(reader.op_type == "LeakyRelu" and self._is_fused(reader) for reader in users(node.outputs[0]))
 
     def _floors(self, start: dict[Variable, int]) -> dict[Variable, tuple[int, str]]:
         """Lowest positions around HardSigmoid; raises those that are too low where nothing else feels it."""
@@ -163,22 +159,19 @@ class _Positioning:
         for node in self._context.graph:
             if node.op_type != "HardSigmoid" or not self._quantized(node):
                 continue
-            before, after = self._variable(node.inputs[0]), self._variable(carrier(node, self._plan))
+            before, after = self._variable(node.inputs[0]), self._variable(self._plan.carrier(node))
             for variable, floor in ((before, _HARD_SIGMOID_IN[0]), (after, _HARD_SIGMOID_OUT)):
                 if variable is None:
                     continue
                 floors[variable] = (max(floor, floors.get(variable, (floor, ""))[0]), node_name(node))
                 readers = [] if variable == after or node.inputs[0] is None else users(node.inputs[0])
                 harmless = all(reader.op_type == "HardSigmoid" for reader in readers)
-                if start[variable] < floor and harmless and self._members[variable] == 1 and self._own(variable):
+                own = self._members[variable] == self._shared[variable[1]] == 1  # no other tensor shares the range
+                if start[variable] < floor and harmless and own:
                     start[variable] = floor
         return floors
 
-    def _own(self, variable: Variable) -> bool:
-        """True if no other tensor shares the range."""
-        return self._shared[variable[1]] == 1
-
-    def _report(self, settled: Settled, start: dict[Variable, int], floors: dict[Variable, tuple[int, str]]) -> None:
+    def _report(self, settled: Settled, floors: dict[Variable, tuple[int, str]]) -> None:
         for limit in settled.given_up:
             what = "not kept: it contradicts the limits around it"
             self._decisions.append(Decision(limit.rule, limit.node, what, limit.why, conflict=True))
@@ -201,25 +194,13 @@ class _Positioning:
             self._decisions.append(Decision(rule, variable[1], f"position {found} -> {now}", why))
 
     def _apply(self, settled: Settled) -> None:
-        plan = self._plan
-        grids: dict[str, Callable[[str], Grid | None]] = {
-            "activation": lambda name: plan.activations[name].quantization,
-            "weight": lambda name: plan.weights[name].quantization,
-            "bias": lambda name: plan.biases[name].quantization,
-        }
-        moved: dict[str, dict[str, IntegerGrid]] = {kind: {} for kind in grids}
+        moved: dict[str, dict[str, IntegerGrid]] = {"activation": {}, "weight": {}, "bias": {}}
         for (kind, name), found in self._given.items():
             now = settled.positions[self._root((kind, name))]
             if now != found:
-                moved[kind][name] = _moved(grids[kind](name), now)
-        parameters = Parameters(self._context.graph, plan)
+                moved[kind][name] = at_position(self._grids[kind, name], now)
+        parameters = Parameters(self._context.graph, self._plan)
         parameters.move(sources=moved["activation"], weights=moved["weight"], biases=moved["bias"])
-
-
-def _moved(grid: Grid | None, wanted: int) -> IntegerGrid:
-    if not isinstance(grid, IntegerGrid):
-        raise EngineError("a tensor without a grid has no position")
-    return at_position(grid, wanted)
 
 
 _Found = tuple[str, str, tuple[Variable, ...], Callable[[Positions], list[tuple[Variable, int]]]]

@@ -8,12 +8,12 @@ from service.contracts.calibration import NonOverflowCalibration
 from service.contracts.dtypes import bits_of, is_integer
 from service.contracts.reason import declare
 from service.contracts.specs import BiasSpec
-from worker.quantizer.graph.values import name_of, node_name
+from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.operators.linear import MATRIX_PRODUCTS
 from worker.quantizer.plan.profile import RuleContext
-from worker.quantizer.plan.types import Decision, Role, WeightPlan
-from worker.quantizer.plan.weights import float_bias_reason
+from worker.quantizer.plan.types import ActivationPlan, Decision, Role, WeightPlan
+from worker.quantizer.plan.weights import judge_biases
 
 BIAS_FLOAT_ON_TARGET = declare("bias-float-on-target", "the target adds biases in float")
 
@@ -26,6 +26,21 @@ def symmetric_int8(context: RuleContext) -> list[Decision]:
         if is_integer(weight.spec.dtype):
             dtype = "int4" if bits_of(weight.spec.dtype) < 8 else "int8"
             made += _weight(weight, "symmetric_int8", why, dtype=dtype, symmetric=True)
+    return made
+
+
+def float8_e4m3(context: RuleContext) -> list[Decision]:
+    """8-bit floats become float8_e4m3fn."""
+    named: list[tuple[str, ActivationPlan | WeightPlan]] = [
+        *context.plan.activations.items(),
+        *context.plan.weights.items(),
+    ]
+    made = []
+    for name, entry in named:
+        if entry.spec.dtype == "float8_e5m2":
+            what, why = "float8_e5m2 -> float8_e4m3fn", "the target has no other 8-bit float"
+            made.append(Decision("float8_e4m3", name, what, why))
+            entry.spec = entry.spec.model_copy(update={"dtype": "float8_e4m3fn"})
     return made
 
 
@@ -42,7 +57,7 @@ def xint8(context: RuleContext) -> list[Decision]:
         if context.plan.nodes[weight.node].role not in (Role.LINEAR, Role.STORED):
             # one or few values, none of which is an outlier: the nearest power of two could cut off 30 percent
             weight.spec = weight.spec.model_copy(update={"calibration": NonOverflowCalibration()})
-    _judge_biases(context)
+    judge_biases(context.graph, context.plan)
     return made
 
 
@@ -51,11 +66,10 @@ def int8_bias(context: RuleContext) -> list[Decision]:
     made = []
     for bias in context.plan.biases.values():
         if bias.spec.dtype != "int8":
-            made.append(
-                Decision("int8_bias", bias.node, f"bias {bias.spec.dtype} -> int8", "the NPU holds biases as int8")
-            )
+            what = f"bias {bias.spec.dtype} -> int8"
+            made.append(Decision("int8_bias", bias.node, what, "the NPU holds biases as int8"))
             bias.spec = BiasSpec(dtype="int8")
-    _judge_biases(context)
+    judge_biases(context.graph, context.plan)
     return made
 
 
@@ -105,35 +119,22 @@ def per_tensor_matmul(context: RuleContext) -> list[Decision]:
 
 
 def _activations(context: RuleContext, rule: str, why: str, **update: Any) -> list[Decision]:
-    made = []
+    made: list[Decision] = []
     for entry in context.plan.activations.values():
-        if not is_integer(entry.spec.dtype):
-            continue
-        changed = {field: value for field, value in update.items() if getattr(entry.spec, field) != value}
-        if changed:
-            made.append(Decision(rule, entry.tensor, _words(entry.spec, changed), why))
-            entry.spec = entry.spec.model_copy(update=changed)
+        if is_integer(entry.spec.dtype):
+            made += _change(entry, entry.tensor, rule, why, **update)
     return made
 
 
 def _weight(weight: WeightPlan, rule: str, why: str, **update: Any) -> list[Decision]:
-    changed = {field: value for field, value in update.items() if getattr(weight.spec, field) != value}
+    return _change(weight, weight.initializer, rule, why, **update)
+
+
+def _change(entry: ActivationPlan | WeightPlan, where: str, rule: str, why: str, **update: Any) -> list[Decision]:
+    """Change fields of an entry's spec, as far as they are not so already."""
+    changed = {field: value for field, value in update.items() if getattr(entry.spec, field) != value}
     if not changed:
         return []
-    decision = Decision(rule, weight.initializer, _words(weight.spec, changed), why)
-    weight.spec = weight.spec.model_copy(update=changed)
-    return [decision]
-
-
-def _words(spec: Any, changed: dict[str, Any]) -> str:
-    return ", ".join(f"{field} {getattr(spec, field)} -> {value}" for field, value in changed.items())
-
-
-def _judge_biases(context: RuleContext) -> None:
-    """Say anew which biases can be quantized: their own type or that of their weight has changed."""
-    nodes = {node_name(node): node for node in context.graph}
-    for bias in context.plan.biases.values():
-        node = nodes[bias.node]
-        weight = node.inputs[1]
-        if weight is not None:
-            bias.reason = float_bias_reason(node, bias.spec, context.plan.weights[name_of(weight)])
+    what = ", ".join(f"{field} {getattr(entry.spec, field)} -> {value}" for field, value in changed.items())
+    entry.spec = entry.spec.model_copy(update=changed)
+    return [Decision(rule, where, what, why)]

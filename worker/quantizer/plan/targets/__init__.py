@@ -10,9 +10,10 @@ from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import Rule, RuleContext, Stage, Target
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.targets.amd_npu import AMD_NPU_CNN, AMD_NPU_TRANSFORMER
-from worker.quantizer.plan.targets.onnxruntime import ONNXRUNTIME_CPU, ONNXRUNTIME_GPU, TENSORRT
+from worker.quantizer.plan.targets.onnxruntime import ONNXRUNTIME_CPU, ONNXRUNTIME_GPU
 from worker.quantizer.plan.targets.openvino import OPENVINO
 from worker.quantizer.plan.targets.qnn import QNN
+from worker.quantizer.plan.targets.tensorrt import TENSORRT
 from worker.quantizer.plan.types import Decision, QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 
@@ -40,10 +41,9 @@ def edit_graph(prepared: Prepared, config: QuantizationConfig) -> list[Decision]
     if not edits_graph(config):
         return []
     selection = Selection(config, Matcher(prepared.graph, prepared.op_types))
-    simulated: set[str] = set()
-    target = TARGETS[config.target]
-    made = target.run(Stage.GRAPH, prepared.graph, QuantizationPlan(), config, Journal(), selection, simulated)
-    prepared.facts = prepared.facts.with_simulated(simulated)
+    context = RuleContext(prepared.graph, QuantizationPlan(), config, Journal(), selection)
+    made = TARGETS[config.target].run(Stage.GRAPH, context)
+    prepared.facts = prepared.facts.with_simulated(context.simulated)
     return made
 
 
@@ -53,7 +53,7 @@ def move_grids(graph: ir.Graph, plan: QuantizationPlan, config: QuantizationConf
     Weights and biases are quantized anew where their grid moves. Run again after a step that changed grids or biases,
     it moves only what that step has broken.
     """
-    return TARGETS[config.target].run(Stage.GRIDS, graph, plan, config, journal)
+    return TARGETS[config.target].run(Stage.GRIDS, RuleContext(graph, plan, config, journal))
 
 
 __all__ = ["TARGETS", "Rule", "RuleContext", "Stage", "Target", "edit_graph", "edits_graph", "move_grids"]

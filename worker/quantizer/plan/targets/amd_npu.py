@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.values import constant
+from worker.quantizer.graph.values import activation_limits
 from worker.quantizer.operators.channels import MOVERS
 from worker.quantizer.operators.linear import LINEAR, MATRIX_PRODUCTS
 from worker.quantizer.plan.profile import Rule, Stage, Target, rule
@@ -36,11 +36,7 @@ _ON_CPU = ("Sigmoid", "Tanh", "Gelu", "Erf", "Elu", "HardSwish", "Where", "ArgMa
 
 def _fuses(node: ir.Node) -> bool:
     """Clip only as ReLU6 or ReLU1."""
-    if node.op_type != "Clip":
-        return True
-    arrays = [constant(value) for value in node.inputs[1:3]]
-    limits = tuple(float(array.reshape(-1)[0]) for array in arrays if array is not None)
-    return limits in _FUSED_LIMITS
+    return node.op_type != "Clip" or activation_limits(node) in _FUSED_LIMITS
 
 
 def _refuses(node: ir.Node) -> Reason | None:

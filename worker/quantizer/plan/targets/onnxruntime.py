@@ -1,4 +1,4 @@
-"""onnxruntime on CPUs and GPUs, and TensorRT, which runs the same Q/DQ form."""
+"""onnxruntime on CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -81,32 +81,22 @@ ONNXRUNTIME_CPU = Target(
     integer_limits=True,
 )
 
-
-def _nvidia(name: str) -> Target:
-    """int8 around 0 with float biases.
-
-    TensorRT's parser refuses zero points other than 0 and a DequantizeLinear of int32; onnxruntime's CUDA kernels know
-    no int32 DequantizeLinear either.
-    """
-    return Target(
-        name=name,
-        roles={
-            **dict.fromkeys(LINEAR, Role.LINEAR),
-            **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
-            **dict.fromkeys(("GlobalAveragePool", "LeakyRelu", "Relu", "Clip"), Role.UNARY),
-            **dict.fromkeys(_TRANSPARENT, Role.TRANSPARENT),
-        },
-        fusible=frozenset({"Relu", "Clip", "LeakyRelu"}),
-        takes_in=frozenset({*LINEAR, *_ARITHMETIC}),
-        lossless=frozenset(LOSSLESS),
-        reasons=common_reasons(name),
-        rules=(
-            FLOAT_HEADS,
-            rule("symmetric_int8", Stage.SPECS, symmetric_int8),
-            rule("float_bias", Stage.SPECS, float_bias),
-        ),
-    )
-
-
-ONNXRUNTIME_GPU = _nvidia("onnxruntime_gpu")
-TENSORRT = _nvidia("tensorrt")
+# int8 around 0 with float biases: onnxruntime's CUDA kernels know no DequantizeLinear of int32.
+ONNXRUNTIME_GPU = Target(
+    name="onnxruntime_gpu",
+    roles={
+        **dict.fromkeys(LINEAR, Role.LINEAR),
+        **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
+        **dict.fromkeys(("GlobalAveragePool", "LeakyRelu", "Relu", "Clip"), Role.UNARY),
+        **dict.fromkeys(_TRANSPARENT, Role.TRANSPARENT),
+    },
+    fusible=frozenset({"Relu", "Clip", "LeakyRelu"}),
+    takes_in=frozenset({*LINEAR, *_ARITHMETIC}),
+    lossless=frozenset(LOSSLESS),
+    reasons=common_reasons("onnxruntime_gpu"),
+    rules=(
+        FLOAT_HEADS,
+        rule("symmetric_int8", Stage.SPECS, symmetric_int8),
+        rule("float_bias", Stage.SPECS, float_bias),
+    ),
+)

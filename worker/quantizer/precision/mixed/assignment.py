@@ -15,10 +15,10 @@ from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.graph.values import name_of, node_name
 from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.journal import Journal
-from worker.quantizer.plan.profile import Stage
+from worker.quantizer.plan.profile import RuleContext, Stage
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.plan.weights import float_bias_reason, granularity_of
+from worker.quantizer.plan.weights import granularity_of, judge_biases
 from worker.quantizer.precision.layers import Layer
 from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.case import Case
@@ -110,8 +110,8 @@ class Assigner:
             for entry in plan.activations.values():
                 if entry.source == source:
                     entry.spec = spec_
-        _judge_biases(nodes, plan)
-        TARGETS[config.target].run(Stage.SPECS, graph, plan, config, journal)
+        judge_biases(graph, plan)
+        TARGETS[config.target].run(Stage.SPECS, RuleContext(graph, plan, config, journal))
         known = {}
         for entry in plan.activations.values():
             found = self.ranges.get((entry.source, entry.spec))
@@ -174,12 +174,3 @@ class Assigner:
         inputs = [plan.activations.get(name_of(value)) for value in node.inputs if value is not None]
         known = [wanted[entry.source] for entry in inputs if entry is not None and entry.source in wanted]
         return min(known, default=lowest)
-
-
-def _judge_biases(nodes: Mapping[str, ir.Node], plan: QuantizationPlan) -> None:
-    """Say anew which biases can be quantized: the type of their weight may have changed."""
-    for bias in plan.biases.values():
-        node = nodes[bias.node]
-        weight = plan.weights.get(name_of(node.inputs[1])) if node.inputs[1] is not None else None
-        if weight is not None:
-            bias.reason = float_bias_reason(node, bias.spec, weight)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.rewriting import (
     INPUT_NOT_FLOAT32,
     RANK_UNKNOWN,
     Attribute,
     Editor,
     Rewrite,
-    apply_rule,
     rank_of,
+    rewrites,
 )
 from worker.quantizer.graph.values import constant, is_float32, name_of, node_name
 from worker.quantizer.preparation.affine import PARAMETERS_NOT_PER_CHANNEL, batchnorm_affine
@@ -24,12 +22,9 @@ NO_POSITIONS = declare("no-positions", "its input has {rank} axes; a Conv needs 
 CONV_NOT_FINITE = declare("conv-not-finite", "the weight or bias would not be finite")
 
 
-def batch_norm_to_conv(model: ir.Model, spec: PreparationSpec) -> Outcome:
+@rewrites("BatchNormalization", what="BatchNormalization nodes became Conv")
+def batch_norm_to_conv(norm: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     """BatchNormalization over images, sequences or volumes -> Conv with one 1x1 filter per channel."""
-    return apply_rule(model, ("BatchNormalization",), _convolve, "BatchNormalization nodes became Conv")
-
-
-def _convolve(norm: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     source = norm.inputs[0]
     rank = rank_of(source)
     if source is None or rank is None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import Reason
-from worker.quantizer.graph.outcome import Outcome
-from worker.quantizer.graph.rewriting import INPUT_NOT_FLOAT32, Editor, Rewrite, apply_rule, scalar
+from worker.quantizer.graph.rewriting import INPUT_NOT_FLOAT32, Editor, Rewrite, rewrites, scalar
 from worker.quantizer.graph.values import is_float32, node_name
 
 
-def clip6_to_relu(model: ir.Model, spec: PreparationSpec) -> Outcome:
+@rewrites("Clip", what="Clip(0, 6) nodes became Relu")
+def clip6_to_relu(clip: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     """Clip with the constant limits 0 and 6 -> Relu."""
-    return apply_rule(model, ("Clip",), _relu, "Clip(0, 6) nodes became Relu")
-
-
-def _relu(clip: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     limits = [scalar(value) for value in clip.inputs[1:3]]
     if limits != [0.0, 6.0]:
         return None

@@ -6,7 +6,6 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript.optimizer import fold_constants_ir
 
-from service.contracts.preparation import PreparationSpec
 from worker.quantizer.graph.metadata import Metadata
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, name_of
@@ -15,7 +14,7 @@ _FOLD_INPUT_BYTES = 64 * 2**20
 _FOLD_OUTPUT_BYTES = 64 * 2**20
 
 
-def fold_constants(model: ir.Model, spec: PreparationSpec) -> Outcome:
+def fold_constants(model: ir.Model) -> Outcome:
     """Replace what depends on constants alone by its value, and remove nodes without effect."""
     before = model.graph.num_nodes()
     metadata = Metadata(model.graph)
@@ -35,7 +34,7 @@ def fold_constants(model: ir.Model, spec: PreparationSpec) -> Outcome:
     return Outcome.counted(model, removed, "nodes folded away")
 
 
-def remove_dead_code(model: ir.Model, spec: PreparationSpec) -> Outcome:
+def remove_dead_code(model: ir.Model) -> Outcome:
     """Remove nodes and initializers that no output depends on."""
     before = model.graph.num_nodes()
     common.RemoveUnusedNodesPass()(model)

@@ -18,7 +18,6 @@ import onnx_ir.passes.common as common
 from service.contracts.compatibility import is_quantized_op
 from service.contracts.dtypes import is_integer
 from service.contracts.errors import AlreadyQuantizedError
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import Names, add_initializer, constant, int_attribute, name_of, node_name, users
@@ -39,7 +38,7 @@ _SIX_TOLERANCE = 1e-4
 _HINT = "Upload the float model that it was made from: Q/DQ pairs alone can be taken off."
 
 
-def dequantize(model: ir.Model, spec: PreparationSpec) -> Outcome:
+def dequantize(model: ir.Model) -> Outcome:
     """Take off every Q/DQ pair; the model has been named, and is changed in place.
 
     Raises:

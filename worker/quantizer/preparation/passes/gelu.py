@@ -11,19 +11,17 @@ import math
 
 import onnx_ir as ir
 
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import Reason
-from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.rewriting import (
     INNER_READ_ELSEWHERE,
     INPUT_NOT_FLOAT32,
     OPSET_TOO_OLD,
     Editor,
     Rewrite,
-    apply_rule,
     enclosed,
     only_reader,
     producer,
+    rewrites,
     scalar,
 )
 from worker.quantizer.graph.values import is_float32, node_name
@@ -43,12 +41,9 @@ _ARGUMENTS: dict[str, Polynomial] = {
 _GELU: Polynomial = {(1, 0): 0.5, (1, 1): 0.5}
 
 
-def fuse_gelu(model: ir.Model, spec: PreparationSpec) -> Outcome:
+@rewrites(*_ARGUMENTS, what="groups became Gelu")
+def fuse_gelu(anchor: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     """The Erf form and the tanh form -> Gelu (opset 20)."""
-    return apply_rule(model, tuple(_ARGUMENTS), _gelu, "groups became Gelu")
-
-
-def _gelu(anchor: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     argument = anchor.inputs[0]
     source = _source(argument, _ARGUMENTS[anchor.op_type]) if argument is not None else None
     if argument is None or source is None:

@@ -10,21 +10,20 @@ import math
 
 import onnx_ir as ir
 
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.rewriting import (
     INNER_READ_ELSEWHERE,
     INPUT_NOT_FLOAT32,
     Editor,
     Rewrite,
-    apply_rule,
     enclosed,
     only_reader,
     other_operand,
     producer,
     reduced_axes,
+    rewrites,
     scalar,
+    squaring,
     static_shape,
 )
 from worker.quantizer.graph.values import constant, int_attribute, is_float32, node_name
@@ -37,19 +36,21 @@ HIGH_FLOOR = declare("high-floor", "its floor of {floor:g} changes short vectors
 _LARGEST_FLOOR = 1e-6
 
 
-def fuse_l2_norm(model: ir.Model, spec: PreparationSpec) -> Outcome:
-    """Division by the own length in its usual spellings -> LpNormalization with p = 2."""
-    return apply_rule(model, ("ReduceL2", "ReduceSumSquare", "ReduceSum"), _l2_norm, "groups became LpNormalization")
+@rewrites("ReduceL2", "ReduceSumSquare", "ReduceSum", what="groups became LpNormalization")
+def fuse_l2_norm(reduction: ir.Node, editor: Editor) -> Rewrite | Reason | None:
+    """Division by the own length in its usual spellings -> LpNormalization with p = 2.
 
-
-def _l2_norm(reduction: ir.Node, editor: Editor) -> Rewrite | Reason | None:
-    """Follow the length from where it is reduced to where x is divided by it."""
-    source = _source(reduction)
-    if source is None:
-        return None
+    Follow the length from where it is reduced to where x is divided by it.
+    """
     nodes, value, floor = [reduction], reduction.outputs[0], 0.0
     if reduction.op_type == "ReduceSum":
-        nodes.insert(0, _made_by(reduction))
+        squared = squaring(reduction.inputs[0])
+        if squared is None:
+            return None
+        nodes.insert(0, squared)
+    source = nodes[0].inputs[0]
+    if source is None:
+        return None
     if reduction.op_type != "ReduceL2":
         square_floor, value, nodes = _through_floor(value, nodes)
         root = only_reader(value, "Sqrt")
@@ -81,24 +82,6 @@ def _l2_norm(reduction: ir.Node, editor: Editor) -> Rewrite | Reason | None:
         return INNER_READ_ELSEWHERE()
     node = editor.node("LpNormalization", [source], node_name(divide), {"axis": axes[0], "p": 2})
     return Rewrite(nodes, [node], [(divide.outputs[0], node.outputs[0])])
-
-
-def _source(reduction: ir.Node) -> ir.Value | None:
-    """x, if the node reduces x or its squares."""
-    if reduction.op_type != "ReduceSum":
-        return reduction.inputs[0]
-    squared = producer(reduction.inputs[0], "Pow", "Mul")
-    if squared is None:
-        return None
-    is_square = scalar(squared.inputs[1]) == 2 if squared.op_type == "Pow" else squared.inputs[0] is squared.inputs[1]
-    return squared.inputs[0] if is_square else None
-
-
-def _made_by(reduction: ir.Node) -> ir.Node:
-    node = producer(reduction.inputs[0], "Pow", "Mul")
-    if node is None:
-        raise ValueError("a ReduceSum of squares has squares before it")
-    return node
 
 
 def _through_floor(value: ir.Value, nodes: list[ir.Node]) -> tuple[float, ir.Value, list[ir.Node]]:

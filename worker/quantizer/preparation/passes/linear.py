@@ -1,31 +1,25 @@
-"""Linear nodes take in what follows them: a bias behind MatMul, affine maps behind Conv, ConvTranspose and Gemm."""
+"""A MatMul takes in the bias behind it."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import Reason
-from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.rewriting import (
     Editor,
     Rewrite,
-    apply_rule,
     only_reader,
     other_operand,
     rank_of,
+    rewrites,
     static_shape,
 )
 from worker.quantizer.graph.values import is_constant, is_float32, node_name
-from worker.quantizer.preparation.affine import fold_affine as fold
 
 
-def matmul_add_to_gemm(model: ir.Model, spec: PreparationSpec) -> Outcome:
+@rewrites("MatMul", what="MatMul + Add pairs became Gemm")
+def matmul_add_to_gemm(matmul: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     """MatMul of two matrices and Add -> Gemm, which keeps the MatMul's name: users know the layer by it."""
-    return apply_rule(model, ("MatMul",), _gemm, "MatMul + Add pairs became Gemm")
-
-
-def _gemm(matmul: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     left, right = matmul.inputs
     if rank_of(left) != 2 or rank_of(right) != 2:
         return None
@@ -48,10 +42,3 @@ def _is_bias(bias: ir.Value, right: ir.Value | None, left: ir.Value | None) -> b
     columns = right.shape[1] if right is not None and right.shape is not None else None
     wanted = (rows, columns)[2 - len(shape) :]
     return all(mine == 1 or mine == length for mine, length in zip(shape, wanted, strict=True))
-
-
-def fold_affine(model: ir.Model, spec: PreparationSpec) -> Outcome:
-    """Fold BatchNormalization, and Add and Mul of constants, into the linear node before them."""
-    outcome = fold(model.graph)
-    what = "nodes folded into the linear node before them"
-    return Outcome.counted(model, len(outcome.folded), what, left=outcome.left)

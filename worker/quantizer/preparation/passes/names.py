@@ -5,7 +5,6 @@ from __future__ import annotations
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import declare
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import Names, node_name
@@ -13,7 +12,7 @@ from worker.quantizer.graph.values import Names, node_name
 NO_FUNCTIONS = declare("no-functions", "the model has no functions")
 
 
-def inline_functions(model: ir.Model, spec: PreparationSpec) -> Outcome:
+def inline_functions(model: ir.Model) -> Outcome:
     """Put the nodes of model-local functions in the place of their calls."""
     count = len(model.functions)
     if not count:
@@ -22,7 +21,7 @@ def inline_functions(model: ir.Model, spec: PreparationSpec) -> Outcome:
     return Outcome(model, f"{count} functions inlined")
 
 
-def name_everything(model: ir.Model, spec: PreparationSpec) -> Outcome:
+def name_everything(model: ir.Model) -> Outcome:
     """Name what has no name, tell apart what shares one, and turn Constant nodes into initializers."""
     for graph in (model.graph, *model.graph.subgraphs()):
         for k, node in enumerate(graph):

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.rewriting import (
     INNER_READ_ELSEWHERE,
     INPUT_NOT_FLOAT32,
     OPSET_TOO_OLD,
     Editor,
     Rewrite,
-    apply_rule,
     axis_length,
     enclosed,
     only_reader,
@@ -29,7 +26,9 @@ from worker.quantizer.graph.rewriting import (
     producer,
     rank_of,
     reduced_axes,
+    rewrites,
     scalar,
+    squaring,
 )
 from worker.quantizer.graph.values import constant, int_attribute, is_float32, name_of, node_name
 
@@ -42,16 +41,6 @@ AXIS_LENGTH_UNKNOWN = declare("axis-length-unknown", "the length of its axes is 
 CHANNELS_UNKNOWN = declare("channels-unknown", "the number of its channels is not known")
 
 _LAYER_NORM_OPSET = 17
-
-
-def fuse_layer_norm(model: ir.Model, spec: PreparationSpec) -> Outcome:
-    """ReduceMean, Sub, Pow, ReduceMean, Add, Sqrt, Div (Mul, Add) -> LayerNormalization (opset 17)."""
-    return apply_rule(model, ("Sqrt",), _layer_norm, "groups became LayerNormalization")
-
-
-def fuse_instance_norm(model: ir.Model, spec: PreparationSpec) -> Outcome:
-    """The same nodes over all spatial axes -> InstanceNormalization."""
-    return apply_rule(model, ("Sqrt",), _instance_norm, "groups became InstanceNormalization")
 
 
 @dataclass(frozen=True)
@@ -88,13 +77,13 @@ def standardized(root: ir.Node) -> Standardized | Reason | None:
         return None
     variances = [producer(value, "ReduceMean") for value in shifted.inputs]
     variance = next((node for node in variances if node is not None), None)
-    squared = producer(variance.inputs[0], "Pow", "Mul") if variance is not None else None
+    squared = squaring(variance.inputs[0]) if variance is not None else None
     deviation = producer(squared.inputs[0], "Sub") if squared is not None else None
     mean = producer(deviation.inputs[1], "ReduceMean") if deviation is not None else None
     if variance is None or squared is None or deviation is None or mean is None:
         return None
     source = deviation.inputs[0]
-    if source is None or mean.inputs[0] is not source or not _is_square(squared):
+    if source is None or mean.inputs[0] is not source:
         return None
     epsilon = scalar(other_operand(shifted, variance.outputs[0]) or None)
     if epsilon is None or epsilon < 0:
@@ -111,12 +100,6 @@ def standardized(root: ir.Node) -> Standardized | Reason | None:
         return NOT_DIVIDED()
     nodes = (mean, deviation, squared, variance, shifted, root, *quotient)
     return Standardized(source, axes, epsilon, tuple(dict.fromkeys(nodes)), quotient[-1].outputs[0])
-
-
-def _is_square(node: ir.Node) -> bool:
-    if node.op_type == "Pow":
-        return scalar(node.inputs[1]) == 2
-    return node.inputs[0] is node.inputs[1]
 
 
 def _quotient(root: ir.Node, deviation: ir.Node) -> tuple[ir.Node, ...] | None:
@@ -159,7 +142,9 @@ def _with_mean(deviation: ir.Node) -> tuple[ir.Node, ...]:
     return (deviation,) if mean is None else (mean, deviation)
 
 
-def _layer_norm(root: ir.Node, editor: Editor) -> Rewrite | Reason | None:
+@rewrites("Sqrt", what="groups became LayerNormalization")
+def fuse_layer_norm(root: ir.Node, editor: Editor) -> Rewrite | Reason | None:
+    """ReduceMean, Sub, Pow, ReduceMean, Add, Sqrt, Div (Mul, Add) -> LayerNormalization (opset 17)."""
     found = standardized(root)
     if found is None or isinstance(found, Reason):
         return found
@@ -177,7 +162,9 @@ def _layer_norm(root: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     return _fused(found, affine, "LayerNormalization", {"axis": axis, "epsilon": found.epsilon}, editor)
 
 
-def _instance_norm(root: ir.Node, editor: Editor) -> Rewrite | Reason | None:
+@rewrites("Sqrt", what="groups became InstanceNormalization")
+def fuse_instance_norm(root: ir.Node, editor: Editor) -> Rewrite | Reason | None:
+    """The same nodes over all spatial axes -> InstanceNormalization."""
     found = standardized(root)
     if found is None or isinstance(found, Reason):
         return found
@@ -203,16 +190,13 @@ def _affine_of_layer(value: ir.Value, lengths: list[int | None]) -> bool:
 def _affine(value: ir.Value, shape: tuple[int, ...]) -> _Affine:
     """The Mul and the Add of constants behind ``value`` as float32 arrays of ``shape``, as far as they fit."""
     nodes: list[ir.Node] = []
-    scale, bias = np.ones(shape, np.float32), np.zeros(shape, np.float32)
-    follower = only_reader(value, "Mul")
-    found = _operand(follower, value, shape)
-    if follower is not None and found is not None:
-        nodes, scale, value = [follower], found, follower.outputs[0]
-    follower = only_reader(value, "Add")
-    found = _operand(follower, value, shape)
-    if follower is not None and found is not None:
-        nodes, bias, value = [*nodes, follower], found, follower.outputs[0]
-    return _Affine(scale, bias, tuple(nodes), value)
+    arrays = {"Mul": np.ones(shape, np.float32), "Add": np.zeros(shape, np.float32)}
+    for op_type in arrays:
+        follower = only_reader(value, op_type)
+        found = _operand(follower, value, shape)
+        if follower is not None and found is not None:
+            nodes, arrays[op_type], value = [*nodes, follower], found, follower.outputs[0]
+    return _Affine(arrays["Mul"], arrays["Add"], tuple(nodes), value)
 
 
 def _operand(node: ir.Node | None, value: ir.Value, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -27,7 +27,7 @@ LOWEST_IR_VERSION = 8
 _POINTER = "/config/preparation/opset"
 
 
-def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int = WANTED_OPSET) -> Outcome:
+def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int) -> Outcome:
     """Convert the standard operators to ``spec.opset``, by default to ``needed`` where they are older.
 
     Args:
@@ -73,7 +73,7 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int = WANTED_OPSE
     for node in lifted.graph.all_nodes():
         node.name = names.get(first_output(node), node.name)
     metadata.restore(lifted.graph)
-    name_everything(lifted, spec)
+    name_everything(lifted)
     return Outcome(lifted, f"opset {opset} lifted to {wanted}")
 
 

@@ -8,17 +8,15 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.rewriting import (
     INPUT_NOT_FLOAT32,
     RANK_UNKNOWN,
     Editor,
     Rewrite,
-    apply_rule,
     rank_of,
     reduced_axes,
+    rewrites,
     static_shape,
 )
 from worker.quantizer.graph.values import int_attribute, is_float32, node_name
@@ -31,12 +29,9 @@ NO_EQUAL_TILES = declare("no-equal-tiles", "{positions} positions cannot be cut 
 LARGEST_POOLING = 512
 
 
-def reduce_mean_to_global_average_pool(model: ir.Model, spec: PreparationSpec) -> Outcome:
+@rewrites("ReduceMean", what="ReduceMean nodes became GlobalAveragePool")
+def reduce_mean_to_global_average_pool(mean: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     """ReduceMean over all axes behind the channels -> GlobalAveragePool (and Squeeze without keepdims)."""
-    return apply_rule(model, ("ReduceMean",), _pool, "ReduceMean nodes became GlobalAveragePool")
-
-
-def _pool(mean: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     source = mean.inputs[0]
     rank = rank_of(source)
     if source is None or rank is None:
@@ -59,15 +54,12 @@ def _pool(mean: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     return Rewrite([mean], [pool, squeeze], [(result, squeeze.outputs[0])])
 
 
-def split_large_pooling(model: ir.Model, spec: PreparationSpec) -> Outcome:
+@rewrites("GlobalAveragePool", what="GlobalAveragePool nodes were split")
+def split_large_pooling(pool: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     """GlobalAveragePool over more than 512 positions -> AveragePool and GlobalAveragePool.
 
     With tiles of equal size the mean of the tiles' means is the mean of all.
     """
-    return apply_rule(model, ("GlobalAveragePool",), _split, "GlobalAveragePool nodes were split")
-
-
-def _split(pool: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     source = pool.inputs[0]
     shape = static_shape(source)
     spatial = shape[2:] if shape is not None else _spatial(source)

@@ -17,7 +17,7 @@ NO_SHAPES_ASKED = declare("no-shapes-asked-for", "no shapes are asked for")
 SHAPES_KNOWN = declare("shapes-known", "shape inference finds nothing new")
 
 
-def repair_shapes(model: ir.Model, spec: PreparationSpec) -> Outcome:
+def repair_shapes(model: ir.Model) -> Outcome:
     """Some exporters write -1 for an unknown dimension, which converters and shape inference take for a size."""
     repaired = 0
     for value in _values(model):
@@ -52,7 +52,7 @@ def _info(value: ir.Value) -> TensorInfo:
     return TensorInfo(name=value.name or "", dtype=value.dtype.name if value.dtype else "other", shape=shape)
 
 
-def infer_shapes(model: ir.Model, spec: PreparationSpec) -> Outcome:
+def infer_shapes(model: ir.Model) -> Outcome:
     """Infer types and shapes of all values, from the operators' own rules and without reading weights."""
     proto = Skeleton(model).proto
     note = ""

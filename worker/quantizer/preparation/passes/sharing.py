@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import declare
 from worker.quantizer.graph.outcome import Outcome
-from worker.quantizer.graph.values import Names, name_of, node_name
+from worker.quantizer.graph.values import Names, add_twin, name_of, node_name
 from worker.quantizer.operators.linear import is_linear
 
 NOTHING_SHARED = declare("nothing-shared", "no weight or bias has several readers")
 
 
-def unshare_initializers(model: ir.Model, spec: PreparationSpec) -> Outcome:
+def unshare_initializers(model: ir.Model) -> Outcome:
     """Copy the constants that a Conv, ConvTranspose, Gemm or MatMul shares with other nodes or with itself.
 
     The first reader keeps the constant. Copies share its memory until one of them is changed; in a file each one
@@ -28,8 +27,7 @@ def unshare_initializers(model: ir.Model, spec: PreparationSpec) -> Outcome:
     for value in shared:
         for usage in list(value.uses())[0 if value.is_graph_output() else 1 :]:
             reader = usage.node
-            copy = _copy(value, names.free(f"{name_of(value)}_of_{node_name(reader)}"))
-            graph.register_initializer(copy)
+            copy = add_twin(graph, names.free(f"{name_of(value)}_of_{node_name(reader)}"), value)
             reader.replace_input_with(usage.idx, copy)
             copies += 1
     return Outcome(model, f"{copies} copies made of {len(shared)} shared weights and biases")
@@ -37,13 +35,3 @@ def unshare_initializers(model: ir.Model, spec: PreparationSpec) -> Outcome:
 
 def _is_weight(value: ir.Value) -> bool:
     return not value.is_graph_input() and any(is_linear(usage.node) for usage in value.uses())
-
-
-def _copy(value: ir.Value, name: str) -> ir.Value:
-    tensor = value.const_value
-    if tensor is None:
-        raise ValueError(f"initializer {value.name!r} has no data")
-    twin = ir.Tensor(tensor.numpy(), tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
-    made = ir.Value(name=name, const_value=twin)
-    made.dtype, made.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
-    return made

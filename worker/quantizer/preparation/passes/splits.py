@@ -5,21 +5,16 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.outcome import Outcome
-from worker.quantizer.graph.rewriting import RANK_UNKNOWN, Editor, Rewrite, apply_rule, axis_length, rank_of
+from worker.quantizer.graph.rewriting import RANK_UNKNOWN, Editor, Rewrite, axis_length, rank_of, rewrites
 from worker.quantizer.graph.values import constant, int_attribute, node_name
 
 PARTS_UNKNOWN = declare("parts-unknown", "the sizes of its parts are not known")
 
 
-def split_to_slice(model: ir.Model, spec: PreparationSpec) -> Outcome:
+@rewrites("Split", what="Split nodes became Slice nodes")
+def split_to_slice(split: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     """Split with known parts -> Slice; parts that nothing reads are left out."""
-    return apply_rule(model, ("Split",), _split, "Split nodes became Slice nodes")
-
-
-def _split(split: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     source = split.inputs[0]
     rank = rank_of(source)
     if source is None:

@@ -8,18 +8,21 @@ import onnx_ir as ir
 
 from service.contracts.reason import declare
 from worker.quantizer.graph.outcome import Outcome
-from worker.quantizer.graph.values import Names, is_constant, name_of, subgraph_nodes
+from worker.quantizer.graph.values import Names, add_twin, is_constant, name_of, subgraph_nodes
 from worker.quantizer.operators.linear import LINEAR, is_linear
 
+SUBGRAPHS_IN_FLOAT = declare("subgraphs-in-float", "sub-graphs stay in float")
 NO_SUBGRAPH_WEIGHT = declare("no-subgraph-weight", "no {op_types} of a sub-graph holds a weight of its own")
 
 
-def lift_subgraph_weights(model: ir.Model) -> Outcome:
-    """Make the weights that linear nodes of sub-graphs hold initializers of the main graph.
+def lift_subgraph_weights(model: ir.Model, *, wanted: bool) -> Outcome:
+    """Make the weights that linear nodes of sub-graphs hold initializers of the main graph, if that is ``wanted``.
 
     Bodies see what the graphs around them hold, so nothing else changes. A constant that is also read otherwise within
     its body, or is a result of it, stays there as well; both share their memory.
     """
+    if not wanted:
+        return Outcome(model, SUBGRAPHS_IN_FLOAT())
     graph = model.graph
     held: dict[ir.Value, list[ir.Node]] = {}
     for node in subgraph_nodes(graph):
@@ -35,8 +38,7 @@ def lift_subgraph_weights(model: ir.Model) -> Outcome:
         free = name if alone and times[name] == 1 else names.free(name)
         if alone and weight.graph is not None:
             del weight.graph.initializers[name]
-        lifted = _copy(weight, free)
-        graph.register_initializer(lifted)
+        lifted = add_twin(graph, free, weight)
         for node in readers:
             node.replace_input_with(1, lifted)
     return Outcome(model, f"{len(held)} weights moved from sub-graphs into the main graph")
@@ -49,13 +51,3 @@ def _times_used(graph: ir.Graph) -> Counter[str | None]:
         times.update({value.name for value in (*part.inputs, *part.initializers.values())})
         times.update(value.name for node in part for value in node.outputs)
     return times
-
-
-def _copy(weight: ir.Value, name: str) -> ir.Value:
-    tensor = weight.const_value
-    if tensor is None:
-        raise ValueError(f"weight {weight.name!r} has no data")
-    shape = ir.Shape(tensor.shape.numpy())
-    made = ir.Value(name=name, const_value=ir.Tensor(tensor.numpy(), tensor.dtype, shape=shape, name=name))
-    made.dtype, made.shape = tensor.dtype, shape
-    return made

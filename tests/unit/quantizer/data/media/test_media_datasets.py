@@ -1,0 +1,318 @@
+"""Archives as datasets: labels three ways, what the summary says, several passes, memory, packing."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from service.contracts.dataset import MediaSummary, PreprocessingSpec
+from service.contracts.errors import DatasetError, DatasetFormatError, DatasetLabelsError
+from service.contracts.model import TensorInfo
+from tests.support.media import KINDS, Kind, archive, encoded, noise, wav
+from tests.support.patience import PATIENCE_SECONDS
+from worker.quantizer.data import inspect_dataset, open_dataset
+from worker.quantizer.data.formats import detect_format
+from worker.quantizer.data.media import decoded, reading
+from worker.quantizer.data.media.packing import pack_folder
+
+PLAIN = PreprocessingSpec()
+GOOD = encoded(noise(8, 8))
+
+
+def labels(path: Path) -> tuple[list[int] | None, tuple[str, ...] | None]:
+    data = open_dataset(path, PLAIN)
+    assert data.media is not None
+    found = data.labels
+    return (None if found is None else found.tolist()), data.media.labels.classes if data.media.labels else None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("names", "numbers", "classes"),
+    [
+        (["dog/1.png", "cat/1.png", "dog/2.png"], [1, 0, 1], ("cat", "dog")),
+        (["train/dog/a/1.png", "train/cat/1.png"], [1, 0], ("cat", "dog")),
+        (["./top/10/1.png", "./top/9/1.png", "./top/007/1.png"], [10, 9, 7], None),
+        (["9/1.png", "x/1.png", "10/1.png"], [1, 2, 0], ("10", "9", "x")),
+        (["1.png", "2.png"], None, None),
+        (["all/1.png", "all/2.png"], None, None),
+        (["3/1.png"], None, None),
+    ],
+)
+def test_labels_by_folder(
+    tmp_path: Path, kind: Kind, names: list[str], numbers: list[int] | None, classes: tuple[str, ...] | None
+) -> None:
+    assert labels(archive(tmp_path / "x", dict.fromkeys(names, GOOD), kind)) == (numbers, classes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("folder", "table", "numbers", "classes"),
+    [
+        ("", "file,label\na/1.png,7\nb/2.png,0\n", [7, 0], None),
+        ("", 'b/2.png,dog\r\n./a/1.png,"cat, small"\r\n', [0, 1], ("cat, small", "dog")),
+        ("top/", "\ufeffFile, Label\n\na/1.png,5\nb/2.png,5", [5, 5], None),
+    ],
+)
+def test_labels_by_table(
+    tmp_path: Path, kind: Kind, first: bool, folder: str, table: str, numbers: list[int], classes: Any
+) -> None:
+    files = {f"{folder}a/1.png": GOOD, f"{folder}b/2.png": GOOD}
+    row = {f"{folder}labels.csv": table.encode()}
+    path = archive(tmp_path / "x", row | files if first else files | row, kind)
+    assert labels(path) == (numbers, classes)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (b"a.png,1\n", "no row for 'b.png'"),
+        (b"a.png,1\nb.png,2\nc.png,3\n", "names 'c.png' in line 3, which is not there"),
+        (b"a.png,1\nb.png,2\na.png,1\n", "names 'a.png' twice, again in line 3"),
+        (b"a.png,1\nb.png\n", "line 2 of 'labels.csv' is not of the form"),
+        (b"a.png,1\nb.png,\n", "line 2 of 'labels.csv' is not of the form"),
+        (b"a.png,1\nb.png,99999999999999999999999\n", "beyond 2147483647"),
+        (b"\xff\xfe,1\n", "no CSV file in UTF-8"),
+        (b'a.png,"1\n', "no CSV file in UTF-8"),
+    ],
+)
+def test_tables_that_do_not_fit(tmp_path: Path, table: bytes, says: str) -> None:
+    path = archive(tmp_path / "x", {"a.png": GOOD, "b.png": GOOD, "labels.csv": table})
+    with pytest.raises(DatasetLabelsError, match=says) as caught:
+        inspect_dataset(path, PLAIN)
+    assert [place.pointer for place in caught.value.errors] == ["/labels"]
+
+
+def test_a_file_beside_the_folders_of_classes_is_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x", {"cat/a.png": GOOD, "b.png": GOOD})
+    with pytest.raises(DatasetLabelsError, match=r"'b.png' lies beside the folders"):
+        inspect_dataset(path, PLAIN)
+
+
+def test_a_table_further_down_is_no_table(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x", {"cat/a.png": GOOD, "cat/labels.csv": b"a.png,1", "dog/a.png": GOOD})
+    with pytest.raises(DatasetFormatError, match=r"'cat/labels.csv' is neither"):
+        inspect_dataset(path, PLAIN)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_summary_tells_archive_classes_and_sizes(tmp_path: Path, kind: Kind) -> None:
+    files = {
+        "dog/a.png": encoded(noise(20, 30)),
+        "cat/b.jpg": encoded(noise(9, 40), "JPEG"),
+        "cat/c.jpg": encoded(noise(50, 13), "JPEG"),
+    }
+    path = archive(tmp_path / "x", files, kind)
+    spec = PreprocessingSpec.model_validate({"pictures": {"crop": [8, 8]}})
+    summary = inspect_dataset(path, spec)
+    assert (summary.format, summary.file_format, summary.samples) == ("pictures", kind, 3)
+    assert summary.arrays["images"].shape == (3, 8, 8, 3)
+    assert summary.media == MediaSummary(
+        archive=kind, codecs={"JPEG": 2, "PNG": 1}, classes=("cat", "dog"), smallest=(9, 40), largest=(50, 13)
+    )
+    assert summary.labels is not None
+    assert (summary.labels.minimum, summary.labels.maximum) == (0, 1)
+    assert summary.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert summary.thumbnails is None
+
+
+@pytest.mark.parametrize("spooled", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_may_cross_each_other(
+    tmp_path: Path, kind: Kind, spooled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not spooled:
+        monkeypatch.setattr(decoded, "MAX_SPOOL_BYTES", 0)
+    pixels = [noise(8, 8, seed=k) for k in range(20)]
+    path = archive(tmp_path / "x", {f"{k}.png": encoded(values) for k, values in enumerate(pixels)}, kind)
+    spec = PreprocessingSpec.model_validate({"inputs": {"*": {"array": "images", "scale": 1.0}}})
+    data = open_dataset(path, spec)
+    inputs = [TensorInfo(name="x", dtype="float32", shape=("n", 8, 8, 3))]
+    first = data.batches(inputs, 3)
+    next(first)
+    inner = np.concatenate([batch.feeds["x"] for batch in data.batches(inputs, 7)])
+    outer = np.concatenate([batch.feeds["x"] for batch in first])
+    late = np.concatenate([batch.feeds["x"] for batch in data.batches(inputs, 4, start=8)])
+    np.testing.assert_array_equal(inner, np.stack(pixels))
+    np.testing.assert_array_equal(outer, np.stack(pixels[3:]))
+    np.testing.assert_array_equal(late, np.stack(pixels[8:]))
+    assert data.summary.media is not None
+    assert data.summary.media.codecs == {"PNG": 20}
+
+
+def test_what_was_decoded_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = archive(tmp_path / "x", {f"{k}.png": encoded(noise(8, 8, seed=k)) for k in range(10)})
+    data = open_dataset(path, PLAIN)
+    made: list[str] = []
+    decode = reading.picture.decode
+    monkeypatch.setattr(reading.picture, "decode", lambda name, *rest: made.append(name) or decode(name, *rest))
+    for _ in range(3):
+        assert data.selection.arrays["images"].open().read(10).shape == (10, 8, 8, 3)
+    assert made == [f"{k}.png" for k in range(10)]
+
+
+def test_the_spool_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spool").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "spool"))
+    path = archive(tmp_path / "x", {f"{k}.png": encoded(noise(8, 8, seed=k)) for k in range(10)})
+    data = open_dataset(path, PLAIN)
+    reader = data.selection.arrays["images"].open()
+    assert reader.read(10).shape[0] == 10
+    assert list((tmp_path / "spool").iterdir()) == []
+    open_files = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]  # noqa: PTH115
+    assert str(path) not in open_files
+
+
+def test_a_broken_picture_fails_every_pass(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x", {"a.png": GOOD, "b.png": GOOD[:-30], "c.png": GOOD})
+    array = open_dataset(path, PLAIN).selection.arrays["images"]
+    for _ in range(2):
+        reader = array.open()
+        assert reader.read(1).shape[0] == 1
+        with pytest.raises(DatasetFormatError, match=r"'b.png' is damaged"):
+            reader.read(2)
+
+
+@pytest.mark.parametrize("count", [1, 7, 40])
+def test_thumbnails_show_samples_evenly(tmp_path: Path, count: int) -> None:
+    files = {f"{k:03}.png": encoded(np.full((20, 30, 3), 5 * k, np.uint8)) for k in range(count)}
+    out = tmp_path / "out"
+    out.mkdir()
+    summary = inspect_dataset(archive(tmp_path / "x", files, "tar.gz"), PLAIN, thumbnails=out)
+    assert summary.thumbnails is not None
+    content = (out / summary.thumbnails.file).read_bytes()
+    assert (hashlib.sha256(content).hexdigest(), len(content)) == (
+        summary.thumbnails.sha256,
+        summary.thumbnails.size_bytes,
+    )
+    sheet = Image.open(io.BytesIO(content))
+    assert sheet.format == "PNG"
+    shown = min(count, 16)
+    greys = {value[0] for _, value in sheet.getcolors() or () if isinstance(value, tuple)} - {255}
+    assert greys == {5 * (k * count // shown) for k in range(shown)}
+
+
+def test_other_data_has_no_thumbnails(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 3), np.float32))
+    assert inspect_dataset(tmp_path / "x.npz", PLAIN, thumbnails=tmp_path).thumbnails is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_formats_are_told_by_content(tmp_path: Path, kind: Kind) -> None:
+    assert detect_format(archive(tmp_path / "x", {"a.png": GOOD}, kind)) == kind
+
+
+def test_a_zip_with_arrays_is_an_npz_whatever_lies_beside_them(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros((2, 3), np.float32))
+    archive(tmp_path / "x", {"preview.png": GOOD, "x.npy": buffer.getvalue()}, "zip")
+    assert inspect_dataset(tmp_path / "x", PLAIN).format == "npz"
+
+
+def test_packing_is_deterministic_and_sorted(tmp_path: Path) -> None:
+    outputs = []
+    for k, names in enumerate((["b/2.png", "a/1.png", "a/10.jpg"], ["a/10.jpg", "b/2.png", "a/1.png"])):
+        folder = tmp_path / f"folder{k}"
+        for number, name in enumerate(names):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(GOOD)
+            os.utime(path, (1000 * number + k, 5))
+            path.chmod(0o600 + k)
+        outputs.append(tmp_path / f"{k}.tar")
+        packed = pack_folder(folder, outputs[-1])
+        assert (packed.files, packed.content, packed.classes) == (3, "pictures", 2)
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    with tarfile.open(outputs[0]) as made:
+        found = made.getmembers()
+    assert [member.name for member in found] == ["a/1.png", "a/10.jpg", "b/2.png"]
+    assert {(member.mtime, member.uid, member.uname, member.mode) for member in found} == {(0, 0, "", 0o644)}
+    assert inspect_dataset(outputs[0], PLAIN).samples == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("notes.txt", b"x", "'sub/notes.txt' is neither a picture nor a sound"),
+        ("text.jpg", b"no picture", "'sub/text.jpg' is no picture"),
+        ("huge.png", None, "'sub/huge.png' takes"),
+        ("x.wav", wav(np.zeros(10)), "'sub/x.wav' is one of the sounds"),
+    ],
+)
+def test_packing_refuses_what_cannot_be_used(tmp_path: Path, name: str, content: bytes | None, says: str) -> None:
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "a.png").write_bytes(GOOD)
+    if content is None:
+        with (folder / "sub" / name).open("wb") as file:
+            file.truncate(65 << 20)
+    else:
+        (folder / "sub" / name).write_bytes(content)
+    with pytest.raises(DatasetError, match=says):
+        pack_folder(folder, tmp_path / "x.tar")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_packing_follows_links_to_files_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "real.png").write_bytes(GOOD)
+    (folder / "a.png").symlink_to(tmp_path / "real.png")
+    assert pack_folder(folder, tmp_path / "x.tar").files == 1
+    assert inspect_dataset(tmp_path / "x.tar", PLAIN).samples == 1
+    (folder / "more").symlink_to(tmp_path)
+    with pytest.raises(DatasetFormatError, match="'more' is a link to a folder"):
+        pack_folder(folder, tmp_path / "y.tar")
+
+
+READ_IT = """
+import resource, sys
+from pathlib import Path
+from service.contracts.dataset import PreprocessingSpec
+from worker.quantizer.data import inspect_dataset
+
+spec = PreprocessingSpec.model_validate({"pictures": {"resize": {"size": [512, 512], "interpolation": "nearest"}}})
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+from worker.quantizer.data.media import picture  # Pillow's own libraries are not what is measured
+before = peak()
+print(inspect_dataset(Path(sys.argv[1]), spec).samples, peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_pictures_of_a_quarter_of_a_gigabyte_are_read_in_less_than_64_mb(tmp_path: Path) -> None:
+    data = encoded(noise(64, 64))
+    path = archive(tmp_path / "x", {f"{k}.png": data for k in range(330)}, "tar.gz")
+    done = subprocess.run(
+        [sys.executable, "-c", READ_IT, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    samples, grown_bytes = map(int, done.stdout.split())
+    assert samples == 330
+    assert grown_bytes < 64e6
+
+
+def test_a_zip_of_the_usual_tools_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        made.mkdir("top")
+        made.mkdir("top/cat")
+        made.writestr("top/cat/a.png", GOOD)
+        made.writestr("top/dog/a.png", GOOD)
+    assert labels(path) == ([0, 1], ("cat", "dog"))

@@ -1,0 +1,265 @@
+"""Decoding, resize and crop are torchvision's on pictures, computed here by Pillow calls of the test's own."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from service.contracts.dataset import InputSpec, PreprocessingSpec
+from service.contracts.errors import DatasetArraysError, DatasetFormatError
+from service.contracts.model import TensorInfo
+from service.contracts.pictures import PictureSpec, ResizeSpec
+from tests.support.media import KINDS, Kind, archive, encoded, noise
+from worker.quantizer.data import Dataset, open_dataset
+from worker.quantizer.data.media import picture
+from worker.quantizer.data.media.resampling import resample
+
+FILTERS = {"bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC, "nearest": Image.NEAREST}
+
+
+def images(path: Path, spec: PreprocessingSpec | dict[str, Any] | str) -> np.ndarray[Any, Any]:
+    data = open_dataset(path, PreprocessingSpec.model_validate(spec))
+    reader = data.selection.arrays["images"].open()
+    values = reader.read(data.samples)
+    reader.close()
+    return values
+
+
+def loaded(data: bytes, mode: str = "RGB") -> Image.Image:
+    """torchvision.datasets.folder.pil_loader."""
+    with Image.open(io.BytesIO(data)) as found:
+        return found.convert(mode)
+
+
+def torchvision_resize(found: Image.Image, size: int, resampling: int) -> Image.Image:
+    """torchvision.transforms.functional.resize of a PIL image and one number, as its source has it."""
+    w, h = found.size
+    short, long = (w, h) if w <= h else (h, w)
+    new_short, new_long = size, int(size * long / short)
+    new_w, new_h = (new_short, new_long) if w <= h else (new_long, new_short)
+    return found if (w, h) == (new_w, new_h) else found.resize((new_w, new_h), resampling)
+
+
+def torchvision_center_crop(found: Image.Image, height: int, width: int) -> Image.Image:
+    """torchvision.transforms.functional.center_crop, as its source has it, its padding with NumPy."""
+    pixels = np.asarray(found)
+    image_width, image_height = found.size
+    if width > image_width or height > image_height:
+        left = (width - image_width) // 2 if width > image_width else 0
+        top = (height - image_height) // 2 if height > image_height else 0
+        right = (width - image_width + 1) // 2 if width > image_width else 0
+        bottom = (height - image_height + 1) // 2 if height > image_height else 0
+        pixels = np.pad(pixels, ((top, bottom), (left, right)) + ((0, 0),) * (pixels.ndim - 2))
+        image_height, image_width = pixels.shape[:2]
+    top, left = int(round((image_height - height) / 2.0)), int(round((image_width - width) / 2.0))  # noqa: RUF046
+    return Image.fromarray(pixels[top : top + height, left : left + width])
+
+
+SIZES = [(37, 61), (61, 37), (48, 48), (33, 100), (256, 19), (31, 32)]
+
+
+@pytest.mark.parametrize("interpolation", FILTERS)
+@pytest.mark.parametrize("codec", ["JPEG", "PNG", "WEBP", "BMP"])
+def test_shorter_side_and_crop_are_those_of_torchvision(tmp_path: Path, interpolation: str, codec: str) -> None:
+    files = {f"{k}.{codec.lower()}": encoded(noise(h, w, seed=k), codec) for k, (h, w) in enumerate(SIZES)}
+    files = {name.replace(".jpeg", ".jpg"): data for name, data in files.items()}
+    path = archive(tmp_path / "x", files)
+    spec = {"pictures": {"resize": {"shorter_side": 29, "interpolation": interpolation}, "crop": [24, 25]}}
+    wanted = [
+        np.asarray(torchvision_center_crop(torchvision_resize(loaded(data), 29, FILTERS[interpolation]), 24, 25))
+        for data in files.values()
+    ]
+    np.testing.assert_array_equal(images(path, spec), np.stack(wanted))
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 300))
+def test_the_longer_side_is_rounded_as_in_torchvision(width: int, height: int, side: int) -> None:
+    short, long = min(width, height), max(width, height)
+    other = int(side * long / short)
+    wanted = (side, other) if width <= height else (other, side)
+    assert picture.resized_size(width, height, ResizeSpec(shorter_side=side)) == wanted
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 3]))
+def test_every_crop_is_that_of_torchvision(
+    width: int, height: int, to_width: int, to_height: int, channels: int
+) -> None:
+    found = Image.fromarray(noise(height, width, seed=1, channels=channels))
+    wanted = np.asarray(torchvision_center_crop(found, to_height, to_width))
+    np.testing.assert_array_equal(np.asarray(picture.center_crop(found, to_height, to_width)), wanted)
+
+
+def test_an_exact_size_is_taken(tmp_path: Path) -> None:
+    data = encoded(noise(40, 70))
+    spec = {"pictures": {"resize": {"size": [20, 30], "interpolation": "bicubic"}}}
+    wanted = np.asarray(loaded(data).resize((30, 20), Image.BICUBIC))
+    np.testing.assert_array_equal(images(archive(tmp_path / "x", {"a.png": data}), spec)[0], wanted)
+
+
+@pytest.mark.parametrize("cubic", [False, True])
+@pytest.mark.parametrize("size", [(20, 30), (96, 131), (40, 70), (1, 1), (7, 200)])
+def test_resizing_without_antialias_is_that_of_torch(size: tuple[int, int], cubic: bool) -> None:
+    pixels = noise(40, 70)
+    planes = torch.from_numpy(pixels.transpose(2, 0, 1)[np.newaxis].astype(np.float32))
+    mode = "bicubic" if cubic else "bilinear"
+    made = torch.nn.functional.interpolate(planes, size=size, mode=mode, align_corners=False)
+    wanted = made.clamp(0, 255).round().numpy()[0].transpose(1, 2, 0)
+    ours = resample(pixels, *size, cubic=cubic)
+    assert ours.shape == (*size, 3)
+    difference = np.abs(ours.astype(float) - wanted)
+    # sums in another order round a value that lies between two levels to either of them
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 0.01
+
+
+def test_without_antialias_pixels_are_left_out(tmp_path: Path) -> None:
+    data = encoded(noise(40, 70))
+    path = archive(tmp_path / "x", {"a.png": data})
+    resize = {"size": [10, 10], "antialias": False}
+    sharp = images(path, {"pictures": {"resize": resize}})
+    np.testing.assert_array_equal(sharp[0], resample(np.asarray(loaded(data)), 10, 10, cubic=False))
+    assert (sharp != images(path, {"pictures": {"resize": {**resize, "antialias": True}}})).any()
+
+
+def special_pictures() -> dict[str, bytes]:
+    """Pictures that are not plain RGB."""
+    rgb = Image.fromarray(noise(16, 16))
+    deep = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # turned by 90 degrees
+    clear = np.dstack([noise(16, 16), np.tile(np.arange(0, 256, 16, dtype=np.uint8), (16, 1))])
+    return {
+        "cmyk.jpg": encoded(rgb.convert("CMYK"), "JPEG"),
+        "palette.png": encoded(rgb.quantize(16)),
+        "palette_with_clear_colour.png": encoded(rgb.quantize(16), transparency=3),
+        "deep.png": encoded(Image.fromarray(deep)),
+        "grey.png": encoded(rgb.convert("L")),
+        "grey_and_alpha.png": encoded(rgb.convert("LA")),
+        "bits.png": encoded(rgb.convert("1")),
+        "alpha.webp": encoded(Image.fromarray(clear), "WEBP", lossless=True),
+        "turned.jpg": encoded(rgb, "JPEG", exif=turned),
+        "progressive.jpg": encoded(rgb, "JPEG", progressive=True),
+    }
+
+
+@pytest.mark.parametrize("colour", ["rgb", "grey"])
+def test_special_pictures_are_converted_as_by_the_default_loader(tmp_path: Path, colour: str) -> None:
+    files = special_pictures()
+    found = images(archive(tmp_path / "x", files), {"pictures": {"colour": colour}})
+    wanted = [np.asarray(loaded(data, "RGB" if colour == "rgb" else "L")) for data in files.values()]
+    np.testing.assert_array_equal(found, np.stack(wanted))
+
+
+def test_the_first_frame_of_an_animation_is_taken(tmp_path: Path) -> None:
+    first, second = (Image.fromarray(noise(8, 8, seed=k)) for k in (1, 2))
+    data = encoded(first, "WEBP", save_all=True, append_images=[second], lossless=True)
+    np.testing.assert_array_equal(images(archive(tmp_path / "x", {"a.webp": data}), {})[0], np.asarray(first))
+
+
+def test_the_ending_does_not_choose_the_format(tmp_path: Path) -> None:
+    pixels = noise(8, 8)
+    found = images(archive(tmp_path / "x", {"a.JPG": encoded(pixels, "PNG"), "b.png": encoded(pixels, "BMP")}), {})
+    np.testing.assert_array_equal(found, np.stack([pixels, pixels]))
+
+
+@pytest.mark.parametrize("pictures", [None, {"resize": {"shorter_side": 8}}])
+def test_pictures_of_several_sizes_need_one(tmp_path: Path, pictures: dict[str, Any] | None) -> None:
+    path = archive(tmp_path / "x", {"a.png": encoded(noise(8, 8)), "b.png": encoded(noise(8, 9))})
+    with pytest.raises(DatasetFormatError, match=r"'b.png' gives 8 x 9 pixels, the first one 8 x 8") as caught:
+        images(path, {"pictures": pictures})
+    assert "resize or a crop" in str(caught.value.hint)
+
+
+def test_grey_pictures_feed_one_channel(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x", {"a.png": encoded(noise(8, 8))})
+    spec = PreprocessingSpec(
+        pictures=PictureSpec(colour="grey"), inputs={"*": InputSpec(array="images", layout="NHW", scale=0.5)}
+    )
+    batch = next(
+        iter(open_dataset(path, spec).batches([TensorInfo(name="x", dtype="float32", shape=("n", 1, 8, 8))], 1))
+    )
+    assert batch.feeds["x"].shape == (1, 1, 8, 8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_archive_feeds_what_the_same_arrays_feed(tmp_path: Path, kind: Kind) -> None:
+    files = {f"c{k % 3}/{k}.png": encoded(noise(30 + k, 40, seed=k)) for k in range(7)}
+    spec = PreprocessingSpec.model_validate("timm:bicubic,0.9,inception,0.5,16")
+    from_files = open_dataset(archive(tmp_path / "x", files, kind), spec)
+    np.savez(tmp_path / "x.npz", images=images(tmp_path / "x", spec), labels=[k % 3 for k in range(7)])
+    from_arrays = open_dataset(tmp_path / "x.npz", PreprocessingSpec(inputs=spec.inputs))
+    inputs = [TensorInfo(name="any", dtype="float32", shape=("n", 3, 16, 16))]
+    assert len(batches(from_files, inputs)) == 3
+    for ours, theirs in zip(batches(from_files, inputs), batches(from_arrays, inputs), strict=True):
+        np.testing.assert_array_equal(ours.feeds["any"], theirs.feeds["any"])
+        np.testing.assert_array_equal(ours.labels, theirs.labels)
+
+
+def batches(data: Dataset, inputs: list[TensorInfo]) -> list[Any]:
+    return list(data.batches(inputs, 3))
+
+
+def test_a_spec_that_resizes_does_not_fit_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", images=np.zeros((2, 8, 8, 3), np.uint8))
+    with pytest.raises(DatasetArraysError, match="neither resized nor cut") as caught:
+        open_dataset(tmp_path / "x.npz", PreprocessingSpec.model_validate("imagenet_tf"))
+    assert [place.pointer for place in caught.value.errors] == ["/preprocessing/pictures"]
+    assert open_dataset(tmp_path / "x.npz", PreprocessingSpec.model_validate("cifar10")).samples == 2
+
+
+def reference_imagenet(data: bytes) -> np.ndarray[Any, Any]:
+    """ToTensor and Normalize behind Resize(256) and CenterCrop(224)."""
+    found = torchvision_center_crop(torchvision_resize(loaded(data), 256, Image.BILINEAR), 224, 224)
+    values = np.asarray(found, np.float64).transpose(2, 0, 1) / 255
+    return (values - np.reshape([0.485, 0.456, 0.406], (3, 1, 1))) / np.reshape([0.229, 0.224, 0.225], (3, 1, 1))
+
+
+def reference_tf(data: bytes) -> np.ndarray[Any, Any]:
+    found = torchvision_center_crop(torchvision_resize(loaded(data), 256, Image.BILINEAR), 224, 224)
+    return np.asarray(found, np.float64).transpose(2, 0, 1) / 127.5 - 1
+
+
+def reference_timm(data: bytes) -> np.ndarray[Any, Any]:
+    """timm: crop_pct 0.95, bicubic, mean and std of 0.5, size 224."""
+    side = math.floor(224 / 0.95)
+    found = torchvision_center_crop(torchvision_resize(loaded(data), side, Image.BICUBIC), 224, 224)
+    return (np.asarray(found, np.float64).transpose(2, 0, 1) / 255 - 0.5) / 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("imagenet_torchvision", reference_imagenet),
+        ("imagenet_tf", reference_tf),
+        ("timm:bicubic,0.95,(0.5,0.5,0.5),(0.5,0.5,0.5)", reference_timm),
+        ("timm:,0.95,inception,0.5/0.5/0.5,224", reference_timm),
+    ],
+)
+@pytest.mark.parametrize("size", [(300, 401), (401, 300)])
+def test_named_specs(tmp_path: Path, name: str, reference: Any, size: tuple[int, int]) -> None:
+    data = encoded(noise(*size), "JPEG")
+    spec = PreprocessingSpec.model_validate(name)
+    inputs = [TensorInfo(name="x", dtype="float32", shape=("n", 3, 224, 224))]
+    (batch,) = open_dataset(archive(tmp_path / "x", {"a.jpg": data}), spec).batches(inputs, 1)
+    np.testing.assert_allclose(batch.feeds["x"][0], reference(data), rtol=1e-6, atol=1e-6)
+
+
+def test_cifar10_is_normalized_and_nothing_else(tmp_path: Path) -> None:
+    pixels = noise(32, 32)
+    inputs = [TensorInfo(name="x", dtype="float32", shape=("n", 32, 32, 3))]
+    data = open_dataset(
+        archive(tmp_path / "x", {"a.png": encoded(pixels)}), PreprocessingSpec.model_validate("cifar10:NHWC")
+    )
+    (batch,) = data.batches(inputs, 1)
+    wanted = (pixels / 255 - [0.4914, 0.4822, 0.4465]) / [0.2470, 0.2435, 0.2616]
+    np.testing.assert_allclose(batch.feeds["x"][0], wanted, rtol=1e-6)

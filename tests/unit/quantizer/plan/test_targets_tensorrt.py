@@ -1,0 +1,241 @@
+"""TensorRT: what its parser takes, and no Q/DQ pair where it would split a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from tests.unit.quantizer.random_networks import RandomNetwork
+from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, quantize_model, run_onnx, sqnr_db
+from worker.quantizer.graph.values import node_name
+from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.types import QuantizationPlan
+
+WEIGHTS = {
+    "w": normal(4, 3, 3, 3, scale=0.4),
+    "w2": normal(4, 4, 3, 3, scale=0.3),
+    "w3": normal(4, 4, 1, 1, scale=0.6),
+    "w8": normal(4, 8, 1, 1, scale=0.4),
+    "b": normal(4),
+    "half": np.float32(0.5),
+    "one": np.float32(1),
+    "root": np.float32(2**0.5),
+}
+IMAGES = {"x": normal(16, 3, 9, 9)}
+SAME = "<pads=[1,1,1,1]>"
+
+
+def tensorrt(
+    text: str, weights: Arrays | None = None, journal: Journal | None = None, **settings: Any
+) -> tuple[QuantizationPlan, onnx.ModelProto]:
+    """Plan and emitted model, which is near the float model."""
+    model = make_model(text, WEIGHTS if weights is None else weights)
+    _, plan, emitted = quantize_model(model, IMAGES, config(target="tensorrt", **settings), journal)
+    onnx.checker.check_model(emitted, full_check=True)
+    got = run_onnx(emitted, IMAGES, optimized=False)
+    for name, expected in run_onnx(model, IMAGES, optimized=False).items():
+        assert sqnr_db(expected, got[name]) > 20
+    return plan, emitted
+
+
+def pairs(model: onnx.ModelProto) -> set[str]:
+    """Tensors of the float model that a QuantizeLinear reads."""
+    return {node.input[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
+
+
+def parameters(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, np.ndarray]]:
+    """Every Q/DQ node and its zero point."""
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    found = [node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    return [(node, arrays[node.input[2]]) for node in found]
+
+
+def readers(model: onnx.ModelProto, tensor: str) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if tensor in node.input]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_networks_keep_to_what_the_parser_takes(seed: int) -> None:
+    random = RandomNetwork(seed)
+    feeds = {key: normal(6, 3, 8, 8, seed=seed + k) for k, key in enumerate(random.inputs)}
+    prepared, plan, emitted = quantize_model(random.model, feeds, config(target="tensorrt"))
+    restored = {node.output[0] for node in emitted.graph.node if node.op_type == "DequantizeLinear"}
+    for _, zero_point in parameters(emitted):
+        assert zero_point.dtype == np.int8
+        assert not zero_point.any()
+    weighted = [node for node in emitted.graph.node if node.op_type in LINEAR and plan.nodes[node.name].quantized]
+    for node in weighted:
+        assert set(node.input[:2]) <= restored  # both operands come as integers
+        assert not set(node.input[2:]) & restored  # the bias does not
+    for weight in plan.weights.values():
+        assert weight.quantization.scale.ndim <= 1
+    for node in prepared.graph:
+        if node.op_type in LINEAR and plan.nodes[node_name(node)].quantized:
+            assert_pair_is_wanted(node, plan)
+
+
+def assert_pair_is_wanted(node: ir.Node, plan: QuantizationPlan) -> None:
+    """Behind a layer, a pair stands only where a quantized node reads it, and not before a fused function."""
+    value = node.outputs[0]
+    names = [node_name(usage.node) for usage in value.uses()]
+    if value.name in plan.activations:
+        assert any(plan.nodes[name].quantized for name in names)
+        assert all(plan.nodes[name].role is None or plan.nodes[name].role.value != "fused" for name in names)
+
+
+# Residual blocks.
+
+
+def test_the_add_of_a_residual_block_is_fused_with_its_convolution() -> None:
+    journal = Journal()
+    plan, emitted = tensorrt(
+        f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w, b) r = Relu(s) [main] c = Conv{SAME}(r, w2, b) "
+        f"[join] a = Add(c, r) o = Relu(a) y = Conv{SAME}(o, w2) }}",
+        journal=journal,
+    )
+    (join,) = [node for node in emitted.graph.node if node.op_type == "Add"]
+    (skip,) = [node for node in emitted.graph.node if node.output[0] == join.input[1]]
+    assert join.input[0] == "c"  # straight from the convolution
+    assert skip.op_type == "DequantizeLinear"
+    assert plan.nodes["join"].quantized
+    (behind,) = readers(emitted, join.output[0])
+    assert behind.op_type in ("Relu", "QuantizeLinear")  # int8 out; the Relu may be what saturation gives anyway
+    told = [(d.where, d.what) for d in journal.decisions if d.rule == "fuse_epilogues"]
+    assert told == [("c", "no Q/DQ pair")]
+
+
+def test_a_shape_that_is_not_known_hinders_nothing() -> None:
+    """As in exports whose skip branch is padded by computed amounts."""
+    _, emitted = tensorrt(
+        f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w) c = Conv{SAME}(s, w2) h = Shape(s) z = Sub(h, h) "
+        f"e = Concat<axis=0>(z, z) p = Pad(s, e) a = Add(c, p) y = Conv{SAME}(a, w2) }}"
+    )
+    assert pairs(emitted) == {"x", "s", "p", "a"}
+
+
+def test_a_projection_on_the_skip_branch_is_stored_as_integers() -> None:
+    _, emitted = tensorrt(
+        f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w) c = Conv{SAME}(s, w2) p = Conv(s, w3) "
+        f"a = Add(c, p) y = Conv{SAME}(a, w2) }}"
+    )
+    assert pairs(emitted) == {"x", "s", "p", "a"}
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        # read by another layer as well
+        (f"c = Conv{SAME}(s, w2) a = Add(c, s) d = Conv{SAME}(c, w2) e = Concat<axis=1>(a, d) y = Conv(e, w8)", "c"),
+        # broadcast: one position of the convolution's for all of the other's
+        ("g = GlobalAveragePool(s) c = Conv(g, w3) a = Add(c, s) y = Conv(a, w3)", "c"),
+        # moved on its way: computed by another kernel
+        (f"c = Conv{SAME}(s, w2) m = Transpose<perm=[0,1,3,2]>(c) a = Add(m, s) y = Conv(a, w3)", "c"),
+    ],
+)
+def test_an_add_takes_in_nothing_else(text: str, kept: str) -> None:
+    _, emitted = tensorrt(f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w) {text} }}")
+    assert {kept, "s"} <= pairs(emitted)
+
+
+def test_what_is_an_output_as_well_keeps_its_pair() -> None:
+    plan, _ = tensorrt(
+        f"(float[N,3,9,9] x) => (float[N,4,7,7] y, float[N,4,7,7] c) {{ s = Conv(x, w) c = Conv{SAME}(s, w2) "
+        "a = Add(c, s) y = Conv(a, w3) }"
+    )
+    assert "c" in plan.activations
+
+
+# Activation functions of several nodes.
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "g = Sigmoid(c) a = Mul(c, g)",
+        "g = HardSigmoid<alpha=0.1666667,beta=0.5>(c) a = Mul(g, c)",
+        "d = Div(c, root) f = Erf(d) g = Add(f, one) h = Mul(c, g) a = Mul(h, half)",
+        "p = Softplus(c) g = Tanh(p) a = Mul(c, g)",
+        "a = HardSwish(c)",
+        "a = Tanh(c)",
+    ],
+)
+def test_no_pair_stands_within_an_activation_function(function: str) -> None:
+    _, emitted = tensorrt(
+        f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w, b) c = Conv{SAME}(s, w2) {function} "
+        "y = Conv(a, w3) }"
+    )
+    assert pairs(emitted) == {"x", "s", "a"}
+
+
+def test_a_residual_block_with_silu_is_fused_whole() -> None:
+    plan, emitted = tensorrt(
+        f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w) c = Conv{SAME}(s, w2) g = Sigmoid(c) "
+        f"m = Mul(c, g) [join] a = Add(s, m) y = Conv{SAME}(a, w2) }}"
+    )
+    assert pairs(emitted) == {"x", "s", "a"}
+    assert plan.nodes["join"].quantized
+
+
+def test_a_gate_computed_by_other_layers_is_no_activation_function() -> None:
+    _, emitted = tensorrt(
+        "(float[N,3,9,9] x) => (float[N,4,7,7] y) { c = Conv(x, w) p = GlobalAveragePool(c) q = Conv(p, w3) "
+        "g = Sigmoid(q) a = Mul(c, g) y = Conv(a, w3) }"
+    )
+    assert {"c", "g"} <= pairs(emitted)
+
+
+def test_epilogues_can_be_quantized_all_the_same() -> None:
+    text = (
+        f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w) c = Conv{SAME}(s, w2) a = Add(c, s) "
+        f"y = Conv{SAME}(a, w2) }}"
+    )
+    _, emitted = tensorrt(text, target_options={"fuse_epilogues": False})
+    assert pairs(emitted) == {"x", "s", "c", "a"}
+
+
+# Results, scores, types, Concat.
+
+
+def test_layers_return_float_where_only_float_nodes_read_them() -> None:
+    plan, emitted = tensorrt(
+        f"(float[N,3,9,9] x) => (float[N,4,7,7] y, float[N,49,4] t) {{ s = Conv(x, w) [score] c = Conv{SAME}(s, w2) "
+        f"y = Sigmoid(c) [box] d = Conv{SAME}(s, w2) [flat] f = Reshape(d, shape) "
+        "[turn] t = Transpose<perm=[0,2,1]>(f) }",
+        {**WEIGHTS, "shape": np.array([0, 4, 49])},
+    )
+    assert pairs(emitted) == {"x", "s"}
+    assert all(plan.nodes[name].quantized for name in ("score", "box"))
+    assert not any(plan.nodes[name].quantized for name in ("flat", "turn"))
+
+
+def test_operands_of_a_concat_share_a_scale() -> None:
+    text = "c = Conv(s, w3) d = Conv(s, w4) e = Concat<axis=1>(c, d) y = Conv(e, w8)"
+    plan, _ = tensorrt(
+        f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w) {text} }}",
+        {**WEIGHTS, "w4": 3 * WEIGHTS["w3"]},
+    )
+    assert len({float(plan.activations[name].quantization.scale) for name in "cde"}) == 1
+
+
+def test_8_bit_floats_are_e4m3() -> None:
+    text = f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w) y = Conv{SAME}(s, w2) }}"
+    model = make_model(text, WEIGHTS, opset=21)
+    types = {"activation": {"dtype": "float8_e5m2"}, "weight": {"dtype": "float8_e5m2"}}
+    journal = Journal()
+    _, plan, emitted = quantize_model(model, IMAGES, config(target="tensorrt", **types), journal)
+    assert {entry.spec.dtype for entry in (*plan.activations.values(), *plan.weights.values())} == {"float8_e4m3fn"}
+    assert {d.where for d in journal.decisions if d.rule == "float8_e4m3"} == {"x", "s", "w", "w2"}
+    assert sqnr_db(run_onnx(model, IMAGES)["y"], run_onnx(emitted, IMAGES, optimized=False)["y"]) > 20
+
+
+def test_int4_weights_stay_and_are_symmetric() -> None:
+    model = make_model("(float[N,32] x) => (float[N,5] y) { y = MatMul(x, k) }", {"k": normal(32, 5)}, opset=21)
+    blocks = {"dtype": "uint4", "symmetric": False, "granularity": "per_block", "block_size": 16}
+    _, plan, _ = quantize_model(model, {"x": normal(16, 32)}, config(target="tensorrt", weight=blocks))
+    assert plan.weights["k"].quantization.dtype == "int4"
+    assert not plan.weights["k"].quantization.zero_point.any()

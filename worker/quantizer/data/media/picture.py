@@ -1,0 +1,158 @@
+"""One picture: decoded, resized and cut as torchvision does with Pillow.
+
+Source: torchvision.datasets.folder.pil_loader, transforms.functional.resize (``_compute_resized_output_size``) and
+center_crop. Only named formats are opened, and nothing is decoded before its size is known.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from service.contracts.pictures import PictureSpec, ResizeSpec
+from worker.quantizer.data.media.members import refuse
+from worker.quantizer.data.media.resampling import resample
+from worker.quantizer.data.stored import Array
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+MAX_PIXELS = 64 << 20
+_MODES = {"rgb": "RGB", "grey": "L"}
+_FILTERS = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "nearest": Image.Resampling.NEAREST,
+}
+# What Pillow's decoders raise for damaged files; a lack of memory is no fault of the file.
+_DAMAGE = (OSError, SyntaxError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, EOFError,
+           RuntimeError, struct.error, zlib.error)  # fmt: skip
+_HINT = "Save it again as JPEG, PNG, WebP or BMP, or leave it out."
+
+
+def open_picture(name: str, data: bytes) -> Image.Image:
+    """The picture, its header read and its size within bounds; nothing is decoded.
+
+    Raises:
+        DatasetFormatError: not of the named formats, damaged, or of too many pixels; names the file.
+    """
+    _check_webp(name, data)
+    try:
+        picture = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError:
+        refuse(name, f"holds more than {MAX_PIXELS} pixels", "Store pictures at the size that they are used at.")
+    except UnidentifiedImageError:
+        refuse(name, "is no picture of a known format (JPEG, PNG, WebP, BMP)", _HINT)
+    except _DAMAGE as error:
+        refuse(name, f"is damaged: {error}", _HINT)
+    _check_pixels(name, picture.width, picture.height)
+    return picture
+
+
+def decode(name: str, picture: Image.Image, spec: PictureSpec) -> Array:
+    """The sample that a picture becomes: uint8 [height, width, 3], or [height, width] for grey.
+
+    Raises:
+        DatasetFormatError: its bytes are damaged, or it would become too large; names the file.
+    """
+    try:
+        picture = picture.convert(_MODES[spec.colour])
+    except _DAMAGE as error:
+        refuse(name, f"is damaged: {error}", _HINT)
+    if spec.resize is not None:
+        picture = _resize(name, picture, spec.resize)
+    if spec.crop is not None:
+        picture = center_crop(picture, *spec.crop)
+    return np.asarray(picture)
+
+
+def resized_size(width: int, height: int, spec: ResizeSpec) -> tuple[int, int]:
+    """Width and height after the resize."""
+    if spec.size is not None:
+        return spec.size[1], spec.size[0]
+    if spec.shorter_side is None:
+        raise AssertionError("one of the two is given")
+    shorter, longer = sorted((width, height))
+    other = int(spec.shorter_side * longer / shorter)
+    return (spec.shorter_side, other) if width <= height else (other, spec.shorter_side)
+
+
+def center_crop(picture: Image.Image, height: int, width: int) -> Image.Image:
+    """The middle of a picture, which is padded with black where it is smaller."""
+    if width > picture.width or height > picture.height:
+        left, top = max(0, width - picture.width) // 2, max(0, height - picture.height) // 2
+        padded = Image.new(picture.mode, (max(width, picture.width), max(height, picture.height)))
+        padded.paste(picture, (left, top))
+        picture = padded
+    # round() gives the even one of two equally near integers, and so does torchvision
+    top, left = round((picture.height - height) / 2.0), round((picture.width - width) / 2.0)
+    return picture.crop((left, top, left + width, top + height))
+
+
+def final_size(width: int, height: int, spec: PictureSpec) -> tuple[int, int]:
+    """Height and width of the sample that a picture of this size becomes."""
+    if spec.size is not None:
+        return spec.size
+    if spec.resize is not None:
+        width, height = resized_size(width, height, spec.resize)
+    return height, width
+
+
+def _resize(name: str, picture: Image.Image, spec: ResizeSpec) -> Image.Image:
+    size = resized_size(picture.width, picture.height, spec)
+    _check_pixels(name, *size)
+    if size == picture.size:
+        return picture
+    if spec.antialias or spec.interpolation == "nearest":
+        return picture.resize(size, _FILTERS[spec.interpolation])
+    return Image.fromarray(resample(np.asarray(picture), size[1], size[0], cubic=spec.interpolation == "bicubic"))
+
+
+def _check_pixels(name: str, width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        refuse(
+            name,
+            f"would take {width} x {height} pixels; at most {MAX_PIXELS} are accepted",
+            "Store pictures at the size that they are used at.",
+        )
+
+
+def _check_webp(name: str, data: bytes) -> None:
+    """The canvas of a WebP file, which its decoder would allocate as soon as the file is opened."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
+        return
+    bits: dict[bytes, tuple[int, int]] = {
+        b"VP8X": (int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1),
+        b"VP8L": (_bits(data, 0) + 1, _bits(data, 14) + 1),
+        b"VP8 ": (int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF),
+    }
+    if data[12:16] in bits:
+        _check_pixels(name, *bits[data[12:16]])
+
+
+def _bits(data: bytes, first: int) -> int:
+    """14 bits of a lossless WebP's header."""
+    return (int.from_bytes(data[21:25], "little") >> first) & 0x3FFF
+
+
+def sheet(samples: Array, columns: int, side: int) -> Any:
+    """Small pictures in rows, side by side, as one picture.
+
+    Args:
+        samples: uint8 [n, height, width, 3] or [n, height, width].
+        columns: pictures per row.
+        side: height and width that each is fitted into, pixels.
+    """
+    rows = -(-len(samples) // columns)
+    gap = 4
+    page = Image.new("RGB", (columns * (side + gap) + gap, rows * (side + gap) + gap), "white")
+    for k, sample in enumerate(samples):
+        small = Image.fromarray(sample)
+        small.thumbnail((side, side))
+        left = gap + (k % columns) * (side + gap) + (side - small.width) // 2
+        top = gap + (k // columns) * (side + gap) + (side - small.height) // 2
+        page.paste(small, (left, top))
+    return page
