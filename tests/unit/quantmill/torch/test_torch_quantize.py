@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from quantmill.torch import ExampleInputsError, Quantized, quantize
+from quantmill.torch import ExampleInputsError, Quantized, export, quantize, quantize_exported, store
 from service.contracts.command_errors import FileAccessError
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
@@ -170,6 +170,14 @@ def test_a_fixed_batch_size(tmp_path):
     result = quantize(made(Flattens), x[:4], [x[:4], x[4:]], INT8, dynamic_batch=False)
     assert result.report.fidelity.samples == 10
     assert result.load()(x[:4]).shape == (4, 3)
+
+
+def test_weights_too_large_for_one_file_make_the_same_model(answers, tmp_path, monkeypatch):
+    monkeypatch.setattr("quantmill.torch.export._LARGEST_FILE_BYTES", 0)
+    exported = export(made(Answers), EXAMPLE, tmp_path / "float.onnx")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["float.onnx", "float.onnx.data"]
+    result = quantize_exported(exported, store([(A, B)], exported, tmp_path / "data.npz"), INT8)
+    assert result.onnx_path.read_bytes() == answers.onnx_path.read_bytes()
 
 
 def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path):
