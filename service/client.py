@@ -185,7 +185,7 @@ class QuantmillClient:
         self,
         *,
         model_id: str,
-        calibration_dataset_id: str,
+        calibration_dataset_id: str | None = None,
         evaluation_dataset_id: str | None = None,
         config: QuantizationConfig | Mapping[str, Any] | None = None,
         name: str | None = None,
@@ -196,7 +196,7 @@ class QuantmillClient:
 
         Args:
             model_id: a ready model.
-            calibration_dataset_id: a ready dataset that fits the model.
+            calibration_dataset_id: a ready dataset that fits the model; None: random data, if the config has it.
             evaluation_dataset_id: another, to measure accuracy on.
             config: the recipe, resolved or as sparse as can be.
             name: for people.

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from service import cli as front_desk
+from service.contracts.data_checks import check_data_given
 from service.contracts.errors import QuantmillError
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.version import VERSION
@@ -22,6 +23,7 @@ from worker.commands import datasets, jobs, options
 from worker.commands import inspect as inspecting
 from worker.commands.options import (
     CacheDir,
+    CalibrationPath,
     CheckpointDir,
     DataDir,
     DataPath,
@@ -130,8 +132,8 @@ def reconcile(
 @app.command()
 def quantize(
     model: ModelPath,
-    calibration: DataPath,
     output: Annotated[Path, typer.Option(metavar="Q.onnx", help="Where the quantized model goes.")],
+    calibration: CalibrationPath = None,
     evaluation: OptionalData = None,
     preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
     config: Annotated[
@@ -170,11 +172,13 @@ def quantize(
     used = (model, calibration, evaluation, config, output, report)
     extra = ExtraPlace(extra_dir, tuple(path for path in used if path is not None))
     recipe = local.load_config(preset, config)
+    check_data_given(recipe, calibration=calibration is not None, evaluation=evaluation is not None)
     spec = local.load_preprocessing(preprocessing)
     evaluation_spec = local.load_preprocessing(evaluation_preprocessing or preprocessing)
     with ExitStack() as stack:
-        calibration_data = local.source(stack.enter_context(local.packed(calibration, "calibration")), spec)
-        evaluation_data = None
+        calibration_data = evaluation_data = None
+        if calibration is not None:
+            calibration_data = local.source(stack.enter_context(local.packed(calibration, "calibration")), spec)
         if evaluation is not None:
             evaluation_file = stack.enter_context(local.packed(evaluation, "evaluation"))
             evaluation_data = local.source(evaluation_file, evaluation_spec)

@@ -105,7 +105,9 @@ class Materials:
                 preprocessing=source.preprocessing,
                 output_dir=str(self._output()),
             )
-        evaluation = None
+        calibration = evaluation = None
+        if job.calibration_dataset_id is not None:
+            calibration = self._dataset(session, job, job.calibration_dataset_id, "calibration")
         if job.evaluation_dataset_id is not None:
             evaluation = self._dataset(session, job, job.evaluation_dataset_id, "evaluation")
         keeping = self._keeping
@@ -113,7 +115,7 @@ class Materials:
         return QuantizeTask(
             model_path=str(self._model(session, job, job.model_id)),
             config=config,
-            calibration=self._dataset(session, job, job.calibration_dataset_id, "calibration"),
+            calibration=calibration,
             evaluation=evaluation,
             output_dir=str(self._output()),
             threads=self._threads,

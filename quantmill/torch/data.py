@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from quantmill.columns import Columns
 from quantmill.torch.errors import ExampleInputsError, LoaderError
 from quantmill.torch.export import Exported, Input
 from quantmill.torch.verification import to_numpy
@@ -20,9 +19,6 @@ from service.contracts.compatibility import can_feed
 from service.contracts.dataset import DEFAULT_LABELS, InputSpec, PreprocessingSpec
 from service.contracts.errors import EmptyDatasetError
 
-_BLOCK_BYTES = 1 << 20
-# The same bytes whenever it is written.
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 _BATCH_HINT = (
     "A batch is a tensor, a tuple of the module's inputs with the labels behind them where there are any, or a dict by "
     "the names of forward's parameters with the labels under 'labels'."
@@ -107,7 +103,7 @@ def _add(batch: Any, exported: Exported, columns: _Columns, what: str, number: i
             raise fail(f"it holds labels of shape {list(stored.shape)} for {samples} samples")
         arrays[_label_name(exported)] = stored
     try:
-        columns.append(arrays, samples, labelled=labels is not None)
+        columns.add(arrays, labelled=labels is not None)
     except ValueError as error:
         raise fail(str(error)) from None
 
@@ -151,24 +147,18 @@ def _numbers(value: Any, what: str, fail: Callable[[str], LoaderError]) -> np.nd
     return array
 
 
-class _Columns:
-    """Arrays that grow at their ends, each in a file of its own.
-
-    Args:
-        folder: for the files.
+class _Columns(Columns):
+    """Columns, all with labels or all without.
 
     Attributes:
-        samples: so far.
         labelled: the batches bring labels.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        self.samples = 0
+        super().__init__(folder)
         self.labelled = False
 
-    def append(self, arrays: Mapping[str, np.ndarray], samples: int, *, labelled: bool) -> None:
+    def add(self, arrays: Mapping[str, np.ndarray], *, labelled: bool) -> None:
         """Append one batch.
 
         Raises:
@@ -178,35 +168,7 @@ class _Columns:
             words = ("holds labels", "holds none") if labelled else ("holds no labels", "holds some")
             raise ValueError(f"it {words[0]}, the batch before it {words[1]}")
         self.labelled = labelled
-        for name, array in arrays.items():
-            dtype, shape = self._kinds.setdefault(name, (array.dtype, array.shape[1:]))
-            if (array.dtype, array.shape[1:]) != (dtype, shape):
-                raise ValueError(
-                    f"{name!r} is {array.dtype}{list(array.shape[1:])} per sample, in the batches before it "
-                    f"{dtype}{list(shape)}"
-                )
-            with self._file(name).open("ab") as stream:
-                stream.write(np.ascontiguousarray(array).tobytes())
-        self.samples += samples
-
-    def pack(self, path: Path) -> None:
-        """Write all arrays into one .npz, the same bytes for the same arrays; their files go."""
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, (dtype, shape) in self._kinds.items():
-                entry = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
-                with archive.open(entry, "w", force_zip64=True) as target:
-                    _write_header(target, dtype, (self.samples, *shape))
-                    with self._file(name).open("rb") as source:
-                        shutil.copyfileobj(source, target, _BLOCK_BYTES)
-                self._file(name).unlink()
-
-    def _file(self, name: str) -> Path:
-        return self._folder / f"{list(self._kinds).index(name)}.bin"
-
-
-def _write_header(stream: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, header)
+        self.append(arrays)
 
 
 def _label_name(exported: Exported) -> str:

@@ -22,6 +22,7 @@ from service.contracts.errors import InvalidConfigError, problem_summary
 from service.contracts.evaluation import EvaluationSpec, Gate
 from service.contracts.preparation import PreparationSpec
 from service.contracts.presets import DEFAULT_PRESET, PRESETS, missing_preset
+from service.contracts.random_data import RandomCalibration
 from service.contracts.selectors import NodeSelector, OpTypeSelector, Selector
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
 from service.contracts.targets import TargetName, check_target_options
@@ -96,6 +97,10 @@ class QuantizationConfig(Contract):
     )
     calibration_samples: int | None = Field(
         default=None, ge=1, le=1_000_000, description="Use only the first n samples."
+    )
+    random_calibration: RandomCalibration | None = Field(
+        default=None,
+        description="Random inputs in place of a calibration dataset, where none is given; tells nothing of accuracy.",
     )
     evaluation: EvaluationSpec = Field(default_factory=EvaluationSpec)
     seed: int = Field(default=0, ge=0, le=2**32 - 1)

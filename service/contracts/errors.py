@@ -170,6 +170,13 @@ class DatasetError(QuantmillError):
     status = 422
 
 
+class CalibrationMissingError(DatasetError):
+    """No calibration data is given, and random data was not asked for."""
+
+    code = "calibration-missing"
+    title = "There is no calibration data"
+
+
 class DatasetFormatError(DatasetError):
     """The bytes are not a dataset: empty, cut short, damaged, pickled, or an archive with hostile entries."""
 

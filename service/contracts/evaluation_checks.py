@@ -8,10 +8,14 @@ from service.contracts.compatibility import class_count, nearest
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.evaluation import DEFAULT_METRICS, EvaluationSpec
-from service.contracts.metrics import LabelRef, Metric, MetricBase, TopKMetric
+from service.contracts.metrics import FunctionMetric, LabelRef, Metric, MetricBase, TopKMetric
 from service.contracts.model import TensorInfo
 
 EVALUATION_POINTER = "/config/evaluation"
+FUNCTION_HINT = (
+    "Functions run where they are handed over only, in Python: quantmill.quark.ModelQuantizer without a client. "
+    "Elsewhere declare a metric under evaluation.metrics, such as top1, or give your rule as an ONNX graph (kind onnx)."
+)
 _INTEGERS = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"}
 _TENSORS_ONLY = "other"
 
@@ -55,6 +59,26 @@ def check_evaluation(
         )
     if data is not None and not spec.metrics:
         _check_default_gate(spec, data, pointer)
+
+
+def check_no_function(spec: EvaluationSpec, *, pointer: str = EVALUATION_POINTER) -> None:
+    """Refuse metrics that are Python functions, where none can be called.
+
+    Raises:
+        InvalidConfigError: one problem per such metric.
+    """
+    problems = tuple(
+        FieldProblem(
+            pointer=f"{pointer}/metrics/{k}/kind",
+            code="metric-function",
+            message=f"{metric.name}: a Python function cannot be sent to a service, which runs nobody's code",
+        )
+        for k, metric in enumerate(spec.metrics)
+        if isinstance(metric, FunctionMetric)
+    )
+    if problems:
+        told = "; ".join(problem.message for problem in problems[:5])
+        raise InvalidConfigError(told, errors=problems, hint=FUNCTION_HINT)
 
 
 def find_output(ref: int | str, names: Sequence[str]) -> str | None:

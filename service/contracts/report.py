@@ -66,7 +66,9 @@ class Fidelity(Contract):
         description="Share of samples with the same arg max, in percent; of the first output."
     )
     samples: int
-    source: Literal["evaluation", "calibration"] = Field(description="Which data the figures were measured on.")
+    source: Literal["evaluation", "calibration", "random"] = Field(
+        description="Which data the figures were measured on; random tells nothing of accuracy."
+    )
     outputs: tuple[OutputFidelity, ...]
 
 
@@ -194,9 +196,9 @@ class Manifest(Contract):
 
     engine_version: str
     model_sha256: str
-    calibration_sha256: str
+    calibration_sha256: str | None = Field(description="Null: random inputs took the place of a dataset.")
     evaluation_sha256: str | None
-    calibration_preprocessing: PreprocessingSpec = Field(default_factory=PreprocessingSpec)
+    calibration_preprocessing: PreprocessingSpec | None = Field(default_factory=PreprocessingSpec)
     evaluation_preprocessing: PreprocessingSpec | None = None
     output_sha256: str
     config: QuantizationConfig

@@ -39,7 +39,7 @@ class QuantizeTask(Contract):
     kind: Literal["quantize"] = "quantize"
     model_path: str
     config: QuantizationConfig
-    calibration: DatasetSource
+    calibration: DatasetSource | None = Field(default=None, description="None: random inputs, as the config says.")
     evaluation: DatasetSource | None = None
     output_dir: str
     threads: int

@@ -83,7 +83,7 @@ def _check_scale(dtype: str, scale: str, method: str) -> None:
 
 
 def merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Deep merge; a given object of another ``method`` replaces the default one whole.
+    """Deep merge; a given object of another ``method`` or ``kind`` replaces the default one whole.
 
     Lists are replaced, but an algorithm takes what it leaves out from the default one of its method.
     """
@@ -95,7 +95,7 @@ def merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         elif (
             isinstance(base, dict)
             and isinstance(value, dict)
-            and value.get("method", base.get("method")) == base.get("method")
+            and all(value.get(word, base.get(word)) == base.get(word) for word in ("method", "kind"))
         ):
             result[key] = merged(base, value)
         else:

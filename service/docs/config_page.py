@@ -18,6 +18,7 @@ from service.contracts.named_preprocessing import PLAIN_NAMES, TIMM, named_prepr
 from service.contracts.pictures import PictureSpec, ResizeSpec
 from service.contracts.preparation import PreparationSpec
 from service.contracts.presets import PENDING_PRESETS, PRESETS
+from service.contracts.random_data import RandomCalibration
 from service.contracts.selectors import Selector
 from service.contracts.sounds import LogMelSpec, SoundSpec
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
@@ -58,6 +59,7 @@ RECORDS: Records = (
     *_SPECS,
     *_CALIBRATIONS,
     TensorRange,
+    RandomCalibration,
     *_SELECTORS,
     Override,
     PreparationSpec,
@@ -92,6 +94,7 @@ def config_page() -> str:
         CALIBRATION,
         *(_calibration(record) for record in _CALIBRATIONS),
         _section(TensorRange),
+        _section(RandomCalibration),
         SELECTORS,
         _selectors(),
         _section(Override),

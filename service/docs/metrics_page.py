@@ -47,7 +47,13 @@ def _metrics() -> str:
         facts = metric.FACTS
         declared = isinstance(vars(metric).get("facts"), property)
         unit, better = ("as declared", "as declared") if declared else (facts.unit, facts.better)
-        judged = "the float model's output" if facts.against_float else "as its graph says" if declared else "labels"
+        judged = (
+            "the float model's output"
+            if facts.against_float
+            else "as its graph or function says"
+            if declared
+            else "labels"
+        )
         rows.append((code(title_of(metric)), " ".join(text_of(metric).split()), judged, unit, better))
     return table(("kind", "value", "against", "unit", "better"), rows)
 

@@ -40,7 +40,13 @@ axis, or hold ones besides; the output may also hold the class numbers themselve
 shape, ones aside. What is compared with the float model's output needs no labels.
 """
 
-GRAPHS = """## A metric as an ONNX graph
+GRAPHS = """## A metric as a Python function
+
+Kind `function`: only for quantization within a Python process that hands the function over
+(`quantmill.quark`, see [python.md](python.md)). A service refuses it, since it runs nobody's code; give the rule as a
+graph there.
+
+## A metric as an ONNX graph
 
 Kind `onnx`: whatever a graph computes. Its inputs are fed by name with outputs of the model and arrays of the dataset
 (`labels`: the labels), or as `inputs` says, with the float model's outputs too; it returns one scalar per batch,

@@ -19,6 +19,7 @@ from pydantic import (
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, Problem, QuantmillError, problem_summary
+from service.contracts.evaluation_checks import check_no_function
 from service.contracts.validation import field_problems
 from service.http import Text, plain_text
 from service.quark import Translation, translate_document
@@ -56,11 +57,19 @@ class WithConfig(BaseModel):
     def _from_quark(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         translation = translate_document(data.get("config"), _CONFIG) if isinstance(data, dict) else None
         if translation is None:
-            return handler(data)
+            body = handler(data)
+            check_no_function(body.config.evaluation)
+            return body
         try:
             body = handler({**data, "config": translation.config})
         except ValidationError as error:
             raise _refusal(error, cls, translation) from None
+        try:
+            check_no_function(body.config.evaluation)
+        except InvalidConfigError as error:
+            raise InvalidConfigError(
+                error.detail, errors=translation.relocated(error.errors, _CONFIG), hint=error.hint
+            ) from None
         body._notes = tuple(str(note) for note in translation.notes)
         return body
 
@@ -77,7 +86,9 @@ class JobCreate(WithConfig):
     """A quantization to run."""
 
     model_id: NounId
-    calibration_dataset_id: NounId
+    calibration_dataset_id: NounId | None = Field(
+        default=None, description="May be left out where the config has random_calibration, or calibrates nothing."
+    )
     evaluation_dataset_id: NounId | None = Field(
         default=None, description="Without one, the models are compared on the calibration data."
     )

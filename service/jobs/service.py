@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from service.contracts.compatibility import check_dataset, check_float, check_selected
+from service.contracts.data_checks import check_data_given
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import QuantmillError
 from service.contracts.evaluation_checks import EVALUATION_POINTER, check_evaluation
@@ -165,6 +166,12 @@ def report(desk: Desk, tenant_id: str, job_id: str) -> ReportRow:
 
 def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> None:
     """Check ids, statuses, whether data and config fit the model, and whether both can tell what is to be measured."""
+    if isinstance(body, JobCreate):
+        check_data_given(
+            body.config,
+            calibration=body.calibration_dataset_id is not None,
+            evaluation=body.evaluation_dataset_id is not None,
+        )
     model = _model(session, tenant_id, body.model_id)
     calibration = _dataset(session, tenant_id, body.calibration_dataset_id, "calibration_dataset_id")
     evaluation = _dataset(session, tenant_id, body.evaluation_dataset_id, "evaluation_dataset_id")
@@ -221,7 +228,9 @@ def _dataset(session: Session, tenant_id: str, dataset_id: str | None, field: st
 
 def _warnings(body: JobValidate) -> list[str]:
     found = list(body.translation_notes)
-    if body.evaluation_dataset_id is None:
+    if body.calibration_dataset_id is None and body.config.random_calibration is not None:
+        found.append("No calibration dataset: ranges will be those of random data, which tell nothing of accuracy.")
+    elif body.evaluation_dataset_id is None:
         found.append("No evaluation dataset: the models will be compared on the calibration data.")
     return found
 

@@ -8,6 +8,7 @@ from service.contracts.pointers import below
 from service.quark.draft import Draft, Given
 from service.quark.equalization import BIAS_CORRECTION, CLE, SMOOTH_QUANT, options, switch
 from service.quark.finetune import fast_finetune, preference
+from service.quark.mixed import auto_mixprecision
 from service.quark.option import (
     ANY,
     B,
@@ -33,12 +34,9 @@ _NBITS: dict[str, tuple[Any, ...]] = {
 }
 
 
-_MIXED = "Quark's metrics, thresholds and callbacks have no counterpart; set mixed_precision a goal in 'algorithms'"
-
-
 def pending(method: str) -> str:
     """The reason where an algorithm is not translated."""
-    return _MIXED if method == "mixed_precision" else f"the algorithm {method} is not there yet"
+    return f"the algorithm {method} is not there yet"
 
 
 def _setting_of(name: str, kind: Kind, default: Any, switch: str, method: str) -> Option:
@@ -110,8 +108,15 @@ ALGORITHM_OPTIONS: tuple[Option, ...] = (
     _setting_of("GPTQParams", D, {}, "UseGPTQ", "gptq"),
     honoured("UseMatMulNBits", B, False, "mode, weight, include", _matmul_nbits, "by DequantizeLinear, 4 bits"),
     honoured("MatMulNBitsParams", D, {}, "weight.block_size, weight.dtype", _nbits_params, "Algorithm DEFAULT, Bits 4"),
-    honoured("FastFinetune", D, {}, "algorithms.adaround, algorithms.adaquant", fast_finetune, "key by key, see below"),
-    _setting_of("AutoMixprecision", D, {}, "include_auto_mp", "mixed_precision"),
+    honoured(
+        "FastFinetune",
+        ANY,
+        {},
+        "algorithms.adaround, algorithms.adaquant",
+        fast_finetune,
+        "key by key, see below; or DEFAULT_ADAROUND_PARAMS, DEFAULT_ADAQUANT_PARAMS by name",
+    ),
+    honoured("AutoMixprecision", D, {}, "algorithms.mixed_precision", auto_mixprecision, "key by key, see below"),
     honoured(
         "QuantizationPreference",
         S,

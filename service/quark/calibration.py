@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from service.contracts.pointers import below
 from service.quark.draft import BAD_VALUE, Draft, Given
 from service.quark.option import (
-    ANY,
     Apply,
     B,
     D,
@@ -121,6 +124,37 @@ def _scenario(draft: Draft, given: Given) -> None:
         refuse(draft, given, "only the scenario 'same' is there")
 
 
+def _random_data(draft: Draft, given: Given) -> None:
+    if given.value:
+        draft.set("random_calibration", {}, given.pointer)
+    draft.honour(given.pointer)
+
+
+def _random_shapes(draft: Draft, given: Given) -> None:
+    _of_random_data(draft, given, "shapes", lambda value: value)
+
+
+def _random_ranges(draft: Draft, given: Given) -> None:
+    _of_random_data(draft, given, "ranges", _limits)
+
+
+def _limits(value: Any) -> Any:
+    return {"minimum": value[0], "maximum": value[1]} if isinstance(value, list) and len(value) == 2 else value
+
+
+def _of_random_data(draft: Draft, given: Given, key: str, convert: Callable[[Any], Any]) -> None:
+    if not draft.value("UseRandomData", False):
+        if given.value:
+            draft.note(given.pointer, f"{given.name} has no effect without UseRandomData")
+        else:
+            draft.honour(given.pointer)
+        return
+    draft.honour(given.pointer)
+    draft.set(f"random_calibration/{key}", {name: convert(value) for name, value in given.value.items()}, given.pointer)
+    for name in given.value:
+        draft.origins[f"random_calibration/{key}/{name}"] = below(given.pointer, name)
+
+
 CALIBRATION_OPTIONS: tuple[Option, ...] = (
     honoured("ActivationSymmetric", B, False, "activation.symmetric", _symmetric("activation")),
     honoured("WeightSymmetric", B, None, "weight.symmetric", _symmetric("weight")),
@@ -155,9 +189,16 @@ CALIBRATION_OPTIONS: tuple[Option, ...] = (
     no_effect("CalibOptimizeMem", B, True, "statistics are streamed: memory does not grow with the samples"),
     refused("SaveTensorHistFig", B, False, "no pictures are drawn; the report has figures for every layer"),
     refused("CalibPassthroughOpTypes", L, [], "which nodes hand on the grid of their input is decided by the target"),
-    refused("UseRandomData", B, False, "ranges of random data mean nothing; give a calibration dataset"),
-    no_effect("RandomDataReaderInputShape", D, {}, "random data is never used"),
-    no_effect("RandomDataReaderInputDataRange", ANY, None, "random data is never used"),
+    honoured(
+        "UseRandomData",
+        B,
+        False,
+        "random_calibration",
+        _random_data,
+        "where no dataset is given; 8 runs, Quark makes 1; the report says that nothing follows for accuracy",
+    ),
+    honoured("RandomDataReaderInputShape", D, {}, "random_calibration.shapes", _random_shapes),
+    honoured("RandomDataReaderInputDataRange", D, None, "random_calibration.ranges", _random_ranges, "by input"),
     refused("SaveAndRestore", S, None, _RANGES),
     refused("TensorsRangeFile", S, None, _RANGES),
 )

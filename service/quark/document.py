@@ -54,7 +54,7 @@ class Translation:
     config: dict[str, Any]
     notes: tuple[Note, ...]
     honoured: tuple[str, ...]
-    origins: Mapping[str, str]
+    origins: dict[str, str]
     root: str
 
     def relocated(self, problems: tuple[FieldProblem, ...], pointer: str) -> tuple[FieldProblem, ...]:
@@ -65,13 +65,11 @@ class Translation:
         if problem.pointer != pointer and not problem.pointer.startswith(pointer + "/"):
             return problem.pointer
         parts = [part.replace("~1", "/").replace("~0", "~") for part in problem.pointer[len(pointer) :].split("/")[1:]]
-        if parts[:1] and parts[0] in PASSED:
-            return problem.pointer
         for end in range(len(parts), 0, -1):
             origin = self.origins.get("/".join(parts[:end]))
             if origin is not None:
                 return origin
-        return self.root
+        return problem.pointer if parts[:1] and parts[0] in PASSED else self.root
 
 
 def translate(data: Any, pointer: str = "") -> Translation:
@@ -127,8 +125,21 @@ def translate_document(data: Any, pointer: str = "") -> Translation | None:
     if draft.problems:
         raise _refusal(tuple(draft.problems))
     found = translate(data["config"], below(pointer, "config"))
-    found.config.update({key: data[key] for key in PASSED if key in data})
+    _pass_on(found, data)
     return found
+
+
+def _pass_on(found: Translation, data: Mapping[str, Any]) -> None:
+    """Our own keys beside the Quark config; metrics that it declares itself come behind those given there."""
+    own = found.config.get("evaluation", {}).get("metrics", [])
+    found.config.update({key: data[key] for key in PASSED if key in data})
+    evaluation = found.config.get("evaluation")
+    given = evaluation.get("metrics", []) if isinstance(evaluation, dict) else None
+    if not own or evaluation is None or given is own or not isinstance(given, list | tuple):
+        return
+    found.config["evaluation"] = {**evaluation, "metrics": [*given, *own]}
+    for k in range(len(own)):
+        found.origins[f"evaluation/metrics/{len(given) + k}"] = found.origins.pop(f"evaluation/metrics/{k}")
 
 
 def read_config(data: Any, *, pointer: str = "") -> QuantizationConfig:

@@ -7,16 +7,49 @@ from typing import Any
 
 from service.contracts.algorithms.finetune import FINETUNED_OPS
 from service.contracts.pointers import below
-from service.contracts.presets.finetuned import QUARK_SEED, finetuning_notes, legacy_defaults, qconfig_defaults
+from service.contracts.presets.finetuned import (
+    DESCENT_NOTE,
+    QUARK_SEED,
+    finetuning_notes,
+    legacy_defaults,
+    qconfig_defaults,
+)
 from service.quark.draft import BAD_VALUE, Draft, Given, Step
 from service.quark.option import ANY, B, F, I, L, S, refuse, unknown
 from service.quark.setting import BadValueError, Setting
 
 FINETUNINGS = ("adaround", "adaquant")
+# The dicts of parameters that Quark's presets name, as its users import them.
+DEFAULT_PARAMS: dict[str, dict[str, Any]] = {
+    f"DEFAULT_{method.upper()}_PARAMS": {
+        "DataSize": 1000,
+        "FixedSeed": QUARK_SEED,
+        "BatchSize": 2,
+        "NumIterations": 1000,
+        "LearningRate": rate,
+        "OptimAlgorithm": method,
+        "OptimDevice": "cpu",
+        "InferDevice": "cpu",
+        "EarlyStop": True,
+    }
+    for method, rate in (("adaround", 0.1), ("adaquant", 1e-5))
+}
+# Numbers of AdaRound's descent -> those that Quark's own defaults and presets have.
+_DESCENT: dict[str, tuple[Any, ...]] = {
+    "batch_size": (1, 2),
+    "num_iterations": (1000,),
+    "learning_rate": (0.1,),
+    "lr_adjust": (None,),
+    "drop_ratio": (1.0,),
+    "reg_param": (0.01,),
+    "beta_range": ([20, 2], [20.0, 2.0]),
+    "warm_start": (0.2,),
+}
 _ALGORITHM = "OptimAlgorithm"
 _ALL_SAMPLES = 1_000_000_000
 _DEVICE = re.compile(r"(cpu|auto)|(cuda|gpu|hip|rocm)(?::(\d+)((?:,\d+)*))?")
 _GRADIENT = "for solver gradient"
+_CHOOSES = "for solver gradient, which another value than Quark's default chooses"
 # QuantizationPreference -> what it sets, over what is given, as in Quark.
 _PREFERENCES: dict[str, dict[str, Any]] = {
     "accuracy": {"early_stop": False, "update_bias": True, "output_qdq": True},
@@ -82,17 +115,17 @@ FINETUNE_SETTINGS: tuple[Setting, ...] = (
     _on("InferDevice", "infer_device", S, "cpu", "infer_device", "one device; hip means rocm", convert=_device),
     _on("FixedSeed", "fixed_seed", I, QUARK_SEED, "fixed_seed"),
     _on("DataSize", "data_size", I, _ALL_SAMPLES, "data_size", "from 10^9 on: all", convert=_data_size),
-    _on("BatchSize", "batch_size", I, 1, "batch_size", _GRADIENT),
+    _on("BatchSize", "batch_size", I, 1, "batch_size", _CHOOSES),
     _off("NumBatches", "num_batches", I, 1, "it is the window of Quark's early stop, which looks at the regularizer"),
-    _on("NumIterations", "num_iterations", I, None, "num_iterations", _GRADIENT),
-    _on("LearningRate", "learning_rate", F, None, "learning_rate", _GRADIENT),
+    _on("NumIterations", "num_iterations", I, None, "num_iterations", _CHOOSES),
+    _on("LearningRate", "learning_rate", F, None, "learning_rate", _CHOOSES),
     _on("EarlyStop", "early_stop", B, False, "early_stop", _GRADIENT),
-    _on("LRAdjust", "lr_adjust", ANY, None, "lr_adjust", _GRADIENT, convert=_lr_adjust),
+    _on("LRAdjust", "lr_adjust", ANY, None, "lr_adjust", _CHOOSES, convert=_lr_adjust),
     _on("TargetOpType", "target_op_type", L, list(FINETUNED_OPS), "target_op_type", convert=_op_types),
     _on("SelectiveUpdate", "selective_update", B, False, "selective_update"),
     _on("UpdateBias", "update_bias", B, None, "update_bias", "adaquant only, as in Quark", method="adaquant"),
     _on("OutputQDQ", "output_qdq", B, False, "output_qdq", _GRADIENT),
-    _on("DropRatio", "drop_ratio", F, 1.0, "drop_ratio", _GRADIENT),
+    _on("DropRatio", "drop_ratio", F, 1.0, "drop_ratio", _CHOOSES),
     _on("MemOptLevel", "mem_opt_level", I, 1, "mem_opt_level", "by free memory where it is not given"),
     _off("CacheDir", "cache_dir", S, None, "every job has a folder of its own"),
     _off("LogPeriod", "log_period", I, 100, "progress is reported layer by layer"),
@@ -109,18 +142,18 @@ FINETUNE_SETTINGS: tuple[Setting, ...] = (
     _off(
         "Parallel", "parallel", B, False, "layers follow one another, each with the inputs that those before it leave"
     ),
-    _on("RegParam", "reg_param", F, 0.01, "reg_param", f"adaround only, {_GRADIENT}", method="adaround"),
+    _on("RegParam", "reg_param", F, 0.01, "reg_param", f"adaround only, {_CHOOSES}", method="adaround"),
     _on(
         "BetaRange",
         "beta_range",
         L,
         [20, 2],
         "beta_range",
-        f"adaround only, {_GRADIENT}",
+        f"adaround only, {_CHOOSES}",
         convert=_beta_range,
         method="adaround",
     ),
-    _on("WarmStart", "warm_start", F, 0.2, "warm_start", f"adaround only, {_GRADIENT}", method="adaround"),
+    _on("WarmStart", "warm_start", F, 0.2, "warm_start", f"adaround only, {_CHOOSES}", method="adaround"),
     Setting("SelectMaxMemLayer", "select_max_mem_layer", B, False, "refused", "", "no layer is left out on purpose"),
     _off("NumWorkers", "num_workers", I, 1, _LOADING),
     _off("PinMemory", "pin_memory", B, False, _LOADING),
@@ -154,13 +187,20 @@ def include_fast_ft(draft: Draft, given: Given) -> None:
 
 def _named(draft: Draft) -> str | None:
     """The algorithm that FastFinetune names, if it is one."""
-    word = draft.value("FastFinetune", {}).get(_ALGORITHM)
+    word = _parameters(draft.value("FastFinetune", {})).get(_ALGORITHM)
     return word.lower() if isinstance(word, str) and word.lower() in FINETUNINGS else None
 
 
 def fast_finetune(draft: Draft, given: Given) -> None:
     """Apply the dict FastFinetune, key by key."""
     draft.honour(given.pointer)
+    if not isinstance(given.value, dict):
+        parameters = _parameters(given.value)
+        if not parameters:
+            told = f"FastFinetune must be an object, or one of {', '.join(DEFAULT_PARAMS)}"
+            draft.problem(given.pointer, told, BAD_VALUE)
+            return
+        given = Given(given.name, parameters, given.pointer)
     method = _algorithm(draft, given)
     if method is None:
         if given.value:
@@ -172,6 +212,35 @@ def fast_finetune(draft: Draft, given: Given) -> None:
             _BY_OPTION[key].apply(draft, method, key, value, at)
         elif key != _ALGORITHM:
             unknown(draft, key, at, (_ALGORITHM, *_BY_OPTION))
+
+
+def _parameters(value: Any) -> dict[str, Any]:
+    """The dict, or that of this name; empty for anything else."""
+    if isinstance(value, str):
+        return DEFAULT_PARAMS.get(value.rpartition(".")[2], {})
+    return value if isinstance(value, dict) else {}
+
+
+def choose_solver(draft: Draft) -> None:
+    """Have AdaRound descend as Quark's does where its numbers were chosen, and say so where they do not count."""
+    step = draft.steps.get("adaround")
+    if step is None:
+        return
+    given = {key: step.origins[key] for key in _DESCENT if key in step.origins}
+    chosen = [key for key in given if step.settings[key] not in _DESCENT[key]]
+    if chosen:
+        step.settings["solver"] = "gradient"
+        step.origins["solver"] = given[chosen[0]]
+        draft.notes = [note for note in draft.notes if note.message != DESCENT_NOTE]
+        numbers = ", ".join(f"{key} {step.settings[key]}" for key in chosen)
+        draft.note(
+            given[chosen[0]],
+            f"{numbers}: AdaRound runs by gradient descent (solver gradient), which these numbers are for; with those "
+            "of Quark's defaults, or none, integers are chosen by coordinate descent (solver moments): faster, and as "
+            "a rule nearer to the float network",
+        )
+    for key in () if chosen else given:
+        draft.note(given[key], f"{key} {step.settings[key]}, Quark's default, plays no part with solver moments")
 
 
 def _algorithm(draft: Draft, given: Given) -> str | None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from service.contracts.dtypes import bits_of, is_integer, needs_calibration
 from service.quark.draft import BAD_VALUE, Draft
+from service.quark.finetune import choose_solver
+from service.quark.mixed import finish_mixed
 from service.quark.npu import NPU_CNN
 
 _SIDES = ("activation", "weight")
@@ -31,9 +33,11 @@ def choose_target(draft: Draft, *, npu_cnn: bool) -> None:
 
 def finish(draft: Draft) -> None:
     """Complete the config, or add the problems that stand against it."""
-    draft.write_algorithms()
     for side in _SIDES:
         _finish_type(draft, side)
+    finish_mixed(draft)
+    choose_solver(draft)
+    draft.write_algorithms()
     if "bias" not in draft.config:
         _choose_bias(draft)
     elif any(name in draft.given for name in BIAS_KEYS):

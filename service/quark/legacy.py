@@ -9,7 +9,7 @@ from service.contracts.pointers import below
 from service.quark.draft import BAD_VALUE, Draft, Given
 from service.quark.finish import choose_target, finish
 from service.quark.option import admit, unknown
-from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTIONS, option_of
+from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTION_ALIASES, OPTIONS, option_of
 from service.quark.selection import exclude
 from service.quark.values import (
     CALIBRATE_METHODS,
@@ -60,8 +60,9 @@ def read_options(draft: Draft, options: Any, at: str, *, skip: frozenset[str] = 
         draft.problem(at, f"{_EXTRA} must be an object", BAD_VALUE)
         return
     for key, value in options.items():
-        if key in OPTIONS:
-            _admit(draft, key, value, below(at, key))
+        name = OPTION_ALIASES.get(key, key)
+        if name in OPTIONS:
+            _admit(draft, name, value, below(at, key))
         elif key not in skip:
             field = key in FIELDS or key in FIELD_OPTIONS
             unknown(draft, key, below(at, key), OPTIONS, f"it belongs beside {_EXTRA}, not into it" if field else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from service.contracts.dtypes import is_integer
@@ -14,20 +13,13 @@ from service.quark.equalization import PARAMETERS, ask_for
 from service.quark.finetune import FINETUNE_SETTINGS, FINETUNINGS, ask_for_class
 from service.quark.finish import choose_target, finish
 from service.quark.legacy import apply_all, read_options
+from service.quark.mixed import MIXED, ask_for_mixing
 from service.quark.option import unknown
 from service.quark.registry import OPTIONS
 from service.quark.selection import exclude, leave_out, selector_of
 from service.quark.setting import read_class
-from service.quark.values import (
-    CALIB_METHODS,
-    CALIBRATIONS,
-    DATA_TYPES,
-    GRANULARITIES,
-    SCALE_TYPES,
-    SPECS,
-    known,
-    lookup,
-)
+from service.quark.tensors import Tensor, read_layer
+from service.quark.values import CALIBRATIONS, known, lookup
 
 _KEYS = (
     "global_config",
@@ -38,9 +30,7 @@ _KEYS = (
     "use_external_data_format",
     "extra_options",
 )
-_LAYER_KEYS = ("input_tensors", "activation", "weight", "bias", "output_tensors")
-_TENSOR_KEYS = ("symmetric", "scale_type", "calibration_method", "quant_granularity", "data_type")
-# name of an AlgoConfig -> our method; gptq, auto_mixprecision and quarot are not there.
+# name of an AlgoConfig -> our method; gptq and quarot are not there.
 ALGORITHMS = {
     "smooth_quant": "smooth_quant",
     "cle": "cross_layer_equalization",
@@ -52,18 +42,6 @@ ALGORITHMS = {
     "quarot": "rotation",
 }
 _BIAS_TYPES = ("int32", "int16", "int8")
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A QTensorConfig in our words, and where it stands."""
-
-    dtype: str
-    symmetric: bool
-    scale: str
-    method: str
-    granularity: str
-    pointer: str
 
 
 def translate_qconfig(draft: Draft, document: Mapping[str, Any]) -> None:
@@ -108,7 +86,7 @@ def _external_data(draft: Draft, document: Mapping[str, Any]) -> None:
 
 
 def _global(draft: Draft, layer: Any, at: str) -> None:
-    tensors = _layer(draft, layer, at)
+    tensors = read_layer(draft, layer, at)
     if isinstance(layer, dict) and not {"input_tensors", "activation"} & set(layer):
         draft.problem(at, "input_tensors are missing", BAD_VALUE)
     if isinstance(layer, dict) and "weight" not in layer:
@@ -156,64 +134,6 @@ def _set_bias(draft: Draft, bias: Tensor) -> None:
         draft.problem(bias.pointer, f"biases cannot be {bias.dtype}; known: {', '.join(_BIAS_TYPES)}")
 
 
-def _layer(draft: Draft, layer: Any, at: str) -> dict[str, Tensor]:
-    """The tensors of a QLayerConfig; ``activation`` is an older word for ``input_tensors``."""
-    if not isinstance(layer, dict):
-        draft.problem(at, "must be an object with input_tensors and weight", BAD_VALUE)
-        return {}
-    if layer.get("activation") is not None and layer.get("input_tensors") is not None:
-        draft.problem(below(at, "activation"), "give input_tensors or its older name activation, not both", BAD_VALUE)
-    tensors = {}
-    for key, spec in layer.items():
-        if key not in _LAYER_KEYS:
-            unknown(draft, key, below(at, key), _LAYER_KEYS)
-        elif spec is not None:
-            tensor = _tensor(draft, spec, below(at, key))
-            if tensor is not None:
-                tensors["input_tensors" if key == "activation" else key] = tensor
-    return tensors
-
-
-def _tensor(draft: Draft, spec: Any, at: str) -> Tensor | None:
-    """A QTensorConfig, or a spec class by name; what it leaves out is as the spec class of its data type has it."""
-    name = spec if isinstance(spec, str) else f"{spec.get('data_type')}Spec" if isinstance(spec, dict) else ""
-    defaults = lookup(name, SPECS)
-    if defaults is None:
-        where = at if not isinstance(spec, dict) else below(at, "data_type")
-        draft.problem(
-            where, f"unknown type of tensor; known: {known(DATA_TYPES)}, or a spec: XInt8Spec, Int8Spec ...", BAD_VALUE
-        )
-        return None
-    fields = spec if isinstance(spec, dict) else {}
-    for key in fields:
-        if key not in _TENSOR_KEYS:
-            unknown(draft, key, below(at, key), _TENSOR_KEYS)
-    symmetric = fields.get("symmetric", defaults.symmetric)
-    if not isinstance(symmetric, bool):
-        draft.problem(below(at, "symmetric"), "symmetric must be true or false", BAD_VALUE)
-        symmetric = True
-    granularity = _word(draft, fields, "quant_granularity", GRANULARITIES, "QuantGranularity.Tensor", at)
-    if granularity == "group":
-        where = below(at, "quant_granularity")
-        draft.problem(where, "Group has no effect in Quark; 'weight.granularity' per_block is what it may mean")
-    return Tensor(
-        DATA_TYPES[defaults.data_type],
-        symmetric,
-        _word(draft, fields, "scale_type", SCALE_TYPES, defaults.scale_type, at),
-        _word(draft, fields, "calibration_method", CALIB_METHODS, defaults.method, at),
-        granularity,
-        at,
-    )
-
-
-def _word(draft: Draft, fields: Mapping[str, Any], key: str, table: dict[str, str], default: str, at: str) -> str:
-    text = fields.get(key, default)
-    found = lookup(text, table)
-    if found is None:
-        draft.problem(below(at, key), f"unknown {key} {text!r}; known: {known(table)}", BAD_VALUE)
-    return found or table[default]
-
-
 def _layers(draft: Draft, entries: Any, at: str, *, op_types: bool = False) -> None:
     """Pairs [QLayerConfig or null, names], as Quark's to_dict writes them; null leaves operator types in float."""
     if not isinstance(entries, list):
@@ -238,7 +158,7 @@ def _layers(draft: Draft, entries: Any, at: str, *, op_types: bool = False) -> N
             for selector in found:
                 leave_out(draft, selector, here)
         else:
-            _override(draft, _layer(draft, entry[0], below(here, 0)), found, here)
+            _override(draft, read_layer(draft, entry[0], below(here, 0)), found, here)
 
 
 def _override(draft: Draft, tensors: dict[str, Tensor], selectors: list[dict[str, Any]], at: str) -> None:
@@ -283,6 +203,8 @@ def _algorithms(draft: Draft, entries: Any, at: str) -> None:
         elif method in FINETUNINGS:
             ask_for_class(draft, method, here)
             read_class(draft, method, FINETUNE_SETTINGS, entry if isinstance(entry, dict) else {}, here)
+        elif method == MIXED:
+            ask_for_mixing(draft, entry if isinstance(entry, dict) else {}, here)
         elif method in PARAMETERS:
             ask_for(draft, method, here)
             read_class(draft, method, PARAMETERS[method], entry if isinstance(entry, dict) else {}, here)

@@ -8,6 +8,7 @@ from service.quark.draft import Draft, Given
 from service.quark.equalization import CLE, SMOOTH_QUANT, switch
 from service.quark.finetune import include_fast_ft
 from service.quark.graph import GRAPH_OPTIONS
+from service.quark.mixed import include_auto_mp
 from service.quark.npu import NPU_OPTIONS
 from service.quark.numeric import NUMERIC_OPTIONS
 from service.quark.option import B, L, Option, S, done, honoured, no_effect, refused
@@ -25,6 +26,9 @@ OPTION_GROUPS: dict[str, tuple[Option, ...]] = {
     "Run control": RUN_OPTIONS,
 }
 OPTIONS: dict[str, Option] = {option.name: option for group in OPTION_GROUPS.values() for option in group}
+
+# Misspelt in examples of Quark's own, which takes no notice of it; here it means what it says.
+OPTION_ALIASES: dict[str, str] = {"WeightsSymmetric": "WeightSymmetric"}
 
 # Fields of QuantizationConfig that are an extra option by another name.
 FIELD_OPTIONS: dict[str, str] = {
@@ -86,7 +90,9 @@ FIELDS: dict[str, Option] = {
         ),
         honoured("include_sq", B, False, "algorithms.smooth_quant", switch(SMOOTH_QUANT)),
         refused("include_rotation", B, False, pending("rotation")),
-        refused("include_auto_mp", B, False, pending("mixed_precision")),
+        honoured(
+            "include_auto_mp", B, False, "algorithms.mixed_precision", include_auto_mp, "as AutoMixprecision says"
+        ),
         honoured(
             "include_fast_ft",
             B,

@@ -10,6 +10,7 @@ from service.contracts.presets import PENDING_PRESETS, PRESETS
 from service.quark.algorithms import pending
 from service.quark.equalization import BIAS_CORRECTION, PARAMETERS
 from service.quark.finetune import FINETUNE_SETTINGS, FINETUNINGS
+from service.quark.mixed import MIXED, MIXED_SETTINGS
 from service.quark.option import Option
 from service.quark.qconfig import ALGORITHMS
 from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTION_GROUPS
@@ -51,12 +52,19 @@ _PARAMETERS = """## Parameters of algorithms
 
 Keys of `FastFinetune` (first part) or of `extra_options`, and the same as fields of the classes in `algo_config`
 (`AdaRoundConfig`, `AdaQuantConfig`; `CLEConfig`, `SmoothQuantConfig`). `FastFinetune` also has `OptimAlgorithm`:
-`adaround` (where it is not given) or `adaquant`. Algorithms run in this order: cross-layer equalization, SmoothQuant,
-bias correction, finetuning.
+`adaround` (where it is not given) or `adaquant`. The last part is that of `AutoMixprecision` and of
+`AutoMixprecisionConfig`, which is told the other types by `target_layer_config`. Algorithms run in this order:
+cross-layer equalization, SmoothQuant, mixed precision, bias correction, finetuning.
 
-AdaRound is solved by coordinate descent on second moments (`solver: moments`) and not by gradient descent; parameters
-"for solver gradient" are kept, and count once `solver` is `gradient`. A step that makes the network worse on a part of
-the calibration samples is undone, which Quark does not look at.
+AdaRound is solved by coordinate descent on second moments (`solver: moments`), which is faster than Quark's gradient
+descent and as a rule nearer to the float network. It needs no batches, steps and rates: given as Quark's own defaults
+and presets have them they change nothing, and a note says so; any other number is a choice, and AdaRound then runs by
+gradient descent (`solver: gradient`) with it. A step that makes the network worse on a part of the calibration samples
+is undone, which Quark does not look at.
+
+`EvaluateFunction`, `metric_evaluate_fn` and `metric_distance_fn` are functions of a Python program, and run in that
+program alone: see `quantmill.quark` in [python.md](python.md). In JSON they are names, and a service refuses them:
+there the goal is `top1` on the labels of the dataset, another [metric](metrics.md), or a rule given as an ONNX graph.
 """
 
 
@@ -132,7 +140,7 @@ def _qconfig() -> str:
 
 def _algorithm(name: str, method: str) -> tuple[str, ...]:
     key = f"`algo_config`: `{name}`"
-    if method not in (*PARAMETERS, *FINETUNINGS):
+    if method not in (*PARAMETERS, *FINETUNINGS, MIXED):
         return key, "refused", "", pending(method)
     remark = "extra options win over its fields, as in Quark"
     return key, "honoured", f"`algorithms.{method}`", "" if method == BIAS_CORRECTION else remark
@@ -142,15 +150,19 @@ def _parameters() -> str:
     """Keys of FastFinetune and of the classes of algorithms."""
     rows = [
         (
-            _code(s.option),
-            _code(s.field),
+            _code(s.option) if s.option else "",
+            _code(s.field) if s.field else "",
             s.kind,
             "depends" if s.default is None else _json(s.default),
             s.verdict,
             _code(s.ours) if s.ours else "",
             s.why,
         )
-        for s in (*FINETUNE_SETTINGS, *(setting for settings in PARAMETERS.values() for setting in settings))
+        for s in (
+            *FINETUNE_SETTINGS,
+            *(setting for settings in PARAMETERS.values() for setting in settings),
+            *MIXED_SETTINGS,
+        )
     ]
     head = ("key", "field", "type", "default in Quark", "here", "our key", "remark")
     return "\n".join((_PARAMETERS, _table(head, rows)))

@@ -40,9 +40,7 @@ class Job(Base):
         ),
         CheckConstraint("kind <> 'inspect_dataset' OR dataset_id IS NOT NULL", name="inspect_dataset_has_dataset"),
         CheckConstraint(
-            "kind <> 'quantize'"
-            " OR (model_id IS NOT NULL AND calibration_dataset_id IS NOT NULL AND config IS NOT NULL)",
-            name="quantize_has_inputs",
+            "kind <> 'quantize' OR (model_id IS NOT NULL AND config IS NOT NULL)", name="quantize_has_inputs"
         ),
         Index("ix_jobs_tenant_id_kind_created_at_id", "tenant_id", "kind", "created_at", "id"),
         Index("ix_jobs_state_not_before", "state", "not_before"),

@@ -392,3 +392,21 @@ def test_report(front: Front) -> None:
     assert report.json()["schema_version"] == 1
     again = front.http.get(f"/v1/jobs/{done}/report", headers={"If-None-Match": report.headers["etag"]})
     assert again.status_code == 304
+
+
+def test_a_job_without_data_asks_for_random_data_or_is_refused(front: Front) -> None:
+    body = front.job_body()
+    del body["calibration_dataset_id"]
+    told = problem(front.http.post("/v1/jobs", json=body), 422, "calibration-missing")
+    assert [error["pointer"] for error in told["errors"]] == ["/calibration_dataset_id"]
+    assert "UseRandomData" in told["hint"]
+    gated = {"random_calibration": {}, "evaluation": {"gate": {"min_sqnr_db": 20}}}
+    told = problem(front.http.post("/v1/jobs", json={**body, "config": gated}), 422, "invalid-config")
+    assert [error["pointer"] for error in told["errors"]] == ["/config/evaluation/gate/min_sqnr_db"]
+    quark = {"format": "quark", "config": {"extra_options": {"UseRandomData": True}}}
+    for config in ({"random_calibration": {}}, quark):
+        made = front.http.post("/v1/jobs", json={**body, "config": config})
+        assert made.status_code == 202, made.text
+        assert made.json()["calibration_dataset_id"] is None
+    shown = front.http.post("/v1/jobs:validate", json={**body, "config": {"random_calibration": {}}}).json()
+    assert "tell nothing of accuracy" in shown["warnings"][0]

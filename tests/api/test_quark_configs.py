@@ -46,12 +46,12 @@ def refused(front: Front, path: str, body: dict[str, Any], code: str) -> set[str
 
 
 def test_what_cannot_be_translated_is_refused_with_its_pointer(sqlite_front: Front) -> None:
-    quark = {"include_rotation": True, "extra_options": {"WeightsSymmetric": True, "Percentile": "x"}}
+    quark = {"include_rotation": True, "extra_options": {"WeightSymetric": True, "Percentile": "x"}}
     for path in ("/v1/jobs:validate", "/v1/jobs"):
         body = {"config": {"format": "quark", "config": quark}}
         assert refused(sqlite_front, path, body, "invalid-config") == {
             "/config/config/include_rotation",
-            "/config/config/extra_options/WeightsSymmetric",
+            "/config/config/extra_options/WeightSymetric",
             "/config/config/extra_options/Percentile",
         }
 
@@ -89,3 +89,27 @@ def test_presets_bear_quarks_names(sqlite_front: Front) -> None:
         sqlite_front.http.post("/v1/jobs:validate", json={"config": {"preset": name}}), 422, "invalid-config"
     )
     assert told["errors"][0]["pointer"] == "/config/preset"
+
+
+def test_a_function_of_a_python_program_is_refused_and_what_serves_instead_is_named(sqlite_front: Front) -> None:
+    mixing = {
+        "ActTargetQuantType": "QInt8",
+        "WeightTargetQuantType": "QInt8",
+        "Top1AccTarget": 0.1,
+        "EvaluateFunction": "top1_acc",
+    }
+    quark = {
+        "activation_type": "VitisQuantType.QInt16",
+        "include_auto_mp": True,
+        "extra_options": {"AutoMixprecision": mixing},
+    }
+    for path in ("/v1/jobs:validate", "/v1/jobs"):
+        body = {**sqlite_front.job_body(), "config": {"format": "quark", "config": quark}}
+        told = problem(sqlite_front.http.post(path, json=body), 422, "invalid-config")
+        at = "/config/config/extra_options/AutoMixprecision/EvaluateFunction"
+        assert [found["pointer"] for found in told["errors"]] == [at]
+        assert "top1" in told["hint"]
+        assert "ONNX graph" in told["hint"]
+    own = {"evaluation": {"metrics": [{"kind": "function", "name": "mine"}]}}
+    found = refused(sqlite_front, "/v1/jobs:validate", {"config": own}, "invalid-config")
+    assert found == {"/config/evaluation/metrics/0/kind"}

@@ -237,3 +237,18 @@ def test_help_is_quick_and_loads_no_engine(quantmill_process):
     done = quantmill_process("--help", PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0
     assert not any(f" {name}\n" in done.stderr for name in ("torch", "onnxruntime", "onnx", "fastapi", "celery"))
+
+
+def test_without_data_random_inputs_have_to_be_asked_for(quantmill, tiny, tmp_path):
+    done = quantmill("quantize", tiny.model, "--output", "q.onnx")
+    assert done.returncode == 1
+    assert "calibration-missing" in done.stderr
+    assert "random_calibration" in done.stderr
+    assert not (tmp_path / "q.onnx").exists()
+    (tmp_path / "config.json").write_text(json.dumps({"random_calibration": {"samples": 2}}))
+    options = ("--config", "config.json", "--output", "q.onnx", "--report", "r.json")
+    done = quantmill("quantize", tiny.model, *options)
+    assert done.returncode == 0, done.stderr
+    assert "RANDOM DATA, NO ACCURACY" in done.stdout
+    assert Report.model_validate_json((tmp_path / "r.json").read_text()).fidelity.source == "random"
+    onnx.checker.check_model(onnx.load(tmp_path / "q.onnx"))

@@ -137,3 +137,18 @@ def test_an_inspection_job_has_a_model_and_a_config(url: str, database: Database
 def _count(database: Database, table: type) -> int:
     with database.read() as session:
         return session.scalar(select(func.count()).select_from(table)) or 0
+
+
+def test_a_job_without_calibration_data_is_known_from_its_migration_on(url: str, database: Database) -> None:
+    with database.write() as session:
+        kept = in_succeeded(session)
+    given = {"model_id": str(kept.model_id), "config": {}}
+    with pytest.raises(IntegrityError), database.write() as session:
+        transitions.submit(session, tenant_id="default", kind="quantize", **given)
+    migrate(url)
+    with database.write() as session:
+        transitions.submit(session, tenant_id="default", kind="quantize", **given)
+    assert _count(database, Job) == 2
+    migrate(url, BEFORE_INSPECTIONS)
+    with database.read() as session:
+        assert session.scalars(select(Job.id)).all() == [kept.id]

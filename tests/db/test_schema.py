@@ -107,7 +107,6 @@ def _constraints(database: Database) -> dict[str, Any]:
         {"config": None},
         {"model_id": None},
         {"model_id": "mdl_that_is_not_there"},
-        {"calibration_dataset_id": None},
     ],
     ids=lambda values: ",".join(values),
 )

@@ -133,7 +133,7 @@ def quantize(
     model: Path,
     *,
     config: QuantizationConfig,
-    calibration: DatasetSource,
+    calibration: DatasetSource | None,
     evaluation: DatasetSource | None,
     output: Path,
     threads: int,

@@ -37,6 +37,15 @@ ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.onnx", exists=True, di
 DataPath = Annotated[Path, typer.Option(metavar="FILE|FOLDER", exists=True, readable=True, help=_DATA_HELP)]
 OptionalData = Annotated[Path | None, typer.Option(metavar="FILE|FOLDER", exists=True, readable=True, help=_DATA_HELP)]
 OptionalPath = Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True)]
+CalibrationPath = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE|FOLDER",
+        exists=True,
+        readable=True,
+        help=f"{_DATA_HELP} May be left out where the config has random_calibration, or calibrates nothing.",
+    ),
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(

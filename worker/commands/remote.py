@@ -20,7 +20,7 @@ def quantize(
     model: Path,
     *,
     config: QuantizationConfig,
-    calibration: DatasetSource,
+    calibration: DatasetSource | None,
     evaluation: DatasetSource | None,
     output: Path,
     server: str,
@@ -43,15 +43,16 @@ def quantize(
         uploaded = client.create_model(*files, progress=_uploading(view, model))
         datasets = [
             client.create_dataset(Path(data.path), data.preprocessing, progress=_uploading(view, Path(data.path)))
-            for data in (calibration, *([evaluation] if evaluation is not None else []))
+            for data in (calibration, evaluation)
+            if data is not None
         ]
         view.progress("validate", message="on the service")
         model_id = client.wait_ready(uploaded).id
         dataset_ids = [client.wait_ready(dataset).id for dataset in datasets]
         job = client.create_job(
             model_id=model_id,
-            calibration_dataset_id=dataset_ids[0],
-            evaluation_dataset_id=dataset_ids[1] if evaluation is not None else None,
+            calibration_dataset_id=dataset_ids[0] if calibration is not None else None,
+            evaluation_dataset_id=dataset_ids[-1] if evaluation is not None else None,
             config=config,
             name=model.name[:200],
         )

@@ -14,14 +14,15 @@ import onnx_ir as ir
 
 from service.contracts.compatibility import check_dataset
 from service.contracts.config import QuantizationConfig
+from service.contracts.data_checks import check_data_given, random_data_of
 from service.contracts.errors import EngineError
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeResult, QuantizeTask
-from worker.quantizer.data import Dataset, open_dataset
+from worker.quantizer.data import Dataset, RandomDataset, open_dataset
 from worker.quantizer.emit import Emitted
-from worker.quantizer.evaluation.metrics import Distances, Metrics
+from worker.quantizer.evaluation.metrics import Distances, MetricFunction, Metrics
 from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.serialized import to_bytes
@@ -90,7 +91,7 @@ def quantize_files(task: QuantizeTask, run: Run) -> QuantizeResult:
 def quantize(
     model_path: Path,
     config: QuantizationConfig,
-    calibration: DatasetSource,
+    calibration: DatasetSource | None,
     evaluation: DatasetSource | None = None,
     *,
     run: Run,
@@ -99,6 +100,7 @@ def quantize(
     checkpoint_bytes: int | None = None,
     cache: Cache | None = None,
     graphs: Mapping[str, Path] | None = None,
+    functions: Mapping[str, MetricFunction] | None = None,
     extra_bytes: int | None = None,
 ) -> Result:
     """Quantize a model and measure what that cost.
@@ -107,7 +109,7 @@ def quantize(
         model_path: float ONNX model, or one with Q/DQ pairs if ``preparation.dequantize`` is set; external data lies
             beside it.
         config: resolved recipe.
-        calibration: data that the ranges are taken from.
+        calibration: data that the ranges are taken from; None: random inputs, where the config asks for them.
         evaluation: data that both models are compared on; the calibration data if None.
         run: progress, log, cancellation.
         threads: CPU threads.
@@ -115,11 +117,13 @@ def quantize(
         checkpoint_bytes: that it may take; None: no limit.
         cache: what earlier runs have computed; None: nothing is kept.
         graphs: files of uploaded models that metrics are given as, by id.
+        functions: Python functions that metrics of kind function are, by name; with any nothing is kept for other
+            attempts, since nobody can tell whether it would still hold.
         extra_bytes: that files beside the model may take; None: no limit.
 
     Raises:
         ModelError: the model cannot be used or is quantized already.
-        DatasetError: a dataset is bad or does not fit the model.
+        DatasetError: a dataset is bad, does not fit the model, or is not there and random data was not asked for.
         InvalidConfigError: the config names nodes that are not there, or metrics that do not fit the model or the data.
         EngineError: the engine or the runtime failed on a valid input.
         CanceledError: the run was canceled.
@@ -128,9 +132,10 @@ def quantize(
     with stages.stage("load"):
         run.progress("load")
         original, undone, float_session, summary = _load(model_path, config, threads)
-        calibration_data = _open(calibration, summary, config, "calibration dataset")
+        check_data_given(config, calibration=calibration is not None, evaluation=evaluation is not None)
+        calibration_data = _calibration(calibration, summary, config)
         evaluation_data = None if evaluation is None else _open(evaluation, summary, config, "evaluation dataset")
-        metrics = Metrics(config.evaluation, summary.outputs, graphs=graphs, threads=threads)
+        metrics = Metrics(config.evaluation, summary.outputs, graphs=graphs, functions=functions, threads=threads)
         metrics.check(evaluation_data or calibration_data)
         _probe(metrics, float_session, calibration_data, evaluation_data, summary, config, run)
         made_from = origin(summary, calibration_data, evaluation_data, graphs or {}, threads=threads)
@@ -140,8 +145,10 @@ def quantize(
             run=run,
             threads=threads,
             stages=stages,
-            checkpoint=CheckpointStore(checkpoint_dir, identity, limit_bytes=checkpoint_bytes, run=run),
-            cache=Cache(None) if cache is None else cache,
+            checkpoint=CheckpointStore(
+                None if functions else checkpoint_dir, identity, limit_bytes=checkpoint_bytes, run=run
+            ),
+            cache=Cache(None) if cache is None or functions else cache,
             files=ExtraFiles(extra_bytes),
         )
     done = _quantize(original, case, services)
@@ -207,6 +214,12 @@ def _tell_undone(undone: Outcome, done: Quantized) -> None:
         done.journal.note("The uploaded model is quantized; 'float' is that model with its Q/DQ pairs taken off")
 
 
+def _calibration(source: DatasetSource | None, model: ModelSummary, config: QuantizationConfig) -> Dataset:
+    if source is not None:
+        return _open(source, model, config, "calibration dataset")
+    return RandomDataset(model.inputs, random_data_of(config), config.seed)
+
+
 def _open(source: DatasetSource, model: ModelSummary, config: QuantizationConfig, role: str) -> Dataset:
     data = open_dataset(Path(source.path), source.preprocessing)
     check_dataset(model, data.summary, role=role, labels_of_first=not config.evaluation.metrics)
@@ -219,8 +232,7 @@ def _quantize(original: ir.Model, case: Case, services: Services) -> Quantized:
     with services.stages.stage("prepare"):
         run.progress("prepare")
         prepared, notes = prepare_model(original, config)
-        notes += cpu_notes(config)
-        notes += calibration_notes(config.calibration_samples, case.calibration.samples)
+        notes = [*calibration_notes(case), *notes, *cpu_notes(config)]
     with services.stages.stage("plan"):
         run.progress("plan")
         planned = plan_model(prepared, config)
@@ -235,7 +247,7 @@ def _quantize(original: ir.Model, case: Case, services: Services) -> Quantized:
         run.log(cause, "warning")
         journal = planned.journal.followed_by(*notes, cause)
         return Quantized(Filled([Draft(prepared, plan)]), Emitted(prepared.model), b"", journal)
-    filled = mode.fill(prepared, plan, planned.journal, case, services)
+    filled = mode.fill(Draft(prepared, plan, planned.journal), case, services)
     prepared, told = filled.draft.prepared, filled.draft.journal
     journal = Journal(notes, planned.edits).followed_by(*told.notes, decisions=told.decisions)
     with services.stages.stage("emit"):
@@ -264,6 +276,3 @@ def _check_prepared(prepared: ir.Model, case: Case, services: Services) -> None:
                 hint="Export the model with opset 17 or later, so that fewer preparation passes are needed.",
                 output=name,
             )
-
-
-__all__ = ["MODEL_FILE", "Result", "quantize", "quantize_files"]

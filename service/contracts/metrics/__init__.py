@@ -20,6 +20,7 @@ from service.contracts.metrics.classes import (
     TopKMetric,
 )
 from service.contracts.metrics.detection import BoxLabels, MeanAveragePrecision
+from service.contracts.metrics.function import FunctionMetric
 from service.contracts.metrics.graph import GraphInput, GraphMetric, GraphSource
 from service.contracts.metrics.sequences import Perplexity, WordErrorRate
 from service.contracts.metrics.values import (
@@ -60,7 +61,8 @@ Metric = Annotated[
     | PSNR
     | KL
     | L2
-    | GraphMetric,
+    | GraphMetric
+    | FunctionMetric,
     Field(discriminator="kind"),
 ]
 
@@ -80,6 +82,7 @@ __all__ = [
     "Cosine",
     "Facts",
     "FidelityMetric",
+    "FunctionMetric",
     "GraphInput",
     "GraphMetric",
     "GraphSource",

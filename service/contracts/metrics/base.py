@@ -69,6 +69,8 @@ class MetricBase(Contract):
     """
 
     FACTS: ClassVar[Facts] = Facts()
+    # True for what is defined over all samples only, never over a part of them.
+    WHOLE: ClassVar[bool] = False
 
     name: str = Field(
         default="", pattern=NAME_PATTERN, description="Its name in reports and gates; default: the kind with its knob."

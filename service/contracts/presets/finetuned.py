@@ -18,7 +18,7 @@ _OF_METHOD: dict[str, dict[str, Any]] = {
     "adaquant": {"learning_rate": 1e-5},
 }
 
-_MOMENTS = (
+DESCENT_NOTE = (
     "AdaRound chooses the integers by solver moments, coordinate descent on second moments, and lets biases follow; "
     "with solver gradient it is Quark's descent by minibatches, with these very settings."
 )
@@ -26,7 +26,7 @@ _JUDGED = (
     "A part of the calibration samples judges the result, and finetuning that makes the network worse is undone "
     "(accept: if_better); Quark keeps whatever comes out."
 )
-_NOTES = {"adaround": (_MOMENTS, _JUDGED), "adaquant": (_JUDGED,)}
+_NOTES = {"adaround": (DESCENT_NOTE, _JUDGED), "adaquant": (_JUDGED,)}
 
 
 def legacy_parameters(method: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 from service.contracts.presets.base import Preset
 from service.contracts.presets.finetuned import finetuning_notes, legacy_parameters
 
-_GOAL: dict[str, Any] = {"kind": "distance", "metric": "sqnr", "limit": 25.0}
-_BY_GOAL = (
+MIXED_GOAL: dict[str, Any] = {"kind": "distance", "metric": "sqnr", "limit": 25.0}
+MIXED_GOAL_NOTE = (
     "Quark sets no threshold and lowers every layer; here the least sensitive layers are lowered as long as the output "
     "keeps an SQNR of 25 dB. Another goal, such as a drop of top-1, is given in algorithms."
 )
@@ -20,9 +20,11 @@ def _level(activation: dict[str, Any], weight: dict[str, Any]) -> dict[str, Any]
 
 
 def _mixed(name: str, description: str, high: dict[str, Any], low: dict[str, Any], bias: str) -> Preset:
-    mixing = {"method": "mixed_precision", "high": high, "low": low, "goal": _GOAL}
+    mixing = {"method": "mixed_precision", "high": high, "low": low, "goal": MIXED_GOAL}
     settings = {**high, "bias": {"dtype": bias}, "algorithms": [mixing]}
-    return Preset(name=name, description=description, settings=settings, quark_names=(name.upper(),), notes=(_BY_GOAL,))
+    return Preset(
+        name=name, description=description, settings=settings, quark_names=(name.upper(),), notes=(MIXED_GOAL_NOTE,)
+    )
 
 
 def _finetuned(base: Preset) -> Preset:

@@ -120,7 +120,6 @@ _INTEGER_PRESETS = (
         notes=(
             _CLE,
             _COVERAGE,
-            "UseRandomData: ranges come from the calibration dataset, never from random data.",
             "ConvertClipToRelu: every Clip keeps its upper limit, which Quark drops.",
             "ReplaceClip6Relu: it belongs to cross-layer equalization, without which it does nothing.",
             "RemoveQDQConvClip, RemoveQDQConvRelu, RemoveQDQConvLeakyRelu, RemoveQDQConvPRelu: an activation function "
@@ -128,6 +127,7 @@ _INTEGER_PRESETS = (
             "DedicatedQDQPair: one Q/DQ pair per tensor, whoever reads it; the numbers are the same.",
         ),
         preparation={"fold_batch_norm": False, "batch_norm_to_conv": True, "split_to_slice": True},
+        random_calibration={},
         **_POWER_OF_TWO,
     ),
     _preset(

@@ -1,4 +1,4 @@
-"""Shared by the tests of the Python doors."""
+"""Shared by the tests of the Python doors. Numerics are tested as they are on a CPU that does not saturate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Iterator
 
 import pytest
+
+from tests.support.exact_sums import make_sums_exact
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,4 +19,11 @@ def _read_translations_once() -> Iterator[None]:
     module = importlib.import_module(_lazy_import.onnxscript_apis._name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "get_torchlib_ops", functools.cache(module.get_torchlib_ops))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _exact_sums() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        make_sums_exact(patch)
         yield

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from quantmill.quark.preset_documents import CLASSES, FAST, qconfig, tensor
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from service.quark import Translation, read_config, translate
 from service.quark.equalization import PARAMETERS
-from service.quark.finetune import FINETUNE_SETTINGS
-from tests.unit.quark.quark_documents import CLASSES, FAST, qconfig, tensor
+from service.quark.finetune import DEFAULT_PARAMS, FINETUNE_SETTINGS
 
 INT8 = tensor("Int8", method="MinMax")
 CLE = "cross_layer_equalization"
@@ -169,6 +169,54 @@ def test_the_solver_is_told() -> None:
         assert any("accept: if_better" in message for message in told)
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"BatchSize": 8},
+        {"NumIterations": 500},
+        {"LearningRate": 0.01},
+        {"LRAdjust": [1.0, 0.2]},
+        {"DropRatio": 0.5},
+        {"RegParam": 0.1},
+        {"BetaRange": [10, 2]},
+        {"WarmStart": 0.5},
+    ],
+)
+def test_numbers_of_ones_own_choose_the_descent_that_they_are_for(parameters: dict[str, Any]) -> None:
+    (found,) = algorithms(fast(**parameters))
+    assert found["solver"] == "gradient"
+    (key,) = parameters
+    told = notes(fast(**parameters))
+    assert "AdaRound runs by gradient descent" in told[f"/extra_options/FastFinetune/{key}"]
+    assert "coordinate descent" not in told["/include_fast_ft"]
+
+
+def test_numbers_that_quark_has_by_default_choose_nothing_and_say_so() -> None:
+    """The texts of Quark's documentation write the defaults out."""
+    for data, at in (
+        (fast(BatchSize=1, NumIterations=1000, LearningRate=0.1), "/extra_options/FastFinetune/NumIterations"),
+        (
+            classes({"name": "adaround", "batch_size": 1, "num_iterations": 1000, "learning_rate": 0.1}),
+            "/algo_config/0/num_iterations",
+        ),
+        (fast(**FAST["adaround"]), "/extra_options/FastFinetune/BatchSize"),
+    ):
+        (found,) = algorithms(data)
+        assert found["solver"] == "moments"
+        assert "plays no part with solver moments" in notes(data)[at]
+
+
+@pytest.mark.parametrize("method", ["adaround", "adaquant"])
+def test_the_parameters_of_the_presets_go_by_their_names(method: str) -> None:
+    name = f"DEFAULT_{method.upper()}_PARAMS"
+    assert DEFAULT_PARAMS[name] == FAST[method]
+    for spelled in (name, f"quark.onnx.quantization.config.custom_config.{name}"):
+        data = {"include_cle": False, "include_fast_ft": True, "extra_options": {"FastFinetune": spelled}}
+        assert algorithms(data) == algorithms(fast(**FAST[method]))
+    wrong = {"include_cle": False, "include_fast_ft": True, "extra_options": {"FastFinetune": "DEFAULT_PARAMS"}}
+    assert "DEFAULT_ADAROUND_PARAMS" in problems(wrong)["/extra_options/FastFinetune"]
+
+
 def test_without_its_switch_a_parameter_has_no_effect() -> None:
     data = {
         "include_cle": False,
@@ -253,7 +301,7 @@ def classed(entries: list[Any], **fields: Any) -> Translation:
         (classes({"name": "adaround", "cle_steps": 3}), "/algo_config/0/cle_steps", "unknown key"),
         (classes({"name": "bias_correction", "alpha": 3}), "/algo_config/0/alpha", "unknown key"),
         (classes("gptq"), "/algo_config/0", "gptq is not there yet"),
-        (classes({"name": "auto_mixprecision"}), "/algo_config/0", "set mixed_precision a goal"),
+        (classes({"name": "auto_mixprecision"}), "/algo_config/0", "needs the other types"),
         (
             classes("adaround", FastFinetune={"OptimAlgorithm": "adaquant"}),
             "/extra_options/FastFinetune/OptimAlgorithm",
@@ -317,7 +365,7 @@ def test_a_preset_may_be_changed_key_by_key() -> None:
     options = {"FastFinetune": {"NumIterations": 50, "OptimDevice": "cuda:0"}}
     (plain,) = algorithms("XINT8_ADAROUND")
     (found,) = algorithms({"preset": "XINT8_ADAROUND", "extra_options": options})
-    assert found == {**plain, "num_iterations": 50, "optim_device": "cuda:0"}
+    assert found == {**plain, "num_iterations": 50, "optim_device": "cuda:0", "solver": "gradient"}
     assert algorithms({"preset": "XINT8_ADAROUND", "include_fast_ft": False}) == []
     more = algorithms({"preset": "XINT8_ADAROUND", "include_cle": True, "extra_options": {"CLESteps": -1}})
     assert [entry["method"] for entry in more] == [CLE, "adaround"]

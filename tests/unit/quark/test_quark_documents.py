@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quantmill.quark.preset_documents import DOCUMENTS, XINT8_TENSOR, qconfig, tensor
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from service.quark import read_config, translate, translate_document
@@ -20,7 +21,6 @@ from service.quark.finetune import FINETUNE_SETTINGS
 from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTIONS
 from service.quark.table import quark_page
 from service.quark.values import CALIBRATE_METHODS, DATA_TYPES, FORMATS, QUANT_TYPES, SPECS
-from tests.unit.quark.quark_documents import DOCUMENTS, XINT8_TENSOR, qconfig, tensor
 
 ROOT = Path(__file__).resolve().parents[3]
 INT8 = tensor("Int8", method="MinMax")
@@ -71,6 +71,12 @@ def test_types(spelled: str, dtype: str) -> None:
     assert translate({"activation_type": spelled}).config["activation"]["dtype"] == dtype
 
 
+def test_a_misspelling_of_quarks_examples_means_what_it_says() -> None:
+    for value in (True, False):
+        spelled = translate({"weight_type": "QInt8", "extra_options": {"WeightsSymmetric": value}})
+        assert spelled.config["weight"]["symmetric"] is value
+
+
 @pytest.mark.parametrize(
     ("data", "pointer", "says"),
     [
@@ -78,17 +84,12 @@ def test_types(spelled: str, dtype: str) -> None:
         ({"activation_type": "CalibMethod.QInt8"}, "/activation_type", "unknown activation_type"),
         ({"weight_type": "QInt32"}, "/weight_type", "int32 cannot be translated as the type of weights"),
         ({"quant_format": "VitisQuantFormat.FixNeuron"}, "/quant_format", "VitisQuantFormat.QDQ"),
-        ({"extra_options": {"WeightsSymmetric": True}}, "/extra_options/WeightsSymmetric", "'WeightSymmetric'"),
+        ({"extra_options": {"WeightSymetric": True}}, "/extra_options/WeightSymetric", "'WeightSymmetric'"),
         ({"extra_options": {"include_cle": True}}, "/extra_options/include_cle", "belongs beside extra_options"),
         ({"SmoothAlpha": 0.5}, "/SmoothAlpha", "belongs into extra_options"),
         ({"include_rotation": True}, "/include_rotation", "the algorithm rotation is not there yet"),
         ({"extra_options": {"UseGPTQ": True}}, "/extra_options/UseGPTQ", "the algorithm gptq is not there yet"),
-        ({"include_auto_mp": True}, "/include_auto_mp", "mixed_precision"),
-        (
-            {"include_auto_mp": True, "extra_options": {"AutoMixprecision": {"DataSize": 5}}},
-            "/extra_options/AutoMixprecision",
-            "set mixed_precision a goal",
-        ),
+        ({"include_auto_mp": True}, "/include_auto_mp", "mixed precision needs the other types"),
         ({"per_chanel": True}, "/per_chanel", "did you mean 'per_channel'?"),
         ({"extra_options": []}, "/extra_options", "must be an object"),
         ({"activation_type": "QBFP"}, "/activation_type", "BFPAttributes"),

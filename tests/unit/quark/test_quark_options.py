@@ -10,7 +10,7 @@ import pytest
 
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
-from service.quark import Translation, translate
+from service.quark import Translation, read_config, translate
 from service.quark.option import Option
 from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTIONS
 from tests.support.each import each
@@ -29,6 +29,9 @@ SMOOTH = {"include_sq": True}
 FINETUNED = {"include_fast_ft": True}
 CLE = "algorithms.cross_layer_equalization"
 AVERAGE = {"extra_options": {"CalibMovingAverage": True}}
+RANDOM = {"extra_options": {"UseRandomData": True}}
+MIXED = {"include_auto_mp": True}
+MIXING = "algorithms.mixed_precision"
 BLOCKS = {"activation_type": "ExtendedQuantType.QBFP", "weight_type": "ExtendedQuantType.QBFP"}
 MICRO = {"activation_type": "ExtendedQuantType.QMX", "weight_type": "ExtendedQuantType.QMX"}
 
@@ -62,6 +65,16 @@ HONOURED: list[tuple[dict[str, Any], str, Any, str, Any]] = [
     (ENTROPY, "NumQuantizedBins", 64, "activation.calibration.quantized_bins", 64),
     ({}, "WeightCalibrateMethod", "ExtendedCalibrationMethod.MinMSE", "weight.calibration.method", "mse"),
     ({}, "CalibDataSize", 100, "calibration_samples", 100),
+    ({}, "UseRandomData", True, "random_calibration", {}),
+    (RANDOM, "RandomDataReaderInputShape", {"x": [1, 3]}, "random_calibration.shapes", {"x": [1, 3]}),
+    (
+        RANDOM,
+        "RandomDataReaderInputDataRange",
+        {"x": [0, 9]},
+        "random_calibration.ranges.x",
+        {"minimum": 0, "maximum": 9},
+    ),
+    (MIXED, "AutoMixprecision", {"ActTargetQuantType": "QUInt8", "L2Target": 0.5}, f"{MIXING}.goal.limit", 0.5),
     ({}, "Int16Scale", True, "weight.scale", "int16"),
     (MIN_MSE, "UsePowerOf2Scale", False, "activation.scale", "float32"),
     (BLOCKS, "BFPAttributes", {"bfp_method": "to_bfp", "bit_width": 16}, "weight.dtype", "bfp16"),
@@ -156,7 +169,7 @@ def test_honoured(context: dict[str, Any], name: str, value: Any, path: str, our
 
 def needs_itself(context: dict[str, Any], name: str) -> bool:
     """True where the config is not complete without the option."""
-    return context in (BLOCKS, MICRO) or name == "InputNodes"
+    return context in (BLOCKS, MICRO) or name in ("InputNodes", "AutoMixprecision")
 
 
 def test_every_option_is_seen_to_do_what_it_is_said_to() -> None:
@@ -264,3 +277,20 @@ def test_each_field_alone_is_accounted_for_at_its_own_place(name: str) -> None:
     found, told = outcome({**BASE, name: WRONG[option.kind]})
     assert found is None
     assert told == {f"/{name}"}
+
+
+def test_random_data_is_asked_for_by_its_switch_alone() -> None:
+    options = {"RandomDataReaderInputShape": {"x": [1, 3]}, "RandomDataReaderInputDataRange": {"x": [0, 255]}}
+    found = read_config({"format": "quark", "config": {"extra_options": {**options, "UseRandomData": True}}})
+    assert found.random_calibration is not None
+    assert found.random_calibration.shapes == {"x": (1, 3)}
+    assert found.random_calibration.ranges["x"].model_dump() == {"minimum": 0.0, "maximum": 255.0}
+    idle = translate({"extra_options": options})
+    assert "random_calibration" not in idle.config
+    told = {note.pointer: note.message for note in idle.notes}
+    assert "without UseRandomData" in told["/extra_options/RandomDataReaderInputShape"]
+    wrong = {"extra_options": {"UseRandomData": True, "RandomDataReaderInputDataRange": {"x": [0]}}}
+    with pytest.raises(InvalidConfigError) as caught:
+        read_config({"format": "quark", "config": wrong})
+    at = "/config/extra_options/RandomDataReaderInputDataRange/x"
+    assert [problem.pointer for problem in caught.value.errors] == [at]

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
-from service.contracts.config import QuantizationConfig, parse_config
+from quantmill.quark.preset_documents import CLASSES, DIFFERENCES, DOCUMENTS, FAST, FINETUNED, NAMES, translatable
+from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from service.contracts.presets import PENDING_PRESETS, PRESETS, find_preset
-from service.contracts.presets.mixed import MIXED_PRESETS
 from service.quark import read_config, translate
 from tests.support.each import each
-from tests.unit.quark.quark_documents import CLASSES, DIFFERENCES, DOCUMENTS, FAST, FINETUNED, NAMES, translatable
-
-
-def settings(config: QuantizationConfig) -> dict[str, Any]:
-    """The config without the name of its preset, and without what has no meaning for its types."""
-    found = json.loads(config.model_dump_json(exclude={"preset"}))
-    for side in ("activation", "weight"):
-        if not found[side]["dtype"].removeprefix("u").startswith("int"):
-            found[side] = {"dtype": found[side]["dtype"]}
-    if found["mode"] == "weights_only":
-        del found["activation"]
-    return found
+from tests.unit.quark.comparing import settings
 
 
 @each("name", sorted(DOCUMENTS))
@@ -57,7 +43,7 @@ def test_the_names_of_a_preset_lead_to_it_in_quarks_envelope_too(name: str) -> N
 
 def test_every_name_of_quarks_is_offered_or_pending() -> None:
     offered = {name for name in NAMES if find_preset(name) is not None}
-    assert offered == set(DOCUMENTS) | {preset.name.upper() for preset in MIXED_PRESETS}
+    assert offered == set(DOCUMENTS)
     assert {name.lower() for name in set(NAMES) - offered} == set(PENDING_PRESETS)
 
 

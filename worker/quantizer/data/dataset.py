@@ -67,6 +67,8 @@ class Dataset:
         DatasetError: the arrays do not make a dataset; see ``select_arrays``.
     """
 
+    is_random = False
+
     def __init__(self, stored: Mapping[str, ArraySource], preprocessing: PreprocessingSpec) -> None:
         self.preprocessing = preprocessing
         self.selection = select_arrays(stored, preprocessing)

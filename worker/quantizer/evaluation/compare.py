@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Literal
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from worker.quantizer.runtime.session import Session
 
 _EVALUATION_BATCH = 8
 _WARMUP_RUNS = 3
+Source = Literal["evaluation", "calibration", "random"]
 
 
 @dataclass
@@ -64,7 +66,7 @@ def compare(
     data: Dataset,
     inputs: Sequence[TensorInfo],
     *,
-    source: str,
+    source: Source,
     metrics: Metrics | None = None,
     limit: int | None = None,
     run: Run,
@@ -77,7 +79,7 @@ def compare(
         quantized: its twin, with the same outputs.
         data: evaluation (or calibration) set.
         inputs: the models' inputs.
-        source: "evaluation" or "calibration", for the report.
+        source: what that data is, for the report.
         metrics: what to measure; None: top1 and top5 of the first output, where there are class labels for it.
         limit: use only the first ``limit`` samples.
         run: told of progress.
@@ -130,7 +132,7 @@ def _round(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _fidelity(figures: Mapping[str, _OutputFigures], samples: int, source: str) -> Fidelity:
+def _fidelity(figures: Mapping[str, _OutputFigures], samples: int, source: Source) -> Fidelity:
     outputs = tuple(
         OutputFidelity(
             name=name,
@@ -147,7 +149,7 @@ def _fidelity(figures: Mapping[str, _OutputFigures], samples: int, source: str) 
         cosine=min(cosines) if cosines else None,
         top1_agreement=outputs[0].top1_agreement if outputs else None,
         samples=samples,
-        source="evaluation" if source == "evaluation" else "calibration",
+        source=source,
         outputs=outputs,
     )
 
@@ -162,7 +164,7 @@ def layer_distances(
     limit: int,
     run: Run,
 ) -> dict[str, float | None]:
-    """SQNR of inner tensors.
+    """SQNR in dB of inner tensors, by layer.
 
     Args:
         reference: float model with the first names of ``pairs`` as outputs.
@@ -172,13 +174,9 @@ def layer_distances(
         inputs: the models' inputs.
         limit: samples to run.
         run: told of progress.
-
-    Returns:
-        SQNR in dB by layer name.
     """
     distances = {layer: Distance() for layer in pairs}
-    wanted = list({a: None for a, _ in pairs.values()})
-    twins = list({b: None for _, b in pairs.values()})
+    wanted, twins = (list(dict.fromkeys(pair[k] for pair in pairs.values())) for k in (0, 1))
     total = min(limit, data.samples)
     done = 0
     expected = expected_outputs(reference, data, inputs, run=run, batch_size=1, last=limit, outputs=wanted)

@@ -124,11 +124,12 @@ class Measurement:
     Args:
         metrics: to take.
         name: of the one.
+        part: the batches are a part of the samples only.
     """
 
-    def __init__(self, metrics: Metrics, name: str) -> None:
+    def __init__(self, metrics: Metrics, name: str, *, part: bool = False) -> None:
         self._metrics, self._name = metrics, name
-        self.whole = metrics.start()
+        self.whole = metrics.start(part=part)
         self.parts: list[float | None] = []
 
     def update(self, twins: Twins) -> None:
@@ -137,7 +138,7 @@ class Measurement:
         Raises:
             InvalidConfigError: an output or an array does not fit its metric.
         """
-        alone = self._metrics.start()
+        alone = self._metrics.start(part=True)
         for found in (self.whole, alone):
             found.update(twins.batch, twins.got, twins.expected)
         self.parts.append(alone.values.get(self._name))

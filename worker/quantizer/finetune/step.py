@@ -31,6 +31,7 @@ from worker.quantizer.walk import Feed, Limits, Visit, Walk
 NO_LAYER = declare("no-layer-of-type", "there is no quantized layer of type {op_types}")
 NO_INTEGER_WEIGHT = declare("no-integer-weight", "no layer has a weight that can be chosen as a matrix of integers")
 
+_MOMENTS_WORDS = "solver moments, in which batch_size, num_iterations and learning_rate play no part"
 _METHODS: Mapping[str, Callable[[Any], Method]] = {"adaround": AdaRoundMethod, "adaquant": AdaQuantMethod}
 
 
@@ -76,7 +77,8 @@ class FinetuneStep(Step[Spec]):
                 bench.reconstruct(sites[visit.name], visit)
             services.run.progress(spec.method, walk.total, walk.total, "layers")
         what = "layers and blocks" if any(len(site.tuned) > 1 for site in sites.values()) else "layers"
-        summary = tally.summary([*walk.notes, *gatherer.notes], what)
+        solved = [] if by_moments is None else [_MOMENTS_WORDS]
+        summary = tally.summary([*solved, *walk.notes, *gatherer.notes], what)
         if not tally.changed:
             return Change.nothing(NOTHING_BETTER.saying(summary), errors=tally.errors)
         return Change(replace(draft, plan=plan), tuple(tally.changed), summary, errors=tally.errors)

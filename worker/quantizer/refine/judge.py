@@ -59,7 +59,7 @@ class Judge:
         self._case, self._services = case, services
         self.samples = samples
         self._metrics = case.metrics
-        self._measurable = case.metrics.fed_by(case.calibration)
+        self._measurable = case.metrics.fed_by(case.calibration) and case.metrics.judges_parts
         self._known: list[tuple[Draft, _Measured]] = []
 
     def score(self, draft: Draft) -> Score:
@@ -100,7 +100,7 @@ class Judge:
 
     def _measure(self, session: Session) -> _Measured:
         primary = self._metrics.primary
-        distances, found = Distances(), Measurement(self._metrics, primary)
+        distances, found = Distances(), Measurement(self._metrics, primary, part=True)
         for twins in side_by_side(session, self._expected, self._services.run):
             distances.update(twins.pairs())
             if self._measurable:

@@ -36,20 +36,12 @@ def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: 
             quantized_session,
             data,
             case.inputs,
-            source="evaluation" if case.evaluation is not None else "calibration",
+            source=case.source,
             metrics=case.metrics,
             run=run,
         )
     with services.stages.stage("layers"):
-        layers = layer_figures(
-            quantized.filled.drafts,
-            quantized.emitted,
-            data,
-            case.inputs,
-            samples=config.evaluation.layer_samples,
-            threads=services.threads,
-            run=run,
-        )
+        layers = layer_figures(quantized.filled.drafts, quantized.emitted, case, services)
     with services.stages.stage("latency"):
         run.progress("latency")
         float_ms, quantized_ms = latencies_ms(
@@ -93,9 +85,9 @@ def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: 
         manifest=Manifest(
             engine_version=VERSION,
             model_sha256=case.summary.sha256,
-            calibration_sha256=case.calibration.summary.sha256,
+            calibration_sha256=None if case.calibration.is_random else case.calibration.summary.sha256,
             evaluation_sha256=case.evaluation.summary.sha256 if case.evaluation is not None else None,
-            calibration_preprocessing=case.calibration.preprocessing,
+            calibration_preprocessing=None if case.calibration.is_random else case.calibration.preprocessing,
             evaluation_preprocessing=case.evaluation.preprocessing if case.evaluation is not None else None,
             output_sha256=hashlib.sha256(model_bytes).hexdigest(),
             config=config,

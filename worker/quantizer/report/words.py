@@ -13,6 +13,7 @@ from worker.quantizer.evaluation.compare import Comparison
 from worker.quantizer.evaluation.metrics import metric_words
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.types import Decision, QuantizationPlan
+from worker.quantizer.refine.case import Case
 from worker.quantizer.report.layers import NOT_APPLICABLE
 
 # Below this, one part in ten of the output's energy is error.
@@ -127,16 +128,23 @@ def nothing_quantized(*, by_selectors: bool) -> str:
     return f"{cause}: the model is returned as it was uploaded"
 
 
-def calibration_notes(wanted: int | None, available: int) -> list[str]:
-    """What the reader should know of the calibration data.
-
-    Args:
-        wanted: ``calibration_samples`` of the config.
-        available: samples in the dataset.
-    """
-    if wanted is None or wanted <= available:
-        return []
-    return [f"calibration_samples is {wanted}, but the dataset holds only {available}: all of them were used"]
+def calibration_notes(case: Case) -> list[str]:
+    """What the reader should know of the calibration data, the worst first."""
+    config, available, wanted = case.config, case.calibration.samples, case.config.calibration_samples
+    if case.calibration.is_random:
+        ranges = "ranges are those of random inputs" if config.mode == "static" else "there was no data"
+        told = "accuracy was measured on the evaluation data, with these ranges"
+        if case.evaluation is None:
+            told = "both models were compared on random inputs: every figure of fidelity is about noise"
+        return [
+            f"RANDOM DATA, NO ACCURACY: {ranges}, and {told}; quantize with real data before anybody uses the model"
+        ]
+    notes = []
+    if config.random_calibration is not None:
+        notes.append("random_calibration was not needed: a calibration dataset is given")
+    if wanted is not None and wanted > available:
+        notes.append(f"calibration_samples is {wanted}, but the dataset holds only {available}: all of them were used")
+    return notes
 
 
 def summary_sentence(
@@ -161,9 +169,10 @@ def summary_sentence(
     parts.append(_ratio(before.size_bytes, after.size_bytes, "smaller", "larger"))
     if before.latency_ms and after.latency_ms:
         parts.append(_ratio(before.latency_ms, after.latency_ms, "faster", "slower"))
+    random = "on random data, which tells nothing of accuracy: " if comparison.fidelity.source == "random" else ""
     quantized = sum(1 for layer in layers if layer.reason is None)
     able = sum(1 for layer in layers if layer.reason_code != NOT_APPLICABLE.code)
-    return f"{', '.join(parts)}; {quantized} of {able} nodes quantized."
+    return f"{random}{', '.join(parts)}; {quantized} of {able} nodes quantized."
 
 
 def _ratio(before: float, after: float, better: str, worse: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_a_fixed_batch_size(tmp_path):
 
 
 def test_weights_too_large_for_one_file_make_the_same_model(answers, tmp_path, monkeypatch):
-    monkeypatch.setattr("quantmill.torch.export._LARGEST_FILE_BYTES", 0)
+    monkeypatch.setattr(import_module("quantmill.torch.export"), "_LARGEST_FILE_BYTES", 0)
     exported = export(made(Answers), EXAMPLE, tmp_path / "float.onnx")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["float.onnx", "float.onnx.data"]
     result = quantize_exported(exported, store([(A, B)], exported, tmp_path / "data.npz"), INT8)

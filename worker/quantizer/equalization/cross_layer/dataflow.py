@@ -17,12 +17,7 @@ import onnx_ir as ir
 from worker.quantizer.equalization.cross_layer.layers import Layer, diagonal_layer, linear_layer
 from worker.quantizer.equalization.cross_layer.spaces import Spaces
 from worker.quantizer.graph.rewriting import rank_of, scalar
-from worker.quantizer.graph.values import (
-    DEFAULT_DOMAINS,
-    is_constant,
-    is_float32,
-    name_of,
-)
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, is_float32, name_of
 from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind, joined, tied
 from worker.quantizer.operators.labels import lifted, varies_beside
 from worker.quantizer.operators.linear import channel_axis

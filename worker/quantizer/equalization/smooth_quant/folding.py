@@ -15,15 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.graph.rewriting import rank_of, scalar
-from worker.quantizer.graph.values import (
-    DEFAULT_DOMAINS,
-    Names,
-    constant,
-    is_constant,
-    is_float32,
-    name_of,
-    node_name,
-)
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, constant, is_constant, is_float32, name_of, node_name
 from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind, parted
 from worker.quantizer.operators.labels import fits, lifted, trimmed
 from worker.quantizer.operators.linear import channel_axis, linear_view

@@ -13,13 +13,7 @@ from service.contracts.algorithms import SmoothQuant
 from service.contracts.reason import Reason, declare
 from worker.quantizer.equalization.smooth_quant.folding import Fold, apply_folds, folded
 from worker.quantizer.equalization.smooth_quant.search import Choice, Maker, Matrix, Problem, search
-from worker.quantizer.equalization.smooth_quant.sites import (
-    Site,
-    find_sites,
-    matrix_of,
-    upstream_grid,
-    weight_of,
-)
+from worker.quantizer.equalization.smooth_quant.sites import Site, find_sites, matrix_of, upstream_grid, weight_of
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.plan.grids import weight_grid

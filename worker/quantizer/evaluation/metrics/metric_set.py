@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from service.contracts.errors import InvalidConfigError
-from service.contracts.evaluation import DEFAULT_METRICS, EvaluationSpec
-from service.contracts.evaluation_checks import EVALUATION_POINTER, check_evaluation, find_output
-from service.contracts.metrics import Facts, GraphMetric, Metric, WordErrorRate
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.evaluation_checks import EVALUATION_POINTER, FUNCTION_HINT, check_evaluation, find_output
+from service.contracts.metrics import Facts, FunctionMetric, GraphMetric, Metric, WordErrorRate
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Batch, Dataset, choose_batch_size
 from worker.quantizer.evaluation.metrics.accuracy import Accuracy
 from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, finite
 from worker.quantizer.evaluation.metrics.classes import FScore, IntersectionOverUnion, TopK
 from worker.quantizer.evaluation.metrics.detection import AveragePrecision
-from worker.quantizer.evaluation.metrics.fidelity import Nearness, RowDivergence, SameDecision
+from worker.quantizer.evaluation.metrics.fidelity import Nearness
+from worker.quantizer.evaluation.metrics.function import FunctionMeter, MetricFunction
 from worker.quantizer.evaluation.metrics.graph import GraphMeter, GraphProgram
 from worker.quantizer.evaluation.metrics.sequences import Perplexity, WordErrors
 from worker.quantizer.evaluation.metrics.values import (
@@ -31,7 +32,7 @@ from worker.quantizer.evaluation.metrics.values import (
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import Session
 
-# Each takes the metric; one given as a graph has a meter made of its program.
+# Each takes the metric; one given as a graph or as a function has a meter made of that.
 METERS: dict[str, Callable[[Any], Meter]] = {
     "top1": TopK,
     "top5": TopK,
@@ -49,12 +50,12 @@ METERS: dict[str, Callable[[Any], Meter]] = {
     "spearman": RankCorrelation,
     "word_error_rate": WordErrors,
     "perplexity": Perplexity,
-    "agreement": SameDecision,
+    "agreement": Nearness,
     "cosine": Nearness,
     "sqnr": Nearness,
     "psnr": Nearness,
     "l2": Nearness,
-    "kl": RowDivergence,
+    "kl": Nearness,
 }
 _HINT = "Name the output and the array that belong together, and look up the metric's shapes at /docs."
 _LABEL_BLOCK = 256
@@ -102,11 +103,13 @@ class Metrics:
         spec: metrics and gate.
         outputs: of the models.
         graphs: files of uploaded models that are metrics, by id.
+        functions: of the caller that are metrics, by name.
         threads: for metrics given as graphs.
         pointer: of ``spec`` in the config's document.
 
     Raises:
-        InvalidConfigError: a metric names an output that is not there, or its graph cannot be used.
+        InvalidConfigError: a metric names an output that is not there, its graph cannot be used, or its function was
+            not handed over.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class Metrics:
         outputs: Sequence[TensorInfo],
         *,
         graphs: Mapping[str, Path] | None = None,
+        functions: Mapping[str, MetricFunction] | None = None,
         threads: int = 1,
         pointer: str = EVALUATION_POINTER,
     ) -> None:
@@ -122,6 +126,7 @@ class Metrics:
         self._outputs = tuple(outputs)
         self._pointer = pointer
         self._programs: list[GraphProgram] = []
+        self._functions = functions or {}
         check_evaluation(spec, outputs=self._outputs, data=None, pointer=pointer)
         self._bound = [
             self._bind(metric, graphs or {}, threads, f"{pointer}/metrics/{k}") for k, metric in enumerate(spec.metrics)
@@ -159,6 +164,11 @@ class Metrics:
         """True if ``data`` holds every array that the metrics read."""
         return all(data.stored(name) is not None for name in self.arrays)
 
+    @property
+    def judges_parts(self) -> bool:
+        """True if the metric that stands for the others has a value over a part of the samples, too."""
+        return not any(bound.metric.WHOLE for bound in self._bound[:1])
+
     def probe(self, session: Session, data: Dataset, inputs: Sequence[TensorInfo], run: Run, *, role: str) -> None:
         """Try the metrics on one batch of the float model, and on all labels, before any work is done.
 
@@ -188,9 +198,9 @@ class Metrics:
             run.check()
             found.check(labels)
 
-    def start(self) -> MetricSet:
-        """A new measurement."""
-        return MetricSet(self._bound)
+    def start(self, *, part: bool = False) -> MetricSet:
+        """A new measurement; with ``part`` it is of a part of the samples, without what is defined over all only."""
+        return MetricSet([bound for bound in self._bound if not (part and bound.metric.WHOLE)], bare=bool(self._bound))
 
     def _bind(self, metric: Metric, graphs: Mapping[str, Path], threads: int, pointer: str) -> _Bound:
         names = [tensor.name for tensor in self._outputs]
@@ -208,16 +218,29 @@ class Metrics:
                 {name: str(of) for name, of in sources["reference"].items()},
                 sources["array"],
             )
-        maker = METERS[metric.kind]
+        make = self._maker(metric, pointer)
         outputs = {place: str(find_output(ref, names)) for place, ref in metric.output_refs().items()}
         return _Bound(
             metric,
-            lambda: maker(metric),
+            make,
             pointer,
             outputs,
             outputs if metric.facts.against_float else {},
             {place: ref.array for place, ref in metric.label_refs().items()},
         )
+
+    def _maker(self, metric: Metric, pointer: str) -> Callable[[], Meter]:
+        if not isinstance(metric, FunctionMetric):
+            maker = METERS[metric.kind]
+            return lambda: maker(metric)
+        function = self._functions.get(metric.name)
+        if function is None:
+            raise InvalidConfigError(
+                f"{metric.name}: no Python function of this name was handed over",
+                pointer=f"{pointer}/kind",
+                hint=FUNCTION_HINT,
+            )
+        return lambda: FunctionMeter(metric, function)
 
 
 class MetricSet:
@@ -226,9 +249,9 @@ class MetricSet:
     Made by ``Metrics.start``.
     """
 
-    def __init__(self, bound: Sequence[_Bound]) -> None:
+    def __init__(self, bound: Sequence[_Bound], *, bare: bool = False) -> None:
         self._meters = [(entry, entry.make()) for entry in bound]
-        self._default: _Default | None = None if bound else _Default()
+        self._default = None if bound or bare else Accuracy()
 
     def update(self, batch: Batch, outputs: Mapping[str, Any], reference: Mapping[str, Any] | None = None) -> None:
         """Take in one batch.
@@ -242,7 +265,7 @@ class MetricSet:
             InvalidConfigError: an output or an array does not fit its metric.
         """
         if self._default is not None:
-            self._default.update(batch, outputs)
+            self._default.take(batch, outputs)
         for bound, meter in self._meters:
             if reference is None and bound.metric.facts.against_float:
                 continue
@@ -263,10 +286,11 @@ class MetricSet:
     def values(self) -> dict[str, float]:
         """By name of the metric; what is undefined is left out."""
         if self._default is not None:
-            return {name: rounded(value, "%") for name, value in self._default.values.items()}
+            return {name: rounded(value, "%") for name, value in self._default.metrics.items()}
         found = {}
         for bound, meter in self._meters:
-            value = meter.value()
+            with bound.faults():
+                value = meter.value()
             if value is not None and finite(value) is not None:
                 found[bound.metric.name] = rounded(value, bound.metric.facts.unit)
         return found
@@ -296,26 +320,6 @@ class MetricSet:
     def labels_used(self) -> bool:
         """Without declared metrics: False if the first output classifies nothing that the labels speak of."""
         return self._default is None or self._default.fits
-
-
-@dataclass
-class _Default:
-    """top1 and top5 of the first output, as long as it classifies what the labels speak of."""
-
-    accuracy: Accuracy = field(default_factory=Accuracy)
-    fits: bool = True
-
-    def update(self, batch: Batch, outputs: Mapping[str, Any]) -> None:
-        first = next(iter(outputs.values()))
-        if batch.labels is None:
-            self.fits = False
-        if self.fits and batch.labels is not None:
-            is_array = hasattr(first, "ndim")
-            self.fits = is_array and self.accuracy.update(batch.cut(first), batch.labels)
-
-    @property
-    def values(self) -> dict[str, float]:
-        return {name: value for name, value in self.accuracy.metrics.items() if self.fits and name in DEFAULT_METRICS}
 
 
 def _blocks(data: Dataset, arrays: Collection[str | None]) -> Iterator[dict[str | None, Array]]:

@@ -43,6 +43,8 @@ VINT8 = {
 
 
 def legacy(act: str, weight: str, method: str = MM, fmt: str = "QuantFormat.QDQ", /, **fields: Any) -> dict[str, Any]:
+    """A QuantizationConfig; types by their members."""
+
     def word(member: str) -> str:
         return f"{'QuantType' if member in ('QInt8', 'QUInt8') else 'ExtendedQuantType'}.{member}"
 
@@ -56,10 +58,12 @@ def legacy(act: str, weight: str, method: str = MM, fmt: str = "QuantFormat.QDQ"
 
 
 def bfp(bit_width: int, act: str = "QBFP", weight: str = "QBFP") -> dict[str, Any]:
+    """Micro floating point of this width."""
     return legacy(act, weight, MM, X, extra_options={"BFPAttributes": {**MICRO, "bit_width": bit_width}})
 
 
 def mx(element: str) -> dict[str, Any]:
+    """A block format with this element type."""
     return legacy("QMX", "QMX", MM, X, extra_options={"MXAttributes": {**MX, "element_dtype": element}})
 
 
@@ -75,6 +79,7 @@ def tensor(data_type: str, scale: str = "Float32", method: str = "Percentile") -
 
 
 def qconfig(act: dict[str, Any], weight: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """A QConfig."""
     return {
         "global_config": {"input_tensors": act, "weight": weight},
         "specific_layer_config": [],
@@ -185,10 +190,30 @@ def finetuned(document: dict[str, Any], algorithm: str) -> dict[str, Any]:
 
 
 def accurate(act: str, weight: str, fmt: str = "QuantFormat.QDQ", /, **fields: Any) -> dict[str, Any]:
+    """A preset with Percentile 99.9999 and AdaRound."""
     options = {"Percentile": 99.9999, **({} if fields else FNI)}
     return finetuned(legacy(act, weight, PCT, fmt, **fields, extra_options=options), "adaround")
 
 
+# In Quark these lower every layer; what a target is in Quark is a spec here where the type alone does not tell it.
+_MIXED: dict[str, tuple[dict[str, Any], str]] = {
+    "S16S16_MIXED_S8S8": (
+        legacy("QInt16", "QInt16", PCT, X, extra_options={"Percentile": 99.9999, "ActivationSymmetric": False}),
+        "Int8Spec",
+    ),
+    "BF16_MIXED_BFP16": (legacy("QBFloat16", "QBFloat16", MM, X), "BFP16Spec"),
+    "BF16_MIXED_MXINT8": (legacy("QBFloat16", "QBFloat16", MM, X), "MXInt8Spec"),
+}
+
+
+def _mixed(document: dict[str, Any], target: str) -> dict[str, Any]:
+    targets = {"ActTargetQuantType": target, "WeightTargetQuantType": target}
+    options = {**document.get("extra_options", {}), "AutoMixprecision": targets}
+    return {**document, "include_auto_mp": True, "extra_options": options}
+
+
+DOCUMENTS |= {name: _mixed(document, target) for name, (document, target) in _MIXED.items()}
+DOCUMENTS |= {f"{name}_ADAQUANT": finetuned(DOCUMENTS[name], "adaquant") for name in _MIXED if name.startswith("BF16")}
 DOCUMENTS |= {
     "INT8_CNN_ACCURATE": accurate("QUInt8", "QInt8"),
     "INT16_CNN_ACCURATE": accurate("QUInt16", "QInt16", X),
@@ -205,7 +230,6 @@ FINETUNED = {
 DOCUMENTS |= {name: finetuned(DOCUMENTS[below], algorithm) for name, (below, algorithm) in FINETUNED.items()}
 
 _VINT8_DIFFERS = (
-    "UseRandomData",
     "ConvertClipToRelu",
     "RemoveQDQConvClip",
     "RemoveQDQConvPRelu",

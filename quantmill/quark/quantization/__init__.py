@@ -1,0 +1,1 @@
+"""Quark's room of this name: ``config``, and the quantizer."""

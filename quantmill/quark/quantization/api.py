@@ -1,0 +1,5 @@
+"""Where Quark has its quantizer."""
+
+from quantmill.quark.quantizer import ModelQuantizer
+
+__all__ = ["ModelQuantizer"]

@@ -1,0 +1,318 @@
+"""Quark's names: what they serialise to, what ModelQuantizer takes and gives, and readers of every kind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import quantmill.quark as door
+from quantmill.quark.documents import Functions, plain
+from quantmill.quark.preset_documents import DOCUMENTS
+from quantmill.quark.quantization.config import custom_config
+from quantmill.quark.readers import store
+from service.contracts.command_errors import FileAccessError
+from service.contracts.config import parse_config
+from service.contracts.errors import (
+    CalibrationMissingError,
+    DatasetArraysError,
+    EmptyDatasetError,
+    InvalidConfigError,
+    InvalidRequestError,
+)
+from service.contracts.presets import find_preset
+from service.quark import read_config
+from service.quark.equalization import PARAMETERS
+from service.quark.finetune import FINETUNE_SETTINGS
+from service.quark.mixed import MIXED_SETTINGS
+from service.quark.values import CALIB_METHODS, CALIBRATE_METHODS, QUANT_TYPES, SPECS
+from tests.support.each import each
+from tests.unit.quantizer.toolbox import data, make_model, network, normal
+from tests.unit.quark.comparing import settings
+from worker.quantizer.data import open_dataset
+
+PLAIN = door.Config(global_quant_config=door.QuantizationConfig(activation_type=door.QuantType.QUInt8))
+LEGACY_NAMES = sorted(name for name in DOCUMENTS if not name.endswith("_QCONFIG"))
+QCONFIG_NAMES = sorted(name.removesuffix("_QCONFIG") for name in DOCUMENTS if name.endswith("_QCONFIG"))
+
+
+class Items:
+    """A reader that is no subclass of anything."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items, self.at = items, 0
+
+    def get_next(self) -> Any:
+        self.at += 1
+        return self.items[self.at - 1] if self.at <= len(self.items) else None
+
+
+def saved(folder: Path, model: onnx.ModelProto | None = None) -> Path:
+    onnx.save(network() if model is None else model, folder / "float.onnx")
+    return folder / "float.onnx"
+
+
+def reader(count: int = 8) -> Items:
+    return Items(*({"x": image[None]} for image in data(count)["x"]))
+
+
+def resolved(config: Any) -> Any:
+    return settings(read_config({"format": "quark", "config": json.loads(json.dumps(config.to_dict()))}))
+
+
+@each("name", LEGACY_NAMES)
+def test_a_preset_as_an_object_is_the_preset(name: str) -> None:
+    preset = find_preset(name)
+    assert preset is not None
+    for given in (door.get_default_config(name), getattr(custom_config, f"{name}_CONFIG")):
+        assert resolved(door.Config(given)) == settings(parse_config({"preset": preset.name}))
+
+
+@each("name", QCONFIG_NAMES)
+def test_a_preset_of_the_newer_api_is_the_preset(name: str) -> None:
+    preset = find_preset(f"{name}_QCONFIG")
+    assert preset is not None
+    found = resolved(door.QConfig.get_default_config(name))
+    assert found == settings(parse_config({"preset": preset.name}))
+
+
+def test_presets_may_be_changed_and_stay_as_they_are_for_others() -> None:
+    config = door.get_default_config("INT8_CNN_ACCURATE")
+    config.calibrate_method = door.CalibrationMethod.MinMax
+    config.extra_options["FastFinetune"]["DataSize"] = 7
+    del config.extra_options["Percentile"]
+    found = read_config({"format": "quark", "config": door.Config(config).to_dict()})
+    assert (found.activation.calibration.method, found.algorithms[0].data_size) == ("minmax", 7)
+    assert door.get_default_config("INT8_CNN_ACCURATE").extra_options["FastFinetune"]["DataSize"] == 1000
+    assert door.get_default_config("XINT8").calibrate_method is door.PowerOfTwoMethod.MinMSE
+    mixed = door.get_default_config("S16S16_MIXED_S8S8")
+    mixed.extra_options["AutoMixprecision"]["Top1AccTarget"] = 0.02
+    found = read_config({"format": "quark", "config": door.Config(mixed).to_dict()})
+    assert found.algorithms[0].goal.max_drop == 2.0
+    with pytest.raises(InvalidConfigError, match="XINT9"):
+        door.get_default_config("XINT9")
+    with pytest.raises(AttributeError):
+        custom_config.XINT9_CONFIG  # noqa: B018
+
+
+def test_the_classes_have_every_field_that_the_translator_knows() -> None:
+    fields = {
+        door.AdaRoundConfig: FINETUNE_SETTINGS,
+        door.AdaQuantConfig: FINETUNE_SETTINGS,
+        door.CLEConfig: PARAMETERS["cross_layer_equalization"],
+        door.SmoothQuantConfig: PARAMETERS["smooth_quant"],
+        door.AutoMixprecisionConfig: MIXED_SETTINGS,
+    }
+    for kind, parameters in fields.items():
+        known = {setting.field: setting.default for setting in parameters if setting.field}
+        own = {name: value for name, value in vars(kind()).items() if name != "target_layer_config"}
+        assert own.keys() == known.keys(), kind
+        assert kind().to_dict() == {"name": kind.name}
+        for name, value in own.items():
+            if known[name] is not None and value is not None and value != ():
+                assert value == (tuple(known[name]) if isinstance(value, tuple) else known[name]), (kind, name)
+
+
+def test_every_word_of_the_translator_is_a_member() -> None:
+    for table in (CALIBRATE_METHODS, CALIB_METHODS):
+        for word in table:
+            kind, member = word.split(".")
+            assert plain(getattr(door, kind)[member], {}) == word
+    both = {*door.QuantType.__members__, *door.ExtendedQuantType.__members__}
+    assert both == set(QUANT_TYPES)
+    assert door.VitisQuantType is door.ExtendedQuantType
+    for name in SPECS:
+        given = getattr(door, name)()
+        assert (given.data_type, given.symmetric) == (SPECS[name].data_type, SPECS[name].symmetric)
+        words = (SPECS[name].scale_type, SPECS[name].method)
+        assert (given.to_dict()["scale_type"], given.to_dict()["calibration_method"]) == words
+
+
+def test_a_qconfig_says_what_quarks_to_dict_says() -> None:
+    first, second = (door.QLayerConfig(activation=door.Int16Spec(), weight=door.Int8Spec()) for _ in range(2))
+    config = door.QConfig(
+        door.QLayerConfig(input_tensors=door.UInt8Spec(), weight=door.XInt8Spec(symmetric=True)),
+        specific_layer_config={first: ["fc", "^conv.*"]},
+        layer_type_config={second: ["Gemm"], None: ["Softmax"]},
+        exclude=["a", (["b"], ["c"])],
+        algo_config=[door.CLEConfig(cle_steps=-1)],
+        Percentile=99.9,
+    )
+    told = json.loads(json.dumps(config.to_dict()))
+    assert told["global_config"]["weight"] == {
+        "symmetric": True,
+        "scale_type": "ScaleType.PowerOf2",
+        "calibration_method": "CalibMethod.MinMSE",
+        "quant_granularity": "QuantGranularity.Tensor",
+        "data_type": "Int8",
+    }
+    assert [names for _, names in told["layer_type_config"]] == [["Gemm"], ["Softmax"]]
+    assert told["layer_type_config"][1][0] is None
+    assert told["exclude"] == ["a", [["b"], ["c"]]]
+    assert told["extra_options"] == {"Percentile": 99.9}
+    assert told["algo_config"] == [{"name": "cle", "cle_steps": -1}]
+
+
+def test_enumerations_of_others_and_functions_go_by_name() -> None:
+    QuantType = Enum("QuantType", ["QInt8"])
+    functions: Functions = {}
+
+    def score(outputs: Any) -> float:
+        return 1.0
+
+    told = plain([QuantType.QInt8, score, score, lambda outputs: 0.0, np.float32(0.5)], functions)
+    assert told == ["QuantType.QInt8", "score", "score", "lambda", 0.5]
+    assert list(functions) == ["score", "lambda"]
+    with pytest.raises(InvalidConfigError, match="extra_options/x cannot be understood: object"):
+        door.QuantizationConfig(extra_options={"x": object()}).to_dict()
+
+
+def test_a_model_in_memory_is_returned_as_one(tmp_path: Path) -> None:
+    quantizer = door.ModelQuantizer(PLAIN, threads=1)
+    model = quantizer.quantize_model(network(), calibration_data_reader=reader())
+    assert isinstance(model, onnx.ModelProto)
+    assert quantizer.quantize_model(str(saved(tmp_path)), str(tmp_path / "q.onnx"), reader()) is None
+    assert model.graph == onnx.load(tmp_path / "q.onnx").graph
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["float.onnx", "q.onnx"]
+    assert quantizer.report is not None
+    assert quantizer.notes == ()
+
+
+def test_data_may_lie_in_a_folder_or_a_file(tmp_path: Path) -> None:
+    images = data(8)["x"]
+    (tmp_path / "calibration").mkdir()
+    for k, image in enumerate(images):
+        np.save(tmp_path / "calibration" / f"{k}.npy", image[None])
+    np.savez(tmp_path / "calibration.npz", x=images)
+    quantizer = door.ModelQuantizer(PLAIN, threads=1)
+    places = (tmp_path / "calibration", tmp_path / "calibration.npz")
+    models = [quantizer.quantize_model(network(), calibration_data_path=path) for path in places]
+    models.append(quantizer.quantize_model(network(), None, reader()))
+    assert models[0] is not None
+    assert models[0].SerializeToString() == models[1].SerializeToString() == models[2].SerializeToString()
+
+
+def test_random_data_is_asked_for_by_option_or_by_its_reader(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationMissingError) as caught:
+        door.ModelQuantizer(PLAIN).quantize_model(network())
+    assert caught.value.errors[0].pointer == "/calibration_data_reader"
+    options = {"UseRandomData": True, "RandomDataReaderInputDataRange": {"x": [-1, 1]}}
+    config = door.QuantizationConfig(activation_type=door.QuantType.QUInt8, extra_options=options)
+    one = door.ModelQuantizer(config, threads=1)
+    other = door.ModelQuantizer(PLAIN, threads=1)
+    by_option = one.quantize_model(network())
+    by_reader = other.quantize_model(network(), None, door.RandomDataReader(input_data_range={"x": [-1, 1]}))
+    assert by_option is not None and by_reader is not None
+    assert by_option.SerializeToString() == by_reader.SerializeToString()
+    assert one.report is not None and other.report is not None
+    assert one.report.notes[0] == other.report.notes[0]
+    assert one.report.notes[0].startswith("RANDOM DATA")
+
+
+def test_dynamic_quantization_needs_no_data() -> None:
+    quantizer = door.ModelQuantizer(door.Config(door.get_default_config("UINT8_DYNAMIC_QUANT")), threads=1)
+    model = quantizer.quantize_model(network())
+    assert model is not None
+    assert "DynamicQuantizeLinear" in {node.op_type for node in model.graph.node}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"algorithms": []}, InvalidRequestError, "belong into the config"),
+        ({"calibration_data_path": "x"}, InvalidRequestError, "not both"),
+        ({"model_output": "/no/such/folder/q.onnx"}, FileAccessError, "no such folder"),
+    ],
+)
+def test_what_quantize_model_refuses(arguments: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        door.ModelQuantizer(PLAIN).quantize_model(network(), **{"calibration_data_reader": reader(), **arguments})
+
+
+def test_a_config_that_cannot_be_translated_is_refused_when_the_quantizer_is_made() -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        door.ModelQuantizer(door.QuantizationConfig(extra_options={"UseGPTQ": True}))
+    assert caught.value.errors[0].pointer == "/config/extra_options/UseGPTQ"
+    with pytest.raises(InvalidConfigError, match="dict, no config"):
+        door.ModelQuantizer({})  # type: ignore[arg-type]
+
+
+def test_items_are_cut_into_samples_and_nothing_else_is_lost(tmp_path: Path) -> None:
+    x, y = normal(7, 3), normal(7, 2, 2, seed=1)
+    parts = [slice(0, 3), slice(3, 5), slice(5, 7)]
+    source = store(Items(*({"x": x[part], "y": y[part]} for part in parts)), tmp_path / "a.npz")
+    found = np.load(source.path)
+    np.testing.assert_array_equal(found["x"], x)
+    np.testing.assert_array_equal(found["y"], y)
+    limited = store(Items(*({"x": x[part]} for part in parts)), tmp_path / "b.npz", limit=4)
+    assert open_dataset(Path(limited.path), limited.preprocessing).samples == 5
+
+
+def test_inputs_without_a_common_first_axis_make_whole_samples(tmp_path: Path) -> None:
+    items = [{"x": normal(1, 4, seed=k), "state": normal(2, 1, 3, seed=k), "flag": np.float32(k)} for k in range(3)]
+    found = np.load(store(Items(*items), tmp_path / "a.npz").path)
+    assert {name: found[name].shape for name in found} == {"x": (3, 1, 4), "state": (3, 2, 1, 3), "flag": (3,)}
+
+
+def test_a_reader_that_was_read_is_set_back_if_it_can_be(tmp_path: Path) -> None:
+    class Rewinding(Items):
+        def rewind(self) -> None:
+            self.at = 0
+
+    for kind, works in ((Rewinding, True), (Items, False)):
+        used = kind({"x": normal(2, 3)})
+        while used.get_next() is not None:
+            pass
+        if works:
+            assert np.load(store(used, tmp_path / "a.npz").path)["x"].shape == (2, 3)
+        else:
+            with pytest.raises(EmptyDatasetError) as caught:
+                store(used, tmp_path / "a.npz")
+            assert "rewind" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("items", "says"),
+    [
+        ([normal(2, 3)], "item 0 .* is ndarray, not a dict"),
+        ([{"x": normal(2, 3)}, {"x": normal(2, 4)}], r"item 1 .* 'x' is float32\[4\]"),
+        ([{"x": normal(2, 3)}, {"y": normal(2, 3)}], r"it holds \['y'\]"),
+        ([{"x": np.array(["a"])}], "'x' holds <U1, no numbers"),
+    ],
+)
+def test_items_that_do_not_fit_are_named(items: list[Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(DatasetArraysError, match=says):
+        store(Items(*items), tmp_path / "a.npz")
+
+
+def test_several_inputs_have_a_folder_each(tmp_path: Path) -> None:
+    model = make_model(
+        "(float[1,4] a, float[1,4] b) => (float[1,4] y) { [s] t = Add(a, b) [fc] y = MatMul(t, w) }",
+        {"w": normal(4, 4)},
+    )
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for k in range(3):
+            np.save(tmp_path / name / f"{k}.npy", normal(1, 4, seed=k))
+    quantizer = door.ModelQuantizer(PLAIN, threads=1)
+    assert quantizer.quantize_model(model, calibration_data_path=tmp_path) is not None
+    (tmp_path / "b" / "2.npy").unlink()
+    with pytest.raises(DatasetArraysError, match="'a': 3, 'b': 2"):
+        quantizer.quantize_model(model, calibration_data_path=tmp_path)
+
+
+@pytest.mark.slow  # starts a process
+def test_the_names_alone_load_no_engine() -> None:
+    code = (
+        "import sys, quantmill.quark, quantmill.quark.quantization.api; "
+        "print(*{'torch', 'onnxruntime', 'onnx', 'sqlalchemy', 'fastapi'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
