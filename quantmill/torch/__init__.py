@@ -6,6 +6,7 @@
 ``export`` makes the float ONNX model alone. Nothing here is needed by a service: it takes ONNX and arrays.
 """
 
+from quantmill.torch.data import Stored, store
 from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError, ExportMismatchError, LoaderError
 from quantmill.torch.export import Exported, export
 from quantmill.torch.quantize import quantize, quantize_exported
@@ -24,8 +25,10 @@ __all__ = [
     "QuantStub",
     "Quantized",
     "QuantizedModule",
+    "Stored",
     "StubError",
     "export",
     "quantize",
     "quantize_exported",
+    "store",
 ]

@@ -108,7 +108,7 @@ def module_paths(node: ir.Node) -> list[str]:
     scopes = node.metadata_props.get(SCOPES)
     if scopes:
         return [_CALL_NUMBER.sub("", part) for part in re.findall(r"'([^']*)'", scopes)[:-1] if part]
-    parts = node_name(node).split("/")
+    parts = (node.name or "").split("/")
     if parts[0] == "" and len(parts) > 2:  # torch.onnx.export(dynamo=False): /encoder/layers.0/fc/MatMul
         return [".".join(parts[1:end]) for end in range(2, len(parts))]
     return []
