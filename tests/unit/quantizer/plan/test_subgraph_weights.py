@@ -12,7 +12,6 @@ from onnx import TensorProto, numpy_helper
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import InvalidConfigError
-from tests.support.exact_sums import leave_sums_alone
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.inspection import inspect_nodes
 from worker.quantizer.pipeline import Result
@@ -198,11 +197,6 @@ def test_a_loop_within_a_branch_and_a_branch_within_a_loop(tmp_path: Path) -> No
     assert holders(found) == ["a", "a", "g"]
 
 
-@pytest.fixture(autouse=True)
-def _plain_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_sums_alone(monkeypatch)
-
-
 def test_a_weight_shared_with_the_main_graph_has_one_form(tmp_path: Path) -> None:
     weights = {"w": normal(4, 4, scale=0.5), "z": normal(4, 5)}
     model = branches(
@@ -329,14 +323,12 @@ def test_rules_of_targets_may_run_again_over_weights_of_bodies(target: str) -> N
 
 @pytest.mark.parametrize("method", ["bias_correction", "cross_layer_equalization", "adaround"])
 def test_algorithms_run_beside_bodies(tmp_path: Path, method: str) -> None:
-    """The main graph's layers are changed, one of which shares its weight with a body; 7 bits saturate nowhere."""
+    """The main graph's layers are changed, one of which shares its weight with a body."""
     main = f"{FIRST} u = Gemm(x, w, b) r = Relu(u) i = Gemm(r, z, b)"
     model = branches(main, "j = MatMul(i, w) p = MatMul(j, k)", "q = MatMul(i, k)", **MIXED)
     steps = [{"method": method, "accept": "always"}]
     for go in (True, False):
-        found, result = quantized(
-            tmp_path, model, feeds_of(go), mode="static", algorithms=steps, weight={"reduce_range": True}
-        )
+        found, result = quantized(tmp_path, model, feeds_of(go), mode="static", algorithms=steps)
         expected = run_onnx(model, feeds_of(go))["y"]
         assert sqnr_db(expected, run_onnx(found, feeds_of(go))["y"]) > 25
         assert sum(row.activation_reason is not None for row in result.report.layers) == 3
