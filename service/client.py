@@ -17,7 +17,7 @@ import httpx
 from service.artifacts.schemas import ArtifactOut
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
-from service.contracts.errors import InvalidRequestError, QuantmillError
+from service.contracts.errors import InvalidRequestError
 from service.contracts.inspection import Inspection
 from service.contracts.report import Report
 from service.datasets.schemas import DatasetOut
@@ -26,9 +26,18 @@ from service.jobs.schemas import TERMINAL, EventOut, JobOut
 from service.models.schemas import ModelOut, is_main
 from service.pagination import Page
 from service.storage import file_sha256
-from service.transport import ApiError, Patience, ServerUnreachableError, Transport, raise_for_problem
+from service.transport import (
+    ApiError,
+    DownloadCorruptError,
+    JobNotSucceededError,
+    Patience,
+    ServerUnreachableError,
+    Transport,
+    WaitTimeoutError,
+    raise_for_problem,
+)
 
-__all__ = ["ApiError", "QuantmillClient", "ServerUnreachableError", "Upload"]
+__all__ = ["ApiError", "DownloadCorruptError", "QuantmillClient", "ServerUnreachableError", "Upload"]
 
 BLOCK_BYTES = 1024 * 1024
 LONG_POLL_SECONDS = 25.0
@@ -38,30 +47,6 @@ _FINISH_BYTES_PER_SECOND = 20e6
 UploadProgress = Callable[[int, int], None]
 _Noun = TypeVar("_Noun", ModelOut, DatasetOut)
 _Seen = TypeVar("_Seen")
-
-
-class DownloadCorruptError(QuantmillError):
-    """What arrived is not what the service keeps."""
-
-    code = "download-corrupt"
-    title = "The download is damaged"
-    status = 502
-
-
-class JobNotSucceededError(QuantmillError):
-    """The job ended without a result and without an error: it was canceled."""
-
-    code = "job-not-succeeded"
-    title = "The job did not succeed"
-    status = 409
-
-
-class WaitTimeoutError(QuantmillError):
-    """What was waited for did not come in time; it goes on in the service."""
-
-    code = "wait-timeout"
-    title = "It takes longer than the time given"
-    status = 504
 
 
 @dataclass(frozen=True)
@@ -122,14 +107,15 @@ class QuantmillClient:
         return Upload(upload_id, sha256, size_bytes)
 
     def create_model(self, *paths: Path, name: str | None = None, progress: UploadProgress | None = None) -> ModelOut:
-        """Upload a model: its .onnx file and, where it has any, the files of its external data.
+        """Upload a model: its .onnx file with the files of its external data, or one .pt2 file where they are allowed.
 
         The model is being validated when this returns: see ``wait_ready``.
 
         Raises:
             InvalidRequestError: not exactly one of the files ends in .onnx.
         """
-        main = [path for path in paths if is_main(path.name)]
+        form = "pt2" if [path.suffix for path in paths] == [".pt2"] else "onnx"
+        main = [path for path in paths if form == "pt2" or is_main(path.name)]
         if len(main) != 1:
             raise InvalidRequestError(
                 f"Exactly one file must end in .onnx, found {len(main)}.", hint="All others are its external data."
@@ -138,7 +124,27 @@ class QuantmillClient:
         for path in paths:
             upload = self.upload_file(path, kind="model", progress=progress)
             files.append({"upload_id": upload.id, "path": path.name})
-        body = {"name": name or main[0].stem, "files": files, "format": "onnx"}
+        body = {"name": name or main[0].stem, "files": files, "format": form}
+        return ModelOut.model_validate(self._json("POST", "/v1/models", json=body))
+
+    def create_model_version(
+        self, skeleton_id: str, state_path: Path, *, name: str | None = None, progress: UploadProgress | None = None
+    ) -> ModelOut:
+        """Upload new weights for the graph of a ready model; the model of both is being validated when this returns.
+
+        Args:
+            skeleton_id: the model.
+            state_path: what ``safetensors.torch.save_file(module.state_dict(), path)`` wrote.
+            name: of the new model; default: that of the file.
+            progress: as for ``upload_file``.
+        """
+        upload = self.upload_file(state_path, kind="model", progress=progress)
+        body = {
+            "name": name or state_path.stem,
+            "format": "safetensors",
+            "skeleton_model_id": skeleton_id,
+            "files": [{"upload_id": upload.id, "path": f"{state_path.stem}.safetensors"}],
+        }
         return ModelOut.model_validate(self._json("POST", "/v1/models", json=body))
 
     def create_dataset(
@@ -191,6 +197,7 @@ class QuantmillClient:
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
+        ranges_from: str | None = None,
     ) -> JobOut:
         """Submit a quantization.
 
@@ -202,6 +209,7 @@ class QuantmillClient:
             name: for people.
             labels: to find the job by.
             idempotency_key: default: a fresh one, so that only this call's own retries are the same request.
+            ranges_from: a succeeded job of the same graph, whose calibrated ranges are taken over.
         """
         body = {
             "model_id": model_id,
@@ -210,6 +218,7 @@ class QuantmillClient:
             "config": _plain(config),
             "name": name,
             "labels": dict(labels or {}),
+            "ranges_from": ranges_from,
         }
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return JobOut.model_validate(self._json("POST", "/v1/jobs", json=body, headers=headers))

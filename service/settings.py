@@ -55,6 +55,9 @@ class Settings(BaseSettings):
         default=4 * _GIB, ge=0, description="Size of cache_dir; the least recently used go first. 0: no cache."
     )
     job_deadline_seconds: float = Field(default=24 * 3600.0, gt=0)
+    allow_pt2: bool = Field(
+        default=False, description="Accept archives of torch.export: loading one runs its author's code."
+    )
     worker_slots: int = Field(default=1, ge=1)
     threads: int = Field(default=0, ge=0, description="Threads per job; 0 means cores // slots.")
 

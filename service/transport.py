@@ -19,6 +19,30 @@ _PAUSE_SECONDS = (0.1, 2.0)
 _Got = TypeVar("_Got")
 
 
+class DownloadCorruptError(QuantmillError):
+    """What arrived is not what the service keeps."""
+
+    code = "download-corrupt"
+    title = "The download is damaged"
+    status = 502
+
+
+class JobNotSucceededError(QuantmillError):
+    """The job ended without a result and without an error: it was canceled."""
+
+    code = "job-not-succeeded"
+    title = "The job did not succeed"
+    status = 409
+
+
+class WaitTimeoutError(QuantmillError):
+    """What was waited for did not come in time; it goes on in the service."""
+
+    code = "wait-timeout"
+    title = "It takes longer than the time given"
+    status = 504
+
+
 class ApiError(QuantmillError):
     """The service refused; carries the problem that it sent."""
 

@@ -143,6 +143,8 @@ def quantize(
     report: Annotated[Path | None, typer.Option(metavar="R.json", help="Where the report goes.")] = None,
     preprocessing: Preprocessing = None,
     evaluation_preprocessing: EvaluationPreprocessing = None,
+    state: options.StateFile = None,
+    ranges_from: options.RangesFrom = None,
     threads: Threads = None,
     server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
     key: Key = None,
@@ -167,9 +169,16 @@ def quantize(
         options.output_folder(folder)
     options.distinct_paths(
         {"--output": output, "--report": report},
-        {"MODEL": model, "--calibration": calibration, "--evaluation": evaluation, "--config": config},
+        {
+            "MODEL": model,
+            "--calibration": calibration,
+            "--evaluation": evaluation,
+            "--config": config,
+            "--state": state,
+            "--ranges-from": Path(ranges_from) if ranges_from is not None and server is None else None,
+        },
     )
-    used = (model, calibration, evaluation, config, output, report)
+    used = (model, calibration, evaluation, config, output, report, state)
     extra = ExtraPlace(extra_dir, tuple(path for path in used if path is not None))
     recipe = local.load_config(preset, config)
     check_data_given(recipe, calibration=calibration is not None, evaluation=evaluation is not None)
@@ -186,8 +195,8 @@ def quantize(
         if server is None:
             settings = options.load_settings()
             done = local.quantize(
-                model,
-                config=recipe,
+                model if state is None else stack.enter_context(local.filled(model, state)),
+                config=recipe if ranges_from is None else local.with_ranges_of(recipe, Path(ranges_from)),
                 calibration=calibration_data,
                 evaluation=evaluation_data,
                 output=output,
@@ -209,6 +218,8 @@ def quantize(
                 key=key,
                 view=view,
                 extra=extra,
+                state=state,
+                ranges_from=ranges_from,
             )
     result = done.report
     if report is not None:

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
-from service.contracts.errors import EngineError, ExternalDataError
+from service.contracts.errors import EngineError, ExternalDataError, Pt2NotAllowedError
 from service.contracts.runner import (
     DatasetSource,
     InspectDatasetTask,
@@ -34,7 +34,7 @@ from service.contracts.runner import (
 from service.datasets import repository as datasets
 from service.models import repository as models
 from service.storage import BLOCK_BYTES, FileStore, check_digest, file_sha256
-from service.tables import Job
+from service.tables import Job, Model
 
 TASK_FILE = "task.json"
 OUTPUT_FOLDER = "output"
@@ -67,9 +67,19 @@ class Materials:
         store: where uploaded bytes are.
         threads: how many threads the runner may use.
         keeping: what is kept beyond this attempt.
+        allow_pt2: archives of torch.export may be loaded.
     """
 
-    def __init__(self, scratch: Path, store: FileStore, *, threads: int, keeping: Keeping | None = None) -> None:
+    def __init__(
+        self,
+        scratch: Path,
+        store: FileStore,
+        *,
+        threads: int,
+        keeping: Keeping | None = None,
+        allow_pt2: bool = False,
+    ) -> None:
+        self._allow_pt2 = allow_pt2
         self._scratch = scratch
         self._store = store
         self._threads = threads
@@ -81,6 +91,7 @@ class Materials:
         Raises:
             EngineError: a row or a stored file that must be there is not.
             StoredFileCorruptError: a stored file is not what was uploaded; names it.
+            Pt2NotAllowedError: an archive of torch.export, where they are switched off.
             OSError: the disk is full or cannot be written.
         """
         task = self._task(session, job)
@@ -90,7 +101,7 @@ class Materials:
 
     def _task(self, session: Session, job: Job) -> RunnerTask:
         if job.kind == "inspect_model":
-            return InspectModelTask(model_path=str(self._model(session, job, job.model_id)), threads=self._threads)
+            return self._inspect_model(session, job)
         if job.kind == "inspect_target":
             return InspectTargetTask(
                 model_path=str(self._model(session, job, job.model_id)),
@@ -132,20 +143,46 @@ class Materials:
             cache_scope=job.tenant_id,
         )
 
+    def _inspect_model(self, session: Session, job: Job) -> InspectModelTask:
+        model = self._row(session, job, job.model_id)
+        if model.format == "onnx":
+            return InspectModelTask(model_path=str(self._model(session, job, model.id)), threads=self._threads)
+        if model.format == "pt2" and not self._allow_pt2:
+            raise Pt2NotAllowedError
+        (source,) = model.files
+        uploaded = self._scratch / "data" / plain_name(source.path)
+        uploaded.parent.mkdir()
+        copy_checked(self._stored(job, source.sha256), uploaded, sha256=source.sha256)
+        if model.format == "pt2":
+            return InspectModelTask(
+                model_path=str(uploaded), format="pt2", output_dir=str(self._output()), threads=self._threads
+            )
+        return InspectModelTask(
+            model_path=str(self._model(session, job, model.skeleton_model_id)),
+            format="safetensors",
+            state_path=str(uploaded),
+            output_dir=str(self._output()),
+            threads=self._threads,
+        )
+
     def _output(self) -> Path:
         output = self._scratch / OUTPUT_FOLDER
         output.mkdir()
         return output
 
     def _model(self, session: Session, job: Job, model_id: str | None, place: str = "model") -> Path:
+        model = self._row(session, job, model_id)
+        folder = self._scratch / place
+        folder.mkdir(parents=True)
+        for file in model.graph_files:
+            copy_checked(self._stored(job, file.sha256), folder / plain_name(file.path), sha256=file.sha256)
+        return folder / model.main_file.path
+
+    def _row(self, session: Session, job: Job, model_id: str | None) -> Model:
         model = None if model_id is None else models.find(session, model_id)
         if model is None or model.tenant_id != job.tenant_id:
             raise _missing(job, f"model {model_id}")
-        folder = self._scratch / place
-        folder.mkdir(parents=True)
-        for file in model.files:
-            copy_checked(self._stored(job, file.sha256), folder / plain_name(file.path), sha256=file.sha256)
-        return folder / model.main_file.path
+        return model
 
     def _dataset(self, session: Session, job: Job, dataset_id: str | None, word: str) -> DatasetSource:
         dataset = None if dataset_id is None else datasets.find(session, dataset_id)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from service.contracts.errors import EngineError, ResourceLimitError
+from service.contracts.model import MADE_DATA, MADE_MODEL, ModelSummary
 from service.contracts.runner import DatasetResult, InspectionResult, ModelResult, QuantizeResult
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.jobs.outcome import MadeModel, NewArtifact, NewModelFile, QuantizeOutcome
 from service.jobs.outcome import Outcome as JobOutcome
 from service.storage import FileStore, StoredFile
 from worker.materials import plain_name
@@ -32,7 +33,7 @@ def publish(result: Result, output: Path, store: FileStore, *, extra_bytes: int 
         OSError: the disk refused.
     """
     if isinstance(result, ModelResult):
-        return result.summary
+        return _publish_model(result, output, store)
     if isinstance(result, DatasetResult):
         if result.summary.thumbnails is not None:
             _stored(output, result.summary.thumbnails.file, result.summary.thumbnails.sha256, store)
@@ -41,6 +42,15 @@ def publish(result: Result, output: Path, store: FileStore, *, extra_bytes: int 
         return result.inspection
     _check_size([_written(output, file.file) for file in result.files], extra_bytes)
     return _publish_quantized(result, output, store)
+
+
+def _publish_model(result: ModelResult, output: Path, store: FileStore) -> ModelSummary | MadeModel:
+    if not result.files:
+        return result.summary
+    if tuple(file.file for file in result.files) not in ((MADE_MODEL,), (MADE_MODEL, MADE_DATA)):
+        raise EngineError(f"The runner made {', '.join(file.file for file in result.files)}, which is no model.")
+    stored = [(file.file, _stored(output, file.file, file.sha256, store)) for file in result.files]
+    return MadeModel(result.summary, tuple(NewModelFile(name, one.sha256, one.size_bytes) for name, one in stored))
 
 
 def _publish_quantized(result: QuantizeResult, output: Path, store: FileStore) -> QuantizeOutcome:

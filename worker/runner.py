@@ -167,9 +167,9 @@ def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | Datase
 
         return quantize_files(task, run)
     if isinstance(task, InspectModelTask):
-        from worker.quantizer.intake.inspect import inspect_model
+        from worker.quantizer.intake.made import validate
 
-        return ModelResult(summary=inspect_model(Path(task.model_path), threads=task.threads))
+        return validate(task)
     if isinstance(task, InspectDatasetTask):
         from worker.quantizer.data import inspect_dataset
 

@@ -172,7 +172,13 @@ class Supervisor:
         """Prepare, start the runner, and watch it to its end."""
         try:
             with self._database.read() as session:
-                materials = Materials(scratch, self._store, threads=self._settings.threads, keeping=self._keeping(job))
+                materials = Materials(
+                    scratch,
+                    self._store,
+                    threads=self._settings.threads,
+                    keeping=self._keeping(job),
+                    allow_pt2=self._settings.allow_pt2,
+                )
                 task_file = materials.prepare(session, job)
         except QuantmillError as error:
             return Failed(error.problem())

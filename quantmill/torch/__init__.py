@@ -6,21 +6,29 @@
 ``export`` makes the float ONNX model alone. Nothing here is needed by a service: it takes ONNX and arrays.
 """
 
+from quantmill.torch.data import Stored, store
 from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError, ExportMismatchError, LoaderError
 from quantmill.torch.export import Exported, export
 from quantmill.torch.quantize import quantize, quantize_exported
+from quantmill.torch.regions import StubError
 from quantmill.torch.result import Quantized, QuantizedModule
+from quantmill.torch.stubs import DeQuantStub, QuantStub
 
 __all__ = [
     "BatchFixedError",
+    "DeQuantStub",
     "ExampleInputsError",
     "ExportError",
     "ExportMismatchError",
     "Exported",
     "LoaderError",
+    "QuantStub",
     "Quantized",
     "QuantizedModule",
+    "Stored",
+    "StubError",
     "export",
     "quantize",
     "quantize_exported",
+    "store",
 ]

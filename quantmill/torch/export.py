@@ -21,6 +21,7 @@ from quantmill.torch.calls import Call, Structure, result_structure
 from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError
 from quantmill.torch.failures import definition, export_error, place_of, said_by
 from quantmill.torch.graph import BATCH, free_axis, name_batch, tidy
+from quantmill.torch.state import mark_state
 from quantmill.torch.verification import compare, threads_here
 from service.contracts.errors import QuantmillError
 from worker.quantizer.graph.skeleton import weight_bytes
@@ -30,6 +31,8 @@ from worker.quantizer.runtime.session import Session
 OPSET = 20
 # What a single file may hold; larger weights go into a file beside it.
 _LARGEST_FILE_BYTES = 2_000_000_000
+_FOREIGN = frozenset({torch.bfloat16, torch.complex32, torch.complex64, torch.complex128})
+_FOREIGN_HINT = "Export the module in float32: module.float()."
 _STATIC_HINT = "Give dynamic_batch=False: the model then takes batches of the example's size alone."
 
 
@@ -103,6 +106,11 @@ def export(
         ExportError: the module cannot be exported; names file and line.
         UnsupportedModelError: onnxruntime refuses the model.
     """
+    if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):
+        raise ExportError(
+            f"{type(module).__name__} is no module of Python",
+            hint="Give the nn.Module itself, not what was made of it.",
+        )
     call = Call(module, example_inputs)
     with _evaluating(module):
         return _Export(module, call, dynamic_batch).run(output_path(path, "model.onnx"))
@@ -122,6 +130,11 @@ class _Export:
         device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
         self._example = {name: tensor.detach().to(device) for name, tensor in call.example.items()}
         self._batched = _batched(self._example) if dynamic_batch else frozenset()
+        for name, tensor in self._example.items():
+            if tensor.dtype in _FOREIGN:
+                raise ExampleInputsError(
+                    f"{name} is {tensor.dtype}, which onnxruntime does not take", hint=_FOREIGN_HINT
+                )
         if dynamic_batch and not self._batched:
             raise ExampleInputsError(
                 "the first input has no axis of samples", hint="Give a batch of samples, or dynamic_batch=False."
@@ -135,6 +148,7 @@ class _Export:
         # A length of one is traced as one that never changes.
         model = self._trace(more if more and self._size == 1 else self._example)
         tidy(model, self._module, self._call.names, result.names)
+        mark_state(model, self._module)
         self._settle_batch(model)
         session = Session(model, threads=threads_here(), what="exported model", uploaded=True)
         compare(session, self._example, expected, "the example inputs")

@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
@@ -17,7 +18,8 @@ from onnxscript.optimizer import fold_constants_ir
 
 from quantmill.torch import markers
 from worker.quantizer.graph.metadata import Metadata
-from worker.quantizer.plan.matching import SCOPES
+from worker.quantizer.graph.values import Names
+from worker.quantizer.plan.matching import SCOPES, module_paths
 
 BATCH = "batch"
 _CALL_NUMBER = re.compile(r"@\d+")
@@ -39,12 +41,14 @@ def tidy(model: ir.Model, module: torch.nn.Module, inputs: Sequence[str], output
     aliases = _aliases(module)
     for node in model.graph.all_nodes():
         _settle_scopes(node, module)
+    _write_shapes_down(model)
     _fold(model, set(aliases))
     markers.resolve_all(model)
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
     common.OutputFixPass()(model)
-    _name(model, aliases, inputs, outputs)
+    _name_values(model, aliases, inputs, outputs)
+    _name_nodes(model.graph)
     _drop_traces(model)
 
 
@@ -66,6 +70,24 @@ def _renamed(dim: int | ir.SymbolicDim, word: re.Pattern[str]) -> int | str | No
     if isinstance(dim, int):
         return dim
     return None if dim.value is None else word.sub(BATCH, str(dim.value))
+
+
+def _write_shapes_down(model: ir.Model) -> None:
+    """Reshape nodes take the shape that the trace knows as a constant, -1 for its free axis, if there is but one.
+
+    What computed the shape goes as dead code, and runtimes for fixed shapes can take the model.
+    """
+    for node in model.graph.all_nodes():
+        result, wanted = node.outputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+        if node.op_type != "Reshape" or result.shape is None or wanted is None or wanted.const_value is not None:
+            continue
+        dims = [dim if isinstance(dim, int) else -1 for dim in result.shape]
+        if dims.count(-1) > 1 or 0 in dims:
+            continue
+        shape = ir.Value(name=f"{result.name}_shape", const_value=ir.tensor(np.asarray(dims, np.int64)))
+        shape.dtype, shape.shape = ir.DataType.INT64, ir.Shape([len(dims)])
+        model.graph.register_initializer(shape)
+        node.replace_input_with(1, shape)
 
 
 def _fold(model: ir.Model, parameters: set[str]) -> None:
@@ -126,7 +148,7 @@ def _path_within(module: torch.nn.Module, caller: str, path: str) -> str:
     return next((f"{caller}.{name}" for name in names), path)
 
 
-def _name(model: ir.Model, aliases: Mapping[str, str], inputs: Sequence[str], outputs: Sequence[str]) -> None:
+def _name_values(model: ir.Model, aliases: Mapping[str, str], inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Parameters keep their names; inputs and outputs get theirs, the others make room."""
     graph = model.graph
     for name, first in aliases.items():
@@ -145,7 +167,22 @@ def _name(model: ir.Model, aliases: Mapping[str, str], inputs: Sequence[str], ou
     for value in _values(graph):
         if value.name in taken and value.name not in kept and all(value is not other for other, _ in wanted):
             value.name = _free(f"{value.name}_inner", taken | {other.name for other in _values(graph) if other.name})
+    for node in graph.all_nodes():
+        source, result = (node.inputs[0], node.outputs[0]) if node.op_type == "Transpose" else (None, None)
+        if source is not None and result is not None and source.name in kept and not result.is_graph_output():
+            result.name = f"{source.name}_transposed"
     common.NameFixPass()(model)
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    """Call nodes by their innermost module and operator: 'layer1.0.conv1/Conv', numbered where there are several."""
+    nodes = list(graph.all_nodes())
+    for node in nodes:
+        node.name = None
+    names = Names(graph)
+    for node in nodes:
+        path = next(reversed(module_paths(node)), None)
+        node.name = names.free(node.op_type if path is None else f"{path}/{node.op_type}")
 
 
 def _drop_traces(model: ir.Model) -> None:

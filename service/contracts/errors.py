@@ -162,6 +162,37 @@ class AlreadyQuantizedError(ModelError):
     title = "The model is already quantized"
 
 
+class StateError(ModelError):
+    """The new weights do not fit the model whose graph they are to fill; every offending tensor is named."""
+
+    code = "state-mismatch"
+    title = "The weights do not fit the graph"
+
+
+class ProgramError(ModelError):
+    """The file is no archive of torch.export, or what it holds cannot become an ONNX model."""
+
+    code = "program-not-exportable"
+    title = "The exported program cannot become an ONNX model"
+
+
+class Pt2NotAllowedError(ModelError):
+    """Archives of torch.export are not accepted here: reading one runs code of whoever wrote it."""
+
+    code = "pt2-not-allowed"
+    title = "Archives of torch.export are not accepted"
+    status = 403
+
+    def __init__(self, *, pointer: str | None = None) -> None:
+        super().__init__(
+            "Models of format pt2 are switched off on this service.",
+            pointer=pointer,
+            hint="Upload ONNX: quantmill.torch.export writes it. To load an archive of torch.export is to run its "
+            "author's code; an operator who trusts all clients allows it by QUANTMILL_ALLOW_PT2=true, for the API and "
+            "the workers.",
+        )
+
+
 class DatasetError(QuantmillError):
     """Base of everything wrong with a dataset in itself."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from service.contracts.base import Contract
@@ -9,6 +11,12 @@ from service.contracts.base import Contract
 # Bounds of ``ModelSummary.node_names``: a model beyond them is judged by the engine alone.
 MAX_NODE_NAMES = 20_000
 MAX_NODE_NAME_CHARACTERS = 1_000_000
+
+# As which a model is uploaded: itself, as new weights of another model, or as an archive of torch.export.
+ModelFormat = Literal["onnx", "safetensors", "pt2"]
+# The files of a model that validation makes; all else that was uploaded for it is what it was made of.
+MADE_MODEL = "model.onnx"
+MADE_DATA = "model.onnx.data"
 
 
 class TensorInfo(Contract):

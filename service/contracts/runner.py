@@ -16,7 +16,7 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import DatasetSummary, PreprocessingSpec
 from service.contracts.errors import Problem
 from service.contracts.inspection import Inspection
-from service.contracts.model import ModelSummary
+from service.contracts.model import ModelFormat, ModelSummary
 from service.contracts.report import Report
 
 # What a job may produce beside its model and its report.
@@ -59,11 +59,25 @@ class QuantizeTask(Contract):
 
 
 class InspectModelTask(Contract):
-    """Validate an uploaded model: parse, check external data, create a runtime session."""
+    """Validate an uploaded model: parse, check external data, create a runtime session.
+
+    Of new weights or of an exported program the ONNX model is made first, into ``output_dir``.
+    """
 
     kind: Literal["inspect_model"] = "inspect_model"
-    model_path: str
+    model_path: str = Field(description="The ONNX file; of new weights, their skeleton's; or the exported program.")
+    format: ModelFormat = "onnx"
+    state_path: str | None = Field(default=None, description="The new weights, of format safetensors.")
+    output_dir: str | None = Field(default=None, description="Takes the model that is made; None: none is.")
     threads: int
+
+    @model_validator(mode="after")
+    def _has_what_its_format_needs(self) -> InspectModelTask:
+        if (self.output_dir is not None) != (self.format != "onnx"):
+            raise ValueError("output_dir belongs to models that are made, and to no other")
+        if (self.state_path is not None) != (self.format == "safetensors"):
+            raise ValueError("state_path belongs to new weights, and to nothing else")
+        return self
 
 
 class InspectDatasetTask(Contract):
@@ -140,11 +154,21 @@ class QuantizeResult(Contract):
         return self
 
 
+class ModelFileMade(Contract):
+    """A file of a model that validation made, in output_dir."""
+
+    file: str = Field(pattern=FILE_PATTERN)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
 class ModelResult(Contract):
     """Last line of a successful inspect_model task."""
 
     line: Literal["model"] = "model"
     summary: ModelSummary
+    files: tuple[ModelFileMade, ...] = Field(
+        default=(), max_length=2, description="The model that was made: its ONNX file, then its external data."
+    )
 
 
 class DatasetResult(Contract):

@@ -18,6 +18,7 @@ class TrialFigures(Contract):
     sqnr_db: float | None = Field(description="On the samples held back for judging; null where undefined.")
     evaluated: bool = Field(description="True for finalists: what follows was measured.")
     value: float | None = Field(default=None, description="Drop of the goal's metric, or the goal's distance.")
+    undefined: str | None = Field(default=None, description="Why a model that was measured has no value and no gap.")
     gap: float | None = Field(default=None, description="How far it is beyond the goal's limit; 0 or less: goal met.")
     size_bytes: int | None = None
     latency_ratio: float | None = Field(default=None, description="Latency over that of the float model.")
@@ -34,6 +35,7 @@ class Search(Contract):
     goal: dict[str, Any]
     met: bool = Field(description="The chosen model meets the goal within the budget's bytes and latency.")
     goal_met: bool = Field(description="It meets the goal, whatever the budget says.")
-    gap: float = Field(description="Of the chosen model; how far it is beyond the goal's limit.")
+    gap: float | None = Field(description="Of the chosen model; how far it is beyond the goal's limit.")
+    undefined: str | None = Field(default=None, description="Why the chosen model has no gap.")
     ended_by: str = Field(description="Why the search ended.")
     trials: tuple[TrialFigures, ...]

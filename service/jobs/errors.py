@@ -12,10 +12,21 @@ class JobNotFoundError(QuantmillError):
     title = "No such job"
     status = 404
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, *, pointer: str | None = None) -> None:
         super().__init__(
-            f"There is no job {job_id!r}.", path_parameter="job_id", hint="GET /v1/jobs lists the jobs that there are."
+            f"There is no job {job_id!r}.",
+            pointer=pointer,
+            path_parameter="job_id" if pointer is None else None,
+            hint="GET /v1/jobs lists the jobs that there are.",
         )
+
+
+class RangesNotUsableError(QuantmillError):
+    """The job whose ranges were to be taken over has none, or none for this graph."""
+
+    code = "ranges-not-usable"
+    title = "The ranges of that job cannot be taken over"
+    status = 422
 
 
 class AttemptsExhaustedError(QuantmillError):

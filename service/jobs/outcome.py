@@ -29,4 +29,21 @@ class QuantizeOutcome:
     artifacts: tuple[NewArtifact, ...]
 
 
-Outcome = QuantizeOutcome | ModelSummary | DatasetSummary | Inspection
+@dataclass(frozen=True)
+class NewModelFile:
+    """A file of a model, which lies in the store already."""
+
+    path: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class MadeModel:
+    """Result of the validation of a model whose ONNX file it made: that file first."""
+
+    summary: ModelSummary
+    files: tuple[NewModelFile, ...]
+
+
+Outcome = QuantizeOutcome | ModelSummary | MadeModel | DatasetSummary | Inspection

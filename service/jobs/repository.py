@@ -34,16 +34,16 @@ def find(session: Session, job_id: str) -> Job | None:
     return session.get(Job, job_id, populate_existing=True)
 
 
-def get(session: Session, tenant_id: str, job_id: str) -> Job:
+def get(session: Session, tenant_id: str, job_id: str, *, pointer: str | None = None) -> Job:
     """The tenant's job.
 
     Raises:
-        JobNotFoundError: the tenant has no such job.
+        JobNotFoundError: the tenant has no such job; carries ``pointer``.
     """
     statement = select(Job).where(Job.id == job_id, Job.tenant_id == tenant_id)
     job = session.scalar(statement) if is_id(job_id, "job") else None
     if job is None:
-        raise JobNotFoundError(job_id)
+        raise JobNotFoundError(job_id, pointer=pointer)
     return job
 
 

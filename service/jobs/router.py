@@ -22,6 +22,7 @@ from service.deps import DeskDep, PrincipalDep, RequestIdDep
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs import service
+from service.jobs.errors import RangesNotUsableError
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import (
     LABEL_KEY,
@@ -62,6 +63,7 @@ _JOB_REFUSALS = (
     ModelNotFoundError,
     ModelNotReadyError,
     ModelRejectedError,
+    RangesNotUsableError,
 )
 
 
@@ -81,7 +83,7 @@ def create_job(
 @router.post("/v1/jobs:validate", responses=problems(*_JOB_REFUSALS))
 def validate_job(body: JobValidate, desk: DeskDep, principal: PrincipalDep) -> JobValidated:
     """Check a request and show the config that would be run; nothing is stored."""
-    return JobValidated(config=body.config, warnings=service.check(desk, principal.tenant_id, body))
+    return service.check(desk, principal.tenant_id, body)
 
 
 @router.get(

@@ -35,6 +35,11 @@ LabelValue = Annotated[str, StringConstraints(max_length=255), AfterValidator(pl
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 NounId = Annotated[str, StringConstraints(max_length=64)]
 
+_RANGES_FROM = (
+    "A succeeded job on the same model or on another version of it: the calibrated ranges of its report become the "
+    "config's tensor_ranges, beside those that the config has."
+)
+
 
 class WithConfig(BaseModel):
     """A request with a config, which may come in AMD Quark's envelope."""
@@ -92,6 +97,7 @@ class JobCreate(WithConfig):
     evaluation_dataset_id: NounId | None = Field(
         default=None, description="Without one, the models are compared on the calibration data."
     )
+    ranges_from: NounId | None = Field(default=None, description=_RANGES_FROM)
     name: Text | None = None
     labels: Labels = Field(default_factory=dict)
 
@@ -102,6 +108,7 @@ class JobValidate(WithConfig):
     model_id: NounId | None = None
     calibration_dataset_id: NounId | None = None
     evaluation_dataset_id: NounId | None = None
+    ranges_from: NounId | None = Field(default=None, description=_RANGES_FROM)
     name: Text | None = None
     labels: Labels = Field(default_factory=dict)
 

@@ -23,8 +23,9 @@ from service.deps import Desk
 from service.idempotency.answers import Answer
 from service.idempotency.service import submit_once
 from service.jobs import events, repository, transitions
+from service.jobs.ranges import taken_over
 from service.jobs.repository import JobQuery
-from service.jobs.schemas import TERMINAL, JobCreate, JobValidate
+from service.jobs.schemas import TERMINAL, JobCreate, JobValidate, JobValidated
 from service.jobs.views import job_out, shown_state
 from service.models import repository as models
 from service.models import service as model_service
@@ -68,7 +69,8 @@ def create(desk: Desk, tenant_id: str, body: JobCreate, *, key: str | None, requ
     """
 
     def work(session: Session) -> tuple[Answer, Job]:
-        _check(session, tenant_id, body)
+        asked = body.model_copy(update={"config": taken_over(session, tenant_id, body)})
+        _check(session, tenant_id, asked)
         job = transitions.submit(
             session,
             tenant_id=tenant_id,
@@ -76,7 +78,7 @@ def create(desk: Desk, tenant_id: str, body: JobCreate, *, key: str | None, requ
             model_id=body.model_id,
             calibration_dataset_id=body.calibration_dataset_id,
             evaluation_dataset_id=body.evaluation_dataset_id,
-            config=body.config.model_dump(mode="json"),
+            config=asked.config.model_dump(mode="json"),
             name=body.name,
             labels=body.labels,
             deadline_seconds=desk.settings.job_deadline_seconds,
@@ -84,20 +86,24 @@ def create(desk: Desk, tenant_id: str, body: JobCreate, *, key: str | None, requ
         )
         for note in body.translation_notes:
             events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {note}"})
+        if body.ranges_from is not None:
+            message = f"tensor_ranges: the calibrated ranges of {body.ranges_from} are taken over"
+            events.append(session, job.id, 0, "log", {"level": "info", "message": message})
         return _accepted(job), job
 
     return submit_once(desk, tenant_id, _ROUTE, key, body, work)
 
 
-def check(desk: Desk, tenant_id: str, body: JobValidate) -> list[str]:
-    """Check a request without storing anything; returns warnings.
+def check(desk: Desk, tenant_id: str, body: JobValidate) -> JobValidated:
+    """Check a request without storing anything.
 
     Raises:
         QuantmillError: as for ``create``.
     """
     with desk.database.read() as session:
-        _check(session, tenant_id, body)
-    return _warnings(body)
+        asked = body.model_copy(update={"config": taken_over(session, tenant_id, body)})
+        _check(session, tenant_id, asked)
+    return JobValidated(config=asked.config, warnings=_warnings(asked))
 
 
 def get(desk: Desk, tenant_id: str, job_id: str) -> JobView:

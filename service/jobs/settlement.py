@@ -14,10 +14,10 @@ from service.contracts.model import ModelSummary
 from service.datasets import repository as datasets
 from service.inspections import repository as inspections
 from service.jobs import repository
-from service.jobs.outcome import Outcome, QuantizeOutcome
+from service.jobs.outcome import MadeModel, Outcome, QuantizeOutcome
 from service.models import repository as models
 from service.nouns import with_pointer
-from service.tables import Job, Model
+from service.tables import Job, Model, ModelFile
 
 
 def accept(session: Session, job: Job, result: Outcome) -> None:
@@ -30,6 +30,13 @@ def accept(session: Session, job: Job, result: Outcome) -> None:
         repository.add_report(session, job, result.report)
         for artifact in result.artifacts:
             artifacts.add(session, job, artifact)
+    elif isinstance(result, MadeModel) and job.kind == "inspect_model" and job.model_id is not None:
+        files = [
+            ModelFile(path=file.path, sha256=file.sha256, size_bytes=file.size_bytes, is_main=k == 0)
+            for k, file in enumerate(result.files)
+        ]
+        models.add_files(session, job.model_id, files)
+        models.settle(session, job.model_id, status="ready", summary=result.summary.model_dump(mode="json"))
     elif isinstance(result, ModelSummary) and job.kind == "inspect_model" and job.model_id is not None:
         models.settle(session, job.model_id, status="ready", summary=result.model_dump(mode="json"))
     elif isinstance(result, DatasetSummary) and job.kind == "inspect_dataset" and job.dataset_id is not None:

@@ -26,7 +26,30 @@ def find(session: Session, model_id: str) -> Model | None:
     return session.get(Model, model_id, populate_existing=True)
 
 
-def create(session: Session, tenant_id: str, *, name: str, format: str, files: list[ModelFile]) -> Model:  # noqa: A002
+def add_files(session: Session, model_id: str, files: list[ModelFile]) -> None:
+    """Insert files of a model that validation made; their ``model_id`` is set here."""
+    for file in files:
+        file.model_id = model_id
+    session.add_all(files)
+    session.flush()
+
+
+def first_version(session: Session, model: Model) -> Model:
+    """The uploaded model whose graph this one and all its other versions have."""
+    while model.skeleton_model_id is not None:
+        model = session.get_one(Model, model.skeleton_model_id)
+    return model
+
+
+def create(
+    session: Session,
+    tenant_id: str,
+    *,
+    name: str,
+    format: str,  # noqa: A002
+    files: list[ModelFile],
+    skeleton: Model | None = None,
+) -> Model:
     """Insert a model in validation, with its files (whose ``model_id`` is set here)."""
     now = db_now()
     statement = (
@@ -36,6 +59,8 @@ def create(session: Session, tenant_id: str, *, name: str, format: str, files: l
             tenant_id=tenant_id,
             name=name,
             format=format,
+            skeleton_model_id=None if skeleton is None else skeleton.id,
+            version=1 if skeleton is None else skeleton.version + 1,
             status="validating",
             row_version=1,
             created_at=now,

@@ -6,10 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
+from service.contracts.errors import Pt2NotAllowedError
 from service.deps import DeskDep, PrincipalDep, RequestIdDep
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.models import service
+from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.models.schemas import ModelCreate, ModelOut
 from service.models.views import etag, model_in_list, model_out
 from service.nouns import NounStatus
@@ -19,12 +21,21 @@ from service.uploads.errors import UploadNotCompleteError, UploadNotFoundError
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
+_REFUSALS = (
+    ModelNotFoundError,
+    ModelNotReadyError,
+    ModelRejectedError,
+    Pt2NotAllowedError,
+    UploadNotCompleteError,
+    UploadNotFoundError,
+)
+
 
 @router.post(
     "",
     status_code=201,
     response_model=ModelOut,
-    responses=problems(UploadNotFoundError, UploadNotCompleteError),
+    responses=problems(*_REFUSALS),
 )
 def create_model(
     body: ModelCreate,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from service.contracts.errors import Problem
-from service.contracts.model import ModelSummary
+from service.contracts.model import ModelFormat, ModelSummary
 from service.contracts.texts import Text, plain_text
 from service.contracts.validation import BELOW
 from service.nouns import NounStatus
@@ -38,27 +38,54 @@ class ModelFileCreate(BaseModel):
 
 
 class ModelCreate(BaseModel):
-    """A model made of uploads: one file ends in .onnx, all others are its external data."""
+    """A model made of uploads: an ONNX file with its external data, or one file that an ONNX file is made of."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: Text
+    format: ModelFormat = Field(
+        default="onnx",
+        description=(
+            "onnx: one file ends in .onnx, all others are its external data. safetensors: one file, the new weights "
+            "for the graph of skeleton_model_id. pt2: one archive of torch.export, where the service accepts them."
+        ),
+    )
     files: list[ModelFileCreate] = Field(min_length=1, max_length=MAX_FILES)
-    format: Literal["onnx"] = "onnx"
+    skeleton_model_id: str | None = Field(
+        default=None,
+        max_length=64,
+        validate_default=True,
+        description="A ready model, for format safetensors: the new model is this graph with other weights.",
+    )
 
     @field_validator("files")
     @classmethod
-    def _one_main_file(cls, files: list[ModelFileCreate]) -> list[ModelFileCreate]:
+    def _one_main_file(cls, files: list[ModelFileCreate], info: ValidationInfo) -> list[ModelFileCreate]:
         paths = [file.path for file in files]
         for index, path in enumerate(paths):
             if path in paths[:index]:
                 raise PydanticCustomError(
                     "file-twice", "two files are called {path}", {"path": repr(path), BELOW: f"/{index}/path"}
                 )
+        form = info.data.get("format", "onnx")
+        if form != "onnx":
+            if len(paths) != 1 or not paths[0].lower().endswith(f".{form}"):
+                raise ValueError(f"format {form} takes exactly one file, which ends in .{form}")
+            return files
         main = [path for path in paths if is_main(path)]
         if len(main) != 1:
             raise ValueError(f"exactly one file must end in .onnx, found {len(main)}: {', '.join(map(repr, paths))}")
         return files
+
+    @field_validator("skeleton_model_id")
+    @classmethod
+    def _skeleton_of_weights(cls, skeleton: str | None, info: ValidationInfo) -> str | None:
+        weights = info.data.get("format", "onnx") == "safetensors"
+        if weights and skeleton is None:
+            raise ValueError("format safetensors needs the model whose graph the weights are for")
+        if skeleton is not None and not weights:
+            raise ValueError("only new weights, format safetensors, take a skeleton")
+        return skeleton
 
 
 def is_main(path: str) -> bool:
@@ -90,6 +117,8 @@ class ModelOut(BaseModel):
     summary: ModelSummary | None = Field(description="Facts found by validation, once ready.")
     problems: list[Problem] = Field(description="Why it was rejected.")
     files: list[ModelFileOut]
+    skeleton_model_id: str | None = Field(default=None, description="Whose graph this is with other weights.")
+    version: int = Field(default=1, description="One above the skeleton's; 1 without one.")
     created_at: datetime
     updated_at: datetime
     links: SelfLinks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from service.contracts.errors import Problem
+from service.contracts.errors import Problem, Pt2NotAllowedError
 from service.contracts.model import ModelSummary
 from service.deps import Desk
 from service.idempotency.answers import Answer
@@ -29,9 +29,14 @@ def create(desk: Desk, tenant_id: str, body: ModelCreate, *, key: str | None, re
         IdempotencyKeyReuseError: the key was used for another body.
         UploadNotFoundError: a file's upload is not there.
         UploadNotCompleteError: a file's bytes are not all there.
+        Pt2NotAllowedError: an archive of torch.export, where they are switched off.
+        ModelNotFoundError, ModelNotReadyError, ModelRejectedError: the skeleton cannot be used.
     """
+    if body.format == "pt2" and not desk.settings.allow_pt2:
+        raise Pt2NotAllowedError(pointer="/format")
 
     def work(session: Session) -> tuple[Answer, Job]:
+        skeleton = _skeleton(session, tenant_id, body.skeleton_model_id)
         files = []
         for index, file in enumerate(body.files):
             pointer = f"/files/{index}/upload_id"
@@ -41,7 +46,9 @@ def create(desk: Desk, tenant_id: str, body: ModelCreate, *, key: str | None, re
                     path=file.path, sha256=stored.sha256, size_bytes=stored.size_bytes, is_main=is_main(file.path)
                 )
             )
-        model = repository.create(session, tenant_id, name=body.name, format=body.format, files=files)
+        model = repository.create(
+            session, tenant_id, name=body.name, format=body.format, files=files, skeleton=skeleton
+        )
         job = transitions.submit(
             session,
             tenant_id=tenant_id,
@@ -53,6 +60,15 @@ def create(desk: Desk, tenant_id: str, body: ModelCreate, *, key: str | None, re
         return created(model), job
 
     return submit_once(desk, tenant_id, _ROUTE, key, body, work)
+
+
+def _skeleton(session: Session, tenant_id: str, model_id: str | None) -> Model | None:
+    if model_id is None:
+        return None
+    pointer = "/skeleton_model_id"
+    model = repository.get(session, tenant_id, model_id, pointer=pointer)
+    ready_summary(model, pointer=pointer)
+    return model
 
 
 def get(desk: Desk, tenant_id: str, model_id: str) -> Model:

@@ -32,6 +32,8 @@ def model_out(model: Model) -> ModelOut:
         summary=None if model.summary is None else ModelSummary.model_validate(model.summary),
         problems=[Problem.model_validate(problem) for problem in model.problems or []],
         files=[ModelFileOut(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in model.files],
+        skeleton_model_id=model.skeleton_model_id,
+        version=model.version,
         created_at=model.created_at,
         updated_at=model.updated_at,
         links=SelfLinks(self=f"/v1/models/{model.id}"),

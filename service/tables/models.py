@@ -5,17 +5,23 @@ from __future__ import annotations
 from sqlalchemy import CheckConstraint, ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
+from service.contracts.model import MADE_DATA, MADE_MODEL
 from service.tables.base import Base, Bytes, Document, Id, Moment, Name, Sha256, Tenant, Word, one_of
 
 NOUN_STATUSES = ("validating", "ready", "rejected")
 
 
 class Model(Base):
-    """An uploaded model. ``summary`` is a ModelSummary once ready, ``problems`` a list of Problem once rejected."""
+    """An uploaded model. ``summary`` is a ModelSummary once ready, ``problems`` a list of Problem once rejected.
+
+    One of new weights has a ``skeleton_model_id``, whose graph it takes over, and a ``version`` one above the
+    skeleton's. A ready model has a main file; one that validation makes has none before.
+    """
 
     __tablename__ = "models"
     __table_args__ = (
         CheckConstraint(one_of("status", NOUN_STATUSES), name="status"),
+        CheckConstraint("(version > 1) = (skeleton_model_id IS NOT NULL)", name="version_has_skeleton"),
         CheckConstraint("(status = 'ready') = (summary IS NOT NULL)", name="ready_has_summary"),
         CheckConstraint("(status = 'rejected') = (problems IS NOT NULL)", name="rejected_has_problems"),
         Index("ix_models_tenant_id_created_at_id", "tenant_id", "created_at", "id"),
@@ -25,6 +31,8 @@ class Model(Base):
     tenant_id: Mapped[Tenant]
     name: Mapped[Name]
     format: Mapped[Word]
+    skeleton_model_id: Mapped[Id | None] = mapped_column(ForeignKey("models.id"))
+    version: Mapped[int] = mapped_column(server_default=text("1"))
     status: Mapped[Word]
     summary: Mapped[Document | None]
     problems: Mapped[Document | None]
@@ -32,6 +40,11 @@ class Model(Base):
     created_at: Mapped[Moment]
     updated_at: Mapped[Moment]
     files: Mapped[list[ModelFile]] = relationship(lazy="selectin", order_by="ModelFile.path")
+
+    @property
+    def graph_files(self) -> list[ModelFile]:
+        """The ONNX file with its external data, without what they were made of."""
+        return [file for file in self.files if self.format == "onnx" or file.path in (MADE_MODEL, MADE_DATA)]
 
     @property
     def main_file(self) -> ModelFile:

@@ -14,9 +14,8 @@ from tests.data.test_preparation import LABELLED, ZOO, case_of
 from tests.data.zoo import Feeds, run, session_of
 from tests.support.data import DATA_MARKS, required_data_dir
 from tests.unit.quantizer.toolbox import config
-from worker.quantizer.equalization.cross_layer import CrossLayerEqualizationStep
 from worker.quantizer.equalization.cross_layer.limiting import choose_policy
-from worker.quantizer.equalization.cross_layer.step import Equalizer
+from worker.quantizer.equalization.cross_layer.step import CrossLayerEqualizationStep, Equalizer
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.intake.loading import load_model
 from worker.quantizer.pipeline import quantize

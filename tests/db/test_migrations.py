@@ -6,18 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from service.db import Database, migrate
 from service.inspections import repository as inspections
 from service.jobs import transitions
-from service.tables import Artifact, Dataset, InspectionRow, Job, JobEvent, ReportRow
+from service.models import repository as models
+from service.tables import Artifact, Dataset, InspectionRow, Job, JobEvent, Model, ModelFile, ReportRow
 from tests.db.test_transitions import in_succeeded
 from tests.support import services
 
 BEFORE_INSPECTIONS = "20261120_spine"
 BEFORE_ARCHIVES = "20261121_inspections"
+BEFORE_VERSIONS = "20261122_random_calibration"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -82,6 +84,49 @@ def test_older_code_is_left_no_archives_and_nothing_made_of_them(url: str, datab
     migrate(url)
     with pytest.raises(IntegrityError), database.write() as session:
         session.execute(update(Dataset).values(format="rar"))
+
+
+def test_models_survive_their_versions_both_ways(url: str, database: Database) -> None:
+    migrate(url, BEFORE_VERSIONS)
+    with database.write() as session:
+        session.execute(
+            text(
+                "INSERT INTO models (id, tenant_id, name, format, status, row_version, created_at, updated_at)"
+                " VALUES ('mdl_old', 'default', 'net', 'onnx', 'validating', 1, 0, 0)"
+            )
+        )
+    migrate(url)
+    with database.write() as session:
+        old = session.get_one(Model, "mdl_old")
+        assert (old.version, old.skeleton_model_id) == (1, None)
+        made = in_succeeded(session).model_id
+        session.execute(update(Model).where(Model.id == "mdl_old").values(status="ready", summary={}))
+        version = {"skeleton_model_id": "mdl_old", "version": 2, "format": "safetensors"}
+        session.execute(update(Model).where(Model.id == made).values(status="ready", summary={}, **version))
+        session.execute(delete(ModelFile).where(ModelFile.model_id == made))
+        for path in ("model.onnx", "state.safetensors"):
+            is_main = path == "model.onnx"
+            file = ModelFile(model_id=made, path=path, sha256="0" * 64, size_bytes=1, is_main=is_main)
+            session.add(file)
+        session.flush()
+        unmade = models.create(session, "default", name="n", format="safetensors", files=[], skeleton=old)
+        transitions.submit(session, tenant_id="default", kind="inspect_model", model_id=unmade.id)
+    migrate(url, BEFORE_VERSIONS)
+    with database.read() as session:
+        formats = session.execute(text("SELECT id, format FROM models"))
+        assert {(made, "onnx"), ("mdl_old", "onnx")} <= {(row.id, row.format) for row in formats}
+        assert session.scalars(select(ModelFile.path).where(ModelFile.model_id == made)).all() == ["model.onnx"]
+        assert session.scalar(text("SELECT count(*) FROM models WHERE id = :id"), {"id": unmade.id}) == 0
+    migrate(url)
+
+
+@pytest.mark.parametrize("values", [{"version": 2}, {"skeleton_model_id": "mdl_that_is_not_there", "version": 2}])
+def test_a_version_has_a_skeleton(url: str, database: Database, values: dict[str, object]) -> None:
+    migrate(url)
+    with database.write() as session:
+        model_id = in_succeeded(session).model_id
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.execute(update(Model).where(Model.id == model_id).values(**values))
 
 
 def test_the_older_schema_knows_no_inspections(database: Database) -> None:

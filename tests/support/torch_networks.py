@@ -199,7 +199,7 @@ class EncoderBlock(nn.Module):
 class Encoder(nn.Module):
     def __init__(self, length: int, layers: int, heads: int, channels: int, hidden: int) -> None:
         super().__init__()
-        self.pos_embedding = nn.Parameter(torch.empty(1, length, channels).normal_(std=0.02))
+        self.pos_embedding = nn.Parameter(torch.empty(1, length, channels).normal_(std=0.5))
         self.dropout = nn.Dropout(0.0)
         blocks = {f"encoder_layer_{k}": EncoderBlock(heads, channels, hidden) for k in range(layers)}
         self.layers = nn.Sequential()
@@ -218,7 +218,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.channels = channels
         self.conv_proj = nn.Conv2d(3, channels, 16, 16)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, channels))
+        self.class_token = nn.Parameter(torch.empty(1, 1, channels).normal_())
         self.encoder = Encoder((size // 16) ** 2 + 1, layers, heads, channels, 4 * channels)
         self.heads = nn.Sequential()
         self.heads.add_module("head", nn.Linear(channels, classes))
@@ -325,17 +325,24 @@ class TextEncoder(nn.Module):
 
 
 def made(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """A network with random weights that let signals through: norms with statistics of their own, in eval mode."""
+    """A network with random weights, in eval mode.
+
+    Signals keep their size, and blocks end in weak norms: a deep random network would amplify every disturbance.
+    """
     torch.manual_seed(seed)
     module = build()
     for part in module.modules():
-        if isinstance(part, nn.Conv2d | nn.Linear):
+        if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
         if isinstance(part, nn.BatchNorm2d):
-            part.running_mean.normal_(0, 0.1)  # type: ignore[union-attr]
-            part.running_var.uniform_(0.5, 1.5)  # type: ignore[union-attr]
-            nn.init.uniform_(part.weight, 0.5, 1.5)
-            nn.init.normal_(part.bias, 0, 0.1)
+            assert part.running_var is not None
+            part.running_var.uniform_(0.8, 1.2)
+            nn.init.uniform_(part.weight, 0.8, 1.2)
+            nn.init.normal_(part.bias, 0, 0.2)
+    for part in module.modules():
+        if isinstance(part, InvertedResidual | InvertedResidualV3):
+            norms = [inner for inner in part.modules() if isinstance(inner, nn.BatchNorm2d)]
+            norms[-1].weight.data *= 0.6
     return module.eval()
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sqlalchemy import update
 
 from service.contracts.config import parse_config
 from service.contracts.dataset import PreprocessingSpec
-from service.contracts.errors import DatasetFormatError, EngineError
-from service.contracts.runner import TASK_ADAPTER, InspectDatasetTask, QuantizeTask
+from service.contracts.errors import DatasetFormatError, EngineError, Pt2NotAllowedError
+from service.contracts.runner import TASK_ADAPTER, InspectDatasetTask, InspectModelTask, QuantizeTask
+from service.tables import Model, ModelFile
 from tests.support.front import npz_bytes
 from tests.worker.workbench import Workbench
 from worker import runner
@@ -104,3 +106,21 @@ def test_a_dataset_of_another_format_than_declared_is_refused(tmp_path, declared
         assert "format: npz" in caught.value.hint
     else:
         assert runner.perform(task, run).summary.format == "npz"
+
+
+def test_an_exported_program_is_handed_over_only_where_it_is_allowed(bench: Workbench, tmp_path: Path) -> None:
+    model_id = bench.add_model({"net.onnx": b"x"})
+    with bench.database.write() as session:
+        session.execute(update(Model).where(Model.id == model_id).values(format="pt2"))
+        session.execute(update(ModelFile).where(ModelFile.model_id == model_id).values(path="net.pt2", is_main=False))
+    job_id = bench.submit(model_id=model_id)
+    for name, allowed in (("refused", False), ("allowed", True)):
+        (tmp_path / name).mkdir()
+        materials = Materials(tmp_path / name, bench.store, threads=1, allow_pt2=allowed)
+        with bench.database.read() as session:
+            if not allowed:
+                with pytest.raises(Pt2NotAllowedError):
+                    materials.prepare(session, bench.job(job_id))
+                continue
+            task = InspectModelTask.model_validate_json(materials.prepare(session, bench.job(job_id)).read_bytes())
+        assert (task.format, Path(task.model_path).read_bytes()) == ("pt2", b"x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,24 +15,13 @@ from service.db import db_now
 from service.tables import Job
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.services import redis_trouble, require
-from tests.support.tiny import Tiny, make_tiny
+from tests.support.tiny import Tiny
 from tests.worker.running import INSPECTOR, Service
 from tests.worker.workbench import Workbench, finish, wait_for
 from worker import repository
 
 CANCELED = 40
 SLOW = {"evaluation": {"latency_runs": 1000, "layer_samples": 1024}}
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return make_tiny(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("queues") / "home") as running:
-        yield running
 
 
 def next_due(bench: Workbench, *queues: str) -> str | None:

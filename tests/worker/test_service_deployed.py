@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 import redis
 
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.services import (
-    new_postgres_database,
-    own_redis_database,
-    postgres_trouble,
-    redis_trouble,
-    require,
-)
-from tests.support.tiny import Tiny, make_tiny
-from tests.worker.running import Service, processes_of
+from tests.support.tiny import Tiny
+from tests.worker.running import Service
 from tests.worker.workbench import wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.redis]
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return make_tiny(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[str]:
-    require(redis_trouble())
-    with own_redis_database() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, broker: str) -> Iterator[Service]:
-    require(postgres_trouble())
-    folder = tmp_path_factory.mktemp("deployed") / "home"
-    with new_postgres_database() as database:
-        with Service(folder, QUANTMILL_DATABASE_URL=database, QUANTMILL_BROKER_URL=broker) as running:
-            yield running
-        assert processes_of(folder) == {}
-        assert not (folder / "service.db").exists(), "the embedded database was used"
-        assert not (folder / "broker").exists(), "the embedded broker was used"
+def service(deployed: Service) -> Service:
+    return deployed
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +35,8 @@ def run(service: Service, inputs: dict[str, str]) -> str:
     return artifact.sha256
 
 
-def test_the_main_job_gives_the_same_bytes_as_on_the_embedded_default(service, inputs, tiny, tmp_path):
-    with Service(tmp_path / "home") as embedded:
-        expected = run(embedded, embedded.upload(tiny))
-    assert run(service, inputs) == expected
+def test_the_main_job_gives_the_same_bytes_as_on_the_embedded_default(service, inputs, embedded, tiny):
+    assert run(service, inputs) == run(embedded, embedded.upload(tiny))
 
 
 def test_a_killed_worker_loses_its_lease_and_the_job_runs_again(service, inputs):

@@ -6,7 +6,6 @@ import hashlib
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from service.contracts.runner import DatasetSource, QuantizeTask
 from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiny import Tiny, make_nothing_to_quantize, make_tiny
+from tests.support.tiny import make_nothing_to_quantize
 from tests.worker.running import Service, processes_of, start_up
 from tests.worker.workbench import process_gone, wait_for
 from worker.quantizer.pipeline import quantize_files
@@ -27,23 +26,6 @@ from worker.quantizer.run.interface import SilentRun
 
 # Long enough to be caught while it runs, whatever the machine.
 SLOW = {"evaluation": {"latency_runs": 1000, "layer_samples": 1024}}
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return make_tiny(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One service for the tests that do it no lasting harm."""
-    with Service(tmp_path_factory.mktemp("service") / "home") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def inputs(service: Service, tiny: Tiny) -> dict[str, str]:
-    return service.upload(tiny)
 
 
 def stop_runner(service: Service) -> int:

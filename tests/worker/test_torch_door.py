@@ -9,15 +9,7 @@ import pytest
 
 from quantmill.torch import Quantized, quantize
 from service.client import QuantmillClient
-from tests.support.services import (
-    new_postgres_database,
-    own_redis_database,
-    postgres_trouble,
-    redis_trouble,
-    require,
-)
 from tests.support.torch_networks import VisionTransformer, batches, images, made
-from tests.worker.running import Service
 
 pytestmark = [pytest.mark.postgres, pytest.mark.redis, pytest.mark.slow]
 
@@ -37,16 +29,10 @@ def sha256(result: Quantized) -> str:
     return digest
 
 
-def test_here_and_on_both_services_the_same_bytes(tmp_path):
-    require(postgres_trouble())
-    require(redis_trouble())
+def test_here_and_on_both_services_the_same_bytes(embedded, deployed, tmp_path):
     here = door(tmp_path / "here.onnx")
-    with Service(tmp_path / "embedded") as service:
-        embedded = door(tmp_path / "embedded.onnx", service.client)
-    with own_redis_database() as broker, new_postgres_database() as database:
-        urls = {"QUANTMILL_DATABASE_URL": database, "QUANTMILL_BROKER_URL": broker}
-        with Service(tmp_path / "deployed", **urls) as service:
-            deployed = door(tmp_path / "deployed.onnx", service.client)
-    assert sha256(here) == sha256(embedded) == sha256(deployed)
-    assert here.report.fidelity == embedded.report.fidelity == deployed.report.fidelity
-    assert deployed.load()(SAMPLES[:2]).equal(here.load()(SAMPLES[:2]))
+    small = door(tmp_path / "embedded.onnx", embedded.client)
+    large = door(tmp_path / "deployed.onnx", deployed.client)
+    assert sha256(here) == sha256(small) == sha256(large)
+    assert here.report.fidelity == small.report.fidelity == large.report.fidelity
+    assert large.load()(SAMPLES[:2]).equal(here.load()(SAMPLES[:2]))

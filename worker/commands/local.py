@@ -19,6 +19,7 @@ from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, problem_summary
 from service.contracts.metrics.graph import MAX_INLINE_BYTES
 from service.contracts.named_preprocessing import is_name
+from service.contracts.ranges import with_ranges
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeTask
 from service.contracts.validation import field_problems
@@ -203,6 +204,37 @@ def write_report(report: Report, path: Path) -> None:
         json.dump(report.to_json_dict(), stream, indent=2)
         stream.write("\n")
     publish(Path(stream.name), path)
+
+
+@contextmanager
+def filled(model: Path, state: Path) -> Iterator[Path]:
+    """The model's graph with the weights of ``state``, in a temporary file.
+
+    Raises:
+        StateError: the weights do not fit; names each tensor.
+    """
+    from worker.quantizer.intake.made import fill
+
+    with tempfile.TemporaryDirectory(prefix="quantmill-state-") as folder:
+        yield fill(model, state, Path(folder) / model.name)[0]
+
+
+def with_ranges_of(config: QuantizationConfig, report: Path) -> QuantizationConfig:
+    """``config`` with the calibrated ranges of a report.
+
+    Raises:
+        InvalidRequestError: the file is no report, or it tells no ranges.
+        InvalidConfigError: the config takes no ranges.
+    """
+    try:
+        ranges = Report.model_validate_json(report.read_bytes()).tensor_ranges
+    except ValidationError:
+        raise InvalidRequestError(
+            f"{report} is no report.", hint="Give the file of --report of an earlier run, or a job with --server."
+        ) from None
+    if not ranges:
+        raise InvalidRequestError(f"{report} tells no calibrated ranges.", hint="Give the report of a static run.")
+    return with_ranges(config, ranges)
 
 
 @contextmanager

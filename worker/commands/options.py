@@ -67,6 +67,23 @@ EvaluationPreprocessing = Annotated[
     str | None,
     typer.Option(metavar="NAME|JSON|FILE", help="The same for the evaluation data alone. Default: --preprocessing."),
 ]
+StateFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="NEW.safetensors",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="New weights for the graph of MODEL: module.state_dict(), saved by safetensors.torch.save_file.",
+    ),
+]
+RangesFrom = Annotated[
+    str | None,
+    typer.Option(
+        metavar="R.json|JOB",
+        help="Take over the calibrated ranges of a report on the same graph; with --server, of a job.",
+    ),
+]
 ExtraDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Where further files of the recipe go, such as analyses. Default: nowhere."),

@@ -27,8 +27,12 @@ def quantize(
     key: str | None,
     view: ProgressView,
     extra: ExtraPlace = NOWHERE,
+    state: Path | None = None,
+    ranges_from: str | None = None,
 ) -> Done:
     """Quantize ``model`` on the service at ``server`` into ``output``, which appears whole or not at all.
+
+    With ``state``, the model's graph with these weights; with ``ranges_from``, by the ranges of that job.
 
     Raises:
         ApiError: whatever the service refuses, or why the job failed.
@@ -48,6 +52,9 @@ def quantize(
         ]
         view.progress("validate", message="on the service")
         model_id = client.wait_ready(uploaded).id
+        if state is not None:
+            version = client.create_model_version(model_id, state, progress=_uploading(view, state))
+            model_id = client.wait_ready(version).id
         dataset_ids = [client.wait_ready(dataset).id for dataset in datasets]
         job = client.create_job(
             model_id=model_id,
@@ -55,6 +62,7 @@ def quantize(
             evaluation_dataset_id=dataset_ids[-1] if evaluation is not None else None,
             config=config,
             name=model.name[:200],
+            ranges_from=ranges_from,
         )
         report = follow(client, job.id, server=server, view=view)
         download_model(client, job.id, output)

@@ -91,6 +91,3 @@ def _nodes(prepared: Prepared, plan: QuantizationPlan, replaced: dict[str, str])
             hint=reason.hint if reason else None,
             by_design=reason is not None and reason.by_design,
         )
-
-
-__all__ = ["Inspection", "NodeInspection", "inspect_file", "inspect_nodes"]

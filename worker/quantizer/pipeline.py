@@ -247,7 +247,7 @@ def _quantize(original: ir.Model, case: Case, services: Services) -> Quantized:
         run.log(cause, "warning")
         journal = planned.journal.followed_by(*notes, cause)
         return Quantized(Filled([Draft(prepared, plan)]), Emitted(prepared.model), b"", journal)
-    filled = mode.fill(prepared, plan, planned.journal, case, services)
+    filled = mode.fill(Draft(prepared, plan, planned.journal), case, services)
     prepared, told = filled.draft.prepared, filled.draft.journal
     journal = Journal(notes, planned.edits).followed_by(*told.notes, decisions=told.decisions)
     with services.stages.stage("emit"):
@@ -276,6 +276,3 @@ def _check_prepared(prepared: ir.Model, case: Case, services: Services) -> None:
                 hint="Export the model with opset 17 or later, so that fewer preparation passes are needed.",
                 output=name,
             )
-
-
-__all__ = ["MODEL_FILE", "Result", "quantize", "quantize_files"]

@@ -164,7 +164,7 @@ def layer_distances(
     limit: int,
     run: Run,
 ) -> dict[str, float | None]:
-    """SQNR of inner tensors.
+    """SQNR in dB of inner tensors, by layer.
 
     Args:
         reference: float model with the first names of ``pairs`` as outputs.
@@ -174,13 +174,9 @@ def layer_distances(
         inputs: the models' inputs.
         limit: samples to run.
         run: told of progress.
-
-    Returns:
-        SQNR in dB by layer name.
     """
     distances = {layer: Distance() for layer in pairs}
-    wanted = list({a: None for a, _ in pairs.values()})
-    twins = list({b: None for _, b in pairs.values()})
+    wanted, twins = (list(dict.fromkeys(pair[k] for pair in pairs.values())) for k in (0, 1))
     total = min(limit, data.samples)
     done = 0
     expected = expected_outputs(reference, data, inputs, run=run, batch_size=1, last=limit, outputs=wanted)

@@ -51,23 +51,21 @@ def judge(
     further: Sequence[GateClause] = (),
 ) -> tuple[Verdict, tuple[GateClause, ...]]:
     """Check every given clause; one whose figure was not measured does not hold. ``further`` ones count as well."""
-    clauses = list(further)
     value, drop = _judged(gate, fidelity, metrics)
-    if gate.max_drop is not None:
-        clauses.append(_at_most("max_drop", gate.max_drop, drop, gate.metric))
-    if gate.min_value is not None:
-        clauses.append(_at_least("min_value", gate.min_value, value, gate.metric))
-    if gate.max_value is not None:
-        clauses.append(_at_most("max_value", gate.max_value, value, gate.metric))
-    if gate.min_sqnr_db is not None:
-        clauses.append(_at_least("min_sqnr_db", gate.min_sqnr_db, fidelity.sqnr_db))
-    if gate.max_size_bytes is not None:
-        clauses.append(_at_most("max_size_bytes", gate.max_size_bytes, quantized.size_bytes))
-    if gate.max_latency_ratio is not None:
-        ratio = None
-        if quantized.latency_ms is not None and float_.latency_ms:
-            ratio = round(quantized.latency_ms / float_.latency_ms, 4)
-        clauses.append(_at_most("max_latency_ratio", gate.max_latency_ratio, ratio))
+    ratio = None
+    if quantized.latency_ms is not None and float_.latency_ms:
+        ratio = round(quantized.latency_ms / float_.latency_ms, 4)
+    reached: dict[str, tuple[float | None, str | None]] = {
+        "max_drop": (drop, gate.metric),
+        "min_value": (value, gate.metric),
+        "max_value": (value, gate.metric),
+        "min_sqnr_db": (fidelity.sqnr_db, None),
+        "max_size_bytes": (quantized.size_bytes, None),
+        "max_latency_ratio": (ratio, None),
+    }
+    wanted = {name: getattr(gate, name) for name in reached}
+    own = [_clause(name, limit, *reached[name]) for name, limit in wanted.items() if limit is not None]
+    clauses = [*further, *own]
     if not clauses:
         return "none", ()
     return ("pass" if all(clause.holds for clause in clauses) else "fail"), tuple(clauses)
@@ -90,9 +88,9 @@ def search_clauses(algorithms: Sequence[Algorithm], outcomes: Sequence[Algorithm
         met = outcome.search.goal_met
         clauses.append(GateClause(clause="goal", metric=goal.metric, wanted=limit, got=chosen.value, holds=met))
         if budget.max_size_bytes is not None:
-            clauses.append(_at_most("budget.max_size_bytes", budget.max_size_bytes, chosen.size_bytes))
+            clauses.append(_clause("budget.max_size_bytes", budget.max_size_bytes, chosen.size_bytes))
         if budget.max_latency_ratio is not None:
-            clauses.append(_at_most("budget.max_latency_ratio", budget.max_latency_ratio, chosen.latency_ratio))
+            clauses.append(_clause("budget.max_latency_ratio", budget.max_latency_ratio, chosen.latency_ratio))
     return tuple(clauses)
 
 
@@ -105,9 +103,7 @@ def _judged(gate: Gate, fidelity: Fidelity, metrics: Sequence[MetricFigures]) ->
     return (None, None) if found is None else (found.quantized, found.drop)
 
 
-def _at_most(clause: str, wanted: float, got: float | None, metric: str | None = None) -> GateClause:
-    return GateClause(clause=clause, metric=metric, wanted=wanted, got=got, holds=got is not None and got <= wanted)
-
-
-def _at_least(clause: str, wanted: float, got: float | None, metric: str | None = None) -> GateClause:
-    return GateClause(clause=clause, metric=metric, wanted=wanted, got=got, holds=got is not None and got >= wanted)
+def _clause(name: str, wanted: float, got: float | None, metric: str | None = None) -> GateClause:
+    """One that ``got`` keeps by being at least, or at most, what is wanted, as its name says."""
+    holds = got is not None and (got >= wanted if name.startswith("min_") else got <= wanted)
+    return GateClause(clause=name, metric=metric, wanted=wanted, got=got, holds=holds)

@@ -4,13 +4,12 @@ passes gradients straight through.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from service.contracts.algorithms import AdaQuant
-from worker.quantizer.finetune.reconstruction.method import NO_REGULARIZER, Descent, Freedom, Regularizer
+from worker.quantizer.finetune.reconstruction.method import Descent, Freedom, Method
 from worker.quantizer.finetune.reconstruction.unit import Parameter
 
 if TYPE_CHECKING:
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from worker.quantizer.finetune.gradient.parameters import Moving
 
 
-@dataclass(frozen=True)
-class AdaQuantMethod:
+class AdaQuantMethod(Method):
     """What is AdaQuant's own; see ``Method``."""
 
     spec: AdaQuant
@@ -50,11 +48,3 @@ class AdaQuantMethod:
             unit = np.asarray(residual, np.float32)
         move_scale = self.spec.update_scales and parameter.free_scale
         return Moving(parameter, device, unit=unit, move_scale=move_scale)
-
-    def penalty(self, error: float, channels: int, weights: int) -> float:
-        """None."""
-        return 0.0
-
-    def regularizer(self, penalty: float, step: int, end: int) -> Regularizer:
-        """None."""
-        return NO_REGULARIZER

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from service.contracts.algorithms import AdaRound
-from worker.quantizer.finetune.reconstruction.method import NO_REGULARIZER, Descent, Freedom, Regularizer
+from worker.quantizer.finetune.reconstruction.method import NO_REGULARIZER, Descent, Freedom, Method, Regularizer
 from worker.quantizer.finetune.reconstruction.unit import Parameter
 from worker.quantizer.numerics.integer import IntegerGrid
 
@@ -21,8 +20,7 @@ _AUTOMATIC_PENALTY = 3.0
 _FINISH = 0.3
 
 
-@dataclass(frozen=True)
-class AdaRoundMethod:
+class AdaRoundMethod(Method):
     """What is AdaRound's own; see ``Method``."""
 
     spec: AdaRound

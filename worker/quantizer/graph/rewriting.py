@@ -17,6 +17,7 @@ import onnx_ir as ir
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.outcome import Outcome, PreparationPass
+from worker.quantizer.graph.regions import ACROSS_BORDER, apart, has_regions
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name, users
 
 INPUT_NOT_FLOAT32 = declare("input-not-float32", "its input is not float32")
@@ -54,6 +55,11 @@ class Editor:
     @cached_property
     def _names(self) -> Names:
         return Names(self.graph)
+
+    @cached_property
+    def in_regions(self) -> bool:
+        """True if the graph is quantized in regions alone."""
+        return has_regions(self.graph)
 
     def constant(self, stem: str, array: np.ndarray) -> ir.Value:
         """A new initializer."""
@@ -107,6 +113,8 @@ def _apply(model: ir.Model, anchors: Collection[str], rule: Rule, what: str) -> 
         found = rule(node, editor)
         if isinstance(found, Reason):
             left[node_name(node)] = found
+        elif found is not None and apart(found.old):
+            left[node_name(node)] = ACROSS_BORDER()
         elif found is not None:
             replace(model.graph, found)
             op_types |= found.op_types

@@ -18,7 +18,6 @@ import onnx_ir as ir
 
 from service.contracts.errors import AlreadyQuantizedError, UnsupportedModelError
 from service.contracts.model import MAX_NODE_NAME_CHARACTERS, MAX_NODE_NAMES, ModelSummary, TensorInfo
-from worker.quantizer.data import inspect_dataset
 from worker.quantizer.intake.loading import (
     MAX_NODES,
     check_representable,
@@ -34,7 +33,7 @@ from worker.quantizer.preparation.prepare import prepare
 from worker.quantizer.runtime.check import RuntimeRefusalError, check_runtime
 from worker.quantizer.runtime.session import Session
 
-__all__ = ["Uploaded", "inspect_dataset", "inspect_model", "open_model", "summarize_model"]
+__all__ = ["Uploaded", "file_sha256", "inspect_model", "open_model", "summarize_model"]
 
 MAX_SUBGRAPH_DEPTH = 8
 # Domains whose operators onnxruntime's CPU build knows.
@@ -177,7 +176,7 @@ def summarize_model(proto: onnx.ModelProto, path: Path, *, sha256: str) -> Model
         ExternalDataError: external data missing, too short, or outside the folder.
     """
     files = external_files(proto, path.parent)
-    digests = {"": sha256} | {location: _sha256(file) for location, file in files.items()}
+    digests = {"": sha256} | {location: file_sha256(file) for location, file in files.items()}
     lines = "".join(f"{digest}  {location}\n" for location, digest in digests.items())
     nodes = [node for node, _ in _nodes(proto)]
     inputs, outputs = tensor_infos(proto)
@@ -234,7 +233,8 @@ def _is_weight(tensor: onnx.TensorProto) -> bool:
     return dtype.is_floating_point() or (dtype.is_integer() and dtype.bitwidth <= 8)
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Digest of a file, read by blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -32,14 +32,7 @@ WEIGHT_NO_MATRIX = declare("weight-no-matrix", "its weight is not a matrix")
 
 def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, journal: Journal) -> QuantizationPlan:
     """Which MatMul, Gemm and Conv nodes run on integers; weights as the config says, activations uint8."""
-    plan = plan_weights(
-        graph,
-        config,
-        facts,
-        journal,
-        candidates=_OPS,
-        why_not=NOT_DYNAMIC(),
-    )
+    plan = plan_weights(graph, config, facts, journal, candidates=_OPS, why_not=NOT_DYNAMIC())
     used = set()
     for node in graph:
         entry, weight = plan.nodes[node_name(node)], node.inputs[1] if len(node.inputs) > 1 else None
@@ -108,20 +101,10 @@ def _replace(
         made[-1].outputs[0].name = names.free(f"{stem}_{op_type}_Output")
         return made[-1].outputs[0]
 
-    if node.op_type == "Conv":
-        kept = dict(node.attributes.items())
-        made.append(
-            ir.node(
-                "ConvInteger",
-                [integers, stored, zero_point, weight_zero],
-                attributes=kept,
-                name=names.free(f"{stem}_ConvInteger"),
-            )
-        )
-        made[-1].outputs[0].name = names.free(f"{stem}_ConvInteger_Output")
-        product = made[-1].outputs[0]
-    else:
-        product = add("MatMulInteger", [integers, stored, zero_point, weight_zero])
+    is_conv = node.op_type == "Conv"
+    kept = dict(node.attributes.items()) if is_conv else {}
+    operands: list[ir.Value | None] = [integers, stored, zero_point, weight_zero]
+    product = add("ConvInteger" if is_conv else "MatMulInteger", operands, **kept)
     both = add("Mul", [scale, weight_scale])
     result = add("Mul", [add("Cast", [product], to=int(ir.DataType.FLOAT)), both])
     bias = node.inputs[2] if len(node.inputs) > 2 else None

@@ -12,11 +12,7 @@ import onnx_ir as ir
 from service.contracts.config import QuantizationConfig
 from service.contracts.reason import Reason
 from worker.quantizer.graph.facts import NodeFacts
-from worker.quantizer.graph.values import (
-    DEFAULT_DOMAINS,
-    is_float32,
-    node_name,
-)
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_float32, node_name
 from worker.quantizer.operators.linear import LINEAR
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.matching import Matcher

@@ -15,14 +15,17 @@ from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.modes.dynamic import emit_dynamic, plan_dynamic
 from worker.quantizer.modes.halfs import emit_float16, plan_float16
 from worker.quantizer.modes.parameters_only import plan_weights
-from worker.quantizer.modes.static import fill_static
+from worker.quantizer.modes.steps import step_of
 from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.preparation.prepare import Prepared
+from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled
+from worker.quantizer.refine.driver import refine
+from worker.quantizer.refine.judge import Judge, held_back_samples
+from worker.quantizer.refine.step import Toolkit
 from worker.quantizer.run.services import Services
 
 Planner = Callable[[ir.Graph, QuantizationConfig, NodeFacts, Journal], QuantizationPlan]
@@ -38,13 +41,25 @@ class ModeRules:
 
     Attributes:
         plan: (prepared graph, config, facts of its nodes, journal that takes notes) -> plan without numbers.
-        fill: puts the numbers in and tells what algorithms made of it.
+        fill: puts the numbers into a planned draft and tells what algorithms made of it.
         emit: writes the plan into a copy of the prepared model.
     """
 
     plan: Planner
-    fill: Callable[[Prepared, QuantizationPlan, Journal, Case, Services], Filled]
+    fill: Callable[[Draft, Case, Services], Filled]
     emit: Callable[[ir.Model, QuantizationPlan], Emitted]
+
+
+def _fill_static(draft: Draft, case: Case, services: Services) -> Filled:
+    """Calibrate the plan and run the config's algorithms on it."""
+    config = case.config
+    steps = [step_of(algorithm) for algorithm in config.algorithms]
+    calibrated = calibrate(draft, case, services, steps, supplied=config.tensor_ranges)
+    judged = any(algorithm.accept == "if_better" for algorithm in config.algorithms)
+    samples = held_back_samples(case.calibration_samples)
+    toolkit = Toolkit(case, services, samples if judged else 0, step_of)
+    drafts, outcomes = refine(calibrated, steps, toolkit, Judge(case, services, samples))
+    return Filled(drafts, outcomes)
 
 
 def _plan_weights_only(
@@ -53,24 +68,20 @@ def _plan_weights_only(
     return plan_weights(graph, config, facts, journal, why_not=NOT_LINEAR())
 
 
-def _fill_weights(
-    prepared: Prepared, plan: QuantizationPlan, journal: Journal, case: Case, services: Services
-) -> Filled:
+def _fill_weights(draft: Draft, case: Case, services: Services) -> Filled:
     with services.stages.stage("parameters"):
         services.run.progress("parameters")
-        journal.note(*Parameters(prepared.graph, plan).fill(threads=services.threads))
-    return Filled([Draft(prepared, plan, journal)])
+        draft.journal.note(*Parameters(draft.graph, draft.plan).fill(threads=services.threads))
+    return Filled([draft])
 
 
-def _fill_nothing(
-    prepared: Prepared, plan: QuantizationPlan, journal: Journal, case: Case, services: Services
-) -> Filled:
+def _fill_nothing(draft: Draft, case: Case, services: Services) -> Filled:
     """A conversion has no numbers to find."""
-    return Filled([Draft(prepared, plan, journal)])
+    return Filled([draft])
 
 
 MODES: dict[Mode, ModeRules] = {
-    "static": ModeRules(build_plan, fill_static, emit),
+    "static": ModeRules(build_plan, _fill_static, emit),
     "weights_only": ModeRules(_plan_weights_only, _fill_weights, emit),
     "dynamic": ModeRules(plan_dynamic, _fill_weights, emit_dynamic),
     "float16": ModeRules(plan_float16, _fill_nothing, emit_float16),

@@ -1,11 +1,15 @@
-"""Rule 3 of planning: elementwise, pooling and data-moving nodes are quantized only between quantized nodes."""
+"""Rule 3 of planning: elementwise, pooling and data-moving nodes are quantized only between quantized nodes.
+
+The border of a quantized region counts as one.
+"""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
 from service.contracts.reason import declare
-from worker.quantizer.graph.values import node_name, users
+from worker.quantizer.graph.values import is_constant, node_name, users
+from worker.quantizer.plan.borders import Borders
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 
 _FLOAT_ANYWAY = "Nothing: it lies where the network is float anyway."
@@ -21,27 +25,33 @@ def keep_only_between_quantized(graph: ir.Graph, plan: QuantizationPlan) -> None
     Decisions are only ever taken back, so the order does not change which remain; one sweep in either direction and
     then only the neighbours of what changed make it linear in the number of edges.
     """
-    nodes = list(graph)
+    nodes, borders = list(graph), Borders(graph)
     waiting: dict[ir.Node, None] = {}
     for node in nodes:
-        _judge(node, plan, graph, waiting, sides=("fed",))
+        _judge(node, plan, graph, borders, waiting, sides=("fed",))
     for node in reversed(nodes):
-        _judge(node, plan, graph, waiting, sides=("read",))
+        _judge(node, plan, graph, borders, waiting, sides=("read",))
     while waiting:
         changed, waiting = waiting, {}
         for node in changed:
-            _judge(node, plan, graph, waiting, sides=("fed", "read"))
+            _judge(node, plan, graph, borders, waiting, sides=("fed", "read"))
 
 
 def _judge(
-    node: ir.Node, plan: QuantizationPlan, graph: ir.Graph, waiting: dict[ir.Node, None], *, sides: tuple[str, ...]
+    node: ir.Node,
+    plan: QuantizationPlan,
+    graph: ir.Graph,
+    borders: Borders,
+    waiting: dict[ir.Node, None],
+    *,
+    sides: tuple[str, ...],
 ) -> None:
     """Take the node back if it must be; its neighbours then wait to be judged."""
     entry = plan.nodes[node_name(node)]
     reason = None
-    if "fed" in sides and entry.role in (*_BOUNDED, Role.FUSED) and not _fed(node, plan):
+    if "fed" in sides and entry.role in (*_BOUNDED, Role.FUSED) and not _fed(node, plan, borders):
         reason = NOT_FED()
-    elif "read" in sides and entry.role in _BOUNDED and not read_by_quantized(plan.carrier(node), plan, graph):
+    elif "read" in sides and entry.role in _BOUNDED and not _read(plan.carrier(node), plan, graph, borders):
         reason = NOT_READ()
     if reason is None:
         return
@@ -58,8 +68,13 @@ def _judge(
             waiting[before] = None
 
 
-def _fed(node: ir.Node, plan: QuantizationPlan) -> bool:
-    return any(_entry(value, plan) for value in node.inputs if value is not None)
+def _fed(node: ir.Node, plan: QuantizationPlan, borders: Borders) -> bool:
+    given = [value for value in node.inputs if value is not None and not is_constant(value)]
+    return any(_entry(value, plan) or borders.enters(value, node) for value in given)
+
+
+def _read(value: ir.Value, plan: QuantizationPlan, graph: ir.Graph, borders: Borders) -> bool:
+    return borders.leaves(value) or read_by_quantized(value, plan, graph)
 
 
 def _entry(value: ir.Value, plan: QuantizationPlan) -> NodePlan | None:

@@ -12,6 +12,8 @@ float (normalization, softmax, residual streams of transformers) keep their prec
 float: the scores keep their full precision, without ties. On targets whose kernels can, all weighted layers do.
 6. Behind an integer tensor, a node that only moves values moves integers even if float nodes read its result: nothing
 is lost, and less is moved. onnxruntime would do so by itself, but fails at it for int8 from opset 21 on.
+7. In a model with quantized regions nodes outside of them stay in float, nothing is fused across a border, and rules 3
+and 5 take the border for a quantized node: what enters and what leaves has a Q/DQ pair.
 
 For a target that wants the whole network in integers rules 3, 5 and 6 do not count, constant operands are quantized,
 and an activation function that no node takes in is quantized by itself. The target's own rules run on the roles after
@@ -30,6 +32,7 @@ from service.contracts.dtypes import is_block
 from service.contracts.reason import Reason, declare
 from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.graph.facts import NodeFacts
+from worker.quantizer.graph.regions import ACROSS_BORDER, apart
 from worker.quantizer.graph.values import (
     is_constant,
     is_float32,
@@ -40,6 +43,7 @@ from worker.quantizer.graph.values import (
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.plan.between import keep_only_between_quantized, read_by_quantized
+from worker.quantizer.plan.borders import Borders
 from worker.quantizer.plan.candidates import candidate, may_return_float
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.limits import belongs_before
@@ -138,6 +142,8 @@ def _not_taken_in(node: ir.Node, plan: QuantizationPlan, target: Target, facts: 
     before = plan.nodes.get(node_name(producer)) if producer is not None else None
     if value is None or before is None or not before.quantized or before.op_type not in target.takes_in:
         return NO_TAKER(op_type=node.op_type)
+    if producer is not None and apart((producer, node)):
+        return ACROSS_BORDER()
     if not target.fuses(node):
         return NOT_TAKEN_IN_THIS_FORM(op_type=node.op_type)
     if len(users(value)) > 1 or value.is_graph_output():
@@ -155,6 +161,7 @@ def _plan_tensors(
 ) -> None:
     source: dict[str, str] = {}
     specs: dict[str, ActivationSpec] = {}
+    borders = Borders(graph)
     for node in graph:
         entry = plan.nodes[node_name(node)]
         if entry.role is None and entry.name in movers and _comes_as_integers(node.inputs[0], plan, source):
@@ -177,8 +184,8 @@ def _plan_tensors(
                     source[value.name] = root
         else:
             result = plan.carrier(node)
-            returns_float = not target.whole and (may_return_float(node) or _gives_float(entry.role, target))
-            if not returns_float or read_by_quantized(result, plan, graph):
+            may = not target.whole and (may_return_float(node) or _gives_float(entry.role, target))
+            if not may or borders.leaves(result) or read_by_quantized(result, plan, graph):
                 source[name_of(result)] = name_of(result)
                 specs[name_of(result)] = selection.activation(node)
         if entry.role is Role.LINEAR:

@@ -17,6 +17,7 @@ from service.contracts.selectors import (
     SubgraphSelector,
     TensorSelector,
 )
+from worker.quantizer.graph.regions import has_regions, region_of
 from worker.quantizer.graph.values import node_name
 
 # What torch.onnx.export(dynamo=True) writes: a Python list of the modules' paths, outermost first, '' for the model,
@@ -38,6 +39,11 @@ class Matcher:
         self._graph = graph
         self._op_types = op_types or {}
         self._found: dict[Selector, frozenset[str]] = {}
+        self._has_regions = has_regions(graph)
+
+    def is_outside(self, node: ir.Node) -> bool:
+        """True if the graph is quantized in regions alone, and ``node`` stands in none."""
+        return self._has_regions and region_of(node) is None
 
     def matches(self, selector: Selector, node: ir.Node) -> bool:
         """True if ``selector`` means ``node``."""
@@ -102,7 +108,7 @@ def module_paths(node: ir.Node) -> list[str]:
     scopes = node.metadata_props.get(SCOPES)
     if scopes:
         return [_CALL_NUMBER.sub("", part) for part in re.findall(r"'([^']*)'", scopes)[:-1] if part]
-    parts = node_name(node).split("/")
+    parts = (node.name or "").split("/")
     if parts[0] == "" and len(parts) > 2:  # torch.onnx.export(dynamo=False): /encoder/layers.0/fc/MatMul
         return [".".join(parts[1:end]) for end in range(2, len(parts))]
     return []

@@ -1,4 +1,4 @@
-"""What the user said of single nodes: include, exclude and overrides."""
+"""What the user said of single nodes: include, exclude and overrides, and the model's own quantized regions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.reason import Reason, declare
 from service.contracts.selectors import NodeSelector, OpTypeSelector, RegexSelector, Selector, SubgraphSelector
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
+from worker.quantizer.graph.regions import OUTSIDE_REGIONS
 from worker.quantizer.plan.matching import Matcher
 
 _BY_SELECTORS = "Change include or exclude."
@@ -32,7 +33,9 @@ class Selection:
         self._matcher = matcher
 
     def excluded(self, node: ir.Node) -> Reason | None:
-        """None unless the node is named by exclude; else by what."""
+        """None unless the node is named by exclude, or stands outside the model's quantized regions; else why."""
+        if self._matcher.is_outside(node):
+            return OUTSIDE_REGIONS()
         found = next((selector for selector in self._config.exclude if self._matcher.matches(selector, node)), None)
         return None if found is None else EXCLUDED(selector=words(found))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,27 +36,36 @@ class Measured:
     """How a draft stands to the goal.
 
     Attributes:
-        value: of the metric's drop, or of the distance.
-        gap: how far it is beyond the limit, in units of the metric; 0 or less if the goal is met.
+        value: of the metric's drop, or of the distance; None if the draft has none: it is lost.
+        gap: how far it is beyond the limit, in units of the metric; 0 or less if the goal is met; None without a value.
         parts: the metric batch by batch, larger is better, for comparisons in pairs; empty where it is not defined.
+        undefined: why there is no value.
     """
 
-    value: float
-    gap: float
+    value: float | None
+    gap: float | None
     parts: tuple[float, ...] = ()
+    undefined: str | None = None
+
+    @staticmethod
+    def of(document: Mapping[str, Any]) -> Measured:
+        """The inverse of ``dataclasses.asdict``, after a way through JSON."""
+        return Measured(**{**document, "parts": tuple(document["parts"])})
+
+    @property
+    def miss(self) -> float:
+        """The gap as a number to compare by: infinite without a value."""
+        return math.inf if self.gap is None else self.gap
 
     @property
     def met(self) -> bool:
         """True if the goal is met."""
-        return self.gap <= _SLACK
+        return self.miss <= _SLACK
 
-
-class _HasMeasured(Protocol):
     @property
-    def measured(self) -> Measured: ...
-
-
-_T = TypeVar("_T", bound=_HasMeasured)
+    def missed_words(self) -> str:
+        """How far the goal is missed, or why nobody can tell."""
+        return f"missed: {self.undefined}" if self.gap is None else f"missed by {self.gap:.3g}"
 
 
 class _Yardstick(NamedTuple):
@@ -89,10 +99,10 @@ class Referee:
         return self._case.measured_on
 
     def measure(self, draft: Draft) -> Measured:
-        """Run the draft's emitted model.
+        """Run the draft's emitted model. One that returns NaN, say, has no value; that is no fault of the config.
 
         Raises:
-            InvalidConfigError: the data cannot give the goal's metric, or the outputs have no value of it.
+            InvalidConfigError: the data cannot give the goal's metric, or the float model itself has no value of it.
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
@@ -104,7 +114,10 @@ class Referee:
         except InvalidConfigError as error:
             raise InvalidConfigError(f"the goal cannot be measured: {error.detail}", hint=error.hint) from None
         if found.value is None:
-            raise self._unmeasured(found.whole.undefined.get(name))
+            why = found.whole.undefined.get(name, f"its outputs have no value of {name}")
+            if not self._float_has(metrics, name):
+                raise self._unmeasured(why)
+            return Measured(None, None, undefined=why)
         sign = 1.0 if metrics.facts(name).better == "higher" else -1.0
         parts = tuple(sign * value for value in found.parts if value is not None)
         parts = parts if len(parts) == len(found.parts) else ()
@@ -127,17 +140,12 @@ class Referee:
         before, after = latencies_ms(case.float_session, session, self.data, case.inputs, runs=runs, run=run)
         return after / before if before else 1.0
 
-    @staticmethod
-    def clear_winner(candidates: Sequence[_T]) -> _T:
-        """The first candidate, unless a later one is better by more than chance; candidates stand simplest first."""
-        best = candidates[0]
-        for other in candidates[1:]:
-            pairs = zip(other.measured.parts, best.measured.parts, strict=False)
-            differences = [new - old for new, old in pairs]
-            nearer = other.measured.gap < best.measured.gap
-            if clearly_positive(differences) if len(differences) > 2 else nearer:
-                best = other
-        return best
+    def _float_has(self, metrics: Metrics, name: str) -> bool:
+        """True if the float model, compared with itself, has a value of the metric."""
+        itself = metrics.start()
+        for one in self._expected():
+            itself.update(one.batch, one.outputs, one.outputs)
+        return name in itself.values
 
     @cached_property
     def _yardstick(self) -> _Yardstick:

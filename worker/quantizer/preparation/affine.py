@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.regions import ACROSS_BORDER, apart
 from worker.quantizer.graph.rewriting import Rewrite, replace
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
@@ -77,6 +78,8 @@ def _fold(graph: ir.Graph, node: ir.Node, readers: list[ir.Node], names: Names) 
     """Take the one reader of a linear node into its weight and bias; the reason if that cannot be done."""
     if len(readers) != 1 or node.outputs[0].is_graph_output():
         return SHARED_INPUT()
+    if apart((node, readers[0])):
+        return ACROSS_BORDER()
     linear = linear_view(node)
     if linear is None:
         return WEIGHT_BEFORE_NOT_CONSTANT()

@@ -7,17 +7,15 @@ from typing import Protocol
 
 from service.contracts.calibration import TensorRange
 from worker.quantizer.plan.grids import fill_activations
-from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.inputs import settle_inputs
 from worker.quantizer.refine.silence import mark, watch
 from worker.quantizer.run.services import Services
-from worker.quantizer.statistics.collect import Request, collect
+from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.overflow import check_finite
 from worker.quantizer.statistics.ranges import find_ranges, range_reducer
 from worker.quantizer.statistics.reducers import Range
@@ -36,39 +34,35 @@ class Asking(Protocol):
 
 
 def calibrate(
-    prepared: Prepared,
-    plan: QuantizationPlan,
+    draft: Draft,
     case: Case,
     services: Services,
-    steps: Sequence[Asking],
-    supplied: dict[str, TensorRange],
-    kept: Mapping[str, Range] | None = None,
+    steps: Sequence[Asking] = (),
     *,
-    journal: Journal | None = None,
+    supplied: Mapping[str, TensorRange] | None = None,
+    kept: Mapping[str, Range] | None = None,
 ) -> Draft:
-    """Fill a copy of ``plan`` with numbers, and collect what ``steps`` need on the same pass over the data.
+    """Fill a copy of the plan with numbers, and collect what ``steps`` need on the same pass over the data.
 
     Args:
-        prepared: the float model.
-        plan: made for it, without numbers.
+        draft: planned, without numbers; its journal goes on in that of the filled one.
         case: what is quantized.
         services: of the run.
         steps: algorithms to come.
-        supplied: ranges to take instead of calibrated ones.
+        supplied: ranges that the config gives instead of calibrated ones.
         kept: ranges that are known already.
-        journal: of the planning; goes on in that of the draft.
 
     Raises:
         EngineError: a tensor has no finite range, or the runtime failed.
         CanceledError: the run was canceled.
     """
-    draft, plan, journal = Draft(prepared, plan), plan.copy(), Journal() if journal is None else journal.followed_by()
+    prepared, plan, journal = draft.prepared, draft.plan.copy(), draft.journal.followed_by()
     statistics: dict[str, list[Request]] = {}
     with services.stages.stage("statistics"):
         sources = plan.sources()
         made = (value for node in prepared.graph for value in node.outputs)
         known = {value.name for value in (*prepared.graph.inputs, *made) if value.name}
-        given, idle = supplied_ranges(supplied, sources, known)
+        given, idle = supplied_ranges(supplied or {}, sources, known)
         given |= kept or {}
         journal.note(*(f"tensor_ranges: {tensor!r} gets no grid, so its range is not used" for tensor in idle))
         reducers = {
@@ -83,22 +77,17 @@ def calibrate(
         watched = watch(prepared.graph, plan)
         requests += [entry.request for entry in watched]
         if requests:
-            collect(
-                prepared.model,
-                requests,
-                case.calibration,
-                case.inputs,
-                limit=case.config.calibration_samples,
-                threads=services.threads,
-                run=services.run,
-            )
+            case.collect(prepared.model, requests, services)
     with services.stages.stage("parameters"):
         services.run.progress("parameters")
         found = find_ranges(reducers, threads=services.threads)
         better, notes = settle_inputs(found, sources, case, services)
         journal.note(*notes)
         ranges = plan.ranges = given | found | better
-        _check_ranges(prepared, ranges, case, services)
+        limit, threads = case.config.calibration_samples, services.threads
+        check_finite(
+            prepared.model, ranges, case.calibration, case.inputs, limit=limit, threads=threads, run=services.run
+        )
         journal.note(*mark(watched, plan))
         fill_activations(prepared.graph, plan, ranges)
         journal.note(*Parameters(prepared.graph, plan).fill(threads=services.threads))
@@ -118,15 +107,3 @@ def take_over(before: QuantizationPlan, after: QuantizationPlan, touched: Collec
         for tensor, spec in after.sources().items()
         if tensor not in touched and tensor in before.ranges and specs.get(tensor) == spec
     }
-
-
-def _check_ranges(prepared: Prepared, ranges: dict[str, Range], case: Case, services: Services) -> None:
-    check_finite(
-        prepared.model,
-        ranges,
-        case.calibration,
-        case.inputs,
-        limit=case.config.calibration_samples,
-        threads=services.threads,
-        run=services.run,
-    )

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import onnx_ir as ir
+
 from service.contracts.config import QuantizationConfig
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import ModelSummary, TensorInfo
@@ -13,7 +15,9 @@ from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.evaluation.side_by_side import Expected, expected_outputs
 from worker.quantizer.run.interface import Run
+from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
+from worker.quantizer.statistics.collect import Request, collect
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,16 @@ class Case:
         """Samples that the ranges are taken from."""
         limit = self.config.calibration_samples
         return self.calibration.samples if limit is None else min(limit, self.calibration.samples)
+
+    def collect(self, model: ir.Model, requests: Sequence[Request], services: Services) -> None:
+        """Feed the reducers of ``requests`` with what a float model makes of the calibration samples, in one pass.
+
+        Raises:
+            EngineError: the runtime failed on the data.
+            CanceledError: the run was canceled.
+        """
+        limit, threads = self.config.calibration_samples, services.threads
+        collect(model, requests, self.calibration, self.inputs, limit=limit, threads=threads, run=services.run)
 
     def expected_outputs(
         self,

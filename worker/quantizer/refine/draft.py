@@ -11,6 +11,7 @@ from service.contracts.report import AlgorithmFigures
 from worker.quantizer.emit import Emitted, emit
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.skeleton import copy_of
+from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan
@@ -64,6 +65,12 @@ class Draft:
     def emitted_bytes(self) -> bytes:
         """The quantized model, serialized."""
         return to_bytes(self.emitted().model)
+
+
+def planned(prepared: Prepared, config: QuantizationConfig) -> Draft:
+    """A float model with the plan that ``config`` makes for it, without numbers."""
+    journal = Journal()
+    return Draft(prepared, build_plan(prepared.graph, config, prepared.facts, journal), journal)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,10 @@ from service.contracts.algorithms import Algorithm
 from service.contracts.reason import Reason
 from service.contracts.report import RangeChange
 from service.contracts.search import Search
-from worker.quantizer.plan.build import build_plan
-from worker.quantizer.plan.journal import Journal
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.calibration import calibrate, take_over
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.draft import Draft, planned
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
 
@@ -59,12 +57,11 @@ class Toolkit:
             EngineError: a tensor has no finite range, or the runtime failed.
             CanceledError: the run was canceled.
         """
-        config, journal = self.case.config, Journal()
-        plan = build_plan(changed.graph, config, changed.facts, journal)
-        kept = {} if base is None else take_over(base.plan, plan, touched)
-        if any(tensor not in kept for tensor in config.tensor_ranges):
-            journal.note("tensor_ranges are not used for tensors that an algorithm has changed")
-        return calibrate(changed, plan, self.case, self.services, self.to_come, {}, kept=kept, journal=journal)
+        draft = planned(changed, self.case.config)
+        kept = {} if base is None else take_over(base.plan, draft.plan, touched)
+        if any(tensor not in kept for tensor in self.case.config.tensor_ranges):
+            draft.journal.note("tensor_ranges are not used for tensors that an algorithm has changed")
+        return calibrate(draft, self.case, self.services, self.to_come, kept=kept)
 
 
 @dataclass(frozen=True)

@@ -41,15 +41,7 @@ def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: 
             run=run,
         )
     with services.stages.stage("layers"):
-        layers = layer_figures(
-            quantized.filled.drafts,
-            quantized.emitted,
-            data,
-            case.inputs,
-            samples=config.evaluation.layer_samples,
-            threads=services.threads,
-            run=run,
-        )
+        layers = layer_figures(quantized.filled.drafts, quantized.emitted, case, services)
     with services.stages.stage("latency"):
         run.progress("latency")
         float_ms, quantized_ms = latencies_ms(

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 
 import onnx_ir as ir
 
-from service.contracts.model import TensorInfo
 from service.contracts.reason import Reason, declare
 from service.contracts.report import LayerFigures
-from worker.quantizer.data import Dataset
 from worker.quantizer.emit import Emitted
 from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.graph.values import is_constant, name_of, node_name
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan
+from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.run.interface import Run
+from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import inner_session
 
 NOT_APPLICABLE = declare("not-applicable", "not applicable: its result is {dtypes}", by_design=True)
@@ -25,14 +23,7 @@ LEFT_IN_FLOAT = declare("left-in-float", "left in float")
 
 
 def layer_figures(
-    drafts: Sequence[Draft],
-    quantized: Emitted,
-    data: Dataset,
-    inputs: tuple[TensorInfo, ...],
-    *,
-    samples: int,
-    threads: int,
-    run: Run,
+    drafts: Sequence[Draft], quantized: Emitted, case: Case, services: Services
 ) -> tuple[LayerFigures, ...]:
     """One row per node: quantized ones by SQNR, worst first, then those left in float, then those without floats.
 
@@ -42,19 +33,15 @@ def layer_figures(
     Args:
         drafts: the calibrated network, then one more per algorithm; the last one is what was emitted.
         quantized: what the last draft was emitted as.
-        data: samples to measure on.
-        inputs: the models' inputs.
-        samples: how many.
-        threads: of the sessions.
-        run: told of progress.
+        case: whose data they are measured on.
+        services: of the run.
     """
     last = drafts[-1]
-    measure = partial(_distances, data=data, inputs=inputs, samples=samples, threads=threads, run=run)
-    found = measure(last, quantized)
+    found = _distances(last, quantized, case, services)
     gains: dict[str, dict[str, float]] = defaultdict(dict)
     after = found
     for draft, before in zip(reversed(drafts[1:]), reversed(drafts[:-1]), strict=True):
-        without = measure(before, before.emitted())
+        without = _distances(before, before.emitted(), case, services)
         for name, figure in after.items():
             old = without.get(name)
             if draft.algorithm is not None and figure is not None and old is not None and name in draft.changed:
@@ -70,26 +57,16 @@ def layer_figures(
     return tuple(sorted(rows, key=_rank))
 
 
-def _distances(
-    draft: Draft,
-    quantized: Emitted,
-    *,
-    data: Dataset,
-    inputs: tuple[TensorInfo, ...],
-    samples: int,
-    threads: int,
-    run: Run,
-) -> dict[str, float | None]:
+def _distances(draft: Draft, quantized: Emitted, case: Case, services: Services) -> dict[str, float | None]:
     """SQNR in dB by node of the draft, emitted as ``quantized``, against the float model of the same draft."""
     pairs = _pairs(draft.graph, quantized, draft.plan)
     if not pairs:
         return {}
-    reference = inner_session(
-        draft.prepared.model, _distinct(a for a, _ in pairs.values()), threads=threads, what="float model"
-    )
-    twins = _distinct(b for _, b in pairs.values())
-    twin = inner_session(quantized.model, twins, threads=threads, what="quantized model")
-    return layer_distances(reference, twin, pairs, data, inputs, limit=samples, run=run)
+    tensors, twins = (list(dict.fromkeys(names)) for names in zip(*pairs.values(), strict=True))
+    reference = inner_session(draft.prepared.model, tensors, threads=services.threads, what="float model")
+    twin = inner_session(quantized.model, twins, threads=services.threads, what="quantized model")
+    limit = case.config.evaluation.layer_samples
+    return layer_distances(reference, twin, pairs, case.measured_on, case.inputs, limit=limit, run=services.run)
 
 
 def _rank(row: LayerFigures) -> tuple[int, bool, float]:
@@ -97,10 +74,6 @@ def _rank(row: LayerFigures) -> tuple[int, bool, float]:
     if row.reason is None:
         return 0, row.sqnr_db is None, row.sqnr_db or 0.0
     return (2 if row.reason_code == NOT_APPLICABLE.code else 1), False, 0.0
-
-
-def _distinct(names: object) -> list[str]:
-    return list(dict.fromkeys(names))  # type: ignore[call-overload]
 
 
 def _pairs(prepared: ir.Graph, quantized: Emitted, plan: QuantizationPlan) -> dict[str, tuple[str, str]]:

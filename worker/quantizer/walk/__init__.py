@@ -3,7 +3,6 @@
 from worker.quantizer.walk.feed import Feed, Part
 from worker.quantizer.walk.frontier import Frontier
 from worker.quantizer.walk.store import Limits
-from worker.quantizer.walk.visit import Visit
-from worker.quantizer.walk.walk import Walk, is_tunable
+from worker.quantizer.walk.walk import Visit, Walk, is_tunable
 
 __all__ = ["Feed", "Frontier", "Limits", "Part", "Visit", "Walk", "is_tunable"]

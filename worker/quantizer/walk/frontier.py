@@ -32,10 +32,8 @@ class Frontier:
     def __init__(self, prepared: Prepared, plan: QuantizationPlan, feed: Feed) -> None:
         self.plan = plan
         self.feed = feed
-        graph = prepared.graph
         self._pieces = PieceMaker(prepared.model, threads=feed.threads, device=feed.device)
-        self._values = {v.name: v for v in (*graph.inputs, *(made for node in graph for made in node.outputs))}
-        self._inputs = {value.name for value in graph.inputs}
+        self._inputs = {value.name for value in prepared.graph.inputs}
         self._store = Store(feed.limits)
         self.parts: list[Part] = []
         self._dropped = 0
@@ -68,7 +66,7 @@ class Frontier:
     def tensor(self, name: str, part: Part, *, quantized: bool) -> np.ndarray:
         """A waiting tensor as floats: of the float network, or as the quantized network reads it. Padding included."""
         array = self._store.get(self._key(name, part, quantized))
-        if quantized and rests_as_integers(self._values[name], self.plan):
+        if quantized and rests_as_integers(self._pieces.values[name], self.plan):
             return self._grid(name).dequantize(array)
         return array
 
@@ -154,7 +152,7 @@ class Frontier:
                     self._store.put_away(key)
 
     def _keep(self, tensor: str, part: Part, array: np.ndarray, *, quantized: bool, read_next: bool) -> None:
-        if quantized and array.dtype == np.float32 and rests_as_integers(self._values[tensor], self.plan):
+        if quantized and array.dtype == np.float32 and rests_as_integers(self._pieces.values[tensor], self.plan):
             array = self._grid(tensor).at_run_time().quantize(array)
         self._store.put(self._key(tensor, part, quantized), array, read_next=read_next)
 

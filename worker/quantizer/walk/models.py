@@ -37,7 +37,7 @@ class Piece:
 
 
 class PieceMaker:
-    """Makes pieces of one prepared network.
+    """Makes pieces of one prepared network; ``values`` are its tensors by name.
 
     Args:
         model: the network.
@@ -52,7 +52,7 @@ class PieceMaker:
         self._device = device
         self._arena = arena
         graph = model.graph
-        self._values = {v.name: v for v in (*graph.inputs, *(made for node in graph for made in node.outputs))}
+        self.values = {v.name: v for v in (*graph.inputs, *(made for node in graph for made in node.outputs))}
 
     def float_piece(
         self,
@@ -91,13 +91,13 @@ class PieceMaker:
         fed, integers = {}, set()
         for tensor in reads:
             fed[tensor] = tensor
-            if rests_as_integers(self._values[tensor], plan) and (name := _take_integers(graph, inputs[tensor])):
+            if rests_as_integers(self.values[tensor], plan) and (name := _take_integers(graph, inputs[tensor])):
                 fed[tensor] = name
                 integers.add(tensor)
         made = {tensor: tensor for tensor in makes}
         for k, value in enumerate(graph.outputs):
             tensor = name_of(value)
-            if tensor not in unrounded and rests_as_integers(self._values[tensor], plan):
+            if tensor not in unrounded and rests_as_integers(self.values[tensor], plan):
                 source = value.producer()
                 stored = source.inputs[0] if source is not None else None
                 if stored is not None:
@@ -132,8 +132,8 @@ class PieceMaker:
                 tensor = ir.to_proto(stored)
                 tensor.name = name
                 graph.initializer.append(tensor)
-        graph.input.extend(ir.to_proto(self._values[name]) for name in reads)
-        graph.output.extend(ir.to_proto(self._values[name]) for name in makes)
+        graph.input.extend(ir.to_proto(self.values[name]) for name in reads)
+        graph.output.extend(ir.to_proto(self.values[name]) for name in makes)
         outside = {*reads, *makes}
         inner = [value for node in nodes for value in node.outputs if value.name and value.name not in outside]
         graph.value_info.extend(ir.to_proto(value) for value in inner if value.dtype is not None)

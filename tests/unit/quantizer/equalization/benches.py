@@ -55,7 +55,7 @@ class Bench:
             float_session=Session(model.SerializeToString(), threads=1),
         )
         services = Services(SilentRun(), threads=1)
-        self.draft = calibrate(prepared, plan, case, services, (self.step,), {})
+        self.draft = calibrate(Draft(prepared, plan), case, services, (self.step,))
         self.toolkit = Toolkit(case, services, held_back, step_of)
 
     def apply(self) -> Change:

@@ -11,8 +11,7 @@ from service.contracts.algorithms import BiasCorrection
 from service.contracts.config import QuantizationConfig
 from tests.unit.quantizer.equalization.benches import Bench
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, run_onnx
-from worker.quantizer.equalization.bias_correction.fast import mean_shift
-from worker.quantizer.equalization.bias_correction.step import NO_BIAS
+from worker.quantizer.equalization.bias_correction.step import NO_BIAS, mean_shift
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft

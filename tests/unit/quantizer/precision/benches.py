@@ -51,12 +51,13 @@ def toolkit_for(
     run: Run | None = None,
     checkpoint: CheckpointStore | None = None,
     labels: np.ndarray | None = None,
+    x: np.ndarray | None = None,
 ) -> tuple[Draft, Toolkit]:
-    """The draft of ``settings`` without algorithms, and a toolkit; data as ``samples`` gives them."""
+    """The draft of ``settings`` without algorithms, and a toolkit; data as ``samples`` gives them if not given."""
     settings = settings or config()
     prepared, plan = plan_for(model, settings)
     arrays = samples()
-    data = ArrayDataset({"x": arrays["x"]}, arrays["labels"] if labels is None else labels)
+    data = ArrayDataset({"x": arrays["x"] if x is None else x}, arrays["labels"] if labels is None else labels)
     infos = input_infos(model)
     outputs = (TensorInfo(name="y", dtype="float32", shape=(None, 5)),)
     case = Case(
@@ -68,5 +69,5 @@ def toolkit_for(
         metrics=Metrics(EvaluationSpec(), outputs),
     )
     services = Services(run or SilentRun(), threads=1, checkpoint=checkpoint or CheckpointStore(None))
-    draft = calibrate(prepared, plan, case, services, (), {})
+    draft = calibrate(Draft(prepared, plan), case, services)
     return draft, Toolkit(case, services, held_back, step_of)

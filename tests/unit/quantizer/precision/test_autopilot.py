@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -16,12 +17,12 @@ from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import CanceledError
 from service.contracts.search import Search, TrialFigures
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
-from tests.unit.quantizer.toolbox import config, quantize_file, run_onnx, sqnr_db
+from tests.unit.quantizer.toolbox import config, make_model, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.precision.autopilot import trials
-from worker.quantizer.precision.autopilot.space import CHAINS, Basis, chains, variants
-from worker.quantizer.precision.autopilot.step import AutopilotStep, pareto
+from worker.quantizer.precision.autopilot.space import Basis, Chain, chains, variants
+from worker.quantizer.precision.autopilot.step import AutopilotStep, clear_winner, pareto
 from worker.quantizer.precision.autopilot.trials import Finalist
-from worker.quantizer.precision.goal import Measured, Referee
+from worker.quantizer.precision.goal import Measured
 from worker.quantizer.precision.structure import structure_of
 from worker.quantizer.refine.step import Change
 from worker.quantizer.run.checkpoint import CheckpointStore
@@ -179,8 +180,35 @@ def test_a_difference_within_chance_is_no_gain() -> None:
     simple = finalist(0.2, 1, 1.0, (80.0, 90.0, 85.0, 95.0))
     lucky = finalist(0.1, 1, 1.0, (85.0, 85.0, 90.0, 92.0))
     better = finalist(0.0, 1, 1.0, (82.0, 92.0, 87.0, 97.5))
-    assert Referee.clear_winner([simple, lucky]) is simple
-    assert Referee.clear_winner([simple, lucky, better]) is better
+    assert clear_winner([simple, lucky]) is simple
+    assert clear_winner([simple, lucky, better]) is better
+
+
+def lost_at_first(**budget: Any) -> Change:
+    """A search on a network whose logarithm is -inf on every grid that reaches the one large sample."""
+    x = np.full((48, 3, 8, 8), 0.01, np.float32)
+    x[0] = 100.0
+    text = "(float[N,3,8,8] x) => (float[N,5] y) { [f] t = Flatten(x) [dense] s = MatMul(t, k) [log] y = Log(s) }"
+    model = make_model(text, {"k": np.full((192, 5), 1 / 192, np.float32)})
+    draft, toolkit = toolkit_for(model, PER_TENSOR, x=x)
+    return AutopilotStep(pilot(5.0, budget=budget)).apply(draft, toolkit)
+
+
+def test_a_model_that_is_not_finite_loses_its_trial_alone() -> None:
+    change = lost_at_first()
+    lost = found(change).trials[0]
+    assert lost.evaluated and lost.value is None and lost.gap is None
+    assert lost.undefined == "the outputs hold NaN or Inf, or are all zero"
+    assert chosen(change).gap is not None and chosen(change).undefined is None
+    assert found(change).gap == chosen(change).gap
+    assert Search.model_validate_json(found(change).model_dump_json()) == found(change)
+
+
+def test_where_every_trial_is_lost_the_report_says_why() -> None:
+    change = lost_at_first(max_trials=1)
+    assert not found(change).met and found(change).gap is None
+    assert found(change).undefined == "the outputs hold NaN or Inf, or are all zero"
+    assert "goal missed: the outputs hold NaN or Inf" in change.summary
 
 
 def test_the_verdict_is_the_goal_and_the_models_of_the_pareto_set_are_files(tmp_path: Path) -> None:
@@ -238,15 +266,20 @@ def test_without_labels_the_verdict_goes_by_the_decisions(tmp_path: Path) -> Non
     ],
 )
 def test_a_chain_is_tried_where_it_finds_something_to_do(op_types: set[str], methods: list[list[str]]) -> None:
+    assert [[algorithm.method for algorithm in chain] for chain in chains_for(op_types)] == methods
+
+
+def chains_for(op_types: set[str]) -> list[Chain]:
     nodes = [ir.node(op_type, inputs=[]) for op_type in sorted(op_types)]
-    found = chains(ir.Graph(inputs=[], outputs=[], nodes=nodes))
-    assert [[algorithm.method for algorithm in chain] for chain in found] == methods
+    return chains(ir.Graph(inputs=[], outputs=[], nodes=nodes))
 
 
 def test_chains_keep_their_order_and_vary_by_what_knobs_declare() -> None:
-    for chain, _ in CHAINS:
+    every = chains_for({"Conv", "MatMul", "LayerNormalization"})
+    assert len(every) == 3
+    for chain in every:
         assert list(algorithm_contradictions([algorithm.method for algorithm in chain], ["int8"])) == []
-    quickest = CHAINS[0][0]
+    quickest = every[0]
     (other,) = variants(quickest)
     assert other[0].model_dump() == {**quickest[0].model_dump(), "mode": "full"}
     assert search_space(PercentileCalibration)["percentile"]

@@ -78,3 +78,28 @@ def test_outputs_that_quantization_has_wiped_out_are_as_far_as_can_be() -> None:
         weight.integers = np.zeros_like(weight.integers)
     assert measured(draft, toolkit, "cosine", 0.9).gap == pytest.approx(0.9)
     assert measured(draft, toolkit, "sqnr", 10.0).gap == pytest.approx(10.0)
+
+
+def logarithm(weight: np.ndarray) -> onnx.ModelProto:
+    """-inf where a grid rounds one of its positive values to 0."""
+    text = "(float[N,3,8,8] x) => (float[N,5] y) { [f] t = Flatten(x) [dense] s = MatMul(t, k) [log] y = Log(s) }"
+    return make_model(text, {"k": weight})
+
+
+def test_a_quantized_model_that_is_not_finite_misses_the_goal_and_says_why() -> None:
+    x = np.full((48, 3, 8, 8), 0.01, np.float32)
+    x[0] = 100.0
+    draft, toolkit = toolkit_for(logarithm(np.full((192, 5), 1 / 192, np.float32)), x=x)
+    for goal in (
+        DistanceGoal(metric="sqnr", limit=10.0),
+        DistanceGoal(metric="kl", limit=0.1),
+    ):
+        found = Referee(goal, toolkit.case, toolkit.services).measure(draft)
+        assert found.value is None and found.gap is None and not found.met
+        assert found.undefined == "the outputs hold NaN or Inf, or are all zero"
+
+
+def test_a_float_model_that_is_not_finite_has_no_goal() -> None:
+    draft, toolkit = toolkit_for(logarithm(np.zeros((192, 5), np.float32)))
+    with pytest.raises(InvalidConfigError, match="the goal names the metric 'sqnr'"):
+        measured(draft, toolkit, "sqnr")

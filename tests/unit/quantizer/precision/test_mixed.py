@@ -20,7 +20,7 @@ from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_fi
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.precision.goal import Measured, Referee
 from worker.quantizer.precision.mixed.step import MixedPrecisionStep
-from worker.quantizer.precision.sensitivity import ranking
+from worker.quantizer.precision.sensitivity import step as sensitivity_step
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change
 from worker.quantizer.run.checkpoint import CheckpointStore
@@ -241,7 +241,7 @@ def test_a_search_that_was_broken_off_does_not_repeat_its_evaluations(tmp_path: 
         attempt(Canceling())
     finished = 2
     measured.clear()
-    monkeypatch.setattr(ranking, "analyse", None)  # the ranking is taken over too
+    monkeypatch.setattr(sensitivity_step, "analyse", None)  # the ranking is taken over too
     resumed = attempt(SilentRun())
     assert len(measured) == needed - finished
     assert f"{finished} of them by an earlier attempt" in resumed.summary

@@ -21,10 +21,11 @@ from service.contracts.specs import ActivationSpec, WeightSpec
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, run_onnx
 from worker.quantizer.precision.layers import find_layers
-from worker.quantizer.precision.mixed.assignment import level_ranges
-from worker.quantizer.precision.sensitivity import ranking
-from worker.quantizer.precision.sensitivity.ranking import analyse, level_weight
+from worker.quantizer.precision.sensitivity import step
+from worker.quantizer.precision.sensitivity.ranking import Analysis, analyse, level_weight
+from worker.quantizer.precision.sensitivity.step import analysis_of
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.step import Toolkit
 from worker.quantizer.run.cache import Cache
 
 LOW = Level(activation=ActivationSpec(), weight=WeightSpec(granularity="per_tensor"))
@@ -35,18 +36,12 @@ HELD_BACK, USED = 8, 6
 
 def ranked(model: onnx.ModelProto) -> tuple[Draft, Sensitivity]:
     draft, toolkit = toolkit_for(model, config(weight={"granularity": "per_tensor"}), held_back=HELD_BACK)
-    found = analyse(
-        draft,
-        find_layers(draft.graph, draft.plan),
-        LEVELS,
-        "low",
-        level_ranges(draft, list(LEVELS.values()), toolkit.case, toolkit.services),
-        toolkit.case,
-        toolkit.services,
-        samples=USED,
-        first_sample=HELD_BACK,
-    )
-    return draft, found
+    return draft, analyse(analysis(draft, toolkit, samples=USED))
+
+
+def analysis(draft: Draft, toolkit: Toolkit, samples: int, levels: dict[str, Level] = LEVELS) -> Analysis:
+    layers = find_layers(draft.graph, draft.plan)
+    return analysis_of(draft, layers, levels, toolkit, samples=samples, output=0, verify=0)
 
 
 def brute_force(draft: Draft, node: str, *, weight: bool, activation: bool) -> float:
@@ -141,25 +136,23 @@ def test_the_table_has_a_row_per_layer_and_level() -> None:
 
 def test_a_ranking_is_taken_over_for_the_same_network_samples_and_levels(tmp_path, monkeypatch) -> None:
     draft, toolkit = toolkit_for(chain_of_convolutions(), config(weight={"granularity": "per_tensor"}))
-    case, services = toolkit.case, replace(toolkit.services, cache=Cache(tmp_path))
-    layers = find_layers(draft.graph, draft.plan)
-    ranges = level_ranges(draft, list(LEVELS.values()), case, services)
-    first = ranking.analyse_once(draft, layers, LEVELS, "low", ranges, case, services, samples=4)
-    assert ranking.analyse_once(draft, layers, LEVELS, "low", ranges, case, services, samples=5).samples == 5
+    toolkit = replace(toolkit, services=replace(toolkit.services, cache=Cache(tmp_path)))
+    first = step.analyse_once(analysis(draft, toolkit, samples=4))
+    assert step.analyse_once(analysis(draft, toolkit, samples=5)).samples == 5
 
-    def never(*_args: object, **_settings: object) -> Sensitivity:
+    def never(_: Analysis) -> Sensitivity:
         raise AssertionError("ranked again")
 
-    monkeypatch.setattr(ranking, "analyse", never)
-    assert ranking.analyse_once(draft, layers, LEVELS, "low", ranges, case, services, samples=4) == first
+    monkeypatch.setattr(step, "analyse", never)
+    assert step.analyse_once(analysis(draft, toolkit, samples=4)) == first
     other = {**LEVELS, "high": LOW}
     with pytest.raises(AssertionError, match="ranked again"):
-        ranking.analyse_once(draft, layers, other, "low", ranges, case, services, samples=4)
+        step.analyse_once(analysis(draft, toolkit, samples=4, levels=other))
 
 
 def test_the_head_of_the_ranking_is_checked_by_real_models(tmp_path: Path) -> None:
-    step = {"method": "sensitivity", "verify": 2, "samples": 8}
-    settings = parse_config({"preset": "plain", "weight": {"granularity": "per_tensor"}, "algorithms": [step]})
+    spec = {"method": "sensitivity", "verify": 2, "samples": 8}
+    settings = parse_config({"preset": "plain", "weight": {"granularity": "per_tensor"}, "algorithms": [spec]})
     result = quantize_file(tmp_path, chain_of_convolutions(outlier=2), samples(), settings)
     (outcome,) = result.report.algorithms
     assert outcome.kept

@@ -309,7 +309,32 @@ def test_results_that_are_no_tensors():
     assert "a str" in failing(Tells(), torch.ones(2, 3)).detail
 
 
+@pytest.mark.parametrize(
+    ("module", "inputs", "says"),
+    [
+        (torch.jit.script(nn.ReLU()), torch.ones(2, 3), "no module of Python"),
+        (torch.relu, torch.ones(2, 3), "no module of Python"),
+        (nn.ReLU(), torch.ones(2, 3, dtype=torch.bfloat16), "input is torch.bfloat16"),
+    ],
+)
+def test_what_is_no_module_and_no_number(module, inputs, says):
+    assert says in failing(module, inputs).detail
+
+
+def test_a_module_in_half_precision():
+    module = made(lambda: nn.Linear(6, 3)).half()
+    exported = export(module, torch.randn(2, 6).half())
+    assert run(exported, torch.randn(3, 6).half())[0].dtype == np.float16
+
+
+def test_nodes_are_called_by_their_modules(linears):
+    names = [node.name for node in onnx.load(export(linears, torch.randn(3, 5, 6)).onnx_path).graph.node]
+    assert {"flat/Gemm", "deep.0/MatMul", "deep.1/MatMul", "norms.two/LayerNormalization", "ReduceMean"} <= set(names)
+    shared = [node.name for node in onnx.load(export(Shared(), torch.randn(4, 4)).onnx_path).graph.node]
+    assert {"layer/Gemm", "layer/Gemm_1", "layer/Gemm_2"} <= set(shared)
+
+
 def test_a_module_that_fails_by_itself_is_named_with_its_line():
-    error = failing(Inner(), torch.ones(2, 3).to(torch.complex64))
+    error = failing(Inner(), torch.ones(2, 3, dtype=torch.bool))
     file, line = line_of(Branches, "if x.sum()")
     assert (error.where["file"], error.where["line"]) == (file, line)

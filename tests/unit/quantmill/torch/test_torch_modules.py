@@ -101,7 +101,8 @@ NETWORKS: dict[str, tuple[Any, Tensor]] = {
     "encoder": (TextEncoder, torch.randint(0, 100, (2, 12))),
     "repeated": (Repeated, torch.randn(2, 6)),
 }
-ATTENTION = {"MatMul": 6, "Softmax": 1, "LayerNormalization": 2, "Gelu": 1}
+# The attention's last projection is computed on [words * batch, channels], so it is a Gemm.
+ATTENTION = {"MatMul": 5, "Gemm": 1, "Softmax": 1, "LayerNormalization": 2, "Gelu": 1}
 SELECTED = [
     ("residual", "conv1", {"Conv": 1}),
     ("residual", "relu", {"Relu": 1}),
@@ -120,7 +121,7 @@ SELECTED = [
     ("encoder", "encoder", {name: 2 * count for name, count in ATTENTION.items()}),
     ("encoder", "encoder.layers", {name: 2 * count for name, count in ATTENTION.items()}),
     ("encoder", "encoder.layers.1", ATTENTION),
-    ("encoder", "encoder.layers.0.self_attn", {"MatMul": 4, "Softmax": 1}),
+    ("encoder", "encoder.layers.0.self_attn", {"MatMul": 3, "Gemm": 1, "Softmax": 1}),
     ("encoder", "encoder.layers.0.linear1", {"MatMul": 1}),
     ("encoder", "classifier", {"Gemm": 1}),
     ("repeated", "layer", {"Gemm": 6, "Gelu": 3}),

@@ -17,6 +17,8 @@ from worker.quantizer.equalization.bias_correction.places import (
     correctable,
     find_place,
 )
+from worker.quantizer.graph.metadata import hand_on
+from worker.quantizer.graph.regions import apart
 from worker.quantizer.graph.rewriting import Editor, Rewrite, only_reader, other_operand, rank_of
 from worker.quantizer.graph.rewriting import replace as replace_nodes
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
@@ -126,7 +128,7 @@ class _Creator:
             return self._bias(node)
         add = only_reader(node.outputs[0], "Add")
         term = other_operand(add, node.outputs[0]) if add is not None else None
-        if add is not None and term is not None and is_constant(term):
+        if add is not None and term is not None and is_constant(term) and not apart((node, add)):
             return self._term(node, add, term)
         if rank_of(node.inputs[0]) == 2 and rank_of(node.inputs[1]) == 2:
             return self._gemm(node)
@@ -188,6 +190,7 @@ class _Creator:
         result.name = self._editor.name(f"{name}_uncorrected")
         made.name = name
         self.adds.append(node_name(add))
+        hand_on([node], [add])
         self._graph.insert_after(node, add)
         self._plan.nodes[node_name(add)] = NodePlan(node_name(add), "Add", None, PUTS_BACK_THE_MEAN())
         return "Add"

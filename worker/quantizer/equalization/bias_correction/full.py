@@ -164,7 +164,7 @@ def activation_behind(node: ir.Node, plan: QuantizationPlan) -> tuple[Function, 
     while (fused := _fused_with(last, plan)) is not None:
         step = _function(fused, last)
         if step is None:
-            return _same, _same
+            return _chain([]), _chain([])
         steps.append(step)
         last = fused
     entry = plan.activations.get(name_of(last.outputs[0]))
@@ -207,10 +207,6 @@ def _function(node: ir.Node, before: ir.Node) -> Function | None:
         "Max": lambda values: np.maximum(values, flat),
     }
     return functions.get(node.op_type)
-
-
-def _same(values: np.ndarray) -> np.ndarray:
-    return values
 
 
 def _limits_of(grid: IntegerGrid) -> Function:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from worker.quantizer.graph.regions import apart
 from worker.quantizer.graph.rewriting import only_reader, other_operand
 from worker.quantizer.graph.values import constant, float_attribute, is_float32, name_of, node_name
 from worker.quantizer.operators.linear import bias_of, linear_view
@@ -87,7 +88,7 @@ def _term_behind(node: ir.Node, channels: int) -> Place | str:
     add = only_reader(node.outputs[0], "Add")
     term = other_operand(add, node.outputs[0]) if add is not None else None
     array = constant(term)
-    if add is None or term is None or array is None or not is_float32(term):
+    if add is None or term is None or array is None or not is_float32(term) or apart((node, add)):
         return NOTHING_ADDED
     if not array.ndim or array.shape[-1] != channels or array.size != channels:
         return "what is added to its result does not have one value per channel"

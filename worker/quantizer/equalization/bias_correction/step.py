@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +13,6 @@ import onnx_ir as ir
 from service.contracts.algorithms import BiasCorrection
 from service.contracts.reason import declare
 from worker.quantizer.equalization.bias_correction.creation import Places, make_places
-from worker.quantizer.equalization.bias_correction.fast import mean_shift
 from worker.quantizer.equalization.bias_correction.full import correct_by_walking
 from worker.quantizer.equalization.bias_correction.places import correctable
 from worker.quantizer.graph.values import name_of
@@ -30,7 +30,7 @@ _NAMED_AT_MOST = 4
 
 
 class BiasCorrectionStep(Step[BiasCorrection]):
-    """Corrects biases, in closed form or layer after layer; see ``fast`` and ``full``."""
+    """Corrects biases, in closed form or layer after layer; see ``mean_shift`` and ``full``."""
 
     def requests(self, draft: Draft) -> list[Request]:
         """In closed form: the mean input of every linear node."""
@@ -85,6 +85,29 @@ def _correct_in_closed_form(
             place.add(parameters, place.of(parameters).unrounded, shift)
             corrected.append(name)
     return corrected
+
+
+def mean_shift(node: ir.Node, parameters: Parameters, mean: np.ndarray) -> np.ndarray | None:
+    """Mean output that rounding the weight W to W~ takes: (W - W~) E[x], float64 [out]; None if it is not rounded.
+
+    E[x] is the mean input in the float network (Nagel et al. 2019, Data-Free Quantization, section 4.2). At zero-padded
+    borders the mean is taken as if the input went on.
+
+    Args:
+        node: Conv, ConvTranspose, Gemm or MatMul with a planned weight.
+        parameters: of a filled plan.
+        mean: float64 [in], mean input per channel.
+    """
+    linear = linear_view(node)
+    weight = parameters.of(node, 1)
+    if linear is None or linear.stacked or weight is None or weight.grid is None:
+        return None
+    lost = linear.matrix(weight.original.astype(np.float64) - weight.present)
+    sums = lost.reshape(*lost.shape[:2], -1, math.prod(linear.kernel)).sum(axis=3)
+    if node.op_type == "ConvTranspose":  # every output position meets one in so many taps of the kernel
+        sums = sums / math.prod(linear.window.strides)
+    made = np.einsum("goi,gi->go", sums, mean.reshape(linear.groups, -1)).reshape(-1)
+    return np.asarray(linear.alpha * made)
 
 
 def _told(places: Places) -> list[str]:

@@ -30,7 +30,8 @@ def find_shifts(flow: Flow, seen: Mapping[str, Seen]) -> np.ndarray:
     """What can be taken from every group's values, float64 [groups], 0 or more."""
     limits = {node_name(limit.node): limit for limit in flow.limits}
     layers = {layer.node: layer for layer in flow.layers}
-    makers, readers = _uses(flow, [layer.outputs for layer in flow.layers]), _uses(flow, _inputs(flow))
+    makers = _uses(flow, [layer.outputs for layer in flow.layers])
+    readers = _uses(flow, [layer.inputs for layer in flow.layers])
     shifts = np.zeros(flow.groups)
     for layer in flow.layers:
         activation = _activation(layer.node.outputs[0], limits)
@@ -126,10 +127,6 @@ def _takes_shift(node: ir.Node) -> bool:
 def _passes_shift(node: ir.Node) -> bool:
     flow = CHANNEL_FLOWS.get(node.op_type) if node.domain in DEFAULT_DOMAINS else None
     return flow is not None and flow.passes_shift and len(node.outputs) == 1 and not reaches_beyond(node)
-
-
-def _inputs(flow: Flow) -> list[np.ndarray]:
-    return [layer.inputs for layer in flow.layers]
 
 
 def _uses(flow: Flow, parts: list[np.ndarray]) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 Every float tensor has an array of variables that broadcasts to its shape: [1, C, 1, 1] behind a convolution. An
 operator that commutes with positive factors per channel (relu(s x) = s relu(x)) hands the variables on, re-arranged as
-it re-arranges the values; one that does not pins what it reads at 1. What is not understood is pinned.
+it re-arranges the values; one that does not pins what it reads at 1. What is not understood is pinned, and so is what
+stands outside the network's quantized regions.
 """
 
 from __future__ import annotations
@@ -16,13 +17,9 @@ import onnx_ir as ir
 
 from worker.quantizer.equalization.cross_layer.layers import Layer, diagonal_layer, linear_layer
 from worker.quantizer.equalization.cross_layer.spaces import Spaces
+from worker.quantizer.graph.regions import has_regions, region_of
 from worker.quantizer.graph.rewriting import rank_of, scalar
-from worker.quantizer.graph.values import (
-    DEFAULT_DOMAINS,
-    is_constant,
-    is_float32,
-    name_of,
-)
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, is_float32, name_of
 from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind, joined, tied
 from worker.quantizer.operators.labels import lifted, varies_beside
 from worker.quantizer.operators.linear import channel_axis
@@ -97,6 +94,7 @@ class _Follower:
     def __init__(self, graph: ir.Graph, *, through_normalizations: bool) -> None:
         self._graph = graph
         self._through_normalizations = through_normalizations
+        self._in_regions = has_regions(graph)
         self._spaces = Spaces()
         self._flow = Flow()
         self._channels: dict[ir.Value, np.ndarray] = {}
@@ -133,7 +131,8 @@ class _Follower:
         return self._channels[value]
 
     def _pass(self, node: ir.Node) -> None:
-        flow = CHANNEL_FLOWS.get(node.op_type) if node.domain in DEFAULT_DOMAINS else None
+        outside = self._in_regions and region_of(node) is None
+        flow = CHANNEL_FLOWS.get(node.op_type) if node.domain in DEFAULT_DOMAINS and not outside else None
         channels = self.of(node.inputs[0]) if node.inputs else None
         made = None
         if flow is not None and channels is not None and is_float32(node.outputs[0]):

@@ -19,6 +19,7 @@ from service.contracts.config import QuantizationConfig
 from worker.quantizer.equalization.cross_layer.dataflow import Flow, Limit
 from worker.quantizer.equalization.cross_layer.observing import Seen
 from worker.quantizer.equalization.cross_layer.spaces import PINNED
+from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name
 from worker.quantizer.plan.targets import TARGETS
 
@@ -163,6 +164,7 @@ def _replace(graph: ir.Graph, limit: Limit, steps: list[tuple[str, np.ndarray | 
         read = step.outputs[0]
         read.name = names.free(f"{name_of(value)}_{op_type}")
         read.type, read.shape = value.type, value.shape
+        hand_on([node], [step])
         made.append(step)
     graph.insert_after(node, made)
     ir.convenience.replace_all_uses_with(value, read)

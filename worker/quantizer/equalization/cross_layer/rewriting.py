@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 
@@ -22,50 +24,40 @@ def scale_layers(graph: ir.Graph, flow: Flow, factors: np.ndarray) -> list[str]:
     Returns:
         Names of the nodes whose constants have changed.
     """
+
+    def of(layer: Layer) -> dict[int, np.ndarray]:
+        ratio, out = factors[layer.rows] / factors[layer.columns], factors[layer.outputs]
+        return {1: ratio, 2: out} if layer.is_linear else {1: ratio, 2: out, 3: factors[layer.inputs]}
+
+    return _multiply(graph, flow, factors, of)
+
+
+def cut_off(graph: ir.Graph, flow: Flow, silent: np.ndarray) -> list[str]:
+    """Zero all weights and biases of silent groups, bool [groups]; otherwise as ``scale_layers``."""
+    kept = ~silent
+    return _multiply(
+        graph, flow, kept, lambda layer: {1: kept[layer.rows] & kept[layer.columns], 2: kept[layer.outputs]}
+    )
+
+
+def _multiply(
+    graph: ir.Graph, flow: Flow, factors: np.ndarray, of: Callable[[Layer], dict[int, np.ndarray]]
+) -> list[str]:
+    """Multiply the constants of the layers by what ``of`` gives by input, and terms by the factors of their groups."""
     names, changed = Names(graph), []
     for layer in flow.layers:
-        out = factors[layer.outputs]
-        if (out == 1.0).all() and (factors[layer.inputs] == 1.0).all():
+        if (factors[layer.outputs] == 1.0).all() and (factors[layer.inputs] == 1.0).all():
             continue
-        ratio = factors[layer.rows] / factors[layer.columns]
-        if layer.is_linear:
-            _put(graph, layer.node, 1, layer.weight * _kernels(ratio, layer.weight), names)
-            _scale(graph, layer.node, 2, out, names)
-        else:
-            for index, factor in ((1, ratio.reshape(-1)), (2, out), (3, factors[layer.inputs])):
-                _scale(graph, layer.node, index, factor, names)
+        for index, factor in of(layer).items():
+            array = constant(layer.node.inputs[index]) if len(layer.node.inputs) > index else None
+            if array is not None:
+                own = _kernels(factor, array) if index == 1 else factor.reshape(array.shape)
+                _put(graph, layer.node, index, array * own, names)
         changed.append(node_name(layer.node))
     for term in flow.terms:
         array, factor = constant(term.node.inputs[term.index]), factors[term.channels]
         if array is not None and not (factor == 1.0).all():
             _put(graph, term.node, term.index, array * factor, names)
-            changed.append(node_name(term.node))
-    return changed
-
-
-def cut_off(graph: ir.Graph, flow: Flow, silent: np.ndarray) -> list[str]:
-    """Zero all weights and biases of silent groups; the graph is changed in place.
-
-    Args:
-        graph: that of ``flow``.
-        flow: see there.
-        silent: bool [groups].
-
-    Returns:
-        Names of the nodes whose constants have changed.
-    """
-    names, changed = Names(graph), []
-    for layer in flow.layers:
-        if not (silent[layer.outputs].any() or silent[layer.inputs].any()):
-            continue
-        kept = ~(silent[layer.rows] | silent[layer.columns])
-        _put(graph, layer.node, 1, layer.weight * _kernels(kept, layer.weight), names)
-        _scale(graph, layer.node, 2, ~silent[layer.outputs], names)
-        changed.append(node_name(layer.node))
-    for term in flow.terms:
-        array, mute = constant(term.node.inputs[term.index]), silent[term.channels]
-        if array is not None and mute.any():
-            _put(graph, term.node, term.index, array * ~mute, names)
             changed.append(node_name(term.node))
     return changed
 
@@ -84,12 +76,6 @@ def _kernels(factors: np.ndarray, weight: np.ndarray) -> np.ndarray:
     if weight.ndim == 1:
         return factors.reshape(-1)
     return factors.reshape(*factors.shape, *[1] * (weight.ndim - 2))
-
-
-def _scale(graph: ir.Graph, node: ir.Node, index: int, factor: np.ndarray, names: Names) -> None:
-    array = constant(node.inputs[index]) if len(node.inputs) > index else None
-    if array is not None:
-        _put(graph, node, index, array * factor.reshape(array.shape), names)
 
 
 def _put(graph: ir.Graph, node: ir.Node, index: int, array: np.ndarray, names: Names, *, stem: str = "") -> None:

@@ -14,16 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from worker.quantizer.graph.regions import has_regions, region_of
 from worker.quantizer.graph.rewriting import rank_of, scalar
-from worker.quantizer.graph.values import (
-    DEFAULT_DOMAINS,
-    Names,
-    constant,
-    is_constant,
-    is_float32,
-    name_of,
-    node_name,
-)
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, constant, is_constant, is_float32, name_of, node_name
 from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind, parted
 from worker.quantizer.operators.labels import fits, lifted, trimmed
 from worker.quantizer.operators.linear import channel_axis, linear_view
@@ -85,6 +78,7 @@ class _Finder:
         self.tensors: list[str] = []
         self._graph = graph
         self._refused = refused
+        self._in_regions = isinstance(graph, ir.Graph) and has_regions(graph)
 
     def behind(self, value: ir.Value, channels: np.ndarray) -> bool:
         """Whether everything that makes ``value`` takes the factors in; it is entered into ``folds``."""
@@ -92,6 +86,8 @@ class _Finder:
         if node is None or node.graph is not self._graph or node.domain not in DEFAULT_DOMAINS:
             return False
         if not is_float32(value) or value is not node.outputs[0]:
+            return False
+        if self._in_regions and region_of(node) is None:
             return False
         self.tensors.append(name_of(value))
         flow, rank = CHANNEL_FLOWS.get(node.op_type), rank_of(value)

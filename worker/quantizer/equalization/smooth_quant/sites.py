@@ -10,21 +10,11 @@ import onnx_ir as ir
 
 from worker.quantizer.equalization.smooth_quant.folding import Folding, find_folding
 from worker.quantizer.graph.rewriting import axis_length, rank_of
-from worker.quantizer.graph.values import (
-    constant,
-    int_attribute,
-    is_constant,
-    is_float32,
-    name_of,
-    node_name,
-    users,
-)
+from worker.quantizer.graph.values import constant, int_attribute, is_constant, is_float32, name_of, node_name, users
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import MATRIX_PRODUCTS, LinearNode, linear_view
 from worker.quantizer.plan.types import QuantizationPlan, Role
-
-# Marks a node whose input and weight have been scaled, so that it is left alone from then on.
 
 
 @dataclass(frozen=True)

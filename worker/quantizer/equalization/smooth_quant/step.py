@@ -13,13 +13,8 @@ from service.contracts.algorithms import SmoothQuant
 from service.contracts.reason import Reason, declare
 from worker.quantizer.equalization.smooth_quant.folding import Fold, apply_folds, folded
 from worker.quantizer.equalization.smooth_quant.search import Choice, Maker, Matrix, Problem, search
-from worker.quantizer.equalization.smooth_quant.sites import (
-    Site,
-    find_sites,
-    matrix_of,
-    upstream_grid,
-    weight_of,
-)
+from worker.quantizer.equalization.smooth_quant.sites import Site, find_sites, matrix_of, upstream_grid, weight_of
+from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.plan.grids import weight_grid
@@ -245,6 +240,7 @@ class _Smoother:
         made.name, made.dtype = self._names.free(f"{site.tensor}_smoothed"), ir.DataType.FLOAT
         made.shape = value.shape.copy() if value.shape is not None else None
         first = self._nodes[site.consumers[0]]
+        hand_on([first], [mul])
         self._graph.insert_before(first, mul)
         for name in site.consumers:
             self._nodes[name].replace_input_with(0, made)

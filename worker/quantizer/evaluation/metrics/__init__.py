@@ -5,16 +5,7 @@ and gives {name: value}. numpy alone: torchmetrics would bring torch into every 
 """
 
 from worker.quantizer.evaluation.metrics.accuracy import Accuracy
-from worker.quantizer.evaluation.metrics.base import Meter, Seen, UnfitError
-from worker.quantizer.evaluation.metrics.distances import (
-    IDENTICAL_DB,
-    Agreement,
-    Distance,
-    Distances,
-    Divergence,
-    class_scores,
-    decisions,
-)
+from worker.quantizer.evaluation.metrics.distances import IDENTICAL_DB, Agreement, Distance, Distances
 from worker.quantizer.evaluation.metrics.function import MetricFunction
 from worker.quantizer.evaluation.metrics.metric_set import Metrics, MetricSet, metric_words, rounded
 
@@ -24,15 +15,9 @@ __all__ = [
     "Agreement",
     "Distance",
     "Distances",
-    "Divergence",
-    "Meter",
     "MetricFunction",
     "MetricSet",
     "Metrics",
-    "Seen",
-    "UnfitError",
-    "class_scores",
-    "decisions",
     "metric_words",
     "rounded",
 ]

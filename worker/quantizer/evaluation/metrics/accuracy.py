@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
+from worker.quantizer.data import Batch
 from worker.quantizer.evaluation.metrics.classes import ranks
 from worker.quantizer.evaluation.metrics.distances import class_scores
 
@@ -16,9 +20,16 @@ class Accuracy:
     """
 
     def __init__(self) -> None:
+        self.fits = True  # as long as the first output classifies what the labels speak of
         self._hits = {1: 0, 5: 0}
         self._total = 0
         self._has_top5 = False
+
+    def take(self, batch: Batch, outputs: Mapping[str, Any]) -> None:
+        """Take in one batch of a model's outputs; from one on that does not fit there is no value."""
+        first, labels = next(iter(outputs.values())), batch.labels
+        can_fit = self.fits and isinstance(first, np.ndarray)
+        self.fits = can_fit and labels is not None and self.update(batch.cut(first), labels)
 
     def update(self, output: np.ndarray, labels: np.ndarray) -> bool:
         """Take in one batch; False if the output is no classification of the labels."""
@@ -38,7 +49,7 @@ class Accuracy:
     @property
     def metrics(self) -> dict[str, float]:
         """In percent: top1, and top5 where there are more than five classes."""
-        if not self._total:
+        if not self._total or not self.fits:
             return {}
         found = {"top1": 100.0 * self._hits[1] / self._total}
         if self._has_top5:

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from service.contracts.metrics import (
-    F1,
-    ClassMetric,
-    MeanIoU,
-    PerClassAccuracy,
-    Precision,
-    TopKMetric,
-)
+from service.contracts.metrics import F1, ClassMetric, MeanIoU, PerClassAccuracy, Precision, TopKMetric
 from service.contracts.metrics.classes import CountedMetric
 from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, fitted, parts
 from worker.quantizer.evaluation.metrics.distances import class_scores
@@ -102,7 +93,9 @@ class ClassMeter(Meter):
         scores = scores_last(output, self._axis)
         if scores is None:
             if output.dtype.kind not in "iub":
-                raise UnfitError("output", f"it holds neither class scores nor class numbers: {_described(output)}")
+                raise UnfitError(
+                    "output", f"it holds neither class scores nor class numbers: {output.dtype}{list(output.shape)}"
+                )
             decided, labels = output.astype(np.int64), fitted(given, output.shape, "labels", "the output is")
         else:
             self._classes = scores.shape[-1]
@@ -292,11 +285,3 @@ class FScore(ClassMeter):
         else:
             of = decided if isinstance(self._metric, Precision) else labelled
         return 100.0 * hit / of if of else 0.0
-
-
-def _described(output: Array) -> str:
-    return f"{output.dtype}{_shape(output.shape)}"
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return str(list(shape))

@@ -26,8 +26,10 @@ class Distance:
         self._peak = 0.0
         self._count = 0
 
-    def update(self, reference: np.ndarray, twin: np.ndarray) -> None:
-        """Take in one batch: both float, same shape."""
+    def update(self, reference: np.ndarray, twin: np.ndarray) -> bool:
+        """Take in one batch of one shape; False if it holds no floats."""
+        if reference.dtype.kind != "f":
+            return False
         x = reference.astype(np.float64, copy=False).reshape(-1)
         y = twin.astype(np.float64, copy=False).reshape(-1)
         self._signal += float(x @ x)
@@ -37,6 +39,7 @@ class Distance:
         self._noise += float(difference @ difference)
         self._peak = max(self._peak, float(x.max(initial=0.0)), -float(x.min(initial=0.0)))
         self._count += x.size
+        return True
 
     @property
     def is_undefined(self) -> bool:
@@ -46,29 +49,26 @@ class Distance:
     @property
     def sqnr_db(self) -> float | None:
         """In dB; None before the first value or if not finite."""
-        if not self._count or self.is_undefined:
-            return None
-        if self._noise == 0.0:
-            return IDENTICAL_DB
-        if self._signal == 0.0:
-            return -IDENTICAL_DB
-        return min(IDENTICAL_DB, 10.0 * math.log10(self._signal / self._noise))
+        return self._over_noise_db(self._signal)
 
     @property
     def relative_noise(self) -> float:
-        """Sum (x - x~)^2 / sum x^2; the numerator alone where x is all zero."""
+        """Sum (x - x~)^2 / sum x^2; the numerator alone where x is all zero; 10^20 (-200 dB) if not finite."""
+        if self.is_undefined:
+            return math.pow(10.0, IDENTICAL_DB / 10.0)
         return self._noise / self._signal if self._signal else self._noise
 
     @property
     def psnr_db(self) -> float | None:
         """10 log10(max |x|^2 / mean (x - x~)^2) in dB; None before the first value or if not finite."""
+        return self._over_noise_db(self._peak**2 * self._count)
+
+    def _over_noise_db(self, power: float) -> float | None:
         if not self._count or self.is_undefined:
             return None
         if self._noise == 0.0:
             return IDENTICAL_DB
-        if self._peak == 0.0:
-            return -IDENTICAL_DB
-        return min(IDENTICAL_DB, 10.0 * math.log10(self._peak**2 * self._count / self._noise))
+        return min(IDENTICAL_DB, 10.0 * math.log10(power / self._noise)) if power else -IDENTICAL_DB
 
     @property
     def l2(self) -> float | None:
@@ -117,13 +117,14 @@ class Agreement:
         self._equal = 0
         self._total = 0
 
-    def update(self, reference: np.ndarray, twin: np.ndarray) -> None:
-        """Take in one batch of outputs of the same shape."""
+    def update(self, reference: np.ndarray, twin: np.ndarray) -> bool:
+        """Take in one batch of outputs of the same shape; False if they decide nothing."""
         x, y = decisions(reference), decisions(twin)
         if x is None or y is None:
-            return
+            return False
         self._equal += int((x == y).sum())
         self._total += x.size
+        return True
 
     @property
     def percent(self) -> float | None:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from service.contracts.metrics import KL, Agreement, FidelityMetric
-from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitError
-from worker.quantizer.evaluation.metrics.distances import Agreement as Agreeing
-from worker.quantizer.evaluation.metrics.distances import Distance, Divergence, decisions
+from service.contracts.metrics import FidelityMetric
+from worker.quantizer.evaluation.metrics.base import Meter, Seen, UnfitError
+from worker.quantizer.evaluation.metrics.distances import Agreement, Distance, Divergence
 
-_FIGURES = {"sqnr": "sqnr_db", "psnr": "psnr_db", "cosine": "cosine", "l2": "l2"}
+# By kind: what measures, and its property that is the value.
+_FIGURES: dict[str, tuple[type[Distance | Divergence | Agreement], str]] = {
+    "sqnr": (Distance, "sqnr_db"),
+    "psnr": (Distance, "psnr_db"),
+    "cosine": (Distance, "cosine"),
+    "l2": (Distance, "l2"),
+    "kl": (Divergence, "nats"),
+    "agreement": (Agreement, "percent"),
+}
+_UNFIT = {
+    Distance: "its values are not floats",
+    Divergence: "it holds no class scores",
+    Agreement: "it decides nothing",
+}
 
 
-class _Twins(Meter):
-    """Hands on pairs of outputs of one shape."""
+class Nearness(Meter):
+    """Compares pairs of outputs of one shape."""
 
-    _pairs = 0
+    def __init__(self, metric: FidelityMetric) -> None:
+        made, self._property = _FIGURES[str(type(metric).model_fields["kind"].default)]
+        self._measure = made()
+        self._pairs = 0
 
     def update(self, seen: Seen) -> None:
         """Take in one batch."""
@@ -21,66 +36,15 @@ class _Twins(Meter):
         if reference.shape != twin.shape:
             self.undefined = f"the output is {list(twin.shape)}, the float model's {list(reference.shape)}"
             return
-        self._take(reference, twin)
+        if not self._measure.update(reference, twin):
+            raise UnfitError("output", f"{_UNFIT[type(self._measure)]}: {reference.dtype}{list(reference.shape)}")
         self._pairs += 1
-
-    def _take(self, reference: Array, twin: Array) -> None:
-        raise NotImplementedError
 
     def value(self) -> float | None:
         """None if a batch could not be compared."""
         if self.undefined is not None or not self._pairs:
             return None
-        found = self._figure()
+        found: float | None = getattr(self._measure, self._property)
         if found is None:
             self.undefined = "the outputs hold NaN or Inf, or are all zero"
         return found
-
-    def _figure(self) -> float | None:
-        raise NotImplementedError
-
-
-class Nearness(_Twins):
-    """SQNR, PSNR, cosine or L2."""
-
-    def __init__(self, metric: FidelityMetric) -> None:
-        self._property = _FIGURES[str(type(metric).model_fields["kind"].default)]
-        self._distance = Distance()
-
-    def _take(self, reference: Array, twin: Array) -> None:
-        if reference.dtype.kind != "f":
-            raise UnfitError("output", f"it holds {reference.dtype}, not floats")
-        self._distance.update(reference, twin)
-
-    def _figure(self) -> float | None:
-        found: float | None = getattr(self._distance, self._property)
-        return found
-
-
-class RowDivergence(_Twins):
-    """KL divergence."""
-
-    def __init__(self, metric: KL) -> None:
-        self._divergence = Divergence()
-
-    def _take(self, reference: Array, twin: Array) -> None:
-        if not self._divergence.update(reference, twin):
-            raise UnfitError("output", f"it holds no class scores: {reference.dtype}{list(reference.shape)}")
-
-    def _figure(self) -> float | None:
-        return self._divergence.nats
-
-
-class SameDecision(_Twins):
-    """Share of equal decisions, in percent."""
-
-    def __init__(self, metric: Agreement) -> None:
-        self._agreement = Agreeing()
-
-    def _take(self, reference: Array, twin: Array) -> None:
-        if decisions(reference) is None:
-            raise UnfitError("output", f"it decides nothing: {reference.dtype}{list(reference.shape)}")
-        self._agreement.update(reference, twin)
-
-    def _figure(self) -> float | None:
-        return self._agreement.percent

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from service.contracts.errors import InvalidConfigError
-from service.contracts.evaluation import DEFAULT_METRICS, EvaluationSpec
+from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_checks import EVALUATION_POINTER, FUNCTION_HINT, check_evaluation, find_output
 from service.contracts.metrics import Facts, FunctionMetric, GraphMetric, Metric, WordErrorRate
 from service.contracts.model import TensorInfo
@@ -18,7 +18,7 @@ from worker.quantizer.evaluation.metrics.accuracy import Accuracy
 from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, finite
 from worker.quantizer.evaluation.metrics.classes import FScore, IntersectionOverUnion, TopK
 from worker.quantizer.evaluation.metrics.detection import AveragePrecision
-from worker.quantizer.evaluation.metrics.fidelity import Nearness, RowDivergence, SameDecision
+from worker.quantizer.evaluation.metrics.fidelity import Nearness
 from worker.quantizer.evaluation.metrics.function import FunctionMeter, MetricFunction
 from worker.quantizer.evaluation.metrics.graph import GraphMeter, GraphProgram
 from worker.quantizer.evaluation.metrics.sequences import Perplexity, WordErrors
@@ -50,12 +50,12 @@ METERS: dict[str, Callable[[Any], Meter]] = {
     "spearman": RankCorrelation,
     "word_error_rate": WordErrors,
     "perplexity": Perplexity,
-    "agreement": SameDecision,
+    "agreement": Nearness,
     "cosine": Nearness,
     "sqnr": Nearness,
     "psnr": Nearness,
     "l2": Nearness,
-    "kl": RowDivergence,
+    "kl": Nearness,
 }
 _HINT = "Name the output and the array that belong together, and look up the metric's shapes at /docs."
 _LABEL_BLOCK = 256
@@ -251,7 +251,7 @@ class MetricSet:
 
     def __init__(self, bound: Sequence[_Bound], *, bare: bool = False) -> None:
         self._meters = [(entry, entry.make()) for entry in bound]
-        self._default: _Default | None = None if bound or bare else _Default()
+        self._default = None if bound or bare else Accuracy()
 
     def update(self, batch: Batch, outputs: Mapping[str, Any], reference: Mapping[str, Any] | None = None) -> None:
         """Take in one batch.
@@ -265,7 +265,7 @@ class MetricSet:
             InvalidConfigError: an output or an array does not fit its metric.
         """
         if self._default is not None:
-            self._default.update(batch, outputs)
+            self._default.take(batch, outputs)
         for bound, meter in self._meters:
             if reference is None and bound.metric.facts.against_float:
                 continue
@@ -286,7 +286,7 @@ class MetricSet:
     def values(self) -> dict[str, float]:
         """By name of the metric; what is undefined is left out."""
         if self._default is not None:
-            return {name: rounded(value, "%") for name, value in self._default.values.items()}
+            return {name: rounded(value, "%") for name, value in self._default.metrics.items()}
         found = {}
         for bound, meter in self._meters:
             with bound.faults():
@@ -320,26 +320,6 @@ class MetricSet:
     def labels_used(self) -> bool:
         """Without declared metrics: False if the first output classifies nothing that the labels speak of."""
         return self._default is None or self._default.fits
-
-
-@dataclass
-class _Default:
-    """top1 and top5 of the first output, as long as it classifies what the labels speak of."""
-
-    accuracy: Accuracy = field(default_factory=Accuracy)
-    fits: bool = True
-
-    def update(self, batch: Batch, outputs: Mapping[str, Any]) -> None:
-        first = next(iter(outputs.values()))
-        if batch.labels is None:
-            self.fits = False
-        if self.fits and batch.labels is not None:
-            is_array = hasattr(first, "ndim")
-            self.fits = is_array and self.accuracy.update(batch.cut(first), batch.labels)
-
-    @property
-    def values(self) -> dict[str, float]:
-        return {name: value for name, value in self.accuracy.metrics.items() if self.fits and name in DEFAULT_METRICS}
 
 
 def _blocks(data: Dataset, arrays: Collection[str | None]) -> Iterator[dict[str | None, Array]]:

@@ -17,6 +17,14 @@ def _numbers(seen: Seen) -> tuple[Array, Array]:
     return output.astype(np.float64), targets.astype(np.float64)
 
 
+def _rows(seen: Seen) -> tuple[Array, Array]:
+    """The same as [samples, column]."""
+    output, targets = _numbers(seen)
+    if not output.ndim or not len(output):
+        raise UnfitError("output", "it has no axis of samples")
+    return output.reshape(len(output), -1), targets.reshape(len(output), -1)
+
+
 class SquareError(Meter):
     """Root of the mean square error."""
 
@@ -68,10 +76,7 @@ class Correlation(Meter):
 
     def update(self, seen: Seen) -> None:
         """Take in one batch."""
-        output, targets = (array.reshape(len(array), -1) if array.ndim else array for array in _numbers(seen))
-        if not output.ndim or not len(output):
-            raise UnfitError("output", "it has no axis of samples")
-        self.add(output, targets)
+        self.add(*_rows(seen))
 
     def add(self, x: Array, y: Array) -> None:
         """Take in rows [samples, column] of both."""
@@ -154,14 +159,11 @@ class RankCorrelation(Meter):
 
     def update(self, seen: Seen) -> None:
         """Take in one batch."""
-        output, targets = _numbers(seen)
-        if not output.ndim or not len(output):
-            raise UnfitError("output", "it has no axis of samples")
-        width = -1 if not self._output else self._output[0].shape[1]
-        if width >= 0 and output.size != len(output) * width:
+        output, targets = _rows(seen)
+        if self._output and output.shape[1] != self._output[0].shape[1]:
             raise UnfitError("output", "the number of its values per sample changes from batch to batch")
-        self._output.append(output.reshape(len(output), -1))
-        self._targets.append(targets.reshape(len(output), -1))
+        self._output.append(output)
+        self._targets.append(targets)
 
     def value(self) -> float | None:
         """Mean over the columns, in [-1, 1]; None if one has no correlation."""

@@ -11,13 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from worker.quantizer.finetune.reconstruction.method import Result
-from worker.quantizer.finetune.reconstruction.unit import (
-    ACTIVATIONS,
-    NORM_OPERATORS,
-    Operation,
-    Parameter,
-    Unit,
-)
+from worker.quantizer.finetune.reconstruction.unit import ACTIVATIONS, NORM_OPERATORS, Operation, Parameter, Unit
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import LINEAR, weight_layout
 

@@ -54,7 +54,7 @@ class Network:
         known = {**self._constants, **parameters, **inputs}
         for operation, attributes in self._steps:
             read = [None if not name else known[name] for name in operation.inputs]
-            made = COMPUTE[operation.op_type](read, attributes)
+            made = COMPUTE[operation.op_type](attributes, *read)
             if operation.output in self._unit.grids:
                 made = self._grid(operation.output, made).through(made)
             known[operation.output] = made

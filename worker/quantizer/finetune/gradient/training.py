@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from worker.quantizer.finetune.gradient.parameters import Moving
 from worker.quantizer.finetune.reconstruction.device import as_tensor, choose_device, repeatable
 from worker.quantizer.finetune.reconstruction.method import Descent, Method, Movable, Regularizer, Result, Spec
 from worker.quantizer.finetune.reconstruction.outcome import Outcome
-from worker.quantizer.finetune.reconstruction.unit import Samples, Unit
+from worker.quantizer.finetune.reconstruction.unit import Parameter, Samples, Unit
 from worker.quantizer.numerics.integer import IntegerGrid
 
 # Elements of activations in one evaluation step.
@@ -75,7 +74,7 @@ class _Training:
         least, steps = float(by_channel.sum()), 0
         if before > _NEGLIGIBLE * self._data.mean_square():
             for group in self._groups(movables):
-                now = self._complete({name: Result(self._unit.parameters[name].present, None, None) for name in group})
+                now = {name: _present(self._unit.parameters[name]) for name in group}
                 taken, found = self._descend(group, present, rate, before)
                 errors = [by_channel, *(self._errors(present | self._tensors(results)) for results in found)]
                 best, least = choose(self._unit, [now, *found], errors)
@@ -90,18 +89,6 @@ class _Training:
         if not self._descent.together:
             return [{name: movable} for name, movable in movables.items()]
         return [dict(movables)] if movables else []
-
-    def _complete(self, results: Results) -> Results:
-        """What is there now, in the form of a result."""
-        complete = {}
-        for name, result in results.items():
-            parameter = self._unit.parameters[name]
-            grid = parameter.grid
-            if isinstance(grid, IntegerGrid):
-                complete[name] = replace(result, integers=grid.quantize(parameter.present), values=parameter.present)
-            else:
-                complete[name] = replace(result, values=parameter.values)
-        return complete
 
     def _tensors(self, results: Results) -> dict[str, Tensor]:
         return {name: self._tensor(result.present) for name, result in results.items()}
@@ -244,6 +231,14 @@ class _Training:
             if result.scale is not None:
                 scales[name] = result.scale
         return Outcome(before, after, integers, values, scales, steps)
+
+
+def _present(parameter: Parameter) -> Result:
+    """What is there now, in the form of a result."""
+    present, grid = parameter.present, parameter.grid
+    if isinstance(grid, IntegerGrid):
+        return Result(present, grid.quantize(present), present)
+    return Result(present, None, parameter.values)
 
 
 class _Mean:

@@ -21,9 +21,9 @@ Function = Callable[..., Any]
 class Arrays:
     """What the solver asks of a library of arrays.
 
-    Names and meanings are NumPy's, and arguments are positional except for ``out``, unless it is said here.
-
     Attributes:
+        lib: the library, for functions that are called alike in NumPy and torch and are given positional arguments
+            beside ``out``: ``lib.matmul``, ``lib.linalg.inv``.
         of: a NumPy array as one of the library's, float32; nobody may write into it, it may share memory.
         numpy: the inverse of ``of``, for every type.
         session: what computations run within.
@@ -34,10 +34,12 @@ class Arrays:
         diagonal: of [groups, k, k], a view [groups, k].
         copy_where: (target, source, mask) writes source into target where mask is true.
         take_first: (array, indices) takes along the first axis.
+        rint: to the nearest integer, halves to even; may be given ``out``.
         dot: the sum of the products of all elements.
         row_dots: the sums of the products along the last axis, in float64.
     """
 
+    lib: Any
     of: Function
     numpy: Function
     session: Callable[[], AbstractContextManager[object]]
@@ -48,23 +50,9 @@ class Arrays:
     diagonal: Function
     copy_where: Function
     take_first: Function
+    rint: Function
     dot: Function
     row_dots: Function
-    broadcast_to: Function
-    cholesky: Function
-    clip: Function
-    einsum: Function
-    empty_like: Function
-    inv: Function
-    matmul: Function
-    maximum: Function
-    minimum: Function
-    moveaxis: Function
-    rint: Function
-    stack: Function
-    subtract: Function
-    swapaxes: Function
-    where: Function
 
 
 def _itself(array: np.ndarray) -> np.ndarray:
@@ -72,6 +60,7 @@ def _itself(array: np.ndarray) -> np.ndarray:
 
 
 NUMPY = Arrays(
+    lib=np,
     of=_itself,
     numpy=_itself,
     session=nullcontext,
@@ -82,21 +71,7 @@ NUMPY = Arrays(
     diagonal=lambda array: np.einsum("gkk->gk", array),  # unlike numpy.diagonal's it can be written into
     copy_where=lambda target, source, mask: np.copyto(target, source, where=mask),
     take_first=lambda array, indices: np.take_along_axis(array, indices, axis=0),
+    rint=np.rint,
     dot=np.vdot,
     row_dots=lambda a, b: np.einsum("gok,gok->go", a, b, dtype=np.float64),
-    broadcast_to=np.broadcast_to,
-    cholesky=np.linalg.cholesky,
-    clip=np.clip,
-    einsum=np.einsum,
-    empty_like=np.empty_like,
-    inv=np.linalg.inv,
-    matmul=np.matmul,
-    maximum=np.maximum,
-    minimum=np.minimum,
-    moveaxis=np.moveaxis,
-    rint=np.rint,
-    stack=np.stack,
-    subtract=np.subtract,
-    swapaxes=np.swapaxes,
-    where=np.where,
 )

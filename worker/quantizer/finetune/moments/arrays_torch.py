@@ -16,6 +16,7 @@ from worker.quantizer.finetune.reconstruction.device import as_tensor, repeatabl
 def torch_arrays(device: torch.device) -> Arrays:
     """``Arrays`` of tensors on ``device``."""
     return Arrays(
+        lib=torch,
         of=lambda array: as_tensor(array, device),
         numpy=_numpy,
         session=_session,
@@ -26,23 +27,9 @@ def torch_arrays(device: torch.device) -> Arrays:
         diagonal=lambda tensor: tensor.diagonal(dim1=1, dim2=2),
         copy_where=_copy_where,
         take_first=lambda tensor, indices: torch.take_along_dim(tensor, indices, dim=0),
+        rint=torch.round,
         dot=lambda a, b: torch.dot(a.flatten(), b.flatten()),
         row_dots=_row_dots,
-        broadcast_to=torch.broadcast_to,
-        cholesky=torch.linalg.cholesky,
-        clip=torch.clip,
-        einsum=torch.einsum,
-        empty_like=torch.empty_like,
-        inv=torch.linalg.inv,
-        matmul=torch.matmul,
-        maximum=torch.maximum,
-        minimum=torch.minimum,
-        moveaxis=torch.moveaxis,
-        rint=torch.round,  # to even, as NumPy's
-        stack=torch.stack,
-        subtract=torch.subtract,
-        swapaxes=torch.swapaxes,
-        where=torch.where,
     )
 
 

@@ -164,9 +164,9 @@ class _Solver:
         kept, left = self.x[:, :, : self.cut], self.x[:, :, self.cut :]
         self.kept = _second(xp, kept, kept)
         self.inputs = self.kept + _second(xp, left, left)
-        self.unit = xp.clip(xp.einsum("gkk->g", self.inputs) / self.inputs.shape[1], 1e-20, None)
+        self.unit = xp.lib.clip(xp.lib.einsum("gkk->g", self.inputs) / self.inputs.shape[1], 1e-20, None)
         self.metric = _with_ridge(xp, self.inputs, _ROUNDING_RIDGE * self.unit)
-        self.own = xp.matmul(problem.matrix, self.inputs)
+        self.own = xp.lib.matmul(problem.matrix, self.inputs)
         self.inverse = self.inputs
         self.wanted = self.clipped(xp.copy(self.y))
 
@@ -176,13 +176,13 @@ class _Solver:
 
     def made(self, values: Array, bias: Array, x: Array) -> Array:
         """Outputs of centered inputs ``x``."""
-        found = self.xp.matmul(values, x)
+        found = self.xp.lib.matmul(values, x)
         found += (bias + self._of_mean(values))[:, :, None]
         return found
 
     def clipped(self, outputs: Array) -> Array:
         """Behind the activation function; in place."""
-        return outputs if self.problem.limits is None else self.xp.clip(outputs, *self.problem.limits, out=outputs)
+        return outputs if self.problem.limits is None else self.xp.lib.clip(outputs, *self.problem.limits, out=outputs)
 
     def loss(self, outputs: Array, first: int = 0) -> float:
         """Mean square error behind the activation function, from patch ``first`` on."""
@@ -199,19 +199,19 @@ class _Solver:
         left = self.x[:, :, cut:]
         offset = self._offset(self.y[:, :, :cut])
         cross = _second(xp, self.y[:, :, :cut] - offset[:, :, None], self.x[:, :, :cut])
-        cross -= xp.matmul(problem.matrix, self.kept)
+        cross -= xp.lib.matmul(problem.matrix, self.kept)
         best = (float("inf"), 0.0)
         for ridge in _RIDGES:
             self.check()
             inverse = _inverse(xp, _with_ridge(xp, self.kept, ridge * cut / self.n * self.unit))
-            values = problem.matrix + xp.matmul(cross, inverse)
+            values = problem.matrix + xp.lib.matmul(cross, inverse)
             bias = offset - self._of_mean(values) if self.free_bias else problem.bias
             best = min(best, (self.loss(self.made(values, bias, left), cut), ridge))
         return best[1]
 
     def _of_mean(self, values: Array) -> Array:
         """What ``values`` make of the mean of the inputs, [groups, outputs]."""
-        return self.xp.einsum("gok,gk->go", values, self.mean)
+        return self.xp.lib.einsum("gok,gk->go", values, self.mean)
 
     def _offset(self, targets: Array) -> Array:
         """What is taken from the targets before V is fitted: their mean, or the bias that stays."""
@@ -258,8 +258,8 @@ class _Solver:
         assert self.problem.limits is not None  # noqa: S101 - the caller looked
         xp, (low, high) = self.xp, self.problem.limits
         targets = xp.copy(self.y)
-        xp.copy_where(targets, xp.minimum(made, low), self.y <= low)
-        xp.copy_where(targets, xp.maximum(made, high), self.y >= high)
+        xp.copy_where(targets, xp.lib.minimum(made, low), self.y <= low)
+        xp.copy_where(targets, xp.lib.maximum(made, high), self.y >= high)
         values, offset = self._regression(targets)
         return self._round([z], values, offset)
 
@@ -269,14 +269,14 @@ class _Solver:
         targets -= offset[:, :, None]
         cross = _second(self.xp, targets, self.x)
         cross -= self.own
-        return self.problem.matrix + self.xp.matmul(cross, self.inverse), offset
+        return self.problem.matrix + self.xp.lib.matmul(cross, self.inverse), offset
 
     def _round(self, starts: Sequence[Array], values: Array, offset: Array) -> tuple[Array, Array]:
         xp, problem, lattice = self.xp, self.problem, self.lattice
-        moments = Moments(self.metric, xp.matmul(values, self.metric))
+        moments = Moments(self.metric, xp.lib.matmul(values, self.metric))
         found = [descend(z, lattice, moments, sweeps=_SWEEPS, check=self.check) for z in starts]
-        errors = xp.stack([error(z, lattice, moments) for z in found])
-        z = xp.take_first(xp.stack(found), errors.argmin(axis=0)[None, :, :, None])[0]
+        errors = xp.lib.stack([error(z, lattice, moments) for z in found])
+        z = xp.take_first(xp.lib.stack(found), errors.argmin(axis=0)[None, :, :, None])[0]
         if problem.round_bias is None:
             return z, problem.bias
         return z, xp.of(problem.round_bias(xp.numpy(offset - self._of_mean(z * lattice.step))))
@@ -285,8 +285,8 @@ class _Solver:
 def _second(xp: Arrays, a: Array, b: Array) -> Array:
     """sum_n a b^T for every group."""
     if len(a) == 1:  # two axes: a product with itself is computed by halves
-        return xp.matmul(a[0], b[0].T)[None]
-    return xp.matmul(a, xp.swapaxes(b, 1, 2))
+        return xp.lib.matmul(a[0], b[0].T)[None]
+    return xp.lib.matmul(a, xp.lib.swapaxes(b, 1, 2))
 
 
 def _with_ridge(xp: Arrays, inputs: Array, ridge: Array) -> Array:
@@ -297,4 +297,4 @@ def _with_ridge(xp: Arrays, inputs: Array, ridge: Array) -> Array:
 
 
 def _inverse(xp: Arrays, inputs: Array) -> Array:
-    return xp.single(xp.inv(xp.double(inputs)))
+    return xp.single(xp.lib.linalg.inv(xp.double(inputs)))

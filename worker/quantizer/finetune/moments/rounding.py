@@ -47,7 +47,7 @@ class Lattice:
 
     def nearest(self, values: Array) -> Array:
         """The z nearest to ``values``."""
-        return self.arrays.clip(self.arrays.rint(values / self.step), self.low, self.high)
+        return self.arrays.lib.clip(self.arrays.rint(values / self.step), self.low, self.high)
 
 
 def descend(
@@ -68,10 +68,10 @@ def descend(
     z = layout.columns(z)
     cross = layout.columns(moments.cross)
     diagonal = xp.diagonal(moments.inputs)
-    safe = xp.where(diagonal > 0, diagonal, float("inf"))
+    safe = xp.lib.where(diagonal > 0, diagonal, float("inf"))
     divisor = safe[:, :, None] * layout.step
     for _ in range(sweeps):
-        gradient = xp.matmul(moments.inputs, z * layout.step)
+        gradient = xp.lib.matmul(moments.inputs, z * layout.step)
         gradient -= cross
         changed = False
         for block in _blocks(z.shape[1]):
@@ -82,9 +82,9 @@ def descend(
             moved = _settle(xp, now, size, step, low, high, slope, inputs)
             if moved.any():
                 changed = True
-                z[:, block] = xp.moveaxis(now, 0, 1)
+                z[:, block] = xp.lib.moveaxis(now, 0, 1)
                 rest = slice(block.stop, None)
-                gradient[:, rest] += xp.matmul(moments.inputs[:, rest, block], xp.moveaxis(moved, 0, 1))
+                gradient[:, rest] += xp.lib.matmul(moments.inputs[:, rest, block], xp.lib.moveaxis(moved, 0, 1))
         if not changed:
             break
     return layout.matrix(z)
@@ -98,15 +98,15 @@ def _settle(
     Returns:
         By how much each value has moved.
     """
-    moved = xp.empty_like(z)
+    moved = xp.lib.empty_like(z)
     last = len(z) - 1
     for k in range(len(z)):
         best = gradient[k] / divisor[k]
-        xp.subtract(z[k], best, out=best)
+        xp.lib.subtract(z[k], best, out=best)
         xp.rint(best, out=best)
-        xp.maximum(best, low[k], out=best)
-        xp.minimum(best, high[k], out=best)
-        xp.subtract(best, z[k], out=moved[k])
+        xp.lib.maximum(best, low[k], out=best)
+        xp.lib.minimum(best, high[k], out=best)
+        xp.lib.subtract(best, z[k], out=moved[k])
         moved[k] *= step[k]
         z[k] = best
         if k < last:
@@ -120,21 +120,21 @@ class _Columns:
     def __init__(self, lattice: Lattice, shape: tuple[int, ...]) -> None:
         self._arrays = lattice.arrays
         self.step, self.low, self.high = (
-            self.columns(lattice.arrays.broadcast_to(array, shape))
+            self.columns(lattice.arrays.lib.broadcast_to(array, shape))
             for array in (lattice.step, lattice.low, lattice.high)
         )
 
     def columns(self, matrix: Array) -> Array:
         """[groups, outputs, inputs] as [groups, inputs, outputs]; a copy."""
-        return self._arrays.copy(self._arrays.swapaxes(matrix, 1, 2))
+        return self._arrays.copy(self._arrays.lib.swapaxes(matrix, 1, 2))
 
     def matrix(self, columns: Array) -> Array:
         """The inverse of ``columns``."""
-        return self._arrays.contiguous(self._arrays.swapaxes(columns, 1, 2))
+        return self._arrays.contiguous(self._arrays.lib.swapaxes(columns, 1, 2))
 
     def rows_first(self, array: Array) -> Array:
         """[groups, columns, ...] as [columns, groups, ...]; a copy only where there are several groups."""
-        return self._arrays.contiguous(self._arrays.moveaxis(array, 1, 0))
+        return self._arrays.contiguous(self._arrays.lib.moveaxis(array, 1, 0))
 
 
 def round_in_turn(values: Array, lattice: Lattice, inputs: Array) -> Array:
@@ -153,33 +153,33 @@ def round_in_turn(values: Array, lattice: Lattice, inputs: Array) -> Array:
     xp, layout = lattice.arrays, _Columns(lattice, values.shape)
     factor = _inverse_factor(xp, inputs)
     left = layout.columns(xp.single(values))
-    z = xp.empty_like(left)
+    z = xp.lib.empty_like(left)
     for block in _blocks(left.shape[1]):
         parts = (left, layout.step, layout.low, layout.high)
         now, step, low, high = (layout.rows_first(array[:, block]) for array in parts)
         rows = layout.rows_first(factor[:, block, block])
-        errors = xp.empty_like(now)
+        errors = xp.lib.empty_like(now)
         for k in range(len(now)):
-            best = xp.clip(xp.rint(now[k] / step[k]), low[k], high[k])
+            best = xp.lib.clip(xp.rint(now[k] / step[k]), low[k], high[k])
             z[:, block.start + k] = best
             errors[k] = (now[k] - best * step[k]) / rows[k][:, k, None]
             now[k + 1 :] -= rows[k][:, k + 1 :].T[:, :, None] * errors[k]
         rest = slice(block.stop, None)
-        left[:, rest] -= xp.matmul(xp.swapaxes(factor[:, block, rest], 1, 2), xp.moveaxis(errors, 0, 1))
+        left[:, rest] -= xp.lib.matmul(xp.lib.swapaxes(factor[:, block, rest], 1, 2), xp.lib.moveaxis(errors, 0, 1))
     return layout.matrix(z)
 
 
 def _inverse_factor(xp: Arrays, inputs: Array) -> Array:
     """Upper triangular U with U^T U = A^-1, float32 [groups, inputs, inputs]."""
-    inverse = xp.inv(xp.double(inputs))
-    inverse = (inverse + xp.swapaxes(inverse, 1, 2)) / 2
-    return xp.single(xp.swapaxes(xp.cholesky(inverse), 1, 2))
+    inverse = xp.lib.linalg.inv(xp.double(inputs))
+    inverse = (inverse + xp.lib.swapaxes(inverse, 1, 2)) / 2
+    return xp.single(xp.lib.swapaxes(xp.lib.linalg.cholesky(inverse), 1, 2))
 
 
 def error(z: Array, lattice: Lattice, moments: Moments) -> Array:
     """The quadratic error without its constant, float64 [groups, outputs]."""
     values = z * lattice.step
-    product = lattice.arrays.matmul(values, moments.inputs) - 2 * moments.cross
+    product = lattice.arrays.lib.matmul(values, moments.inputs) - 2 * moments.cross
     return lattice.arrays.row_dots(values, product)
 
 

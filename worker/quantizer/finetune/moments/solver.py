@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
-from worker.quantizer.finetune.moments.devices import arrays_on
+from worker.quantizer.finetune.moments.arrays import NUMPY, Arrays
 from worker.quantizer.finetune.moments.layer import IntegerLayer
 from worker.quantizer.finetune.moments.patches import sample_patches
 from worker.quantizer.finetune.moments.problem import solve
@@ -24,6 +26,8 @@ _MOST_ELEMENTS = 40_000_000
 _MOST_BYTES = 2**30
 # A step of the gradient solver takes as long as so many multiplications, however small the layer.
 _STEP = 3e7
+# One of them is there if a driver is: NVIDIA's, that of its boards, ROCm's, and either under WSL.
+_DRIVERS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
 
 
 @dataclass(frozen=True)
@@ -107,3 +111,31 @@ def _wanted(layer: IntegerLayer) -> int:
     one = groups * (inputs + outputs)
     wanted = max(_PATCHES_PER_INPUT * inputs + _FEWEST_PATCHES, _CHEAP_ELEMENTS // one)
     return min(wanted, max(_MOST_ELEMENTS // one, _FEWEST_PATCHES))
+
+
+def arrays_on(wanted: str) -> Arrays:
+    """The arrays of a device.
+
+    Args:
+        wanted: auto (a GPU if there is one), cpu, cuda, cuda:N, rocm or rocm:N.
+
+    Raises:
+        EngineError: it is not there.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not may_have_gpu()):
+        return NUMPY
+    from worker.quantizer.finetune.moments.arrays_torch import torch_arrays  # loads torch
+    from worker.quantizer.finetune.reconstruction.device import choose_device
+
+    device = choose_device(wanted)
+    return NUMPY if device.type == "cpu" else torch_arrays(device)
+
+
+def may_have_gpu() -> bool:
+    """False if torch would surely find none, which is told without loading it.
+
+    A driver makes device files; and devices may be hidden by a variable that both CUDA and ROCm heed.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return False
+    return any(Path(file).exists() for file in _DRIVERS)

@@ -8,26 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.finetune.reconstruction.unit import (
-    ACTIVATIONS,
-    NORM_OPERATORS,
-    Operation,
-    Unit,
-    supported,
-)
+from worker.quantizer.finetune.reconstruction.unit import ACTIVATIONS, NORM_OPERATORS, OPERATORS, Operation, Unit
 from worker.quantizer.finetune.reconstruction.unit import Parameter as Tuned
-from worker.quantizer.graph.values import (
-    DEFAULT_DOMAINS,
-    is_constant,
-    name_of,
-    node_name,
-    plain_attributes,
-    users,
-)
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name, plain_attributes, users
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import LINEAR
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import Grid, QuantizationPlan, Role
+from worker.quantizer.walk import is_tunable
 
 
 @dataclass(frozen=True)
@@ -66,7 +54,7 @@ def tunable(node: ir.Node, plan: QuantizationPlan, op_types: Collection[str]) ->
         return False
     if node.op_type in NORM_OPERATORS:
         return all(is_constant(other) for other in node.inputs[2:] if other is not None)
-    return plan.nodes[node_name(node)].role is Role.LINEAR and name_of(value) in plan.weights
+    return is_tunable(node, plan)
 
 
 def layers(graph: ir.Graph, plan: QuantizationPlan, op_types: Collection[str]) -> list[Site]:
@@ -92,7 +80,7 @@ def _follower(node: ir.Node, plan: QuantizationPlan) -> ir.Node | None:
     reader = readers[0]
     fused = plan.nodes[node_name(reader)].role is Role.FUSED
     others = [other for other in reader.inputs if other is not None and other is not value]
-    fits = (fused or reader.op_type in ACTIVATIONS) and supported(reader.op_type) and all(map(is_constant, others))
+    fits = (fused or reader.op_type in ACTIVATIONS) and reader.op_type in OPERATORS and all(map(is_constant, others))
     return reader if fits and reader.domain in DEFAULT_DOMAINS else None
 
 
@@ -123,12 +111,12 @@ def _block(
     first, second = join.inputs[0], join.inputs[1]
     if first is None or second is None or is_constant(first) or is_constant(second):
         return None
-    split = _meeting_point(first, second, order)
+    chains = _ancestors(first), _ancestors(second)
+    split = next((value for value in chains[1] if value in chains[0]), None)  # where all paths between come from
     if split is None:
         return None
-    nodes = _between(split, (first, second))
-    if nodes is None:
-        return None
+    between = (value for chain in chains for value in chain[: chain.index(split)])
+    nodes = {producer for value in between if (producer := value.producer()) is not None}
     inner = [*sorted(nodes, key=lambda node: order[node]), join]
     while (follower := _follower(inner[-1], plan)) is not None and plan.nodes[node_name(follower)].role is Role.FUSED:
         inner.append(follower)
@@ -137,22 +125,13 @@ def _block(
         leaves = any(reader not in inside for value in node.outputs for reader in users(value))
         if leaves or any(value.is_graph_output() for value in node.outputs):
             return None
-    if not all(supported(node.op_type) and node.domain in DEFAULT_DOMAINS for node in inner):
+    if not all(node.op_type in OPERATORS and node.domain in DEFAULT_DOMAINS for node in inner):
         return None
     tuned = tuple(node for node in inner if tunable(node, plan, op_types))
     if not tuned:
         return None
     # The walk stops at a tuned node: what comes before the first of them reads the split tensor as well.
     return Site(tuple(inner), tuned, inner[-1].outputs[0]) if inner[0] in tuned else None
-
-
-def _meeting_point(first: ir.Value, second: ir.Value, order: Mapping[ir.Node, int]) -> ir.Value | None:
-    """The nearest tensor before both that all paths between come from; only one activation is followed per node."""
-    chain = _ancestors(first)
-    for value in _ancestors(second):
-        if value in chain:
-            return value
-    return None
 
 
 def _ancestors(value: ir.Value) -> list[ir.Value]:
@@ -164,21 +143,6 @@ def _ancestors(value: ir.Value) -> list[ir.Value]:
             break
         found.append(inputs[0])
     return found
-
-
-def _between(split: ir.Value, ends: Collection[ir.Value]) -> set[ir.Node] | None:
-    """Nodes from ``split`` to ``ends``."""
-    nodes: set[ir.Node] = set()
-    for end in ends:
-        value = end
-        while value is not split:
-            producer = value.producer()
-            inputs = [] if producer is None else [v for v in producer.inputs if v is not None and not is_constant(v)]
-            if producer is None or len(inputs) != 1:
-                return None
-            nodes.add(producer)
-            value = inputs[0]
-    return nodes
 
 
 def unit_of(site: Site, parameters: Parameters, *, output_grid: bool = False) -> Unit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -98,24 +99,27 @@ class Movable(Protocol):
         """As it would be stored now."""
 
 
-class Method(Protocol):
+@dataclass(frozen=True)
+class Method(ABC):
     """AdaRound or AdaQuant, with its options."""
 
-    @property
-    def spec(self) -> Spec:
-        """The options."""
+    spec: Spec
 
     @property
+    @abstractmethod
     def freedom(self) -> Freedom:
         """What the moments solver may move."""
 
     @property
+    @abstractmethod
     def descent(self) -> Descent:
         """How the gradient solver goes about it."""
 
+    @abstractmethod
     def moves(self, parameter: Parameter) -> bool:
         """True if the gradient solver moves ``parameter``."""
 
+    @abstractmethod
     def movable(self, parameter: Parameter, device: torch.device, residual: float) -> Movable:
         """What Adam moves for a parameter that moves.
 
@@ -126,13 +130,15 @@ class Method(Protocol):
         """
 
     def penalty(self, error: float, channels: int, weights: int) -> float:
-        """Weight of the regularizer.
+        """Weight of the regularizer; 0 for none.
 
         Args:
             error: mean squared error of the unit's output.
             channels: of the output.
             weights: that the unit has.
         """
+        return 0.0
 
     def regularizer(self, penalty: float, step: int, end: int) -> Regularizer:
         """The regularizer at one step of a descent that ends before step ``end``."""
+        return NO_REGULARIZER

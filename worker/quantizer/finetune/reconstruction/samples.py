@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -71,7 +72,7 @@ class SampleGatherer:
         wanted: list[tuple[str, Callable[[Part], np.ndarray]]] = [("target", target)]
         wanted += [(f"quantized {name}", self._quantized(site, value)) for name, value in inputs.items()]
         if self._mixed:
-            wanted += [(f"float {name}", self._float(name)) for name in inputs]
+            wanted += [(f"float {name}", partial(frontier.tensor, name, quantized=False)) for name in inputs]
         first = {role: real_samples(read(frontier.parts[0]), frontier.parts[0]) for role, read in wanted}
         if any(array.ndim == 0 for array in first.values()) or len({len(array) for array in first.values()}) > 1:
             return "its input and its output do not have the samples on their first axis"
@@ -96,9 +97,6 @@ class SampleGatherer:
             return lambda part: self._frontier.tensor(name_of(value), part, quantized=True)
         at_run_time = grid.at_run_time()
         return lambda part: at_run_time.fake(self._frontier.tensor(name_of(value), part, quantized=True))
-
-    def _float(self, name: str) -> Callable[[Part], np.ndarray]:
-        return lambda part: self._frontier.tensor(name, part, quantized=False)
 
     def _fits(self, size: int) -> bool:
         if self._limits.level == 2:

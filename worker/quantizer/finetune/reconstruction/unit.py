@@ -26,6 +26,7 @@ ACTIVATIONS = (
     "HardSwish",
 )
 _OTHERS = ("Add", "GlobalAveragePool", "Identity", "Max", "Min", "Mul")
+# What a unit may hold.
 OPERATORS = frozenset({*LINEAR, *NORM_OPERATORS, *ACTIVATIONS, *_OTHERS})
 
 
@@ -105,11 +106,6 @@ class Samples:
     def count(self) -> int:
         """Number of samples."""
         return len(self.target)
-
-
-def supported(op_type: str) -> bool:
-    """True for operators that a unit may hold."""
-    return op_type in OPERATORS
 
 
 class UnsupportedUnitError(Exception):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.rewriting import axis_length, rank_of, reduced_axes
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
@@ -58,6 +59,7 @@ def split_hard_swish(context: RuleContext) -> list[Decision]:
         )
         gate.outputs[0].name = names.free(f"{name_of(node.outputs[0])}_HardSigmoid")
         gate.outputs[0].type, gate.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+        hand_on([node], [gate])
         context.graph.insert_before(node, gate)
         _replace_by(node, "Mul", [source, gate.outputs[0]])
         why = "the NPU has no HardSwish; the two compute the same"
@@ -199,6 +201,7 @@ def _multiply(context: RuleContext, node: ir.Node, factor: float, names: Names) 
     result = node.outputs[0]
     scale = add_initializer(context.graph, names.free(f"{node_name(node)}_factor"), np.asarray(factor, np.float32))
     product = ir.node("Mul", [None, scale], name=names.free(f"{node_name(node)}_simulated"))
+    hand_on([node], [product])
     context.simulated.add(node_name(product))
     made, name = product.outputs[0], name_of(result)
     made.type, made.shape = result.type, result.shape

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
 
-from service.contracts.algorithms import (
-    AdaRound,
-    Algorithm,
-    BiasCorrection,
-    CrossLayerEqualization,
-    SmoothQuant,
-)
+from service.contracts.algorithms import AdaRound, Algorithm, BiasCorrection, CrossLayerEqualization, SmoothQuant
 from service.contracts.base import search_space
 from service.contracts.calibration import PercentileCalibration
 from service.contracts.config import QuantizationConfig
@@ -67,30 +60,15 @@ def bases(base: QuantizationConfig, *, smaller: bool) -> list[Basis]:
     return found
 
 
-def _anything(op_types: set[str]) -> bool:
-    return True
-
-
-def _convolutions(op_types: set[str]) -> bool:
-    return not op_types.isdisjoint(CONVOLUTIONS)
-
-
-def _normalized_linear_layers(op_types: set[str]) -> bool:
-    return not op_types.isdisjoint(MATRIX_PRODUCTS) and "LayerNormalization" in op_types
-
-
-# The quick chains that the search knows, each with what the network's op types must be for it to find something to do.
-CHAINS: tuple[tuple[Chain, Callable[[set[str]], bool]], ...] = (
-    ((BiasCorrection(),), _anything),
-    ((CrossLayerEqualization(), BiasCorrection(mode="full")), _convolutions),
-    ((SmoothQuant(), BiasCorrection()), _normalized_linear_layers),
-)
-
-
 def chains(graph: ir.Graph) -> list[Chain]:
-    """The quick chains that suit the network, each to be tried on the best bases."""
+    """The quick chains that suit the network: those whose algorithms find something to do. Tried on the best bases."""
     op_types = {node.op_type for node in graph}
-    return [chain for chain, suits in CHAINS if suits(op_types)]
+    found: list[Chain] = [(BiasCorrection(),)]
+    if not op_types.isdisjoint(CONVOLUTIONS):
+        found.append((CrossLayerEqualization(), BiasCorrection(mode="full")))
+    if not op_types.isdisjoint(MATRIX_PRODUCTS) and "LayerNormalization" in op_types:
+        found.append((SmoothQuant(), BiasCorrection()))
+    return found
 
 
 def variants(chain: Chain) -> list[Chain]:

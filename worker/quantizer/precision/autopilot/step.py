@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from service.contracts.algorithms import Autopilot
 from service.contracts.search import Search, TrialFigures
@@ -11,7 +13,7 @@ from worker.quantizer.precision.autopilot.deadline import OutOfTimeError, TimedR
 from worker.quantizer.precision.autopilot.rescue import mixed_rescue
 from worker.quantizer.precision.autopilot.space import Basis, Chain, bases, chains, finetuned, recipe_words, variants
 from worker.quantizer.precision.autopilot.trials import Bench, Finalist, Trial
-from worker.quantizer.precision.goal import Referee, output_place
+from worker.quantizer.precision.goal import Referee, clearly_positive, output_place
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Change, Step, Toolkit
@@ -104,11 +106,11 @@ class _Search:
         for trial in trials:
             if trial.name not in self._finalists and (not self._finalists or self._goes_on()):
                 self._finalists[trial.name] = self._bench.evaluate(trial)
-                best = self._best()
-                self._bench.services.run.log(
-                    f"best so far after {time.monotonic() - self._begin:.0f} s: {best.trial.name}, "
-                    f"{self._spec.goal.metric} {best.measured.value:.4g}"
-                )
+                best, metric = self._best(), self._spec.goal.metric
+                value = best.measured.value
+                told = f"{metric} without a value" if value is None else f"{metric} {value:.4g}"
+                after = f"best so far after {time.monotonic() - self._begin:.0f} s"
+                self._bench.services.run.log(f"{after}: {best.trial.name}, {told}")
 
     def _good_bases(self, tried: list[Basis]) -> list[Basis]:
         made = {trial.name: trial for trial in self._bench.trials if not trial.chain}
@@ -149,11 +151,11 @@ class _Search:
         fitting = [finalist for finalist in finalists if self._fits(finalist)] or finalists
         met = [finalist for finalist in fitting if finalist.measured.met]
         if not met:
-            return min(fitting, key=lambda finalist: finalist.measured.gap)
+            return min(fitting, key=lambda finalist: finalist.measured.miss)
         cheapest = min(self._cost(finalist) for finalist in met)
         level = cheapest * (1 + _SAME[self._spec.objective])
         cheap = [finalist for finalist in met if self._cost(finalist) <= level]
-        return self._bench.referee.clear_winner(sorted(cheap, key=lambda finalist: len(finalist.trial.chain)))
+        return clear_winner(sorted(cheap, key=lambda finalist: len(finalist.trial.chain)))
 
     def _cost(self, finalist: Finalist) -> float:
         return float(finalist.size_bytes) if self._spec.objective == "size" else finalist.latency_ratio
@@ -174,6 +176,19 @@ class _Search:
         rows = []
         for trial in self._bench.trials:
             finalist = self._finalists.get(trial.name)
+            measured: dict[str, Any] = {}
+            if finalist is not None:
+                on_front = finalist in front
+                measured = {
+                    "value": finalist.measured.value,
+                    "gap": finalist.measured.gap,
+                    "undefined": finalist.measured.undefined,
+                    "size_bytes": finalist.size_bytes,
+                    "latency_ratio": round(finalist.latency_ratio, 4),
+                    "pareto": on_front,
+                    "chosen": finalist is best,
+                    "file": self._bench.keep_model(finalist, front.index(finalist) + 1) if on_front else None,
+                }
             row = TrialFigures(
                 name=trial.name,
                 settings=trial.basis.settings,
@@ -182,36 +197,37 @@ class _Search:
                 evaluated=finalist is not None,
                 resumed=trial.resumed,
                 seconds=round(trial.seconds, 3),
+                **measured,
             )
-            if finalist is not None:
-                on_front = finalist in front
-                row = row.model_copy(
-                    update={
-                        "value": finalist.measured.value,
-                        "gap": finalist.measured.gap,
-                        "size_bytes": finalist.size_bytes,
-                        "latency_ratio": round(finalist.latency_ratio, 4),
-                        "pareto": on_front,
-                        "chosen": finalist is best,
-                        "file": self._bench.keep_model(finalist, front.index(finalist) + 1) if on_front else None,
-                    }
-                )
             rows.append(row)
         return Search(
             goal=self._spec.goal.model_dump(mode="json"),
             met=best.measured.met and self._fits(best),
             goal_met=best.measured.met,
             gap=best.measured.gap,
+            undefined=best.measured.undefined,
             ended_by=self._ended_by,
             trials=tuple(rows),
         )
+
+
+def clear_winner(finalists: Sequence[Finalist]) -> Finalist:
+    """The first, unless a later one is better by more than chance; finalists stand simplest first."""
+    best = finalists[0]
+    for other in finalists[1:]:
+        pairs = zip(other.measured.parts, best.measured.parts, strict=False)
+        differences = [new - old for new, old in pairs]
+        nearer = other.measured.miss < best.measured.miss
+        if clearly_positive(differences) if len(differences) > 2 else nearer:
+            best = other
+    return best
 
 
 def pareto(finalists: list[Finalist]) -> list[Finalist]:
     """Those that no other beats or equals in gap, bytes and latency while being better in one of them."""
 
     def figures(finalist: Finalist) -> tuple[float, float, float]:
-        return finalist.measured.gap, float(finalist.size_bytes), finalist.latency_ratio
+        return finalist.measured.miss, float(finalist.size_bytes), finalist.latency_ratio
 
     def beaten(finalist: Finalist) -> bool:
         mine = figures(finalist)
@@ -224,7 +240,7 @@ def pareto(finalists: list[Finalist]) -> list[Finalist]:
 
 
 def _summary(best: Finalist, found: Search) -> str:
-    state = "goal met" if found.goal_met else f"goal missed by {best.measured.gap:.3g}; this is the best so far"
+    state = "goal met" if found.goal_met else f"goal {best.measured.missed_words}; this is the best so far"
     if found.goal_met and not found.met:
         state += f" but over budget, with {best.size_bytes} bytes and {best.latency_ratio:.2f} of the latency"
     evaluated = sum(row.evaluated for row in found.trials)

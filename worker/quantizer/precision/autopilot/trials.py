@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from service.contracts.calibration import TensorRange
 from service.contracts.config import QuantizationConfig
 from service.contracts.report import Score
 from worker.quantizer.graph.serialized import to_bytes
-from worker.quantizer.plan.build import build_plan
-from worker.quantizer.plan.journal import Journal
 from worker.quantizer.precision.autopilot.space import Basis, Chain, recipe_words
 from worker.quantizer.precision.goal import Measured, Referee
 from worker.quantizer.precision.mixed.assignment import ranges_of
 from worker.quantizer.precision.structure import structure_of
 from worker.quantizer.refine.calibration import calibrate
-from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.draft import Draft, planned
 from worker.quantizer.refine.driver import try_step
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, Toolkit
@@ -148,9 +145,8 @@ class Bench:
         stored = self._store.load(key)
         if stored is not None:
             found = json.loads(stored)
-            measured = Measured(found["value"], found["gap"], tuple(found["parts"]))
             self._latencies.setdefault(found["structure"], found["latency_ratio"])
-            return Finalist(trial, measured, found["size_bytes"], found["latency_ratio"])
+            return Finalist(trial, Measured.of(found["measured"]), found["size_bytes"], found["latency_ratio"])
         draft = self.draft_of(trial)
         model = draft.emitted().model
         structure, data = structure_of(model), to_bytes(model)
@@ -159,9 +155,7 @@ class Bench:
             self._latencies[structure] = self.referee.latency_ratio(data, runs=_LATENCY_RUNS)
         finalist = Finalist(trial, measured, len(data), self._latencies[structure])
         document = {
-            "value": measured.value,
-            "gap": measured.gap,
-            "parts": measured.parts,
+            "measured": asdict(measured),
             "structure": structure,
             "size_bytes": finalist.size_bytes,
             "latency_ratio": finalist.latency_ratio,
@@ -206,12 +200,10 @@ class Bench:
 
     def _calibrated(self, basis: Basis) -> Draft:
         case, services = replace(self.case, config=self.config_of(basis)), self.services
-        prepared, journal = self.draft.prepared, Journal()
-        plan = build_plan(prepared.graph, case.config, prepared.facts, journal)
-        plan.silent = dict(self.draft.plan.silent)
-        ranges = ranges_of(self.draft, plan, case, services)
-        known = {name: TensorRange(minimum=found.minimum, maximum=found.maximum) for name, found in ranges.items()}
-        return calibrate(prepared, plan, case, services, self._steps, known, journal=journal)
+        draft = planned(self.draft.prepared, case.config)
+        draft.plan.silent = dict(self.draft.plan.silent)
+        ranges = ranges_of(self.draft, draft.plan, case, services)
+        return calibrate(draft, case, services, self._steps, kept=ranges)
 
     def _extended(self, basis: Basis, chain: Chain) -> Draft:
         step, before = self._toolkit.step_of(chain[-1]), self._make(basis, chain[:-1])

@@ -8,13 +8,10 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from service.contracts.algorithms.precision import Level
-from service.contracts.calibration import TensorRange
 from service.contracts.dtypes import needs_calibration
 from service.contracts.selectors import NodeSelector
 from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.graph.values import name_of, node_name
-from worker.quantizer.plan.build import build_plan
-from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.profile import RuleContext, Stage
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import QuantizationPlan
@@ -22,9 +19,9 @@ from worker.quantizer.plan.weights import granularity_of, judge_biases
 from worker.quantizer.precision.layers import Layer
 from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.draft import Draft, planned
 from worker.quantizer.run.services import Services
-from worker.quantizer.statistics.collect import Request, collect
+from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.ranges import find_ranges, range_reducer
 from worker.quantizer.statistics.reducers import Range
 
@@ -53,15 +50,8 @@ def _found(draft: Draft, wanted: Sequence[tuple[str, ActivationSpec]], case: Cas
         if (source, spec) not in found and needs_calibration(spec.dtype)
     }
     if reducers:
-        collect(
-            draft.prepared.model,
-            [Request(source, reducer) for (source, _), reducer in reducers.items()],
-            case.calibration,
-            case.inputs,
-            limit=case.config.calibration_samples,
-            threads=services.threads,
-            run=services.run,
-        )
+        requests = [Request(source, reducer) for (source, _), reducer in reducers.items()]
+        case.collect(draft.prepared.model, requests, services)
     keys = {f"{k}": key for k, key in enumerate(reducers)}
     results = find_ranges({k: reducers[key] for k, key in keys.items()}, threads=services.threads)
     return {**found, **{keys[k]: result for k, result in results.items()}}
@@ -97,8 +87,8 @@ class Assigner:
         level_of = {layer.node: self.levels[chosen.get(layer.group, 0)] for layer in self.layers}
         in_float = tuple(NodeSelector(node=name) for name, level in level_of.items() if level.is_float)
         config = config.model_copy(update={"exclude": (*config.exclude, *in_float)})
-        graph, journal = self.draft.graph, Journal()
-        plan = build_plan(graph, config, self.draft.prepared.facts, journal)
+        draft = planned(self.draft.prepared, config)
+        graph, plan, journal = draft.graph, draft.plan, draft.journal
         nodes = {node_name(node): node for node in graph}
         for layer in self.layers:
             spec = level_of[layer.node].weight
@@ -116,9 +106,9 @@ class Assigner:
         for entry in plan.activations.values():
             found = self.ranges.get((entry.source, entry.spec))
             if found is not None and needs_calibration(entry.spec.dtype):
-                known[entry.source] = TensorRange(minimum=found.minimum, maximum=found.maximum)
+                known[entry.source] = found
         plan.silent = dict(self.draft.plan.silent)
-        made = calibrate(self.draft.prepared, plan, self.case, self.services, (), known, journal=journal)
+        made = calibrate(draft, self.case, self.services, kept=known)
         return replace(made, statistics=self.draft.statistics)
 
     def _source_specs(self, plan: QuantizationPlan, level_of: Mapping[str, Level]) -> dict[str, ActivationSpec]:

@@ -110,19 +110,20 @@ class Bisection:
         count = sum(layer.group in lowered for layer in layers)
         goal, measured = self._spec.goal, best.measured
         source = self._case.source
-        what = (
-            f"{goal.metric} drop {measured.value:.3g}" if goal.kind == "drop" else f"{goal.metric} {measured.value:.4g}"
-        )
-        limit = goal.max_drop if goal.kind == "drop" else goal.limit
-        state = "met" if measured.met else f"missed by {measured.gap:.3g}"
+        if goal.kind == "drop":
+            what, limit, form = f"{goal.metric} drop", goal.max_drop, ".3g"
+        else:
+            what, limit, form = goal.metric, goal.limit, ".4g"
+        figure = "without a value" if measured.value is None else f"{measured.value:{form}}"
+        state = "met" if measured.met else measured.missed_words
         if best.over_budget is not None:
             state += f"; over budget: {best.over_budget}"
         evaluations = f"{len(self._tried)} evaluations"
         if self._taken_over:
             evaluations += f", {self._taken_over} of them by an earlier attempt"
         return (
-            f"{count} of {len(layers)} layers at the lower level, the others at the higher one; {what} on the {source} "
-            f"data, limit {limit:g}: goal {state}; {evaluations}"
+            f"{count} of {len(layers)} layers at the lower level, the others at the higher one; {what} {figure} on the "
+            f"{source} data, limit {limit:g}: goal {state}; {evaluations}"
         )
 
     def _fit_budget(self) -> None:
@@ -147,7 +148,7 @@ class Bisection:
         if not fitting:
             self.notes.append(f"no mix fits the budget: {tried[0].over_budget}")
             return max(tried, key=lambda mix: mix.lowered)
-        return min(fitting, key=lambda mix: (mix.measured.gap, -mix.lowered))
+        return min(fitting, key=lambda mix: (mix.measured.miss, -mix.lowered))
 
     def _try(self, lowered: int) -> Mix:
         if lowered not in self._tried:
@@ -157,12 +158,11 @@ class Bisection:
             if stored is not None:
                 self._taken_over += 1
                 found = json.loads(stored)
-                measured = Measured(found["value"], found["gap"], tuple(found["parts"]))
-                self._tried[lowered] = Mix(lowered, measured, found["over_budget"])
+                self._tried[lowered] = Mix(lowered, Measured.of(found["measured"]), found["over_budget"])
             else:
                 draft = self._finished(self.draft_of(lowered))
                 mix = Mix(lowered, self._referee.measure(draft), self._over_budget(draft))
-                document = {**asdict(mix.measured), "over_budget": mix.over_budget}
+                document = {"measured": asdict(mix.measured), "over_budget": mix.over_budget}
                 self._services.checkpoint.save(key, json.dumps(document).encode())
                 self._tried[lowered] = mix
         return self._tried[lowered]

@@ -11,17 +11,15 @@ from service.contracts.dtypes import bits_of
 from service.contracts.selectors import Selector
 from service.contracts.sensitivity import Sensitivity
 from worker.quantizer.plan.matching import Matcher
-from worker.quantizer.precision.goal import Referee, output_place
+from worker.quantizer.precision.goal import Referee
 from worker.quantizer.precision.layers import NO_LINEAR_NODE, Layer, find_layers
-from worker.quantizer.precision.mixed.assignment import Assigner, level_ranges
+from worker.quantizer.precision.mixed.assignment import Assigner
 from worker.quantizer.precision.mixed.bisection import HIGH, LOW, Bisection
-from worker.quantizer.precision.sensitivity.ranking import analyse_once, enough_samples, publish
+from worker.quantizer.precision.sensitivity.step import analyse_once, analysis_of
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import try_step
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Change, Step, Toolkit
-
-LEVELS = ("high", "low")
 
 
 class MixedPrecisionStep(Step[MixedPrecision]):
@@ -39,27 +37,16 @@ class MixedPrecisionStep(Step[MixedPrecision]):
         layers = find_layers(draft.graph, draft.plan)
         if not layers:
             return Change.nothing(NO_LINEAR_NODE())
-        levels, output_index = (spec.high, spec.low), output_place(spec.output_index, case)
-        ranges = level_ranges(draft, levels, case, services)
-        sensitivity = analyse_once(
-            draft,
-            layers,
-            dict(zip(LEVELS, levels, strict=True)),
-            "low",
-            ranges,
-            case,
-            services,
-            verify=spec.verify,
-            samples=spec.sensitivity_samples or enough_samples(len(layers)),
-            first_sample=toolkit.first_sample,
-            output_index=output_index,
+        levels, samples = {"high": spec.high, "low": spec.low}, spec.sensitivity_samples
+        analysis = analysis_of(
+            draft, layers, levels, toolkit, samples=samples, output=spec.output_index, verify=spec.verify
         )
-        publish(sensitivity, services.files)
+        by_bytes = spec.budget.max_weight_bytes is not None or spec.budget.max_mean_bits is not None
         movable = _movable(draft, layers, spec)
-        order = ranking(sensitivity, layers, movable, by_bytes=_counts_bytes(spec), levels=levels)
-        referee = Referee(spec.goal, case, services, output_index=output_index)
+        order = ranking(analyse_once(analysis), movable, by_bytes=by_bytes, levels=tuple(levels.values()))
+        referee = Referee(spec.goal, case, services, output_index=analysis.output_index)
         corrections = Corrections(spec, toolkit)
-        assigner = Assigner(draft, layers, levels, ranges, case, services)
+        assigner = Assigner(draft, layers, (spec.high, spec.low), analysis.ranges, case, services)
         bisection = Bisection(assigner, order, referee, spec, toolkit, finished=corrections.applied)
         best = bisection.run()
         lowered = set(order[: best.lowered])
@@ -113,18 +100,11 @@ def _movable(draft: Draft, layers: Sequence[Layer], spec: MixedPrecision) -> set
     return {layer.group for layer in layers} - fixed
 
 
-def _counts_bytes(spec: MixedPrecision) -> bool:
-    return spec.budget.max_weight_bytes is not None or spec.budget.max_mean_bits is not None
-
-
-def ranking(
-    sensitivity: Sensitivity, layers: Sequence[Layer], movable: set[int], *, by_bytes: bool, levels: Sequence[Level]
-) -> list[int]:
+def ranking(sensitivity: Sensitivity, movable: set[int], *, by_bytes: bool, levels: Sequence[Level]) -> list[int]:
     """Groups in the order in which they are lowered: what costs least first, by itself or by the byte that it saves.
 
     Args:
         sensitivity: of all layers.
-        layers: with their groups.
         movable: groups that may be lowered.
         by_bytes: a budget asks for bytes.
         levels: high and low.

@@ -71,8 +71,8 @@ class Propagation:
         self._outputs = [name_of(value) for value in graph.outputs]
         before = {node_name(node) for node in graph if any(value.name in weights for value in values_read(node))}
         segments = [each for each in cut(graph, graph, before=before, behind=self._tensors) if each.nodes]
-        self._stackable = _stackable(graph, segments)
         pieces = PieceMaker(model, threads=threads, arena=False)
+        self._stackable = _stackable(graph, pieces.values, segments)
         self._stages = [self._stage(segment, pieces) for segment in segments]
 
     def _stage(self, segment: Segment, pieces: PieceMaker) -> _Stage:
@@ -142,10 +142,9 @@ def _run_stacked(piece: Piece, live: Mapping[str, _Copies], ids: list[int]) -> d
     }
 
 
-def _stackable(graph: ir.Graph, segments: Sequence[Segment]) -> bool:
+def _stackable(graph: ir.Graph, values: Mapping[str | None, ir.Value], segments: Sequence[Segment]) -> bool:
     """True if every tensor between segments begins with the batch axis, and any number of samples may be run."""
     inputs = [value for value in graph.inputs if not value.is_initializer()]
-    values = {value.name: value for value in (*graph.inputs, *(made for node in graph for made in node.outputs))}
     batch = {_first_axis(value) for value in inputs}
     if len(batch) != 1 or None in batch:
         return False

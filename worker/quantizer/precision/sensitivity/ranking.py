@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,6 @@ from service.contracts.sensitivity import KindSensitivity, LayerSensitivity, Sen
 from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.data import choose_batch_size
 from worker.quantizer.evaluation.metrics import Distance
-from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.values import constant, name_of
 from worker.quantizer.plan.grids import activation_grid, weight_grid
 from worker.quantizer.plan.journal import Journal
@@ -23,137 +22,85 @@ from worker.quantizer.plan.weights import granularity_of
 from worker.quantizer.precision.layers import Layer
 from worker.quantizer.precision.mixed.assignment import Ranges
 from worker.quantizer.precision.sensitivity.propagation import ActivationError, Propagation, WeightError
-from worker.quantizer.precision.sensitivity.verification import verified
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.run.extra import ExtraFile, ExtraFiles
-from worker.quantizer.run.identity import content_key
 from worker.quantizer.run.services import Services
 
 # One sample at a time: all its disturbed copies are in memory at once.
 _BATCH = 1
-# Copies grow with the square of the number of layers: so many samples times layers cost about two passes over 125.
-_SAMPLES_TIMES_LAYERS = 112
-_FEWEST_SAMPLES, _MOST_SAMPLES = 2, 16
 
 
-def analyse_once(
-    draft: Draft,
-    layers: Sequence[Layer],
-    levels: Mapping[str, Level],
-    measured: str,
-    ranges: Ranges,
-    case: Case,
-    services: Services,
-    *,
-    verify: int = 0,
-    **settings: int,
-) -> Sensitivity:
-    """``analyse``, or what it found for another job, or attempt, on the same network, samples and levels."""
-    scope = {
-        "levels": {name: level.model_dump(mode="json") for name, level in levels.items()},
-        "measured": measured,
-        "layers": [[layer.node, layer.weight, list(layer.sources), layer.group] for layer in layers],
-        "ranges": [
-            [name, source, found.minimum, found.maximum]
-            for name, level in levels.items()
-            for (source, spec), found in sorted(ranges.items(), key=lambda item: item[0][0])
-            if spec == level.activation
-        ],
-        "settings": {**settings, "verify": verify},
-    }
-    network = hashlib.sha256(to_bytes(draft.prepared.model)).digest()
-    origin = {name: value for name, value in case.origin.items() if name != "evaluation"}
-    key = content_key("sensitivity", origin, network, scope)
-    stored = services.cache.get(key) or services.checkpoint.load(f"sensitivity {key}")
-    if stored is not None:
-        services.run.log("sensitivity: taken over from an earlier job or attempt")
-        return Sensitivity.model_validate_json(stored)
-    found = analyse(draft, layers, levels, measured, ranges, case, services, **settings)
-    if verify:
-        first_sample = settings.get("first_sample", 0)
-        found = verified(
-            found, draft, layers, levels[measured], ranges, case, services, count=verify, first_sample=first_sample
-        )
-    document = found.model_dump_json().encode()
-    services.cache.put(key, document)
-    services.checkpoint.save(f"sensitivity {key}", document)
-    return found
+@dataclass(frozen=True)
+class Analysis:
+    """What is ranked, and on what.
 
-
-def publish(sensitivity: Sensitivity, files: ExtraFiles) -> None:
-    """Put the ranking among the files of the job, unless there is one already."""
-    if any(file.kind == "sensitivity_json" for file in files.all):
-        return
-    document = sensitivity.model_dump_json(indent=1).encode()
-    files.add(ExtraFile("sensitivity_json", "sensitivity.json", "application/json", document))
-    files.add(ExtraFile("sensitivity_csv", "sensitivity.csv", "text/csv", sensitivity.to_csv().encode()))
-
-
-def enough_samples(layers: int) -> int:
-    """Samples that give a steady ranking without costing more than a few passes over a calibration set."""
-    return max(_FEWEST_SAMPLES, min(_MOST_SAMPLES, _SAMPLES_TIMES_LAYERS // max(layers, 1)))
-
-
-def analyse(
-    draft: Draft,
-    layers: Sequence[Layer],
-    levels: Mapping[str, Level],
-    measured: str,
-    ranges: Ranges,
-    case: Case,
-    services: Services,
-    *,
-    samples: int,
-    first_sample: int = 0,
-    output_index: int = 0,
-) -> Sensitivity:
-    """Measure every layer.
-
-    Args:
+    Attributes:
         draft: whose float network and plan count.
         layers: of it.
-        levels: by name; float ones have no error.
-        measured: the level whose errors are propagated; the lowest.
+        levels: by name; float ones have no error. The last one's errors are propagated.
         ranges: calibrated, by source tensor and spec.
         case: what is quantized.
         services: of the run.
         samples: how many to run.
         first_sample: number of the first one.
         output_index: of the output that counts.
+        verify: layers at the head of the ranking that are checked by models.
+    """
+
+    draft: Draft
+    layers: Sequence[Layer]
+    levels: Mapping[str, Level]
+    ranges: Ranges
+    case: Case
+    services: Services
+    samples: int
+    first_sample: int = 0
+    output_index: int = 0
+    verify: int = 0
+
+    @property
+    def measured(self) -> str:
+        """Name of the level whose errors are propagated."""
+        return list(self.levels)[-1]
+
+
+def analyse(analysis: Analysis) -> Sensitivity:
+    """Measure every layer.
 
     Raises:
         EngineError: the runtime failed.
         CanceledError: the run was canceled.
     """
-    last = min(first_sample + samples, case.calibration_samples)
-    services.run.progress("sensitivity", 0, last - first_sample, "samples")
+    draft, layers, levels, measured = analysis.draft, analysis.layers, analysis.levels, analysis.measured
+    case, services, first = analysis.case, analysis.services, analysis.first_sample
+    last = min(first + analysis.samples, case.calibration_samples)
+    services.run.progress("sensitivity", 0, last - first, "samples")
     nodes = {node.name: node for node in draft.graph}
     local = {layer.node: _weight_errors(nodes[layer.node], levels) for layer in layers}
     grids = {
         name: {
-            source: activation_grid(level.activation, ranges[source, level.activation])
+            source: activation_grid(level.activation, analysis.ranges[source, level.activation])
             for source in dict.fromkeys(source for layer in layers for source in layer.sources)
-            if isinstance(level.activation, ActivationSpec) and (source, level.activation) in ranges
+            if isinstance(level.activation, ActivationSpec) and (source, level.activation) in analysis.ranges
         }
         for name, level in levels.items()
     }
     squares = _SourceErrors(grids, measured)
     errors, owners = _errors(nodes, layers, levels[measured], squares, grids[measured])
     propagation = Propagation(draft.prepared.model, errors, threads=services.threads, run=services.run)
-    output = name_of(draft.graph.outputs[output_index])
+    output = name_of(draft.graph.outputs[analysis.output_index])
     distances = [Distance() for _ in errors]
     size = choose_batch_size(case.inputs, case.calibration, _BATCH)
     done = 0
-    for batch in case.calibration.batches(case.inputs, size, limit=last, start=first_sample):
+    for batch in case.calibration.batches(case.inputs, size, limit=last, start=first):
         found = propagation.outputs(batch.feeds)[output]
         clean = batch.cut(found.pop(-1))
         for k, values in found.items():
             distances[k].update(clean, batch.cut(values))
         done += batch.valid
-        services.run.progress("sensitivity", done, last - first_sample, "samples")
+        services.run.progress("sensitivity", done, last - first, "samples")
     relative = {owner: distance.relative_noise for owner, distance in zip(owners, distances, strict=True)}
-    ranked = _ranked(layers, levels, measured, relative, local, squares.sums)
+    ranked = _ranked(analysis, relative, local, squares.sums)
     return Sensitivity(output=output, samples=done, measured=measured, layers=tuple(ranked))
 
 
@@ -222,14 +169,13 @@ def _errors(
 
 
 def _ranked(
-    layers: Sequence[Layer],
-    levels: Mapping[str, Level],
-    measured: str,
+    analysis: Analysis,
     noise: Mapping[tuple[str, str], float],
     weights: Mapping[str, Mapping[str, float]],
     sums: Mapping[tuple[str, str], float],
 ) -> list[LayerSensitivity]:
     """The layers, most sensitive first."""
+    measured = analysis.measured
 
     def kinds(layer: Layer, level: str) -> KindSensitivity:
         own = weights[layer.node]
@@ -245,7 +191,7 @@ def _ranked(
             )
         return KindSensitivity(weight=weight, activation=activation, both=(weight or 0.0) + (activation or 0.0))
 
-    rows = [(layer, {level: kinds(layer, level) for level in levels}) for layer in layers]
+    rows = [(layer, {level: kinds(layer, level) for level in analysis.levels}) for layer in analysis.layers]
     rows.sort(key=lambda row: -row[1][measured].both)
     return [
         LayerSensitivity(

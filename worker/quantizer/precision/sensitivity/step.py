@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
+
 from service.contracts.algorithms import SensitivityAnalysis
 from service.contracts.algorithms.precision import Level, level_document
+from service.contracts.sensitivity import Sensitivity
+from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.precision.goal import output_place
-from worker.quantizer.precision.layers import NO_LINEAR_NODE, find_layers
+from worker.quantizer.precision.layers import NO_LINEAR_NODE, Layer, find_layers
 from worker.quantizer.precision.mixed.assignment import level_ranges
-from worker.quantizer.precision.sensitivity.ranking import analyse_once, enough_samples, publish
+from worker.quantizer.precision.sensitivity.ranking import Analysis, analyse
+from worker.quantizer.precision.sensitivity.verification import verified
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.run.extra import ExtraFile, ExtraFiles
+from worker.quantizer.run.identity import content_key
 
 _CANDIDATES = ("A16W16", "A8W16", "A16W8", "A8W8")
+# Copies grow with the square of the number of layers: so many samples times layers cost about two passes over 125.
+_SAMPLES_TIMES_LAYERS = 112
+_FEWEST_SAMPLES, _MOST_SAMPLES = 2, 16
 
 
 class SensitivityStep(Step[SensitivityAnalysis]):
@@ -25,26 +36,92 @@ class SensitivityStep(Step[SensitivityAnalysis]):
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
-        case, services, spec = toolkit.case, toolkit.services, self.spec
+        config, spec = toolkit.case.config, self.spec
         layers = find_layers(draft.graph, draft.plan)
         if not layers:
             return Change.nothing(NO_LINEAR_NODE())
-        own = (case.config.activation.model_dump(mode="json"), case.config.weight.model_dump(mode="json"))
+        own = (config.activation.model_dump(mode="json"), config.weight.model_dump(mode="json"))
         levels = spec.levels or {word: Level.model_validate(level_document(word, *own)) for word in _CANDIDATES}
-        found = analyse_once(
-            draft,
-            layers,
-            levels,
-            list(levels)[-1],
-            level_ranges(draft, list(levels.values()), case, services),
-            case,
-            services,
-            verify=spec.verify,
-            samples=spec.samples or enough_samples(len(layers)),
-            first_sample=toolkit.first_sample,
-            output_index=output_place(spec.output_index, case),
+        analysis = analysis_of(
+            draft, layers, levels, toolkit, samples=spec.samples, output=spec.output_index, verify=spec.verify
         )
-        publish(found, services.files)
+        found = analyse_once(analysis)
         first = found.layers[0]
         summary = f"{len(layers)} layers ranked on {found.samples} samples; the most sensitive one is {first.node!r}"
         return Change(draft, (), summary, judged=False)
+
+
+def analysis_of(
+    draft: Draft,
+    layers: Sequence[Layer],
+    levels: Mapping[str, Level],
+    toolkit: Toolkit,
+    *,
+    samples: int | None,
+    output: int | str,
+    verify: int,
+) -> Analysis:
+    """An analysis on samples that a step may learn from; ``samples`` None: as many as give a steady ranking.
+
+    Raises:
+        InvalidConfigError: there is no such output.
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    case, services = toolkit.case, toolkit.services
+    ranges = level_ranges(draft, list(levels.values()), case, services)
+    # A steady ranking must not cost more than a few passes over a calibration set.
+    enough = max(_FEWEST_SAMPLES, min(_MOST_SAMPLES, _SAMPLES_TIMES_LAYERS // len(layers)))
+    place = output_place(output, case)
+    return Analysis(
+        draft, layers, levels, ranges, case, services, samples or enough, toolkit.first_sample, place, verify
+    )
+
+
+def analyse_once(analysis: Analysis) -> Sensitivity:
+    """``analyse``, or what it found for another job, or attempt, on the same network, samples and levels.
+
+    The ranking is put among the files of the job, unless there is one already.
+    """
+    services = analysis.services
+    key = _key(analysis)
+    stored = services.cache.get(key) or services.checkpoint.load(f"sensitivity {key}")
+    if stored is not None:
+        services.run.log("sensitivity: taken over from an earlier job or attempt")
+        found = Sensitivity.model_validate_json(stored)
+    else:
+        found = analyse(analysis)
+        if analysis.verify:
+            found = verified(analysis, found)
+        document = found.model_dump_json().encode()
+        services.cache.put(key, document)
+        services.checkpoint.save(f"sensitivity {key}", document)
+    _publish(found, services.files)
+    return found
+
+
+def _key(analysis: Analysis) -> str:
+    """Of everything that the ranking depends on."""
+    scope = {
+        "levels": {name: level.model_dump(mode="json") for name, level in analysis.levels.items()},
+        "measured": analysis.measured,
+        "layers": [[layer.node, layer.weight, list(layer.sources), layer.group] for layer in analysis.layers],
+        "ranges": [
+            [name, source, found.minimum, found.maximum]
+            for name, level in analysis.levels.items()
+            for (source, spec), found in sorted(analysis.ranges.items(), key=lambda item: item[0][0])
+            if spec == level.activation
+        ],
+        "settings": {name: getattr(analysis, name) for name in ("samples", "first_sample", "output_index", "verify")},
+    }
+    network = hashlib.sha256(to_bytes(analysis.draft.prepared.model)).digest()
+    origin = {name: value for name, value in analysis.case.origin.items() if name != "evaluation"}
+    return content_key("sensitivity", origin, network, scope)
+
+
+def _publish(sensitivity: Sensitivity, files: ExtraFiles) -> None:
+    if any(file.kind == "sensitivity_json" for file in files.all):
+        return
+    document = sensitivity.model_dump_json(indent=1).encode()
+    files.add(ExtraFile("sensitivity_json", "sensitivity.json", "application/json", document))
+    files.add(ExtraFile("sensitivity_csv", "sensitivity.csv", "text/csv", sensitivity.to_csv().encode()))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from service.contracts.algorithms.precision import Level
 from service.contracts.sensitivity import LayerSensitivity, Sensitivity
 from worker.quantizer.evaluation.metrics import Distance
 from worker.quantizer.evaluation.side_by_side import side_by_side
-from worker.quantizer.precision.layers import Layer
-from worker.quantizer.precision.mixed.assignment import Assigner, Ranges
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft
-from worker.quantizer.run.services import Services
+from worker.quantizer.precision.mixed.assignment import Assigner
+from worker.quantizer.precision.sensitivity.ranking import Analysis
 
 # Samples that every model is run on: fewer than a ranking of a small network takes, more than that of a large one.
 SAMPLES = 16
@@ -21,41 +17,21 @@ _BATCH = 8
 _FLOAT = Level(activation="float32", weight="float32")
 
 
-def verified(
-    found: Sensitivity,
-    draft: Draft,
-    layers: Sequence[Layer],
-    level: Level,
-    ranges: Ranges,
-    case: Case,
-    services: Services,
-    *,
-    count: int,
-    first_sample: int = 0,
-) -> Sensitivity:
-    """``found`` with the first ``count`` layers measured on emitted models, and ordered by what was measured.
-
-    Args:
-        found: the ranking.
-        draft: that it was made of.
-        layers: of the draft.
-        level: that was propagated.
-        ranges: calibrated, by source tensor and spec.
-        case: what is quantized.
-        services: of the run.
-        count: layers to check.
-        first_sample: number of the first sample to run.
+def verified(analysis: Analysis, found: Sensitivity) -> Sensitivity:
+    """``found`` with its first ``verify`` layers measured on emitted models, and ordered by what was measured.
 
     Raises:
         EngineError: the runtime failed.
         CanceledError: the run was canceled.
     """
-    alone = [replace(layer, group=k) for k, layer in enumerate(layers)]
-    assigner = Assigner(draft, alone, (_FLOAT, level), ranges, case, services)
+    case, services, first, count = analysis.case, analysis.services, analysis.first_sample, analysis.verify
+    alone = [replace(layer, group=k) for k, layer in enumerate(analysis.layers)]
+    levels = _FLOAT, analysis.levels[analysis.measured]
+    assigner = Assigner(analysis.draft, alone, levels, analysis.ranges, case, services)
     number = {layer.node: layer.group for layer in alone}
     expected = list(
         case.expected_outputs(
-            services.run, batch_size=_BATCH, first=first_sample, last=first_sample + SAMPLES, outputs=[found.output]
+            services.run, batch_size=_BATCH, first=first, last=first + SAMPLES, outputs=[found.output]
         )
     )
 

@@ -19,6 +19,7 @@ from service.contracts.compatibility import is_quantized_op
 from service.contracts.dtypes import is_integer
 from service.contracts.errors import AlreadyQuantizedError
 from service.contracts.reason import Reason, declare
+from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import Names, add_initializer, constant, int_attribute, name_of, node_name, users
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
@@ -163,6 +164,7 @@ class _Undoing:
         made = ir.node(op_type, [source, *limits], name=self._names.free(f"{node_name(maker)}_{op_type}"))
         made.outputs[0].name = self._names.free(f"{name_of(source)}_{op_type}")
         made.outputs[0].type, made.outputs[0].shape = source.type, source.shape
+        hand_on([maker], [made])
         graph.insert_before(node, made)
         self._counts[op_type] += 1
         return made

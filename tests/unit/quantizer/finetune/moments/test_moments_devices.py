@@ -15,13 +15,13 @@ from service.contracts.algorithms import AdaRound
 from service.contracts.errors import CanceledError, EngineError
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, toolkit_for
 from tests.unit.quantizer.toolbox import config
-from worker.quantizer.finetune.moments import devices
+from worker.quantizer.finetune.moments import solver
 from worker.quantizer.finetune.moments.arrays import NUMPY, Arrays
 from worker.quantizer.finetune.moments.arrays_torch import torch_arrays
-from worker.quantizer.finetune.moments.devices import arrays_on, may_have_gpu
 from worker.quantizer.finetune.moments.patches import Patches
 from worker.quantizer.finetune.moments.problem import Problem, Rescaled, Solution, solve
 from worker.quantizer.finetune.moments.rounding import Lattice
+from worker.quantizer.finetune.moments.solver import arrays_on, may_have_gpu
 from worker.quantizer.finetune.step import FinetuneStep
 from worker.quantizer.refine.step import Change
 
@@ -199,7 +199,7 @@ def test_the_step_computes_on_the_device_asked_for(monkeypatch: pytest.MonkeyPat
 
 def test_a_gpu_that_is_hidden_or_has_no_driver_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(devices, "_DRIVERS", (str(tmp_path / "none"), str(tmp_path)))
+    monkeypatch.setattr(solver, "_DRIVERS", (str(tmp_path / "none"), str(tmp_path)))
     assert may_have_gpu()
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
@@ -207,7 +207,7 @@ def test_a_gpu_that_is_hidden_or_has_no_driver_is_none(monkeypatch: pytest.Monke
         assert arrays_on("auto") is NUMPY
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert may_have_gpu()
-    monkeypatch.setattr(devices, "_DRIVERS", (str(tmp_path / "none"),))
+    monkeypatch.setattr(solver, "_DRIVERS", (str(tmp_path / "none"),))
     assert not may_have_gpu()
 
 

@@ -1,0 +1,279 @@
+"""The object behind ``torch_quantizer``: it collects data in mode calib, and computes quantized in mode test.
+
+One process calibrates: data goes through ``quant_model``, ``export_quant_config`` quantizes and writes the result.
+Another one tests: it finds that result, makes sure that it was made for the same module, target and config, and runs
+it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+from torch import nn
+
+from quantmill.torch import export
+from quantmill.torch.data import store
+from quantmill.torch.errors import BatchFixedError
+from quantmill.torch.export import Exported
+from quantmill.torch.nndct import quant_info
+from quantmill.torch.nndct.deployment import fix_batch, model_opset
+from quantmill.torch.nndct.errors import NotOfferedError, StageError
+from quantmill.torch.nndct.recording import CalibrationModel, Recorder
+from quantmill.torch.quantize import quantize_exported
+from quantmill.torch.result import QuantizedModule
+from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.report import Report
+
+Mode = Literal["calib", "test"]
+
+_FORWARD = "Run 100 to 1000 samples of the training data through quantizer.quant_model first."
+_XMODEL = (
+    "An xmodel is made by Vitis AI's compiler, which is not part of this. export_onnx_model() writes ONNX with Q/DQ "
+    "pairs, which onnxruntime's Vitis AI execution provider compiles."
+)
+_SCRIPT = "export_onnx_model() writes ONNX; quantizer.quant_model in mode 'test' is a module that runs it."
+
+
+class TorchQuantizer:
+    """Made by ``torch_quantizer``, which describes the arguments.
+
+    Args:
+        mode: 'calib' or 'test'.
+        module: float, in eval mode, on its device.
+        input_args: example arguments.
+        output_dir: where quant_info.json and the quantized model lie.
+        config: resolved, without finetuning.
+        target: as it was given.
+        notes: what is done in another way than in Vitis AI.
+
+    Attributes:
+        report: what quantizing cost; None before ``export_quant_config``, and in mode test.
+        notes: see above.
+
+    Raises:
+        QuantInfoError: in mode test, quant_info.json is missing, or was made for something else.
+        ExportError: the module cannot be exported.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        module: nn.Module,
+        input_args: Any,
+        output_dir: Path,
+        config: QuantizationConfig,
+        *,
+        target: str | None,
+        notes: tuple[str, ...],
+    ) -> None:
+        self._mode, self._folder, self._config = mode, output_dir, config
+        self._exported = _exported(module, input_args)
+        self._forward = inspect.signature(module.forward)
+        self._fingerprint = quant_info.fingerprint(self._exported.onnx_path, target, config.model_dump(mode="json"))
+        self._finetuning: Recorder | None = None
+        self._made: tuple[int, Path] | None = None  # calls seen, quantized model
+        self.notes = notes
+        self.report: Report | None = None
+        if mode == "calib":
+            self._recorder = Recorder()
+            self._model: nn.Module = CalibrationModel(module, self._recorder)
+        else:
+            self._info, path = quant_info.read(output_dir, self._fingerprint)
+            self._made = (0, path)
+            self._model = QuantizedModule(path, self._exported.call, self._exported.result)
+
+    @property
+    def quant_model(self) -> nn.Module:
+        """Mode calib: the float module, recording what it is called with. Mode test: the quantized model."""
+        return self._model
+
+    def fast_finetune(self, run_fn: Callable[..., Any], args: Sequence[Any]) -> None:
+        """Let ``export_quant_config`` finetune by AdaQuant on what ``run_fn(*args)`` feeds through ``quant_model``.
+
+        The samples count for calibration as well. They wait on disk until then.
+
+        Args:
+            run_fn: runs ``quant_model``, which is among its arguments, on a data set.
+            args: of ``run_fn``.
+
+        Raises:
+            StageError: in mode test; or ``run_fn`` does not call ``quant_model``.
+        """
+        self._needs("calib", "fast_finetune")
+        recorder = Recorder()
+        with self._recording(recorder):
+            run_fn(*args)
+        if not recorder.calls:
+            raise StageError("run_fn did not call quant_model", hint="Pass quantizer.quant_model among its arguments.")
+        self._finetuning, self._made = recorder, None
+
+    def load_ft_param(self) -> None:
+        """Make sure, in mode test, that the model at hand is the finetuned one: it is what mode calib has stored.
+
+        Raises:
+            StageError: in mode calib, or the calibration did not finetune.
+        """
+        self._needs("test", "load_ft_param")
+        if not self._info["fast_finetuned"]:
+            raise StageError(
+                f"{self._folder / quant_info.FILE} was made without fast finetuning",
+                hint="Call fast_finetune in mode 'calib', before export_quant_config.",
+            )
+
+    def export_quant_config(self) -> None:
+        """Quantize by the data seen so far; writes quant_info.json and the quantized model for mode test.
+
+        Raises:
+            StageError: in mode test, or no data was seen.
+            QuantmillError: whatever the engine refuses.
+        """
+        self._needs("calib", "export_quant_config")
+        self._quantized()
+
+    def export_onnx_model(
+        self,
+        output_dir: str | Path | None = None,
+        verbose: bool = False,
+        dynamic_batch: bool = False,
+        opset_version: int | None = None,
+        native_onnx: bool = True,
+        dump_layers: bool = False,
+        check_model: bool = False,
+        opt_graph: bool = False,
+    ) -> Path:
+        """Write the quantized model as ``<Model>_int.onnx``, with Q/DQ pairs of standard ONNX.
+
+        Args:
+            output_dir: None: that of the quantizer.
+            verbose: has no effect.
+            dynamic_batch: the model takes batches of any size; False: of the example's size.
+            opset_version: which the model is to have.
+            native_onnx: False is refused: there are no operators of the domain vai.
+            dump_layers: True is refused.
+            check_model: let ONNX's checker look at it.
+            opt_graph: True is refused: runtimes optimize graphs by themselves.
+
+        Returns:
+            Where it was written.
+
+        Raises:
+            StageError: in mode calib, no data was seen.
+            NotOfferedError: see above; or the opset is another than the model's.
+        """
+        if not native_onnx:
+            raise NotOfferedError(
+                "native_onnx=False is not offered", hint="Standard ONNX rounds half to even; leave it."
+            )
+        for name, given in (("dump_layers", dump_layers), ("opt_graph", opt_graph)):
+            if given:
+                raise NotOfferedError(f"{name}=True is not offered", hint="Leave it out.")
+        path = self._quantized()
+        opset = model_opset(path)
+        if opset_version not in (None, opset):
+            raise NotOfferedError(
+                f"the model was quantized with opset {opset}, not {opset_version}",
+                hint="Set onnx_opset_version in quant_config_file, in both modes.",
+            )
+        folder = self._folder if output_dir is None else Path(output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = folder / f"{self._exported.name}_int.onnx"
+        if dynamic_batch:
+            shutil.copyfile(path, written)
+        else:
+            fix_batch(path, written, self._exported)
+        if check_model:
+            onnx.checker.check_model(str(written), full_check=True)
+        return written
+
+    def export_xmodel(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: there is no compiler for it.
+
+        Raises:
+            NotOfferedError: always.
+        """
+        raise NotOfferedError("export_xmodel: there is no xmodel compiler here", hint=_XMODEL)
+
+    def export_torch_script(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: quantized models are ONNX.
+
+        Raises:
+            NotOfferedError: always.
+        """
+        raise NotOfferedError("export_torch_script: quantized models are not written as TorchScript", hint=_SCRIPT)
+
+    export_traced_torch_script = export_torch_script
+
+    @contextmanager
+    def _recording(self, recorder: Recorder) -> Iterator[None]:
+        model = self._model
+        if not isinstance(model, CalibrationModel):
+            raise TypeError("only mode calib records")
+        before, model.recorder = model.recorder, recorder
+        try:
+            yield
+        finally:
+            model.recorder = before
+
+    def _quantized(self) -> Path:
+        """The quantized model; made anew if more data has come."""
+        if self._mode == "test" and self._made is not None:
+            return self._made[1]
+        recorders = [recorder for recorder in (self._finetuning, self._recorder) if recorder is not None]
+        calls = sum(recorder.calls for recorder in recorders)
+        if not calls:
+            raise StageError("quant_model has not seen any data yet", hint=_FORWARD)
+        if self._made is None or self._made[0] != calls:
+            self._made = (calls, self._quantize(recorders))
+        return self._made[1]
+
+    def _quantize(self, recorders: Sequence[Recorder]) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{self._exported.name}_calibrated.onnx"
+        with tempfile.TemporaryDirectory(prefix="quantmill-") as folder:
+            batches = chain.from_iterable(recorder.batches(self._forward) for recorder in recorders)
+            data = store(batches, self._exported, Path(folder) / "calibration.npz", role="calls of quant_model")
+            made = quantize_exported(self._exported, data, self._with_finetuning(Path(folder)), output=path)
+        self.report = made.report
+        finetuned = self._finetuning is not None
+        quant_info.write(self._folder, path, self._fingerprint, finetuned=finetuned, notes=self.notes)
+        return path
+
+    def _with_finetuning(self, folder: Path) -> QuantizationConfig:
+        """The config, and AdaQuant where it was asked for, on the samples that it was given.
+
+        As in Vitis AI: weights and biases by Adam with steps in proportion to each weight, the layer's float output
+        behind its activation function as the goal, and what makes the network worse is undone.
+        """
+        if self._finetuning is None:
+            return self._config
+        batches = self._finetuning.batches(self._forward)
+        samples = store(batches, self._exported, folder / "finetuning.npz", role="calls of fast_finetune").samples
+        document = self._config.model_dump(mode="json")
+        document["algorithms"].append({"method": "adaquant", "data_size": samples, "selective_update": True})
+        return parse_config(document)
+
+    def _needs(self, mode: Mode, what: str) -> None:
+        if self._mode != mode:
+            raise StageError(
+                f"{what} belongs to mode {mode!r}", hint=f"This quantizer was made for mode {self._mode!r}."
+            )
+
+
+def _exported(module: nn.Module, input_args: Any) -> Exported:
+    try:
+        return export(module, input_args)
+    except BatchFixedError as error:
+        warnings.warn(f"{error.detail}: the quantized model takes batches of the example's size alone", stacklevel=4)
+        return export(module, input_args, dynamic_batch=False)
+
+
+__all__ = ["Mode", "TorchQuantizer"]

@@ -1,0 +1,141 @@
+"""Models made of new weights or of an exported program, and ranges taken over from an earlier job of the same graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.contracts.calibration import TensorRange
+from service.contracts.errors import FieldProblem, StateError
+from service.contracts.model import MADE_MODEL
+from service.jobs.outcome import MadeModel, NewArtifact, NewModelFile, QuantizeOutcome
+from service.settings import Settings
+from tests.api.conftest import front_of
+from tests.support.front import Front, make_report, model_summary, pointers, problem
+
+RANGES = {"x": TensorRange(minimum=-1.0, maximum=2.0), "r": TensorRange(minimum=0.0, maximum=3.0)}
+
+
+def version_body(front: Front, skeleton: str | None, path: str = "state.safetensors", **changes: Any) -> dict[str, Any]:
+    files = [{"upload_id": front.upload(path.encode(), path), "path": path}]
+    return {"name": "v", "format": "safetensors", "skeleton_model_id": skeleton, "files": files, **changes}
+
+
+def new_version(front: Front, skeleton: str) -> str:
+    """A ready model of new weights."""
+    made = front.http.post("/v1/models", json=version_body(front, skeleton))
+    assert made.status_code == 201, made.text
+    model_id: str = made.json()["id"]
+    data = b"onnx of " + model_id.encode()
+    file = NewModelFile(MADE_MODEL, front.store(data), len(data))
+    front.finish(front.inspect_job(model_id=model_id), MadeModel(model_summary(sha256="3" * 64), (file,)))
+    return model_id
+
+
+def job_with_ranges(front: Front, model_id: str, ranges: dict[str, TensorRange]) -> str:
+    job_id = front.new_job(model_id=model_id)
+    artifact = NewArtifact("model", "model.onnx", "application/octet-stream", front.store(b"q"), 1)
+    report = make_report().model_copy(update={"tensor_ranges": ranges})
+    front.finish(job_id, QuantizeOutcome(report, (artifact,)))
+    return job_id
+
+
+def test_versions_count_along_the_chain(front: Front) -> None:
+    first = front.ready_model()
+    assert front.http.get(f"/v1/models/{first}").json()["version"] == 1
+    made = front.http.post("/v1/models", json=version_body(front, first)).json()
+    assert (made["version"], made["skeleton_model_id"], made["status"]) == (2, first, "validating")
+    second = new_version(front, first)
+    third = new_version(front, second)
+    seen = front.http.get(f"/v1/models/{third}").json()
+    assert (seen["status"], seen["version"], seen["skeleton_model_id"]) == ("ready", 3, second)
+    assert [file["path"] for file in seen["files"]] == [MADE_MODEL, "state.safetensors"]
+    assert front.http.get(f"/v1/models/{first}").json()["skeleton_model_id"] is None
+
+
+def test_faults_of_a_state_are_told_by_tensor(front: Front) -> None:
+    made = front.http.post("/v1/models", json=version_body(front, front.ready_model())).json()
+    faults = tuple(FieldProblem(pointer=f"/state/{name}", code="tensor-missing", message="is missing") for name in "ab")
+    front.fail(front.inspect_job(model_id=made["id"]), StateError("It does not fit.", errors=faults))
+    seen = front.http.get(f"/v1/models/{made['id']}").json()
+    assert (seen["status"], seen["problems"][0]["code"]) == ("rejected", "state-mismatch")
+    assert pointers(seen["problems"][0]) == ["/state/a", "/state/b"]
+
+
+def test_a_skeleton_must_be_there_and_ready(sqlite_front: Front) -> None:
+    def refused(skeleton: str, status: int, code: str) -> None:
+        answer = sqlite_front.http.post("/v1/models", json=version_body(sqlite_front, skeleton))
+        assert pointers(problem(answer, status, code)) == ["/skeleton_model_id"]
+
+    refused("mdl_00000000000000000000000000", 404, "model-not-found")
+    refused(sqlite_front.new_model(), 409, "model-not-ready")
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"skeleton_model_id": None}, "/skeleton_model_id"),
+        ({"format": "onnx"}, "/files"),
+        ({"format": "pt2"}, "/files"),
+        ({"path": "state.pt"}, "/files"),
+        ({"format": "torchscript"}, "/format"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_what_does_not_go_together_is_refused(sqlite_front: Front, changes: dict[str, Any], pointer: str) -> None:
+    answer = sqlite_front.http.post(
+        "/v1/models", json=version_body(sqlite_front, **{"skeleton": sqlite_front.ready_model(), **changes})
+    )
+    assert pointer in pointers(problem(answer, 422, "invalid-request"))
+
+
+def test_a_whole_model_takes_no_skeleton(sqlite_front: Front) -> None:
+    body = version_body(sqlite_front, sqlite_front.ready_model(), "net.onnx", format="onnx")
+    answer = sqlite_front.http.post("/v1/models", json=body)
+    assert pointers(problem(answer, 422, "invalid-request")) == ["/skeleton_model_id"]
+
+
+def test_archives_of_torch_are_refused_unless_allowed(app, sqlite_front: Front, tmp_path, sqlite_url) -> None:
+    body = version_body(sqlite_front, None, "net.pt2", format="pt2")
+    refusal = problem(sqlite_front.http.post("/v1/models", json=body), 403, "pt2-not-allowed")
+    assert pointers(refusal) == ["/format"]
+    assert "QUANTMILL_ALLOW_PT2" in refusal["hint"]
+    assert "code" in refusal["hint"]
+    settings = Settings(data_dir=tmp_path / "other", database_url=sqlite_url, min_free_bytes=0, allow_pt2=True)
+    with front_of(app, settings) as allowing:
+        made = allowing.http.post("/v1/models", json=version_body(allowing, None, "net.pt2", format="pt2"))
+    assert (made.status_code, made.json()["format"]) == (201, "pt2")
+
+
+def test_ranges_of_an_earlier_version_are_taken_over(front: Front) -> None:
+    first = front.ready_model()
+    calibrated = job_with_ranges(front, first, RANGES)
+    own = {"x": {"minimum": -5.0, "maximum": 5.0}}
+    body = front.job_body(model_id=new_version(front, first), ranges_from=calibrated, config={"tensor_ranges": own})
+    expected = {**own, "r": {"minimum": 0.0, "maximum": 3.0}}
+    assert front.http.post("/v1/jobs:validate", json=body).json()["config"]["tensor_ranges"] == expected
+    job_id = front.new_job(**body)
+    assert front.http.get(f"/v1/jobs/{job_id}").json()["config"]["tensor_ranges"] == expected
+    events = front.http.get(f"/v1/jobs/{job_id}/events", headers={"Accept": "application/json"})
+    assert calibrated in events.text
+    # the same file, uploaded once more
+    assert front.http.post("/v1/jobs", json={**body, "model_id": front.ready_model()}).status_code == 202
+
+
+def test_ranges_that_cannot_be_taken_over_are_refused(sqlite_front: Front) -> None:
+    front = sqlite_front
+    model = front.ready_model()
+
+    def refused(job_id: str, status: int, code: str, **changes: Any) -> list[str]:
+        body = front.job_body(**{"model_id": model, "ranges_from": job_id, **changes})
+        return pointers(problem(front.http.post("/v1/jobs", json=body), status, code))
+
+    assert refused("job_00000000000000000000000000", 404, "job-not-found") == ["/ranges_from"]
+    assert refused(front.new_job(model_id=model), 422, "ranges-not-usable") == ["/ranges_from"]
+    assert refused(job_with_ranges(front, model, {}), 422, "ranges-not-usable") == ["/ranges_from"]
+    calibrated = job_with_ranges(front, model, RANGES)
+    other = front.ready_model(model_summary(sha256="9" * 64))
+    assert refused(calibrated, 422, "ranges-not-usable", model_id=other) == ["/ranges_from"]
+    dynamic = {"config": {"mode": "dynamic"}}
+    assert "/config/tensor_ranges" in refused(calibrated, 422, "invalid-config", **dynamic)

@@ -1,0 +1,44 @@
+"""``quantize --state`` and ``--ranges-from`` in this process: new weights for a graph, ranges known from before."""
+
+from __future__ import annotations
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from service.contracts.report import Report
+
+
+def test_new_weights_are_quantized_by_the_ranges_of_an_earlier_report(quantmill, tiny, tmp_path):
+    rng = np.random.default_rng(3)
+    shapes = {"w1": (16, 3, 3, 3), "b1": (16,), "w2": (5, 16), "b2": (5,)}
+    state = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(state, tmp_path / "new.safetensors")
+    run = ["quantize", tiny.model, "--calibration", tiny.calibration]
+    done = quantmill(*run, "--output", "old.onnx", "--report", "old.json")
+    assert done.returncode == 0, done.stderr
+    more = ["--state", "new.safetensors", "--ranges-from", "old.json", "--report", "new.json"]
+    done = quantmill(*run, "--output", "new.onnx", *more)
+    assert done.returncode == 0, done.stderr
+    old, new = (Report.model_validate_json((tmp_path / name).read_bytes()) for name in ("old.json", "new.json"))
+    assert new.tensor_ranges == old.tensor_ranges
+    assert new.manifest.model_sha256 != old.manifest.model_sha256
+    assert (tmp_path / "new.onnx").read_bytes() != (tmp_path / "old.onnx").read_bytes()
+
+
+def test_a_state_that_does_not_fit_is_told_by_tensor(quantmill, tiny, tmp_path):
+    save_file({"w1": np.ones((1, 3, 3, 3), np.float32)}, tmp_path / "odd.safetensors")
+    done = quantmill(
+        "quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx", "--state", "odd.safetensors"
+    )
+    assert done.returncode != 0
+    assert all(word in done.stderr for word in ("'w1'", "[16, 3, 3, 3]", "'b2'"))
+    assert not (tmp_path / "q.onnx").exists()
+
+
+def test_ranges_come_from_a_report(quantmill, tiny, tmp_path):
+    (tmp_path / "odd.json").write_text("{}")
+    done = quantmill(
+        "quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx", "--ranges-from", "odd.json"
+    )
+    assert done.returncode != 0
+    assert "no report" in done.stderr

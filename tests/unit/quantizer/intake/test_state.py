@@ -1,0 +1,219 @@
+"""New weights in a known graph: what fits is put in its place, what does not is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.numpy import save_file
+
+from service.contracts.errors import StateError
+from worker.quantizer.intake.made import fill
+from worker.quantizer.intake.state import STATE_NAMES, STATE_TRANSPOSED, apply_state
+
+RANDOM = np.random.default_rng(0)
+WEIGHT, BIAS = "head.weight", "head.bias"
+
+
+def skeleton(path: Path, *, weight: np.ndarray | None = None, **marks: dict[str, str]) -> Path:
+    """y = (x [n, 3] @ head.weight [3, 2] + head.bias [2]) reshaped by an integer constant."""
+    weight = np.ones((3, 2), np.float32) if weight is None else weight
+    tensors = {
+        WEIGHT: weight,
+        BIAS: np.zeros(weight.shape[1], weight.dtype),
+        "shape": np.array([-1, 2], np.int64),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", WEIGHT], ["h"]),
+        helper.make_node("Add", ["h", BIAS], ["s"]),
+        helper.make_node("Reshape", ["s", "shape"], ["y"]),
+    ]
+    dtype = helper.np_dtype_to_tensor_dtype(weight.dtype)
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", dtype, ["n", 3])],
+        [helper.make_tensor_value_info("y", dtype, ["n", 2])],
+        [numpy_helper.from_array(value, name) for name, value in tensors.items()],
+    )
+    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    for name, metadata in marks.items():
+        model.graph.initializers[name.replace("__", ".")].metadata_props.update(metadata)
+    ir.save(model, path)
+    return path
+
+
+def state(**changes: np.ndarray | None) -> dict[str, np.ndarray]:
+    """A state that fits, with changes; None takes a tensor away, __ in a name is a dot."""
+    found: dict[str, np.ndarray | None] = {
+        WEIGHT: RANDOM.normal(size=(3, 2)).astype(np.float32),
+        BIAS: RANDOM.normal(size=2).astype(np.float32),
+    }
+    found |= {name.replace("__", "."): value for name, value in changes.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@pytest.fixture
+def apply(tmp_path):
+    """Fills a skeleton; gives the function of the new file."""
+
+    def run(tensors: dict[str, np.ndarray], model: Path | None = None):
+        save_file(tensors, tmp_path / "new.safetensors")
+        model = model or skeleton(tmp_path / "net.onnx")
+        (made,) = fill(model, tmp_path / "new.safetensors", tmp_path / "made.onnx")
+        session = onnxruntime.InferenceSession(made, providers=["CPUExecutionProvider"])
+        return lambda x: session.run(None, {"x": x})[0]
+
+    return run
+
+
+def faults(caught: pytest.ExceptionInfo[StateError]) -> dict[str, str]:
+    return {fault.pointer: fault.code for fault in caught.value.errors}
+
+
+def test_the_graph_computes_with_the_new_weights(apply):
+    tensors, x = state(), RANDOM.normal(size=(5, 3)).astype(np.float32)
+    expected = x @ tensors[WEIGHT] + tensors[BIAS]
+    np.testing.assert_allclose(apply(tensors)(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_every_fault_is_named_at_once(apply):
+    odd = state(head__weight=np.ones((2, 3), np.float32), head__bias=None, other=np.ones(3, np.float32))
+    with pytest.raises(StateError) as caught:
+        apply(odd)
+    assert faults(caught) == {
+        "/state/head.weight": "tensor-shape",
+        "/state/head.bias": "tensor-missing",
+        "/state/other": "tensor-extra",
+    }
+    assert caught.value.code == "state-mismatch"
+    assert all(word in caught.value.detail for word in ("'head.weight'", "[2, 3]", "'head.bias'", "'other'"))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"head__bias": np.ones(2, np.int32)}, "tensor-dtype"),
+        ({"head__bias": np.array([1, np.nan], np.float32)}, "tensor-not-finite"),
+        ({"head__bias": np.array([np.inf, 1], np.float32)}, "tensor-not-finite"),
+        ({"head__bias": np.array([1e200, 1])}, "tensor-range"),
+    ],
+)
+def test_a_tensor_that_cannot_be_used_is_named(apply, changes, code):
+    with pytest.raises(StateError) as caught:
+        apply(state(**changes))
+    assert faults(caught) == {"/state/head.bias": code}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+def test_floats_of_another_type_are_converted(apply, tmp_path, dtype):
+    tensors = {name: value.astype(dtype) for name, value in state().items()}
+    x = RANDOM.normal(size=(2, 3)).astype(np.float32)
+    expected = x @ tensors[WEIGHT].astype(np.float32) + tensors[BIAS].astype(np.float32)
+    if dtype is ml_dtypes.bfloat16:
+        _save_bfloat16(tensors, tmp_path / "new.safetensors")
+        (made,) = fill(skeleton(tmp_path / "net.onnx"), tmp_path / "new.safetensors", tmp_path / "made.onnx")
+        found = onnxruntime.InferenceSession(made, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    else:
+        found = apply(tensors)(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def _save_bfloat16(tensors: dict[str, np.ndarray], path: Path) -> None:
+    header, data = {}, b""
+    for name, value in tensors.items():
+        entry = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [len(data), len(data) + value.nbytes]}
+        header[name] = entry
+        data += value.tobytes()
+    raw = json.dumps(header).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
+
+
+def test_what_a_smaller_type_cannot_hold_is_refused(apply, tmp_path):
+    model = skeleton(tmp_path / "half.onnx", weight=np.ones((3, 2), np.float16))
+    with pytest.raises(StateError, match="70000") as caught:
+        apply(state(head__bias=np.array([1, 70000], np.float32)), model)
+    assert faults(caught) == {"/state/head.bias": "tensor-range"}
+
+
+def test_infinity_may_stand_where_the_graph_has_it(tmp_path):
+    mask = np.array([[0, -np.inf], [1, 1], [1, 1]], np.float32)
+    model = ir.load(skeleton(tmp_path / "net.onnx", weight=mask))
+    save_file(state(head__weight=mask * 2), tmp_path / "new.safetensors")
+    apply_state(model, tmp_path / "new.safetensors")
+    np.testing.assert_array_equal(model.graph.initializers[WEIGHT].const_value.numpy(), mask * 2)
+
+
+def test_only_counters_of_batch_norm_are_left_out(apply):
+    apply(state(bn__num_batches_tracked=np.array(7, np.int64)))
+    for counter in (np.array(7, np.float32), np.array([7], np.int64)):
+        with pytest.raises(StateError) as caught:
+            apply(state(bn__num_batches_tracked=counter))
+        assert faults(caught) == {"/state/bn.num_batches_tracked": "tensor-extra"}
+
+
+def test_a_transposed_matrix_is_not_guessed(apply, tmp_path):
+    linear = RANDOM.normal(size=(2, 3)).astype(np.float32)
+    with pytest.raises(StateError) as caught:
+        apply(state(head__weight=linear))
+    assert faults(caught) == {"/state/head.weight": "tensor-shape"}
+    model = skeleton(tmp_path / "told.onnx", head__weight={STATE_TRANSPOSED: "true"})
+    tensors, x = state(head__weight=linear), RANDOM.normal(size=(4, 3)).astype(np.float32)
+    np.testing.assert_allclose(apply(tensors, model)(x), x @ linear.T + tensors[BIAS], rtol=1e-5, atol=1e-6)
+
+
+def test_marks_say_what_a_state_has_to_hold(apply, tmp_path):
+    marks = {STATE_NAMES: json.dumps(["head.weight", "tied.weight"])}
+    model = skeleton(tmp_path / "marked.onnx", head__weight=marks)
+    weight = RANDOM.normal(size=(3, 2)).astype(np.float32)
+    x = RANDOM.normal(size=(4, 3)).astype(np.float32)
+    for names in (["head.weight"], ["tied.weight"], ["head.weight", "tied.weight"]):
+        np.testing.assert_allclose(apply(dict.fromkeys(names, weight), model)(x), x @ weight, rtol=1e-5, atol=1e-6)
+    with pytest.raises(StateError) as caught:
+        apply({"head.weight": weight, "tied.weight": weight + 1}, model)
+    assert faults(caught) == {"/state/tied.weight": "tensor-tied"}
+    with pytest.raises(StateError) as caught:
+        apply(state(), model)
+    assert faults(caught) == {"/state/head.bias": "tensor-extra"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"PK\x03\x04 no safetensors",
+        (9).to_bytes(8, "little") + b'{"a": [}}',
+        (1 << 62).to_bytes(8, "little") + b"{",
+    ],
+    ids=["empty", "archive", "damaged", "endless"],
+)
+def test_what_is_no_state_is_refused(tmp_path, data):
+    (tmp_path / "new.safetensors").write_bytes(data)
+    with pytest.raises(StateError, match="safetensors") as caught:
+        fill(skeleton(tmp_path / "net.onnx"), tmp_path / "new.safetensors", tmp_path / "made.onnx")
+    assert [fault.pointer for fault in caught.value.errors] == ["/files/0"]
+    assert not (tmp_path / "made.onnx").exists()
+
+
+def test_names_are_escaped_in_pointers(apply):
+    with pytest.raises(StateError) as caught:
+        apply({**state(), "a/b": np.ones(1, np.float32)})
+    assert faults(caught) == {"/state/a~1b": "tensor-extra"}
+
+
+def test_external_weights_become_part_of_the_new_file(tmp_path):
+    model = ir.load(skeleton(tmp_path / "net.onnx"))
+    ir.save(model, tmp_path / "large.onnx", external_data="large.data", size_threshold_bytes=0)
+    tensors = state()
+    save_file(tensors, tmp_path / "new.safetensors")
+    assert fill(tmp_path / "large.onnx", tmp_path / "new.safetensors", tmp_path / "m.onnx") == [tmp_path / "m.onnx"]
+    found = ir.load(tmp_path / "m.onnx").graph.initializers[WEIGHT].const_value
+    np.testing.assert_array_equal(found.numpy(), tensors[WEIGHT])
+    assert found.dtype == TensorProto.FLOAT

@@ -1,0 +1,199 @@
+"""torch_quantizer and Inspector: calibrate, test in the light of what was calibrated, export, refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quantmill.torch.nndct import DeQuantStub, Inspector, QuantStub, dump_xmodel, torch_quantizer
+from quantmill.torch.nndct.errors import NotOfferedError, QuantInfoError, StageError
+from quantmill.torch.nndct.nn.modules import functional
+from service.contracts.errors import InvalidRequestError
+
+TARGET = "AMD_AIE2_Nx4_Overlay_cfg0"
+IMAGES = torch.randn(48, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    def __init__(self, channels: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.conv = nn.Conv2d(2, channels, 3, padding=1)
+        self.add = functional.Add()
+        self.act = nn.Sigmoid()
+        self.head = nn.Linear(channels * 36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).relu()
+        scores: Tensor = self.head(self.add(y, y).flatten(1))
+        return scores
+
+
+def feed(model: nn.Module, images: Tensor) -> None:
+    for batch in images.split(16):
+        model(batch)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The result of a calibration with finetuning, after all refusals on the way."""
+    made = tmp_path_factory.mktemp("nndct")
+    net = Net()
+    quantizer = torch_quantizer("calib", net, (IMAGES[:4],), output_dir=made, target=TARGET)
+    with pytest.raises(StageError, match="has not seen any data"):
+        quantizer.export_quant_config()
+    with pytest.raises(StageError, match="belongs to mode 'test'"):
+        quantizer.load_ft_param()
+    with pytest.raises(StageError, match="did not call quant_model"):
+        quantizer.fast_finetune(lambda: None, ())
+    quantizer.fast_finetune(feed, (quantizer.quant_model, IMAGES[:32]))
+    feed(quantizer.quant_model, IMAGES)
+    assert torch.equal(quantizer.quant_model(IMAGES[:3]), net(IMAGES[:3]))
+    quantizer.export_quant_config()
+    assert quantizer.report is not None
+    methods = [algorithm.method for algorithm in quantizer.report.algorithms]
+    assert methods == ["cross_layer_equalization", "bias_correction", "adaquant"]
+    return made
+
+
+@pytest.mark.slow
+def test_quant_info_tells_how_every_tensor_is_quantized(folder: Path) -> None:
+    info = json.loads((folder / "quant_info.json").read_text())
+    assert (info["fast_finetuned"], info["bias_corrected"], info["target"]) == (True, True, TARGET)
+    assert set(info["input"]) == {"x"}
+    assert {"conv.weight", "conv.bias", "head.weight", "head.bias"} <= set(info["param"])
+    model = onnx.load(folder / "Net_calibrated.onnx")
+    scales = {tensor.name: float(onnx.numpy_helper.to_array(tensor)) for tensor in model.graph.initializer
+              if tensor.name.endswith("_scale")}  # fmt: skip
+    ((bits, position),) = info["param"]["conv.weight"]
+    assert bits == 8
+    assert scales["conv.weight_scale"] == 2.0**-position
+    ((bits, position),) = info["input"]["x"]
+    assert (bits, scales["x_scale"]) == (8, 2.0**-position)
+
+
+@pytest.mark.slow
+def test_test_mode_computes_quantized_and_exports(folder: Path, tmp_path: Path) -> None:
+    net = Net()
+    quantizer = torch_quantizer("test", net, (IMAGES[:4],), output_dir=folder, target=TARGET)
+    quantizer.load_ft_param()
+    with torch.no_grad():
+        scores, expected = quantizer.quant_model(IMAGES), net(IMAGES)
+    noise = float(((scores - expected) ** 2).mean() / (expected**2).mean())
+    assert 0 < noise < 10**-2.5
+    fixed = quantizer.export_onnx_model(output_dir=tmp_path, check_model=True)
+    assert fixed.name == "Net_int.onnx"
+    session = onnxruntime.InferenceSession(fixed)
+    assert session.get_inputs()[0].shape == [4, 2, 6, 6]
+    assert np.array_equal(session.run(None, {"x": IMAGES[:4].numpy()})[0], quantizer.quant_model(IMAGES[:4]).numpy())
+    free = quantizer.export_onnx_model(output_dir=tmp_path, dynamic_batch=True)
+    assert onnxruntime.InferenceSession(free).run(None, {"x": IMAGES.numpy()})[0].shape == (48, 3)
+    with pytest.raises(NotOfferedError, match="not 13"):
+        quantizer.export_onnx_model(opset_version=13)
+    for refused in ("native_onnx", "dump_layers", "opt_graph"):
+        with pytest.raises(NotOfferedError, match=refused):
+            quantizer.export_onnx_model(**{refused: refused != "native_onnx"})
+    for call in (quantizer.export_xmodel, quantizer.export_torch_script, dump_xmodel):
+        with pytest.raises(NotOfferedError):
+            call()
+    with pytest.raises(StageError, match="belongs to mode 'calib'"):
+        quantizer.export_quant_config()
+    with pytest.raises(StageError, match="belongs to mode 'calib'"):
+        quantizer.fast_finetune(feed, (quantizer.quant_model, IMAGES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("channels", "target", "told"),
+    [(5, TARGET, "the graph of the module is another"), (4, "onnxruntime_cpu", "it was 'AMD_AIE2_Nx4_Overlay_cfg0'")],
+)
+def test_test_mode_refuses_what_was_calibrated_for_something_else(
+    folder: Path, channels: int, target: str, told: str
+) -> None:
+    with pytest.raises(QuantInfoError, match=told):
+        torch_quantizer("test", Net(channels), (IMAGES[:4],), output_dir=folder, target=target)
+
+
+@pytest.mark.slow
+def test_test_mode_refuses_other_weights_and_a_missing_calibration(folder: Path, tmp_path: Path) -> None:
+    net = Net()
+    nn.init.zeros_(net.head.bias)
+    torch.save(net.state_dict(), tmp_path / "float.pth")
+    with pytest.raises(QuantInfoError, match="the weights of the module are others"):
+        torch_quantizer(
+            "test", Net(), (IMAGES[:4],), tmp_path / "float.pth", output_dir=folder, target=TARGET, device="cpu"
+        )
+    with pytest.raises(QuantInfoError, match="there is no"):
+        torch_quantizer("test", Net(), (IMAGES[:4],), output_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        ({"quant_mode": 1}, InvalidRequestError, "quant_mode is 1"),
+        ({"quant_mode": "float"}, InvalidRequestError, "quant_mode is 'float'"),
+        ({"input_args": None}, InvalidRequestError, "needs input_args"),
+        ({"mix_bit": True}, NotOfferedError, "mix_bit=True"),
+        ({"lstm": True}, NotOfferedError, "lstm=True"),
+        ({"app_deploy": "NLP"}, NotOfferedError, "app_deploy='NLP'"),
+        ({"qat_proc": True}, NotOfferedError, "qat_proc=True"),
+        ({"custom_quant_ops": ["my_op"]}, NotOfferedError, "custom_quant_ops"),
+        ({"state_dict_file": "none.pth"}, InvalidRequestError, "cannot be loaded"),
+    ],
+)
+def test_arguments_that_ask_for_what_is_not_there(given: dict[str, Any], error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        torch_quantizer(**{"quant_mode": "calib", "module": Net(), "input_args": IMAGES[:4], **given})
+
+
+class Stubbed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+    def forward(self, x: Tensor) -> Tensor:
+        outside: Tensor = self.second(self.dequant(self.first(self.quant(x)))).sigmoid()
+        return outside
+
+
+@pytest.mark.slow
+def test_inspector_prints_which_layers_stay_in_float_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = Inspector(TARGET).inspect(Stubbed().eval(), torch.randn(2, 4), output_dir=tmp_path)
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0].startswith(f"Target {TARGET} (amd_npu_cnn): 1 of 3 nodes run quantized")
+    assert "float     second (Gemm" in printed
+    assert "outside the quantized regions" in printed
+    assert "first" not in printed
+    written = (tmp_path / f"inspect_{TARGET}.txt").read_text()
+    assert "quantized first (Gemm" in written
+    assert [node.quantized for node in told.nodes] == [True, False, False]
+    with pytest.raises(NotOfferedError, match="image_format"):
+        Inspector(TARGET).inspect(Stubbed(), torch.randn(2, 4), image_format="svg")
+
+
+def test_operations_as_modules_do_what_the_functions_do() -> None:
+    a, b = torch.randn(2, 3), torch.randn(2, 3)
+    assert torch.equal(functional.Add()(a, b), a + b)
+    assert torch.equal(functional.Sub()(a, b), a - b)
+    assert torch.equal(functional.Mul()(a, b), a * b)
+    assert torch.equal(functional.Matmul()(a, b.T), a @ b.T)
+    assert torch.equal(functional.Cat()([a, b], dim=1), torch.cat([a, b], 1))
+    assert torch.equal(functional.Max()(a, b), torch.maximum(a, b))
+    assert torch.equal(functional.Min()(a, 1).values, a.min(1).values)
+    assert torch.equal(functional.Mean()(a, dim=0), a.mean(0))
+    assert torch.equal(functional.Sum()(a), a.sum())
+    assert functional.Pad()(a, [1, 1]).shape == (2, 5)
+    assert torch.equal(functional.Relu()(a), a.clamp(min=0))
+    assert torch.equal(functional.Clamp()(a, max=0.5), a.clamp(max=0.5))
+    assert functional.Interpolate()(a[None], scale_factor=2).shape == (1, 2, 6)

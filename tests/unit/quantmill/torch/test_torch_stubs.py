@@ -1,0 +1,157 @@
+"""QuantStub and DeQuantStub: which nodes they enclose, and what is said where they enclose nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quantmill.torch.export import export
+from quantmill.torch.regions import StubError, resolve_regions
+from quantmill.torch.stubs import DeQuantStub, QuantStub
+from worker.quantizer.graph.regions import REGION
+from worker.quantizer.plan.matching import SCOPES
+
+
+def traced(body: str, types: str = "float[2,3] x", result: str = "float[2,3] y") -> ir.Model:
+    """A graph as it is exported; nodes stand in the module that their names begin with."""
+    text = f'<ir_version: 8, opset_import: ["" : 20, "quantmill" : 1]>\ng ({types}) => ({result}) {{ {body} }}'
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    held = ir.from_proto(model)
+    for node in held.graph:
+        module = (node.name or "").split("_")[0]
+        node.metadata_props[SCOPES] = repr(["", module, node.name])
+        for value in node.outputs:
+            value.dtype = value.dtype or ir.DataType.FLOAT
+    return held
+
+
+def regions(model: ir.Model) -> dict[str, str | None]:
+    resolve_regions(model)
+    return {node.name or "": node.metadata_props.get(REGION) for node in model.graph}
+
+
+def test_nodes_between_the_stubs_are_in_a_region_and_no_marker_is_left() -> None:
+    model = traced(
+        "[q] a = quantmill.QuantStub(x) [f_0] b = Relu(a) [d] c = quantmill.DeQuantStub(b) [f_1] e = Relu(c) "
+        "[q_2] g = quantmill.QuantStub(e) [f_2] h = Relu(g) [d_2] y = quantmill.DeQuantStub(h)"
+    )
+    assert regions(model) == {"f_0": "q", "f_1": None, "f_2": "q#2"}
+    assert [[value.name for value in node.inputs] for node in model.graph] == [["x"], ["b"], ["e"]]
+    assert model.graph.outputs[0].name == "y"
+    assert "quantmill" not in model.graph.opset_imports
+
+
+def test_a_region_may_end_at_the_output_and_without_stubs_there_is_none() -> None:
+    assert regions(traced("[q] a = quantmill.QuantStub(x) [f] y = Relu(a)")) == {"f": "q"}
+    assert regions(traced("[f] y = Relu(x)")) == {"f": None}
+
+
+def test_two_entrances_that_meet_are_one_region() -> None:
+    body = (
+        "[q] a = quantmill.QuantStub(x) [p] b = quantmill.QuantStub(z) [f_0] c = Relu(a) [f_1] e = Relu(b) "
+        "[f_2] g = Add(c, e) [d] y = quantmill.DeQuantStub(g)"
+    )
+    assert regions(traced(body, "float[2,3] x, float[2,3] z")) == {"f_0": "q", "f_1": "q", "f_2": "q"}
+
+
+def test_constants_shapes_and_integers_belong_to_neither_side() -> None:
+    body = (
+        "[q] a = quantmill.QuantStub(x) [s] n = Shape(x) [f_0] b = Reshape(a, n) [one] o = Constant<value_float=2.0>() "
+        "[f_1] c = Mul(b, o) [m] k = Cast<to=1>(i) [f_2] g = Add(c, k) [d] y = quantmill.DeQuantStub(g)"
+    )
+    found = regions(traced(body, "float[2,3] x, int64[2,3] i"))
+    assert found == {"s": None, "f_0": "q", "one": None, "f_1": "q", "m": None, "f_2": "q"}
+
+
+def test_a_marker_between_input_and_output_leaves_an_identity() -> None:
+    body = "[q] a = quantmill.QuantStub(x) [f] y = Relu(a) [d] z = quantmill.DeQuantStub(a)"
+    model = traced(body, result="float[2,3] y, float[2,3] z")
+    resolve_regions(model)
+    assert [node.op_type for node in model.graph] == ["Relu", "Identity"]
+    assert [value.name for value in model.graph.outputs] == ["y", "z"]
+    onnx.checker.check_model(ir.to_proto(model))
+
+
+@pytest.mark.parametrize(
+    ("body", "types", "told"),
+    [
+        (
+            "[q] a = quantmill.QuantStub(x) [f] b = Relu(a) [p] c = quantmill.QuantStub(b) [g] y = Relu(c)",
+            "float[2,3] x",
+            "the QuantStub 'p' is called inside the region that the QuantStub 'q' began",
+        ),
+        (
+            "[f] a = Relu(x) [d] y = quantmill.DeQuantStub(a)",
+            "float[2,3] x",
+            "the DeQuantStub 'd' is called on a tensor that no QuantStub leads to",
+        ),
+        (
+            "[q] a = quantmill.QuantStub(x) [f] b = Relu(a) [g] y = Add(b, z)",
+            "float[2,3] x, float[2,3] z",
+            "Add in module 'g' computes with a tensor inside the region that the QuantStub 'q' began and with "
+            "the input 'z', which is outside",
+        ),
+        (
+            "[q] a = quantmill.QuantStub(x) [f] b = Relu(a) [d] c = quantmill.DeQuantStub(b) [h] e = Relu(c) "
+            "[g] y = Add(b, e)",
+            "float[2,3] x",
+            "with the result of Relu in module 'h', which is outside",
+        ),
+        (
+            "[e] w = Gather(table, i) [q] a = quantmill.QuantStub(x) [f] b = Relu(a) [g] y = Add(b, w)",
+            "float[2,3] x, int64[2] i, float[9,3] table",
+            "with the result of Gather in module 'e', which is outside",
+        ),
+        (
+            "[q] a = quantmill.QuantStub(x) [d] b = quantmill.DeQuantStub(a) [f] y = Relu(b)",
+            "float[2,3] x",
+            "the QuantStub 'q' begins a region in which nothing is computed",
+        ),
+    ],
+    ids=["nested", "no-begin", "input-beside", "outside-beside", "embedding-beside", "empty"],
+)
+def test_misplaced_stubs_are_named(body: str, types: str, told: str) -> None:
+    with pytest.raises(StubError, match=r"[Ss]tub") as caught:
+        resolve_regions(traced(body, types))
+    assert told in caught.value.detail
+    assert caught.value.code == "misplaced-stub"
+    assert caught.value.hint
+
+
+class WholeModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.subm0, self.subm1, self.subm2 = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        output0 = self.dequant(self.subm0(self.quant(input)))
+        output1 = self.subm1(output0).relu()
+        output2: Tensor = self.dequant(self.subm2(self.quant(output1)))
+        return output2
+
+
+@pytest.mark.slow
+def test_one_stub_called_several_times_bounds_a_region_each_time(tmp_path: Path) -> None:
+    export(WholeModule().eval(), torch.randn(2, 4), tmp_path / "whole.onnx")
+    model = ir.load(tmp_path / "whole.onnx")
+    found = {node.op_type + str(k): node.metadata_props.get(REGION) for k, node in enumerate(model.graph)}
+    linear = [region for name, region in found.items() if name.startswith("Gemm")]
+    assert linear == ["quant", None, "quant#2"]
+    assert [region for name, region in found.items() if name.startswith("Relu")] == [None]
+    assert {node.domain for node in model.graph} == {""}
+
+
+def test_stubs_do_nothing_in_pytorch_and_let_gradients_through() -> None:
+    module, x = WholeModule(), torch.randn(2, 4)
+    plain = module.subm2(module.subm1(module.subm0(x)).relu())
+    assert torch.equal(module(x), plain)
+    module(x).sum().backward()
+    assert module.subm0.weight.grad is not None
+    with pytest.raises(StubError, match=r"takes a tensor of floats, not a tensor of torch\.int64"):
+        QuantStub()(torch.arange(3))
