@@ -58,9 +58,10 @@ def long_ones_first(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays until the end: the garbage collector need not look at it again and again."""
+    """What is loaded by now stays until the end, and a graph has very many objects: the collector looks more rarely."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(5_000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
@@ -19,6 +20,7 @@ from service.contracts.version import VERSION
 from service.db import Database, head_revision, migrate
 from service.jobs import transitions
 from service.settings import Settings
+from tests.api.conftest import front_of
 from tests.support.front import Front, pointers, problem
 
 KEY = "a-long-and-secret-key"
@@ -197,10 +199,10 @@ def test_an_unforeseen_failure_tells_nothing_but_its_id(sqlite_front: Front) -> 
 
 
 @pytest.fixture
-def locked_front(tmp_path: Path, sqlite_url: str) -> Iterator[TestClient]:
+def locked_front(app: FastAPI, tmp_path: Path, sqlite_url: str) -> Iterator[TestClient]:
     settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, api_key=KEY, min_free_bytes=0)
-    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
-        yield client
+    with front_of(app, settings) as front:
+        yield front.http
 
 
 @pytest.mark.parametrize(

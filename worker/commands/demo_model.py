@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 SEED = 0
-EPOCHS = 6
+EPOCHS = 8
 BATCH = 64
 HELD_OUT = 450
 CALIBRATION_SAMPLES = 256
