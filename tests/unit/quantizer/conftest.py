@@ -9,7 +9,7 @@ import pytest
 from tests.support.exact_sums import make_sums_exact
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _exact_sums() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         make_sums_exact(patch)

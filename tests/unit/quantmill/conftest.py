@@ -22,7 +22,7 @@ def _read_translations_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _exact_sums() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         make_sums_exact(patch)
