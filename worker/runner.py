@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -41,6 +41,7 @@ from service.contracts.runner import (
     InspectModelTask,
     InspectTargetTask,
     LogLine,
+    MetricLine,
     ModelResult,
     ProgressLine,
     QuantizeResult,
@@ -74,7 +75,7 @@ class LineRun:
 
     def __init__(
         self,
-        send: Callable[[ProgressLine | LogLine], None],
+        send: Callable[[ProgressLine | MetricLine | LogLine], None],
         stop: Callable[[], CanceledError | None],
         *,
         period_seconds: float = PROGRESS_PERIOD_SECONDS,
@@ -99,6 +100,10 @@ class LineRun:
         self._held.pop(stage, None)
         self._sent_at[stage] = now
         self._send(ProgressLine(stage=stage, done=done, total=total, unit=unit, message=message))
+
+    def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Send figures; never thinned."""
+        self._send(MetricLine(stage=stage, step=step, values=dict(values)))
 
     def log(self, message: str, level: Literal["info", "warning"] = "info") -> None:
         """Send a message for people."""

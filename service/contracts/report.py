@@ -153,6 +153,35 @@ class ReconstructionError(Contract):
     after: float
 
 
+class TrainingEpoch(Contract):
+    """One epoch of a training."""
+
+    epoch: int = Field(description="From 1; 0 is the network before training.")
+    steps: int = Field(description="Taken since the beginning.")
+    train_loss: float | None = Field(description="Mean over the epoch; null for epoch 0.")
+    validation_loss: float | None = Field(description="Of the samples held back, in the network as it is emitted.")
+    metric: float | None = Field(description="Of the same samples; null where it is undefined.")
+    learning_rate: float = Field(description="Of weights, in the epoch's last step.")
+    oscillating: float = Field(description="Share of weights that keep jumping between two integers.")
+    frozen: float = Field(description="Share of weights that are held since.")
+
+
+class TrainingFigures(Contract):
+    """How a training went."""
+
+    epochs: tuple[TrainingEpoch, ...]
+    best_epoch: int = Field(description="The epoch whose network was taken.")
+    metric: str | None = Field(description="What the best epoch was chosen by; null: the validation loss.")
+    samples: int = Field(description="Samples trained on.")
+    validation_samples: int
+    learning_rate: float = Field(description="Of weights, at its peak.")
+    tried: dict[str, float | None] = Field(
+        default_factory=dict, description="By learning rate that was tried: the validation loss it gave."
+    )
+    device: str
+    ended: Literal["epochs", "steps", "seconds", "patience"] = Field(description="What ended it.")
+
+
 class AlgorithmFigures(Contract):
     """What became of one entry of ``algorithms``."""
 
@@ -171,6 +200,7 @@ class AlgorithmFigures(Contract):
     ranges: tuple[RangeChange, ...] = Field(
         default=(), description="Ranges before and after, of an algorithm that moves them."
     )
+    training: TrainingFigures | None = Field(default=None, description="How it went, of an algorithm that trains.")
 
 
 class StageFigures(Contract):

@@ -115,6 +115,15 @@ class ProgressLine(Contract):
     message: str = ""
 
 
+class MetricLine(Contract):
+    """Figures of one step of a long stage, such as an epoch of a training; each is an event of its own."""
+
+    line: Literal["metric"] = "metric"
+    stage: str
+    step: int = Field(description="Its number; in a second attempt a step that is done again has the same.")
+    values: dict[str, float | None]
+
+
 class LogLine(Contract):
     """Something a person may want to read."""
 
@@ -193,7 +202,7 @@ class ErrorLine(Contract):
 
 
 RunnerLine = Annotated[
-    ProgressLine | LogLine | QuantizeResult | ModelResult | DatasetResult | InspectionResult | ErrorLine,
+    ProgressLine | MetricLine | LogLine | QuantizeResult | ModelResult | DatasetResult | InspectionResult | ErrorLine,
     Field(discriminator="line"),
 ]
 

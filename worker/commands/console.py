@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal
 
@@ -72,6 +73,11 @@ class ProgressView:
             self._finish(self._bar)
             task = self._tasks[stage] = self._bar.add_task(stage, total=total, note=note)
         self._bar.update(task, completed=done, total=total, note=note)
+
+    def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Show figures of a step."""
+        figures = "  ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
+        self._console.print(Text(f"{stage} {step}: {figures}", style="dim"))
 
     def log(self, message: str, level: Literal["info", "warning"] = "info") -> None:
         """Show a message."""

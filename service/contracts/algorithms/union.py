@@ -11,6 +11,7 @@ from service.contracts.algorithms.equalization import BiasCorrection, CrossLayer
 from service.contracts.algorithms.finetune import AdaQuant, AdaRound
 from service.contracts.algorithms.precision import Autopilot, MixedPrecision
 from service.contracts.algorithms.sensitivity import SensitivityAnalysis
+from service.contracts.algorithms.training import QuantizationAwareTraining
 
 Algorithm = Annotated[
     CrossLayerEqualization
@@ -18,6 +19,7 @@ Algorithm = Annotated[
     | BiasCorrection
     | AdaRound
     | AdaQuant
+    | QuantizationAwareTraining
     | SensitivityAnalysis
     | MixedPrecision
     | Autopilot,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 
@@ -10,6 +11,9 @@ class Run(Protocol):
 
     def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
         """Say how far ``stage`` has come. Called often: must be cheap."""
+
+    def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Tell figures of one step of a stage, such as an epoch of a training."""
 
     def log(self, message: str, level: Literal["info", "warning"] = "info") -> None:
         """Say something a person may want to read."""
@@ -23,6 +27,9 @@ class SilentRun:
 
     def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
         """Ignore progress."""
+
+    def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Ignore figures."""
 
     def log(self, message: str, level: Literal["info", "warning"] = "info") -> None:
         """Ignore messages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Literal
 
 from worker.quantizer.run.interface import Run
@@ -33,6 +34,10 @@ class TimedRun:
     def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
         """Pass it on."""
         self._run.progress(stage, done, total, unit, message)
+
+    def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Pass it on."""
+        self._run.metric(stage, step, values)
 
     def log(self, message: str, level: Literal["info", "warning"] = "info") -> None:
         """Pass it on."""
