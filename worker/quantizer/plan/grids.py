@@ -188,16 +188,21 @@ def raised_for_bias(
 
 
 def _channel_scales(node: ir.Node, weight: WeightPlan, channels: int) -> np.ndarray:
-    """float64 [channels]: the weight scale of every output channel.
-
-    A grouped ConvTranspose has one scale per channel of a group, a depthwise one has one per group.
-    """
+    """float64 [channels]: the weight scale of every output channel."""
     if not isinstance(weight.quantization, IntegerGrid):
         raise EngineError(f"weight {weight.initializer!r} has no integer grid", tensor=weight.initializer)
     scale = np.atleast_1d(weight.quantization.scale).astype(np.float64)
-    if _by_group(node, weight):
-        return np.repeat(scale, channels // scale.size)
-    return np.resize(scale, channels)
+    chosen: np.ndarray = scale[scale_of_channel(node, weight, channels, scale.size)]
+    return chosen
+
+
+def scale_of_channel(node: ir.Node, weight: WeightPlan, channels: int, scales: int) -> np.ndarray:
+    """int [channels]: which of the weight's scales each output channel has.
+
+    A grouped ConvTranspose has one scale per channel of a group, a depthwise one has one per group.
+    """
+    numbers = np.arange(scales)
+    return np.repeat(numbers, channels // scales) if _by_group(node, weight) else np.resize(numbers, channels)
 
 
 def _by_group(node: ir.Node, weight: WeightPlan) -> bool:
