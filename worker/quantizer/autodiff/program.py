@@ -13,7 +13,7 @@ from torch import Tensor
 
 from service.contracts.errors import UnsupportedModelError
 from worker.quantizer.autodiff.device import as_tensor
-from worker.quantizer.autodiff.operators import COMPUTE, STATIC, refusal
+from worker.quantizer.autodiff.operators import COMPUTE, STATIC
 from worker.quantizer.graph.values import constant, name_of, node_name, plain_attributes
 
 # (reading node, index of its input, value) -> under which name the operand is found while the program runs.
@@ -35,6 +35,11 @@ class _Instruction:
     attributes: Mapping[str, Any]
     operands: tuple[Operand, ...]
     results: tuple[str, ...]
+
+    def run(self, known: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        operands = [known[operand] if isinstance(operand, str) else operand for operand in self.operands]
+        made = self.compute(self.attributes, *operands)
+        return made if isinstance(made, tuple) else (made,)
 
 
 class Program:
@@ -70,9 +75,11 @@ class Program:
         self.constants: dict[str, Tensor] = {}
         self._device = device
         self._found = {name: named(name) for name in self.wanted}
-        self._instructions = [self._instruction(node, read) for node in nodes]
-        names = {operand for step in self._instructions for operand in step.operands if isinstance(operand, str)}
-        self.inputs = tuple(name for value in graph.inputs if (name := name_of(value)) in {*names, *self.wanted})
+        self._instructions: list[_Instruction] = []
+        for node in nodes:
+            self._add(node, read)
+        used = {value.name for node in nodes for value in node.inputs if value is not None} | set(self.wanted)
+        self.inputs = tuple(name for value in graph.inputs if (name := name_of(value)) in used)
         for name in self.wanted:
             held = graph.initializers.get(name)
             if held is not None and (array := constant(held)) is not None:
@@ -90,14 +97,22 @@ class Program:
         """
         known: dict[str, Any] = {**self.constants, **given}
         for step in self._instructions:
-            operands = [known[operand] if isinstance(operand, str) else operand for operand in step.operands]
-            result = step.compute(step.attributes, *operands)
-            results = result if isinstance(result, tuple) else (result,)
-            for name, tensor in zip(step.results, results, strict=False):
+            for name, tensor in zip(step.results, step.run(known), strict=False):
                 known[name] = tensor
                 if made is not None:
                     made(name, tensor, known)
         return {name: known[found] for name, found in self._found.items()}
+
+    def _add(self, node: ir.Node, read: Read) -> None:
+        """Append a node's instruction; what hangs on constants alone, such as shapes, is computed once and for all."""
+        step = self._instruction(node, read)
+        known = {**self.constants}
+        if step.results and all(operand in known for operand in step.operands if isinstance(operand, str)):
+            with torch.no_grad():
+                made = step.run(known)
+            self.constants.update(zip(step.results, made, strict=False))
+        else:
+            self._instructions.append(step)
 
     def _instruction(self, node: ir.Node, read: Read) -> _Instruction:
         operands = tuple(
@@ -109,12 +124,19 @@ class Program:
 
     def _operand(self, node: ir.Node, index: int, value: ir.Value, read: Read) -> Operand:
         array = constant(value)
+        if array is None and value.name in self.constants:
+            array = self.constants[value.name].cpu().numpy()  # computed of constants
         if array is not None and index in STATIC.get(node.op_type, ()):
             return tuple(np.asarray(array).reshape(-1).tolist())
         name = read(node, index, value)
         if array is not None and name == value.name and name not in self.constants:
             self.constants[name] = _constant_tensor(array, self._device)
         return name
+
+
+def refusal(node):
+    from service.contracts.reason import Reason
+    return None if node.op_type in COMPUTE else Reason("x", "no form")
 
 
 def check(nodes: Iterable[ir.Node]) -> None:

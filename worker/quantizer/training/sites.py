@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -125,6 +125,13 @@ class Sites:
         """Number of axes of an activation."""
         shape = self._values[tensor].shape
         return 1 if shape is None else len(shape)
+
+    def renew_biases(self, plan: QuantizationPlan) -> None:
+        """Take over the grids that biases have in another plan for the same graph."""
+        for key, site in self.held.items():
+            entry = plan.biases.get(node_name(site.node)) if site.bias is not None else None
+            if site.bias is not None and entry is not None and entry.quantization is not None:
+                self.held[key] = replace(site, bias=replace(site.bias, grid=entry.quantization))
 
     def _reads_rounded(self, node: ir.Node, value: ir.Value) -> bool:
         if name_of(value) not in self._plan.activations:

@@ -59,6 +59,7 @@ class Twin(nn.Module):
         )
         self.masters, self.weight_grids, self.activation_grids = Tree(), Tree(), Tree()
         self._fixed: dict[str, TorchGrid] = {}
+        self._channels: dict[str, Tensor] = {}
         self._constants = {key: as_tensor(np.array(array), device) for key, array in self._sites.moved.items()}
         for site in self._sites.held.values():
             self._hold(site)
