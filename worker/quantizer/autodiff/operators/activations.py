@@ -22,7 +22,8 @@ def _hard_sigmoid(attributes: Attributes, x: Tensor) -> Tensor:
 
 
 def _selu(attributes: Attributes, x: Tensor) -> Tensor:
-    return functional.elu(x, attributes.get("alpha", _SELU_ALPHA)) * attributes.get("gamma", _SELU_GAMMA)
+    gamma = float(attributes.get("gamma", _SELU_GAMMA))
+    return functional.elu(x, attributes.get("alpha", _SELU_ALPHA)) * gamma
 
 
 def _shrink(attributes: Attributes, x: Tensor) -> Tensor:

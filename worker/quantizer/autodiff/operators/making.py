@@ -52,7 +52,7 @@ def _eye_like(attributes: Attributes, x: Tensor) -> Tensor:
     dtype = TORCH_DTYPES[ir.DataType(attributes["dtype"])] if "dtype" in attributes else x.dtype
     rows, columns, k = *x.shape, attributes.get("k", 0)
     below = torch.arange(rows, device=x.device)[:, None] + k
-    return (below == torch.arange(columns, device=x.device)).to(dtype)
+    return torch.eq(below, torch.arange(columns, device=x.device)).to(dtype)
 
 
 COMPUTE: dict[str, Operator] = {

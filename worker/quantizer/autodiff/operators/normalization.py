@@ -68,7 +68,8 @@ def _mean_variance_norm(attributes: Attributes, x: Tensor) -> Tensor:
     # the norm, unlike a square root, has a finite derivative at 0
     norm: Tensor = torch.linalg.vector_norm(centered, dim=axes, keepdim=True)
     count = prod(x.shape[axis] for axis in axes)
-    return centered / (norm / count**0.5 + _MVN_EPSILON)
+    deviation: Tensor = norm / count**0.5
+    return centered / (deviation + _MVN_EPSILON)
 
 
 COMPUTE: dict[str, Operator] = {

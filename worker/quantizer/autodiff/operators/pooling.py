@@ -100,13 +100,9 @@ class _Places:
         for axis in range(rank):
             dilation, stride = window.dilations[axis], window.strides[axis]
             length = (self.count[axis] - 1) * stride + 1
-            parts = [
-                padded.narrow(axis + 2, tap * dilation, length)[
-                    (slice(None),) * (axis + 2) + (slice(None, None, stride),)
-                ]
-                for tap in range(window.kernel[axis])
-            ]
-            padded = reduce(torch.add, parts)
+            moved = padded.movedim(axis + 2, 0)
+            firsts = [tap * dilation for tap in range(window.kernel[axis])]
+            padded = reduce(torch.add, [moved[at : at + length : stride] for at in firsts]).movedim(0, axis + 2)
         return padded
 
 
@@ -143,7 +139,8 @@ def _spatial(x: Tensor) -> tuple[int, ...]:
 
 
 def _global_lp_pool(attributes: Attributes, x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, attributes.get("p", 2), dim=_spatial(x), keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(x, attributes.get("p", 2), dim=_spatial(x), keepdim=True)
+    return norm
 
 
 COMPUTE: dict[str, Operator] = {

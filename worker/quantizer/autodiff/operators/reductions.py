@@ -39,7 +39,8 @@ def _sum(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
 
 
 def _norm(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=axes, keepdim=keep)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=axes, keepdim=keep)
+    return norm
 
 
 def _extreme(find: Callable[..., Tensor]) -> Operator:

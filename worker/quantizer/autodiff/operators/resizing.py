@@ -169,21 +169,16 @@ def _origins(one: _Axis, coordinates: str) -> _Array:
     return (at + half) / scale - half
 
 
-# Words of opset 20 and of opset 16.
-_SAMPLING = {
-    "linear": "bilinear",
-    "bilinear": "bilinear",
-    "cubic": "bicubic",
-    "bicubic": "bicubic",
-    "nearest": "nearest",
-}
+# Words of opset 20; those of opset 16 are torch's own.
+_SAMPLING = {"linear": "bilinear", "cubic": "bicubic"}
 
 
 def _grid_sample(attributes: Attributes, x: Tensor, grid: Tensor) -> Tensor:
+    mode = attributes.get("mode", "linear")
     return functional.grid_sample(
         x,
         grid,
-        _SAMPLING[attributes.get("mode", "linear")],
+        _SAMPLING.get(mode, mode),
         attributes.get("padding_mode", "zeros"),
         bool(attributes.get("align_corners", 0)),
     )
