@@ -15,7 +15,7 @@ def _shapes() -> Iterator[Case]:
     x = normal(2, 3, 4)
     for shape in ((0, -1), (4, 6), (-1,), (1, 0, 8)):
         yield Case("Reshape(x, shape)", {"x": x, "shape": ints(*shape)})
-    yield Case("Reshape<allowzero=1>(x, shape)", {"x": normal(0, 3), "shape": ints(3, 0)})
+    yield Case("Reshape<allowzero=1>(x, shape)", {"x": normal(0, 3), "shape": ints(3, 0)}, smooth=False)
     for axis in (0, 1, 2, -1, 3):
         yield Case(f"Flatten<axis={axis}>(x)", {"x": x})
     yield Case("Transpose(x)", {"x": x})
@@ -58,8 +58,8 @@ def _slices() -> Iterator[Case]:
         yield Case(f'Pad<mode="{mode}">(x, pads, , axes)', {"x": normal(2, 5), "pads": ints(2, 1), "axes": ints(-1)})
     for mode in ("constant", "edge"):
         yield Case(f'Pad<mode="{mode}">(x, pads)', {"x": normal(3, 6), "pads": ints(0, -1, 1, 2)})
-    yield Case("Pad(x, pads, v)", {"x": normal(2, 3), "pads": ints(1, 0, 0, 2), "v": scalar(0.5)})
-    yield Case("Pad(x, pads, v)", {"x": normal(2, 3), "pads": ints(1, 0, 0, 2), "v": scalar(-np.inf)})
+    yield Case("Pad(x, pads, v)", {"x": normal(2, 3), "pads": ints(1, 0, 0, 2), "v": scalar(0.5)}, frozen=("v",))
+    yield Case("Pad(x, pads, v)", {"x": normal(2, 3), "pads": ints(1, 0, 0, 2), "v": scalar(-np.inf)}, smooth=False)
 
 
 def _indices() -> Iterator[Case]:
@@ -95,7 +95,7 @@ def _indices() -> Iterator[Case]:
 def _resizes() -> Iterator[Case]:
     x = normal(1, 2, 5, 4)
     coordinates = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric")
-    for where, sizes in product(coordinates, ((10, 8), (7, 9), (3, 2), (1, 4))):
+    for where, sizes in product(coordinates, ((10, 8), (7, 9), (2, 3), (1, 4))):
         target = {"x": x, "sizes": ints(1, 2, *sizes)}
         for mode in ("linear", "cubic"):
             form = f'mode="{mode}", coordinate_transformation_mode="{where}"'
@@ -111,9 +111,8 @@ def _resizes() -> Iterator[Case]:
         yield Case(f'Resize<mode="cubic", {form}>(x, , , sizes)', {"x": x, "sizes": ints(1, 2, 7, 9)})
     for mode, rank in product(("nearest", "linear"), (3, 5)):
         shape = (1, 2, *(4, 3, 5)[: rank - 2])
-        yield Case(
-            f'Resize<mode="{mode}">(x, , scales)', {"x": normal(*shape), "scales": floats(1, 1, *[2.0] * (rank - 2))}
-        )
+        doubled = floats(1, 1, *[2.0] * (rank - 2))
+        yield Case(f'Resize<mode="{mode}">(x, , scales)', {"x": normal(*shape), "scales": doubled})
     yield Case("Resize<axes=[2,3]>(x, , scales)", {"x": x, "scales": floats(2, 3)})
     for policy in ("not_larger", "not_smaller"):
         form = f'axes=[2,3], keep_aspect_ratio_policy="{policy}", mode="linear"'
@@ -128,7 +127,8 @@ def _resizes() -> Iterator[Case]:
 def _made() -> Iterator[Case]:
     x = away(2, 3)
     for kind in (1, 6, 7, 10, 11):
-        yield Case(f"Cast<to={kind}>(x)", {"x": x})
+        # differences of float64 show the derivative where the result is float64 (11) or an integer
+        yield Case(f"Cast<to={kind}>(x)", {"x": x}, smooth=kind not in (1, 10))
     yield Case("Cast<to=9>(x)", {"x": floats(0, 1, -2)})
     yield Case("Cast<to=1>(x)", {"x": ints(1, 2)})
     yield Case("Cast<to=1>(x)", {"x": booleans(4)})

@@ -26,7 +26,7 @@ def _gather(attributes: Attributes, x: Tensor, indices: Tensor) -> Tensor:
     if axis == 0 and x.dim() == 2 and x.is_floating_point():
         return functional.embedding(index, x)  # its gradient is the same every time on a GPU, too
     taken = x.index_select(axis, index.reshape(-1))
-    return taken.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    return taken.reshape([*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])
 
 
 def _gather_elements(attributes: Attributes, x: Tensor, indices: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def _gather_nd(attributes: Attributes, x: Tensor, indices: Tensor) -> Tensor:
     samples, places = prod(x.shape[:batch]), prod(x.shape[batch : batch + depth])
     first = torch.arange(samples, device=x.device).reshape(*x.shape[:batch], *[1] * (flat.dim() - batch)) * places
     rows = x.reshape(samples * places, *rest)
-    return rows.index_select(0, (flat + first).reshape(-1)).reshape(*flat.shape, *rest)
+    return rows.index_select(0, (flat + first).reshape(-1)).reshape([*flat.shape, *rest])
 
 
 def _flat_index(indices: Tensor, sizes: tuple[int, ...]) -> Tensor:

@@ -53,10 +53,10 @@ def _lp_norm(attributes: Attributes, x: Tensor) -> Tensor:
 
 
 def _lrn(attributes: Attributes, x: Tensor) -> Tensor:
-    """Across channels (Krizhevsky et al. 2012, section 3.3), whose even windows reach one further behind."""
+    """Across channels (Krizhevsky et al. 2012, section 3.3); onnxruntime takes odd sizes alone."""
     size = attributes["size"]
     squares = x.square().reshape(x.shape[0], 1, x.shape[1], -1)
-    padded = functional.pad(squares, (0, 0, (size - 1) // 2, size // 2))
+    padded = functional.pad(squares, (0, 0, size // 2, size // 2))
     mean = functional.avg_pool2d(padded, (size, 1), stride=1).reshape(x.shape)
     base = mean * attributes.get("alpha", 1e-4) + attributes.get("bias", 1.0)
     return x / torch.pow(base, attributes.get("beta", 0.75))

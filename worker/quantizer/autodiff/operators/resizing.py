@@ -169,8 +169,8 @@ def _origins(one: _Axis, coordinates: str) -> _Array:
     return (at + half) / scale - half
 
 
-# Words of opset 20; those of opset 16 are torch's own.
-_SAMPLING = {"linear": "bilinear", "cubic": "bicubic"}
+# Words of opset 20, and those of opset 16.
+_SAMPLING = {"linear": "bilinear", "cubic": "bicubic", **{word: word for word in ("nearest", "bilinear", "bicubic")}}
 
 
 def _grid_sample(attributes: Attributes, x: Tensor, grid: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def _grid_sample(attributes: Attributes, x: Tensor, grid: Tensor) -> Tensor:
     return functional.grid_sample(
         x,
         grid,
-        _SAMPLING.get(mode, mode),
+        _SAMPLING[mode],
         attributes.get("padding_mode", "zeros"),
         bool(attributes.get("align_corners", 0)),
     )
