@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from worker.quantizer.autodiff.operators import activations, arithmetic, normalization, pooling, products
+from worker.quantizer.autodiff.operators import (
+    activations,
+    arithmetic,
+    indexing,
+    making,
+    normalization,
+    pooling,
+    products,
+    reductions,
+    resizing,
+    shapes,
+)
 from worker.quantizer.autodiff.operators.forms import Operator
 
+_FAMILIES = (
+    activations, arithmetic, indexing, making, normalization, pooling, products, reductions, resizing, shapes,
+)  # fmt: skip
 # Each takes the node's attributes and then its inputs, None for one that is left out.
-COMPUTE: dict[str, Operator] = {
-    **activations.COMPUTE,
-    **arithmetic.COMPUTE,
-    **normalization.COMPUTE,
-    **pooling.COMPUTE,
-    **products.COMPUTE,
-}
+COMPUTE: dict[str, Operator] = {name: compute for family in _FAMILIES for name, compute in family.COMPUTE.items()}
 # Positions of inputs that say how something is computed: shapes, axes, sizes. There a constant is given as a tuple of
 # ints (floats: scales and region of Resize), and as a tensor what is found at run time.
-STATIC: dict[str, frozenset[int]] = {}
+STATIC: dict[str, frozenset[int]] = {name: spots for family in _FAMILIES for name, spots in family.STATIC.items()}

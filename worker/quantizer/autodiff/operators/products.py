@@ -64,9 +64,15 @@ def _gemm(attributes: Attributes, a: Tensor, b: Tensor, c: Tensor | None = None)
     return product if c is None else product + c * beta
 
 
+def _einsum(attributes: Attributes, *terms: Tensor) -> Tensor:
+    return torch.einsum(attributes["equation"].replace(" ", ""), *terms)
+
+
 COMPUTE: dict[str, Operator] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
+    "Einsum": _einsum,
     "Gemm": _gemm,
     "MatMul": lambda _, one, other: torch.matmul(one, other),
 }
+STATIC: dict[str, frozenset[int]] = {}
