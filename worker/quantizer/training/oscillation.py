@@ -1,7 +1,7 @@
 """Weights that jump to and fro between two integers, and how they are held.
 
 Nagel, Fournarakis, Bondarenko and Blankevoort 2022, Overcoming Oscillations in Quantization-Aware Training (arXiv
-2203.11086), section 4.2 and algorithm 1.
+2203.11086), algorithm 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 _MOMENTUM = 0.01
-# The threshold of freezing begins here where the one of the end is not above it, as in the paper's experiments.
+# The threshold of freezing begins here where the one of the end is not above it: the authors let it fall from 0.1 over
+# the whole training, so that it is near this in the second half.
 _FIRST_THRESHOLD = 0.04
 # A weight counts as oscillating above this frequency, as the paper counts them.
 _OSCILLATING = 0.005
