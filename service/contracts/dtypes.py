@@ -18,7 +18,7 @@ BlockDtype = Literal[
     "mxfp6_e2m3",
     "mxfp4_e2m1",
 ]
-ActivationDtype = Literal["uint8", "int8", "uint16", "int16", FloatDtype, BlockDtype]
+ActivationDtype = Literal["uint8", "int8", "uint16", "int16", "uint4", "int4", FloatDtype, BlockDtype]
 WeightDtype = Literal["int8", "uint8", "int16", "uint16", "int4", "uint4", "int2", "uint2", FloatDtype, BlockDtype]
 HalfDtype = Literal["float16", "bfloat16"]
 BiasDtype = Literal["int32", "int16", "int8", "float32", HalfDtype]

@@ -15,9 +15,10 @@ import onnxruntime as ort
 from worker.quantizer.emit import Emitted
 from worker.quantizer.graph.values import add_initializer, name_of
 from worker.quantizer.numerics.blocks import BlockGrid
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.minifloat import FloatGrid
-from worker.quantizer.plan.types import Grid, QuantizationPlan, Role
+from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.runtime.cpu import saturates_pairs
 
 

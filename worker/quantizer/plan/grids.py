@@ -14,10 +14,11 @@ from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.blocks import BlockGrid
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range, integer_limits, snap_scale
 from worker.quantizer.numerics.minifloat import FLOATS, FloatGrid
 from worker.quantizer.operators.linear import summed_axis
-from worker.quantizer.plan.types import Grid, QuantizationPlan, Role, WeightPlan
+from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
 from worker.quantizer.statistics.reducers import Range
 from worker.quantizer.statistics.weights import weight_range
 
@@ -188,16 +189,21 @@ def raised_for_bias(
 
 
 def _channel_scales(node: ir.Node, weight: WeightPlan, channels: int) -> np.ndarray:
-    """float64 [channels]: the weight scale of every output channel.
-
-    A grouped ConvTranspose has one scale per channel of a group, a depthwise one has one per group.
-    """
+    """float64 [channels]: the weight scale of every output channel."""
     if not isinstance(weight.quantization, IntegerGrid):
         raise EngineError(f"weight {weight.initializer!r} has no integer grid", tensor=weight.initializer)
     scale = np.atleast_1d(weight.quantization.scale).astype(np.float64)
-    if _by_group(node, weight):
-        return np.repeat(scale, channels // scale.size)
-    return np.resize(scale, channels)
+    chosen: np.ndarray = scale[scale_of_channel(node, weight, channels, scale.size)]
+    return chosen
+
+
+def scale_of_channel(node: ir.Node, weight: WeightPlan, channels: int, scales: int) -> np.ndarray:
+    """int [channels]: which of the weight's scales each output channel has.
+
+    A grouped ConvTranspose has one scale per channel of a group, a depthwise one has one per group.
+    """
+    numbers = np.arange(scales)
+    return np.repeat(numbers, channels // scales) if _by_group(node, weight) else np.resize(numbers, channels)
 
 
 def _by_group(node: ir.Node, weight: WeightPlan) -> bool:

@@ -17,9 +17,10 @@ import onnx_ir as ir
 
 from service.contracts.errors import EngineError
 from worker.quantizer.graph.values import constant, name_of, node_name
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.grids import own_bias_grid, product_grid, raised_for_bias, weight_grid
-from worker.quantizer.plan.types import ActivationPlan, BiasPlan, Grid, QuantizationPlan, Role, WeightPlan
+from worker.quantizer.plan.types import ActivationPlan, BiasPlan, QuantizationPlan, Role, WeightPlan
 from worker.quantizer.plan.weights import BIAS_NEEDS_INTEGER_INPUT, counted
 
 

@@ -14,13 +14,10 @@ from service.contracts.dtypes import HALF_DTYPES, needs_calibration
 from service.contracts.reason import Reason
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
 from worker.quantizer.graph.values import node_name, users
-from worker.quantizer.numerics.blocks import BlockGrid
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.statistics.reducers import Range
-
-Grid = IntegerGrid | FloatGrid | BlockGrid
 
 
 class Role(Enum):

@@ -12,8 +12,9 @@ from worker.quantizer.equalization.cross_layer.balance import Values
 from worker.quantizer.equalization.cross_layer.dataflow import Flow
 from worker.quantizer.equalization.cross_layer.spaces import PINNED
 from worker.quantizer.graph.values import name_of
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.plan.types import Grid, QuantizationPlan
+from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.rows import ChannelExtremes
 

@@ -16,10 +16,11 @@ from service.contracts.calibration import MinMaxCalibration, NonOverflowCalibrat
 from service.contracts.dtypes import is_block, needs_calibration
 from service.contracts.specs import ActivationSpec
 from worker.quantizer.numerics.blocks import BlockGrid
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.operators.linear import WeightLayout
 from worker.quantizer.plan.grids import activation_grid, weight_grid
-from worker.quantizer.plan.types import Grid, WeightPlan
+from worker.quantizer.plan.types import WeightPlan
 from worker.quantizer.statistics.grids import Spec
 from worker.quantizer.statistics.ranges import range_reducer
 

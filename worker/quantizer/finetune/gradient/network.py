@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from worker.quantizer.finetune.gradient.grids import TorchGrid
-from worker.quantizer.finetune.gradient.operators import COMPUTE
-from worker.quantizer.finetune.reconstruction.device import as_tensor
+from worker.quantizer.autodiff.device import as_tensor
+from worker.quantizer.autodiff.grids import TorchGrid
+from worker.quantizer.finetune.gradient.operators import UNIT_COMPUTE
 from worker.quantizer.finetune.reconstruction.unit import Operation, Samples, Unit, UnsupportedUnitError
 
 # A GPU keeps the samples if they take no more than this part of its free memory.
@@ -54,7 +54,7 @@ class Network:
         known = {**self._constants, **parameters, **inputs}
         for operation, attributes in self._steps:
             read = [None if not name else known[name] for name in operation.inputs]
-            made = COMPUTE[operation.op_type](attributes, *read)
+            made = cast(Tensor, UNIT_COMPUTE[operation.op_type](attributes, *read))
             if operation.output in self._unit.grids:
                 made = self._grid(operation.output, made).through(made)
             known[operation.output] = made
@@ -79,7 +79,7 @@ class Network:
 
     def _attributes(self, operation: Operation) -> dict[str, Any]:
         """The node's attributes; a Clip's limits as numbers."""
-        if operation.op_type not in COMPUTE:
+        if operation.op_type not in UNIT_COMPUTE:
             raise UnsupportedUnitError(operation.op_type)
         limits = {}
         if operation.op_type == "Clip":

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.quantizer.finetune.gradient.grids import TorchGrid
-from worker.quantizer.finetune.reconstruction.device import as_tensor
+from worker.quantizer.autodiff.device import as_tensor
+from worker.quantizer.autodiff.grids import TorchGrid
 from worker.quantizer.finetune.reconstruction.method import Regularizer, Result
 from worker.quantizer.finetune.reconstruction.unit import Parameter
 from worker.quantizer.numerics.integer import IntegerGrid

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.quantizer.autodiff.device import as_tensor, choose_device, repeatable
 from worker.quantizer.finetune.gradient.choice import Results, channels_are_independent, choose
 from worker.quantizer.finetune.gradient.network import Cached, Network, channel_axis
 from worker.quantizer.finetune.gradient.parameters import Moving
-from worker.quantizer.finetune.reconstruction.device import as_tensor, choose_device, repeatable
 from worker.quantizer.finetune.reconstruction.method import Descent, Method, Movable, Regularizer, Result, Spec
 from worker.quantizer.finetune.reconstruction.outcome import Outcome
 from worker.quantizer.finetune.reconstruction.unit import Parameter, Samples, Unit

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.quantizer.autodiff.device import as_tensor, repeatable
 from worker.quantizer.finetune.moments.arrays import Arrays
-from worker.quantizer.finetune.reconstruction.device import as_tensor, repeatable
 
 
 def torch_arrays(device: torch.device) -> Arrays:

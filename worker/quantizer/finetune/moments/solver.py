@@ -124,8 +124,8 @@ def arrays_on(wanted: str) -> Arrays:
     """
     if wanted == "cpu" or (wanted == "auto" and not may_have_gpu()):
         return NUMPY
+    from worker.quantizer.autodiff.device import choose_device
     from worker.quantizer.finetune.moments.arrays_torch import torch_arrays  # loads torch
-    from worker.quantizer.finetune.reconstruction.device import choose_device
 
     device = choose_device(wanted)
     return NUMPY if device.type == "cpu" else torch_arrays(device)

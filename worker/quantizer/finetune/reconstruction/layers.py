@@ -11,10 +11,11 @@ import onnx_ir as ir
 from worker.quantizer.finetune.reconstruction.unit import ACTIVATIONS, NORM_OPERATORS, OPERATORS, Operation, Unit
 from worker.quantizer.finetune.reconstruction.unit import Parameter as Tuned
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name, plain_attributes, users
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import LINEAR
 from worker.quantizer.plan.parameters import Parameter, Parameters
-from worker.quantizer.plan.types import Grid, QuantizationPlan, Role
+from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.walk import is_tunable
 
 

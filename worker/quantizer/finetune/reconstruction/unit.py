@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from worker.quantizer.graph.values import AttributeValue
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.operators.linear import LINEAR
-from worker.quantizer.plan.types import Grid
 
 NORM_OPERATORS = ("InstanceNormalization", "LayerNormalization")
 ACTIVATIONS = (

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.plan.types import Grid
 
 # (kind, name): an activation by source tensor, a weight or constant operand by initializer, a bias by node.
 Variable = tuple[str, str]

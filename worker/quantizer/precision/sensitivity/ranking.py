@@ -15,9 +15,9 @@ from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.data import choose_batch_size
 from worker.quantizer.evaluation.metrics import Distance
 from worker.quantizer.graph.values import constant, name_of
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.plan.grids import activation_grid, weight_grid
 from worker.quantizer.plan.journal import Journal
-from worker.quantizer.plan.types import Grid
 from worker.quantizer.plan.weights import granularity_of
 from worker.quantizer.precision.layers import Layer
 from worker.quantizer.precision.mixed.assignment import Ranges

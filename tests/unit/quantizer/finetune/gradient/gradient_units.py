@@ -16,8 +16,8 @@ from worker.quantizer.finetune.reconstruction.layers import operation_of
 from worker.quantizer.finetune.reconstruction.method import Method
 from worker.quantizer.finetune.reconstruction.unit import Parameter, Samples, Unit
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
-from worker.quantizer.plan.types import Grid
 
 Arrays = Mapping[str, np.ndarray]
 

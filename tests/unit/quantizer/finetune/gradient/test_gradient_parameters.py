@@ -12,7 +12,7 @@ from tests.unit.quantizer.toolbox import normal
 from worker.quantizer.finetune.gradient.parameters import Moving, SoftRounding
 from worker.quantizer.finetune.reconstruction.method import NO_REGULARIZER, Regularizer
 from worker.quantizer.finetune.reconstruction.unit import Parameter
-from worker.quantizer.plan.types import Grid
+from worker.quantizer.numerics.grids import Grid
 
 CPU = torch.device("cpu")
 WEIGHT = normal(5, 7, seed=3)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from service.contracts.dtypes import BLOCK_DTYPES, FLOAT_DTYPES, WeightDtype, is_integer
 from tests.unit.quantizer.numerics.forms import rounded_grid
-from worker.quantizer.finetune.gradient.grids import TorchGrid
+from worker.quantizer.autodiff.grids import TorchGrid
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
-from worker.quantizer.plan.types import Grid
 
 CPU = torch.device("cpu")
 INTEGERS = [dtype for dtype in get_args(WeightDtype) if is_integer(dtype)]

@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from worker.quantizer.finetune.reconstruction.device import as_tensor
+from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.numerics.blocks import BlockFormat, BlockGrid, FixedPoint
+from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.minifloat import FloatGrid, Minifloat
-from worker.quantizer.plan.types import Grid
 
 
 class TorchGrid:
@@ -77,37 +77,6 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (inside,) = ctx.saved_tensors
         return gradients[0] * inside, None
-
-
-Limit = float | Tensor
-
-
-class _ClipInward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, low: Limit, high: Limit) -> Tensor:
-        ctx.save_for_backward(values)
-        ctx.limits = (low, high)
-        if isinstance(low, Tensor) or isinstance(high, Tensor):
-            held = torch.maximum(values, low) if isinstance(low, Tensor) else values.clamp(min=low)
-            return torch.minimum(held, high) if isinstance(high, Tensor) else held.clamp(max=high)
-        return values.clamp(low, high)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (values,) = ctx.saved_tensors
-        low, high = ctx.limits
-        gradient = gradients[0]
-        outward = ((values < low) & (gradient > 0)) | ((values > high) & (gradient < 0))
-        return gradient.masked_fill(outward, 0.0), None, None
-
-
-def clip_inward(values: Tensor, low: Limit, high: Limit) -> Tensor:
-    """``values`` within [low, high], with a gradient wherever a step against it leads towards the interval.
-
-    Where a value was cut off wrongly, because the float network's lies inside, the plain derivative is 0 and the error
-    would stay for good.
-    """
-    return cast(Tensor, _ClipInward.apply(values, low, high))  # type: ignore[no-untyped-call]
 
 
 def fake_minifloat(values: Tensor, form: Minifloat) -> Tensor:

@@ -1,0 +1,1 @@
+"""ONNX operators in torch, with derivatives, and the grids of the plan among them."""

@@ -1,0 +1,179 @@
+"""A graph as a function of torch: its nodes one after another, each by its operator's form in ``operators``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from service.contracts.errors import UnsupportedModelError
+from worker.quantizer.autodiff.device import as_tensor
+from worker.quantizer.autodiff.operators import COMPUTE, STATIC
+from worker.quantizer.graph.values import constant, name_of, node_name, plain_attributes
+
+# (reading node, index of its input, value) -> under which name the operand is found while the program runs.
+Read = Callable[[ir.Node, int, ir.Value], str]
+Made = Callable[[str, Tensor, dict[str, Tensor]], None]
+Operand = str | tuple[float, ...] | None
+
+
+class NotDifferentiableError(UnsupportedModelError):
+    """An operator on the way from the parameters to the loss has no derivative here."""
+
+    code = "not-differentiable"
+    title = "The network cannot be trained"
+
+
+@dataclass(frozen=True)
+class _Instruction:
+    compute: Callable[..., Any]
+    attributes: Mapping[str, Any]
+    operands: tuple[Operand, ...]
+    results: tuple[str, ...]
+
+    def run(self, known: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        operands = [known[operand] if isinstance(operand, str) else operand for operand in self.operands]
+        made = self.compute(self.attributes, *operands)
+        return made if isinstance(made, tuple) else (made,)
+
+
+class Program:
+    """What ``graph`` computes up to ``wanted``, in torch.
+
+    Args:
+        graph: prepared main graph.
+        wanted: names of tensors; None: the graph's outputs.
+        device: where constants live.
+        read: names the operands; default: by their values.
+        named: says under which names the wanted tensors are found in the end; default: their own.
+
+    Attributes:
+        constants: by name: initializers that instructions read, on ``device``.
+        inputs: names of the graph's inputs that are needed.
+
+    Raises:
+        NotDifferentiableError: a node has no form; names it.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        *,
+        device: torch.device,
+        wanted: Collection[str] | None = None,
+        read: Read = lambda node, index, value: name_of(value),
+        named: Callable[[str], str] = lambda name: name,
+    ) -> None:
+        self.wanted = tuple(name_of(value) for value in graph.outputs) if wanted is None else tuple(wanted)
+        nodes = _needed(graph, self.wanted)
+        check(nodes)
+        self.constants: dict[str, Tensor] = {}
+        self._device = device
+        self._found = {name: named(name) for name in self.wanted}
+        self._instructions: list[_Instruction] = []
+        for node in nodes:
+            self._add(node, read)
+        used = {value.name for node in nodes for value in node.inputs if value is not None} | set(self.wanted)
+        self.inputs = tuple(name for value in graph.inputs if (name := name_of(value)) in used)
+        for name in self.wanted:
+            held = graph.initializers.get(name)
+            if held is not None and (array := constant(held)) is not None:
+                self.constants[name] = _constant_tensor(array, device)
+
+    def __call__(self, given: Mapping[str, Tensor], made: Made | None = None) -> dict[str, Tensor]:
+        """Run it.
+
+        Args:
+            given: inputs by name, and operands that ``read`` has named otherwise.
+            made: called with every tensor that a node has made, and with all that is known, to which it may add.
+
+        Returns:
+            the wanted tensors by name.
+        """
+        known: dict[str, Any] = {**self.constants, **given}
+        for step in self._instructions:
+            for name, tensor in zip(step.results, step.run(known), strict=False):
+                known[name] = tensor
+                if made is not None:
+                    made(name, tensor, known)
+        return {name: known[found] for name, found in self._found.items()}
+
+    def _add(self, node: ir.Node, read: Read) -> None:
+        """Append a node's instruction; what hangs on constants alone, such as shapes, is computed once and for all."""
+        step = self._instruction(node, read)
+        known = {**self.constants}
+        if step.results and all(operand in known for operand in step.operands if isinstance(operand, str)):
+            with torch.no_grad():
+                made = step.run(known)
+            self.constants.update(zip(step.results, made, strict=False))
+        else:
+            self._instructions.append(step)
+
+    def _instruction(self, node: ir.Node, read: Read) -> _Instruction:
+        operands = tuple(
+            None if value is None or not value.name else self._operand(node, index, value, read)
+            for index, value in enumerate(node.inputs)
+        )
+        results = tuple(value.name or "" for value in node.outputs)
+        return _Instruction(COMPUTE[node.op_type], plain_attributes(node), operands, results)
+
+    def _operand(self, node: ir.Node, index: int, value: ir.Value, read: Read) -> Operand:
+        array = constant(value)
+        if array is None and value.name in self.constants:
+            array = self.constants[value.name].cpu().numpy()  # computed of constants
+        if array is not None and index in STATIC.get(node.op_type, ()):
+            return tuple(np.asarray(array).reshape(-1).tolist())
+        name = read(node, index, value)
+        if array is not None and name == value.name and name not in self.constants:
+            self.constants[name] = _constant_tensor(array, self._device)
+        return name
+
+
+def refusal(node):
+    from service.contracts.reason import Reason
+    return None if node.op_type in COMPUTE else Reason("x", "no form")
+
+
+def check(nodes: Iterable[ir.Node]) -> None:
+    """Make sure that every node has a form.
+
+    Raises:
+        NotDifferentiableError: names the first that has none, and why.
+    """
+    refused = [(node, why) for node in nodes if (why := refusal(node)) is not None]
+    if refused:
+        node, why = refused[0]
+        more = f", and {len(refused) - 1} more nodes" if len(refused) > 1 else ""
+        raise NotDifferentiableError(
+            f"node {node_name(node)!r} ({node.op_type}) cannot be trained through: {why.words}{more}",
+            hint="Let the loss read tensors before it (losses: distillation, outputs or tensors), or leave qat out.",
+            node=node_name(node),
+            op_type=node.op_type,
+        )
+
+
+def _needed(graph: ir.Graph, wanted: Collection[str]) -> list[ir.Node]:
+    """The nodes that ``wanted`` hangs on, in order."""
+    producers = {value.name: node for node in graph for value in node.outputs}
+    found: set[ir.Node] = set()
+    waiting = [producers[name] for name in wanted if name in producers]
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found.add(node)
+        for value in node.inputs:
+            if value is not None and value.name in producers:
+                waiting.append(producers[value.name])
+    return [node for node in graph if node in found]
+
+
+def _constant_tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    if array.dtype == np.float32:
+        return as_tensor(np.array(array), device)
+    return torch.from_numpy(np.array(array)).to(device)

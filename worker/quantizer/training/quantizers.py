@@ -1,0 +1,198 @@
+"""Grids whose scales, and zero points where that is asked for, are learned.
+
+Scales move on a logarithm: s = s0 2^v with v = 0 at first, so that a step of the optimizer means the same for all (Jain
+et al. 2020, Trained Quantization Thresholds, section 3.2). The gradient of s is that of Esser et al. 2020, Learned Step
+Size Quantization, equation 3, times 1 / sqrt(N Q), section 2.2. Powers of two: s = s0 2^ceil(v), straight through the
+ceiling (Jain et al., equation 4). Zero points: Bhalgat et al. 2020, LSQ+, section 3.1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from worker.quantizer.autodiff.device import as_tensor
+from worker.quantizer.numerics.granularity import Granularity, PerAxis, PerTensor
+from worker.quantizer.numerics.integer import IntegerGrid, snap_scale
+from worker.quantizer.numerics.storage import memory_type
+
+# Where the exponent of a power of two starts: in the middle of what the ceiling takes to its scale.
+_MIDDLE = -0.5
+# A scale may become this many times smaller or larger: 2^16.
+_FARTHEST = 16.0
+
+
+class LearnedGrid(nn.Module):
+    """An integer grid that moves.
+
+    Args:
+        grid: where it starts.
+        kind: of the scale: float32, power_of_two or int16.
+        learn_zero: let the zero point move.
+        device: where it lives.
+
+    Attributes:
+        growth: v, in the shape of the grid's scale.
+        zero: the zero point as a float that is rounded when it is used; a parameter where it is learned.
+    """
+
+    base: Tensor
+
+    def __init__(
+        self, grid: IntegerGrid, kind: str, *, learn_zero: bool, device: torch.device
+    ) -> None:
+        super().__init__()
+        self._grid, self._kind = grid, kind
+        self._low, self._high = (float(limit) for limit in grid.limits)
+        start = _MIDDLE if kind == "power_of_two" else 0.0
+        self.register_buffer("base", as_tensor(np.array(grid.scale), device))
+        self.growth = nn.Parameter(torch.full_like(self.base, start))
+        zero = as_tensor(np.array(grid.zero_point, np.float32), device)
+        self.learns_zero = learn_zero
+        if learn_zero:
+            self.zero: Tensor = nn.Parameter(zero)
+        else:
+            self.register_buffer("zero", zero)
+        # limits from the zero point as plain numbers, where one pair serves all and stays
+        one = grid.zero_point.size == 1 or not grid.zero_point.any()
+        offset = float(grid.zero_point.reshape(-1)[0]) if one else 0.0
+        self._steps = (self._low - offset, self._high - offset) if one and not learn_zero else None
+        self._positive = max(abs(self._low - offset), abs(self._high - offset), 1.0)
+
+    @property
+    def granularity(self) -> Granularity:
+        """What shares a scale."""
+        return self._grid.granularity
+
+    def scale(self) -> Tensor:
+        """The scales as they are now, float32 in the shape of the grid's; differentiable."""
+        growth = self.growth.clamp(-_FARTHEST, _FARTHEST)
+        if self._kind == "power_of_two":
+            growth = growth + (torch.ceil(growth) - growth).detach()
+            return self.base * torch.exp2(growth)
+        scale = self.base * torch.exp2(growth)
+        if self._kind == "float32":
+            return scale
+        snapped = snap_scale(scale.detach().cpu().numpy().astype(np.float64), self._kind).astype(np.float32)
+        return scale + (as_tensor(snapped, scale.device) - scale).detach()
+
+    def forward(self, values: Tensor) -> Tensor:
+        """``values`` as the grid represents them, same shape: as ``IntegerGrid.fake``."""
+        scale = spread(self.scale(), self.granularity, values.shape)
+        if self._steps is not None:
+            low, high = self._steps
+            return cast(Tensor, _LearnedStep.apply(values, scale, low, high, self._positive))  # type: ignore[no-untyped-call]
+        zero = spread(self.zero, self.granularity, values.shape)
+        made = _LearnedOffset.apply(values, scale, zero, self._low, self._high, self._positive)  # type: ignore[no-untyped-call]
+        return cast(Tensor, made)
+
+    @torch.no_grad()
+    def integers(self, values: Tensor) -> Tensor:
+        """Steps from the zero point that ``values`` are rounded to, as floats of the same shape."""
+        scale = spread(self.scale(), self.granularity, values.shape)
+        if self._steps is not None:
+            return torch.round(values / scale).clamp(*self._steps)
+        zero = torch.round(spread(self.zero, self.granularity, values.shape)).clamp(self._low, self._high)
+        return torch.clamp(torch.round(values / scale), self._low - zero, self._high - zero)
+
+    @torch.no_grad()
+    def grid(self) -> IntegerGrid:
+        """The grid as it is now."""
+        scale = self.scale().cpu().numpy().astype(np.float32).reshape(self._grid.scale.shape)
+        if not self.learns_zero:
+            return replace(self._grid, scale=scale)
+        zero = torch.round(self.zero).clamp(self._low, self._high).cpu().numpy()
+        return replace(
+            self._grid,
+            scale=scale,
+            zero_point=zero.astype(memory_type(self._grid.dtype)).reshape(self._grid.zero_point.shape),
+        )
+
+    @torch.no_grad()
+    def follow(self, grid: IntegerGrid) -> None:
+        """Go to where something else has moved the grid, if it has."""
+        now = self.grid()
+        if not np.array_equal(now.scale, grid.scale):
+            self.base.copy_(as_tensor(np.array(grid.scale), self.base.device))
+            self.growth.fill_(_MIDDLE if self._kind == "power_of_two" else 0.0)
+        if self.learns_zero and not np.array_equal(now.zero_point, grid.zero_point):
+            self.zero.copy_(as_tensor(np.array(grid.zero_point, np.float32), self.zero.device))
+
+
+def spread(scales: Tensor, granularity: Granularity, shape: torch.Size | tuple[int, ...]) -> Tensor:
+    """``granularity.spread`` for tensors, differentiable."""
+    if isinstance(granularity, PerTensor):
+        return scales.reshape(())
+    if isinstance(granularity, PerAxis):
+        return scales.reshape([-1 if k == granularity.axis % len(shape) else 1 for k in range(len(shape))])
+    axis = granularity.axis % len(shape)
+    return scales.repeat_interleave(granularity.size, dim=axis).narrow(axis, 0, shape[axis])
+
+
+def _share(values: Tensor, scale: Tensor, positive: float) -> float:
+    """1 / sqrt(N Q): N elements of one sample or weight share a scale, Q is the largest step."""
+    return 1.0 / math.sqrt(max(values.numel() // max(scale.numel(), 1), 1) * positive)
+
+
+class _LearnedStep(torch.autograd.Function):
+    """The zero point stays: the limits are plain numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, scale: Tensor, low: float, high: float, positive: float) -> Tensor:
+        ctx.save_for_backward(values, scale)
+        ctx.limits = low, high, positive
+        return torch.div(values, scale).round_().clamp_(low, high).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        values, scale = ctx.saved_tensors
+        low, high, positive = ctx.limits
+        gradient = gradients[0]
+        quotient = torch.div(values, scale)
+        steps = quotient.round()
+        held = steps.clamp(low, high)
+        inside = steps == held
+        by_values = gradient * inside
+        if not ctx.needs_input_grad[1]:
+            return by_values, None, None, None, None
+        # q - W / s inside, q where it saturates
+        by_scale = torch.where(inside, held.sub_(quotient), held).mul_(gradient)
+        shared = by_scale.sum_to_size(scale.shape) * _share(values, scale, positive)
+        return by_values, shared, None, None, None
+
+
+class _LearnedOffset(torch.autograd.Function):
+    """The zero point moves, or differs from scale to scale."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, scale: Tensor, zero: Tensor, low: float, high: float, positive: float
+    ) -> Tensor:
+        ctx.save_for_backward(values, scale, zero)
+        ctx.limits = low, high, positive
+        whole = torch.round(zero).clamp(low, high)
+        return torch.clamp(torch.round(values / scale), low - whole, high - whole) * scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        values, scale, zero = ctx.saved_tensors
+        low, high, positive = ctx.limits
+        gradient = gradients[0]
+        whole = torch.round(zero).clamp(low, high)
+        quotient = values / scale
+        steps = torch.round(quotient)
+        held = torch.clamp(steps, low - whole, high - whole)
+        inside = steps == held
+        share = _share(values, scale, positive)
+        by_scale = by_zero = None
+        if ctx.needs_input_grad[1]:
+            by_scale = (torch.where(inside, held - quotient, held) * gradient).sum_to_size(scale.shape) * share
+        if ctx.needs_input_grad[2]:
+            # a value that saturates follows the end of the range: x = (low - z) s
+            by_zero = (-scale * gradient * ~inside).sum_to_size(zero.shape) * share
+        return gradient * inside, by_scale, by_zero, None, None, None

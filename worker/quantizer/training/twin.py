@@ -1,0 +1,213 @@
+"""The quantized network in torch: the prepared graph with the grids of its plan, all that moves being a parameter.
+
+Its forward pass makes what the emitted model makes, tensor by tensor: a planned activation is rounded where ``emit``
+puts its Q/DQ pair, and read rounded by the nodes that read the pair's result there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from worker.quantizer.autodiff.device import as_tensor
+from worker.quantizer.autodiff.grids import TorchGrid
+from worker.quantizer.autodiff.program import Program
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.minifloat import FloatGrid
+from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.training.quantizers import LearnedGrid, spread
+from worker.quantizer.training.sites import BiasSite, Site, Sites
+from worker.quantizer.training.tree import Tree
+
+
+class Twin(nn.Module):
+    """The network of a draft as a module: ``forward`` takes inputs and gives outputs, both by name.
+
+    Args:
+        draft: filled.
+        device: where it computes.
+        wanted: names of tensors to give; None: the outputs.
+        learn_zeros: let zero points of asymmetric activations move.
+
+    Attributes:
+        masters: the float values of all that is trained, by initializer.
+        weight_grids: the learned grids of weights on integers, by initializer.
+        activation_grids: those of activations, by source.
+
+    Raises:
+        NotDifferentiableError: an operator has no derivative here.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        *,
+        device: torch.device,
+        wanted: Collection[str] | None = None,
+        learn_zeros: bool = False,
+    ) -> None:
+        super().__init__()
+        self._draft, self._device = draft, device
+        self._sites = Sites(draft.graph, draft.plan)
+        self._program = Program(
+            draft.graph, device=device, wanted=wanted, read=self._sites.key, named=self._sites.result
+        )
+        self.masters, self.weight_grids, self.activation_grids = Tree(), Tree(), Tree()
+        self._fixed: dict[str, TorchGrid] = {}
+        self._channels: dict[str, Tensor] = {}
+        self._constants = {key: as_tensor(np.array(array), device) for key, array in self._sites.moved.items()}
+        for site in self._sites.held.values():
+            self._hold(site)
+        for tensor in draft.plan.activations:
+            self._hold_activation(tensor, learn_zeros)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the network's inputs that it needs."""
+        return self._program.inputs
+
+    def forward(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run the quantized network.
+
+        Args:
+            feeds: by input name, [n, ...].
+
+        Returns:
+            the wanted tensors by name, rounded where the emitted model hands them out rounded.
+        """
+        given = {**self._constants, **feeds}
+        weights = {key: self._weight(site) for key, site in self._sites.held.items() if site.bias is None}
+        biases = {key: self._bias(site, site.bias) for key, site in self._sites.held.items() if site.bias is not None}
+        given.update(weights)
+        given.update(biases)
+        for name in self._program.inputs:
+            self._round(name, feeds[name], given)
+        return self._program(given, self._round)
+
+    def write(self) -> Draft:
+        """The draft with all that was trained in its plan: what the twin computes is what is emitted.
+
+        Grids that the target cannot work with are left for ``Draft.on_target``.
+        """
+        plan = self._draft.plan.copy()
+        parameters = Parameters(self._draft.graph, plan)
+        for tensor, activation in plan.activations.items():
+            if isinstance(activation.quantization, IntegerGrid):
+                grid = self.activation_grids[self._sites.source(tensor)].grid()
+                kept = activation.quantization
+                activation.quantization = replace(
+                    grid, symmetric=kept.symmetric, reduce_range=kept.reduce_range
+                )
+        for site in self._weights():
+            entry, values = plan.weights[site.name], self._values(site)
+            if site.name in self.weight_grids:
+                grid = self.weight_grids[site.name].grid()
+                entry.quantization, entry.integers = grid, grid.quantize(values)
+            plan.moved[site.name] = values
+        for site in self._sites.held.values():
+            if site.weight is None:
+                parameters.put(site.node, site.index, self._values(site), refit=True)
+        return replace(self._draft, plan=plan)
+
+    def follow(self, draft: Draft) -> None:
+        """Take over grids that something else has moved since ``write``, such as the rules of a target."""
+        self._draft = draft
+        for tensor, activation in draft.plan.activations.items():
+            if isinstance(activation.quantization, IntegerGrid):
+                self.activation_grids[self._sites.source(tensor)].follow(activation.quantization)
+        for site in self._weights():
+            grid = draft.plan.weights[site.name].quantization
+            if isinstance(grid, IntegerGrid):
+                self.weight_grids[site.name].follow(grid)
+        self._sites.renew_biases(draft.plan)
+
+    def scale_parameters(self) -> Iterator[nn.Parameter]:
+        """Growth of scales, and zero points that are learned."""
+        for tree in (self.weight_grids, self.activation_grids):
+            yield from tree.parameters()
+
+    def weight_sites(self) -> Iterator[tuple[str, nn.Parameter, LearnedGrid]]:
+        """Weights on integer grids: initializer, master values, grid."""
+        for site in self._weights():
+            if site.name in self.weight_grids:
+                yield site.name, self.masters[site.name], self.weight_grids[site.name]
+
+    def _hold(self, site: Site) -> None:
+        now = site.now
+        if site.name not in self.masters:
+            values = as_tensor(np.array(now.unrounded, np.float32), self._device)
+            self.masters.put(site.name, nn.Parameter(values))
+        if site.weight is None or now.grid is None:
+            return
+        if isinstance(now.grid, IntegerGrid):
+            if site.name not in self.weight_grids:
+                grid = LearnedGrid(now.grid, now.scale, learn_zero=False, device=self._device)
+                self.weight_grids.put(site.name, grid)
+        else:
+            self._fixed[site.key] = TorchGrid(now.grid, now.values.shape, self._device)
+
+    def _hold_activation(self, tensor: str, learn_zeros: bool) -> None:
+        entry = self._draft.plan.activations[tensor]
+        grid = entry.quantization
+        if isinstance(grid, IntegerGrid):
+            key = self._sites.source(tensor)
+            if key not in self.activation_grids:
+                moves = learn_zeros and not entry.spec.symmetric
+                learned = LearnedGrid(grid.at_run_time(), entry.spec.scale, learn_zero=moves, device=self._device)
+                self.activation_grids.put(key, learned)
+        elif grid is not None:
+            self._fixed[tensor] = TorchGrid(grid, (-1,) * self._sites.rank(tensor), self._device)
+
+    def _round(self, name: str, tensor: Tensor, known: dict[str, Tensor]) -> None:
+        key = self._sites.rounded(name)
+        if key is None:
+            return
+        fixed = self._fixed.get(name)
+        grid = self.activation_grids[self._sites.source(name)] if fixed is None else None
+        known[key] = grid(tensor) if fixed is None else fixed.through(tensor)  # type: ignore[misc]
+
+    def _weight(self, site: Site) -> Tensor:
+        master: Tensor = self.masters[site.name]
+        if site.key in self._fixed:
+            return self._fixed[site.key].through(master)
+        on_grid = site.weight is not None and site.name in self.weight_grids
+        rounded: Tensor = self.weight_grids[site.name](master) if on_grid else master
+        return rounded
+
+    def _bias(self, site: Site, how: BiasSite) -> Tensor:
+        """A bias moves straight through its rounding, whose steps are far finer than those of weights."""
+        master: Tensor = self.masters[site.name]
+        with torch.no_grad():
+            flat = master.reshape(-1)
+            low, high = how.grid.limits
+            if how.source is None or how.weight is None:
+                kind = torch.float64 if how.grid.dtype == "int32" else torch.float32
+                scale = torch.from_numpy(np.atleast_1d(how.grid.scale)).to(flat.device, kind)
+                steps = torch.round(flat.to(kind) / scale).clamp(low, high)
+            else:
+                by_channel = self.weight_grids[how.weight].scale().reshape(-1).double()[self._index(site, how)]
+                scale = (self.activation_grids[how.source].scale().double() * by_channel).float().double()
+                steps = torch.round(flat.double() / scale).clamp(low, high)
+            rounded = (steps * scale).float().reshape(master.shape)
+        return master + (rounded - master).detach()
+
+    def _index(self, site: Site, how: BiasSite) -> Tensor:
+        if site.key not in self._channels:
+            self._channels[site.key] = torch.from_numpy(np.asarray(how.scale_of_channel)).to(self._device)
+        return self._channels[site.key]
+
+    def _weights(self) -> Iterator[Site]:
+        seen = set()
+        for site in self._sites.held.values():
+            if site.weight is not None and site.name not in seen:
+                seen.add(site.name)
+                yield site
+
+    def _values(self, site: Site) -> np.ndarray:
+        master: Tensor = self.masters[site.name]
+        return np.array(master.detach().cpu().numpy(), np.float32)
