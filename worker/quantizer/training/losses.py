@@ -1,0 +1,162 @@
+"""What a training makes small: the weighted sum of the terms that the config declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.contracts.algorithms.training import (
+    CrossEntropyLoss,
+    DistillationLoss,
+    GraphLoss,
+    MeanSquareLoss,
+    TrainingLoss,
+)
+from service.contracts.pointers import below
+from worker.quantizer.training.loss_facts import Facts
+from worker.quantizer.training.loss_terms import (
+    Arrays,
+    CrossEntropyTerm,
+    DistillationTerm,
+    GraphFunction,
+    GraphTerm,
+    MeanSquareTerm,
+    Tensors,
+    Term,
+)
+
+__all__ = ["Arrays", "Facts", "GraphFunction", "LossValue", "Losses", "Tensors"]
+
+_NOTHING = Tensors({})
+
+
+@dataclass(frozen=True)
+class LossValue:
+    """The loss of one batch.
+
+    Attributes:
+        total: weighted sum, scalar float32, with its gradient.
+        terms: each term by name, weighted, without gradient; on the device, so that nobody waits for them unasked.
+    """
+
+    total: Tensor
+    terms: Mapping[str, Tensor]
+
+    def figures(self) -> dict[str, float]:
+        """The terms as numbers; waits for the device."""
+        return {name: float(value) for name, value in self.terms.items()}
+
+
+class Losses:
+    """The loss of a config; ``settle`` it before the first batch.
+
+    Args:
+        specs: the terms.
+        facts: of outputs, metrics and labels.
+        graphs: what computes the terms given as graphs, by their place in ``specs``.
+        pointer: of the algorithm in the config's document.
+
+    Raises:
+        InvalidConfigError: a term names an output that is not there, or that holds no floats.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[TrainingLoss],
+        facts: Facts,
+        *,
+        graphs: Mapping[int, GraphFunction] | None = None,
+        pointer: str = "",
+    ) -> None:
+        self._weights = [spec.weight for spec in specs]
+        self._terms = _terms(specs, facts, graphs or {}, pointer)
+        self._names = _names(specs)
+        self._settled = False
+        #: What was decided by the float outputs, in words for the report.
+        self.notes: tuple[str, ...] = ()
+
+    @property
+    def needs_teacher(self) -> bool:
+        """True if every batch needs what the float network makes of it."""
+        return any(term.needs_teacher for term in self._terms)
+
+    @property
+    def arrays(self) -> tuple[str | None, ...]:
+        """Arrays of the dataset that the terms read, None being the labels."""
+        return tuple(dict.fromkeys(name for term in self._terms for name in term.arrays))
+
+    @property
+    def inner_tensors(self) -> tuple[str, ...]:
+        """Tensors within the network that are compared, too."""
+        return tuple(dict.fromkeys(name for term in self._terms for name in term.inner))
+
+    def settle(self, teacher: Tensors, arrays: Arrays) -> None:
+        """Decide once, on some samples, what the config leaves open: divergences, variances, axes of classes.
+
+        Args:
+            teacher: what the float network makes of them.
+            arrays: of the same samples.
+
+        Raises:
+            InvalidConfigError: an output, an inner tensor or an array does not fit its term.
+        """
+        with torch.no_grad():
+            # Distillation follows the labels in which axis holds the classes.
+            ordered = sorted(self._terms, key=lambda term: not isinstance(term, CrossEntropyTerm))
+            notes = [note for term in ordered for note in term.settle(teacher, arrays)]
+        self.notes = tuple(dict.fromkeys(notes))
+        self._settled = True
+
+    def __call__(self, student: Tensors, teacher: Tensors | None, arrays: Arrays) -> LossValue:
+        """The loss of one batch, without samples that fill up (see ``Tensors.cut``).
+
+        Args:
+            student: what the quantized network makes of the samples.
+            teacher: what the float network makes of them; may be None if no term needs it.
+            arrays: of the same samples.
+
+        Raises:
+            InvalidConfigError: a label is no class of its output.
+        """
+        if not self._settled:
+            raise ValueError("the loss is not settled yet")
+        if teacher is None and self.needs_teacher:
+            raise ValueError("the loss compares with the float network")
+        values = [
+            weight * term.value(student, teacher or _NOTHING, arrays)
+            for weight, term in zip(self._weights, self._terms, strict=True)
+        ]
+        told = {name: value.detach() for name, value in zip(self._names, values, strict=True)}
+        return LossValue(torch.stack(values).sum(), told)
+
+
+def _terms(
+    specs: Sequence[TrainingLoss], facts: Facts, graphs: Mapping[int, GraphFunction], pointer: str
+) -> list[Term]:
+    places = [below(pointer, "losses", k) for k in range(len(specs))]
+    known: dict[int, Term] = {}
+    labelled: dict[str, CrossEntropyTerm] = {}
+    for k, spec in enumerate(specs):
+        if isinstance(spec, CrossEntropyLoss):
+            term = CrossEntropyTerm(spec, places[k], facts)
+            known[k] = labelled[term.output] = term
+    for k, spec in enumerate(specs):
+        if isinstance(spec, MeanSquareLoss):
+            known[k] = MeanSquareTerm(spec, places[k], facts)
+        elif isinstance(spec, DistillationLoss):
+            known[k] = DistillationTerm(spec, places[k], facts, labelled)
+        elif isinstance(spec, GraphLoss):
+            known[k] = GraphTerm(spec, places[k], facts, graphs[k])
+    return [known[k] for k in range(len(specs))]
+
+
+def _names(specs: Sequence[TrainingLoss]) -> list[str]:
+    """The kinds; of several of one kind the second is called ``kind_2``."""
+    made: list[str] = []
+    for k, spec in enumerate(specs):
+        number = 1 + sum(other.kind == spec.kind for other in specs[:k])
+        made.append(spec.kind if number == 1 else f"{spec.kind}_{number}")
+    return made

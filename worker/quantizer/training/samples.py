@@ -1,0 +1,268 @@
+"""The samples of a training: read once from a stream, then drawn in any order, from memory or from mapped files."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from service.contracts.compatibility import fed_shape
+from service.contracts.errors import ResourceLimitError
+from service.contracts.model import TensorInfo
+from worker.quantizer.data import Batch, Dataset, choose_batch_size
+from worker.quantizer.data.dataset import holds_whole_inputs
+from worker.quantizer.data.stored import sample_bytes
+from worker.quantizer.run.interface import Run
+from worker.quantizer.walk.store import DEFAULT_LIMITS, Limits, free_memory_bytes
+
+Array = np.ndarray[Any, Any]
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+# Shares of what is free that samples may take: the rest is for the network, its activations and their gradients.
+_MEMORY_SHARE, _DISK_SHARE = 0.25, 0.5
+# What is read from the dataset at once.
+_READ_BYTES, _MOST_READ = 16 << 20, 256
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Samples that run together.
+
+    Attributes:
+        feeds: by input name, of the model's dtype, [size, ...]; whole inputs have the input's own shape.
+        arrays: those that were asked for, as stored, [valid, ...]; None stands for the labels.
+        numbers: of the samples, int64 [valid], counted from the first one of the training.
+        size: samples in the feeds; those after the valid ones repeat the last, to fill up a fixed batch.
+    """
+
+    feeds: dict[str, Array]
+    arrays: dict[str | None, Array]
+    numbers: Numbers
+    size: int
+
+    @property
+    def valid(self) -> int:
+        """Real samples."""
+        return len(self.numbers)
+
+
+@dataclass
+class _Column:
+    """One input or one asked array of all samples, [samples, ...]; with ``whole`` each sample is a whole input."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    whole: bool
+    values: Array | None = None
+    file: BinaryIO | None = field(default=None, repr=False)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def write(self, start: int, block: Array) -> None:
+        if self.file is not None:
+            np.ascontiguousarray(block).tofile(self.file)
+        elif self.values is not None:
+            self.values[start : start + len(block)] = block
+
+    def map(self) -> None:
+        """Give back what was written into the file as an array that is read when it is used."""
+        if self.file is not None:
+            self.file.close()
+            self.values = np.memmap(self.file.name, self.dtype, "r", shape=self.shape)
+            self.file = None
+
+    def take(self, numbers: Numbers) -> Array:
+        """A new array in memory, [numbers, ...]."""
+        if self.values is None:
+            raise ValueError("the samples are read once the context is entered")
+        return np.asarray(self.values)[numbers]
+
+
+class TrainingSamples:
+    """The samples [first, last) of a dataset as minibatches in any order; a context manager, which reads them.
+
+    What is drawn does not depend on where it lies.
+
+    Args:
+        data: the calibration set.
+        inputs: the model's.
+        first: number of the first sample.
+        last: number of the sample to stop before.
+        arrays: names of stored arrays to hand out besides, None being the labels.
+        run: asked between reads whether to stop.
+        limits: level 2 puts all on disk; else what does not fit into memory goes there.
+        folder: to make the scratch folder in; default: that for temporary files.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        inputs: Sequence[TensorInfo],
+        first: int,
+        last: int,
+        arrays: Collection[str | None],
+        run: Run,
+        limits: Limits = DEFAULT_LIMITS,
+        folder: Path | None = None,
+    ) -> None:
+        self._data, self._inputs, self._asked, self._run = data, tuple(inputs), tuple(arrays), run
+        self._first, self._last = first, min(last, data.samples)
+        self._limits, self._parent = limits, folder
+        self._folder: Path | None = None
+        self._feeds: dict[str, _Column] = {}
+        self._arrays: dict[str | None, _Column] = {}
+        self.count = self._last - self._first
+        if self.count < 1:
+            raise ValueError(f"there are no samples from {first} up to {last}")
+        sizes = {choose_batch_size(self._inputs, data, preferred) for preferred in (1, 2)}
+        #: Samples that the model takes at once; None: as many as one likes. A whole input is one sample.
+        self.fixed_batch: int | None = sizes.pop() if len(sizes) == 1 else None
+        self._whole = {tensor.name for tensor in self._inputs if self._holds_whole(tensor)}
+
+    def __enter__(self) -> TrainingSamples:
+        """Read all samples.
+
+        Raises:
+            DatasetMismatchError: an input or an asked array is not there, or does not fit.
+            DatasetFormatError: damaged bytes.
+            ResourceLimitError: the samples fit neither into memory nor on disk.
+            CanceledError: the run was canceled.
+        """
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Forget the samples, and remove all files."""
+        self.close()
+
+    def close(self) -> None:
+        """Forget the samples, and remove all files."""
+        for column in self._columns():
+            if column.file is not None:
+                column.file.close()
+        self._feeds.clear()
+        self._arrays.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where samples lie that do not fit into memory, for the report."""
+        return () if self._folder is None else ("the samples of the training lay on disk",)
+
+    def batch(self, numbers: np.ndarray) -> Minibatch:
+        """The samples of these numbers, in this order.
+
+        Args:
+            numbers: integers [n], 0 to ``count`` - 1; at most ``fixed_batch``, which fewer are filled up to by
+                repeating the last.
+        """
+        wanted: Numbers = np.asarray(numbers, np.int64).reshape(-1)
+        size = len(wanted) if self.fixed_batch is None else self.fixed_batch
+        if not 0 < len(wanted) <= size:
+            raise ValueError(f"{len(wanted)} samples for a batch of {self.fixed_batch or 'one or more'}")
+        if wanted.min() < 0 or wanted.max() >= self.count:
+            raise IndexError(f"samples are numbered from 0 to {self.count - 1}")
+        filled = np.concatenate([wanted, np.repeat(wanted[-1:], size - len(wanted))])
+        feeds = {name: column.take(filled)[0] if column.whole else column.take(filled) for name, column in self._fed()}
+        return Minibatch(feeds, {name: column.take(wanted) for name, column in self._arrays.items()}, wanted, size)
+
+    def minibatches(self, order: np.ndarray, size: int, *, fill: bool) -> Iterator[np.ndarray]:
+        """``order`` in pieces of ``size``, or of ``fixed_batch`` where there is one.
+
+        Args:
+            order: numbers of samples, integers [n].
+            size: wanted.
+            fill: hand out a last piece that is too short for a fixed batch, too: to measure on all samples. A training
+                leaves it out, as its repeated samples would count double; a set smaller than one batch is never left
+                out.
+        """
+        step = self.fixed_batch or size
+        for start in range(0, len(order), step):
+            piece = order[start : start + step]
+            if fill or self.fixed_batch is None or len(piece) == step or len(order) < step:
+                yield piece
+
+    def _fed(self) -> Iterator[tuple[str, _Column]]:
+        if not self._feeds:
+            raise ValueError("the samples are read once the context is entered")
+        yield from self._feeds.items()
+
+    def _columns(self) -> list[_Column]:
+        return [*self._feeds.values(), *self._arrays.values()]
+
+    def _holds_whole(self, tensor: TensorInfo) -> bool:
+        array, spec = self._data.array_for(tensor)
+        fed = fed_shape(spec, array.shape)
+        return fed is not None and holds_whole_inputs(tensor, fed)
+
+    def _read(self) -> None:
+        largest = max(sample_bytes(array.dtype, array.shape) for array, _ in map(self._data.array_for, self._inputs))
+        preferred = max(1, min(_MOST_READ, _READ_BYTES // max(largest, 1)))
+        size = choose_batch_size(self._inputs, self._data, preferred)
+        stream = self._data.batches(self._inputs, size, start=self._first, limit=self._last, arrays=self._asked)
+        for batch in stream:
+            self._run.check()
+            if not self._feeds:
+                self._make_room(batch)
+            at = batch.start - self._first
+            for name, values in batch.feeds.items():
+                self._feeds[name].write(at, values[None] if name in self._whole else values[: batch.valid])
+            for asked, values in batch.arrays.items():
+                self._arrays[asked].write(at, values)
+        for column in self._columns():
+            column.map()
+
+    def _make_room(self, batch: Batch) -> None:
+        """Place for all samples, of the shapes of the first ones: the small arrays in memory before the large ones."""
+        for name, values in batch.feeds.items():
+            whole = name in self._whole
+            shape = values.shape if whole else values.shape[1:]
+            self._feeds[name] = _Column((self.count, *shape), values.dtype, whole)
+        for asked, values in batch.arrays.items():
+            self._arrays[asked] = _Column((self.count, *values.shape[1:]), values.dtype, whole=False)
+        limit = self._limits.memory_bytes
+        left = int(free_memory_bytes() * _MEMORY_SHARE) if limit is None else limit
+        on_disk = []
+        for column in sorted(self._columns(), key=lambda column: column.size_bytes):
+            # An empty file cannot be mapped.
+            if column.size_bytes == 0 or (self._limits.level != 2 and column.size_bytes <= left):
+                column.values = np.empty(column.shape, column.dtype)
+                left -= column.size_bytes
+            else:
+                on_disk.append(column)
+        if on_disk:
+            self._open_files(on_disk)
+
+    def _open_files(self, columns: Sequence[_Column]) -> None:
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="training-", dir=self._parent))
+        wanted, limit = sum(column.size_bytes for column in columns), self._limits.disk_bytes
+        there = int(shutil.disk_usage(folder).free * _DISK_SHARE) if limit is None else limit
+        if wanted > there:
+            raise ResourceLimitError(
+                f"The {self.count} samples of the training take {wanted} bytes, which fit neither into memory nor into "
+                f"the {there} bytes that they may take on disk.",
+                hint="Set data_size to fewer samples, or give the job more memory.",
+                resource="disk",
+            )
+        for k, column in enumerate(columns):
+            column.file = (folder / str(k)).open("wb")
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> Numbers:
+    """The order in which an epoch takes its samples: a permutation of 0 to ``count`` - 1, int64 [count]."""
+    return np.random.default_rng([seed, epoch]).permutation(count).astype(np.int64, copy=False)
