@@ -44,7 +44,7 @@ class QuantizeTask(Contract):
     output_dir: str
     threads: int
     metric_graphs: dict[str, str] = Field(
-        default_factory=dict, description="Files of the uploaded models that metrics are given as, by id."
+        default_factory=dict, description="Files of the uploaded models that metrics and losses are given as, by id."
     )
     extra_bytes: int | None = Field(default=None, description="What files beside the model may take; None: no limit.")
     checkpoint_dir: str | None = Field(
