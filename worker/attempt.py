@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from service.contracts.errors import EngineError
-from service.contracts.runner import ErrorLine, LogLine, ProgressLine, RunnerLine
+from service.contracts.runner import ErrorLine, LogLine, MetricLine, ProgressLine, RunnerLine
 from service.db import Database
 from service.jobs import events, repository, transitions
 from service.tables import Job
@@ -154,7 +154,7 @@ class Watch:
         self._stopped: StopReason | None = None
         self._last: Result | ErrorLine | None = None
         # Lines that were read but not written yet, in order; of each stage's progress only the newest.
-        self._backlog: list[ProgressLine | LogLine] = []
+        self._backlog: list[ProgressLine | MetricLine | LogLine] = []
 
     def to_end(self) -> Ending:
         """Run until the runner has ended, whatever it takes; the process group is gone afterwards."""
@@ -202,7 +202,7 @@ class Watch:
             stale = (item for item in self._backlog if isinstance(item, ProgressLine) and item.stage == line.stage)
             for item in list(stale):
                 self._backlog.remove(item)
-        if isinstance(line, ProgressLine | LogLine):
+        if isinstance(line, ProgressLine | MetricLine | LogLine):
             self._backlog.append(line)
         else:
             self._last = line
@@ -259,9 +259,21 @@ class Watch:
 
     def _write(self, session: Session) -> None:
         job_id, attempt = self._job.id, self._job.attempt
+        unwritten: list[events.Entry] = []
         for line in self._backlog:
-            if isinstance(line, ProgressLine):
-                transitions.record_progress(session, job_id, attempt, line)
-            else:
-                data = {"level": line.level, "message": line.message[:LOG_CHARS]}
-                events.append(session, job_id, attempt, "log", data)
+            if not isinstance(line, ProgressLine):
+                unwritten.append(_entry(line))
+                continue
+            if unwritten:
+                events.append_all(session, job_id, attempt, unwritten)
+                unwritten = []
+            transitions.record_progress(session, job_id, attempt, line)
+        if unwritten:
+            events.append_all(session, job_id, attempt, unwritten)
+
+
+def _entry(line: MetricLine | LogLine) -> events.Entry:
+    """What the job's log tells of a line."""
+    if isinstance(line, MetricLine):
+        return "metric", {"stage": line.stage, "step": line.step, **line.values}
+    return "log", {"level": line.level, "message": line.message[:LOG_CHARS]}

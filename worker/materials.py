@@ -2,7 +2,7 @@
 
     scratch/JOB.ATTEMPT/task.json
                        /model/...      under the names of the model's manifest, so that external data is found
-                       /graphs/ID/...  models that metrics are given as
+                       /graphs/ID/...  models that metrics and losses are given as
                        /data/...
                        /output/        what the runner writes
 
@@ -131,8 +131,7 @@ class Materials:
             output_dir=str(self._output()),
             threads=self._threads,
             metric_graphs={
-                name: str(self._model(session, job, name, f"graphs/{plain_name(name)}"))
-                for name in config.evaluation.graph_models
+                name: str(self._model(session, job, name, f"graphs/{plain_name(name)}")) for name in config.graph_models
             },
             extra_bytes=keeping.extra_bytes,
             checkpoint_dir=None if keeping.checkpoint_dir is None else str(keeping.checkpoint_dir),

@@ -12,7 +12,12 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.contracts.algorithms import Algorithm, BiasCorrection, algorithm_contradictions
+from service.contracts.algorithms import (
+    Algorithm,
+    BiasCorrection,
+    QuantizationAwareTraining,
+    algorithm_contradictions,
+)
 from service.contracts.base import Contract
 from service.contracts.calibration import MinMaxCalibration, PercentileCalibration, TensorRange
 from service.contracts.completion import completed
@@ -125,6 +130,17 @@ class QuantizationConfig(Contract):
             context = {"told": contradiction.message, BELOW: contradiction.pointer}
             raise PydanticCustomError("contradiction", "{told}", context)
         return self
+
+    @property
+    def graph_models(self) -> tuple[str, ...]:
+        """Ids of the uploaded models that metrics and losses are given as, each once."""
+        of_losses = [
+            source.model_id
+            for algorithm in self.algorithms
+            if isinstance(algorithm, QuantizationAwareTraining)
+            for source in algorithm.graph_sources()
+        ]
+        return tuple(dict.fromkeys((*self.evaluation.graph_models, *(name for name in of_losses if name is not None))))
 
     def _contradictions(self) -> Iterator[Contradiction]:
         for place, selector in enumerate(self.exclude):

@@ -1,10 +1,11 @@
-"""Does a metric given as a graph fit the model and the data? One rule for the front desk and the engine."""
+"""Does a metric or a loss given as a graph fit the model and the data? One rule for the front desk and the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from service.contracts.algorithms.training import GraphLoss
 from service.contracts.compatibility import nearest
 from service.contracts.dataset import DEFAULT_LABELS, DatasetSummary
 from service.contracts.errors import FieldProblem, InvalidConfigError
@@ -13,7 +14,12 @@ from service.contracts.metrics import GraphMetric
 from service.contracts.model import TensorInfo
 from service.contracts.pointers import below
 
-_NUMBERS = {"float16", "float32", "float64", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"}
+_FLOATS = {"float16", "float32", "float64", "bfloat16"}
+_METRIC_RESULTS, _LOSS_RESULT = "one scalar per batch, or a sum and a count", "one scalar per batch"
+_NUMBERS = {*_FLOATS, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"}
+
+# What is given as a graph.
+GraphFed = GraphMetric | GraphLoss
 
 
 class GraphFeed(NamedTuple):
@@ -28,18 +34,18 @@ class GraphFeed(NamedTuple):
     name: str | None
 
 
-def graph_feeds(metric: GraphMetric, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, GraphFeed]:
-    """What feeds each input of the graph: as the metric says, else by name.
+def graph_feeds(metric: GraphFed, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, GraphFeed]:
+    """What feeds each input of the graph: as the metric or the loss says, else by name.
 
     Args:
-        metric: the metric; the outputs that it names are there.
+        metric: the metric or the loss; the outputs that it names are there.
         inputs: names of the graph's inputs.
         outputs: names of the measured model's outputs.
     """
     return {name: _feed(metric, name, outputs) for name in inputs}
 
 
-def _feed(metric: GraphMetric, name: str, outputs: Sequence[str]) -> GraphFeed:
+def _feed(metric: GraphFed, name: str, outputs: Sequence[str]) -> GraphFeed:
     given = metric.inputs.get(name)
     if given is None:
         if name in outputs:
@@ -53,7 +59,7 @@ def _feed(metric: GraphMetric, name: str, outputs: Sequence[str]) -> GraphFeed:
 
 
 def check_graph(
-    metric: GraphMetric,
+    metric: GraphFed,
     *,
     inputs: Sequence[TensorInfo],
     results: Sequence[TensorInfo],
@@ -61,20 +67,20 @@ def check_graph(
     data: DatasetSummary | None,
     pointer: str,
 ) -> None:
-    """Refuse a graph whose inputs nothing feeds, or that does not return a scalar, or a sum and a count.
+    """Refuse a graph whose inputs nothing feeds, or that does not return a scalar or, of a metric, a sum and a count.
 
     Args:
-        metric: the metric.
+        metric: the metric or the loss.
         inputs: the graph's inputs.
         results: the graph's outputs.
         outputs: those of the measured model; None: not known yet.
         data: what it is measured on; None: not known yet.
-        pointer: of the metric in the request.
+        pointer: of the metric or the loss in the request.
 
     Raises:
         InvalidConfigError: one problem per fault.
     """
-    faults = [*_result_faults(results), *_input_faults(metric, inputs, outputs, data)]
+    faults = [*_result_faults(metric, results), *_input_faults(metric, inputs, outputs, data)]
     if faults:
         problems = tuple(
             FieldProblem(pointer=pointer + place, code=code, message=f"{metric.name}: {message}")
@@ -83,18 +89,23 @@ def check_graph(
         raise InvalidConfigError(
             "; ".join(problem.message for problem in problems[:5]),
             errors=problems,
-            hint="A metric's graph takes outputs of the model and arrays of the dataset, by name or as its inputs say, "
-            "and returns one scalar per batch, or a sum and a count.",
+            hint="A graph takes outputs of the model and arrays of the dataset, by name or as its inputs say, and "
+            f"returns {_LOSS_RESULT if isinstance(metric, GraphLoss) else _METRIC_RESULTS}.",
         )
 
 
-def _result_faults(results: Sequence[TensorInfo]) -> Iterator[tuple[str, str, str]]:
-    if len(results) not in (1, 2):
+def _result_faults(metric: GraphFed, results: Sequence[TensorInfo]) -> Iterator[tuple[str, str, str]]:
+    trains = isinstance(metric, GraphLoss)
+    if len(results) not in ((1,) if trains else (1, 2)):
         names = ", ".join(repr(tensor.name) for tensor in results) or "none"
-        yield "/graph", "graph-outputs", f"the graph has to return a scalar, or a sum and a count; its outputs: {names}"
+        wanted = _LOSS_RESULT if trains else _METRIC_RESULTS
+        yield "/graph", "graph-outputs", f"the graph has to return {wanted}; its outputs: {names}"
         return
     for tensor in results:
-        if tensor.dtype not in _NUMBERS:
+        if trains and tensor.dtype not in _FLOATS:
+            told = f"the graph's output {tensor.name!r} holds {tensor.dtype}; a loss is of floats"
+            yield "/graph", "graph-outputs", told
+        elif tensor.dtype not in _NUMBERS:
             yield "/graph", "graph-outputs", f"the graph's output {tensor.name!r} holds {tensor.dtype}, not numbers"
         elif any(isinstance(axis, int) and axis != 1 for axis in tensor.shape or ()):
             shape = list(tensor.shape or ())
@@ -102,7 +113,7 @@ def _result_faults(results: Sequence[TensorInfo]) -> Iterator[tuple[str, str, st
 
 
 def _input_faults(
-    metric: GraphMetric,
+    metric: GraphFed,
     inputs: Sequence[TensorInfo],
     outputs: Sequence[TensorInfo] | None,
     data: DatasetSummary | None,

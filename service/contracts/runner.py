@@ -7,15 +7,17 @@ that the supervisor made.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, StringConstraints, TypeAdapter, field_validator, model_validator
 
 from service.contracts.base import Contract
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import DatasetSummary, PreprocessingSpec
 from service.contracts.errors import Problem
 from service.contracts.inspection import Inspection
+from service.contracts.metrics.base import NAME_PATTERN
 from service.contracts.model import ModelFormat, ModelSummary
 from service.contracts.report import Report
 
@@ -24,6 +26,7 @@ MAX_FILES = 64
 RESERVED_KINDS = frozenset({"model", "report"})
 FILE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"
 RESERVED_FILES = frozenset({"model.onnx", "report.json"})
+FigureName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
 class DatasetSource(Contract):
@@ -44,7 +47,7 @@ class QuantizeTask(Contract):
     output_dir: str
     threads: int
     metric_graphs: dict[str, str] = Field(
-        default_factory=dict, description="Files of the uploaded models that metrics are given as, by id."
+        default_factory=dict, description="Files of the uploaded models that metrics and losses are given as, by id."
     )
     extra_bytes: int | None = Field(default=None, description="What files beside the model may take; None: no limit.")
     checkpoint_dir: str | None = Field(
@@ -119,9 +122,26 @@ class MetricLine(Contract):
     """Figures of one step of a long stage, such as an epoch of a training; each is an event of its own."""
 
     line: Literal["metric"] = "metric"
-    stage: str
+    stage: str = Field(min_length=1, max_length=255)
     step: int = Field(description="Its number; in a second attempt a step that is done again has the same.")
-    values: dict[str, float | None]
+    values: dict[FigureName, float | None] = Field(max_length=64, description="By name; null for NaN and infinity.")
+
+    @field_validator("values", mode="before")
+    @classmethod
+    def _finite(cls, values: Any) -> Any:
+        """Loss and metric of a training that went astray are told as null, not refused."""
+        if not isinstance(values, dict):
+            return values
+        lost = (name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value))
+        return {**values, **dict.fromkeys(lost)}
+
+    @field_validator("values")
+    @classmethod
+    def _own_names(cls, values: dict[str, float | None]) -> dict[str, float | None]:
+        for name in ("stage", "step"):
+            if name in values:
+                raise ValueError(f"{name} is no name of a figure: the event has its own")
+        return values
 
 
 class LogLine(Contract):

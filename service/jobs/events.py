@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from sqlalchemy import insert, select, update
@@ -12,6 +13,11 @@ from service.jobs.errors import JobNotFoundError
 from service.tables import Job, JobEvent
 
 EventType = Literal["state", "progress", "log", "metric"]
+# What an event is and what it tells.
+Entry = tuple[EventType, dict[str, Any]]
+
+# In one INSERT: databases have a limit of parameters.
+_ROWS = 200
 
 
 def append(session: Session, job_id: str, attempt: int, type: EventType, data: dict[str, Any]) -> int:  # noqa: A002
@@ -23,17 +29,34 @@ def append(session: Session, job_id: str, attempt: int, type: EventType, data: d
     Raises:
         JobNotFoundError: there is no such job.
     """
-    seq = session.scalar(
+    return append_all(session, job_id, attempt, [(type, data)])
+
+
+def append_all(session: Session, job_id: str, attempt: int, entries: Sequence[Entry]) -> int:
+    """Append events in their order, at least one, some hundred by a statement.
+
+    Returns:
+        The number of the last one.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+    """
+    last = session.scalar(
         update(Job)
         .where(Job.id == job_id)
-        .values(last_seq=Job.last_seq + 1)
+        .values(last_seq=Job.last_seq + len(entries))
         .returning(Job.last_seq)
         .execution_options(synchronize_session=False)
     )
-    if seq is None:
+    if last is None:
         raise JobNotFoundError(job_id)
-    record(session, job_id, seq, attempt, type, data)
-    return seq
+    rows = [
+        {"job_id": job_id, "seq": seq, "attempt": attempt, "type": kind, "data": data, "created_at": db_now()}
+        for seq, (kind, data) in enumerate(entries, start=last - len(entries) + 1)
+    ]
+    for first in range(0, len(rows), _ROWS):
+        session.execute(insert(JobEvent).values(rows[first : first + _ROWS]))
+    return last
 
 
 def record(session: Session, job_id: str, seq: int, attempt: int, type: EventType, data: dict[str, Any]) -> None:  # noqa: A002

@@ -73,7 +73,12 @@ def job_in_list(job: Job, verdict: str | None, artifacts: list[Artifact]) -> Job
 def _without_graphs(config: dict[str, Any]) -> dict[str, Any]:
     evaluation = config.get("evaluation", {})
     metrics = [_without_graph(metric) for metric in evaluation.get("metrics", [])]
-    return {**config, "evaluation": {**evaluation, "metrics": metrics}} if metrics else config
+    algorithms = [
+        {**entry, "losses": [_without_graph(loss) for loss in entry["losses"]]} if "losses" in entry else entry
+        for entry in config.get("algorithms", [])
+    ]
+    shown = {**config, "evaluation": {**evaluation, "metrics": metrics}} if metrics else config
+    return {**shown, "algorithms": algorithms} if algorithms else shown
 
 
 def _without_graph(metric: dict[str, Any]) -> dict[str, Any]:

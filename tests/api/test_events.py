@@ -11,6 +11,8 @@ import pytest
 
 from service.contracts.errors import EngineError
 from service.jobs import events, transitions
+from service.jobs.metric_events import latest_metrics
+from service.jobs.schemas import EventOut
 from tests.support.front import Front, problem
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server import ApiProcess
@@ -87,6 +89,35 @@ def test_a_stream_of_an_ended_job_is_replayed_and_ends(front: Front, accept: str
     assert found[2]["data"]["data"]["message"] == "one\ntwo"
     assert found[3]["data"]["data"]["name"] == "job.failed"
     assert found[4]["data"] == {"job_id": job_id, "state": "failed"}
+
+
+def test_metrics_are_events_of_their_own(front: Front) -> None:
+    job_id = front.new_job()
+    front.claim(job_id)
+    steps = [{"stage": "qat", "step": step, "train_loss": 1.0 / (step + 1), "metric": None} for step in range(3)]
+    with front.desk.database.write() as session:
+        told: list[events.Entry] = [("metric", step) for step in steps]
+        assert events.append_all(session, job_id, 1, [("log", {"level": "info", "message": "x"}), *told]) == 6
+        assert transitions.fail(session, job_id, 1, problem=EngineError("x").problem())
+    page = front.http.get(f"/v1/jobs/{job_id}/events?after=3", headers=JSON).json()
+    assert [(event["seq"], event["type"], event["attempt"]) for event in page["items"]] == [
+        (4, "metric", 1), (5, "metric", 1), (6, "metric", 1), (7, "state", 1),
+    ]  # fmt: skip
+    assert [event["data"] for event in page["items"][:3]] == steps
+    found = parse(front.http.get(f"/v1/jobs/{job_id}/events", headers=STREAM).text)
+    assert [event["event"] for event in found] == [
+        "state",
+        "state",
+        "log",
+        "metric",
+        "metric",
+        "metric",
+        "state",
+        "end",
+    ]
+    assert [event["data"]["data"] for event in found if event["event"] == "metric"] == steps
+    curves = latest_metrics(EventOut.model_validate(event) for event in page["items"])
+    assert curves == {"qat": {step: {"train_loss": 1.0 / (step + 1), "metric": None} for step in range(3)}}
 
 
 @pytest.mark.parametrize("how", ["header", "parameter", "both"])

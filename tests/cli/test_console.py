@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+from datetime import UTC, datetime
 
 from rich.console import Console
 
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.report import Report
+from service.jobs.schemas import EventOut
 from tests.support.front import make_report
 from worker.commands.console import ProgressView, print_problem, print_report
+from worker.commands.remote import show_event
 
 
 def terminal() -> Console:
@@ -49,6 +52,16 @@ def test_a_log_gets_a_line_now_and_then():
     assert text(console).splitlines() == [
         "statistics 0/1000 samples", "statistics 1000/1000 samples", "warning: a [bold]warning[/bold]",
     ]  # fmt: skip
+
+
+def test_figures_of_a_step_are_one_line_each():
+    console = plain()
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    with ProgressView(console) as view:
+        for step, loss in ((1, 0.51234567), (2, None)):
+            data = {"stage": "qat", "step": step, "train_loss": loss, "metric": 91.25}
+            show_event(EventOut(seq=step, attempt=1, type="metric", created_at=moment, data=data), view)
+    assert text(console).splitlines() == ["qat 1: train_loss 0.5123  metric 91.25", "qat 2: metric 91.25"]
 
 
 def test_a_problem_names_every_place_and_the_way_out():

@@ -12,9 +12,11 @@ from service.contracts.runner import (
     EXIT_INTERRUPTED,
     EXIT_RESOURCE_LIMIT,
     EXIT_USER_ERROR,
+    LINE_ADAPTER,
     ErrorLine,
     InspectModelTask,
     LogLine,
+    MetricLine,
     ProgressLine,
 )
 from worker import runner
@@ -29,8 +31,8 @@ class Clock:
         return self.now
 
 
-def make_run(clock: Clock) -> tuple[runner.LineRun, list[ProgressLine | LogLine]]:
-    lines: list[ProgressLine | LogLine] = []
+def make_run(clock: Clock) -> tuple[runner.LineRun, list[ProgressLine | MetricLine | LogLine]]:
+    lines: list[ProgressLine | MetricLine | LogLine] = []
     return runner.LineRun(lines.append, lambda: None, period_seconds=0.2, clock=clock), lines
 
 
@@ -62,6 +64,18 @@ def test_flush_sends_the_last_state_once():
     run.flush()
     assert lines[-1] == ProgressLine(stage="load", done=2, total=9, unit="nodes", message="reading")
     assert len(lines) == 2
+
+
+def test_figures_are_never_thinned_and_hold_no_nan():
+    run, lines = make_run(Clock())
+    run.progress("qat", 1)
+    for step in range(3):
+        run.metric("qat", step, {"train_loss": float("nan") if step == 1 else 0.5, "metric": None})
+    assert lines[1:] == [
+        MetricLine(stage="qat", step=step, values={"train_loss": None if step == 1 else 0.5, "metric": None})
+        for step in range(3)
+    ]
+    assert [LINE_ADAPTER.validate_json(line.model_dump_json()) for line in lines] == lines
 
 
 def test_check_raises_what_stop_says():

@@ -127,5 +127,8 @@ def show_event(event: EventOut, view: ProgressView) -> None:
         view.progress(data["stage"], data["done"], data["total"], data["unit"], data["message"])
     elif event.type == "log":
         view.log(data["message"], data["level"])
+    elif event.type == "metric":
+        figures = {name: value for name, value in data.items() if name not in ("stage", "step")}
+        view.metric(data["stage"], data["step"], figures)
     elif data.get("name") in {"job.requeued", "job.lease_expired"}:
         view.log(f"attempt {event.attempt} ended: {data['reason']}; the job is tried again", "warning")

@@ -116,7 +116,7 @@ def quantize(
         checkpoint_dir: folder that keeps finished work for another attempt of the same run; None: nothing is kept.
         checkpoint_bytes: that it may take; None: no limit.
         cache: what earlier runs have computed; None: nothing is kept.
-        graphs: files of uploaded models that metrics are given as, by id.
+        graphs: files of uploaded models that metrics and losses are given as, by id.
         functions: Python functions that metrics of kind function are, by name; with any nothing is kept for other
             attempts, since nobody can tell whether it would still hold.
         extra_bytes: that files beside the model may take; None: no limit.

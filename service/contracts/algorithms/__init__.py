@@ -8,6 +8,7 @@ from service.contracts.algorithms.finetune import AdaQuant, AdaRound, Finetuning
 from service.contracts.algorithms.order import algorithm_contradictions, in_order
 from service.contracts.algorithms.precision import Autopilot, MixedPrecision, with_levels
 from service.contracts.algorithms.sensitivity import SensitivityAnalysis
+from service.contracts.algorithms.training import QuantizationAwareTraining
 from service.contracts.algorithms.union import Algorithm
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Finetuning",
     "LearningRateAdjust",
     "MixedPrecision",
+    "QuantizationAwareTraining",
     "SensitivityAnalysis",
     "SmoothQuant",
     "algorithm_contradictions",

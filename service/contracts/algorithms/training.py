@@ -10,16 +10,39 @@ from pydantic import Field, model_validator
 from service.contracts.algorithms.base import AlgorithmBase
 from service.contracts.algorithms.finetune import Device
 from service.contracts.base import Contract
-from service.contracts.metrics import GraphInput, GraphSource
+from service.contracts.metrics import GraphInput, GraphSource, LabelRef
+from service.contracts.metrics.graph import named_arrays, named_outputs, reads_reference
 
 
-class _Loss(Contract):
-    """One term of what is made small."""
+class Loss(Contract):
+    """One term of what is made small.
+
+    ``output_refs`` and ``label_refs`` are keyed by the place in the loss that names the output or the array, as a JSON
+    pointer without its first slash; an index of an output counts from 0.
+    """
 
     weight: float = Field(default=1.0, gt=0.0, le=1e6, description="Of this term in the sum of all.")
 
+    @property
+    def name(self) -> str:
+        """What messages and the report call it."""
+        return f"loss {type(self).model_fields['kind'].default}"
 
-class CrossEntropyLoss(_Loss):
+    @property
+    def reads_reference(self) -> bool:
+        """True if it reads the float model's outputs beside those of the quantized one."""
+        return False
+
+    def output_refs(self) -> dict[str, int | str]:
+        """The outputs of the model that it reads."""
+        return {}
+
+    def label_refs(self) -> dict[str, LabelRef]:
+        """The arrays of the dataset that it names; what feeds a graph's input by the input's name is not among them."""
+        return {}
+
+
+class CrossEntropyLoss(Loss):
     """Cross-entropy of the labels under the softmax of an output [n, classes, ...]."""
 
     kind: Literal["cross_entropy"] = "cross_entropy"
@@ -27,16 +50,32 @@ class CrossEntropyLoss(_Loss):
     labels: str | None = Field(default=None, description="Array of class numbers; null: the dataset's labels.")
     smoothing: float = Field(default=0.0, ge=0.0, lt=1.0, description="Label smoothing (Szegedy et al. 2016).")
 
+    def output_refs(self) -> dict[str, int | str]:
+        """The one output."""
+        return {"output": 0 if self.output is None else self.output}
 
-class MeanSquareLoss(_Loss):
+    def label_refs(self) -> dict[str, LabelRef]:
+        """The class numbers."""
+        return {"labels": LabelRef(self.labels, True)}
+
+
+class MeanSquareLoss(Loss):
     """Mean square distance of an output from targets of the dataset."""
 
     kind: Literal["mse"] = "mse"
     output: str | None = Field(default=None, description="Of the network; null: the first.")
     targets: str | None = Field(default=None, description="Array of the dataset; null: its labels.")
 
+    def output_refs(self) -> dict[str, int | str]:
+        """The one output."""
+        return {"output": 0 if self.output is None else self.output}
 
-class DistillationLoss(_Loss):
+    def label_refs(self) -> dict[str, LabelRef]:
+        """The targets."""
+        return {"targets": LabelRef(self.targets, False)}
+
+
+class DistillationLoss(Loss):
     """Distance from what the float network makes of the same samples: needs no labels (Hinton et al. 2015)."""
 
     kind: Literal["distillation"] = "distillation"
@@ -55,8 +94,17 @@ class DistillationLoss(_Loss):
     )
     tensors_weight: float = Field(default=1.0, gt=0.0, description="Of the mean over all inner tensors.")
 
+    @property
+    def reads_reference(self) -> bool:
+        """Always."""
+        return True
 
-class GraphLoss(_Loss):
+    def output_refs(self) -> dict[str, int | str]:
+        """Those that ``outputs`` names."""
+        return {f"outputs/{k}": name for k, name in enumerate(self.outputs or ())}
+
+
+class GraphLoss(Loss):
     """A loss given as an ONNX graph that returns one scalar: for detectors and whatever has a loss of its own.
 
     Its inputs are fed as those of a metric of kind ``onnx`` are; its operators need derivatives.
@@ -65,6 +113,19 @@ class GraphLoss(_Loss):
     kind: Literal["onnx"] = "onnx"
     graph: GraphSource
     inputs: dict[str, GraphInput] = Field(default_factory=dict, max_length=64, description="By the graph's input.")
+
+    @property
+    def reads_reference(self) -> bool:
+        """True if an input is fed with it."""
+        return reads_reference(self.inputs)
+
+    def output_refs(self) -> dict[str, int | str]:
+        """Those that ``inputs`` names."""
+        return named_outputs(self.inputs)
+
+    def label_refs(self) -> dict[str, LabelRef]:
+        """Those that ``inputs`` names."""
+        return named_arrays(self.inputs)
 
 
 TrainingLoss = Annotated[CrossEntropyLoss | MeanSquareLoss | DistillationLoss | GraphLoss, Field(discriminator="kind")]
@@ -184,8 +245,8 @@ class QuantizationAwareTraining(AlgorithmBase):
     batch_norm: Literal["folded", "unfolded"] = Field(
         default="folded",
         description=(
-            "folded: as part of the weights, statistics frozen; unfolded: normalized by each batch, trained, and folded "
-            "into the weights for the last third of the training."
+            "folded: as part of the weights, statistics frozen; unfolded: normalized by each batch, trained, and "
+            "folded into the weights for the last third of the training."
         ),
     )
     zero_points: Literal["fixed", "learned"] = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -109,24 +110,37 @@ class GraphMetric(MetricBase):
     @property
     def reads_reference(self) -> bool:
         """True if an input is fed with it."""
-        return any(given.reference is not None for given in self.inputs.values())
+        return reads_reference(self.inputs)
 
     def output_refs(self) -> dict[str, int | str]:
         """Those that ``inputs`` names."""
-        found: dict[str, int | str] = {}
-        for name, given in self.inputs.items():
-            for word, ref in (("output", given.output), ("reference", given.reference)):
-                if ref is not None:
-                    found[_place(name, word)] = ref
-        return found
+        return named_outputs(self.inputs)
 
     def label_refs(self) -> dict[str, LabelRef]:
         """Those that ``inputs`` names."""
-        return {
-            _place(name, "array"): LabelRef(given.array, False)
-            for name, given in self.inputs.items()
-            if given.array is not None
-        }
+        return named_arrays(self.inputs)
+
+
+def reads_reference(inputs: Mapping[str, GraphInput]) -> bool:
+    """True if an input of a graph is fed with an output of the float model."""
+    return any(given.reference is not None for given in inputs.values())
+
+
+def named_outputs(inputs: Mapping[str, GraphInput]) -> dict[str, int | str]:
+    """The model outputs that feed inputs of a graph, by place as in ``MetricBase.output_refs``."""
+    found: dict[str, int | str] = {}
+    for name, given in inputs.items():
+        for word, ref in (("output", given.output), ("reference", given.reference)):
+            if ref is not None:
+                found[_place(name, word)] = ref
+    return found
+
+
+def named_arrays(inputs: Mapping[str, GraphInput]) -> dict[str, LabelRef]:
+    """The arrays of the dataset that feed inputs of a graph, by place as in ``MetricBase.label_refs``."""
+    return {
+        _place(name, "array"): LabelRef(given.array, False) for name, given in inputs.items() if given.array is not None
+    }
 
 
 def _place(name: str, word: str) -> str:
