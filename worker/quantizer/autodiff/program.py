@@ -13,8 +13,9 @@ from torch import Tensor
 
 from service.contracts.errors import UnsupportedModelError
 from worker.quantizer.autodiff.device import as_tensor
+from worker.quantizer.autodiff.nodes import attributes_of, refusal
 from worker.quantizer.autodiff.operators import COMPUTE, STATIC
-from worker.quantizer.graph.values import constant, name_of, node_name, plain_attributes
+from worker.quantizer.graph.values import constant, name_of, node_name
 
 # (reading node, index of its input, value) -> under which name the operand is found while the program runs.
 Read = Callable[[ir.Node, int, ir.Value], str]
@@ -120,7 +121,7 @@ class Program:
             for index, value in enumerate(node.inputs)
         )
         results = tuple(value.name or "" for value in node.outputs)
-        return _Instruction(COMPUTE[node.op_type], plain_attributes(node), operands, results)
+        return _Instruction(COMPUTE[node.op_type], attributes_of(node), operands, results)
 
     def _operand(self, node: ir.Node, index: int, value: ir.Value, read: Read) -> Operand:
         array = constant(value)
@@ -132,11 +133,6 @@ class Program:
         if array is not None and name == value.name and name not in self.constants:
             self.constants[name] = _constant_tensor(array, self._device)
         return name
-
-
-def refusal(node):
-    from service.contracts.reason import Reason
-    return None if node.op_type in COMPUTE else Reason("x", "no form")
 
 
 def check(nodes: Iterable[ir.Node]) -> None:
