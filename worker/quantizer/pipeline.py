@@ -139,7 +139,7 @@ def quantize(
         metrics.check(evaluation_data or calibration_data)
         _probe(metrics, float_session, calibration_data, evaluation_data, summary, config, run)
         made_from = origin(summary, calibration_data, evaluation_data, graphs or {}, threads=threads)
-        case = Case(config, summary, calibration_data, evaluation_data, float_session, made_from, metrics)
+        case = Case(config, summary, calibration_data, evaluation_data, float_session, made_from, metrics, graphs or {})
         identity = run_identity(config, made_from)
         services = Services(
             run=run,

@@ -43,9 +43,7 @@ class LearnedGrid(nn.Module):
 
     base: Tensor
 
-    def __init__(
-        self, grid: IntegerGrid, kind: str, *, learn_zero: bool, device: torch.device
-    ) -> None:
+    def __init__(self, grid: IntegerGrid, kind: str, *, learn_zero: bool, device: torch.device) -> None:
         super().__init__()
         self._grid, self._kind = grid, kind
         self._low, self._high = (float(limit) for limit in grid.limits)
@@ -83,6 +81,7 @@ class LearnedGrid(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """``values`` as the grid represents them, same shape: as ``IntegerGrid.fake``."""
+        values = values.float()  # autocast may give less
         scale = spread(self.scale(), self.granularity, values.shape)
         if self._steps is not None:
             low, high = self._steps

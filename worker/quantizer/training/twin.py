@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.autodiff.grids import TorchGrid
 from worker.quantizer.autodiff.program import Program
+from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.training.quantizers import LearnedGrid, spread
+from worker.quantizer.training.quantizers import LearnedGrid
 from worker.quantizer.training.sites import BiasSite, Site, Sites
 from worker.quantizer.training.tree import Tree
 
@@ -57,7 +57,9 @@ class Twin(nn.Module):
         self._program = Program(
             draft.graph, device=device, wanted=wanted, read=self._sites.key, named=self._sites.result
         )
-        self.masters, self.weight_grids, self.activation_grids = Tree(), Tree(), Tree()
+        self.masters: Tree[nn.Parameter] = Tree()
+        self.weight_grids: Tree[LearnedGrid] = Tree()
+        self.activation_grids: Tree[LearnedGrid] = Tree()
         self._fixed: dict[str, TorchGrid] = {}
         self._channels: dict[str, Tensor] = {}
         self._constants = {key: as_tensor(np.array(array), device) for key, array in self._sites.moved.items()}
@@ -100,9 +102,7 @@ class Twin(nn.Module):
             if isinstance(activation.quantization, IntegerGrid):
                 grid = self.activation_grids[self._sites.source(tensor)].grid()
                 kept = activation.quantization
-                activation.quantization = replace(
-                    grid, symmetric=kept.symmetric, reduce_range=kept.reduce_range
-                )
+                activation.quantization = replace(grid, symmetric=kept.symmetric, reduce_range=kept.reduce_range)
         for site in self._weights():
             entry, values = plan.weights[site.name], self._values(site)
             if site.name in self.weight_grids:
@@ -115,8 +115,11 @@ class Twin(nn.Module):
         return replace(self._draft, plan=plan)
 
     def follow(self, draft: Draft) -> None:
-        """Take over grids that something else has moved since ``write``, such as the rules of a target."""
-        self._draft = draft
+        """Take over grids that something else has moved since ``write``, such as the rules of a target.
+
+        Args:
+            draft: made of what ``write`` gave.
+        """
         for tensor, activation in draft.plan.activations.items():
             if isinstance(activation.quantization, IntegerGrid):
                 self.activation_grids[self._sites.source(tensor)].follow(activation.quantization)
@@ -125,6 +128,11 @@ class Twin(nn.Module):
             if isinstance(grid, IntegerGrid):
                 self.weight_grids[site.name].follow(grid)
         self._sites.renew_biases(draft.plan)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes whose parameters it holds."""
+        return tuple(dict.fromkeys(node_name(site.node) for site in self._sites.held.values()))
 
     def scale_parameters(self) -> Iterator[nn.Parameter]:
         """Growth of scales, and zero points that are learned."""
@@ -168,8 +176,10 @@ class Twin(nn.Module):
         if key is None:
             return
         fixed = self._fixed.get(name)
-        grid = self.activation_grids[self._sites.source(name)] if fixed is None else None
-        known[key] = grid(tensor) if fixed is None else fixed.through(tensor)  # type: ignore[misc]
+        if fixed is not None:
+            known[key] = fixed.through(tensor)
+        else:
+            known[key] = self.activation_grids[self._sites.source(name)](tensor)
 
     def _weight(self, site: Site) -> Tensor:
         master: Tensor = self.masters[site.name]
