@@ -85,12 +85,13 @@ def test_quantize_refuses_a_training_that_the_data_cannot_feed(quantmill, tiny, 
     "document",
     [
         [],
-        {"algorithms": 3},
-        {"algorithms": [3]},
-        {"algorithms": [{"method": "qat", "losses": [3]}]},
         {"evaluation": 3},
         {"evaluation": {"metrics": 3}},
         {"evaluation": {"metrics": [3]}},
+        {"algorithms": 3},
+        {"algorithms": [3]},
+        {"algorithms": [{"method": "qat", "losses": 3}]},
+        {"algorithms": [{"method": "qat", "losses": [3]}]},
     ],
 )
 def test_documents_of_another_form_are_left_to_the_contract(tmp_path: Path, document: Any) -> None:

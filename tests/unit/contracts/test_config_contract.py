@@ -66,7 +66,6 @@ trainings = st.fixed_dictionaries(
 configs = st.fixed_dictionaries(
     {},
     optional={
-        "algorithms": st.lists(trainings, max_size=1),
         "preset": st.sampled_from(sorted(preset.name for preset in OWN_PRESETS)),
         "activation": activations,
         "weight": st.fixed_dictionaries({}, optional={"granularity": st.sampled_from(["per_tensor", "per_channel"])}),
@@ -85,6 +84,16 @@ def test_resolving_a_resolved_config_changes_nothing(given_config: dict[str, Any
     stored = json.loads(once.model_dump_json())
     assert parse_config(stored) == once
     assert json.loads(parse_config(stored).model_dump_json()) == stored
+
+
+@settings(max_examples=50)
+@given(trainings)
+def test_resolving_a_resolved_training_changes_nothing(training: dict[str, Any]) -> None:
+    once = parse_config({"algorithms": [training]})
+    stored = json.loads(once.model_dump_json())
+    assert parse_config(stored) == once
+    (resolved,) = stored["algorithms"]
+    assert set(training) <= set(resolved)
 
 
 @settings(max_examples=100)
@@ -240,7 +249,8 @@ def test_algorithms_that_undo_each_other_are_refused(methods: list[str], place: 
 
 
 def test_the_right_order_is_accepted_and_one_finetuning_too() -> None:
-    trained = (["autopilot", "qat"], ["mixed_precision", CORRECT, "adaround", "qat"], ["qat", "sensitivity"])
+    assert algorithm_contradictions_of(["mixed_precision", CORRECT, "adaround", "qat"]) == []
+    trained = (["autopilot", "qat"], [CLE, "adaquant", "qat"], ["qat", "sensitivity"])
     for chosen in ([CLE, SMOOTH, CORRECT, "adaround"], [SMOOTH, CLE], ["adaquant", CORRECT], *trained):
         config = parse_config({"algorithms": [{"method": method} for method in chosen]})
         assert [algorithm.method for algorithm in config.algorithms] == chosen
