@@ -40,6 +40,7 @@ from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled, Quantized
 from worker.quantizer.report.assemble import make_report
 from worker.quantizer.report.range_plot import publish_ranges
+from worker.quantizer.report.training_plot import publish_training
 from worker.quantizer.report.words import calibration_notes, nothing_quantized
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore
@@ -160,6 +161,7 @@ def quantize(
     model_bytes = _uploaded_bytes(model_path, summary, undone is not None) if done.plan.is_empty else done.bytes
     report = make_report(done, model_bytes, case, services)
     publish_ranges(report.algorithms, services.files)
+    publish_training(report.algorithms, services.files)
     return Result(model_bytes, report, services.files.all)
 
 
