@@ -15,6 +15,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, _WIDTH - 16, 34, _HEIGHT - 36
 # Of a long training so many epochs are drawn, evenly taken.
 _MOST_POINTS = 500
 _MOST_TICKS = 8
+# About, in pixels.
+_LETTER_WIDTH = 6
 _BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _GRAY = "#1a73e8", "#b06000", "#188038", "#8430ce", "#c5221f", "#5f6368"
 # Epoch and value.
 _Point = tuple[int, float]
@@ -87,13 +89,22 @@ class _Panel:
             text(self._panel, _LEFT, _HEIGHT / 2, "nothing to show")
         low, high = _limits(known)
         self._axes(low, high)
-        for place, each in enumerate(series):
-            text(self._panel, _RIGHT - 14, 16 + 12 * place, each.name, anchor="end")
-            line(self._panel, (_RIGHT - 10, 12 + 12 * place), (_RIGHT, 12 + 12 * place), stroke=each.color)
+        if len(series) > 1:
+            self._legend(series)
+        for each in series:
             group = ElementTree.SubElement(self._panel, "g", {"stroke": each.color, "fill": "none"})
             ElementTree.SubElement(group, "title").text = printable(each.name)
             for part in _unbroken([(epoch.epoch, each.value(epoch)) for epoch in self._epochs]):
                 self._part(group, part, low, high)
+
+    def _legend(self, series: Sequence[_Series]) -> None:
+        """The names from right to left, each with its color, above the diagram."""
+        right = float(_RIGHT)
+        for each in reversed(series):
+            text(self._panel, right, 16, each.name, anchor="end")
+            left = right - _LETTER_WIDTH * len(each.name) - 4
+            line(self._panel, (left - 16, 12), (left, 12), **{"stroke": each.color, "stroke-width": "2"})
+            right = left - 30
 
     def _axes(self, low: float, high: float) -> None:
         for value in (low, low / 2 + high / 2, high):
