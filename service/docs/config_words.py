@@ -96,6 +96,7 @@ which one would undo another are refused with the right order.
 | `bias_correction` | gives channels back the mean that quantization took |
 | `adaround` | rounds each weight up or down, layer after layer, so that its output changes least |
 | `adaquant` | moves weights (biases, scales) by gradient descent, layer after layer; also for float and block types |
+| `qat` | trains the whole quantized network with gradients: [training.md](training.md) |
 | `autopilot` | tries recipes until a goal is met, returns the best model and all that nothing else beats |
 
 `adaround` and `adaquant` compute on a GPU where there is one (`optim_device`, `infer_device`: `auto`, `cpu`, `cuda:N`,
@@ -115,6 +116,16 @@ that was broken off goes on where it stood.
 `mixed_precision` ranks the layers first; the ranking is a file of the job (`sensitivity.json`, `sensitivity.csv`) and
 is taken over by later jobs on the same model and data. With one weight scale per tensor list it between
 `cross_layer_equalization` and `bias_correction`: it measures every mix together with the correction that follows.
+"""
+
+LOSSES = """### Losses
+
+What `qat` makes small, by `kind`; [training.md](training.md) says which to take.
+"""
+
+AUGMENTATIONS = """### Augmentations
+
+Random changes of the samples that `qat` trains on, by `kind`.
 """
 
 DATA = """## Data

@@ -20,6 +20,7 @@ from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeResult, QuantizeTask
+from service.contracts.training_checks import check_training
 from worker.quantizer.data import Dataset, RandomDataset, open_dataset
 from worker.quantizer.emit import Emitted
 from worker.quantizer.evaluation.metrics import Distances, MetricFunction, Metrics
@@ -39,6 +40,7 @@ from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled, Quantized
 from worker.quantizer.report.assemble import make_report
 from worker.quantizer.report.range_plot import publish_ranges
+from worker.quantizer.report.training_plot import publish_training
 from worker.quantizer.report.words import calibration_notes, nothing_quantized
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore
@@ -124,7 +126,8 @@ def quantize(
     Raises:
         ModelError: the model cannot be used or is quantized already.
         DatasetError: a dataset is bad, does not fit the model, or is not there and random data was not asked for.
-        InvalidConfigError: the config names nodes that are not there, or metrics that do not fit the model or the data.
+        InvalidConfigError: the config names nodes that are not there, or metrics or losses that do not fit the model or
+            the data.
         EngineError: the engine or the runtime failed on a valid input.
         CanceledError: the run was canceled.
     """
@@ -135,6 +138,7 @@ def quantize(
         check_data_given(config, calibration=calibration is not None, evaluation=evaluation is not None)
         calibration_data = _calibration(calibration, summary, config)
         evaluation_data = None if evaluation is None else _open(evaluation, summary, config, "evaluation dataset")
+        check_training(config, inputs=summary.inputs, outputs=summary.outputs, data=calibration_data.summary)
         metrics = Metrics(config.evaluation, summary.outputs, graphs=graphs, functions=functions, threads=threads)
         metrics.check(evaluation_data or calibration_data)
         _probe(metrics, float_session, calibration_data, evaluation_data, summary, config, run)
@@ -157,6 +161,7 @@ def quantize(
     model_bytes = _uploaded_bytes(model_path, summary, undone is not None) if done.plan.is_empty else done.bytes
     report = make_report(done, model_bytes, case, services)
     publish_ranges(report.algorithms, services.files)
+    publish_training(report.algorithms, services.files)
     return Result(model_bytes, report, services.files.all)
 
 
