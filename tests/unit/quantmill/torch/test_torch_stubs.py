@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from quantmill.torch.export import export
 from quantmill.torch.regions import StubError, resolve_regions
 from quantmill.torch.stubs import DeQuantStub, QuantStub
+from worker.quantizer.graph.metadata import SCOPES
 from worker.quantizer.graph.regions import REGION
-from worker.quantizer.plan.matching import SCOPES
 
 
 def traced(body: str, types: str = "float[2,3] x", result: str = "float[2,3] y") -> ir.Model:
