@@ -21,6 +21,7 @@ from quantmill.torch.calls import Call, Structure, result_structure
 from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError
 from quantmill.torch.failures import definition, export_error, place_of, said_by
 from quantmill.torch.graph import tidy
+from quantmill.torch.stubs import CalledStubs
 from quantmill.torch.verification import compare, threads_here
 from service.contracts.errors import QuantmillError
 from worker.quantizer.graph.skeleton import weight_bytes
@@ -102,6 +103,7 @@ def export(
         BatchFixedError: the module works with the example's batch size alone.
         ExportMismatchError: the model computes something else.
         ExportError: the module cannot be exported; names file and line.
+        StubError: the module's stubs bound no region, or none is called.
         UnsupportedModelError: onnxruntime refuses the model.
     """
     if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):
@@ -140,11 +142,14 @@ class _Export:
 
     def run(self, path: Path) -> Exported:
         """Export, check, write to ``path``."""
-        result, expected = result_structure(self._run_example())
+        stubs = CalledStubs(self._module)
+        with stubs:
+            result, expected = result_structure(self._run_example())
         more = self._one_more() if self._batched else {}
         expected_of_more = self._run_batch(more) if more else {}
         # A length of one is traced as one that never changes.
         model = self._trace(more if more and self._size == 1 else self._example)
+        stubs.check(model)
         tidy(model, self._module, self._call.names, result.names)
         self._settle_batch(model)
         session = Session(model, threads=threads_here(), what="exported model", uploaded=True)

@@ -33,6 +33,12 @@ class StubError(ModelError):
     title = "QuantStub and DeQuantStub do not bound a region"
 
 
+def has_markers(model: ir.Model) -> bool:
+    """True if a stub has left a marker in ``model``, its functions included."""
+    graphs = (model.graph, *(function.graph for function in model.functions.values()))
+    return any(node.domain == DOMAIN for graph in graphs for node in graph.all_nodes())
+
+
 def resolve_regions(model: ir.Model) -> None:
     """Write the regions that the markers of ``model`` bound on its nodes and remove the markers; changed in place.
 
