@@ -62,8 +62,8 @@ class _Place(NamedTuple):
     """What offsets in the directory lack: bytes that stand before the archive in the file."""
 
 
-def read_directory(path: Path, *, max_members: int) -> list[Entry]:
-    """All entries but those of folders, in the directory's order.
+class Directory:
+    """The directory of an archive, whole in memory; its entries are read as they are asked for.
 
     Args:
         path: of the archive.
@@ -73,19 +73,36 @@ def read_directory(path: Path, *, max_members: int) -> list[Entry]:
         DirectoryError: see there.
         DirectoryTooLargeError: see there.
     """
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        start = max(0, size - _END.size - _MAX_COMMENT_BYTES - _LOCATOR.size - _END64.size)
-        file.seek(start)
-        place = _find(file.read(), start, max_members)
-        file.seek(place.start)
-        raw = file.read(place.size_bytes)
-    if len(raw) != place.size_bytes:
-        raise DirectoryError("its directory ends early")
-    entries = list(_entries(raw, place.shift))
-    if len(entries) > max_members:
-        raise DirectoryTooLargeError(_too_large(len(entries), place.size_bytes, max_members))
-    return [entry for entry in entries if not entry.name.endswith("/")]
+
+    def __init__(self, path: Path, *, max_members: int) -> None:
+        self._max_members = max_members
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            start = max(0, size - _END.size - _MAX_COMMENT_BYTES - _LOCATOR.size - _END64.size)
+            file.seek(start)
+            place = _find(file.read(), start, max_members)
+            file.seek(place.start)
+            self._raw = file.read(place.size_bytes)
+        self._shift = place.shift
+        if len(self._raw) != place.size_bytes:
+            raise DirectoryError("its directory ends early")
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All entries but those of folders, in the directory's order.
+
+        Raises:
+            DirectoryError: see there.
+            DirectoryTooLargeError: there are more than the record at the archive's end says.
+        """
+        for number, entry in enumerate(_entries(self._raw, self._shift), 1):
+            if number > self._max_members:
+                raise DirectoryTooLargeError(_too_large(number, len(self._raw), self._max_members))
+            if not entry.name.endswith("/"):
+                yield entry
+
+    def has_ending(self, ending: str) -> bool:
+        """True if a name ends so, in ASCII."""
+        return ending.encode() in self._raw and any(entry.name.endswith(ending) for entry in self)
 
 
 def _find(tail: bytes, start: int, max_members: int) -> _Place:

@@ -6,12 +6,15 @@ import os
 import stat
 import struct
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from service.contracts.errors import DatasetFormatError
 from worker.quantizer.data.pointers import array_pointer, file_pointer
-from worker.quantizer.data.zip_directory import DirectoryError, DirectoryTooLargeError, Entry, read_directory
+from worker.quantizer.data.zip_directory import Directory, DirectoryError, DirectoryTooLargeError, Entry
 
 DEFAULT_MAX_TOTAL_BYTES = 64 << 30
 
@@ -51,7 +54,8 @@ def read_members(path: Path, rules: ZipRules, *, max_total_bytes: int = DEFAULT_
     Raises:
         DatasetFormatError: not a zip archive, damaged, or with members that no such archive needs.
     """
-    entries = _directory(path, rules)
+    with _refusing(rules):
+        entries = list(Directory(path, max_members=rules.max_members))
     _check_entries(entries, max_total_bytes, rules)
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -69,18 +73,21 @@ def first_name(path: Path) -> str:
         return file.read(_LOCAL_HEADER.unpack(raw)[-2]).decode(errors="replace")
 
 
-def member_names(path: Path, rules: ZipRules) -> list[str]:
-    """Names of all members but folders, unchecked.
+def holds(path: Path, rules: ZipRules, wanted: Callable[[str], bool], *, without: str) -> bool:
+    """True if a file of the archive has a name that is wanted, and none a name that ends in ``without``; unchecked.
 
     Raises:
         DatasetFormatError: the directory is damaged, or too large.
     """
-    return [entry.name for entry in _directory(path, rules)]
+    with _refusing(rules):
+        directory = Directory(path, max_members=rules.max_members)
+        return any(wanted(entry.name) for entry in directory) and not directory.has_ending(without)
 
 
-def _directory(path: Path, rules: ZipRules) -> list[Entry]:
+@contextmanager
+def _refusing(rules: ZipRules) -> Iterator[None]:
     try:
-        return read_directory(path, max_members=rules.max_members)
+        yield
     except DirectoryError as error:
         raise DatasetFormatError(f"the archive is cut short or damaged: {error}", hint=rules.again) from None
     except DirectoryTooLargeError as error:
@@ -115,8 +122,7 @@ def _leads_out(name: str) -> bool:
     return ".." in name.replace("\\", "/").split("/")
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """One file of the archive; ``offset`` is that of its packed bytes. Opens streams that start ``skip_bytes`` in."""
 
     path: Path

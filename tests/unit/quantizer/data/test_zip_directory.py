@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from worker.quantizer.data.media.members import shared_folders
-from worker.quantizer.data.zip_directory import DirectoryError, DirectoryTooLargeError, read_directory
+from worker.quantizer.data.zip_directory import Directory, DirectoryError, DirectoryTooLargeError, Entry
 
 
 def written(path: Path, *, prefix: bytes = b"", comment: bytes = b"", long: bool = False) -> Path:
@@ -22,6 +22,10 @@ def written(path: Path, *, prefix: bytes = b"", comment: bytes = b"", long: bool
                 member.write(b"" if name.endswith("/") else name.encode() * 9)
         made.writestr("last", b"x", zipfile.ZIP_STORED)
     return path
+
+
+def read_directory(path: Path, *, max_members: int) -> list[Entry]:
+    return list(Directory(path, max_members=max_members))
 
 
 @pytest.mark.parametrize("prefix", [b"", b"#!/bin/sh\n" * 7])
@@ -40,6 +44,17 @@ def test_entries_are_those_of_zipfile(tmp_path: Path, prefix: bytes, comment: by
         assert mine.header_offset == theirs.header_offset
         assert (mine.crc, mine.method, mine.flags) == (theirs.CRC, theirs.compress_type, theirs.flag_bits)
         assert mine.mode == theirs.external_attr >> 16
+
+
+def test_the_ending_of_a_name_is_found_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("a.npy.png", b"x")
+        made.writestr("folder.npy/b.png", b"x")
+    assert not Directory(path, max_members=5).has_ending(".npy")
+    with zipfile.ZipFile(path, "a") as made:
+        made.writestr("ä.npy", b"x")
+    assert Directory(path, max_members=5).has_ending(".npy")
 
 
 def test_a_name_of_old_is_read_as_zipfile_reads_it(tmp_path: Path) -> None:
