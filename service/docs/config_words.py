@@ -156,7 +156,14 @@ NAMED = """### Named specs
 Wherever a preprocessing spec is taken (HTTP, `--preprocessing`), its name may stand in its place. All feed the array
 `images` to every input of the model. A model that takes channels last is asked for by `:NHWC` behind the name.
 
-`timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE` is the evaluation transform of timm with crop mode `center`: the shorter
-side becomes `floor(SIZE / CROP_PCT)`. MEAN and STD are `imagenet`, `inception`, `clip`, one number, or three as in
-`0.5/0.5/0.5`. What is left out is timm's default: `timm` alone is `timm:bicubic,0.875,imagenet,imagenet,224`.
+`imagenet_tf` gives the values that `preprocess_input` of `keras.applications` gives in mode `tf`, x/127.5 - 1, and so
+does slim's `inception_preprocessing`. Neither library fixes its size and crop: Keras leaves them to the caller, slim
+cuts out the middle 87.5 % of both sides and resizes that to a square, whatever its aspect. Here it is the resize to 256
+and the crop of 224 of `imagenet_torchvision`; a spec of one's own says otherwise.
+
+`timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE,CROP_MODE` is the evaluation transform of timm: the shorter side becomes
+`floor(SIZE / CROP_PCT)`. INTERPOLATION is `bicubic`, `bilinear`, `lanczos` or `nearest`, as Pillow has them. MEAN and
+STD are `imagenet`, `inception`, `clip`, one number, or three as in `0.5/0.5/0.5`. CROP_MODE is `center`; timm's
+`squash` and `border` are refused. What is left out is timm's default: `timm` alone is
+`timm:bicubic,0.875,imagenet,imagenet,224,center`.
 """

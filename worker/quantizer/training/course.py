@@ -152,7 +152,7 @@ class _Course:
             now.epoch += 1
             if self._validation.is_better(standing, best_standing):
                 best, best_standing, now.best_epoch = Memory.of(self._networks.twin), standing, now.epoch
-            self._note(now, loss, standing, rate)
+            self._note(now, loss, standing, rate * learning_rate)
             if self._spec.patience is not None and now.epoch - now.best_epoch >= self._spec.patience:
                 ended = "patience"
                 break
