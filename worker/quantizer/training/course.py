@@ -245,6 +245,7 @@ class _Course:
         standings = []
         for memory in (start, best):
             memory.load(self._networks.twin)
+            self._project()
             standings.append(held.measure(self._networks))
         before, after = standings
         if held.is_better(after, before):
@@ -267,7 +268,7 @@ class _Course:
             return replace(Change.nothing(NO_EPOCH_BETTER.saying(words)), training=figures)
         worse = self._judged(start, best)
         if worse is not None:
-            return replace(Change.nothing(worse.saying(f"{worse.words}; {words}")), training=figures)
+            return replace(Change.nothing(replace(worse, words=f"{worse.words}; {words}")), training=figures)
         best.load(self._networks.twin)
         written = self._networks.twin.write()
         return Change(written, self._networks.twin.nodes, words, training=figures, judged=False)
