@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from quantmill.torch.errors import ExampleInputsError, ExportError
+from worker.quantizer.intake.exported import free_name, place_name
 
 # What may stand in the place of a tensor: it is written into the graph as it is.
 CONSTANTS = (bool, int, float, type(None))
@@ -195,7 +195,7 @@ def _named(tree: Any, *, skipped: Iterable[str] = (), root: Any = None) -> tuple
     found: dict[str, torch.Tensor] = {}
     for path, leaf in placed:
         if isinstance(leaf, torch.Tensor):
-            name = _free(_name(path, skipped), found)
+            name = free_name(place_name(path, skipped), found)
             found[name] = leaf
             leaves.append(name)
         elif isinstance(leaf, CONSTANTS):
@@ -207,21 +207,6 @@ def _named(tree: Any, *, skipped: Iterable[str] = (), root: Any = None) -> tuple
                 "and compute what depends on strings outside the module.",
             )
     return Structure(spec, tuple(leaves), tuple(isinstance(leaf, torch.Tensor) for _, leaf in placed)), found
-
-
-def _name(path: tuple[Any, ...], skipped: Iterable[str]) -> str:
-    parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
-    if len(parts) > 1 and parts[0] in skipped:
-        parts = parts[1:]
-    return re.sub(r"\W+", "_", "_".join(parts)).strip("_") or "tensor"
-
-
-def _free(wanted: str, taken: Mapping[str, Any]) -> str:
-    name, k = wanted, 0
-    while name in taken:
-        k += 1
-        name = f"{wanted}_{k}"
-    return name
 
 
 def _article(word: str) -> str:

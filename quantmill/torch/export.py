@@ -20,15 +20,14 @@ from quantmill.torch import markers
 from quantmill.torch.calls import Call, Structure, result_structure
 from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError
 from quantmill.torch.failures import definition, export_error, place_of, said_by
-from quantmill.torch.graph import BATCH, free_axis, name_batch, tidy
-from quantmill.torch.state import mark_state
+from quantmill.torch.graph import tidy
+from quantmill.torch.stubs import CalledStubs
 from quantmill.torch.verification import compare, threads_here
 from service.contracts.errors import QuantmillError
 from worker.quantizer.graph.skeleton import weight_bytes
+from worker.quantizer.intake.exported import BATCH, OPSET, free_axis, name_batch
 from worker.quantizer.runtime.session import Session
 
-# torch's default; Gelu is an operator of its own from here on.
-OPSET = 20
 # What a single file may hold; larger weights go into a file beside it.
 _LARGEST_FILE_BYTES = 2_000_000_000
 _FOREIGN = frozenset({torch.bfloat16, torch.complex32, torch.complex64, torch.complex128})
@@ -104,6 +103,7 @@ def export(
         BatchFixedError: the module works with the example's batch size alone.
         ExportMismatchError: the model computes something else.
         ExportError: the module cannot be exported; names file and line.
+        StubError: the module's stubs bound no region, or none is called.
         UnsupportedModelError: onnxruntime refuses the model.
     """
     if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):
@@ -142,13 +142,15 @@ class _Export:
 
     def run(self, path: Path) -> Exported:
         """Export, check, write to ``path``."""
-        result, expected = result_structure(self._run_example())
+        stubs = CalledStubs(self._module)
+        with stubs:
+            result, expected = result_structure(self._run_example())
         more = self._one_more() if self._batched else {}
         expected_of_more = self._run_batch(more) if more else {}
         # A length of one is traced as one that never changes.
         model = self._trace(more if more and self._size == 1 else self._example)
+        stubs.check(model)
         tidy(model, self._module, self._call.names, result.names)
-        mark_state(model, self._module)
         self._settle_batch(model)
         session = Session(model, threads=threads_here(), what="exported model", uploaded=True)
         compare(session, self._example, expected, "the example inputs")

@@ -1,34 +1,18 @@
-"""The exporter's graph made fit to be kept: parameters under their names, modules' paths, nothing of the machine.
-
-torch's own optimization is not used: it merges equal parameters, and folds what is computed from parameters alone, so
-that neither names nor shapes of the module's parameters would be found again.
-"""
+"""The exporter's graph of a module made fit to be kept, see ``worker.quantizer.intake.exported``."""
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 import torch
-from onnxscript.optimizer import fold_constants_ir
 
 from quantmill.torch import markers
-from worker.quantizer.graph.metadata import Metadata
-from worker.quantizer.graph.values import Names
-from worker.quantizer.plan.matching import SCOPES, module_paths
-
-BATCH = "batch"
-_CALL_NUMBER = re.compile(r"@\d+")
-# What one may fold in a client's process; what is larger is folded by whoever prepares the model.
-_FOLDED_AT_MOST_BYTES = 16 * 2**20
+from worker.quantizer.intake import exported
 
 
 def tidy(model: ir.Model, module: torch.nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Bring the exporter's graph into its lasting form, in place.
+    """Bring the exporter's graph into its lasting form and mark the module's state in it, in place.
 
     Args:
         model: as ``torch.onnx.export(dynamo=True, optimize=False)`` makes it.
@@ -36,104 +20,17 @@ def tidy(model: ir.Model, module: torch.nn.Module, inputs: Sequence[str], output
         inputs: names for its inputs, in their order.
         outputs: names for its outputs, in their order.
     """
-    if model.functions:
-        common.InlinePass()(model)
-    aliases = _aliases(module)
-    for node in model.graph.all_nodes():
-        _settle_scopes(node, module)
-    _write_shapes_down(model)
-    _fold(model, set(aliases))
-    markers.resolve_all(model)
-    common.RemoveUnusedNodesPass()(model)
-    common.RemoveUnusedOpsetsPass()(model)
-    common.OutputFixPass()(model)
-    _name_values(model, aliases, inputs, outputs)
-    _name_nodes(model.graph)
-    _drop_traces(model)
-
-
-def free_axis(value: ir.Value) -> str | None:
-    """What the exporter calls the first axis of an input, if it may have any length."""
-    first = value.shape[0] if value.shape else None
-    return str(first.value) if isinstance(first, ir.SymbolicDim) else None
-
-
-def name_batch(model: ir.Model, symbol: str) -> None:
-    """Call the axis ``batch`` that the exporter calls ``symbol``, in every shape."""
-    word = re.compile(rf"\b{re.escape(symbol)}\b")
-    for value in _values(model.graph):
-        if value.shape is not None:
-            value.shape = ir.Shape([_renamed(dim, word) for dim in value.shape])
-
-
-def _renamed(dim: int | ir.SymbolicDim, word: re.Pattern[str]) -> int | str | None:
-    if isinstance(dim, int):
-        return dim
-    return None if dim.value is None else word.sub(BATCH, str(dim.value))
-
-
-def _write_shapes_down(model: ir.Model) -> None:
-    """Reshape nodes take the shape that the trace knows as a constant, -1 for its free axis, if there is but one.
-
-    What computed the shape goes as dead code, and runtimes for fixed shapes can take the model.
-    """
-    for node in model.graph.all_nodes():
-        result, wanted = node.outputs[0], node.inputs[1] if len(node.inputs) > 1 else None
-        if node.op_type != "Reshape" or result.shape is None or wanted is None or wanted.const_value is not None:
-            continue
-        dims = [dim if isinstance(dim, int) else -1 for dim in result.shape]
-        if dims.count(-1) > 1 or 0 in dims:
-            continue
-        shape = ir.Value(name=f"{result.name}_shape", const_value=ir.tensor(np.asarray(dims, np.int64)))
-        shape.dtype, shape.shape = ir.DataType.INT64, ir.Shape([len(dims)])
-        model.graph.register_initializer(shape)
-        node.replace_input_with(1, shape)
-
-
-def _fold(model: ir.Model, parameters: set[str]) -> None:
-    """Compute what depends on neither inputs nor parameters."""
-    metadata = Metadata(model.graph)
-
-    def should_fold(node: ir.Node) -> bool | None:
-        return False if any(value is not None and value.name in parameters for value in node.inputs) else None
-
-    fold_constants_ir(
+    held = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    exported.tidy(
         model,
-        onnx_shape_inference=True,
-        input_size_limit=_FOLDED_AT_MOST_BYTES,
-        output_size_limit=_FOLDED_AT_MOST_BYTES,
-        should_fold=should_fold,
+        exported.one_name_each((name, id(tensor)) for name, tensor in held),
+        outputs,
+        inputs=inputs,
+        path_within=lambda caller, path: _path_within(module, caller, path),
+        resolve=markers.resolve_all,
     )
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    common.RemoveUnusedNodesPass()(model)
-    metadata.restore(model.graph)
-
-
-def _aliases(module: torch.nn.Module) -> dict[str, str]:
-    """Every name of a parameter or buffer -> the one that ``named_parameters`` or ``named_buffers`` knows it by."""
-    first: dict[int, str] = {}
-    found = {}
-    for name, tensor in (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ):
-        found[name] = first.setdefault(id(tensor), name)
-    return found
-
-
-def _settle_scopes(node: ir.Node, module: torch.nn.Module) -> None:
-    """Write the paths of the modules whose calls a node stands in as those calls know them.
-
-    The exporter knows a module that is held by several others by one path alone.
-    """
-    text = node.metadata_props.get(SCOPES)
-    if not text:
-        return
-    *paths, own = ast.literal_eval(text)
-    settled: list[str] = []
-    for path in paths:
-        settled.append(_path_within(module, settled[-1] if settled else "", _CALL_NUMBER.sub("", path)))
-    node.metadata_props[SCOPES] = repr([*settled, own])
+    state = module.state_dict(keep_vars=True).items()
+    exported.mark_state(model, [(name, id(tensor)) for name, tensor in state if isinstance(tensor, torch.Tensor)])
 
 
 def _path_within(module: torch.nn.Module, caller: str, path: str) -> str:
@@ -146,73 +43,3 @@ def _path_within(module: torch.nn.Module, caller: str, path: str) -> str:
         return path
     names = (name for name, held in holder.named_modules(remove_duplicate=False) if held is called and name)
     return next((f"{caller}.{name}" for name in names), path)
-
-
-def _name_values(model: ir.Model, aliases: Mapping[str, str], inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Parameters keep their names; inputs and outputs get theirs, the others make room."""
-    graph = model.graph
-    for name, first in aliases.items():
-        if name != first and name in graph.initializers and first not in graph.initializers:
-            value = graph.initializers.pop(name)
-            value.name = first
-            graph.initializers[first] = value
-    kept = {name for name in graph.initializers if name in aliases}
-    wanted = [*zip(graph.inputs, inputs, strict=True), *zip(graph.outputs, outputs, strict=True)]
-    for value, _ in wanted:
-        value.name = None
-    taken = set(kept)
-    for value, name in wanted:
-        value.name = _free(name, taken)
-        taken.add(value.name)
-    for value in _values(graph):
-        if value.name in taken and value.name not in kept and all(value is not other for other, _ in wanted):
-            value.name = _free(f"{value.name}_inner", taken | {other.name for other in _values(graph) if other.name})
-    for node in graph.all_nodes():
-        source, result = (node.inputs[0], node.outputs[0]) if node.op_type == "Transpose" else (None, None)
-        if source is not None and result is not None and source.name in kept and not result.is_graph_output():
-            result.name = f"{source.name}_transposed"
-    common.NameFixPass()(model)
-
-
-def _name_nodes(graph: ir.Graph) -> None:
-    """Call nodes by their innermost module and operator: 'layer1.0.conv1/Conv', numbered where there are several."""
-    nodes = list(graph.all_nodes())
-    for node in nodes:
-        node.name = None
-    names = Names(graph)
-    for node in nodes:
-        path = next(reversed(module_paths(node)), None)
-        node.name = names.free(node.op_type if path is None else f"{path}/{node.op_type}")
-
-
-def _drop_traces(model: ir.Model) -> None:
-    """Paths and lines of the user's code, and the traced graph in words, stay at home: all but the modules' paths."""
-    model.metadata_props.clear()
-    for graph in (model.graph, *model.graph.subgraphs()):
-        graph.metadata_props.clear()
-        graph.doc_string = None
-    for value in _values(model.graph):
-        value.metadata_props.clear()
-        value.doc_string = None
-    for node in model.graph.all_nodes():
-        node.doc_string = None
-        for key in [key for key in node.metadata_props if key == "namespace" or key.startswith("pkg.")]:
-            if key != SCOPES:
-                del node.metadata_props[key]
-
-
-def _values(graph: ir.Graph) -> Iterable[ir.Value]:
-    for part in (graph, *graph.subgraphs()):
-        yield from part.inputs
-        yield from part.initializers.values()
-    for node in graph.all_nodes():
-        yield from (value for value in node.outputs if value is not None)
-
-
-def _free(wanted: str, taken: Iterable[str]) -> str:
-    there = set(taken)
-    name, k = wanted, 0
-    while name in there:
-        k += 1
-        name = f"{wanted}_{k}"
-    return name

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from service.contracts.errors import ModelError
+from worker.quantizer.graph.metadata import module_paths
 from worker.quantizer.graph.regions import REGION
-from worker.quantizer.plan.matching import module_paths
 
 DOMAIN = "quantmill"
 BEGIN, END = "QuantStub", "DeQuantStub"
@@ -31,6 +31,12 @@ class StubError(ModelError):
 
     code = "misplaced-stub"
     title = "QuantStub and DeQuantStub do not bound a region"
+
+
+def has_markers(model: ir.Model) -> bool:
+    """True if a stub has left a marker in ``model``, its functions included."""
+    graphs = (model.graph, *(function.graph for function in model.functions.values()))
+    return any(node.domain == DOMAIN for graph in graphs for node in graph.all_nodes())
 
 
 def resolve_regions(model: ir.Model) -> None:

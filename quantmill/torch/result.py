@@ -57,12 +57,16 @@ class QuantizedModule(torch.nn.Module):
 
     def __init__(self, onnx_path: Path, call: Call, result: Structure, *, threads: int | None = None) -> None:
         super().__init__()
+        self._call, self._result, self._threads = call, result, threads or threads_here()
+        self.load_model(onnx_path)
+
+    def load_model(self, onnx_path: Path) -> None:
+        """Run this model, of the same signature, from now on."""
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or threads_here()
+        options.intra_op_num_threads = self._threads
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(onnx_path, options, providers=["CPUExecutionProvider"])
         self._inputs = [entry.name for entry in self._session.get_inputs()]
-        self._call, self._result = call, result
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on the arguments that the module takes; gives what the module returns.

@@ -6,16 +6,19 @@ In PyTorch both are identities. While a module is exported each call leaves a ma
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import onnx.defs
+import onnx_ir as ir
 import torch
 from onnxscript import values
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from quantmill.torch import markers
-from quantmill.torch.regions import BEGIN, DOMAIN, END, StubError, resolve_regions
+from quantmill.torch.regions import BEGIN, DOMAIN, END, StubError, has_markers, resolve_regions
 
 _FLOATS = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")
 
@@ -81,9 +84,52 @@ class DeQuantStub(_Stub):
         return marked
 
 
-def stub_paths(module: nn.Module) -> tuple[str, ...]:
-    """Paths of all stubs in ``module``."""
-    return tuple(path for path, part in module.named_modules() if isinstance(part, _Stub))
+class CalledStubs:
+    """Sees which stubs of a module are called, and tells of those that are not: what they were to bound is not bounded.
+
+    Args:
+        module: is given hooks while this is entered.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._stubs = {path: part for path, part in module.named_modules() if isinstance(part, _Stub)}
+        self._called: set[str] = set()
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> Self:
+        for path, stub in self._stubs.items():
+            self._hooks.append(stub.register_forward_pre_hook(lambda *_, path=path: self._called.add(path)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def check(self, model: ir.Model) -> None:
+        """Refuse a module whose stubs all bound nothing; warn where some are never called.
+
+        Args:
+            model: as traced, with the markers that calls have left.
+
+        Raises:
+            StubError: there are stubs, and none is called in the traced forward, or for nothing that is returned.
+        """
+        if not self._stubs:
+            return
+        silent = [path for path in self._stubs if path not in self._called]
+        if not has_markers(model):
+            paths = ", ".join(map(repr, self._stubs))
+            why = "never called in forward"
+            if self._called:
+                why = "called, but nothing that forward returns depends on them"
+            raise StubError(
+                f"the module has stubs that are {why}: {paths}",
+                hint="Call them where the quantized region begins and ends, or remove them to quantize everything.",
+                module=next(iter(self._stubs)),
+            )
+        if silent:
+            kinds = ", ".join(f"the {type(self._stubs[path]).__name__} {path!r}" for path in silent)
+            warnings.warn(f"never called in forward, and bounds nothing: {kinds}", stacklevel=2)
 
 
 def _translation(name: str) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from service.contracts.algorithms import Autopilot
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import CalibrationMissingError, FieldProblem, InvalidConfigError
 from service.contracts.random_data import RandomCalibration
+from service.contracts.training_checks import random_data_faults
 
 CALIBRATION_POINTER = "/calibration_dataset_id"
 
@@ -49,11 +50,13 @@ def check_data_given(
 
     Raises:
         CalibrationMissingError: there is no calibration data, and random data was not asked for.
-        InvalidConfigError: the gate or a search asks for accuracy, and only random data is there to judge it.
+        InvalidConfigError: the gate or a search asks for accuracy, and only random data is there to judge it; or a
+            training for more than the float model can tell of random data.
     """
     if calibration:
         return
     random_data_of(config, pointer=pointer)
+    _check_training(config)
     if evaluation:
         return
     problems = tuple(_accuracy_asked_for(config))
@@ -62,6 +65,20 @@ def check_data_given(
             "; ".join(problem.message for problem in problems[:5]),
             errors=problems,
             hint="Give an evaluation dataset: random data tells nothing about accuracy.",
+        )
+
+
+def _check_training(config: QuantizationConfig) -> None:
+    """Without a calibration dataset a network is trained on random inputs: only the float model tells what to learn."""
+    problems = tuple(
+        FieldProblem(pointer=f"/config/{place}", code="random-data", message=message)
+        for place, message in random_data_faults(config)
+    )
+    if problems:
+        raise InvalidConfigError(
+            "; ".join(problem.message for problem in problems[:5]),
+            errors=problems,
+            hint="Give a calibration dataset, which is trained on, or take a loss of kind distillation alone.",
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from service.contracts.compatibility import class_count, nearest
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.evaluation import DEFAULT_METRICS, EvaluationSpec
-from service.contracts.metrics import FunctionMetric, LabelRef, Metric, MetricBase, TopKMetric
+from service.contracts.metrics import FunctionMetric, LabelRef, Metric, TopKMetric
 from service.contracts.model import TensorInfo
 
 EVALUATION_POINTER = "/config/evaluation"
@@ -42,9 +43,9 @@ def check_evaluation(
     for k, metric in enumerate(spec.metrics):
         found: list[tuple[str, str, str]] = []
         if outputs is not None:
-            found += _output_problems(metric, outputs)
+            found += output_problems(metric, outputs)
         if data is not None:
-            found += _label_problems(metric, data)
+            found += label_problems(metric, data)
         if outputs is not None and data is not None and not found:
             found += _class_problems(metric, outputs, data)
         problems += [
@@ -88,7 +89,22 @@ def find_output(ref: int | str, names: Sequence[str]) -> str | None:
     return ref if ref in names else None
 
 
-def _output_problems(metric: MetricBase, outputs: Sequence[TensorInfo]) -> Iterator[tuple[str, str, str]]:
+class Reads(Protocol):
+    """A metric or a loss: something that names outputs of the model and arrays of the dataset."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+    def output_refs(self) -> dict[str, int | str]:
+        """The model outputs that it reads, by place."""
+
+    def label_refs(self) -> dict[str, LabelRef]:
+        """The arrays of the dataset that it reads, by place."""
+
+
+def output_problems(metric: Reads, outputs: Sequence[TensorInfo]) -> Iterator[tuple[str, str, str]]:
+    """Place, code and message of every output that is not there, or is no tensor."""
     names = [tensor.name for tensor in outputs]
     for place, ref in metric.output_refs().items():
         name = find_output(ref, names)
@@ -101,7 +117,8 @@ def _output_problems(metric: MetricBase, outputs: Sequence[TensorInfo]) -> Itera
             yield place, "output-type", f"output {name!r} is no tensor of numbers"
 
 
-def _label_problems(metric: MetricBase, data: DatasetSummary) -> Iterator[tuple[str, str, str]]:
+def label_problems(metric: Reads, data: DatasetSummary) -> Iterator[tuple[str, str, str]]:
+    """Place, code and message of every array that is not there, or does not hold integers where it has to."""
     for place, ref in metric.label_refs().items():
         found = data.array(ref.array)
         if found is None:

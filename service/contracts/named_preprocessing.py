@@ -1,7 +1,11 @@
 """Preprocessing specs by name, as the libraries that models are trained with define them.
 
 ``imagenet_torchvision``, ``imagenet_tf`` and ``cifar10``, each also with ``:NHWC`` behind it for a model that takes
-channels last; ``timm`` and ``timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE``.
+channels last; ``timm`` and ``timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE,CROP_MODE``.
+
+Sources: torchvision's presets of classification; ``keras.applications.imagenet_utils.preprocess_input`` of mode "tf"
+and ``inception_preprocessing`` of TensorFlow's slim, which give the values of ``imagenet_tf``; timm's
+``transforms_imagenet_eval``.
 """
 
 from __future__ import annotations
@@ -18,15 +22,17 @@ SOUNDS = "sounds"
 ANY_INPUT = "*"
 PLAIN_NAMES = ("imagenet_torchvision", "imagenet_tf", "cifar10")
 TIMM = "timm"
-TIMM_FORM = "timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE"
+TIMM_FORM = "timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE,CROP_MODE"
 _LAST = ":NHWC"
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # The words of timm.data.constants for mean and std.
 _TIMM_MEANS = {"imagenet": _IMAGENET_MEAN, "inception": (0.5, 0.5, 0.5), "clip": (0.48145466, 0.4578275, 0.40821073)}
 _TIMM_STDS = {"imagenet": _IMAGENET_STD, "inception": (0.5, 0.5, 0.5), "clip": (0.26862954, 0.26130258, 0.27577711)}
-_TIMM_DEFAULTS = ("bicubic", "0.875", "imagenet", "imagenet", "224")
-_INTERPOLATIONS = ("bicubic", "bilinear", "nearest")
+_TIMM_DEFAULTS = ("bicubic", "0.875", "imagenet", "imagenet", "224", "center")
+# timm's words for Pillow's filters; its "random" is for training.
+_INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "nearest")
+_OTHER_CROP_MODES = ("squash", "border")
 _RGB = 3
 
 
@@ -48,6 +54,8 @@ def named_preprocessing(name: str) -> dict[str, Any]:
     if plain == "imagenet_torchvision":
         return _spec(_IMAGENET_MEAN, _IMAGENET_STD, layout, resize=256, crop=224)
     if plain == "imagenet_tf":
+        # x / 127.5 - 1 is the whole of Keras' mode "tf", which leaves size and crop to the caller; slim's
+        # (x / 255 - 0.5) 2 is the same number, of another crop: the middle 87.5 %, resized without regard to its aspect
         return _spec((1.0,), (1.0,), layout, scale=1 / 127.5, resize=256, crop=224)
     if plain == "cifar10":
         return _spec((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), layout)
@@ -80,7 +88,10 @@ def _timm(name: str) -> dict[str, Any]:
     if len(given) > len(_TIMM_DEFAULTS):
         raise ValueError(f"{name!r} holds {len(given)} values; the form is {TIMM_FORM}")
     filled = [value or default for value, default in zip(given, _TIMM_DEFAULTS, strict=False)]
-    interpolation, crop_pct, mean, std, size = (*filled, *_TIMM_DEFAULTS[len(filled) :])
+    interpolation, crop_pct, mean, std, size, crop_mode = (*filled, *_TIMM_DEFAULTS[len(filled) :])
+    if crop_mode != "center":
+        what = "is not offered" if crop_mode in _OTHER_CROP_MODES else "is unknown"
+        raise ValueError(f"crop mode {crop_mode!r} of {name!r} {what}; it is 'center'")
     if interpolation not in _INTERPOLATIONS:
         raise ValueError(f"interpolation {interpolation!r} of {name!r} is none of {', '.join(_INTERPOLATIONS)}")
     fraction = _number(crop_pct, name)

@@ -22,7 +22,7 @@ class ResizeSpec(Contract):
 
     shorter_side: Side | None = Field(default=None, description="The shorter side; the aspect ratio stays.")
     size: tuple[Side, Side] | None = Field(default=None, description="Height and width; the aspect ratio may change.")
-    interpolation: Literal["bilinear", "bicubic", "nearest"] = Field(
+    interpolation: Literal["bilinear", "bicubic", "lanczos", "nearest"] = Field(
         default="bilinear", description="Filter; `nearest` takes the pixel under the centre."
     )
     antialias: bool = Field(
@@ -37,6 +37,8 @@ class ResizeSpec(Contract):
     def _one_size(self) -> ResizeSpec:
         if (self.shorter_side is None) == (self.size is None):
             raise ValueError("give one of shorter_side and size")
+        if self.interpolation == "lanczos" and not self.antialias:
+            raise ValueError("lanczos is Pillow's filter: there is none without antialias")
         return self
 
 

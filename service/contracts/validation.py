@@ -29,7 +29,8 @@ def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: s
     Where a value fits none of several forms, pydantic tells for each of them why not; here that is one problem.
     """
     problems = []
-    for item in _without_alternatives(error.errors(include_url=False), model):
+    told = (item for item in error.errors(include_url=False) if not _only_by_other_errors(item))
+    for item in _without_alternatives(list(told), model):
         place = _resolve(model, item["loc"])
         path, message = place.path, _plain(item)
         if item["type"] == "extra_forbidden" and place.path:
@@ -43,6 +44,12 @@ def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: s
         if problem not in problems:
             problems.append(problem)
     return tuple(problems)
+
+
+def _only_by_other_errors(item: ErrorDetails) -> bool:
+    """A list that is too short only without the items that are wrong, which are told themselves."""
+    given = item["input"]
+    return item["type"] == "too_short" and isinstance(given, list | tuple) and len(given) >= item["ctx"]["min_length"]
 
 
 def nearest(key: str, names: Iterable[str]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from service.contracts.algorithms import Algorithm
 from service.contracts.algorithms.finetune import LearningRateAdjust
 from service.contracts.algorithms.precision import DistanceGoal, DropGoal, Level, PrecisionBudget, SearchBudget
+from service.contracts.algorithms.training import Augmentation, Optimizer, Schedule, TrainingLoss
 from service.contracts.base import Contract
 from service.contracts.calibration import ActivationCalibration, TensorRange, WeightCalibration
 from service.contracts.config import Override, QuantizationConfig
@@ -26,9 +27,11 @@ from service.contracts.targets import TARGET_DESCRIPTIONS, TARGET_OPTIONS
 from service.docs import metrics_page
 from service.docs.config_words import (
     ALGORITHMS,
+    AUGMENTATIONS,
     CALIBRATION,
     DATA,
     INTRO,
+    LOSSES,
     NAMED,
     PREPARATION,
     PRESET_NAMES,
@@ -52,6 +55,8 @@ _SELECTORS, _ALGORITHMS = _members(Selector), _members(Algorithm)
 _CALIBRATIONS, _WEIGHT_CALIBRATIONS = _members(ActivationCalibration), _members(WeightCalibration)
 _SPECS: Records = (ActivationSpec, WeightSpec, BiasSpec)
 _OF_ALGORITHMS: Records = (Level, DropGoal, DistanceGoal, PrecisionBudget, SearchBudget, LearningRateAdjust)
+_OF_TRAINING: Records = (Optimizer, Schedule)
+_LOSSES, _AUGMENTATIONS = _members(TrainingLoss), _members(Augmentation)
 _OF_DATA: Records = (PreprocessingSpec, InputSpec, PictureSpec, ResizeSpec, SoundSpec, LogMelSpec)
 # All with a section of their own, or a row where they are selectors.
 RECORDS: Records = (
@@ -65,6 +70,9 @@ RECORDS: Records = (
     PreparationSpec,
     *_ALGORITHMS,
     *_OF_ALGORITHMS,
+    *_OF_TRAINING,
+    *_LOSSES,
+    *_AUGMENTATIONS,
     *_OF_DATA,
 )
 _PLACES = {
@@ -77,6 +85,8 @@ _WORDS = {
     frozenset(record.__name__ for record in _ALGORITHMS): "[algorithm](#algorithms)",
     frozenset(record.__name__ for record in _CALIBRATIONS): "[calibration](#calibration)",
     frozenset(record.__name__ for record in _WEIGHT_CALIBRATIONS): "[calibration](#calibration), one for weights",
+    frozenset(record.__name__ for record in _LOSSES): "[loss](#losses)",
+    frozenset(record.__name__ for record in _AUGMENTATIONS): "[augmentation](#augmentations)",
     frozenset(record.__name__ for record in metrics_page.METRICS): "[metric](metrics.md#metrics)",
 }
 _TABLES = FieldTables(_PLACES, _WORDS)
@@ -102,7 +112,11 @@ def config_page() -> str:
         PREPARATION,
         _section(PreparationSpec),
         ALGORITHMS,
-        *map(_section, (*_ALGORITHMS, *_OF_ALGORITHMS)),
+        *map(_section, (*_ALGORITHMS, *_OF_ALGORITHMS, *_OF_TRAINING)),
+        LOSSES,
+        *(_section(record, "Loss ") for record in _LOSSES),
+        AUGMENTATIONS,
+        *(_section(record, "Augmentation ") for record in _AUGMENTATIONS),
         DATA,
         *map(_section, _OF_DATA),
         NAMED,
@@ -111,8 +125,8 @@ def config_page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _section(record: type[Contract]) -> str:
-    return f"### {_heading(record)}\n\n{text_of(record)}\n\n{_TABLES.table(record)}"
+def _section(record: type[Contract], word: str = "") -> str:
+    return f"### {word}{_heading(record)}\n\n{text_of(record)}\n\n{_TABLES.table(record)}"
 
 
 def _heading(record: type[Contract]) -> str:

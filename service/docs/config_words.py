@@ -96,6 +96,7 @@ which one would undo another are refused with the right order.
 | `bias_correction` | gives channels back the mean that quantization took |
 | `adaround` | rounds each weight up or down, layer after layer, so that its output changes least |
 | `adaquant` | moves weights (biases, scales) by gradient descent, layer after layer; also for float and block types |
+| `qat` | trains the whole quantized network with gradients: [training.md](training.md) |
 | `autopilot` | tries recipes until a goal is met, returns the best model and all that nothing else beats |
 
 `adaround` and `adaquant` compute on a GPU where there is one (`optim_device`, `infer_device`: `auto`, `cpu`, `cuda:N`,
@@ -115,6 +116,16 @@ that was broken off goes on where it stood.
 `mixed_precision` ranks the layers first; the ranking is a file of the job (`sensitivity.json`, `sensitivity.csv`) and
 is taken over by later jobs on the same model and data. With one weight scale per tensor list it between
 `cross_layer_equalization` and `bias_correction`: it measures every mix together with the correction that follows.
+"""
+
+LOSSES = """### Losses
+
+What `qat` makes small, by `kind`; [training.md](training.md) says which to take.
+"""
+
+AUGMENTATIONS = """### Augmentations
+
+Random changes of the samples that `qat` trains on, by `kind`.
 """
 
 DATA = """## Data
@@ -145,7 +156,14 @@ NAMED = """### Named specs
 Wherever a preprocessing spec is taken (HTTP, `--preprocessing`), its name may stand in its place. All feed the array
 `images` to every input of the model. A model that takes channels last is asked for by `:NHWC` behind the name.
 
-`timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE` is the evaluation transform of timm with crop mode `center`: the shorter
-side becomes `floor(SIZE / CROP_PCT)`. MEAN and STD are `imagenet`, `inception`, `clip`, one number, or three as in
-`0.5/0.5/0.5`. What is left out is timm's default: `timm` alone is `timm:bicubic,0.875,imagenet,imagenet,224`.
+`imagenet_tf` gives the values that `preprocess_input` of `keras.applications` gives in mode `tf`, x/127.5 - 1, and so
+does slim's `inception_preprocessing`. Neither library fixes its size and crop: Keras leaves them to the caller, slim
+cuts out the middle 87.5 % of both sides and resizes that to a square, whatever its aspect. Here it is the resize to 256
+and the crop of 224 of `imagenet_torchvision`; a spec of one's own says otherwise.
+
+`timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE,CROP_MODE` is the evaluation transform of timm: the shorter side becomes
+`floor(SIZE / CROP_PCT)`. INTERPOLATION is `bicubic`, `bilinear`, `lanczos` or `nearest`, as Pillow has them. MEAN and
+STD are `imagenet`, `inception`, `clip`, one number, or three as in `0.5/0.5/0.5`. CROP_MODE is `center`; timm's
+`squash` and `border` are refused. What is left out is timm's default: `timm` alone is
+`timm:bicubic,0.875,imagenet,imagenet,224,center`.
 """

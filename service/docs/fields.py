@@ -32,8 +32,13 @@ def contracts_of(annotation: Any) -> Iterator[type[Contract]]:
 
 def title_of(record: type[Contract]) -> str:
     """What a contract is called on a page: its ``method`` or ``kind``, or its name."""
-    tags = (record.model_fields[tag].default for tag in TAGS if tag in record.model_fields)
-    return next((tag for tag in tags if isinstance(tag, str)), record.__name__)
+    return next((str(record.model_fields[tag].default) for tag in TAGS if _is_tag(record, tag)), record.__name__)
+
+
+def _is_tag(record: type[Contract], name: str) -> bool:
+    """True if the field tells the members of a union apart: it has one value only."""
+    field = record.model_fields.get(name)
+    return field is not None and name in TAGS and len(get_args(field.annotation)) == 1
 
 
 def text_of(record: type[Contract]) -> str:
@@ -60,11 +65,14 @@ class FieldTables:
     def rows(self, record: type[Contract]) -> list[tuple[str, ...]]:
         """One row per field, in the order of the contract."""
         properties = record.model_json_schema()["properties"]
-        return [self._row(name, field, properties[name]) for name, field in record.model_fields.items()]
+        return [
+            (code(name), json_code(field.default), "required", "", "")
+            if _is_tag(record, name)
+            else self._row(name, field, properties[name])
+            for name, field in record.model_fields.items()
+        ]
 
     def _row(self, name: str, field: FieldInfo, schema: dict[str, Any]) -> tuple[str, ...]:
-        if name in TAGS:
-            return code(name), json_code(field.default), "required", "", ""
         return code(name), self._type(schema), _default(field), "; ".join(_bounds(schema)), _help(field)
 
     def _type(self, schema: dict[str, Any]) -> str:
@@ -100,10 +108,17 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, tuple):
+        return json_code([_given(entry) for entry in value])
+    return json_code(_given(value))
+
+
+def _given(value: Any) -> Any:
+    """A default as one would write it: of a contract, what is not its own default."""
     if not isinstance(value, Contract):
-        return json_code(value)
-    tags = {tag: getattr(value, tag) for tag in TAGS if tag in type(value).model_fields}
-    return json_code({**tags, **value.model_dump(mode="json", exclude_unset=True)})
+        return value
+    tags = {tag: getattr(value, tag) for tag in TAGS if _is_tag(type(value), tag)}
+    return {**tags, **value.model_dump(mode="json", exclude_unset=True)}
 
 
 def _bounds(schema: dict[str, Any]) -> Iterator[str]:

@@ -66,6 +66,7 @@ REPORT = """## The report
 - every node left in float with the reason and its [code](reasons.md);
 - what each preparation pass did;
 - ranges that equalization moved, also as a drawing (`ranges.svg`, a file of the job);
+- how a [training](training.md) went, epoch by epoch, also as a drawing (`training.svg`);
 - seconds and peak memory per stage;
 - a manifest (hashes, versions, resolved config, seed) that makes the same bytes again.
 

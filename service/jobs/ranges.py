@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sqlalchemy.orm import Session
 
+from service.contracts.calibration import TensorRange
 from service.contracts.config import QuantizationConfig
+from service.contracts.errors import FieldProblem, InvalidConfigError
+from service.contracts.pointers import below
+from service.contracts.preparation import PreparationSpec
 from service.contracts.ranges import with_ranges
 from service.contracts.report import Report
+from service.contracts.validation import nearest
 from service.jobs import repository
 from service.jobs.errors import RangesNotUsableError
 from service.jobs.schemas import JobCreate, JobValidate
@@ -21,8 +28,9 @@ def taken_over(session: Session, tenant_id: str, body: JobCreate | JobValidate) 
 
     Raises:
         JobNotFoundError: the tenant has no such job.
-        RangesNotUsableError: it is no quantization that succeeded, ran on another graph, or calibrated nothing.
-        InvalidConfigError: the config takes no ranges.
+        RangesNotUsableError: it is no quantization that succeeded, ran on another graph or prepared it otherwise, or
+            calibrated nothing.
+        InvalidConfigError: the config takes no ranges, or gives one to a tensor that the job has not calibrated.
     """
     if body.ranges_from is None:
         return body.config
@@ -36,11 +44,14 @@ def taken_over(session: Session, tenant_id: str, body: JobCreate | JobValidate) 
         )
     if body.model_id is not None:
         _check_same_graph(session, tenant_id, body.model_id, job.model_id)
-    ranges = Report.model_validate(row.body).tensor_ranges
+    report = Report.model_validate(row.body)
+    _check_same_preparation(body.config.preparation, report.manifest.config.preparation, job.id)
+    ranges = report.tensor_ranges
     if not ranges:
         raise RangesNotUsableError(
             f"The job {job.id} calibrated no activations.", pointer=_PLACE, hint="Name a job of mode static."
         )
+    _check_known(body.config, ranges, job.id)
     return with_ranges(body.config, ranges, pointer="/config")
 
 
@@ -58,3 +69,43 @@ def _check_same_graph(session: Session, tenant_id: str, model_id: str, other_id:
             hint="Make the new model by new weights for the graph of the other: format safetensors with "
             "skeleton_model_id. Or give the report's tensor_ranges in the config.",
         )
+
+
+def _check_same_preparation(asked: PreparationSpec, before: PreparationSpec, job_id: str) -> None:
+    """Preparation makes and removes tensors: after another one the job's tensors may not be there."""
+    problems = tuple(
+        FieldProblem(
+            pointer=below("/config/preparation", name),
+            code=RangesNotUsableError.code,
+            message=f"{name} is {getattr(asked, name)!r}, in the job {job_id} it was {getattr(before, name)!r}",
+        )
+        for name in PreparationSpec.model_fields
+        if getattr(asked, name) != getattr(before, name)
+    )
+    if not problems:
+        return
+    raise RangesNotUsableError(
+        f"The job {job_id} prepared the graph otherwise, so its tensors may be others: {problems[0].message}.",
+        errors=problems,
+        hint="Prepare it in the same way, or calibrate anew.",
+    )
+
+
+def _check_known(config: QuantizationConfig, ranges: Mapping[str, TensorRange], job_id: str) -> None:
+    """What the config says itself has to be of tensors that the job has calibrated: it knows no others."""
+    unknown = [name for name in config.tensor_ranges if name not in ranges]
+    if not unknown:
+        return
+    problems = []
+    for name in unknown:
+        near = nearest(name, ranges)
+        told = f"; did you mean {near!r}?" if near else ""
+        message = f"the job {job_id} calibrated no tensor {name!r}{told}"
+        problems.append(
+            FieldProblem(pointer=below("/config/tensor_ranges", name), code=InvalidConfigError.code, message=message)
+        )
+    raise InvalidConfigError(
+        f"tensor_ranges: {'; '.join(problem.message for problem in problems[:5])}",
+        errors=tuple(problems),
+        hint="Take names from that job's report, under tensor_ranges; without ranges_from the model alone decides.",
+    )

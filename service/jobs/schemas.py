@@ -37,7 +37,8 @@ NounId = Annotated[str, StringConstraints(max_length=64)]
 
 _RANGES_FROM = (
     "A succeeded job on the same model or on another version of it: the calibrated ranges of its report become the "
-    "config's tensor_ranges, beside those that the config has."
+    "config's tensor_ranges; where the config has one for a tensor of that report, it stays. The preparation has to be "
+    "the same."
 )
 
 

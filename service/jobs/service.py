@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
@@ -12,11 +12,12 @@ from service.contracts.data_checks import check_data_given
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import QuantmillError
 from service.contracts.evaluation_checks import EVALUATION_POINTER, check_evaluation
-from service.contracts.graph_checks import check_graph
+from service.contracts.graph_checks import GraphFed, check_graph
 from service.contracts.http_errors import TransientError
 from service.contracts.metrics import GraphMetric
 from service.contracts.model import ModelSummary, TensorInfo
 from service.contracts.preparation import fixed_inputs
+from service.contracts.training_checks import check_training, graph_losses
 from service.datasets import repository as datasets
 from service.datasets import service as dataset_service
 from service.deps import Desk
@@ -197,20 +198,26 @@ def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> N
                 )
     outputs = None if model is None else model.outputs
     check_evaluation(body.config.evaluation, outputs=outputs, data=evaluation or calibration)
-    _check_graphs(session, tenant_id, body, outputs, evaluation or calibration)
+    check_training(body.config, inputs=None if model is None else model.inputs, outputs=outputs, data=calibration)
+    measured = [
+        (f"{EVALUATION_POINTER}/metrics/{k}", metric)
+        for k, metric in enumerate(body.config.evaluation.metrics)
+        if isinstance(metric, GraphMetric)
+    ]
+    _check_graphs(session, tenant_id, measured, outputs, evaluation or calibration)
+    _check_graphs(session, tenant_id, graph_losses(body.config), outputs, calibration)
 
 
 def _check_graphs(
     session: Session,
     tenant_id: str,
-    body: JobCreate | JobValidate,
+    given: Iterable[tuple[str, GraphFed]],
     outputs: Sequence[TensorInfo] | None,
     data: DatasetSummary | None,
 ) -> None:
-    """Check the uploaded models that metrics are given as; graphs within the config are left to the engine."""
-    for k, metric in enumerate(body.config.evaluation.metrics):
-        if isinstance(metric, GraphMetric) and metric.graph.model_id is not None:
-            place = f"{EVALUATION_POINTER}/metrics/{k}"
+    """Check the uploaded models that metrics and losses are given as; graphs in the config are left to the engine."""
+    for place, metric in given:
+        if metric.graph.model_id is not None:
             graph = _model(session, tenant_id, metric.graph.model_id, f"{place}/graph/model_id")
             if graph is not None:
                 check_graph(

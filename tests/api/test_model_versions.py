@@ -137,5 +137,18 @@ def test_ranges_that_cannot_be_taken_over_are_refused(sqlite_front: Front) -> No
     calibrated = job_with_ranges(front, model, RANGES)
     other = front.ready_model(model_summary(sha256="9" * 64))
     assert refused(calibrated, 422, "ranges-not-usable", model_id=other) == ["/ranges_from"]
+    names = {name: {"minimum": 0, "maximum": 1} for name in ("x", "rr", "y/0")}
+    told = problem(
+        front.http.post(
+            "/v1/jobs", json=front.job_body(model_id=model, ranges_from=calibrated, config={"tensor_ranges": names})
+        ),
+        422,
+        "invalid-config",
+    )
+    assert pointers(told) == ["/config/tensor_ranges/rr", "/config/tensor_ranges/y~10"]
+    assert calibrated in told["detail"]
+    prepared = {"config": {"preparation": {"fuse_gelu": False, "split_to_slice": True}}}
+    places = ["/config/preparation/split_to_slice", "/config/preparation/fuse_gelu"]
+    assert refused(calibrated, 422, "ranges-not-usable", **prepared) == places
     dynamic = {"config": {"mode": "dynamic"}}
     assert "/config/tensor_ranges" in refused(calibrated, 422, "invalid-config", **dynamic)

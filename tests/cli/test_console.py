@@ -132,3 +132,26 @@ def test_metrics_are_shown_in_their_units():
     assert "top1 (%) 90.00 89.50 -0.50 points" in rows
     assert "rmse 1.25 1.5 +0.25" in rows
     assert "psnr (dB) - 31.50" in rows
+
+
+def test_a_training_is_told_by_its_best_and_its_last_epoch():
+    epochs = [
+        {"epoch": number, "steps": number, "train_loss": None, "validation_loss": 1.5 - number / 8, "metric": None,
+         "learning_rate": 0.1, "oscillating": 0.25, "frozen": 0.5}
+        for number in range(5)
+    ]  # fmt: skip
+    training = {
+        "epochs": epochs, "best_epoch": 3, "metric": "top1", "samples": 9, "validation_samples": 1,
+        "learning_rate": 0.125, "device": "cpu", "ended": "epochs",
+    }  # fmt: skip
+    report = make_report().to_json_dict()
+    report["algorithms"] = [{"method": "qat", "kept": True, "summary": "trained", "training": training}]
+    console = plain()
+    print_report(Report.model_validate(report), console)
+    said = text(console)
+    assert "Training by qat, learning rate 0.125" in said
+    rows = [line.replace("│", "").split() for line in said.splitlines() if "25.00%" in line]
+    assert [row[:4] for row in rows] == [
+        ["0", "before", "-", "1.5"], ["3", "best", "-", "1.125"], ["4", "last", "-", "1"],
+    ]  # fmt: skip
+    assert "top1" in said

@@ -51,8 +51,48 @@ def test_files_that_cannot_be_taken(tmp_path: Path, size: int | None, says: str)
     assert caught.value.hint
 
 
+def losses(folder: Path, *entries: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({"algorithms": [{"method": "bias_correction"}, {"method": "qat", "losses": entries}]}))
+    return path
+
+
+def test_the_file_of_a_loss_goes_into_the_config(tmp_path: Path) -> None:
+    (tmp_path / "loss.onnx").write_bytes(b"some bytes")
+    given = {"kind": "onnx", "graph": {"path": "loss.onnx"}}
+    training = load_config(None, losses(tmp_path, {"kind": "distillation"}, given)).algorithms[1]
+    assert training.losses[1].graph.inline == b"some bytes"
+    with pytest.raises(InvalidConfigError, match=r"cannot be read: .*No such file") as caught:
+        load_config(None, losses(tmp_path, given, {"kind": "onnx", "graph": {"path": "far.onnx"}}))
+    assert caught.value.errors[0].pointer == "/algorithms/1/losses/1/graph/path"
+
+
+def test_quantize_refuses_a_training_that_the_data_cannot_feed(quantmill, tiny, tmp_path):
+    path = losses(tmp_path, {"kind": "mse", "targets": "far"})
+    done = quantmill("quantize", tiny.model, "--calibration", tiny.calibration, "--config", path, "--output", "q.onnx")
+    assert done.returncode == 1
+    assert "at /config/algorithms/1/losses/0/targets: loss mse: the data has no array 'far'" in done.stderr
+    assert "Traceback" not in done.stderr
+    path.write_text(
+        json.dumps({"random_calibration": {}, "algorithms": [{"method": "qat", "losses": [{"kind": "mse"}]}]})
+    )
+    done = quantmill("quantize", tiny.model, "--config", path, "--output", "q.onnx")
+    assert done.returncode == 1
+    assert "at /config/algorithms/0/losses/0: loss mse needs real data" in done.stderr
+
+
 @pytest.mark.parametrize(
-    "document", [[], {"evaluation": 3}, {"evaluation": {"metrics": 3}}, {"evaluation": {"metrics": [3]}}]
+    "document",
+    [
+        [],
+        {"evaluation": 3},
+        {"evaluation": {"metrics": 3}},
+        {"evaluation": {"metrics": [3]}},
+        {"algorithms": 3},
+        {"algorithms": [3]},
+        {"algorithms": [{"method": "qat", "losses": 3}]},
+        {"algorithms": [{"method": "qat", "losses": [3]}]},
+    ],
 )
 def test_documents_of_another_form_are_left_to_the_contract(tmp_path: Path, document: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(document))

@@ -1,11 +1,15 @@
-"""``quantize --state`` and ``--ranges-from`` in this process: new weights for a graph, ranges known from before."""
+"""``quantize --state`` and ``--ranges-from``, here and on a service: new weights for a graph, ranges from before."""
 
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnxruntime
+import pytest
 from safetensors.numpy import save_file
 
 from service.contracts.report import Report
+from tests.cli.conftest import KEY
 
 
 def test_new_weights_are_quantized_by_the_ranges_of_an_earlier_report(quantmill, tiny, tmp_path):
@@ -23,6 +27,48 @@ def test_new_weights_are_quantized_by_the_ranges_of_an_earlier_report(quantmill,
     assert new.tensor_ranges == old.tensor_ranges
     assert new.manifest.model_sha256 != old.manifest.model_sha256
     assert (tmp_path / "new.onnx").read_bytes() != (tmp_path / "old.onnx").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_service_quantizes_new_weights_to_the_same_bytes(quantmill, service, tiny, tmp_path):
+    rng = np.random.default_rng(4)
+    shapes = {"w1": (16, 3, 3, 3), "b1": (16,), "w2": (5, 16), "b2": (5,)}
+    state = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(state, tmp_path / "new.safetensors")
+    run = ["quantize", tiny.model, "--calibration", tiny.calibration, "--state", "new.safetensors"]
+    done = quantmill(*run, "--output", "here.onnx", "--report", "here.json")
+    assert done.returncode == 0, done.stderr
+    there = ["--server", service.url, "--output", "there.onnx", "--report", "there.json"]
+    done = quantmill(*run, *there, QUANTMILL_API_KEY=KEY)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "there.onnx").read_bytes() == (tmp_path / "here.onnx").read_bytes()
+    here, there = (Report.model_validate_json((tmp_path / f"{name}.json").read_bytes()) for name in ("here", "there"))
+    assert there.tensor_ranges == here.tensor_ranges
+    (latest, *_) = service.client.jobs(limit=1).items
+    model = service.client._json("GET", f"/v1/models/{latest.model_id}")
+    assert (model["format"], model["version"], model["files"][-1]["path"]) == ("safetensors", 2, "new.safetensors")
+    # the weights are those of the state: float scores by numpy, quantized ones near them
+    x = np.load(tiny.evaluation)["x"]
+    scores = onnxruntime.InferenceSession(tmp_path / "there.onnx").run(None, {"x": x})[0]
+    expected = onnxruntime.InferenceSession(with_weights(tiny.model, state)).run(None, {"x": x})[0]
+    assert np.square(scores - expected).mean() < 0.01 * np.square(expected).mean()
+
+
+def with_weights(path, state):
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(state[tensor.name], tensor.name))
+    return model.SerializeToString()
+
+
+@pytest.mark.slow
+def test_a_service_tells_of_a_state_that_does_not_fit(quantmill, service, tiny, tmp_path):
+    save_file({"w1": np.ones((1, 3, 3, 3), np.float32)}, tmp_path / "odd.safetensors")
+    run = ["quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx"]
+    done = quantmill(*run, "--state", "odd.safetensors", "--server", service.url, QUANTMILL_API_KEY=KEY)
+    assert done.returncode != 0
+    assert all(word in done.stderr for word in ("'w1'", "[16, 3, 3, 3]", "'b2'"))
+    assert not (tmp_path / "q.onnx").exists()
 
 
 def test_a_state_that_does_not_fit_is_told_by_tensor(quantmill, tiny, tmp_path):

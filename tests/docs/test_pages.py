@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from service.app import create_app
+from service.contracts.runner import MetricLine
+from service.jobs.metric_events import latest_metrics
+from service.jobs.schemas import EventOut
 from service.settings import Settings
-from tests.docs.blocks import PAGES, ROOT
+from tests.docs.blocks import PAGES, ROOT, fenced
 
 DOCS = ROOT / "docs"
 _UNITS = {"bytes": ((1024**3, "GiB"), (1024**2, "MiB")), "seconds": ((1, "s"),)}
@@ -42,6 +45,16 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 def test_the_readme_is_a_front_door() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 130
+
+
+def test_the_event_of_the_page_is_one() -> None:
+    (text,) = [block for block in fenced(DOCS / "http.md", "json") if '"metric"' in block]
+    event = EventOut.model_validate_json(text)
+    line = MetricLine(stage="qat", step=3, values={"train_loss": 0.41, "validation_loss": 0.44, "metric": 91.2})
+    assert event.type == "metric"
+    assert event.data == {"stage": line.stage, "step": line.step, **line.values}
+    assert "latest_metrics" in (DOCS / "http.md").read_text()
+    assert latest_metrics([event]) == {"qat": {3: line.values}}
 
 
 def test_the_table_of_endpoints_is_whole(tmp_path: Path) -> None:

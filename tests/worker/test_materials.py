@@ -60,11 +60,14 @@ def test_the_declared_format_goes_with_the_data(bench: Workbench) -> None:
     assert json.loads(task_file.read_text())["format"] == "npz"
 
 
-def test_uploaded_graphs_of_metrics_are_laid_out(bench: Workbench) -> None:
+@pytest.mark.parametrize("of_losses", [False, True])
+def test_uploaded_graphs_are_laid_out(bench: Workbench, of_losses: bool) -> None:
     files = {"metric.onnx": b"a graph", "data.bin": b"its data"}
     graph = bench.add_model(files)
     metrics = [{"kind": "onnx", "name": f"m{k}", "graph": {"model_id": graph}} for k in range(2)]
-    config = parse_config({"evaluation": {"metrics": metrics}}).model_dump(mode="json")
+    losses = [{"kind": "onnx", "graph": {"model_id": graph}} for _ in range(2)]
+    given = {"algorithms": [{"method": "qat", "losses": losses}]} if of_losses else {"evaluation": {"metrics": metrics}}
+    config = parse_config(given).model_dump(mode="json")
     job_id = bench.submit(
         kind="quantize", model_id=bench.add_model(), calibration_dataset_id=bench.add_dataset(), config=config
     )

@@ -127,6 +127,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
     if fidelity.top1_agreement is not None:
         words.append(f"top-1 agreement {fidelity.top1_agreement:.2f} %")
     console.print(Text(f"fidelity  {', '.join(words)} ({fidelity.samples} {fidelity.source} samples)"))
+    _print_trainings(report, console)
     _print_layers(report, console)
     for note in report.notes:
         console.print(Text(f"note: {note}"))
@@ -174,6 +175,25 @@ def _figures(report: Report) -> Table:
     )
     table.add_row("latency", _latency(report.float_), _latency(report.quantized), _speedup(report))
     return table
+
+
+def _print_trainings(report: Report, console: Console) -> None:
+    """The network before each training, in its best epoch and in its last; the rest is told by a note."""
+    for algorithm in report.algorithms:
+        figures = algorithm.training
+        if figures is None or not figures.epochs:
+            continue
+        told = {0: "before", figures.epochs[-1].epoch: "last", figures.best_epoch: "best"}
+        # rich takes markup in the heads of columns; a metric's name cannot hold any
+        columns = ("epoch", "", "train loss", "validation loss", figures.metric or "metric", "oscillating", "frozen")
+        title = Text(f"Training by {algorithm.method}, learning rate {figures.learning_rate:g}")
+        table = Table(*columns, title=title, title_justify="left")
+        for epoch in figures.epochs:
+            if epoch.epoch in told:
+                measured = (epoch.train_loss, epoch.validation_loss, epoch.metric)
+                shares = (f"{epoch.oscillating:.2%}", f"{epoch.frozen:.2%}")
+                table.add_row(str(epoch.epoch), told[epoch.epoch], *(_figure(value, "") for value in measured), *shares)
+        console.print(table)
 
 
 def _print_layers(report: Report, console: Console) -> None:

@@ -20,6 +20,7 @@ from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeResult, QuantizeTask
+from service.contracts.training_checks import check_training
 from worker.quantizer.data import Dataset, RandomDataset, open_dataset
 from worker.quantizer.emit import Emitted
 from worker.quantizer.evaluation.metrics import Distances, MetricFunction, Metrics
@@ -39,6 +40,7 @@ from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled, Quantized
 from worker.quantizer.report.assemble import make_report
 from worker.quantizer.report.range_plot import publish_ranges
+from worker.quantizer.report.training_plot import publish_training
 from worker.quantizer.report.words import calibration_notes, nothing_quantized
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore
@@ -124,7 +126,8 @@ def quantize(
     Raises:
         ModelError: the model cannot be used or is quantized already.
         DatasetError: a dataset is bad, does not fit the model, or is not there and random data was not asked for.
-        InvalidConfigError: the config names nodes that are not there, or metrics that do not fit the model or the data.
+        InvalidConfigError: the config names nodes that are not there, or metrics or losses that do not fit the model or
+            the data.
         EngineError: the engine or the runtime failed on a valid input.
         CanceledError: the run was canceled.
     """
@@ -145,6 +148,7 @@ def quantize(
     done = found.emit()
     report = make_report(done, done.bytes, found.case, found.services)
     publish_ranges(report.algorithms, found.services.files)
+    publish_training(report.algorithms, found.services.files)
     return Result(done.bytes, report, found.services.files.all)
 
 
@@ -174,11 +178,12 @@ def fill(
         check_data_given(config, calibration=calibration is not None, evaluation=evaluation is not None)
         calibration_data = _calibration(calibration, summary, config)
         evaluation_data = None if evaluation is None else _open(evaluation, summary, config, "evaluation dataset")
+        check_training(config, inputs=summary.inputs, outputs=summary.outputs, data=calibration_data.summary)
         metrics = Metrics(config.evaluation, summary.outputs, graphs=graphs, functions=functions, threads=threads)
         metrics.check(evaluation_data or calibration_data)
         _probe(metrics, float_session, calibration_data, evaluation_data, summary, config, run)
         made_from = origin(summary, calibration_data, evaluation_data, graphs or {}, threads=threads)
-        case = Case(config, summary, calibration_data, evaluation_data, float_session, made_from, metrics)
+        case = Case(config, summary, calibration_data, evaluation_data, float_session, made_from, metrics, graphs or {})
         identity = run_identity(config, made_from)
         services = Services(
             run=run,

@@ -18,11 +18,14 @@ import onnx_ir as ir
 import orjson
 
 from quantmill.torch.nndct.errors import QuantInfoError
+from service.contracts.report import AlgorithmFigures
 from service.contracts.version import VERSION
 from worker.quantizer.graph.values import plain_attributes
 
 FILE = "quant_info.json"
 _AGAIN = "Run mode 'calib' again with the same module, weights, target and config as mode 'test'."
+
+_TOLD_OF_FINETUNING = {"method", "kept", "summary", "nodes", "before", "after"}
 
 Entry = list[int | float]
 
@@ -75,20 +78,28 @@ def fingerprint(onnx_path: Path, target: str | None, config: dict[str, Any]) -> 
     return Fingerprint(graph.hexdigest(), weights.hexdigest(), target, config)
 
 
-def write(folder: Path, model_file: Path, made_for: Fingerprint, *, finetuned: bool, notes: tuple[str, ...]) -> Path:
+def write(
+    folder: Path,
+    model_file: Path,
+    made_for: Fingerprint,
+    *,
+    finetuning: AlgorithmFigures | None,
+    notes: tuple[str, ...],
+) -> Path:
     """Write quant_info.json for a quantized model beside it.
 
     Args:
         folder: of both.
         model_file: the quantized model.
         made_for: see ``Fingerprint``.
-        finetuned: whether fast finetuning was run.
+        finetuning: what became of fast finetuning; None: it was not run.
         notes: what is done in another way than in Vitis AI.
     """
     algorithms = [algorithm["method"] for algorithm in made_for.config["algorithms"]]
     document = {
         **tensors(ir.load(model_file)),
-        "fast_finetuned": finetuned,
+        "fast_finetuned": finetuning is not None,
+        "finetuning": None if finetuning is None else finetuning.model_dump(mode="json", include=_TOLD_OF_FINETUNING),
         "bias_corrected": "bias_correction" in algorithms,
         "version": VERSION,
         "graph": made_for.graph,
@@ -128,9 +139,36 @@ def read(folder: Path, wanted: Fingerprint) -> tuple[dict[str, Any], Path]:
     if differences:
         raise QuantInfoError(f"{path} was made for something else: {'; '.join(differences[:5])}", hint=_AGAIN)
     model = folder / Path(stored["file"]).name
-    if not model.is_file() or _sha256(model) != stored["sha256"]:
-        raise QuantInfoError(f"{model} is missing, or not the model that {path} was written with", hint=_AGAIN)
+    if not model.is_file():
+        raise QuantInfoError(f"there is no {model}, the quantized model that {path} names", hint=_AGAIN)
+    found = _sha256(model)
+    if found != stored["sha256"]:
+        raise QuantInfoError(
+            f"{model} is not the model that {path} was written with: its sha256 is {found}, it was {stored['sha256']}",
+            hint=_AGAIN,
+        )
     return document, model
+
+
+def finetuning_of(document: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """What became of fast finetuning: ``method``, ``kept``, ``summary``, ``nodes``, scores ``before`` and ``after``.
+
+    Args:
+        document: of ``read``.
+        path: of quant_info.json.
+
+    Raises:
+        QuantInfoError: the calibration did not finetune.
+    """
+    if not document.get("fast_finetuned"):
+        raise QuantInfoError(
+            f"{path} was made without fast finetuning: there are no finetuned parameters to load",
+            hint="Call fast_finetune in mode 'calib', before export_quant_config.",
+        )
+    told = document.get("finetuning")
+    if not isinstance(told, dict) or not {"kept", "summary"} <= told.keys():
+        raise QuantInfoError(f"{path} does not say what fast finetuning did", hint=_AGAIN)
+    return told
 
 
 def tensors(model: ir.Model) -> dict[str, dict[str, list[Entry]]]:

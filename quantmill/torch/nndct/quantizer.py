@@ -11,11 +11,10 @@ import inspect
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import onnx
 from torch import nn
@@ -31,6 +30,7 @@ from quantmill.torch.nndct.recording import CalibrationModel, Recorder
 from quantmill.torch.quantize import quantize_exported
 from quantmill.torch.result import QuantizedModule
 from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.errors import InvalidRequestError
 from service.contracts.report import Report
 
 Mode = Literal["calib", "test"]
@@ -110,24 +110,96 @@ class TorchQuantizer:
         """
         self._needs("calib", "fast_finetune")
         recorder = Recorder()
-        with self._recording(recorder):
+        if not isinstance(self._model, CalibrationModel):
+            raise TypeError("only mode calib records")
+        with self._model.recording(recorder):
             run_fn(*args)
         if not recorder.calls:
             raise StageError("run_fn did not call quant_model", hint="Pass quantizer.quant_model among its arguments.")
         self._finetuning, self._made = recorder, None
 
     def load_ft_param(self) -> None:
-        """Make sure, in mode test, that the model at hand is the finetuned one: it is what mode calib has stored.
+        """Load the parameters that ``fast_finetune`` of mode calib has stored: ``quant_model`` computes with them.
+
+        Warns where finetuning has made the network worse and was undone.
 
         Raises:
-            StageError: in mode calib, or the calibration did not finetune.
+            StageError: in mode calib.
+            QuantInfoError: the calibration did not finetune; or its result is missing, or was made for something else.
         """
         self._needs("test", "load_ft_param")
-        if not self._info["fast_finetuned"]:
-            raise StageError(
-                f"{self._folder / quant_info.FILE} was made without fast finetuning",
-                hint="Call fast_finetune in mode 'calib', before export_quant_config.",
-            )
+        document, path = quant_info.read(self._folder, self._fingerprint)
+        told = quant_info.finetuning_of(document, self._folder / quant_info.FILE)
+        if not isinstance(self._model, QuantizedModule):
+            raise TypeError("mode test runs a quantized model")
+        self._model.load_model(path)
+        self._made = (0, path)
+        if not told["kept"]:
+            warnings.warn(f"fast finetuning changed nothing: {told['summary']}", stacklevel=2)
+
+    def quantize(self, run_fn: Callable[..., Any], args: Sequence[Any], ft_args: Sequence[Any] | None = None) -> None:
+        """Finetune if asked to, calibrate by ``run_fn(*args)``, and export: all of mode calib in one call.
+
+        Args:
+            run_fn: runs ``quant_model``, which is among its arguments, on a data set.
+            args: of ``run_fn``, for calibration.
+            ft_args: of ``run_fn``, for ``fast_finetune``; None: no finetuning.
+
+        Raises:
+            StageError: in mode test; or ``run_fn`` does not call ``quant_model``.
+            QuantmillError: whatever the engine refuses.
+        """
+        self._needs("calib", "quantize")
+        if ft_args is not None:
+            self.fast_finetune(run_fn, ft_args)
+        run_fn(*args)
+        self.export_quant_config()
+
+    def test(self, run_fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """What ``run_fn(*args)`` gives while ``quant_model`` is the quantized model, finetuned if it was finetuned.
+
+        Works in both modes, so that one process can calibrate and test.
+
+        Args:
+            run_fn: runs ``quant_model``, which is among its arguments, on a data set.
+            args: of ``run_fn``.
+
+        Raises:
+            StageError: in mode calib, no data was seen.
+            QuantmillError: whatever the engine refuses.
+        """
+        if not isinstance(self._model, CalibrationModel):
+            if self._info["fast_finetuned"]:
+                self.load_ft_param()
+            return run_fn(*args)
+        quantized = QuantizedModule(self._quantized(), self._exported.call, self._exported.result)
+        with self._model.standing_in(quantized):
+            return run_fn(*args)
+
+    def deploy(self, run_fn: Callable[..., Any], args: Sequence[Any], fmt: str = "onnx") -> Path:
+        """Run the quantized model by ``run_fn(*args)`` as ``test`` does, and write it to the quantizer's folder.
+
+        Args:
+            run_fn: as for ``test``; one batch is enough.
+            args: of ``run_fn``.
+            fmt: 'onnx'; Vitis AI's own default 'xmodel', and 'torch_script', are refused.
+
+        Returns:
+            Where it was written.
+
+        Raises:
+            InvalidRequestError: there is no such format.
+            NotOfferedError: see above.
+            StageError: in mode calib, no data was seen.
+        """
+        if fmt == "xmodel":
+            self.export_xmodel()
+        if fmt == "torch_script":
+            self.export_torch_script()
+        if fmt != "onnx":
+            raise InvalidRequestError(f"fmt is {fmt!r}", hint="It is 'onnx'.")
+        self.test(run_fn, args)
+        return self.export_onnx_model()
 
     def export_quant_config(self) -> None:
         """Quantize by the data seen so far; writes quant_info.json and the quantized model for mode test.
@@ -194,7 +266,7 @@ class TorchQuantizer:
             onnx.checker.check_model(str(written), full_check=True)
         return written
 
-    def export_xmodel(self, *args: Any, **kwargs: Any) -> None:
+    def export_xmodel(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: there is no compiler for it.
 
         Raises:
@@ -202,7 +274,7 @@ class TorchQuantizer:
         """
         raise NotOfferedError("export_xmodel: there is no xmodel compiler here", hint=_XMODEL)
 
-    def export_torch_script(self, *args: Any, **kwargs: Any) -> None:
+    def export_torch_script(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: quantized models are ONNX.
 
         Raises:
@@ -211,17 +283,6 @@ class TorchQuantizer:
         raise NotOfferedError("export_torch_script: quantized models are not written as TorchScript", hint=_SCRIPT)
 
     export_traced_torch_script = export_torch_script
-
-    @contextmanager
-    def _recording(self, recorder: Recorder) -> Iterator[None]:
-        model = self._model
-        if not isinstance(model, CalibrationModel):
-            raise TypeError("only mode calib records")
-        before, model.recorder = model.recorder, recorder
-        try:
-            yield
-        finally:
-            model.recorder = before
 
     def _quantized(self) -> Path:
         """The quantized model; made anew if more data has come."""
@@ -243,8 +304,8 @@ class TorchQuantizer:
             data = store(batches, self._exported, Path(folder) / "calibration.npz", role="calls of quant_model")
             made = quantize_exported(self._exported, data, self._with_finetuning(Path(folder)), output=path)
         self.report = made.report
-        finetuned = self._finetuning is not None
-        quant_info.write(self._folder, path, self._fingerprint, finetuned=finetuned, notes=self.notes)
+        finetuning = made.report.algorithms[-1] if self._finetuning is not None else None  # the last one of the config
+        quant_info.write(self._folder, path, self._fingerprint, finetuning=finetuning, notes=self.notes)
         return path
 
     def _with_finetuning(self, folder: Path) -> QuantizationConfig:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,15 @@ class Recorder:
 class CalibrationModel(nn.Module):
     """The float module, which records what it is called with.
 
-    It gives what the float module gives: an accuracy taken from it says nothing of the quantized one.
+    It gives what the float module gives: an accuracy taken from it says nothing of the quantized one, unless
+    ``standing_in`` lets the quantized one take its place for a while.
 
     Args:
         module: in eval mode.
         recorder: takes the arguments of all calls.
     """
+
+    _stand_in: Callable[..., Any] | None = None
 
     def __init__(self, module: nn.Module, recorder: Recorder) -> None:
         super().__init__()
@@ -56,8 +60,28 @@ class CalibrationModel(nn.Module):
         self.recorder = recorder
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, without gradients, and keep the arguments."""
+        """Run the module, without gradients, and keep the arguments; or run what stands in, and keep nothing."""
+        if self._stand_in is not None:
+            return self._stand_in(*args, **kwargs)
         with torch.no_grad():
             result = self.module(*args, **kwargs)
         self.recorder.add(args, kwargs)
         return result
+
+    @contextmanager
+    def recording(self, recorder: Recorder) -> Iterator[None]:
+        """Another recorder takes the arguments for a while."""
+        before, self.recorder = self.recorder, recorder
+        try:
+            yield
+        finally:
+            self.recorder = before
+
+    @contextmanager
+    def standing_in(self, quantized: Callable[..., Any]) -> Iterator[None]:
+        """Another module of the same signature is run in the place of this one for a while."""
+        object.__setattr__(self, "_stand_in", quantized)  # not one of its parts
+        try:
+            yield
+        finally:
+            object.__setattr__(self, "_stand_in", None)

@@ -17,6 +17,7 @@ class AlgorithmBase(Contract):
         starts_afresh: it changes the float network or the types, so that all numbers are found anew: what others have
             chosen is lost.
         choice: what it chooses and a later fresh start would lose, in words; None: nothing.
+        final: it trains what all others have reached: what would choose anew after it is refused.
         excludes: methods that choose the same as it does -> what both choose. Of these one is enough; one of the two
             declares it.
         without_integers: it rounds weights to integers; the method to take where none is one. None: any type will do.
@@ -26,6 +27,7 @@ class AlgorithmBase(Contract):
     place: ClassVar[int]
     starts_afresh: ClassVar[bool] = False
     choice: ClassVar[str | None] = None
+    final: ClassVar[bool] = False
     excludes: ClassVar[dict[str, str]] = {}
     without_integers: ClassVar[str | None] = None
     may_give_integers: ClassVar[bool] = False

@@ -19,18 +19,27 @@ def algorithm_contradictions(methods: Sequence[str], weight_dtypes: Sequence[str
     integers = any(ALGORITHMS[method].may_give_integers for method in methods) or any(map(is_integer, weight_dtypes))
     for place, method in enumerate(methods):
         at, before, algorithm = f"/algorithms/{place}", methods[:place], ALGORITHMS[method]
-        lost = next((choice for other in before if (choice := ALGORITHMS[other].choice)), None)
+        lost = next(
+            (choice for other in before if (choice := ALGORITHMS[other].choice) and _undoes(method, other)), None
+        )
         if method in before:
             yield Contradiction(at, f"{method} stands twice in algorithms")
         elif (both := _rivals(method, before)) is not None:
             chosen = ALGORITHMS[both[0]].excludes[both[1]]
             yield Contradiction(at, f"{' and '.join(both)} both choose {chosen}; leave one of them out")
-        elif algorithm.starts_afresh and lost is not None:
+        elif lost is not None:
             wanted = ", ".join(in_order(methods))
             yield Contradiction(at, f"{method} would throw away {lost}; the right order is {wanted}")
         elif algorithm.without_integers is not None and not integers:
             told = f"{method} rounds weights to integers, and none is one: they are {', '.join(weight_dtypes)}"
             yield Contradiction(at, f"{told}; {algorithm.without_integers} can do it")
+
+
+def _undoes(method: str, other: str) -> bool:
+    """True if ``method``, run after ``other``, would lose what that has chosen."""
+    algorithm, earlier = ALGORITHMS[method], ALGORITHMS[other]
+    chooses_anew = algorithm.choice is not None and algorithm.place < earlier.place
+    return algorithm.starts_afresh or (earlier.final and chooses_anew)
 
 
 def _rivals(method: str, before: Sequence[str]) -> tuple[str, str] | None:

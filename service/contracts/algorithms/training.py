@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from service.contracts.algorithms.base import AlgorithmBase
 from service.contracts.algorithms.finetune import Device
@@ -132,13 +132,21 @@ TrainingLoss = Annotated[CrossEntropyLoss | MeanSquareLoss | DistillationLoss | 
 
 
 class _Augmentation(Contract):
-    """A random change of an input's samples, drawn anew each time; pictures are [n, channels, height, width]."""
+    """A random change of an input's samples, drawn anew each time; pictures are [n, channels, height, width].
+
+    Attributes:
+        RANK: that the input must have; None: any.
+    """
+
+    RANK: ClassVar[int | None] = None
 
     input: str | None = Field(default=None, description="Of the model; null: the first.")
 
 
 class Flip(_Augmentation):
     """Mirrors pictures left to right."""
+
+    RANK = 4
 
     kind: Literal["flip"] = "flip"
     probability: float = Field(default=0.5, gt=0.0, le=1.0)
@@ -147,12 +155,16 @@ class Flip(_Augmentation):
 class Crop(_Augmentation):
     """Moves pictures by up to so many pixels, what is moved in being the border's pixels again."""
 
+    RANK = 4
+
     kind: Literal["crop"] = "crop"
     pixels: int = Field(default=4, ge=1, le=256)
 
 
 class Cutout(_Augmentation):
     """Sets a square of pictures to their mean (DeVries and Taylor 2017)."""
+
+    RANK = 4
 
     kind: Literal["cutout"] = "cutout"
     pixels: int = Field(default=8, ge=1, le=1024, description="Side of the square.")
@@ -165,6 +177,13 @@ class Shift(_Augmentation):
     kind: Literal["shift"] = "shift"
     steps: int = Field(default=100, ge=1)
     axis: int = Field(default=-1, description="Of the array; the first is that of samples.")
+
+    @field_validator("axis")
+    @classmethod
+    def _not_that_of_samples(cls, axis: int) -> int:
+        if axis == 0:
+            raise ValueError("axis 0 is that of samples; steps lie along another, such as -1")
+        return axis
 
 
 class Noise(_Augmentation):
@@ -215,6 +234,7 @@ class QuantizationAwareTraining(AlgorithmBase):
     """
 
     place = 6
+    final = True
     choice = "the weights and scales that qat has trained"
 
     method: Literal["qat"] = "qat"

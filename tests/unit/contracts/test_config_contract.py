@@ -44,6 +44,25 @@ gates = st.fixed_dictionaries(
         "max_size_bytes": st.integers(1, 10**12),
     },
 )
+losses = st.one_of(
+    st.fixed_dictionaries({"kind": st.just("cross_entropy")}, optional={"smoothing": st.floats(0, 0.5)}),
+    st.fixed_dictionaries({"kind": st.just("mse"), "targets": names}, optional={"output": names}),
+    st.fixed_dictionaries({"kind": st.just("distillation")}, optional={"tensors": st.lists(names, max_size=3)}),
+    st.fixed_dictionaries({"kind": st.just("onnx"), "graph": st.just({"model_id": "mdl_1"})}),
+)
+trainings = st.fixed_dictionaries(
+    {"method": st.just("qat")},
+    optional={
+        "losses": st.lists(losses, min_size=1, max_size=8),
+        "optimizer": st.fixed_dictionaries({}, optional={"kind": st.sampled_from(["adam", "adamw", "sgd"])}),
+        "schedule": st.fixed_dictionaries({}, optional={"kind": st.sampled_from(["constant", "step", "cosine"])}),
+        "epochs": st.integers(1, 10_000) | st.none(),
+        "seconds": st.floats(0.1, 1e6) | st.none(),
+        "augmentations": st.lists(st.sampled_from([{"kind": "flip"}, {"kind": "noise", "input": "x"}]), max_size=2,
+                                  unique_by=str),
+        "batch_norm": st.sampled_from(["folded", "unfolded"]),
+    },
+)  # fmt: skip
 configs = st.fixed_dictionaries(
     {},
     optional={
@@ -65,6 +84,16 @@ def test_resolving_a_resolved_config_changes_nothing(given_config: dict[str, Any
     stored = json.loads(once.model_dump_json())
     assert parse_config(stored) == once
     assert json.loads(parse_config(stored).model_dump_json()) == stored
+
+
+@settings(max_examples=50)
+@given(trainings)
+def test_resolving_a_resolved_training_changes_nothing(training: dict[str, Any]) -> None:
+    once = parse_config({"algorithms": [training]})
+    stored = json.loads(once.model_dump_json())
+    assert parse_config(stored) == once
+    (resolved,) = stored["algorithms"]
+    assert set(training) <= set(resolved)
 
 
 @settings(max_examples=100)
@@ -205,6 +234,12 @@ CLE, SMOOTH, CORRECT = "cross_layer_equalization", "smooth_quant", "bias_correct
         (["adaround", "adaround"], 1, "adaround stands twice"),
         (["adaround", "autopilot"], 1, "autopilot would throw away the integers that adaround has chosen"),
         (["autopilot", "bias_correction", "adaquant", CLE], 3, "throw away the recipe that autopilot has chosen"),
+        (["qat", CLE], 1, f"{CLE} would throw away the weights and scales that qat has trained"),
+        (["qat", SMOOTH], 1, f"the right order is {SMOOTH}, qat"),
+        (["qat", "autopilot"], 1, "the right order is autopilot, qat"),
+        ([CLE, "qat", "adaround"], 2, f"the right order is {CLE}, adaround, qat"),
+        (["adaquant", "qat", CORRECT], 2, "throw away the weights and scales that qat has trained"),
+        (["qat", "qat"], 1, "qat stands twice"),
     ],
 )
 def test_algorithms_that_undo_each_other_are_refused(methods: list[str], place: int, says: str) -> None:
@@ -214,13 +249,15 @@ def test_algorithms_that_undo_each_other_are_refused(methods: list[str], place: 
 
 
 def test_the_right_order_is_accepted_and_one_finetuning_too() -> None:
-    for chosen in ([CLE, SMOOTH, CORRECT, "adaround"], [SMOOTH, CLE], ["adaquant", CORRECT]):
+    assert algorithm_contradictions_of(["mixed_precision", CORRECT, "adaround", "qat"]) == []
+    trained = (["autopilot", "qat"], [CLE, "adaquant", "qat"], ["qat", "sensitivity"])
+    for chosen in ([CLE, SMOOTH, CORRECT, "adaround"], [SMOOTH, CLE], ["adaquant", CORRECT], *trained):
         config = parse_config({"algorithms": [{"method": method} for method in chosen]})
         assert [algorithm.method for algorithm in config.algorithms] == chosen
         assert algorithm_contradictions_of(in_order(chosen)) == []
 
 
-@given(st.permutations([CLE, SMOOTH, CORRECT, "adaround"]))
+@given(st.permutations([CLE, SMOOTH, CORRECT, "adaround", "qat"]))
 def test_in_order_nothing_is_undone(methods: list[str]) -> None:
     assert algorithm_contradictions_of(in_order(methods)) == []
     assert sorted(in_order(methods)) == sorted(methods)
@@ -256,6 +293,7 @@ def test_adaround_needs_integers() -> None:
         ({"target_options": {"x86_without_vnni": True}}, "/config/target_options", "set weight.reduce_range"),
         ({"target_options": {"float_heads": False}}, "/config/target_options", "leave float_heads out"),
         ({"algorithms": [{"method": "adaround"}]}, "/config/algorithms", "runs no algorithms; leave adaround out"),
+        ({"algorithms": [{"method": "qat"}]}, "/config/algorithms", "runs no algorithms; leave qat out"),
         ({"tensor_ranges": {"x": {"minimum": 0, "maximum": 1}}}, "/config/tensor_ranges", "no calibrated ranges"),
         ({"format": "qoperator"}, "/config/format", "needs mode static"),
     ],

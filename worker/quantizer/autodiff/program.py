@@ -168,9 +168,7 @@ def _needed(graph: ir.Graph, wanted: Collection[str]) -> list[ir.Node]:
         if node in found:
             continue
         found.add(node)
-        for value in node.inputs:
-            if value is not None and value.name in producers:
-                waiting.append(producers[value.name])
+        waiting += [producers[value.name] for value in node.inputs if value is not None and value.name in producers]
     return [node for node in graph if node in found]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from service.contracts.errors import DatasetFormatError
@@ -51,5 +50,5 @@ def _array(member: Member) -> StoredArray:
         raise array_fault(DatasetFormatError, name, why, hint=ARRAYS.again)
     elif header.fortran_order and sum(axis > 1 for axis in header.shape) > 1:
         refusal = "is stored in Fortran order; save numpy.ascontiguousarray of it"
-    source = replace(member, skip_bytes=header.size_bytes)
+    source = member._replace(skip_bytes=header.size_bytes)
     return StoredArray(name, header.dtype, header.shape, source, refusal)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
-import zipfile
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import NamedTuple
 
 from service.contracts.errors import DatasetFormatError
 from worker.quantizer.data.pointers import array_pointer, file_pointer
+from worker.quantizer.data.zip_directory import Directory, DirectoryError, DirectoryTooLargeError, Entry
 
 DEFAULT_MAX_TOTAL_BYTES = 64 << 30
-_DIRECTORY_BYTES_PER_MEMBER = 1600
 
-_END_OF_DIRECTORY = struct.Struct("<4s4H2LH")
-_ZIP64_LOCATOR = struct.Struct("<4sLQL")
-_ZIP64_END = struct.Struct("<4sQ2H2L4Q")
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _ENCRYPTED = 0x1
+_STORED, _DEFLATED = 0, 8
+# The bits of a mode that tell a file from a link or a device.
+_FILE_TYPE = 0o170000
 _CHUNK_BYTES = 128 << 10
 
 
@@ -52,11 +54,12 @@ def read_members(path: Path, rules: ZipRules, *, max_total_bytes: int = DEFAULT_
     Raises:
         DatasetFormatError: not a zip archive, damaged, or with members that no such archive needs.
     """
-    _check_directory_size(path, rules)
-    entries = [entry for entry in _directory(path, rules) if not entry.is_dir()]
+    with _refusing(rules):
+        entries = list(Directory(path, max_members=rules.max_members))
     _check_entries(entries, max_total_bytes, rules)
     with path.open("rb") as file:
-        members = [_locate(path, file, entry, rules) for entry in entries]
+        size = file.seek(0, os.SEEK_END)
+        members = [_locate(path, file.fileno(), size, entry, rules) for entry in entries]
     _check_overlap(members)
     return members
 
@@ -70,83 +73,56 @@ def first_name(path: Path) -> str:
         return file.read(_LOCAL_HEADER.unpack(raw)[-2]).decode(errors="replace")
 
 
-def member_names(path: Path, rules: ZipRules) -> list[str]:
-    """Names of all members but folders, unchecked.
+def holds(path: Path, rules: ZipRules, wanted: Callable[[str], bool], *, without: str) -> bool:
+    """True if a file of the archive has a name that is wanted, and none a name that ends in ``without``; unchecked.
 
     Raises:
         DatasetFormatError: the directory is damaged, or too large.
     """
-    _check_directory_size(path, rules)
-    return [entry.filename for entry in _directory(path, rules) if not entry.is_dir()]
+    with _refusing(rules):
+        directory = Directory(path, max_members=rules.max_members)
+        return any(wanted(entry.name) for entry in directory) and not directory.has_ending(without)
 
 
-def _directory(path: Path, rules: ZipRules) -> list[zipfile.ZipInfo]:
+@contextmanager
+def _refusing(rules: ZipRules) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.infolist()
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, struct.error, ValueError, EOFError, NotImplementedError) as error:
+        yield
+    except DirectoryError as error:
         raise DatasetFormatError(f"the archive is cut short or damaged: {error}", hint=rules.again) from None
+    except DirectoryTooLargeError as error:
+        raise DatasetFormatError(str(error), hint=rules.fewer) from None
 
 
-def _check_directory_size(path: Path, rules: ZipRules) -> None:
-    """Refuse a directory that is too large before zipfile reads it whole."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = max(0, size - _END_OF_DIRECTORY.size - 0xFFFF - _ZIP64_LOCATOR.size)
-        file.seek(start)
-        tail = file.read()
-        at = tail.rfind(b"PK\x05\x06")
-        if at < 0 or at + _END_OF_DIRECTORY.size > len(tail):
-            raise DatasetFormatError("the archive is cut short: its directory is missing", hint=rules.again)
-        *_, count, directory_bytes, _offset, _comment = _END_OF_DIRECTORY.unpack_from(tail, at)
-        locator = at - _ZIP64_LOCATOR.size
-        if locator >= 0 and tail[locator : locator + 4] == b"PK\x06\x07":
-            file.seek(_ZIP64_LOCATOR.unpack_from(tail, locator)[2])
-            record = file.read(_ZIP64_END.size)
-            if len(record) < _ZIP64_END.size or record[:4] != b"PK\x06\x06":
-                raise DatasetFormatError("the archive's directory is damaged", hint=rules.again)
-            count, directory_bytes = _ZIP64_END.unpack(record)[7:9]
-    if count > rules.max_members or directory_bytes > _DIRECTORY_BYTES_PER_MEMBER * rules.max_members:
-        raise DatasetFormatError(
-            f"the archive lists {count} members in {directory_bytes} bytes; at most {rules.max_members} are accepted",
-            hint=rules.fewer,
-        )
-
-
-def _check_entries(entries: list[zipfile.ZipInfo], max_total_bytes: int, rules: ZipRules) -> None:
-    if len(entries) > rules.max_members:
-        raise DatasetFormatError(
-            f"the archive lists {len(entries)} members; at most {rules.max_members} are accepted", hint=rules.fewer
-        )
+def _check_entries(entries: list[Entry], max_total_bytes: int, rules: ZipRules) -> None:
     seen: set[str] = set()
     for entry in entries:
-        name = entry.filename
-        parts = name.replace("\\", "/").split("/")
-        # orig_filename still holds what zipfile cuts off at a NUL byte
-        if parts[0] == "" or ".." in parts or "\0" in entry.orig_filename:
+        name = entry.name
+        if name[:1] in ("", "/", "\\") or "\0" in name or (".." in name and _leads_out(name)):
             raise rules.refusal(name, f"the archive holds a member with an unsafe name: {name!r}")
         if name in seen:
             raise rules.refusal(name, f"the archive holds member {name!r} twice")
         seen.add(name)
-        if entry.flag_bits & _ENCRYPTED:
+        if entry.flags & _ENCRYPTED:
             raise rules.refusal(name, f"member {name!r} is encrypted", "Store it without a password.")
-        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        if entry.method not in (_STORED, _DEFLATED):
             raise rules.refusal(
-                name,
-                f"member {name!r} uses compression method {entry.compress_type}; only stored and deflated are read",
+                name, f"member {name!r} uses compression method {entry.method}; only stored and deflated are read"
             )
-        mode = entry.external_attr >> 16
-        if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+        if entry.mode & _FILE_TYPE not in (0, stat.S_IFREG):
             raise rules.refusal(name, f"member {name!r} is a link or a device, not a file")
-    total = sum(entry.file_size for entry in entries)
+    total = sum(entry.size_bytes for entry in entries)
     if total > max_total_bytes:
         raise DatasetFormatError(
             f"the archive unpacks to {total} bytes; at most {max_total_bytes} are accepted", hint=rules.fewer
         )
 
 
-@dataclass(frozen=True)
-class Member:
+def _leads_out(name: str) -> bool:
+    return ".." in name.replace("\\", "/").split("/")
+
+
+class Member(NamedTuple):
     """One file of the archive; ``offset`` is that of its packed bytes. Opens streams that start ``skip_bytes`` in."""
 
     path: Path
@@ -168,23 +144,21 @@ class Member:
         return stream
 
 
-def _locate(path: Path, file: IO[bytes], entry: zipfile.ZipInfo, rules: ZipRules) -> Member:
+def _locate(path: Path, descriptor: int, size: int, entry: Entry, rules: ZipRules) -> Member:
     """Find the packed bytes behind the local header, whose length differs from the directory's copy."""
-    name = entry.filename
-    file.seek(entry.header_offset)
-    raw = file.read(_LOCAL_HEADER.size)
-    size = file.seek(0, 2)
+    name = entry.name
+    raw = os.pread(descriptor, _LOCAL_HEADER.size, entry.header_offset) if entry.header_offset < size else b""
     if len(raw) < _LOCAL_HEADER.size or raw[:4] != b"PK\x03\x04":
         raise rules.refusal(name, f"member {name!r} is damaged: no header where the directory points")
     *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(raw)
     offset = entry.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-    if offset + entry.compress_size > size:
+    if offset + entry.packed_bytes > size:
         raise rules.refusal(name, f"member {name!r} is cut short")
-    deflated = entry.compress_type == zipfile.ZIP_DEFLATED
-    if not deflated and entry.compress_size != entry.file_size:
+    deflated = entry.method == _DEFLATED
+    if not deflated and entry.packed_bytes != entry.size_bytes:
         raise rules.refusal(name, f"member {name!r} declares two sizes")
     return Member(
-        path, name, entry.header_offset, offset, entry.compress_size, entry.file_size, deflated, entry.CRC, rules
+        path, name, entry.header_offset, offset, entry.packed_bytes, entry.size_bytes, deflated, entry.crc, rules
     )
 
 

@@ -5,11 +5,18 @@ A pass that replaces nodes hands their metadata on, so that what a config says o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import users
+
+# What torch.onnx.export(dynamo=True) writes: a Python list of the modules' paths, outermost first, '' for the model,
+# and last the node's own name in the traced graph, which is no module's.
+SCOPES = "pkg.torch.onnx.name_scopes"
+# A module's second call is told from its first by '@1' behind its name.
+CALL_NUMBER = re.compile(r"@\d+")
 
 
 class Metadata:
@@ -47,3 +54,14 @@ def hand_on(old: Iterable[ir.Node], new: Iterable[ir.Node]) -> None:
     for node in new:
         if not node.metadata_props:
             node.metadata_props.update(named.get(node.name, nodes[0]).metadata_props)
+
+
+def module_paths(node: ir.Node) -> list[str]:
+    """Dotted PyTorch module paths that a node stands in, outermost first; empty if the export tells none."""
+    scopes = node.metadata_props.get(SCOPES)
+    if scopes:
+        return [CALL_NUMBER.sub("", part) for part in re.findall(r"'([^']*)'", scopes)[:-1] if part]
+    parts = (node.name or "").split("/")
+    if parts[0] == "" and len(parts) > 2:  # torch.onnx.export(dynamo=False): /encoder/layers.0/fc/MatMul
+        return [".".join(parts[1:end]) for end in range(2, len(parts))]
+    return []

@@ -6,27 +6,31 @@ operator has allowed it (``QUANTMILL_ALLOW_PT2``).
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from service.contracts.errors import ProgramError
-from worker.quantizer.intake.state import STATE_NAMES
+from worker.quantizer.intake.exported import (
+    OPSET,
+    free_axis,
+    free_name,
+    mark_state,
+    name_batch,
+    one_name_each,
+    place_name,
+    tidy,
+)
 from worker.quantizer.runtime.session import Session
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-OPSET = 20
-# Of the module that a node stands in; all else that the exporter writes beside a node tells of its author's code.
-_SCOPES = "pkg.torch.onnx.name_scopes"
 # Rounding of float32 in another order leaves 100 dB and more, float16 about 60.
 _LEAST_SQNR_DB = 60.0
 _LEAST_HALF_SQNR_DB = 35.0
@@ -115,54 +119,37 @@ def _exported(program: ExportedProgram) -> ir.Model:
 
 
 def _tidy(model: ir.Model, program: ExportedProgram) -> None:
-    """Bring the exporter's graph into its lasting form: outputs named, the state marked, nothing of the code kept."""
-    if model.functions:
-        common.InlinePass()(model)
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    common.RemoveUnusedNodesPass()(model)
-    common.RemoveUnusedOpsetsPass()(model)
-    common.OutputFixPass()(model)
-    _name_outputs(model)
-    common.NameFixPass()(model)
-    _drop_traces(model)
-    _mark_state(model, program.state_dict)
+    """Bring the exporter's graph into its lasting form and mark the state, by names as quantmill.torch.export gives."""
+    state = [(name, _identity(name, tensor)) for name, tensor in program.state_dict.items()]
+    held = [*state, *((name, name) for name in program.graph_signature.non_persistent_buffers)]
+    tidy(model, one_name_each(held), _output_names(program, len(model.graph.outputs)))
+    mark_state(model, state)
+    axes = {free_axis(value) for value in model.graph.inputs} - {None}
+    symbol = next(iter(axes), None)
+    if len(axes) == 1 and symbol is not None and symbol.isidentifier():
+        name_batch(model, symbol)
 
 
-def _name_outputs(model: ir.Model) -> None:
-    """As quantmill.torch.export calls the results of a module: output, or output_0, output_1 ..."""
-    outputs = model.graph.outputs
-    names = ["output"] if len(outputs) == 1 else [f"output_{k}" for k in range(len(outputs))]
-    taken = {value.name: value for value in (*model.graph.inputs, *model.graph.initializers.values())}
-    taken |= {value.name: value for node in model.graph.all_nodes() for value in node.outputs}
-    for value, name in zip(outputs, names, strict=True):
-        if name not in taken:
-            value.name = name
+def _identity(name: str, tensor: Any) -> Hashable:
+    """The same for names of the same tensor: an archive keeps that they share their bytes, not that they are one."""
+    if not tensor.numel():
+        return name
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _drop_traces(model: ir.Model) -> None:
-    model.metadata_props.clear()
-    for graph in (model.graph, *model.graph.subgraphs()):
-        graph.metadata_props.clear()
-        graph.doc_string = None
-        for value in (*graph.inputs, *graph.initializers.values()):
-            value.metadata_props.clear()
-    for node in model.graph.all_nodes():
-        node.doc_string = None
-        scopes = node.metadata_props.get(_SCOPES)
-        node.metadata_props.clear()
-        if scopes is not None:
-            node.metadata_props[_SCOPES] = scopes
-        for value in node.outputs:
-            value.metadata_props.clear()
+def _output_names(program: ExportedProgram, count: int) -> list[str]:
+    """By the places of the results in what the module returns; output_0, output_1 ... where these are not told."""
+    from torch.export.graph_signature import OutputKind, TensorArgument
+    from torch.utils import _pytree as pytree
 
-
-def _mark_state(model: ir.Model, state: Mapping[str, Any]) -> None:
-    names: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        names.setdefault(id(tensor), []).append(name)
-    for same in names.values():
-        for value in (model.graph.initializers[name] for name in same if name in model.graph.initializers):
-            value.metadata_props[STATE_NAMES] = json.dumps(same)
+    specs = [spec for spec in program.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
+    tree = pytree.tree_unflatten(specs, program.call_spec.out_spec)
+    named = tree if isinstance(tree, Mapping) else {"output": tree}
+    names: list[str] = []
+    for path, spec in pytree.tree_flatten_with_path(named)[0]:
+        if isinstance(spec.arg, TensorArgument):
+            names.append(free_name(place_name(path), names))
+    return names if len(names) == count else [f"output_{k}" for k in range(count)]
 
 
 def _compare(program: ExportedProgram, model: ir.Model, *, threads: int) -> None:

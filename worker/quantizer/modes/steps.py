@@ -14,6 +14,7 @@ from worker.quantizer.precision.autopilot.step import AutopilotStep
 from worker.quantizer.precision.mixed.step import MixedPrecisionStep
 from worker.quantizer.precision.sensitivity.step import SensitivityStep
 from worker.quantizer.refine.step import Step
+from worker.quantizer.training.step import TrainingStep
 
 # Each takes the config's entry of its method.
 STEPS: dict[str, Callable[[Any], Step[Any]]] = {
@@ -22,6 +23,7 @@ STEPS: dict[str, Callable[[Any], Step[Any]]] = {
     "bias_correction": BiasCorrectionStep,
     "cross_layer_equalization": CrossLayerEqualizationStep,
     "smooth_quant": SmoothQuantStep,
+    "qat": TrainingStep,
     "sensitivity": SensitivityStep,
     "mixed_precision": MixedPrecisionStep,
     "autopilot": AutopilotStep,

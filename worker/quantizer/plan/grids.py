@@ -198,7 +198,7 @@ def _channel_scales(node: ir.Node, weight: WeightPlan, channels: int) -> np.ndar
 
 
 def scale_of_channel(node: ir.Node, weight: WeightPlan, channels: int, scales: int) -> np.ndarray:
-    """int [channels]: which of the weight's scales each output channel has.
+    """Int [channels]: which of the weight's scales each output channel has.
 
     A grouped ConvTranspose has one scale per channel of a group, a depthwise one has one per group.
     """

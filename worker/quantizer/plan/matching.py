@@ -17,14 +17,9 @@ from service.contracts.selectors import (
     SubgraphSelector,
     TensorSelector,
 )
+from worker.quantizer.graph.metadata import module_paths
 from worker.quantizer.graph.regions import has_regions, region_of
 from worker.quantizer.graph.values import node_name
-
-# What torch.onnx.export(dynamo=True) writes: a Python list of the modules' paths, outermost first, '' for the model,
-# and last the node's own name in the traced graph, which is no module's.
-SCOPES = "pkg.torch.onnx.name_scopes"
-# A module's second call is told from its first by '@1' behind its name.
-_CALL_NUMBER = re.compile(r"@\d+")
 
 
 class Matcher:
@@ -101,17 +96,6 @@ class Matcher:
             if node_name(node) in before:
                 before |= parents[node_name(node)]
         return after & before & {node_name(node) for node in nodes}
-
-
-def module_paths(node: ir.Node) -> list[str]:
-    """Dotted PyTorch module paths that a node stands in, outermost first; empty if the export tells none."""
-    scopes = node.metadata_props.get(SCOPES)
-    if scopes:
-        return [_CALL_NUMBER.sub("", part) for part in re.findall(r"'([^']*)'", scopes)[:-1] if part]
-    parts = (node.name or "").split("/")
-    if parts[0] == "" and len(parts) > 2:  # torch.onnx.export(dynamo=False): /encoder/layers.0/fc/MatMul
-        return [".".join(parts[1:end]) for end in range(2, len(parts))]
-    return []
 
 
 def _within(module: str, path: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import onnx_ir as ir
@@ -32,6 +33,7 @@ class Case:
         float_session: the uploaded model, without its Q/DQ pairs where they are taken off.
         origin: what the results depend on but the config, ready for JSON: see ``worker.quantizer.run.identity``.
         metrics: what is measured beside the distance from the float model.
+        graphs: files of uploaded models that metrics and losses are given as, by id.
     """
 
     config: QuantizationConfig
@@ -41,6 +43,7 @@ class Case:
     float_session: Session
     origin: dict[str, Any] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=lambda: Metrics(EvaluationSpec(), ()))
+    graphs: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:

@@ -104,4 +104,5 @@ def _figures(step: Step[Any], tried: Tried, judge: Judge) -> AlgorithmFigures:
         search=change.search,
         reconstruction={name: ReconstructionError(before=old, after=new) for name, (old, new) in change.errors.items()},
         ranges=change.ranges,
+        training=change.training,
     )

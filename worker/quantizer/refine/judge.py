@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import stdev
 
+from service.contracts.evaluation import EvaluationSpec
 from service.contracts.metrics import Facts, PerClassAccuracy, TopKMetric
 from service.contracts.reason import Reason, declare
 from service.contracts.report import Score
@@ -73,22 +74,9 @@ class Judge:
         return is_worse(new.score, old.score, facts, noise=self._noise(new, old))
 
     def _noise(self, after: _Measured, before: _Measured) -> float:
-        """Standard error of the difference between two values of the metric.
-
-        Of shares of samples it is known; of other metrics it is estimated from the differences batch by batch.
-        """
-        one, other = before.score.value, after.score.value
-        if one is None or other is None:
-            return math.inf
-        if self._counts_samples:
-            return share_noise(one, other, self.samples)
-        return paired_noise(after.parts, before.parts)
-
-    @property
-    def _counts_samples(self) -> bool:
-        """True if the metric is a share of the samples, in percent."""
-        declared = self._metrics.spec.metrics
-        return not declared or (isinstance(declared[0], TopKMetric) and not isinstance(declared[0], PerClassAccuracy))
+        """Standard error of the difference between two values of the metric."""
+        values = after.score.value, before.score.value
+        return metric_noise(self._metrics.spec, values, (after.parts, before.parts), self.samples)
 
     def _measured(self, draft: Draft) -> _Measured:
         for known, found in self._known:
@@ -115,6 +103,31 @@ class Judge:
         return list(
             case.expected_outputs(services.run, batch_size=_BATCH, last=self.samples, with_arrays=self._measurable)
         )
+
+
+def metric_noise(
+    spec: EvaluationSpec,
+    values: tuple[float | None, float | None],
+    parts: tuple[Sequence[float | None], Sequence[float | None]],
+    samples: int,
+) -> float:
+    """Standard error of the difference between two values of the first declared metric; infinite without a value.
+
+    Of shares of samples it is known; of other metrics it is estimated from the differences batch by batch.
+
+    Args:
+        spec: declares the metrics.
+        values: of both networks.
+        parts: the same batch by batch.
+        samples: that the values were measured on.
+    """
+    one, other = values
+    if one is None or other is None:
+        return math.inf
+    first = spec.metrics[0] if spec.metrics else None
+    if first is None or (isinstance(first, TopKMetric) and not isinstance(first, PerClassAccuracy)):
+        return share_noise(one, other, samples)
+    return paired_noise(*parts)
 
 
 def share_noise(one: float, other: float, samples: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from service.contracts.algorithms import Algorithm
 from service.contracts.reason import Reason
-from service.contracts.report import RangeChange
+from service.contracts.report import RangeChange, TrainingFigures
 from service.contracts.search import Search
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.calibration import calibrate, take_over
@@ -75,6 +75,7 @@ class Change:
         search: what it has tried, for a step that searches.
         ranges: what became of the ranges of tensors, for a step that moves them.
         errors: mean square error of a layer's outputs before and after, by node, for a step that reconstructs layers.
+        training: how it went, for a step that trains.
         judged: False for a step that pursues a goal of its own and measures itself whether it is met.
         reason: why there was nothing to do.
     """
@@ -85,6 +86,7 @@ class Change:
     search: Search | None = None
     ranges: tuple[RangeChange, ...] = ()
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
+    training: TrainingFigures | None = None
     judged: bool = True
     reason: Reason | None = None
 

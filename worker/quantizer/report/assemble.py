@@ -60,22 +60,29 @@ def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: 
         latency_ms=quantized_ms,
     )
     measured = metric_figures(config.evaluation, comparison)
-    outcomes = quantized.filled.outcomes
+    outcomes = tuple(quantized.filled.outcomes)
     searched = search_clauses(config.algorithms, outcomes) if outcomes else ()
     verdict, clauses = judge(config.evaluation.gate, float_figures, figures, comparison.fidelity, measured, searched)
     return Report(
         verdict=verdict,
         gate=clauses,
-        summary=summary_sentence(quantized.plan, layers, float_figures, figures, comparison, measured),
+        summary=summary_sentence(quantized.plan, layers, float_figures, figures, comparison, measured, outcomes),
         float=float_figures,
         quantized=figures,
         metrics=measured,
         fidelity=comparison.fidelity,
         layers=layers,
         preparation=tuple(quantized.prepared.steps),
-        algorithms=tuple(quantized.filled.outcomes),
+        algorithms=outcomes,
         notes=report_notes(
-            quantized.plan, quantized.journal, comparison, data, config.evaluation.gate, float_figures, figures
+            quantized.plan,
+            quantized.journal,
+            comparison,
+            data,
+            config.evaluation.gate,
+            float_figures,
+            figures,
+            outcomes,
         ),
         tensor_ranges={
             name: TensorRange(minimum=found.minimum, maximum=found.maximum)

@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 from service.contracts.calibration import TensorRange
 from service.contracts.report import AlgorithmFigures, RangeChange
+from worker.quantizer.report.svg import GRID, MEDIA_TYPE, picture, printable, text
 from worker.quantizer.run.extra import ExtraFile, ExtraFiles
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 220, 44
-_BEFORE, _AFTER, _AXIS = "#9aa0a6", "#1a73e8", "#5f6368"
-_SVG = "http://www.w3.org/2000/svg"
+_BEFORE, _AFTER = "#9aa0a6", "#1a73e8"
 _KINDS = (("weight", "Weights"), ("activation", "Activations"))
 
 
@@ -30,7 +30,7 @@ def publish_ranges(algorithms: Sequence[AlgorithmFigures], files: ExtraFiles) ->
     """Add ``ranges.svg`` if an algorithm that was kept has moved ranges."""
     changes = [change for figures in algorithms if figures.kept for change in figures.ranges]
     if changes:
-        files.add(ExtraFile("ranges_svg", "ranges.svg", "image/svg+xml", ranges_svg(changes)))
+        files.add(ExtraFile("ranges_svg", "ranges.svg", MEDIA_TYPE, ranges_svg(changes)))
 
 
 def ranges_svg(changes: Iterable[RangeChange]) -> bytes:
@@ -43,9 +43,7 @@ def ranges_svg(changes: Iterable[RangeChange]) -> bytes:
         changes: of any number of algorithms, in order.
     """
     rows = list(changes)
-    size = {"width": str(2 * _WIDTH), "height": str(2 * _HEIGHT), "font-family": "sans-serif", "font-size": "11"}
-    root = ElementTree.Element("svg", {"xmlns": _SVG, "viewBox": f"0 0 {2 * _WIDTH} {2 * _HEIGHT}", **size})
-    ElementTree.SubElement(root, "rect", {"width": "100%", "height": "100%", "fill": "white"})
+    root = picture(2 * _WIDTH, 2 * _HEIGHT)
     for line, (kind, words) in enumerate(_KINDS):
         own = [row for row in rows if row.kind == kind]
         magnitudes = [_point(row.tensor, _magnitude(row.before), _magnitude(row.after)) for row in own]
@@ -71,9 +69,9 @@ def _point(tensor: str, before: float | None, after: float | None) -> _Point | N
 
 
 def _draw(panel: ElementTree.Element, title: str, points: list[_Point]) -> None:
-    _text(panel, _MARGIN, 16, title)
+    text(panel, _MARGIN, 16, title)
     if not points:
-        _text(panel, _MARGIN, _HEIGHT / 2, "nothing to show")
+        text(panel, _MARGIN, _HEIGHT / 2, "nothing to show")
         return
     logs = [math.log10(value) for point in points for value in (point.before, point.after)]
     low, high = math.floor(min(logs) - 1e-9), math.ceil(max(logs) + 1e-9)
@@ -85,15 +83,15 @@ def _draw(panel: ElementTree.Element, title: str, points: list[_Point]) -> None:
     for power in range(low, high + 1, max(1, (high - low) // 6)):
         level = f"{y(10.0**power):.1f}"
         ends = {"x1": str(_MARGIN), "x2": str(_WIDTH - 12), "y1": level, "y2": level}
-        ElementTree.SubElement(panel, "line", {**ends, "stroke": "#e0e0e0"})
-        _text(panel, 4, y(10.0**power) + 4, f"1e{power}")
+        ElementTree.SubElement(panel, "line", {**ends, "stroke": GRID})
+        text(panel, 4, y(10.0**power) + 4, f"1e{power}")
     step = (_WIDTH - _MARGIN - 24) / max(len(points), 1)
     radius = f"{min(3.5, max(1.0, step / 3)):.1f}"
     for k, point in enumerate(points):
         x = f"{_MARGIN + 8 + (k + 0.5) * step:.1f}"
         mark = ElementTree.SubElement(panel, "g")
         told = f"{point.tensor}: {point.before:.4g} -> {point.after:.4g}"
-        ElementTree.SubElement(mark, "title").text = _printable(told)
+        ElementTree.SubElement(mark, "title").text = printable(told)
         before, after = f"{y(point.before):.1f}", f"{y(point.after):.1f}"
         ElementTree.SubElement(mark, "line", {"x1": x, "x2": x, "y1": before, "y2": after, "stroke": "#dadce0"})
         for level, color in ((before, _BEFORE), (after, _AFTER)):
@@ -101,13 +99,4 @@ def _draw(panel: ElementTree.Element, title: str, points: list[_Point]) -> None:
     for shift, color, words in ((0, _BEFORE, "before"), (60, _AFTER, "after")):
         left = _WIDTH - 130 + shift
         ElementTree.SubElement(panel, "circle", {"cx": str(left), "cy": "12", "r": "4", "fill": color})
-        _text(panel, left + 8, 16, words)
-
-
-def _text(panel: ElementTree.Element, x: float, y: float, words: str) -> None:
-    ElementTree.SubElement(panel, "text", {"x": f"{x:.0f}", "y": f"{y:.0f}", "fill": _AXIS}).text = words
-
-
-def _printable(words: str) -> str:
-    """Without the control characters that XML cannot hold; a model may name a tensor as it likes."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in words)
+        text(panel, left + 8, 16, words)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from service.contracts.evaluation import Gate
 from service.contracts.reason import Reason
-from service.contracts.report import LayerFigures, MetricFigures, ModelFigures
+from service.contracts.report import AlgorithmFigures, LayerFigures, MetricFigures, ModelFigures
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.compare import Comparison
 from worker.quantizer.evaluation.metrics import metric_words
@@ -15,6 +15,7 @@ from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.types import Decision, QuantizationPlan
 from worker.quantizer.refine.case import Case
 from worker.quantizer.report.layers import NOT_APPLICABLE
+from worker.quantizer.report.training_words import trained_words, training_notes
 
 # Below this, one part in ten of the output's energy is error.
 _POOR_SQNR_DB = 10.0
@@ -30,9 +31,11 @@ def report_notes(
     gate: Gate,
     before: ModelFigures,
     after: ModelFigures,
+    algorithms: Sequence[AlgorithmFigures],
 ) -> tuple[str, ...]:
     """Everything that the reader of a report should not have to find out alone."""
-    notes = [*journal.notes, *decision_notes(journal.decisions), *_float_bias_notes(plan, journal.decisions)]
+    notes = [*journal.notes, *training_notes(algorithms)]
+    notes += [*decision_notes(journal.decisions), *_float_bias_notes(plan, journal.decisions)]
     if comparison.fidelity.source == "calibration" and not gate.is_empty:
         notes.append("the gate was judged on the calibration data: give an evaluation dataset for a verdict to rely on")
     for name, array in data.summary.arrays.items():
@@ -154,6 +157,7 @@ def summary_sentence(
     after: ModelFigures,
     comparison: Comparison,
     metrics: Sequence[MetricFigures],
+    algorithms: Sequence[AlgorithmFigures],
 ) -> str:
     """The report in one sentence."""
     if plan.is_empty:
@@ -172,7 +176,9 @@ def summary_sentence(
     random = "on random data, which tells nothing of accuracy: " if comparison.fidelity.source == "random" else ""
     quantized = sum(1 for layer in layers if layer.reason is None)
     able = sum(1 for layer in layers if layer.reason_code != NOT_APPLICABLE.code)
-    return f"{random}{', '.join(parts)}; {quantized} of {able} nodes quantized."
+    trained = trained_words(algorithms)
+    told = f"{quantized} of {able} nodes quantized{f', {trained}' if trained else ''}"
+    return f"{random}{', '.join(parts)}; {told}."
 
 
 def _ratio(before: float, after: float, better: str, worse: str) -> str:

@@ -58,6 +58,11 @@ class CheckpointStore:
         if folder is not None:
             self._open(folder)
 
+    @property
+    def is_kept(self) -> bool:
+        """False if nothing is kept: then nothing need be made for it."""
+        return self._folder is not None
+
     def load(self, key: str) -> bytes | None:
         """What was saved under ``key`` by an attempt of the same run; None if there is nothing that can be used."""
         if self._folder is None:
@@ -128,6 +133,11 @@ class ScopedCheckpoints(CheckpointStore):
     def __init__(self, store: CheckpointStore, scope: str) -> None:
         self._store = store
         self._scope = scope
+
+    @property
+    def is_kept(self) -> bool:
+        """See ``CheckpointStore.is_kept``."""
+        return self._store.is_kept
 
     def load(self, key: str) -> bytes | None:
         """See ``CheckpointStore.load``."""

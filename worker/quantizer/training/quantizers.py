@@ -76,6 +76,7 @@ class LearnedGrid(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """``values`` as the grid represents them, same shape: as ``IntegerGrid.fake``."""
+        values = values.float()  # autocast may give less
         scale = spread(self.scale(), self.granularity, values.shape)
         if self._steps is not None:
             low, high = self._steps

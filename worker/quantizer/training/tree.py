@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 from torch import nn
 
-Member = nn.Parameter | nn.Module
+Member = TypeVar("Member", bound=nn.Parameter | nn.Module)
 
 
-class Tree(nn.Module):
+class Tree(nn.Module, Generic[Member]):
     """Members by any name; ``named_parameters`` tells them by that name, dots and all.
 
     A name with dots becomes modules within modules, as in the network that it came from. Members are looked up where
@@ -38,7 +39,8 @@ class Tree(nn.Module):
         *path, last = [part or "_" for part in (at or name).split(".")]
         for part in path:
             found = holder._modules.get(part)
-            if found is None and part in holder._parameters:
+            if found is None and hasattr(holder, part):
+                holder, last = self, (at or name).replace(".", "_")
                 break
             if found is None:
                 found = nn.Module()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.autodiff.grids import TorchGrid
 from worker.quantizer.autodiff.program import Program
+from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
@@ -58,7 +59,9 @@ class Twin(nn.Module):
         self._program = Program(
             draft.graph, device=device, wanted=wanted, read=self._sites.key, named=self._sites.result
         )
-        self.masters, self.weight_grids, self.activation_grids = Tree(), Tree(), Tree()
+        self.masters: Tree[nn.Parameter] = Tree()
+        self.weight_grids: Tree[LearnedGrid] = Tree()
+        self.activation_grids: Tree[LearnedGrid] = Tree()
         self._fixed: dict[str, TorchGrid] = {}
         self._channels: dict[str, Tensor] = {}
         self._constants = {key: as_tensor(np.array(array), device) for key, array in self._sites.moved.items()}
@@ -106,7 +109,7 @@ class Twin(nn.Module):
                 known[key] = tensor
 
         given = {**self._constants, **feeds}
-        given.update({key: self.masters[site.name] for key, site in self._sites.held.items()})  # type: ignore[misc]
+        given.update({key: self.masters[site.name] for key, site in self._sites.held.items()})
         for name in self._program.inputs:
             made(name, feeds[name], given)
         self._program(given, made)
@@ -135,8 +138,11 @@ class Twin(nn.Module):
         return replace(self._draft, plan=plan)
 
     def follow(self, draft: Draft) -> None:
-        """Take over grids that something else has moved since ``write``, such as the rules of a target."""
-        self._draft = draft
+        """Take over grids that something else has moved since ``write``, such as the rules of a target.
+
+        Args:
+            draft: made of what ``write`` gave.
+        """
         for tensor, activation in draft.plan.activations.items():
             if isinstance(activation.quantization, IntegerGrid):
                 self.activation_grids[self._sites.source(tensor)].follow(activation.quantization)
@@ -149,7 +155,7 @@ class Twin(nn.Module):
     def grids(self) -> Iterator[LearnedGrid]:
         """All learned grids."""
         for tree in (self.weight_grids, self.activation_grids):
-            yield from (tree[name] for name in tree)  # type: ignore[misc]
+            yield from (tree[name] for name in tree)
 
     def move(self, device: torch.device) -> None:
         """Let what is no parameter and no buffer follow these to another device."""
@@ -159,6 +165,11 @@ class Twin(nn.Module):
             held.update({name: tensor.to(device) for name, tensor in held.items()})
         for grid in self._fixed.values():
             grid.move(device)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes whose parameters it holds."""
+        return tuple(dict.fromkeys(node_name(site.node) for site in self._sites.held.values()))
 
     def scale_parameters(self) -> Iterator[nn.Parameter]:
         """Growth of scales, and zero points that are learned."""
@@ -205,8 +216,10 @@ class Twin(nn.Module):
             known[key] = tensor
             return
         fixed = self._fixed.get(name)
-        grid = self.activation_grids[self._sites.source(name)] if fixed is None else None
-        known[key] = grid(tensor) if fixed is None else fixed.through(tensor)  # type: ignore[misc]
+        if fixed is not None:
+            known[key] = fixed.through(tensor)
+        else:
+            known[key] = self.activation_grids[self._sites.source(name)](tensor)
 
     def _weight(self, site: Site) -> Tensor:
         master: Tensor = self.masters[site.name]

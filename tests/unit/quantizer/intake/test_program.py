@@ -57,7 +57,7 @@ def test_the_program_becomes_a_model_that_computes_the_same_and_takes_new_weight
     module = Net().eval()
     model, result = made(saved(module, tmp_path / "net.pt2"), tmp_path / "out")
     assert [entry.name for entry in result.summary.inputs] == ["x", "scale"]
-    assert [entry.name for entry in result.summary.outputs] == ["output_0", "output_1"]
+    assert [entry.name for entry in result.summary.outputs] == ["scores", "pooled"]
     inputs = (torch.randn(7, 3, 8, 8), torch.randn(5))
     for found, expected in zip(run(model, *inputs), module(*inputs).values(), strict=True):
         torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5)

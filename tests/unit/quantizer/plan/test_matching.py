@@ -28,9 +28,10 @@ from tests.unit.quantizer.toolbox import (
     run_onnx,
     sqnr_db,
 )
+from worker.quantizer.graph.metadata import module_paths
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.plan.journal import Journal
-from worker.quantizer.plan.matching import Matcher, module_paths
+from worker.quantizer.plan.matching import Matcher
 
 FEEDS = {"x": data(16)["x"]}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -18,6 +19,7 @@ from service.contracts.errors import CanceledError
 from service.contracts.search import Search, TrialFigures
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, quantize_file, run_onnx, sqnr_db
+from worker.quantizer.graph.regions import REGION
 from worker.quantizer.precision.autopilot import trials
 from worker.quantizer.precision.autopilot.space import Basis, Chain, chains, variants
 from worker.quantizer.precision.autopilot.step import AutopilotStep, clear_winner, pareto
@@ -293,3 +295,27 @@ def test_every_variant_of_a_method_has_its_statistics() -> None:
     assert alone
     by_basis = {trial.name.partition(":")[0]: trial.sqnr_db for trial in tried.values() if not trial.algorithms}
     assert any(trial.sqnr_db > by_basis[trial.name.partition(":")[0]] for trial in alone)
+
+
+@pytest.mark.parametrize("limit", [20.0, 60.0])
+def test_what_is_excluded_within_a_region_stays_in_float_whatever_is_tried(tmp_path: Path, limit: float) -> None:
+    model = chain_of_convolutions(4, outlier=1)
+    for node in model.graph.node:
+        if node.name[-1] in "012":  # conv0, relu0 ... relu2
+            node.metadata_props.add(key=REGION, value="quant")
+    goal = {"kind": "distance", "metric": "sqnr", "limit": limit}
+    step = {"method": "autopilot", "goal": goal, "budget": {"max_trials": 8}}
+    settings = parse_config({"preset": "plain", "exclude": [{"node": "conv1"}], "algorithms": [step]})
+    result = quantize_file(tmp_path, model, samples(), settings)
+    told = {row.name: row.reason_code for row in result.report.layers}
+    assert (told["conv1"], told["conv3"], told["dense"]) == ("excluded", "outside-regions", "outside-regions")
+    for content in (result.model, *(file.content for file in result.files)):
+        emitted = onnx.load_from_string(content)
+        makers = {name: node.op_type for node in emitted.graph.node for name in node.output}
+        nodes = {node.name: node for node in emitted.graph.node}
+        stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in emitted.graph.initializer}
+        original = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        for name, weight in (("conv1", "w1"), ("conv3", "w3")):
+            assert np.array_equal(stored[nodes[name].input[1]], original[weight])
+        region = [makers.get(nodes[name].input[1]) for name in ("conv0", "conv2")]
+        assert content is not result.model or "DequantizeLinear" in region

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,89 @@ def test_test_mode_computes_quantized_and_exports(folder: Path, tmp_path: Path) 
         quantizer.export_quant_config()
     with pytest.raises(StageError, match="belongs to mode 'calib'"):
         quantizer.fast_finetune(feed, (quantizer.quant_model, IMAGES))
+
+
+def weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The parameters that a quantized model computes with: stored integers, times their scales."""
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    found = {}
+    for node in onnx.load(path).graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in stored:
+            found[node.input[0]] = stored[node.input[0]].astype(np.float64) * stored[node.input[1]]
+    return found
+
+
+@pytest.mark.slow
+def test_one_process_quantizes_tests_and_deploys(folder: Path, tmp_path: Path) -> None:
+    net = Net()
+    quantizer = torch_quantizer("calib", net, (IMAGES[:4],), output_dir=tmp_path, target=TARGET)
+    model = quantizer.quant_model
+    with pytest.raises(StageError, match="has not seen any data"):
+        quantizer.test(lambda model: model(IMAGES), (model,))
+    for fmt, told in (("xmodel", "no xmodel compiler"), ("torch_script", "not written as TorchScript")):
+        with pytest.raises(NotOfferedError, match=told):
+            quantizer.deploy(feed, (model, IMAGES), fmt)
+    with pytest.raises(InvalidRequestError, match="fmt is 'tflite'"):
+        quantizer.deploy(feed, (model, IMAGES), "tflite")
+    quantizer.quantize(feed, (model, IMAGES), ft_args=(model, IMAGES[:32]))
+    tested = quantizer.test(lambda model: model(IMAGES), (model,))
+    other = torch_quantizer("test", Net(), (IMAGES[:4],), output_dir=folder, target=TARGET)
+    assert torch.equal(other.test(lambda model: model(IMAGES), (other.quant_model,)), tested)
+    assert not torch.equal(tested, net(IMAGES))
+    path = quantizer.deploy(feed, (model, IMAGES[:4]))
+    assert path == tmp_path / "Net_int.onnx"
+    session = onnxruntime.InferenceSession(path)
+    assert np.array_equal(session.run(None, {"x": IMAGES[:4].numpy()})[0], other.quant_model(IMAGES[:4]).numpy())
+    with pytest.raises(StageError, match="quantize belongs to mode 'calib'"):
+        other.quantize(feed, (other.quant_model, IMAGES))
+    assert torch.equal(model(IMAGES), net(IMAGES))  # only while it is tested is it the quantized one
+
+
+@pytest.mark.slow
+def test_finetuned_parameters_are_loaded_or_it_is_said_why_not(folder: Path, tmp_path: Path) -> None:
+    plain, result = tmp_path / "plain", tmp_path / "result"
+    quantizer = torch_quantizer("calib", Net(), (IMAGES[:4],), output_dir=plain, target=TARGET)
+    quantizer.quantize(feed, (quantizer.quant_model, IMAGES))
+    before = torch_quantizer("test", Net(), (IMAGES[:4],), output_dir=plain, target=TARGET)
+    with pytest.raises(QuantInfoError, match="was made without fast finetuning"):
+        before.load_ft_param()
+    shutil.copytree(plain, result)
+    late = torch_quantizer("test", Net(), (IMAGES[:4],), output_dir=result, target=TARGET)
+    model = late.quant_model
+    assert torch.equal(model(IMAGES), before.quant_model(IMAGES))
+    shutil.copytree(folder, result, dirs_exist_ok=True)
+    late.load_ft_param()
+    assert not torch.equal(model(IMAGES), before.quant_model(IMAGES))
+    finetuned, others = weights(folder / "Net_calibrated.onnx"), weights(plain / "Net_calibrated.onnx")
+    assert finetuned.keys() == others.keys()
+    assert any(not np.array_equal(finetuned[name], others[name]) for name in finetuned if "weight" in name)
+    assert all(np.array_equal(finetuned[name], held) for name, held in weights(late.export_onnx_model()).items())
+    told = json.loads((result / "quant_info.json").read_text())["finetuning"]
+    assert (told["method"], told["kept"]) == ("adaquant", True)
+    shutil.copyfile(plain / "Net_calibrated.onnx", result / "Net_calibrated.onnx")
+    with pytest.raises(QuantInfoError, match=r"Net_calibrated\.onnx is not the model that .* its sha256 is"):
+        late.load_ft_param()
+    (result / "Net_calibrated.onnx").unlink()
+    with pytest.raises(QuantInfoError, match=r"there is no .*Net_calibrated\.onnx, the quantized model that"):
+        late.load_ft_param()
+    (result / "quant_info.json").unlink()
+    with pytest.raises(QuantInfoError, match=r"there is no .*quant_info\.json"):
+        late.load_ft_param()
+
+
+@pytest.mark.slow
+def test_finetuning_that_was_undone_is_a_warning(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    document = json.loads((folder / "quant_info.json").read_text())
+    document["finetuning"] |= {"kept": False, "summary": "the network got worse"}
+    (tmp_path / "quant_info.json").write_text(json.dumps(document))
+    quantizer = torch_quantizer("test", Net(), (IMAGES[:4],), output_dir=tmp_path, target=TARGET)
+    with pytest.warns(UserWarning, match="fast finetuning changed nothing: the network got worse"):
+        quantizer.load_ft_param()
+    del document["finetuning"]
+    (tmp_path / "quant_info.json").write_text(json.dumps(document))
+    with pytest.raises(QuantInfoError, match="does not say what fast finetuning did"):
+        quantizer.load_ft_param()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from quantmill.torch import BatchFixedError, ExampleInputsError, Exported, ExportError, ExportMismatchError, export
 from quantmill.torch.calls import Call
 from tests.support.torch_networks import ResNet18, TextEncoder, images, made
+from worker.quantizer.intake.program import read_program
 
 
 def run(exported: Exported, *inputs: Tensor) -> list[np.ndarray]:
@@ -163,6 +165,44 @@ def test_modules_called_often_and_tied_weights(tmp_path):
     x = torch.randn(3, 4)
     for got, expected in zip(run(exported, x), module(x), strict=True):
         np.testing.assert_allclose(got, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+class Block(nn.Module):
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(3, 3, 3, padding=1), act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.conv(x))
+
+
+class Held(nn.Module):
+    """A module held twice, a tied matrix, buffers of both kinds, a shape computed from the batch, a dict of results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        act = nn.ReLU()
+        self.a, self.b = Block(act), Block(act)
+        self.fc, self.tied = nn.Linear(3, 4), nn.Linear(3, 4)
+        self.tied.weight = self.fc.weight
+        self.register_buffer("offset", torch.ones(3, 1, 1), persistent=False)
+        self.register_buffer("bias", torch.zeros(4))
+
+    def forward(self, x: Tensor, scale: Tensor) -> dict[str, Any]:
+        y = self.b(self.a(x + self.offset)).mean((2, 3))
+        y = y.reshape(y.shape[0], -1)
+        return {"scores": self.fc(y) * scale + self.bias, "parts": (self.tied(y), y)}
+
+
+def test_an_archive_of_torch_export_gives_the_same_graph(tmp_path):
+    torch.manual_seed(0)
+    module, inputs = Held().eval(), (torch.randn(2, 3, 8, 8), torch.randn(4))
+    exported = export(module, inputs)
+    program = torch.export.export(module, inputs, dynamic_shapes=({0: torch.export.Dim("n")}, None))
+    torch.export.save(program, tmp_path / "held.pt2")
+    read = read_program(tmp_path / "held.pt2", threads=1)
+    assert exported.outputs == ("scores", "parts_0", "parts_1")
+    assert ir.serde.serialize_model(read).graph == onnx.load(exported.onnx_path).graph
 
 
 def test_integer_inputs():

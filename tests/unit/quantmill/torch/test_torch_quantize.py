@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,15 +187,3 @@ def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path):
 
     with pytest.raises(FileAccessError):
         quantize(made(Answers), EXAMPLE, loader(), INT8, output=tmp_path / "nowhere" / "q.onnx")
-
-
-def test_the_page_of_the_docs_does_what_it_says(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[4] / "docs" / "python.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {}
-    for block in blocks[:2]:
-        exec(compile(block, "python.md", "exec"), names)
-    assert names["scores"].shape == (5, 10)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["float.onnx", "quantized.onnx"]
-    assert [row.reason_code for row in names["result"].report.layers if row.op == "Gemm"] == ["excluded"]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from quantmill.torch.export import export
 from quantmill.torch.regions import StubError, resolve_regions
 from quantmill.torch.stubs import DeQuantStub, QuantStub
+from worker.quantizer.graph.metadata import SCOPES
 from worker.quantizer.graph.regions import REGION
-from worker.quantizer.plan.matching import SCOPES
 
 
 def traced(body: str, types: str = "float[2,3] x", result: str = "float[2,3] y") -> ir.Model:
@@ -145,6 +145,42 @@ def test_one_stub_called_several_times_bounds_a_region_each_time(tmp_path: Path)
     assert linear == ["quant", None, "quant#2"]
     assert [region for name, region in found.items() if name.startswith("Relu")] == [None]
     assert {node.domain for node in model.graph} == {""}
+
+
+class Forgetful(WholeModule):
+    """Holds stubs; ``used`` says which it calls: none, one for nothing that it returns, or all but a second pair."""
+
+    def __init__(self, used: str) -> None:
+        super().__init__()
+        self.used = used
+        self.part = nn.Sequential(QuantStub(), nn.Identity())
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if self.used == "all":
+            return super().forward(input)
+        if self.used == "in vain":
+            self.part[0](input)
+        result: Tensor = self.subm1(self.subm0(input))
+        return result
+
+
+@pytest.mark.parametrize(
+    ("used", "told"),
+    [("none", "stubs that are never called in forward"), ("in vain", "nothing that forward returns depends on them")],
+)
+def test_stubs_of_which_none_is_called_are_an_error_that_names_them(used: str, told: str) -> None:
+    with pytest.raises(StubError, match=told) as caught:
+        export(Forgetful(used).eval(), torch.randn(2, 4))
+    assert "'quant', 'dequant', 'part.0'" in caught.value.detail
+    assert caught.value.where["module"] == "quant"
+
+
+def test_stubs_of_which_some_are_never_called_are_a_warning_that_names_them() -> None:
+    module = Forgetful("all").eval()
+    with pytest.warns(UserWarning, match=r"never called in forward, and bounds nothing: the QuantStub 'part.0'$"):
+        exported = export(module, torch.randn(2, 4))
+    assert {node.metadata_props.get(REGION) for node in ir.load(exported.onnx_path).graph} == {"quant", None, "quant#2"}
+    assert not any(part._forward_pre_hooks for part in module.modules())
 
 
 def test_stubs_do_nothing_in_pytorch_and_let_gradients_through() -> None:

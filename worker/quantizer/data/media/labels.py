@@ -29,12 +29,8 @@ class Labels:
 
 def table_of(files: Sequence[MediaFile]) -> MediaFile | None:
     """The labels.csv at the archive's top, below the folders that all files share; None if there is none."""
-    top = shared_folders(file.name for file in files)
-    for file in files:
-        *folders, name = file.name.split("/")
-        if name == LABELS_FILE and len(folders) == top:
-            return file
-    return None
+    wanted = shared_folders([file.name for file in files]) + LABELS_FILE
+    return next((file for file in files if file.name == wanted), None)
 
 
 def by_table(files: Sequence[MediaFile], table: MediaFile, content: bytes) -> Labels:
@@ -64,9 +60,9 @@ def by_folder(files: Sequence[MediaFile]) -> Labels | None:
     Raises:
         DatasetLabelsError: some files lie in such folders and others beside them.
     """
-    top = shared_folders(file.name for file in files)
-    parts = [file.name.split("/")[top:] for file in files]
-    beside = [file.name for file, part in zip(files, parts, strict=True) if len(part) == 1]
+    top = len(shared_folders([file.name for file in files]))
+    found = [file.name[top:].partition("/") for file in files]
+    beside = [file.name for file, (_, slash, _) in zip(files, found, strict=True) if not slash]
     if len(beside) == len(files):
         return None
     if beside:
@@ -75,7 +71,7 @@ def by_folder(files: Sequence[MediaFile]) -> Labels | None:
             hint=f"Put every file into the folder of its class, or give a {LABELS_FILE}.",
             file=beside[0],
         )
-    return _numbered([part[0] for part in parts])
+    return _numbered([folder for folder, _, _ in found])
 
 
 def _rows(content: bytes, name: str) -> list[tuple[int, str, str]]:

@@ -25,6 +25,7 @@ _MODES = {"rgb": "RGB", "grey": "L"}
 _FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
     "nearest": Image.Resampling.NEAREST,
 }
 # What Pillow's decoders raise for damaged files; a lack of memory is no fault of the file.

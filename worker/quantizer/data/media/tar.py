@@ -152,7 +152,7 @@ class _Walk:
         self._stream = stream
         self._register = register
         self._reached = "the first header"
-        self._headers = 0
+        self._headers = self._folders = 0
 
     def run(self) -> None:
         """Fill the register."""
@@ -189,6 +189,9 @@ class _Walk:
             refuse(name, why, "Pack the files themselves: `quantmill dataset pack` does.")
         if is_folder:
             plain_path(name)
+            self._folders += 1
+            if self._folders > MAX_FILES:
+                refuse(name, f"is one too many: at most {MAX_FILES} folders are accepted", "Use fewer folders.")
             if size:
                 refuse(name, "is a folder with bytes of its own")
             return

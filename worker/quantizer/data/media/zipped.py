@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from worker.quantizer.data.media.members import AGAIN, MAX_FILES, MediaFile, Register, check_ratio, is_media
-from worker.quantizer.data.zips import Member, ZipRules, first_name, member_names, read_members
+from worker.quantizer.data.zips import Member, ZipRules, first_name, holds, read_members
 
 FILES = ZipRules(holds_arrays=False, max_members=MAX_FILES, again=AGAIN, fewer="Use fewer samples.")
 
@@ -39,8 +39,7 @@ def holds_media(path: Path) -> bool:
     """
     if first_name(path).endswith(".npy"):
         return False
-    names = member_names(path, FILES)
-    return any(map(is_media, names)) and not any(name.endswith(".npy") for name in names)
+    return holds(path, FILES, is_media, without=".npy")
 
 
 def read_zip(path: Path, *, max_total_bytes: int) -> ZipArchive:

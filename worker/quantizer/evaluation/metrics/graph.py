@@ -12,7 +12,7 @@ import onnx
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import InvalidConfigError, QuantmillError
 from service.contracts.graph_checks import check_graph, graph_feeds
-from service.contracts.metrics import GraphMetric
+from service.contracts.metrics import GraphMetric, GraphSource
 from service.contracts.model import TensorInfo
 from service.contracts.pointers import below
 from worker.quantizer.data.preprocess import model_dtype
@@ -52,7 +52,7 @@ class GraphProgram:
         self._metric, self._outputs, self._pointer = metric, outputs, pointer
         with_pointer = f"{pointer}/graph"
         try:
-            proto = _read(metric, files, with_pointer)
+            proto = read_graph(metric.graph, files, with_pointer, what=metric.name)
             self.inputs, self.results = tensor_infos(proto)
             check_graph(metric, inputs=self.inputs, results=self.results, outputs=outputs, data=None, pointer=pointer)
             self._session = Session(serialized(proto), threads=threads, what=f"graph of metric {metric.name!r}")
@@ -120,29 +120,35 @@ class GraphMeter(Meter):
         return found
 
 
-def _read(metric: GraphMetric, files: Mapping[str, Path], pointer: str) -> onnx.ModelProto:
-    """The graph with all of its data inside.
+def read_graph(source: GraphSource, files: Mapping[str, Path], pointer: str, *, what: str) -> onnx.ModelProto:
+    """A graph of the user's with all of its data inside.
+
+    Args:
+        source: where it is.
+        files: paths of uploaded models by id.
+        pointer: of the graph in the config.
+        what: it is, in words.
 
     Raises:
         InvalidConfigError: it is not there, keeps data in other files, or is not valid.
         ModelError: it is damaged.
     """
-    inline = metric.graph.inline
+    inline = source.inline
     if inline is not None:
         proto = parse_proto(inline)
         outside = next((tensor for tensor in tensors_of(proto) if is_external(tensor)), None)
         if outside is not None:
             raise InvalidConfigError(
-                f"{metric.name}: the graph keeps tensor {outside.name!r} in another file",
+                f"{what}: the graph keeps tensor {outside.name!r} in another file",
                 pointer=pointer,
                 hint="Save it with all data inside, or upload it as a model with its external data.",
             )
         check_tensors(proto)
     else:
-        path = files.get(str(metric.graph.model_id))
+        path = files.get(str(source.model_id))
         if path is None:
             raise InvalidConfigError(
-                f"{metric.name}: there is no uploaded model {metric.graph.model_id!r} here",
+                f"{what}: there is no uploaded model {source.model_id!r} here",
                 pointer=f"{pointer}/model_id",
                 hint="Models are uploaded to a service; on the command line give the graph's path.",
             )

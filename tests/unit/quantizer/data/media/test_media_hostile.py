@@ -17,8 +17,8 @@ from PIL import Image
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import DatasetError, DatasetFormatError
 from tests.support.media import KINDS, Kind, archive, encoded, gzip_of_zeros, huge_png, noise
-from worker.quantizer.data import inspect_dataset
-from worker.quantizer.data.media import members, picture
+from worker.quantizer.data import inspect_dataset, zip_directory
+from worker.quantizer.data.media import members, picture, tar
 
 PLAIN = PreprocessingSpec()
 GOOD = encoded(noise(8, 8))
@@ -157,6 +157,16 @@ def test_too_many_members_are_refused(tmp_path: Path, kind: Kind, monkeypatch: p
     refused(archive(tmp_path / "x", {f"{k}.png": GOOD for k in range(21)}, kind), "20.png", "at most 20 files")
 
 
+@pytest.mark.parametrize("kind", ["w", "w:gz"])
+def test_too_many_folders_are_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tar, "MAX_FILES", 20)
+    folders = [tarfile.TarInfo(f"folder{k}") for k in range(25)]
+    for entry in folders:
+        entry.type = tarfile.DIRTYPE
+    path = tar_of(tmp_path / "x", (tarfile.TarInfo("a.png"), GOOD), *((entry, b"") for entry in folders), mode=kind)
+    refused(path, "folder20", "at most 20 folders")
+
+
 def test_a_zip_of_too_many_members_is_refused_before_it_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,14 +178,12 @@ def test_a_zip_of_too_many_members_is_refused_before_it_is_listed(
     data[-14:-10] = b"\xff\xff\xff\xff"  # the end of the directory says 65535 members, and so ...
     data[-10:-6] = (0x7FFFFFFF).to_bytes(4, "little")  # ... and a directory of 2 GB
     path.write_bytes(data)
-    monkeypatch.setattr(zipfile, "ZipFile", lambda _path: pytest.fail("the directory was read"))
+    monkeypatch.setattr(zip_directory, "_entries", lambda *_: pytest.fail("the directory was read"))
     with pytest.raises(DatasetFormatError, match="at most 100000 are accepted"):
         inspect_dataset(path, PLAIN)
 
 
 def test_headers_without_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.quantizer.data.media import tar
-
     monkeypatch.setattr(tar, "_MAX_HEADERS", 50)
     folders = [tarfile.TarInfo(f"folder{k}") for k in range(51)]
     for entry in folders:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from worker.quantizer.data import Dataset, open_dataset
 from worker.quantizer.data.media import picture
 from worker.quantizer.data.media.resampling import resample
 
-FILTERS = {"bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC, "nearest": Image.NEAREST}
+FILTERS = {"bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC, "lanczos": Image.LANCZOS, "nearest": Image.NEAREST}
 
 
 def images(path: Path, spec: PreprocessingSpec | dict[str, Any] | str) -> np.ndarray[Any, Any]:
@@ -229,10 +230,10 @@ def reference_tf(data: bytes) -> np.ndarray[Any, Any]:
     return np.asarray(found, np.float64).transpose(2, 0, 1) / 127.5 - 1
 
 
-def reference_timm(data: bytes) -> np.ndarray[Any, Any]:
-    """timm: crop_pct 0.95, bicubic, mean and std of 0.5, size 224."""
+def reference_timm(data: bytes, filter_: Any = Image.BICUBIC) -> np.ndarray[Any, Any]:
+    """timm: crop_pct 0.95, mean and std of 0.5, size 224."""
     side = math.floor(224 / 0.95)
-    found = torchvision_center_crop(torchvision_resize(loaded(data), side, Image.BICUBIC), 224, 224)
+    found = torchvision_center_crop(torchvision_resize(loaded(data), side, filter_), 224, 224)
     return (np.asarray(found, np.float64).transpose(2, 0, 1) / 255 - 0.5) / 0.5
 
 
@@ -242,7 +243,10 @@ def reference_timm(data: bytes) -> np.ndarray[Any, Any]:
         ("imagenet_torchvision", reference_imagenet),
         ("imagenet_tf", reference_tf),
         ("timm:bicubic,0.95,(0.5,0.5,0.5),(0.5,0.5,0.5)", reference_timm),
-        ("timm:,0.95,inception,0.5/0.5/0.5,224", reference_timm),
+        ("timm:,0.95,inception,0.5/0.5/0.5,224,center", reference_timm),
+        ("timm:bilinear,0.95,inception,inception", partial(reference_timm, filter_=Image.BILINEAR)),
+        ("timm:lanczos,0.95,inception,inception", partial(reference_timm, filter_=Image.LANCZOS)),
+        ("timm:nearest,0.95,inception,inception", partial(reference_timm, filter_=Image.NEAREST)),
     ],
 )
 @pytest.mark.parametrize("size", [(300, 401), (401, 300)])
@@ -252,6 +256,19 @@ def test_named_specs(tmp_path: Path, name: str, reference: Any, size: tuple[int,
     inputs = [TensorInfo(name="x", dtype="float32", shape=("n", 3, 224, 224))]
     (batch,) = open_dataset(archive(tmp_path / "x", {"a.jpg": data}), spec).batches(inputs, 1)
     np.testing.assert_allclose(batch.feeds["x"][0], reference(data), rtol=1e-6, atol=1e-6)
+
+
+def test_the_values_of_imagenet_tf_are_those_of_keras_and_slim() -> None:
+    (spec,) = PreprocessingSpec.model_validate("imagenet_tf").inputs.values()
+    x = np.arange(256, dtype=np.float64)
+    values = (x * spec.scale - spec.mean[0]) / spec.std[0]
+    np.testing.assert_allclose(values, x / 127.5 - 1.0, rtol=0, atol=1e-12)  # keras.applications, mode "tf"
+    np.testing.assert_allclose(values, (x / 255 - 0.5) * 2.0, rtol=0, atol=1e-12)  # slim's inception_preprocessing
+
+
+def test_there_is_no_lanczos_without_antialias() -> None:
+    with pytest.raises(ValueError, match="there is none without antialias"):
+        ResizeSpec(size=(8, 8), interpolation="lanczos", antialias=False)
 
 
 def test_cifar10_is_normalized_and_nothing_else(tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""Every block of docs/python.md runs, one after the other in one folder, and does what the page says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch.utils.data import DataLoader
+
+from tests.docs.blocks import ROOT, fenced
+from tests.support.patience import PATIENCE_SECONDS
+from tests.worker.running import Service
+
+pytestmark = pytest.mark.slow  # starts a service, quantizes several times
+
+PAGE = ROOT / "docs" / "python.md"
+Names = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("service") / "home") as running:
+        yield running
+
+
+def given_a_service(names: Names, service: Service) -> None:
+    """A client, the model and the data of the blocks before on its service, and a job that has ended."""
+    client = service.client
+    np.savez("data.npz", input=np.random.default_rng(0).normal(size=(16, 3, 8, 8)).astype(np.float32))
+    model = client.wait_ready(client.create_model(Path("float.onnx")))
+    data = client.wait_ready(client.create_dataset(Path("data.npz")))
+    earlier_job = client.wait_succeeded(client.create_job(model_id=model.id, calibration_dataset_id=data.id).id)
+    names.update(client=client, model=model, data=data, earlier_job=earlier_job)
+
+
+def given_a_script_for_vitis_ai(names: Names, service: Service) -> None:
+    images = torch.randn(32, 3, 8, 8)
+    labels = names["module"](images).argmax(1)
+    loader = DataLoader(list(zip(images, labels.tolist(), strict=True)), batch_size=8)
+
+    def evaluate(model: Callable[..., Any], data: DataLoader[Any], loss_fn: Callable[..., Any]) -> float:
+        return float(sum(loss_fn(model(x), y).item() for x, y in data))
+
+    names.update(
+        model=names["module"], example=images[:8], evaluate=evaluate, ft_loader=loader, val_loader=loader,
+        loss_fn=torch.nn.CrossEntropyLoss(),
+    )  # fmt: skip
+
+
+def given_nothing(names: Names, service: Service) -> None:
+    """The block stands on those before it."""
+
+
+def quantizes(names: Names, service: Service) -> None:
+    assert names["scores"].shape == (5, 10)
+    assert [row.reason_code for row in names["result"].report.layers if row.op == "Gemm"] == ["excluded"]
+    assert Path("quantized.onnx").is_file()
+
+
+def exports(names: Names, service: Service) -> None:
+    x = torch.randn(3, 3, 8, 8)
+    found = onnxruntime.InferenceSession("float.onnx").run(None, {"input": x.numpy()})[0]
+    np.testing.assert_allclose(found, names["module"].eval()(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def saves_the_state(names: Names, service: Service) -> None:
+    assert load_file("new.safetensors").keys() == names["module"].state_dict().keys()
+
+
+def quantizes_the_next_version(names: Names, service: Service) -> None:
+    client, job = names["client"], names["job"]
+    client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
+    assert names["version"].version == 2
+    assert client.report(job.id).tensor_ranges == client.report(names["earlier_job"].id).tensor_ranges
+
+
+def quantizes_the_regions(names: Names, service: Service) -> None:
+    told = {row.name: row.reason_code for row in names["result"].report.layers if row.op == "Conv"}
+    assert told == {"subm0/Conv": None, "subm1/Conv": "outside-regions", "subm2/Conv": None}
+
+
+def calibrates_tests_and_exports(names: Names, service: Service) -> None:
+    written = {path.name for path in Path("quantize_result").iterdir()}
+    assert written >= {"quant_info.json", "Sequential_calibrated.onnx", "Sequential_int.onnx"}
+    onnx.checker.check_model("quantize_result/Sequential_int.onnx")
+
+
+def quantizes_as_quark_does(names: Names, service: Service) -> None:
+    assert [step.method for step in names["quantizer"].report.algorithms] == ["adaround"]
+    types = {tensor.data_type for tensor in onnx.load("int8.onnx").graph.initializer}
+    assert {onnx.TensorProto.INT8, onnx.TensorProto.UINT8} <= types
+
+
+# What a block stands on, and what it has to have done, in the page's order.
+BLOCKS = [
+    (given_nothing, quantizes),
+    (given_nothing, exports),
+    (given_nothing, saves_the_state),
+    (given_a_service, quantizes_the_next_version),
+    (given_nothing, quantizes_the_regions),
+    (given_a_script_for_vitis_ai, calibrates_tests_and_exports),
+    (given_nothing, quantizes_as_quark_does),
+]
+
+
+def test_every_block_of_the_page_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: Service
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    blocks = fenced(PAGE, "python")
+    assert len(blocks) == len(re.findall(r"^```\w*$", PAGE.read_text(), re.MULTILINE)) / 2  # there are no others
+    names: Names = {}
+    for block, (given, does) in zip(blocks, BLOCKS, strict=True):
+        given(names, service)
+        exec(compile(block, "python.md", "exec"), names)
+        does(names, service)

@@ -1,0 +1,301 @@
+"""The course of a training: epochs, what is kept of them, and what is told of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+import torch
+
+from service.contracts.algorithms.training import GraphLoss, QuantizationAwareTraining
+from service.contracts.reason import declare
+from service.contracts.report import TrainingEpoch, TrainingFigures
+from worker.quantizer.autodiff.device import choose_device, repeatable
+from worker.quantizer.evaluation.metrics.graph import read_graph
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.step import Change, Toolkit
+from worker.quantizer.training.augmentation import Augmenter
+from worker.quantizer.training.descent import Descent
+from worker.quantizer.training.losses import Facts, Losses
+from worker.quantizer.training.memory import Keeper, Memory, rate_bytes, read_rate
+from worker.quantizer.training.network import GraphOnTorch, Networks
+from worker.quantizer.training.optimizer import Mover, rates
+from worker.quantizer.training.oscillation import shares
+from worker.quantizer.training.samples import TrainingSamples
+from worker.quantizer.training.schedule import Budget
+from worker.quantizer.training.validation import Standing, Validation
+
+NO_EPOCH_BETTER = declare("no-epoch-better", "no epoch was better than the network before the training")
+TOO_FEW_SAMPLES = declare("too-few-samples-to-train", "{samples} samples are too few to train on and to choose by")
+
+Ended = Literal["epochs", "steps", "seconds", "patience"]
+_FEWEST = 4
+# A rate is tried on so many steps at least, and on that part of all at most.
+_TRIAL_STEPS, _TRIAL_PART = 20, 0.1
+_SETTLED_ON = 64
+
+
+def train(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolkit) -> Change:
+    """Train the quantized network of ``draft``; see ``TrainingStep``."""
+    case, services = toolkit.case, toolkit.services
+    first, last = toolkit.first_sample, case.calibration.samples
+    if spec.data_size is not None:
+        last = min(last, first + spec.data_size)
+    held = max(1, round((last - first) * spec.validation_share))
+    if last - first < _FEWEST:
+        return Change.nothing(TOO_FEW_SAMPLES(samples=last - first))
+    device = choose_device(spec.device)
+    with repeatable(services.threads):
+        losses = _losses(spec, toolkit, device)
+        networks = Networks(draft, losses.inner_tensors, device=device, learn_zeros=spec.zero_points == "learned")
+        with TrainingSamples(case.calibration, case.inputs, first + held, last, losses.arrays, services.run) as samples:
+            course = _Course(spec, draft, toolkit, networks, losses, samples, (first, first + held))
+            return course.run()
+
+
+def _losses(spec: QuantizationAwareTraining, toolkit: Toolkit, device: torch.device) -> Losses:
+    case = toolkit.case
+    facts = Facts.of(case.summary.outputs, case.config.evaluation, case.calibration)
+    pointer = f"/algorithms/{_place(spec, toolkit)}"
+    graphs = {
+        k: GraphOnTorch(_graph(loss, case.graphs, f"{pointer}/losses/{k}/graph"), device)
+        for k, loss in enumerate(spec.losses)
+        if isinstance(loss, GraphLoss)
+    }
+    return Losses(spec.losses, facts, graphs=graphs, pointer=pointer)
+
+
+def _graph(loss: GraphLoss, files: Mapping[str, Path], pointer: str) -> ir.Model:
+    model = ir.serde.deserialize_model(read_graph(loss.graph, files, pointer, what="loss"))
+    common.InlinePass()(model)
+    return model
+
+
+def _place(spec: QuantizationAwareTraining, toolkit: Toolkit) -> int:
+    methods = [algorithm.method for algorithm in toolkit.case.config.algorithms]
+    return methods.index(spec.method) if spec.method in methods else 0
+
+
+@dataclass
+class _Progress:
+    """Where a training stands."""
+
+    epoch: int = 0
+    steps: int = 0
+    epochs: list[TrainingEpoch] = field(default_factory=list)
+    best_epoch: int = 0
+
+
+class _Course:
+    """One training.
+
+    Args:
+        spec: of the config.
+        draft: that it begins with.
+        toolkit: of the step.
+        networks: of the draft.
+        losses: not settled yet.
+        samples: to train on.
+        held: numbers of the first sample to choose by, and of the one behind the last.
+    """
+
+    def __init__(
+        self,
+        spec: QuantizationAwareTraining,
+        draft: Draft,
+        toolkit: Toolkit,
+        networks: Networks,
+        losses: Losses,
+        samples: TrainingSamples,
+        held: tuple[int, int],
+    ) -> None:
+        self._spec, self._draft, self._toolkit = spec, draft, toolkit
+        self._networks, self._losses, self._samples = networks, losses, samples
+        self._run, self._config = toolkit.services.run, toolkit.case.config
+        self._seed = self._config.seed if spec.fixed_seed is None else spec.fixed_seed
+        self._begin = time.monotonic()
+        self._settle()
+        self._validation = Validation(toolkit.case, toolkit.services, losses, *held)
+        augmenter = Augmenter(
+            spec.augmentations, toolkit.case.inputs, self._seed, pointer=f"/algorithms/{_place(spec, toolkit)}"
+        )
+        self._descent = Descent(spec, networks, losses, samples, augmenter, self._run, self._seed)
+        self._budget = Budget.of(spec, epoch_steps=self._descent.epoch_steps)
+        self._keeper = Keeper(toolkit.services.checkpoint, networks.twin)
+        self._tried: dict[str, float | None] = {}
+
+    def run(self) -> Change:
+        """Train, and choose the best epoch."""
+        start = Memory.of(self._networks.twin)
+        before = self._validation.measure(self._networks)
+        learning_rate = self._choose_rate(start)
+        start.load(self._networks.twin)
+        mover = self._descent.begin(learning_rate)
+        now, best, best_standing = self._resumed(mover, start, before)
+        if not now.epochs:
+            self._note(now, None, before, 0.0)
+        ended: Ended = "epochs"
+        while not self._budget.is_over(now.steps, self._spent):
+            began = time.monotonic()
+            loss, rate = self._epoch(mover, now)
+            trained = time.monotonic()
+            self._project()
+            standing = self._validation.measure(self._networks)
+            self._budget.measured(trained - began, time.monotonic() - trained, self._spent)
+            now.epoch += 1
+            if self._validation.is_better(standing, best_standing):
+                best, best_standing, now.best_epoch = Memory.of(self._networks.twin), standing, now.epoch
+            self._note(now, loss, standing, rate * learning_rate)
+            if self._spec.patience is not None and now.epoch - now.best_epoch >= self._spec.patience:
+                ended = "patience"
+                break
+            kept = now.best_epoch, best, best_standing
+            self._keeper.save(mover.optimizer, self._descent.oscillations, now.epochs, kept, self._budget.fixed)
+        else:
+            ended = self._budget.ended_by or "epochs"
+        return self._change(now, best, ended, learning_rate)
+
+    @property
+    def _spent(self) -> float:
+        return time.monotonic() - self._begin
+
+    def _settle(self) -> None:
+        """Let the losses decide by some of the samples what the config leaves open."""
+        count = min(self._samples.count, _SETTLED_ON)
+        size = self._networks.largest_part(count) if self._samples.fixed_batch is None else self._samples.fixed_batch
+        batch = self._samples.batch(np.arange(min(size, self._samples.count)))
+        made = self._networks.teacher(self._networks.feeds(batch.feeds)).cut(batch.valid, batch.size)
+        self._losses.settle(made, batch.arrays)
+
+    def _choose_rate(self, start: Memory) -> float:
+        """The peak of the learning rate that comes farthest in a few steps, from one start and on the same samples."""
+        choices = rates(self._spec.optimizer)
+        if len(choices) == 1:
+            return choices[0]
+        key = "qat learning rate"
+        stored = self._toolkit.services.checkpoint.load(key)
+        if stored is not None:
+            self._tried, chosen = read_rate(stored)
+            return chosen
+        total = self._budget.total
+        steps = max(1, min(max(_TRIAL_STEPS, int(total * _TRIAL_PART)), total))
+        best: tuple[float, Standing] | None = None
+        for number, choice in enumerate(choices):
+            start.load(self._networks.twin)
+            mover = self._descent.begin(choice)
+            self._run.progress("qat learning rate", number, len(choices), "rates", f"{choice:g}")
+            self._descent.steps(mover, epoch=0, count=steps, number=0, total=steps)
+            standing = self._validation.measure(self._networks)
+            self._tried[f"{choice:g}"] = round(standing.loss, 6) if math.isfinite(standing.loss) else None
+            if best is None or _loss_of(standing) < _loss_of(best[1]):
+                best = choice, standing
+        assert best is not None  # noqa: S101 - there are choices
+        self._toolkit.services.checkpoint.save(key, rate_bytes(self._tried, best[0]))
+        return best[0]
+
+    def _resumed(self, mover: Mover, start: Memory, before: Standing) -> tuple[_Progress, Memory, Standing]:
+        """Where an earlier attempt stood, or the beginning."""
+        found = self._keeper.load(mover.optimizer, self._descent.oscillations)
+        if found is None:
+            return _Progress(), start, before
+        if found.budget is not None:
+            self._budget.resume(*found.budget)
+        epochs = [TrainingEpoch.model_validate(entry) for entry in found.epochs]
+        progress = _Progress(found.epoch, found.steps, epochs, found.best_epoch)
+        self._project()
+        return progress, found.best, found.standing
+
+    def _epoch(self, mover: Mover, now: _Progress) -> tuple[float, float]:
+        """Train one epoch, or what the budget leaves of it; its mean loss and its last learning rate."""
+        count = min(self._descent.epoch_steps, max(self._budget.total - now.steps, 1))
+
+        def tell(done: int) -> None:
+            steps = now.steps + done
+            left = self._seconds_left(steps)
+            words = f"epoch {now.epoch + 1}" + ("" if left is None else f", about {_duration(left)} left")
+            self._run.progress("qat", steps, self._budget.total, "steps", words)
+
+        loss, factor, done = self._descent.steps(
+            mover,
+            epoch=now.epoch,
+            count=count,
+            number=now.steps,
+            total=self._budget.total,
+            tell=tell,
+            over=lambda: self._spec.seconds is not None and self._spent >= self._spec.seconds,
+        )
+        now.steps += done
+        return loss, factor
+
+    def _seconds_left(self, steps: int) -> float | None:
+        if not self._descent.taken:
+            return None
+        return (self._budget.total - steps) * self._descent.seconds / max(self._descent.taken, 1)
+
+    def _project(self) -> None:
+        """Bring the grids to where the target can work with them: what is validated is what would be emitted."""
+        written = self._networks.twin.write().on_target(self._config)
+        self._networks.twin.follow(written)
+
+    def _note(self, now: _Progress, loss: float | None, standing: Standing, rate: float) -> None:
+        oscillating, frozen = shares(self._descent.oscillations.values())
+        entry = TrainingEpoch(
+            epoch=now.epoch,
+            steps=now.steps,
+            train_loss=_finite(loss),
+            validation_loss=_finite(standing.loss),
+            metric=standing.metric,
+            learning_rate=rate,
+            oscillating=oscillating,
+            frozen=frozen,
+        )
+        now.epochs.append(entry)
+        self._run.metric("qat", now.epoch, entry.model_dump(exclude={"epoch"}))
+
+    def _change(self, now: _Progress, best: Memory, ended: Ended, learning_rate: float) -> Change:
+        figures = TrainingFigures(
+            epochs=tuple(now.epochs),
+            best_epoch=now.best_epoch,
+            metric=self._validation.metric,
+            samples=self._samples.count,
+            validation_samples=self._validation.samples,
+            learning_rate=learning_rate,
+            tried=self._tried,
+            device=str(self._networks.device),
+            ended=ended,
+        )
+        words = _words(figures, (*self._losses.notes, *self._samples.notes))
+        if now.best_epoch == 0:
+            return replace(Change.nothing(NO_EPOCH_BETTER.saying(words)), training=figures)
+        best.load(self._networks.twin)
+        written = self._networks.twin.write()
+        return Change(written, self._networks.twin.nodes, words, training=figures)
+
+
+def _words(figures: TrainingFigures, notes: tuple[str, ...]) -> str:
+    last = figures.epochs[-1]
+    told = f"{len(figures.epochs) - 1} epochs ({last.steps} steps) on {figures.samples} samples"
+    told += f", the best is epoch {figures.best_epoch}"
+    losses = [entry.validation_loss for entry in (figures.epochs[0], figures.epochs[figures.best_epoch])]
+    if None not in losses:
+        told += f": loss {losses[0]:.4g} -> {losses[1]:.4g}"
+    return "; ".join((told, *notes))
+
+
+def _loss_of(standing: Standing) -> float:
+    return standing.loss if math.isfinite(standing.loss) else math.inf
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,166 @@
+"""Steps of a training: batches through both networks, gradients added up, parameters moved, oscillations watched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+
+from service.contracts.algorithms.training import QuantizationAwareTraining
+from worker.quantizer.run.interface import Run
+from worker.quantizer.training.augmentation import Augmenter
+from worker.quantizer.training.losses import Losses, Tensors
+from worker.quantizer.training.network import Networks
+from worker.quantizer.training.optimizer import Mover
+from worker.quantizer.training.oscillation import Oscillations, freezing_threshold
+from worker.quantizer.training.quantizers import LearnedGrid, spread
+from worker.quantizer.training.samples import Minibatch, TrainingSamples, epoch_order
+from worker.quantizer.training.targets import Targets
+
+Tell = Callable[[int], None]
+
+
+class Descent:
+    """What one step is, and what is remembered from step to step.
+
+    Args:
+        spec: of the config.
+        networks: of the draft.
+        losses: settled.
+        samples: to train on.
+        augmenter: changes inputs.
+        run: asked before every part of a batch whether to stop.
+        seed: of the order of samples.
+
+    Attributes:
+        oscillations: of every weight on integers, by initializer.
+        taken: steps taken by this object.
+        seconds: that they took.
+    """
+
+    def __init__(
+        self,
+        spec: QuantizationAwareTraining,
+        networks: Networks,
+        losses: Losses,
+        samples: TrainingSamples,
+        augmenter: Augmenter,
+        run: Run,
+        seed: int,
+    ) -> None:
+        self._spec, self._networks, self._losses = spec, networks, losses
+        self._samples, self._augmenter, self._run, self._seed = samples, augmenter, run, seed
+        self.oscillations: dict[str, Oscillations] = {}
+        self.taken, self.seconds = 0, 0.0
+        changed = bool(spec.augmentations) or bool(losses.inner_tensors)
+        self._targets = Targets.of(networks, samples, run) if losses.needs_teacher and not changed else None
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps in an epoch."""
+        return len(self._pieces(0))
+
+    def begin(self, learning_rate: float) -> Mover:
+        """What moves the parameters, at its first step; oscillations are counted anew."""
+        self.oscillations = {name: Oscillations() for name, _, _ in self._networks.twin.weight_sites()}
+        spec = self._spec
+        return Mover.of(self._networks.twin, spec.optimizer, spec.schedule, spec.gradient_clip, learning_rate)
+
+    def steps(
+        self,
+        mover: Mover,
+        *,
+        epoch: int,
+        count: int,
+        number: int,
+        total: int,
+        tell: Tell | None = None,
+        over: Callable[[], bool] = lambda: False,
+    ) -> tuple[float, float, int]:
+        """Take steps; an epoch that is too short for them goes on with the next one's order.
+
+        Args:
+            mover: of the parameters.
+            epoch: from 0 on: of the order of samples.
+            count: how many.
+            number: of the first one, since the beginning.
+            total: of the training.
+            tell: called after each with the number of steps taken.
+            over: asked after each whether it was the last.
+
+        Returns:
+            mean loss, the schedule's last factor, and steps taken.
+
+        Raises:
+            CanceledError: the run was canceled.
+        """
+        losses: list[float] = []
+        factor = 0.0
+        while len(losses) < count:
+            for place, numbers in enumerate(self._pieces(epoch)):
+                began = time.monotonic()
+                losses.append(self._gradients(numbers, epoch, place))
+                factor = self._move(mover, number + len(losses) - 1, total)
+                self.taken, self.seconds = self.taken + 1, self.seconds + time.monotonic() - began
+                if tell is not None:
+                    tell(len(losses))
+                if len(losses) == count or over():
+                    return float(np.mean(losses)), factor, len(losses)
+            epoch += 1
+        return float(np.mean(losses)), factor, len(losses)
+
+    def _pieces(self, epoch: int) -> list[np.ndarray]:
+        order = epoch_order(self._samples.count, self._seed, epoch)
+        return list(self._samples.minibatches(order, self._spec.batch_size, fill=False))
+
+    def _gradients(self, numbers: np.ndarray, epoch: int, step: int) -> float:
+        """Add up the gradients of one batch, part by part; its loss."""
+        size = self._networks.largest_part(len(numbers)) if self._samples.fixed_batch is None else len(numbers)
+        total = 0.0
+        for first in range(0, len(numbers), size):
+            self._run.check()
+            part = numbers[first : first + size]
+            share = len(part) / len(numbers)
+            loss = self._loss(self._samples.batch(part), epoch, step, first) * share
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        return total
+
+    def _loss(self, batch: Minibatch, epoch: int, step: int, first: int) -> torch.Tensor:
+        feeds = self._networks.feeds(batch.feeds)
+        feeds = self._augmenter.augment(feeds, epoch=epoch, step=step * 4096 + first)
+        if self._targets is not None:
+            teacher: Tensors | None = self._targets.take(batch.numbers)
+        elif self._losses.needs_teacher:
+            teacher = self._networks.teacher(feeds).cut(batch.valid, batch.size)
+        else:
+            teacher = None
+        with self._autocast():
+            student = self._networks.student(feeds).cut(batch.valid, batch.size)
+        return self._losses(student, teacher, batch.arrays).total
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self._networks.device.type == "cuda" and self._spec.autocast:
+            return torch.autocast("cuda", dtype=torch.bfloat16)
+        return nullcontext()
+
+    @torch.no_grad()
+    def _move(self, mover: Mover, number: int, total: int) -> float:
+        held = list(self._networks.twin.weight_sites())
+        self._hold(held)
+        factor = mover.step(number, total)
+        freeze = freezing_threshold(self._spec.oscillation_threshold, number, total)
+        threshold = freeze if self._spec.freeze_oscillations else None
+        for name, master, grid in held:
+            self.oscillations[name].update(grid.integers(master), threshold)
+        self._hold(held)
+        return factor
+
+    def _hold(self, held: Sequence[tuple[str, torch.nn.Parameter, LearnedGrid]]) -> None:
+        """Keep frozen weights where they are."""
+        for name, master, grid in held:
+            scale = spread(grid.scale(), grid.granularity, master.shape)
+            self.oscillations[name].apply(master, scale, torch.zeros((), device=master.device))

@@ -1,0 +1,171 @@
+"""The state of a training as arrays: to come back to the best epoch, and to go on in another attempt."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from service.contracts.report import TrainingEpoch
+from worker.quantizer.run.checkpoint import CheckpointStore
+from worker.quantizer.training.oscillation import Oscillations
+from worker.quantizer.training.schedule import End
+from worker.quantizer.training.twin import Twin
+from worker.quantizer.training.validation import Standing
+
+_KEY = "qat epoch"
+# Saving may take this part of the training's time.
+_MOST_TIME = 0.05
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """All that a twin has learned."""
+
+    state: Mapping[str, torch.Tensor]
+
+    @staticmethod
+    def of(twin: Twin) -> Memory:
+        """As it is now."""
+        return Memory({name: tensor.detach().clone() for name, tensor in twin.state_dict().items()})
+
+    def load(self, twin: Twin) -> None:
+        """Bring a twin back to it."""
+        twin.load_state_dict(self.state)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where an earlier attempt stood."""
+
+    epoch: int
+    steps: int
+    epochs: list[dict[str, Any]]
+    best_epoch: int
+    best: Memory
+    standing: Standing
+    budget: tuple[int, End] | None
+
+
+class Keeper:
+    """Checkpoints of one training: after each epoch, unless epochs are so short that saving would slow them down.
+
+    Args:
+        store: of the run.
+        twin: whose state it is.
+    """
+
+    def __init__(self, store: CheckpointStore, twin: Twin) -> None:
+        self._store, self._twin = store, twin
+        self._not_before = 0.0
+
+    def save(
+        self,
+        optimizer: torch.optim.Optimizer,
+        oscillations: Mapping[str, Oscillations],
+        epochs: list[TrainingEpoch],
+        best: tuple[int, Memory, Standing],
+        budget: tuple[int, End] | None,
+    ) -> None:
+        """Keep the state after an epoch."""
+        if not self._store.is_kept or time.monotonic() < self._not_before:
+            return
+        began = time.monotonic()
+        number, memory, standing = best
+        facts = {
+            "epochs": [entry.model_dump(mode="json") for entry in epochs],
+            "best_epoch": number,
+            "standing": [standing.loss, standing.metric, list(standing.parts)],
+            "budget": budget,
+        }
+        arrays: Arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
+        arrays |= {f"now\n{name}": _array(tensor) for name, tensor in self._twin.state_dict().items()}
+        arrays |= {f"best\n{name}": _array(tensor) for name, tensor in memory.state.items()}
+        for place, state in optimizer.state_dict()["state"].items():
+            arrays |= {f"moves\n{place}\n{key}": _array(value) for key, value in state.items() if value is not None}
+        for name, one in oscillations.items():
+            arrays |= {f"jumps\n{name}\n{key}": array for key, array in one.state().items()}
+        self._store.save(_KEY, _packed(arrays))
+        took = time.monotonic() - began
+        self._not_before = began + took / _MOST_TIME
+
+    def load(self, optimizer: torch.optim.Optimizer, oscillations: Mapping[str, Oscillations]) -> Found | None:
+        """Bring twin, optimizer and oscillations to where an earlier attempt stood; None if there was none."""
+        data = self._store.load(_KEY)
+        if data is None:
+            return None
+        arrays = _unpacked(data)
+        facts = json.loads(arrays["facts"].tobytes())
+        device = next(self._twin.parameters()).device
+        Memory(_tensors(arrays, "now\n", device)).load(self._twin)
+        state = optimizer.state_dict()
+        for name, tensor in _tensors(arrays, "moves\n", device).items():
+            place, key = name.split("\n")
+            state["state"].setdefault(int(place), {})[key] = tensor.cpu() if key == "step" else tensor
+        optimizer.load_state_dict(state)
+        for name, one in oscillations.items():
+            prefix = f"jumps\n{name}\n"
+            one.load_state(
+                {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}, device
+            )
+        loss, metric, parts = facts["standing"]
+        epochs = facts["epochs"]
+        budget = facts["budget"]
+        return Found(
+            epoch=epochs[-1]["epoch"],
+            steps=epochs[-1]["steps"],
+            epochs=epochs,
+            best_epoch=facts["best_epoch"],
+            best=Memory(_tensors(arrays, "best\n", device)),
+            standing=Standing(loss, metric, tuple(parts)),
+            budget=None if budget is None else (budget[0], cast(End, budget[1])),
+        )
+
+
+def rate_bytes(tried: Mapping[str, float | None], chosen: float) -> bytes:
+    """What trials of learning rates have found."""
+    return json.dumps({"tried": dict(tried), "chosen": chosen}).encode()
+
+
+def read_rate(data: bytes) -> tuple[dict[str, float | None], float]:
+    """The same, read again."""
+    found = json.loads(data)
+    return found["tried"], found["chosen"]
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    return np.array(tensor.detach().cpu().numpy())
+
+
+def _tensors(arrays: Arrays, prefix: str, device: torch.device) -> dict[str, torch.Tensor]:
+    return {
+        name[len(prefix) :]: torch.from_numpy(np.array(array)).to(device)
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
+
+
+def _packed(arrays: Arrays) -> bytes:
+    """Arrays under any names, without pickles."""
+    names = list(arrays)
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        allow_pickle=False,
+        names=np.frombuffer(json.dumps(names).encode(), np.uint8),
+        **{str(k): arrays[name] for k, name in enumerate(names)},
+    )
+    return buffer.getvalue()
+
+
+def _unpacked(data: bytes) -> Arrays:
+    with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+        names = json.loads(stored["names"].tobytes())
+        return {name: stored[str(k)] for k, name in enumerate(names)}

@@ -1,0 +1,145 @@
+"""The float network and the quantized one in torch, fed with the same samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from worker.quantizer.autodiff.program import Program
+from worker.quantizer.graph.values import name_of
+from worker.quantizer.operators.linear import linear_view
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.training.loss_terms import tensor_of
+from worker.quantizer.training.losses import Tensors
+from worker.quantizer.training.twin import Twin
+
+# What one run forward and backward may take: multiplications, and elements of activations. So a cancel is heard soon
+# and memory stays bounded, whatever the batch.
+_MOST_PRODUCTS, _MOST_ELEMENTS = 2e9, 64e6
+
+
+class Networks:
+    """Both networks of a draft.
+
+    Args:
+        draft: filled.
+        inner: names of inner tensors that are compared.
+        device: where both compute.
+        learn_zeros: let zero points move.
+
+    Attributes:
+        twin: the quantized one.
+
+    Raises:
+        NotDifferentiableError: an operator has no derivative here.
+    """
+
+    def __init__(self, draft: Draft, inner: Sequence[str], *, device: torch.device, learn_zeros: bool = False) -> None:
+        self._outputs = tuple(name_of(value) for value in draft.graph.outputs)
+        wanted = tuple(dict.fromkeys((*self._outputs, *inner)))
+        self._inner = tuple(inner)
+        self.device = device
+        self.twin = Twin(draft, device=device, wanted=wanted, learn_zeros=learn_zeros)
+        self._teacher = Program(draft.graph, device=device, wanted=wanted)
+        self._rows = _rows(draft.graph)
+
+    def largest_part(self, size: int) -> int:
+        """Samples of a batch of ``size`` that run together; the gradients of the parts are added up."""
+        parts = math.ceil(size / self._rows)
+        return math.ceil(size / parts)
+
+    def feeds(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        """Inputs where the networks compute."""
+        return {name: tensor_of(array, self.device) for name, array in arrays.items()}
+
+    def student(self, feeds: Mapping[str, Tensor]) -> Tensors:
+        """What the quantized network makes of inputs."""
+        return self._parted(self.twin(feeds))
+
+    def teacher(self, feeds: Mapping[str, Tensor]) -> Tensors:
+        """What the float network makes of them; without gradients."""
+        with torch.no_grad():
+            return self._parted(self._teacher({name: feeds[name] for name in self._teacher.inputs}))
+
+    def both(self, arrays: Mapping[str, np.ndarray]) -> tuple[Tensors, Tensors]:
+        """The quantized and the float network on the same samples."""
+        feeds = self.feeds(arrays)
+        return self.student(feeds), self.teacher(feeds)
+
+    def _parted(self, made: Mapping[str, Tensor]) -> Tensors:
+        return Tensors({name: made[name] for name in self._outputs}, {name: made[name] for name in self._inner})
+
+
+class GraphOnTorch:
+    """A loss that is given as a graph, as a function with a derivative.
+
+    Args:
+        model: of the graph.
+        device: where it computes.
+
+    Raises:
+        NotDifferentiableError: an operator has no derivative here.
+    """
+
+    def __init__(self, model: ir.Model, device: torch.device) -> None:
+        self._program = Program(model.graph, device=device)
+        self._dtypes = {name_of(value): value.dtype for value in model.graph.inputs}
+        self._device = device
+        self._output = name_of(model.graph.outputs[0])
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the graph's inputs."""
+        return tuple(self._dtypes)
+
+    def __call__(self, feeds: Mapping[str, Tensor]) -> Tensor:
+        """The scalar that the graph returns; arrays are taken into the types of its inputs."""
+        cast = {name: _as(feeds[name].to(self._device), self._dtypes[name]) for name in self._program.inputs}
+        return self._program(cast)[self._output]
+
+
+def _as(tensor: Tensor, dtype: ir.DataType | None) -> Tensor:
+    kinds = {
+        ir.DataType.FLOAT: torch.float32,
+        ir.DataType.INT64: torch.int64,
+        ir.DataType.INT32: torch.int32,
+        ir.DataType.DOUBLE: torch.float64,
+        ir.DataType.BOOL: torch.bool,
+    }
+    return tensor.to(kinds[dtype]) if dtype in kinds else tensor
+
+
+def _rows(graph: ir.Graph) -> int:
+    """Samples that may run together."""
+    products = elements = 1.0
+    for node in graph:
+        view = linear_view(node)
+        made = sum(_elements(value) for value in node.outputs)
+        elements += made
+        if view is not None:
+            weight = node.inputs[1]
+            shape = weight.shape if weight is not None else None
+            each = math.prod(int(size) for size in shape if isinstance(size, int)) if shape is not None else 1
+            channels = _channels(node)
+            products += made * each / max(channels, 1)
+    return max(1, int(min(_MOST_PRODUCTS / products, _MOST_ELEMENTS / elements)))
+
+
+def _elements(value: ir.Value) -> float:
+    """Elements of a tensor for one sample; the first axis counts samples."""
+    if value.shape is None:
+        return 0.0
+    return float(math.prod(size for size in list(value.shape)[1:] if isinstance(size, int)))
+
+
+def _channels(node: ir.Node) -> int:
+    shape = node.outputs[0].shape
+    if shape is None or len(shape) < 2:
+        return 1
+    size = list(shape)[1 if node.op_type in ("Conv", "ConvTranspose") else -1]
+    return size if isinstance(size, int) else 1
