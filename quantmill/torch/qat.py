@@ -28,6 +28,7 @@ from service.contracts.runner import DatasetSource
 from worker.quantizer.pipeline import Quantizing, fill
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.interface import Run, SilentRun
+from worker.quantizer.training.tree import free_name
 from worker.quantizer.training.twin import Twin
 
 _METHOD = "qat"
@@ -165,6 +166,9 @@ class QatModule(nn.Module):
         start: where it starts.
         device: where it computes; ``to`` moves it.
 
+    Attributes:
+        start: see above.
+
     Raises:
         NotDifferentiableError: an operator has no derivative here; names the node.
         UnsupportedModelError: no output depends on a parameter.
@@ -174,14 +178,15 @@ class QatModule(nn.Module):
 
     def __init__(self, start: Start, device: torch.device) -> None:
         super().__init__()
-        self._start, self._call = start, start.exported.call
+        # no child, so that its parameters stand here, under the names that the user knows
         twin = Twin(start.work.filled.draft, device=device, learn_zeros=start.learn_zeros)
-        # the twin is no child: its parameters stand here, under the names that the user knows
         object.__setattr__(self, "_twin", twin)
+        self.start, self._call = start, start.exported.call
         twin.masters.graft(self)
         quantizers = nn.Module()
         quantizers.weights, quantizers.activations = twin.weight_grids, twin.activation_grids
-        self._add("quantizers", quantizers)
+        self._quantizers = free_name(self, "quantizers")
+        self.add_module(self._quantizers, quantizers)
         self._inputs = tuple(entry.name for entry in start.exported.inputs)
         self._outputs = start.exported.outputs
         structure = self._call.structure
@@ -198,7 +203,7 @@ class QatModule(nn.Module):
             ExampleInputsError: other arguments than tensors differ from those that the module was exported with.
         """
         made = self._run(self._feeds(args, kwargs))
-        result = self._start.exported.result
+        result = self.start.exported.result
         if len(self._outputs) == 1 and result.spec.is_leaf():
             return made[self._outputs[0]]
         return result.tree({name: made[own] for name, own in zip(result.names, self._outputs, strict=True)})
@@ -216,7 +221,7 @@ class QatModule(nn.Module):
             Where it was written.
         """
         path = output_path(path, "quantized.onnx")
-        path.write_bytes(self._start.work.emit(self._settled()).bytes)
+        path.write_bytes(self.start.work.emit(self._settled()).bytes)
         return path
 
     def report(self, loader: Iterable[Any] | None = None) -> Report:
@@ -230,12 +235,12 @@ class QatModule(nn.Module):
             LoaderError: a batch does not fit the module.
             QuantmillError: the config's metrics do not fit the data.
         """
-        work = self._start.work
+        work = self.start.work
         done = work.emit(self._settled())
         if loader is None:
             return work.report(done)
         with tempfile.TemporaryDirectory(prefix="quantmill-") as folder:
-            data = store(loader, self._start.exported, Path(folder) / "evaluation.npz", role="loader")
+            data = store(loader, self.start.exported, Path(folder) / "evaluation.npz", role="loader")
             return work.report(done, DatasetSource(path=str(data.path), preprocessing=data.preprocessing))
 
     def quantizer_parameters(self) -> list[nn.Parameter]:
@@ -259,11 +264,6 @@ class QatModule(nn.Module):
             parameter.requires_grad_(True)
         return self
 
-    def _add(self, name: str, part: nn.Module) -> None:
-        while hasattr(self, name):
-            name += "_"
-        self.add_module(name, part)
-
     def _feeds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
         """The network's inputs by name."""
         if self._is_plain and not kwargs and len(args) == len(self._inputs):
@@ -280,7 +280,7 @@ class QatModule(nn.Module):
 
     def _settled(self) -> Draft:
         """The draft as it is emitted, on the target; the network follows it."""
-        draft = self._twin.write().on_target(self._start.config)
+        draft = self._twin.write().on_target(self.start.config)
         self._twin.follow(draft)
         return replace(draft, algorithm=_METHOD)
 
@@ -303,20 +303,19 @@ class QatModule(nn.Module):
         return [held for held, gradient in zip(parameters, gradients, strict=True) if gradient is None]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        found = next(self.parameters())
-        if found.dtype != torch.float32:
-            self._apply(lambda held: held.float())
+        wanted = fn(torch.empty(0)).dtype
+        if wanted != torch.float32:
             raise InvalidRequestError(
-                f"the quantized network is trained in float32, not in {found.dtype}",
+                f"the quantized network is trained in float32, not in {wanted}",
                 hint="Move it by .to(device) alone; autocast around it is switched off within.",
             )
-        self._twin.move(found.device)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._twin.move(device_of(self))
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A network of its own with the same values; where it started from is shared."""
-        made = type(self)(self._start, device_of(self))
+        made = type(self)(self.start, device_of(self))
         made.load_state_dict(self.state_dict())
         for own, other in zip(made.parameters(), self.parameters(), strict=True):
             own.requires_grad_(other.requires_grad)

@@ -48,7 +48,7 @@ class Tree(nn.Module, Generic[Member]):
             holder = found
         if hasattr(holder, last) or (holder is not self and isinstance(holder, Tree)):
             holder, last = self, (at or name).replace(".", "_")
-        last = _free(holder, last)
+        last = free_name(holder, last)
         _register(holder, last, member)
         self._places[name] = (holder, last)
 
@@ -58,7 +58,7 @@ class Tree(nn.Module, Generic[Member]):
         moved = {}
         for last, member in own.items():
             delattr(self, last)
-            moved[last] = _free(onto, last)
+            moved[last] = free_name(onto, last)
             _register(onto, moved[last], member)
         for name, (holder, last) in self._places.items():
             if holder is self:
@@ -69,13 +69,15 @@ class Tree(nn.Module, Generic[Member]):
 
     def __getitem__(self, name: str) -> Member:
         holder, last = self._places[name]
-        return getattr(holder, last)  # type: ignore[no-any-return]
+        member: Member = getattr(holder, last)
+        return member
 
-    def __iter__(self) -> Iterator[str]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
 
-def _free(holder: nn.Module, name: str) -> str:
+def free_name(holder: nn.Module, name: str) -> str:
+    """``name``, with underscores at its end as long as ``holder`` has an attribute of that name."""
     while hasattr(holder, name):
         name += "_"
     return name
