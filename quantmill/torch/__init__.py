@@ -9,6 +9,7 @@
 from quantmill.torch.data import Stored, store
 from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError, ExportMismatchError, LoaderError
 from quantmill.torch.export import Exported, export
+from quantmill.torch.qat import QatModule, prepare_qat
 from quantmill.torch.quantize import quantize, quantize_exported
 from quantmill.torch.regions import StubError
 from quantmill.torch.result import Quantized, QuantizedModule
@@ -22,12 +23,14 @@ __all__ = [
     "ExportMismatchError",
     "Exported",
     "LoaderError",
+    "QatModule",
     "QuantStub",
     "Quantized",
     "QuantizedModule",
     "Stored",
     "StubError",
     "export",
+    "prepare_qat",
     "quantize",
     "quantize_exported",
     "store",

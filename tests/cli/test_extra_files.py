@@ -26,16 +26,16 @@ if "worker" in sys.orig_argv:
 if "worker.runner" in sys.orig_argv or "quantize" in sys.orig_argv and "--server" not in sys.orig_argv:
     from worker.quantizer import pipeline
     from worker.quantizer.run.extra import ExtraFile
-    original = pipeline._quantize
-    def quantize(model, case, services):
+    original = pipeline._fill
+    def fill(model, origin, case, services):
         for kind, name in (("table_csv", "table.csv"), ("pareto_1_model", "pareto-1.onnx"), ("as_input", "net.onnx")):
             services.files.add(ExtraFile(kind, name, "application/octet-stream", name.encode()))
         kept = [services.cache.get("a" * 64), services.checkpoint.load("layer")]
         services.cache.put("a" * 64, b"cached")
         services.checkpoint.save("layer", b"finished")
         services.run.log("kept: %r" % kept)
-        return original(model, case, services)
-    pipeline._quantize = quantize
+        return original(model, origin, case, services)
+    pipeline._fill = fill
 """
 FILES = ["net.onnx", "pareto-1.onnx", "table.csv"]
 KINDS = ("table_csv", "pareto_1_model", "as_input")

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import onnx
+import onnxruntime
 import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
@@ -116,3 +117,32 @@ def test_fast_finetuning_calibrates_in_one_process_and_tests_in_another(tmp_path
     assert top1(told)[0] > 95
     assert json.loads((tmp_path / "quantize_result" / "quant_info.json").read_text())["fast_finetuned"]
     check_deployed(tmp_path / "quantize_result" / "MobileNet_int.onnx")
+
+
+def test_quantization_aware_training_ends_in_the_accuracy_that_is_deployed(
+    tmp_path: Path, scripts: Callable[[str], ModuleType]
+) -> None:
+    qat = scripts("qat")
+    options = ["--model_dir", str(tmp_path), "--output_dir", str(tmp_path)]
+    float_accuracy, trained_accuracy, deployed = qat.main(options)
+    assert float_accuracy > 0.96
+    assert trained_accuracy > float_accuracy - 0.01
+    assert deployed == trained_accuracy
+    written = tmp_path / "QatMobileNet_int.onnx"
+    check_deployed(written)
+    assert in_onnxruntime(tmp_path / "QatMobileNet_deployable.onnx") == trained_accuracy
+    first = written.read_bytes()
+    assert qat.main(["--mode", "deploy", *options])[2] == trained_accuracy
+    assert written.read_bytes() == first
+
+
+def in_onnxruntime(path: Path) -> float:
+    """Share of the digits that no network has seen which the model at ``path`` recognizes."""
+    digits = importlib.import_module("digits")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (entry,) = session.get_inputs()
+    right = sum(
+        int((session.run(None, {entry.name: images.numpy()})[0].argmax(1) == labels.numpy()).sum())
+        for images, labels in digits.load_data(train=False)
+    )
+    return right / 597

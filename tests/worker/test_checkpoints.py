@@ -73,15 +73,15 @@ def test_the_engine_finds_its_checkpoint_after_a_kill_and_the_model_is_the_same(
     program = """
     from worker import runner
     from worker.quantizer import pipeline
-    original = pipeline._quantize
-    def quantize(model, case, services):
+    original = pipeline._fill
+    def fill(model, origin, case, services):
         finished = services.checkpoint.load("layer conv")
         if finished is None and not os.path.exists(os.environ["BENCH"] + "/calm"):
             services.checkpoint.save("layer conv", b"its weights")
             os.kill(os.getpid(), signal.SIGKILL)
         services.run.log("found: %r" % finished)
-        return original(model, case, services)
-    pipeline._quantize = quantize
+        return original(model, origin, case, services)
+    pipeline._fill = fill
     sys.exit(runner.main([task_file]))
     """
     files = (tiny.model.read_bytes(), tiny.calibration.read_bytes())

@@ -33,15 +33,15 @@ def test_files_of_the_engine_become_artifacts(bench, tmp_path):
     from worker import runner
     from worker.quantizer import pipeline
     from worker.quantizer.run.extra import ExtraFile
-    original = pipeline._quantize
-    def quantize(model, case, services):
+    original = pipeline._fill
+    def fill(model, origin, case, services):
         made = pathlib.Path(tempfile.mkdtemp()) / "made"
         made.write_bytes(b"another model")
         services.files.add(ExtraFile("sensitivity_json", "sensitivity.json", "application/json", b"{}"))
         services.files.add(ExtraFile("pareto_1_model", "pareto-1.onnx", "application/octet-stream", made))
         services.files.add(ExtraFile("empty", "empty.csv", "text/csv", b""))
-        return original(model, case, services)
-    pipeline._quantize = quantize
+        return original(model, origin, case, services)
+    pipeline._fill = fill
     sys.exit(runner.main([task_file]))
     """
     job_id = submit(bench, tiny.model.read_bytes(), tiny.calibration.read_bytes())

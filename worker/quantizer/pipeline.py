@@ -6,7 +6,7 @@ load -> prepare -> plan -> statistics -> parameters -> emit -> evaluate -> repor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,46 @@ def quantize(
         EngineError: the engine or the runtime failed on a valid input.
         CanceledError: the run was canceled.
     """
+    found = fill(
+        model_path,
+        config,
+        calibration,
+        evaluation,
+        run=run,
+        threads=threads,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_bytes=checkpoint_bytes,
+        cache=cache,
+        graphs=graphs,
+        functions=functions,
+        extra_bytes=extra_bytes,
+    )
+    done = found.emit()
+    report = make_report(done, done.bytes, found.case, found.services)
+    publish_ranges(report.algorithms, found.services.files)
+    publish_training(report.algorithms, found.services.files)
+    return Result(done.bytes, report, found.services.files.all)
+
+
+def fill(
+    model_path: Path,
+    config: QuantizationConfig,
+    calibration: DatasetSource | None,
+    evaluation: DatasetSource | None = None,
+    *,
+    run: Run,
+    threads: int,
+    checkpoint_dir: Path | None = None,
+    checkpoint_bytes: int | None = None,
+    cache: Cache | None = None,
+    graphs: Mapping[str, Path] | None = None,
+    functions: Mapping[str, MetricFunction] | None = None,
+    extra_bytes: int | None = None,
+) -> Quantizing:
+    """Do what ``quantize`` does up to the filled plan: load, prepare, plan, calibrate, run the algorithms.
+
+    Args and errors are those of ``quantize``.
+    """
     stages = Stages()
     with stages.stage("load"):
         run.progress("load")
@@ -155,14 +195,93 @@ def quantize(
             cache=Cache(None) if cache is None or functions else cache,
             files=ExtraFiles(extra_bytes),
         )
-    done = _quantize(original, case, services)
-    if undone is not None:
-        _tell_undone(undone, done)
-    model_bytes = _uploaded_bytes(model_path, summary, undone is not None) if done.plan.is_empty else done.bytes
-    report = make_report(done, model_bytes, case, services)
-    publish_ranges(report.algorithms, services.files)
-    publish_training(report.algorithms, services.files)
-    return Result(model_bytes, report, services.files.all)
+    return _fill(original, _Origin(model_path, undone), case, services)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a model came from: its file, and what became of its Q/DQ pairs if they were to be taken off."""
+
+    path: Path
+    undone: Outcome | None
+
+
+@dataclass(frozen=True)
+class Quantizing:
+    """A model whose plan is filled: all that is needed to write it, and to measure what was written.
+
+    Attributes:
+        filled: the drafts, and what became of each algorithm.
+        case: what is quantized, on which data.
+        services: of the run.
+        preface: what the journal of the quantized model begins with.
+    """
+
+    filled: Filled
+    case: Case
+    services: Services
+    preface: Journal
+    _origin: _Origin
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is quantized."""
+        return self.filled.draft.plan.is_empty
+
+    def emit(self, draft: Draft | None = None) -> Quantized:
+        """The quantized model, in the format and the layout that the config asks for.
+
+        Args:
+            draft: another one for the same graph, on the target, in the place of the last; it follows it in the report.
+        """
+        filled = self.filled if draft is None else replace(self.filled, drafts=[*self.filled.drafts, draft])
+        done = self._untouched(filled) if filled.draft.plan.is_empty else self._written(filled)
+        if self._origin.undone is not None:
+            _tell_undone(self._origin.undone, done)
+        return done
+
+    def report(self, done: Quantized, evaluation: DatasetSource | None = None) -> Report:
+        """Compare what ``emit`` gave with the float model and say what was found.
+
+        Args:
+            done: of ``emit``.
+            evaluation: data that both are compared on; None: that of the case.
+
+        Raises:
+            DatasetError: the dataset is bad, or does not fit the model.
+            InvalidConfigError: the config's metrics do not fit the data.
+            EngineError: the runtime failed on the data.
+            CanceledError: the run was canceled.
+        """
+        case = self.case
+        if evaluation is not None:
+            config, summary = case.config, case.summary
+            data = _open(evaluation, summary, config, "evaluation dataset")
+            case.metrics.check(data)
+            case.metrics.probe(case.float_session, data, summary.inputs, self.services.run, role="evaluation dataset")
+            case = replace(case, evaluation=data)
+        return make_report(done, done.bytes, case, self.services)
+
+    def _untouched(self, filled: Filled) -> Quantized:
+        """The file as it was given."""
+        prepared, undo = filled.draft.prepared, self._origin.undone is not None
+        unchanged = _uploaded_bytes(self._origin.path, self.case.summary, undo)
+        return Quantized(filled, Emitted(prepared.model), unchanged, self.preface.followed_by())
+
+    def _written(self, filled: Filled) -> Quantized:
+        services, config = self.services, self.case.config
+        prepared, told = filled.draft.prepared, filled.draft.journal
+        journal = self.preface.followed_by(*told.notes, decisions=told.decisions)
+        with services.stages.stage("emit"):
+            services.run.progress("emit")
+            quantized = MODES[config.mode].emit(copy_of(prepared.model), filled.draft.plan)
+            prepared.restore_interface(quantized.model)
+            model_bytes = to_bytes(quantized.model)
+            if config.format == "qoperator":
+                model_bytes, left = to_qoperator(model_bytes, threads=services.threads)
+                journal.note(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")
+            model_bytes = take_nhwc(model_bytes, prepared.nhwc_inputs)
+        return Quantized(filled, quantized, model_bytes, journal)
 
 
 def _load(
@@ -231,7 +350,7 @@ def _open(source: DatasetSource, model: ModelSummary, config: QuantizationConfig
     return data
 
 
-def _quantize(original: ir.Model, case: Case, services: Services) -> Quantized:
+def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services) -> Quantizing:
     config, run = case.config, services.run
     mode = MODES[config.mode]
     with services.stages.stage("prepare"):
@@ -250,21 +369,10 @@ def _quantize(original: ir.Model, case: Case, services: Services) -> Quantized:
         without = mode.plan(prepared.graph, unselected, prepared.facts, Journal())
         cause = nothing_quantized(by_selectors=not without.is_empty)
         run.log(cause, "warning")
-        journal = planned.journal.followed_by(*notes, cause)
-        return Quantized(Filled([Draft(prepared, plan)]), Emitted(prepared.model), b"", journal)
+        preface = planned.journal.followed_by(*notes, cause)
+        return Quantizing(Filled([Draft(prepared, plan)]), case, services, preface, origin_of)
     filled = mode.fill(Draft(prepared, plan, planned.journal), case, services)
-    prepared, told = filled.draft.prepared, filled.draft.journal
-    journal = Journal(notes, planned.edits).followed_by(*told.notes, decisions=told.decisions)
-    with services.stages.stage("emit"):
-        run.progress("emit")
-        quantized = mode.emit(copy_of(prepared.model), filled.draft.plan)
-        prepared.restore_interface(quantized.model)
-        model_bytes = to_bytes(quantized.model)
-        if config.format == "qoperator":
-            model_bytes, left = to_qoperator(model_bytes, threads=services.threads)
-            journal.note(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")
-        model_bytes = take_nhwc(model_bytes, prepared.nhwc_inputs)
-    return Quantized(filled, quantized, model_bytes, journal)
+    return Quantizing(filled, case, services, Journal(notes, planned.edits), origin_of)
 
 
 def _check_prepared(prepared: ir.Model, case: Case, services: Services) -> None:

@@ -12,11 +12,12 @@ from torch import nn
 
 from quantmill.torch.nndct.errors import NotOfferedError
 from quantmill.torch.nndct.inspector import Inspector
+from quantmill.torch.nndct.qat_processor import QatProcessor
 from quantmill.torch.nndct.quantizer import TorchQuantizer
 from quantmill.torch.nndct.recipe import make_recipe
 from service.contracts.errors import InvalidRequestError
 
-__all__ = ["Inspector", "TorchQuantizer", "dump_xmodel", "torch_quantizer"]
+__all__ = ["Inspector", "QatProcessor", "TorchQuantizer", "dump_xmodel", "torch_quantizer"]
 
 
 def torch_quantizer(
@@ -98,7 +99,7 @@ _INSTEAD: dict[str, str] = {
     "mix_bit": "Use quantmill.torch.quantize with the algorithm mixed_precision.",
     "lstm": "Recurrent layers have no static integer kernels: use quantmill.torch.quantize with preset int8_dynamic.",
     "app_deploy": "Use quantmill.torch.quantize with preset int8_transformer.",
-    "qat_proc": "This prepares a module for training, which torch_quantizer does not do.",
+    "qat_proc": "Take QatProcessor, which prepares a module for training.",
     "custom_quant_ops": "Operators that ONNX does not have stay in float.",
 }
 

@@ -1,13 +1,88 @@
-"""The quantized model as it is deployed."""
+"""The module as it is exported, and the quantized model as it is deployed."""
 
 from __future__ import annotations
 
+import shutil
+import warnings
 from pathlib import Path
+from typing import Any
 
+import onnx
 import onnx_ir as ir
+from torch import nn
 
-from quantmill.torch.export import Exported
+from quantmill.torch.errors import BatchFixedError
+from quantmill.torch.export import Exported, export
+from quantmill.torch.nndct.errors import NotOfferedError
 from worker.quantizer.graph.rewriting import opset_of
+
+
+def export_as_far(module: nn.Module, input_args: Any) -> Exported:
+    """Export a module for any batch size; for the example's alone, with a warning, where it works with no other.
+
+    Raises:
+        ExportError: the module cannot be exported.
+    """
+    try:
+        return export(module, input_args)
+    except BatchFixedError as error:
+        warnings.warn(f"{error.detail}: the quantized model takes batches of the example's size alone", stacklevel=4)
+        return export(module, input_args, dynamic_batch=False)
+
+
+def refuse_options(*, native_onnx: bool, dump_layers: bool, opt_graph: bool) -> None:
+    """Refuse what ``export_onnx_model`` of Vitis AI takes and this one does not.
+
+    Raises:
+        NotOfferedError: names the argument.
+    """
+    if not native_onnx:
+        raise NotOfferedError("native_onnx=False is not offered", hint="Standard ONNX rounds half to even; leave it.")
+    for name, given in (("dump_layers", dump_layers), ("opt_graph", opt_graph)):
+        if given:
+            raise NotOfferedError(f"{name}=True is not offered", hint="Leave it out.")
+
+
+def deploy(
+    path: Path,
+    exported: Exported,
+    folder: Path,
+    *,
+    dynamic_batch: bool,
+    opset_version: int | None,
+    check_model: bool,
+) -> Path:
+    """Write a quantized model to ``folder`` as ``<Model>_int.onnx``.
+
+    Args:
+        path: the quantized model.
+        exported: what it was made from.
+        folder: is made if it is not there.
+        dynamic_batch: False: for batches of the example's size alone.
+        opset_version: which the model is to have; None: any.
+        check_model: let ONNX's checker look at it.
+
+    Returns:
+        Where it was written.
+
+    Raises:
+        NotOfferedError: the opset is another than the model's.
+    """
+    opset = model_opset(path)
+    if opset_version not in (None, opset):
+        raise NotOfferedError(
+            f"the model was quantized with opset {opset}, not {opset_version}",
+            hint="Set onnx_opset_version in quant_config_file, in both modes.",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    written = folder / f"{exported.name}_int.onnx"
+    if dynamic_batch:
+        shutil.copyfile(path, written)
+    else:
+        fix_batch(path, written, exported)
+    if check_model:
+        onnx.checker.check_model(str(written), full_check=True)
+    return written
 
 
 def model_opset(path: Path) -> int | None:

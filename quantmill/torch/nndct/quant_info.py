@@ -123,18 +123,8 @@ def read(folder: Path, wanted: Fingerprint) -> tuple[dict[str, Any], Path]:
     Raises:
         QuantInfoError: it is missing, damaged, or was made for something else.
     """
-    path = folder / FILE
-    try:
-        document = orjson.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise QuantInfoError(
-            f"there is no {path}", hint="Run mode 'calib' first, and export_quant_config at its end."
-        ) from None
-    except orjson.JSONDecodeError as error:
-        raise QuantInfoError(f"{path} is not JSON: {error}", hint=_AGAIN) from None
-    stored = document.get("model") if isinstance(document, dict) else None
-    if not isinstance(stored, dict) or not {"file", "sha256"} <= stored.keys():
-        raise QuantInfoError(f"{path} names no quantized model", hint=_AGAIN)
+    document, path = document_of(folder), folder / FILE
+    stored = document["model"]
     differences = wanted.differences(document)
     if differences:
         raise QuantInfoError(f"{path} was made for something else: {'; '.join(differences[:5])}", hint=_AGAIN)
@@ -148,6 +138,27 @@ def read(folder: Path, wanted: Fingerprint) -> tuple[dict[str, Any], Path]:
             hint=_AGAIN,
         )
     return document, model
+
+
+def document_of(folder: Path) -> dict[str, Any]:
+    """Read quant_info.json, whatever it was made for.
+
+    Raises:
+        QuantInfoError: it is missing or damaged.
+    """
+    path = folder / FILE
+    try:
+        document = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise QuantInfoError(
+            f"there is no {path}", hint="Run mode 'calib' first, and export_quant_config at its end."
+        ) from None
+    except orjson.JSONDecodeError as error:
+        raise QuantInfoError(f"{path} is not JSON: {error}", hint=_AGAIN) from None
+    stored = document.get("model") if isinstance(document, dict) else None
+    if not isinstance(stored, dict) or not {"file", "sha256"} <= stored.keys():
+        raise QuantInfoError(f"{path} names no quantized model", hint=_AGAIN)
+    return document  # type: ignore[no-any-return]
 
 
 def finetuning_of(document: Mapping[str, Any], path: Path) -> Mapping[str, Any]:

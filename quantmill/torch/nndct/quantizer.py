@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 import inspect
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,15 +15,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import onnx
 from torch import nn
 
-from quantmill.torch import export
 from quantmill.torch.data import store
-from quantmill.torch.errors import BatchFixedError
-from quantmill.torch.export import Exported
 from quantmill.torch.nndct import quant_info
-from quantmill.torch.nndct.deployment import fix_batch, model_opset
+from quantmill.torch.nndct.deployment import deploy, export_as_far, refuse_options
 from quantmill.torch.nndct.errors import NotOfferedError, StageError
 from quantmill.torch.nndct.recording import CalibrationModel, Recorder
 from quantmill.torch.quantize import quantize_exported
@@ -76,7 +71,7 @@ class TorchQuantizer:
         notes: tuple[str, ...],
     ) -> None:
         self._mode, self._folder, self._config = mode, output_dir, config
-        self._exported = _exported(module, input_args)
+        self._exported = export_as_far(module, input_args)
         self._forward = inspect.signature(module.forward)
         self._fingerprint = quant_info.fingerprint(self._exported.onnx_path, target, config.model_dump(mode="json"))
         self._finetuning: Recorder | None = None
@@ -241,30 +236,15 @@ class TorchQuantizer:
             StageError: in mode calib, no data was seen.
             NotOfferedError: see above; or the opset is another than the model's.
         """
-        if not native_onnx:
-            raise NotOfferedError(
-                "native_onnx=False is not offered", hint="Standard ONNX rounds half to even; leave it."
-            )
-        for name, given in (("dump_layers", dump_layers), ("opt_graph", opt_graph)):
-            if given:
-                raise NotOfferedError(f"{name}=True is not offered", hint="Leave it out.")
-        path = self._quantized()
-        opset = model_opset(path)
-        if opset_version not in (None, opset):
-            raise NotOfferedError(
-                f"the model was quantized with opset {opset}, not {opset_version}",
-                hint="Set onnx_opset_version in quant_config_file, in both modes.",
-            )
-        folder = self._folder if output_dir is None else Path(output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        written = folder / f"{self._exported.name}_int.onnx"
-        if dynamic_batch:
-            shutil.copyfile(path, written)
-        else:
-            fix_batch(path, written, self._exported)
-        if check_model:
-            onnx.checker.check_model(str(written), full_check=True)
-        return written
+        refuse_options(native_onnx=native_onnx, dump_layers=dump_layers, opt_graph=opt_graph)
+        return deploy(
+            self._quantized(),
+            self._exported,
+            self._folder if output_dir is None else Path(output_dir),
+            dynamic_batch=dynamic_batch,
+            opset_version=opset_version,
+            check_model=check_model,
+        )
 
     def export_xmodel(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: there is no compiler for it.
@@ -327,14 +307,6 @@ class TorchQuantizer:
             raise StageError(
                 f"{what} belongs to mode {mode!r}", hint=f"This quantizer was made for mode {self._mode!r}."
             )
-
-
-def _exported(module: nn.Module, input_args: Any) -> Exported:
-    try:
-        return export(module, input_args)
-    except BatchFixedError as error:
-        warnings.warn(f"{error.detail}: the quantized model takes batches of the example's size alone", stacklevel=4)
-        return export(module, input_args, dynamic_batch=False)
 
 
 __all__ = ["Mode", "TorchQuantizer"]

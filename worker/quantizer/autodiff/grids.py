@@ -37,6 +37,12 @@ class TorchGrid:
         elif isinstance(grid, FloatGrid) and (scale := grid.spread_scale(shape)) is not None:
             self.scale = as_tensor(scale, device)
 
+    def move(self, device: torch.device) -> None:
+        """Live on another device."""
+        for name, held in vars(self).items():
+            if isinstance(held, Tensor):
+                setattr(self, name, held.to(device))
+
     @property
     def is_integer(self) -> bool:
         """True for scale and zero point."""

@@ -104,6 +104,11 @@ class Program:
                     made(name, tensor, known)
         return {name: known[found] for name, found in self._found.items()}
 
+    def move(self, device: torch.device) -> None:
+        """Let constants live on another device."""
+        self._device = device
+        self.constants = {name: tensor.to(device) for name, tensor in self.constants.items()}
+
     def _add(self, node: ir.Node, read: Read) -> None:
         """Append a node's instruction; what hangs on constants alone, such as shapes, is computed once and for all."""
         step = self._instruction(node, read)

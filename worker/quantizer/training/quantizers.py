@@ -37,7 +37,7 @@ class LearnedGrid(nn.Module):
         device: where it lives.
 
     Attributes:
-        growth: v, in the shape of the grid's scale.
+        growth: v, in the shape of the grid's scale, [1] for one scale.
         zero: the zero point as a float that is rounded when it is used; a parameter where it is learned.
     """
 
@@ -47,20 +47,15 @@ class LearnedGrid(nn.Module):
         super().__init__()
         self._grid, self._kind = grid, kind
         self._low, self._high = (float(limit) for limit in grid.limits)
-        start = _MIDDLE if kind == "power_of_two" else 0.0
-        self.register_buffer("base", as_tensor(np.array(grid.scale), device))
-        self.growth = nn.Parameter(torch.full_like(self.base, start))
+        self.register_buffer("base", as_tensor(np.array(np.atleast_1d(grid.scale)), device))
+        self.growth = nn.Parameter(torch.full_like(self.base, self._start))
         zero = as_tensor(np.array(grid.zero_point, np.float32), device)
         self.learns_zero = learn_zero
         if learn_zero:
             self.zero: Tensor = nn.Parameter(zero)
         else:
             self.register_buffer("zero", zero)
-        # limits from the zero point as plain numbers, where one pair serves all and stays
-        one = grid.zero_point.size == 1 or not grid.zero_point.any()
-        offset = float(grid.zero_point.reshape(-1)[0]) if one else 0.0
-        self._steps = (self._low - offset, self._high - offset) if one and not learn_zero else None
-        self._positive = max(abs(self._low - offset), abs(self._high - offset), 1.0)
+        self._limit()
 
     @property
     def granularity(self) -> Granularity:
@@ -68,7 +63,7 @@ class LearnedGrid(nn.Module):
         return self._grid.granularity
 
     def scale(self) -> Tensor:
-        """The scales as they are now, float32 in the shape of the grid's; differentiable."""
+        """The scales as they are now, float32 in the shape of ``growth``; differentiable."""
         growth = self.growth.clamp(-_FARTHEST, _FARTHEST)
         if self._kind == "power_of_two":
             growth = growth + (torch.ceil(growth) - growth).detach()
@@ -105,22 +100,43 @@ class LearnedGrid(nn.Module):
         scale = self.scale().cpu().numpy().astype(np.float32).reshape(self._grid.scale.shape)
         if not self.learns_zero:
             return replace(self._grid, scale=scale)
-        zero = torch.round(self.zero).clamp(self._low, self._high).cpu().numpy()
-        return replace(
-            self._grid,
-            scale=scale,
-            zero_point=zero.astype(memory_type(self._grid.dtype)).reshape(self._grid.zero_point.shape),
-        )
+        return replace(self._grid, scale=scale, zero_point=self._zero_point())
 
-    @torch.no_grad()
     def follow(self, grid: IntegerGrid) -> None:
         """Go to where something else has moved the grid, if it has."""
         now = self.grid()
-        if not np.array_equal(now.scale, grid.scale):
-            self.base.copy_(as_tensor(np.array(grid.scale), self.base.device))
-            self.growth.fill_(_MIDDLE if self._kind == "power_of_two" else 0.0)
-        if self.learns_zero and not np.array_equal(now.zero_point, grid.zero_point):
-            self.zero.copy_(as_tensor(np.array(grid.zero_point, np.float32), self.zero.device))
+        if not np.array_equal(now.scale, grid.scale) or not np.array_equal(now.zero_point, grid.zero_point):
+            self.restart(grid)
+
+    @torch.no_grad()
+    def restart(self, grid: IntegerGrid) -> None:
+        """Start anew from another grid of the same type."""
+        self.base.copy_(as_tensor(np.array(np.atleast_1d(grid.scale)), self.base.device))
+        self.growth.fill_(self._start)
+        self.zero.copy_(as_tensor(np.array(grid.zero_point, np.float32), self.zero.device))
+        self._limit()
+
+    @property
+    def _start(self) -> float:
+        return _MIDDLE if self._kind == "power_of_two" else 0.0
+
+    @torch.no_grad()
+    def _limit(self) -> None:
+        """Limits from the zero point as plain numbers, where one pair serves all and stays."""
+        zero_point = self._zero_point()
+        self._grid = replace(self._grid, zero_point=zero_point)
+        one = zero_point.size == 1 or not zero_point.any()
+        offset = float(zero_point.reshape(-1)[0]) if one else 0.0
+        self._steps = (self._low - offset, self._high - offset) if one and not self.learns_zero else None
+        self._positive = max(abs(self._low - offset), abs(self._high - offset), 1.0)
+
+    def _zero_point(self) -> np.ndarray:
+        zero = torch.round(self.zero.detach()).clamp(self._low, self._high).cpu().numpy()
+        return zero.astype(memory_type(self._grid.dtype)).reshape(self._grid.zero_point.shape)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._limit()
 
 
 def spread(scales: Tensor, granularity: Granularity, shape: torch.Size | tuple[int, ...]) -> Tensor:

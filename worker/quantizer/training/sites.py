@@ -126,6 +126,20 @@ class Sites:
         shape = self._values[tensor].shape
         return 1 if shape is None else len(shape)
 
+    def title(self, site: Site) -> str:
+        """What a parameter is called: as its initializer; a bias that preparation has made, after its weight."""
+        weight = site.node.inputs[1] if site.index == 2 else None
+        path, dot, last = ("" if weight is None else name_of(weight)).rpartition(".")
+        title = f"{path}{dot}bias"
+        return (
+            title if last == "weight" and "." not in site.name and title not in self._graph.initializers else site.name
+        )
+
+    def maker(self, tensor: str) -> str:
+        """What an activation is called: as the node that makes it; an input, or one of several results, by itself."""
+        producer = self._values[tensor].producer()
+        return tensor if producer is None or len(producer.outputs) > 1 else node_name(producer)
+
     def renew_biases(self, plan: QuantizationPlan) -> None:
         """Take over the grids that biases have in another plan for the same graph."""
         for key, site in self.held.items():

@@ -6,7 +6,7 @@ puts its Q/DQ pair, and read rounded by the nodes that read the pair's result th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -38,6 +38,7 @@ class Twin(nn.Module):
         masters: the float values of all that is trained, by initializer.
         weight_grids: the learned grids of weights on integers, by initializer.
         activation_grids: those of activations, by source.
+        rounding: False: weights and activations pass as they are, as in the float network.
 
     Raises:
         NotDifferentiableError: an operator has no derivative here.
@@ -53,6 +54,7 @@ class Twin(nn.Module):
     ) -> None:
         super().__init__()
         self._draft, self._device = draft, device
+        self.rounding = True
         self._sites = Sites(draft.graph, draft.plan)
         self._program = Program(
             draft.graph, device=device, wanted=wanted, read=self._sites.key, named=self._sites.result
@@ -90,6 +92,27 @@ class Twin(nn.Module):
         for name in self._program.inputs:
             self._round(name, feeds[name], given)
         return self._program(given, self._round)
+
+    @torch.no_grad()
+    def observe(self, feeds: Mapping[str, Tensor], see: Callable[[str, Tensor], None]) -> None:
+        """Run the network without rounding and show every activation that has a grid.
+
+        Args:
+            feeds: as in ``forward``.
+            see: gets (name, values).
+        """
+
+        def made(name: str, tensor: Tensor, known: dict[str, Tensor]) -> None:
+            key = self._sites.rounded(name)
+            if key is not None:
+                see(name, tensor)
+                known[key] = tensor
+
+        given = {**self._constants, **feeds}
+        given.update({key: self.masters[site.name] for key, site in self._sites.held.items()})
+        for name in self._program.inputs:
+            made(name, feeds[name], given)
+        self._program(given, made)
 
     def write(self) -> Draft:
         """The draft with all that was trained in its plan: what the twin computes is what is emitted.
@@ -129,6 +152,20 @@ class Twin(nn.Module):
                 self.weight_grids[site.name].follow(grid)
         self._sites.renew_biases(draft.plan)
 
+    def grids(self) -> Iterator[LearnedGrid]:
+        """All learned grids."""
+        for tree in (self.weight_grids, self.activation_grids):
+            yield from (tree[name] for name in tree)
+
+    def move(self, device: torch.device) -> None:
+        """Let what is no parameter and no buffer follow these to another device."""
+        self._device = device
+        self._program.move(device)
+        for held in (self._channels, self._constants):
+            held.update({name: tensor.to(device) for name, tensor in held.items()})
+        for grid in self._fixed.values():
+            grid.move(device)
+
     @property
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes whose parameters it holds."""
@@ -149,7 +186,7 @@ class Twin(nn.Module):
         now = site.now
         if site.name not in self.masters:
             values = as_tensor(np.array(now.unrounded, np.float32), self._device)
-            self.masters.put(site.name, nn.Parameter(values))
+            self.masters.put(site.name, nn.Parameter(values), at=self._sites.title(site))
         if site.weight is None or now.grid is None:
             return
         if isinstance(now.grid, IntegerGrid):
@@ -167,13 +204,16 @@ class Twin(nn.Module):
             if key not in self.activation_grids:
                 moves = learn_zeros and not entry.spec.symmetric
                 learned = LearnedGrid(grid.at_run_time(), entry.spec.scale, learn_zero=moves, device=self._device)
-                self.activation_grids.put(key, learned)
+                self.activation_grids.put(key, learned, at=self._sites.maker(key))
         elif grid is not None:
             self._fixed[tensor] = TorchGrid(grid, (-1,) * self._sites.rank(tensor), self._device)
 
     def _round(self, name: str, tensor: Tensor, known: dict[str, Tensor]) -> None:
         key = self._sites.rounded(name)
         if key is None:
+            return
+        if not self.rounding:
+            known[key] = tensor
             return
         fixed = self._fixed.get(name)
         if fixed is not None:
@@ -183,6 +223,8 @@ class Twin(nn.Module):
 
     def _weight(self, site: Site) -> Tensor:
         master: Tensor = self.masters[site.name]
+        if not self.rounding:
+            return master
         if site.key in self._fixed:
             return self._fixed[site.key].through(master)
         on_grid = site.weight is not None and site.name in self.weight_grids
@@ -192,6 +234,8 @@ class Twin(nn.Module):
     def _bias(self, site: Site, how: BiasSite) -> Tensor:
         """A bias moves straight through its rounding, whose steps are far finer than those of weights."""
         master: Tensor = self.masters[site.name]
+        if not self.rounding:
+            return master
         with torch.no_grad():
             flat = master.reshape(-1)
             low, high = how.grid.limits

@@ -112,13 +112,13 @@ def task_of(folder: Path, **values: object) -> QuantizeTask:
 
 
 def test_what_a_stage_adds_comes_out_of_the_pipeline(tmp_path, monkeypatch):
-    original = pipeline._quantize
+    original = pipeline._fill
 
-    def quantize(model: object, case: Case, services: Services) -> object:
+    def fill(model: object, origin: object, case: Case, services: Services) -> object:
         services.files.add(table(content=b"12345"))
-        return original(model, case, services)
+        return original(model, origin, case, services)
 
-    monkeypatch.setattr(pipeline, "_quantize", quantize)
+    monkeypatch.setattr(pipeline, "_fill", fill)
     result = pipeline.quantize_files(task_of(tmp_path, extra_bytes=5), SilentRun())
     assert [file.kind for file in result.files] == ["table_csv"]
     assert sorted(path.name for path in (tmp_path / "output").iterdir()) == ["model.onnx", "table.csv"]
@@ -128,17 +128,17 @@ def test_what_a_stage_adds_comes_out_of_the_pipeline(tmp_path, monkeypatch):
 
 
 def test_the_cache_and_the_checkpoints_of_a_task_reach_the_stages(tmp_path, monkeypatch):
-    original = pipeline._quantize
+    original = pipeline._fill
     found = []
 
-    def quantize(model: object, case: Case, services: Services) -> object:
+    def fill(model: object, origin: object, case: Case, services: Services) -> object:
         key = "a" * 64
         found.append((services.cache.get(key), services.checkpoint.load("layer")))
         services.cache.put(key, b"cached")
         services.checkpoint.save("layer", b"finished")
-        return original(model, case, services)
+        return original(model, origin, case, services)
 
-    monkeypatch.setattr(pipeline, "_quantize", quantize)
+    monkeypatch.setattr(pipeline, "_fill", fill)
     (tmp_path / "checkpoints").mkdir()
     kept = {"checkpoint_dir": str(tmp_path / "checkpoints"), "cache_dir": str(tmp_path / "cache"), "cache_scope": "t"}
     task = task_of(tmp_path, **kept)

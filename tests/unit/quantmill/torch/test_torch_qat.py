@@ -1,0 +1,360 @@
+"""prepare_qat(): the quantized network of a module in torch, trained in a loop of the user's own."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from quantmill.torch import QatModule, prepare_qat, quantize
+from service.contracts.config import parse_config
+from service.contracts.errors import InvalidConfigError, InvalidRequestError, UnsupportedModelError
+from worker.quantizer.autodiff.program import NotDifferentiableError
+
+QUICK = {"evaluation": {"latency_runs": 1, "layer_samples": 1}}
+
+
+class Residual(nn.Module):
+    """Convolutions with batch norms, one around which the input is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8))
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(self.drop(torch.relu(x + self.block(x)).mean((2, 3))))
+
+
+def made(build: type[nn.Module] = Residual) -> nn.Module:
+    torch.manual_seed(3)
+    network = build()
+    for part in network.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            nn.init.uniform_(part.weight, 0.5, 1.5)
+            nn.init.normal_(part.running_mean, std=0.2)
+    return network.eval()
+
+
+def images(samples: int, seed: int = 0) -> Tensor:
+    return torch.randn(samples, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def prepared(config: Any = "int8", seed: int = 0, **options: Any) -> QatModule:
+    return prepare_qat(made(), images(2), config, [images(32, seed)], threads=1, **options)
+
+
+def labelled() -> tuple[Tensor, Tensor]:
+    x = images(64, 1)
+    return x, x.mean((2, 3)).argmax(1)
+
+
+def train(network: nn.Module, steps: int, rate: float = 1e-2) -> list[float]:
+    x, y = labelled()
+    optimizer = torch.optim.Adam([held for held in network.parameters() if held.requires_grad], lr=rate)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(network(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def in_onnxruntime(path: Path, x: Tensor) -> np.ndarray:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+
+
+CONFIGS: dict[str, Any] = {
+    "int8": "int8",
+    "xint8": "xint8_qconfig",
+    "4 bits": {"preset": "int8", "weight": {"dtype": "int4"}},
+    "qoperator": {"preset": "int8", "format": "qoperator"},
+    "nhwc": {"preset": "int8", "preparation": {"nhwc_input": True}},
+    "float8": {"preset": "int8", "weight": {"dtype": "float8_e4m3fn"}, "activation": {"dtype": "float8_e4m3fn"}},
+    "equalized and rounded": {
+        "preset": "int8",
+        "algorithms": [{"method": "cross_layer_equalization"}, {"method": "adaround", "num_iterations": 5}],
+    },
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_without_training_the_engines_own_bytes_are_written(name: str, tmp_path: Path) -> None:
+    config = CONFIGS[name] if isinstance(CONFIGS[name], dict) else {"preset": CONFIGS[name]}
+    network = prepared(config)
+    expected = quantize(made(), images(2), [images(32)], {**config, **QUICK}, threads=1)
+    written = network.to_onnx(tmp_path / "q.onnx")
+    assert written.read_bytes() == expected.onnx_path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["int8", "xint8", "4 bits", "equalized and rounded"])
+def test_the_trained_network_computes_what_onnxruntime_computes_of_its_file(name: str, tmp_path: Path) -> None:
+    network = prepared(CONFIGS[name])
+    assert train(network, 20)[-1] < 0.9 * train(prepared(CONFIGS[name]), 1)[0]
+    path = network.to_onnx(tmp_path / "q.onnx")
+    x = images(16, 5)
+    with torch.no_grad():
+        expected = network(x).numpy()
+    found = in_onnxruntime(path, x)
+    # float32 sums in another order may tip a value over to the next step of its grid
+    assert np.abs(found - expected).max() <= 0.05 * np.abs(expected).max()
+    assert np.abs(found - expected).mean() <= 1e-3 * np.abs(expected).max()
+
+
+def test_parameters_have_the_names_of_the_module_and_the_groups_share_them_out() -> None:
+    network = prepared()
+    names = {name for name, _ in network.named_parameters() if not name.startswith("quantizers.")}
+    linear = {"stem.0.weight", "stem.0.bias", "block.0.weight", "block.0.bias", "head.weight", "head.bias"}
+    assert names == linear
+    np.testing.assert_array_equal(
+        network.get_parameter("head.weight").detach(), made().get_parameter("head.weight").detach()
+    )
+    scales = {name for name, _ in network.named_parameters()} - names
+    assert {"quantizers.weights.stem.0.weight.growth", "quantizers.activations.stem.2/Relu.growth"} <= scales
+    ours = [id(held) for held in network.quantizer_parameters()]
+    others = [id(held) for held in network.non_quantizer_parameters()]
+    assert (len(ours), len(others)) == (len(scales), len(linear))
+    assert {*ours, *others} == {id(held) for held in network.parameters()}
+
+
+def test_every_parameter_has_a_gradient_and_frozen_scales_stay() -> None:
+    network = prepared()
+    x, y = labelled()
+    nn.functional.cross_entropy(network(x), y).backward()
+    assert all(held.grad is not None for held in network.parameters())
+    network.zero_grad()
+    network.freeze_scales()
+    before = copy.deepcopy(network.state_dict())
+    train(network, 3)
+    after = network.state_dict()
+    moved = {name for name in after if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in after if not name.startswith("quantizers.")}
+    network.unfreeze_scales()
+    train(network, 3)
+    assert any(held.grad is not None and held.grad.any() for held in network.quantizer_parameters())
+
+
+@pytest.mark.parametrize("config", ["int8", "xint8_qconfig"])
+def test_a_state_goes_on_in_a_network_that_was_calibrated_on_other_data(config: str, tmp_path: Path) -> None:
+    network, other = prepared(config), prepared(config, seed=9)
+    train(network, 5)
+    network.to_onnx(tmp_path / "q.onnx")
+    torch.save(network.state_dict(), tmp_path / "state.pth")
+    other.load_state_dict(torch.load(tmp_path / "state.pth", weights_only=True))
+    x = images(8, 4)
+    torch.testing.assert_close(other(x), network(x), rtol=0, atol=0)
+    assert other.to_onnx(tmp_path / "o.onnx").read_bytes() == (tmp_path / "q.onnx").read_bytes()
+
+
+def test_copies_are_networks_of_their_own() -> None:
+    network = prepared().freeze_scales()
+    x = images(4)
+    before = network(x).detach()
+    twin, average = copy.deepcopy(network), AveragedModel(network)
+    train(network, 5)
+    assert not torch.equal(network(x), before)
+    assert torch.equal(twin(x), before)
+    assert not any(held.requires_grad for held in twin.quantizer_parameters())
+    average.update_parameters(network)
+    assert torch.equal(average(x), network(x))
+
+
+def test_a_call_with_other_parameters_uses_them() -> None:
+    network = prepared()
+    x = images(4)
+    zeros = {name: torch.zeros_like(held) for name, held in network.named_parameters() if name.startswith("head.")}
+    assert not torch.func.functional_call(network, zeros, (x,)).any()
+    assert network(x).any()
+
+
+def test_compiled_it_computes_the_same_in_one_graph() -> None:
+    network = prepared()
+    x, y = labelled()
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    found = compiled(x)
+    torch.testing.assert_close(found, network(x), rtol=0, atol=0)
+    gradients = torch.autograd.grad(nn.functional.cross_entropy(found, y), list(network.parameters()))
+    expected = torch.autograd.grad(nn.functional.cross_entropy(network(x), y), list(network.parameters()))
+    for ours, theirs in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    store = f"file://{tmp_path / 'processes'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_distributed_data_parallel_trains_it_as_a_single_process_does() -> None:
+    network, other = prepared(), prepared()
+    losses = train(nn.parallel.DistributedDataParallel(network), 4)
+    np.testing.assert_allclose(losses, train(other, 4), rtol=1e-6)
+    for ours, theirs in zip(network.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+class Answers(nn.Module):
+    """Two inputs, a constant, a dict with a tuple in it; one result depends on nothing that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.unused = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(2, 2)
+        self.report = nn.Linear(8, 3)
+
+    def forward(self, a: Tensor, b: Tensor, *, scale: float = 1.0) -> dict[str, Any]:
+        hidden = torch.relu(self.left(a) + self.right(b)) * scale
+        return {"out": self.report(hidden), "more": (hidden, a + 1)}
+
+
+def test_it_is_called_as_the_module_is(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Answers()
+    a, b = torch.randn(2, 4, 6)
+    batches = [{"a": torch.randn(16, 6), "b": torch.randn(16, 6)}]
+    network = prepare_qat(module, {"a": a, "b": b, "scale": 2.0}, "int8", batches, threads=1)
+    expected, found = module(a, b, scale=2.0), network(a, b=b, scale=2.0)
+    assert set(found) == {"out", "more"}
+    assert isinstance(found["more"], tuple)
+    for ours, theirs in zip((found["out"], *found["more"]), (expected["out"], *expected["more"]), strict=True):
+        assert (ours - theirs).square().sum() < 0.01 * theirs.square().sum()
+    assert {"left.weight", "right.bias", "report_.weight"} <= dict(network.named_parameters()).keys()
+    assert module.training
+    assert network.training
+
+
+def test_the_report_tells_the_accuracy_of_the_written_model_on_a_loader(tmp_path: Path) -> None:
+    config = {"preset": "int8", "evaluation": {"metrics": [{"kind": "top1"}], "latency_runs": 1, "layer_samples": 1}}
+    x, y = labelled()
+    network = prepare_qat(made(), images(2), config, [(x, y)], threads=1)
+    train(network, 10)
+    held, classes = images(50, 7), torch.arange(50) % 5
+    report = network.report([(held[:20], classes[:20]), (held[20:], classes[20:])])
+    scores = in_onnxruntime(network.to_onnx(tmp_path / "q.onnx"), held)
+    assert report.quantized.metrics["top1"] == pytest.approx(100 * (scores.argmax(1) == classes.numpy()).mean())
+    assert report.manifest.evaluation_sha256 is not None
+    assert network.report().manifest.evaluation_sha256 is None
+
+
+def test_autocast_around_it_changes_nothing() -> None:
+    network = prepared()
+    x = images(4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(network(x), network(x.bfloat16().float() * 0 + x))
+    assert network(x).dtype == torch.float32
+
+
+def test_zero_points_move_where_they_are_learned(tmp_path: Path) -> None:
+    network = prepared(learn_zero_points=True)
+    names = [name for name, _ in network.named_parameters() if name.endswith(".zero")]
+    assert names
+    before = {name: network.get_parameter(name).detach().clone() for name in names}
+    train(network, 10, rate=0.05)
+    assert any(not torch.equal(before[name], network.get_parameter(name)) for name in names)
+    x = images(8, 5)
+    found = in_onnxruntime(network.to_onnx(tmp_path / "q.onnx"), x)
+    expected = network(x).detach().numpy()
+    assert np.abs(found - expected).mean() <= 1e-3 * np.abs(expected).max()
+
+
+class Chosen(nn.Module):
+    """Gives class numbers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).argmax(1)
+
+
+class Looped(nn.Module):
+    """Holds an operator without derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.det(self.head(x).reshape(-1, 2, 3) @ self.head(x).reshape(-1, 3, 2))
+
+
+@pytest.mark.parametrize(
+    ("config", "pointer"),
+    [
+        ({"preset": "int8", "algorithms": [{"method": "adaround"}, {"method": "qat"}]}, "/algorithms/1"),
+        ("int8_dynamic", "/mode"),
+        ({"preset": "int8", "include": ["nothing like that"]}, None),
+    ],
+)
+def test_configs_that_leave_nothing_to_train_are_refused(config: Any, pointer: str | None) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        prepared(config)
+    assert refused.value.hint
+    if pointer is not None:
+        assert [problem.pointer for problem in refused.value.errors] == [pointer]
+
+
+def test_a_network_that_only_chooses_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="nothing to train|cannot be trained"):
+        prepare_qat(Chosen(), torch.randn(2, 6), "int8", [torch.randn(8, 6)], threads=1)
+
+
+def test_an_operator_without_derivative_is_named() -> None:
+    with pytest.raises(NotDifferentiableError, match="Det"):
+        prepare_qat(Looped(), torch.randn(2, 6), "int8", [torch.randn(8, 6)], threads=1)
+
+
+def test_what_would_break_the_network_is_refused() -> None:
+    network = prepared()
+    x = images(2)
+    before = network(x)
+    with pytest.raises(InvalidRequestError, match="float32"):
+        network.half()
+    assert torch.equal(network(x), before)
+    with pytest.raises(InvalidRequestError, match="state_dict"):
+        pickle.dumps(network)
+    with pytest.raises(InvalidRequestError, match="DataParallel"):
+        network._replicate_for_data_parallel()
+    assert parse_config({"preset": "int8"}).mode == "static"
+
+
+@pytest.mark.parametrize("name", ["int8", "xint8", "float8"])
+def test_all_of_it_moves_to_another_device(name: str) -> None:
+    """On the device meta tensors of other devices are refused, and shapes alone are computed."""
+    network = prepared(CONFIGS[name]).to("meta")
+    assert network(images(4).to("meta")).shape == (4, 5)
+    assert {held.device.type for held in (*network.parameters(), *network.buffers())} == {"meta"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["int8", "xint8", "float8"])
+def test_it_moves_to_a_gpu_and_back(name: str, tmp_path: Path) -> None:
+    network = prepared(CONFIGS[name])
+    x = images(4)
+    before = network(x)
+    network.to("cuda")
+    found = network(x.cuda())
+    assert found.device.type == "cuda"
+    assert (found.cpu() - before).abs().mean() <= 1e-2 * before.abs().max()
+    found.sum().backward()
+    network.to_onnx(tmp_path / "gpu.onnx")
+    assert (tmp_path / "gpu.onnx").read_bytes() == prepared(CONFIGS[name]).to_onnx(tmp_path / "cpu.onnx").read_bytes()
+    assert torch.equal(network.cpu()(x), before)
