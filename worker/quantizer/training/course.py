@@ -184,17 +184,15 @@ class _Course:
         Raises:
             InvalidConfigError: batches have no statistics.
         """
-        spec, samples, place = self._spec, self._samples, _place(self._spec, self._toolkit)
+        spec, samples = self._spec, self._samples
         part = self._networks.largest_part(min(spec.batch_size, samples.count))
-        if samples.fixed_batch is not None or part < 2:
-            fixed = f"the model takes {samples.fixed_batch} at once, no more and no fewer"
-            raise InvalidConfigError(
-                "batch_norm: unfolded normalizes by batches of two samples or more, of any size; "
-                + (fixed if samples.fixed_batch is not None else f"here {part} runs at once"),
-                pointer=below(f"/algorithms/{place}", "batch_norm"),
-                hint="Set batch_norm to folded"
-                + (", or export the model with a free batch axis." if part >= 2 else ", or batch_size to 2 or more."),
+        if samples.fixed_batch is not None:
+            raise self._not_unfolded(
+                f"the model takes {samples.fixed_batch} samples at once, no more and no fewer",
+                "or export the model with a batch axis of any size",
             )
+        if part < 2:
+            raise self._not_unfolded("one sample runs at a time", "or batch_size to 2 or more if it is 1")
         order = epoch_order(samples.count, self._seed, 0)[:_UNFOLDED_ON]
 
         def batches() -> Iterator[Mapping[str, np.ndarray]]:
@@ -206,6 +204,13 @@ class _Course:
         if not count:
             return "no convolution with a bias of its own has a weight on integers: none is normalized by batches"
         return f"{count} convolutions were normalized by batches, and folded for the last third"
+
+    def _not_unfolded(self, why: str, remedy: str) -> InvalidConfigError:
+        return InvalidConfigError(
+            f"batch_norm: unfolded normalizes by batches of two samples or more, but {why}",
+            pointer=below(f"/algorithms/{_place(self._spec, self._toolkit)}", "batch_norm"),
+            hint=f"Set batch_norm to folded, {remedy}.",
+        )
 
     def _resumed(self, mover: Mover, start: Memory, before: Standing) -> tuple[_Progress, Memory, Standing]:
         """Where an earlier attempt stood, or the beginning."""

@@ -15,7 +15,7 @@ class TrainingStep(Step[QuantizationAwareTraining]):
 
         Raises:
             NotDifferentiableError: an operator has no derivative here.
-            InvalidConfigError: losses or augmentations do not fit the model or the data.
+            InvalidConfigError: losses, augmentations or batch_norm do not fit the model or the data.
             EngineError: the device is not there.
             ResourceLimitError: the samples fit neither into memory nor on disk.
             CanceledError: the run was canceled.

@@ -97,9 +97,8 @@ class Twin(nn.Module):
         given.update(weights)
         given.update(biases)
         if self._by_batch:
-            given.update(
-                {layer.bias.key: torch.zeros_like(self.masters[layer.bias.name]) for layer in self._unfolded.values()}
-            )
+            shifts = [layer.bias for layer in self._unfolded.values()]
+            given.update({site.key: torch.zeros_like(self.masters[site.name]) for site in shifts})
         for name in self._program.inputs:
             self._round(name, feeds[name], given)
         return self._program(given, self._round)
