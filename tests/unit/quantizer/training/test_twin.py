@@ -19,6 +19,7 @@ from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.pipeline import Quantizing, fill
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.training.quantizers import LearnedGrid
 from worker.quantizer.training.twin import Twin
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def layer_by_layer(draft: Draft, feeds: dict[str, np.ndarray]) -> dict[str, float]:
     """SQNR in dB of every rounded activation in the twin, each computed of what onnxruntime has before it.
 
-    A value half way between two integers may be rounded either way: fewer than one in 200 such steps do not count.
+    A value half way between two integers may be rounded either way: two such elements, or one in 200, do not count.
     """
     emitted = draft.emitted()
     values = {value.name: value for node in emitted.model.graph for value in node.outputs}
@@ -60,7 +61,7 @@ def layer_by_layer(draft: Draft, feeds: dict[str, np.ndarray]) -> dict[str, floa
         if key is not None and name in wanted:
             mine = known[key].detach().numpy()
             apart = ~np.isclose(mine, wanted[name], rtol=1e-5, atol=1e-6)
-            few = 0 < apart.mean() < 0.005
+            few = 0 < apart.sum() <= max(2, apart.size // 200)
             found[name] = sqnr_db(wanted[name], np.where(apart, wanted[name], mine) if few else mine)
             known[key] = torch.from_numpy(wanted[name])
 
@@ -136,7 +137,11 @@ def test_learned_zero_points_move_and_are_written(tmp_path: Path) -> None:
     settings = config(preset="int8", activation={"dtype": "uint4"}, weight={"dtype": "int4"})
     draft = fill(path, settings, source, run=SilentRun(), threads=1).filled.draft
     twin = Twin(draft, device=CPU, learn_zeros=True)
-    optimizer = torch.optim.SGD([parameter for name, parameter in twin.named_parameters() if "zero" in name], lr=50.0)
+    with torch.no_grad():
+        for grid in twin.activation_grids.modules():
+            if isinstance(grid, LearnedGrid):
+                grid.growth -= 1.5  # so that values saturate, which is what moves zero points
+    optimizer = torch.optim.Adam([parameter for name, parameter in twin.named_parameters() if "zero" in name], lr=0.3)
     for _ in range(5):
         loss = (twin({"x": torch.from_numpy(data)})["y"] - 1.0).square().mean()
         optimizer.zero_grad()
@@ -171,7 +176,8 @@ def test_gradients_of_weights_pass_straight_through_and_stop_where_the_grid_ends
 def test_an_operator_without_a_derivative_is_named_before_anything_runs(tmp_path: Path) -> None:
     model = make_model(
         "(float[N,1,4] x) => (float[N,1,3] y) { h = MatMul (x, w)\n t = Transpose <perm = [1, 0, 2]> (h)\n"
-        " [memory] l = GRU <hidden_size = 3> (t, w1, r1)\n s = Squeeze (l, one)\n y = Transpose <perm = [1, 0, 2]> (s) }",
+        " [memory] l = GRU <hidden_size = 3> (t, w1, r1)\n s = Squeeze (l, one)\n"
+        " y = Transpose <perm = [1, 0, 2]> (s) }",
         {
             "w": normal(4, 4),
             "w1": normal(1, 9, 4),

@@ -313,7 +313,7 @@ def test_configs_that_leave_nothing_to_train_are_refused(config: Any, pointer: s
 
 
 def test_a_network_that_only_chooses_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="nothing to train|cannot be trained"):
+    with pytest.raises(UnsupportedModelError, match=r"nothing to train|cannot be trained"):
         prepare_qat(Chosen(), torch.randn(2, 6), "int8", [torch.randn(8, 6)], threads=1)
 
 
