@@ -82,6 +82,13 @@ def quantizes_the_next_version(names: Names, service: Service) -> None:
     assert client.report(job.id).tensor_ranges == client.report(names["earlier_job"].id).tensor_ranges
 
 
+def trains(names: Names, service: Service) -> None:
+    network, x = names["network"], torch.randn(3, 3, 8, 8)
+    found = onnxruntime.InferenceSession("trained.onnx").run(None, {"input": x.numpy()})[0]
+    np.testing.assert_allclose(found, network(x).detach().numpy(), rtol=1e-3, atol=0.05)
+    assert all(held.grad is not None for held in network.parameters())
+
+
 def quantizes_the_regions(names: Names, service: Service) -> None:
     told = {row.name: row.reason_code for row in names["result"].report.layers if row.op == "Conv"}
     assert told == {"subm0/Conv": None, "subm1/Conv": "outside-regions", "subm2/Conv": None}
@@ -105,6 +112,7 @@ BLOCKS = [
     (given_nothing, exports),
     (given_nothing, saves_the_state),
     (given_a_service, quantizes_the_next_version),
+    (given_nothing, trains),
     (given_nothing, quantizes_the_regions),
     (given_a_script_for_vitis_ai, calibrates_tests_and_exports),
     (given_nothing, quantizes_as_quark_does),
