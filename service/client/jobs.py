@@ -77,7 +77,8 @@ class JobCalls(Connection):
     def events(self, job_id: str, *, after: int = 0) -> Iterator[EventOut]:
         """The job's events, each once and in order, as they happen; ends when the job has ended.
 
-        A stream that breaks off is taken up again after the last event.
+        A stream that breaks off is taken up again after the last event. Of figures (type metric) those of the last
+        attempt hold: ``latest_metrics`` of ``service.jobs.metric_events`` picks them.
         """
         patience = Patience(self._transport)
         while True:

@@ -175,9 +175,6 @@ class TrainingFigures(Contract):
     samples: int = Field(description="Samples trained on.")
     validation_samples: int
     learning_rate: float = Field(description="Of weights, at its peak.")
-    tried: dict[str, float | None] = Field(
-        default_factory=dict, description="By learning rate that was tried: the validation loss it gave."
-    )
     device: str
     ended: Literal["epochs", "steps", "seconds", "patience"] = Field(description="What ended it.")
 

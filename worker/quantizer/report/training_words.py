@@ -31,7 +31,7 @@ def training_words(figures: TrainingFigures) -> str:
         f"trained {_count(epochs, 'epoch')} ({_count(steps, 'step')}) on {_count(figures.samples, 'sample')} with "
         f"{figures.validation_samples} held back ({figures.device})",
         _best(figures),
-        _learning_rate(figures),
+        f"learning rate {figures.learning_rate:g}",
         f"it ended because {_ENDED[figures.ended]}",
     ]
     if last is not None:
@@ -52,16 +52,6 @@ def _best(figures: TrainingFigures) -> str:
     found = next((epoch for epoch in figures.epochs if epoch.epoch == figures.best_epoch), None)
     value = None if found is None else (found.validation_loss if figures.metric is None else found.metric)
     return f"epoch {figures.best_epoch} was the best by {by}" + ("" if value is None else f" ({value:.5g})")
-
-
-def _learning_rate(figures: TrainingFigures) -> str:
-    told = f"learning rate {figures.learning_rate:g}"
-    if not figures.tried:
-        return f"{told}, as given"
-    tried = ", ".join(
-        f"{rate} (loss {loss:.4g})" if loss is not None else f"{rate} (no loss)" for rate, loss in figures.tried.items()
-    )
-    return f"{told}, the best of {tried}"
 
 
 def _count(number: int, word: str) -> str:

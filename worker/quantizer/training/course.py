@@ -15,7 +15,7 @@ import onnx_ir.passes.common as common
 import torch
 
 from service.contracts.algorithms.training import GraphLoss, QuantizationAwareTraining
-from service.contracts.reason import declare
+from service.contracts.reason import Reason, declare
 from service.contracts.report import TrainingEpoch, TrainingFigures
 from worker.quantizer.autodiff.device import choose_device, repeatable
 from worker.quantizer.evaluation.metrics.graph import read_graph
@@ -24,21 +24,22 @@ from worker.quantizer.refine.step import Change, Toolkit
 from worker.quantizer.training.augmentation import Augmenter
 from worker.quantizer.training.descent import Descent
 from worker.quantizer.training.losses import Facts, Losses
-from worker.quantizer.training.memory import Keeper, Memory, rate_bytes, read_rate
+from worker.quantizer.training.memory import Keeper, Memory
 from worker.quantizer.training.network import GraphOnTorch, Networks
-from worker.quantizer.training.optimizer import Mover, rates
+from worker.quantizer.training.optimizer import Mover, peak_of
 from worker.quantizer.training.oscillation import shares
 from worker.quantizer.training.samples import TrainingSamples
 from worker.quantizer.training.schedule import Budget
 from worker.quantizer.training.validation import Standing, Validation
 
 NO_EPOCH_BETTER = declare("no-epoch-better", "no epoch was better than the network before the training")
+TRAINED_WORSE = declare(
+    "trained-worse", "on {samples} samples that nothing was chosen by the loss went from {before:.4g} to {after:.4g}"
+)
 TOO_FEW_SAMPLES = declare("too-few-samples-to-train", "{samples} samples are too few to train on and to choose by")
 
 Ended = Literal["epochs", "steps", "seconds", "patience"]
 _FEWEST = 4
-# A rate is tried on so many steps at least, and on that part of all at most.
-_TRIAL_STEPS, _TRIAL_PART = 20, 0.1
 _SETTLED_ON = 64
 
 
@@ -129,14 +130,12 @@ class _Course:
         self._descent = Descent(spec, networks, losses, samples, augmenter, self._run, self._seed)
         self._budget = Budget.of(spec, epoch_steps=self._descent.epoch_steps)
         self._keeper = Keeper(toolkit.services.checkpoint, networks.twin)
-        self._tried: dict[str, float | None] = {}
 
     def run(self) -> Change:
         """Train, and choose the best epoch."""
         start = Memory.of(self._networks.twin)
         before = self._validation.measure(self._networks)
-        learning_rate = self._choose_rate(start)
-        start.load(self._networks.twin)
+        learning_rate = peak_of(self._spec.optimizer)
         mover = self._descent.begin(learning_rate)
         now, best, best_standing = self._resumed(mover, start, before)
         if not now.epochs:
@@ -160,7 +159,7 @@ class _Course:
             self._keeper.save(mover.optimizer, self._descent.oscillations, now.epochs, kept, self._budget.fixed)
         else:
             ended = self._budget.ended_by or "epochs"
-        return self._change(now, best, ended, learning_rate)
+        return self._change(now, start, best, ended, learning_rate)
 
     @property
     def _spent(self) -> float:
@@ -173,32 +172,6 @@ class _Course:
         batch = self._samples.batch(np.arange(min(size, self._samples.count)))
         made = self._networks.teacher(self._networks.feeds(batch.feeds)).cut(batch.valid, batch.size)
         self._losses.settle(made, batch.arrays)
-
-    def _choose_rate(self, start: Memory) -> float:
-        """The peak of the learning rate that comes farthest in a few steps, from one start and on the same samples."""
-        choices = rates(self._spec.optimizer)
-        if len(choices) == 1:
-            return choices[0]
-        key = "qat learning rate"
-        stored = self._toolkit.services.checkpoint.load(key)
-        if stored is not None:
-            self._tried, chosen = read_rate(stored)
-            return chosen
-        total = self._budget.total
-        steps = max(1, min(max(_TRIAL_STEPS, int(total * _TRIAL_PART)), total))
-        best: tuple[float, Standing] | None = None
-        for number, choice in enumerate(choices):
-            start.load(self._networks.twin)
-            mover = self._descent.begin(choice)
-            self._run.progress("qat learning rate", number, len(choices), "rates", f"{choice:g}")
-            self._descent.steps(mover, epoch=0, count=steps, number=0, total=steps)
-            standing = self._validation.measure(self._networks)
-            self._tried[f"{choice:g}"] = round(standing.loss, 6) if math.isfinite(standing.loss) else None
-            if best is None or _loss_of(standing) < _loss_of(best[1]):
-                best = choice, standing
-        assert best is not None  # noqa: S101 - there are choices
-        self._toolkit.services.checkpoint.save(key, rate_bytes(self._tried, best[0]))
-        return best[0]
 
     def _resumed(self, mover: Mover, start: Memory, before: Standing) -> tuple[_Progress, Memory, Standing]:
         """Where an earlier attempt stood, or the beginning."""
@@ -259,7 +232,27 @@ class _Course:
         now.epochs.append(entry)
         self._run.metric("qat", now.epoch, entry.model_dump(exclude={"epoch"}))
 
-    def _change(self, now: _Progress, best: Memory, ended: Ended, learning_rate: float) -> Change:
+    def _judged(self, start: Memory, best: Memory) -> Reason | None:
+        """Why the best epoch is to be undone, by the samples that no step has learned from or chosen by; None if not.
+
+        What counts there is what was trained for: a distance of outputs says little of a network that was trained for
+        its classes.
+        """
+        toolkit = self._toolkit
+        if self._spec.accept == "always" or toolkit.held_back == 0:
+            return None
+        held = Validation(toolkit.case, toolkit.services, self._losses, 0, toolkit.held_back)
+        standings = []
+        for memory in (start, best):
+            memory.load(self._networks.twin)
+            self._project()
+            standings.append(held.measure(self._networks))
+        before, after = standings
+        if held.is_better(after, before):
+            return None
+        return TRAINED_WORSE(samples=held.samples, before=before.loss, after=after.loss)
+
+    def _change(self, now: _Progress, start: Memory, best: Memory, ended: Ended, learning_rate: float) -> Change:
         figures = TrainingFigures(
             epochs=tuple(now.epochs),
             best_epoch=now.best_epoch,
@@ -267,16 +260,18 @@ class _Course:
             samples=self._samples.count,
             validation_samples=self._validation.samples,
             learning_rate=learning_rate,
-            tried=self._tried,
             device=str(self._networks.device),
             ended=ended,
         )
         words = _words(figures, (*self._losses.notes, *self._samples.notes))
         if now.best_epoch == 0:
             return replace(Change.nothing(NO_EPOCH_BETTER.saying(words)), training=figures)
+        worse = self._judged(start, best)
+        if worse is not None:
+            return replace(Change.nothing(replace(worse, words=f"{worse.words}; {words}")), training=figures)
         best.load(self._networks.twin)
         written = self._networks.twin.write()
-        return Change(written, self._networks.twin.nodes, words, training=figures)
+        return Change(written, self._networks.twin.nodes, words, training=figures, judged=False)
 
 
 def _words(figures: TrainingFigures, notes: tuple[str, ...]) -> str:
@@ -287,10 +282,6 @@ def _words(figures: TrainingFigures, notes: tuple[str, ...]) -> str:
     if None not in losses:
         told += f": loss {losses[0]:.4g} -> {losses[1]:.4g}"
     return "; ".join((told, *notes))
-
-
-def _loss_of(standing: Standing) -> float:
-    return standing.loss if math.isfinite(standing.loss) else math.inf
 
 
 def _finite(value: float | None) -> float | None:

@@ -129,17 +129,6 @@ class Keeper:
         )
 
 
-def rate_bytes(tried: Mapping[str, float | None], chosen: float) -> bytes:
-    """What trials of learning rates have found."""
-    return json.dumps({"tried": dict(tried), "chosen": chosen}).encode()
-
-
-def read_rate(data: bytes) -> tuple[dict[str, float | None], float]:
-    """The same, read again."""
-    found = json.loads(data)
-    return found["tried"], found["chosen"]
-
-
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return np.array(tensor.detach().cpu().numpy())
 

@@ -13,18 +13,18 @@ from service.contracts.algorithms.training import Optimizer, Schedule
 from worker.quantizer.training.schedule import rate
 from worker.quantizer.training.twin import Twin
 
-# Peaks that are tried where the config names none: in parts of a weight's size, and for plain gradients as they are.
-ADAM_RATES, SGD_RATES = (1e-3, 3e-3, 1e-2), (1e-3, 1e-2, 1e-1)
+# Peaks where the config names none: in parts of a weight's size, and for plain gradients as they are.
+_ADAM_RATE, _SGD_RATE = 3e-3, 1e-2
 # What a parameter of zeros counts for, in parts of the mean size of all.
 _LEAST_SIZE = 1e-2
 _PEAK = "peak"
 
 
-def rates(spec: Optimizer) -> tuple[float, ...]:
-    """The peaks of the learning rate to choose from."""
+def peak_of(spec: Optimizer) -> float:
+    """The learning rate of weights at its peak."""
     if spec.learning_rate is not None:
-        return (spec.learning_rate,)
-    return SGD_RATES if spec.kind == "sgd" else ADAM_RATES
+        return spec.learning_rate
+    return _SGD_RATE if spec.kind == "sgd" else _ADAM_RATE
 
 
 @dataclass
