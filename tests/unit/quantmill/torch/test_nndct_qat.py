@@ -283,3 +283,23 @@ def test_stubs_bound_what_is_trained_on_grids() -> None:
     assert [name for name in names if name.startswith("quantizers.weights.")] == [
         "quantizers.weights.first.weight.growth"
     ]
+
+
+def test_it_warms_up_and_trains_under_distributed_data_parallel(tmp_path: Path) -> None:
+    plain, shared = processor().trainable_model(), processor().trainable_model()
+    store = f"file://{tmp_path / 'processes'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(shared)
+        x = images(WARM_UP_SAMPLES // 2)
+        for model in (plain, parallel):
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert not shared.is_warming_up
+    for name, held in plain.state_dict().items():
+        torch.testing.assert_close(shared.state_dict()[name], held)
