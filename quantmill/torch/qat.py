@@ -32,6 +32,8 @@ from worker.quantizer.training.tree import free_name
 from worker.quantizer.training.twin import Twin
 
 _METHOD = "qat"
+# The scales of grids that are not trained: those of 8-bit floats.
+_FIXED = "fixed_scales"
 
 
 def prepare_qat(
@@ -172,6 +174,7 @@ class QatModule(nn.Module):
     Raises:
         NotDifferentiableError: an operator has no derivative here; names the node.
         UnsupportedModelError: no output depends on a parameter.
+        InvalidRequestError: of ``load_state_dict``: scales that are not trained are others in that state.
     """
 
     _twin: Twin
@@ -185,6 +188,8 @@ class QatModule(nn.Module):
         twin.masters.graft(self)
         quantizers = nn.Module()
         quantizers.weights, quantizers.activations = twin.weight_grids, twin.activation_grids
+        if (fixed := twin.fixed_scales()).numel():
+            quantizers.register_buffer(_FIXED, fixed)
         self._quantizers = free_name(self, "quantizers")
         self.add_module(self._quantizers, quantizers)
         self._inputs = tuple(entry.name for entry in start.exported.inputs)
@@ -274,9 +279,11 @@ class QatModule(nn.Module):
 
     def _run(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         """The quantized network's outputs; in float32, whatever autocast asks for: steps are finer than half floats."""
-        with torch.autocast(device_type=next(iter(feeds.values())).device.type, enabled=False):
-            made: dict[str, Tensor] = self._twin(feeds)
-            return made
+        kind = next(iter(feeds.values())).device.type
+        if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+            return self._twin(feeds)  # type: ignore[no-any-return]
+        with torch.autocast(device_type=kind, enabled=False):
+            return self._twin(feeds)  # type: ignore[no-any-return]
 
     def _settled(self) -> Draft:
         """The draft as it is emitted, on the target; the network follows it."""
@@ -339,7 +346,18 @@ class QatModule(nn.Module):
 
 
 def _settle(module: QatModule, keys: Any) -> None:
-    """What hangs on scales and values that were loaded is found anew."""
+    """What hangs on scales and values that were loaded is found anew.
+
+    Raises:
+        InvalidRequestError: scales that are not trained are others.
+    """
+    held: Tensor | None = getattr(getattr(module, module._quantizers), _FIXED, None)
+    if held is not None and not torch.equal(held, mine := module._twin.fixed_scales()):
+        held.copy_(mine)
+        raise InvalidRequestError(
+            "the state is one of a network that was calibrated on other data: scales that are not trained differ",
+            hint="Call prepare_qat with the calibration data of that network.",
+        )
     module._settled()
 
 

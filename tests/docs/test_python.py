@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch import nn
 from torch.utils.data import DataLoader
 
 from tests.docs.blocks import ROOT, fenced
@@ -82,6 +83,13 @@ def quantizes_the_next_version(names: Names, service: Service) -> None:
     assert client.report(job.id).tensor_ranges == client.report(names["earlier_job"].id).tensor_ranges
 
 
+def trains(names: Names, service: Service) -> None:
+    network, x = names["network"], torch.randn(3, 3, 8, 8)
+    found = onnxruntime.InferenceSession("trained.onnx").run(None, {"input": x.numpy()})[0]
+    np.testing.assert_allclose(found, network(x).detach().numpy(), rtol=1e-3, atol=0.05)
+    assert all(held.grad is not None for held in network.parameters())
+
+
 def quantizes_the_regions(names: Names, service: Service) -> None:
     told = {row.name: row.reason_code for row in names["result"].report.layers if row.op == "Conv"}
     assert told == {"subm0/Conv": None, "subm1/Conv": "outside-regions", "subm2/Conv": None}
@@ -91,6 +99,37 @@ def calibrates_tests_and_exports(names: Names, service: Service) -> None:
     written = {path.name for path in Path("quantize_result").iterdir()}
     assert written >= {"quant_info.json", "Sequential_calibrated.onnx", "Sequential_int.onnx"}
     onnx.checker.check_model("quantize_result/Sequential_int.onnx")
+
+
+def given_a_script_for_training(names: Names, service: Service) -> None:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> None:
+        for images, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+
+    def validate(loader: Any, model: nn.Module, criterion: nn.Module, gpu: int | None) -> None:
+        names["validated"] = [float(criterion(model(images), labels)) for images, labels in loader]
+
+    names.update(
+        model=names["module"],
+        inputs=torch.randn(4, 3, 8, 8),
+        lr=1e-3,
+        weight_decay=1e-4,
+        train=train,
+        train_loader=names["training"],
+        validate=validate,
+        val_loader=names["evaluation"],
+        criterion=nn.CrossEntropyLoss(),
+        gpu=None,
+    )
+
+
+def trains_and_deploys(names: Names, service: Service) -> None:
+    written = {path.name for path in Path("qat_result").iterdir()}
+    assert written == {"quant_info.json", "Sequential_deployable.onnx", "Sequential_int.onnx"}
+    onnx.checker.check_model("qat_result/Sequential_int.onnx")
+    assert np.isfinite(names["validated"]).all()
 
 
 def quantizes_as_quark_does(names: Names, service: Service) -> None:
@@ -105,8 +144,10 @@ BLOCKS = [
     (given_nothing, exports),
     (given_nothing, saves_the_state),
     (given_a_service, quantizes_the_next_version),
+    (given_nothing, trains),
     (given_nothing, quantizes_the_regions),
     (given_a_script_for_vitis_ai, calibrates_tests_and_exports),
+    (given_a_script_for_training, trains_and_deploys),
     (given_nothing, quantizes_as_quark_does),
 ]
 

@@ -100,6 +100,49 @@ def test_the_engine_finds_its_checkpoint_after_a_kill_and_the_model_is_the_same(
     assert bench.scratch_folders() == []
 
 
+def test_a_training_that_is_killed_between_epochs_goes_on_and_gives_the_same_bytes(bench, tmp_path):
+    """The real runner and engine, killed by -9 after the second epoch; nothing else is added."""
+    tiny = make_tiny(tmp_path)
+    program = """
+    from worker import runner
+    from worker.quantizer.training import memory
+    memory._MOST_TIME = 1e9  # every epoch is kept, however short
+    original = runner.LineRun.progress
+    told = []
+    def metric(self, stage, step, values):
+        told.append(step)
+        runner.LineRun.log(self, f"epoch {step}")
+    def progress(self, stage, *rest):
+        if told == [0, 1, 2] and not os.path.exists(os.environ["BENCH"] + "/calm"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(self, stage, *rest)
+    runner.LineRun.metric, runner.LineRun.progress = metric, progress
+    sys.exit(runner.main([task_file]))
+    """
+    qat = {"method": "qat", "epochs": 4, "accept": "always"}
+    config = {**CONFIG, "weight": {"dtype": "int4"}, "activation": {"dtype": "uint4"}, "algorithms": [qat]}
+    files = (tiny.model.read_bytes(), tiny.calibration.read_bytes())
+
+    def submitted() -> str:
+        model_id, data = bench.add_model({"net.onnx": files[0]}), bench.add_dataset(files[1])
+        return bench.submit(kind="quantize", model_id=model_id, calibration_dataset_id=data, config=config)
+
+    def epochs(job_id: str) -> list[str]:
+        messages = [event.data["message"] for event in bench.events(job_id, "log")]
+        return [message for message in messages if message.startswith("epoch")]
+
+    killed = submitted()
+    for state in ("queued", "succeeded"):
+        bench.supervisor(program).run(killed)
+        assert bench.job(killed).state == state, bench.job(killed).error
+    assert epochs(killed) == [f"epoch {step}" for step in (0, 1, 2, 3, 4)], "none is done twice"
+    (bench.folder / "calm").touch()
+    calm = submitted()
+    bench.supervisor(program).run(calm)
+    assert epochs(calm) == epochs(killed)
+    assert model_of(bench, killed) == model_of(bench, calm)
+
+
 def model_of(bench: Workbench, job_id: str) -> str:
     with bench.database.read() as session:
         found = {item.kind: item.sha256 for item in repository.list_of_job(session, "default", job_id)}

@@ -73,7 +73,7 @@ class TrainableModel(QatModule):
         return self
 
     def disable_quant(self) -> Self:
-        """Compute in float."""
+        """Compute in float; what the target approximates, such as the DPU's average pooling, stays approximated."""
         self._twin.rounding = False
         return self
 

@@ -187,7 +187,8 @@ class Autopilot(AlgorithmBase):
     """Searches for the smallest or fastest model that meets a goal.
 
     Recipes are tried cheap ones first, judged by the distance of their outputs on samples held back; what two recipes
-    have in common is done once. The best are refined further, and the finalists alone are evaluated in full.
+    have in common is done once. The best are refined further, and the finalists alone are evaluated in full. The last
+    resort, where the budget sets a time, is to train the nearest for most of what is left of it.
     Differences within chance are not taken for gains. All models that no other beats in accuracy, bytes and latency at
     once come as files of the job. The verdict is ``pass`` only if the goal is met within the budget's bytes and
     latency.

@@ -177,7 +177,7 @@ def problems(config: Any, pointer: str = "/config") -> list[tuple[str, str]]:
         ({"exclude": [{"node": "a"}, {"op_typ": "Conv"}]}, "/config/exclude/1/op_typ", "did you mean 'op_type'?"),
         ({"a/b~c": 1}, "/config/a~1b~0c", "unknown key 'a/b~c'"),
         ({"preset": "int9"}, "/config/preset", "unknown preset 'int9'; did you mean 'int8'?"),
-        ({"activation": {"dtype": "int4"}}, "/config/activation/dtype", "'uint8', 'int8'"),
+        ({"activation": {"dtype": "int2"}}, "/config/activation/dtype", "'uint8', 'int8'"),
         ({"weight": {"symmetric": "no idea"}}, "/config/weight/symmetric", "valid boolean"),
         ({"seed": -1}, "/config/seed", "greater than or equal to 0"),
         ({"seed": "x"}, "/config/seed", "valid integer"),

@@ -14,7 +14,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
 
-from service.contracts.algorithms.training import GraphLoss, QuantizationAwareTraining
+from service.contracts.algorithms.training import DistillationLoss, GraphLoss, QuantizationAwareTraining
+from service.contracts.compatibility import nearest
 from service.contracts.errors import InvalidConfigError
 from service.contracts.pointers import below
 from service.contracts.reason import Reason, declare
@@ -59,6 +60,7 @@ def train(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolkit) -> Ch
     device = choose_device(spec.device)
     with repeatable(services.threads):
         losses = _losses(spec, toolkit, device)
+        _check_tensors(spec, draft, toolkit)
         networks = Networks(draft, losses.inner_tensors, device=device, learn_zeros=spec.zero_points == "learned")
         with TrainingSamples(case.calibration, case.inputs, first + held, last, losses.arrays, services.run) as samples:
             course = _Course(spec, draft, toolkit, networks, losses, samples, (first, first + held))
@@ -75,6 +77,24 @@ def _losses(spec: QuantizationAwareTraining, toolkit: Toolkit, device: torch.dev
         if isinstance(loss, GraphLoss)
     }
     return Losses(spec.losses, facts, graphs=graphs, pointer=pointer)
+
+
+def _check_tensors(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolkit) -> None:
+    """Make sure that inner tensors that a loss names are there.
+
+    Raises:
+        InvalidConfigError: one is not; points at it.
+    """
+    known = {value.name for node in draft.graph for value in node.outputs if value.name}
+    for k, loss in enumerate(spec.losses):
+        for place, name in enumerate(loss.tensors if isinstance(loss, DistillationLoss) else ()):
+            if name not in known:
+                near = nearest(name, sorted(known))
+                raise InvalidConfigError(
+                    f"the network has no inner tensor {name!r}" + (f"; did you mean {near!r}?" if near else ""),
+                    hint="Tensors are those of the prepared network: preparation folds and renames some.",
+                    pointer=f"/algorithms/{_place(spec, toolkit)}/losses/{k}/tensors/{place}",
+                )
 
 
 def _graph(loss: GraphLoss, files: Mapping[str, Path], pointer: str) -> ir.Model:

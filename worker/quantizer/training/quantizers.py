@@ -71,8 +71,8 @@ class LearnedGrid(nn.Module):
         scale = self.base * torch.exp2(growth)
         if self._kind == "float32":
             return scale
-        snapped = snap_scale(scale.detach().cpu().numpy().astype(np.float64), self._kind).astype(np.float32)
-        return scale + (as_tensor(snapped, scale.device) - scale).detach()
+        snapped: Tensor = _snapped(scale.detach(), self._kind)
+        return scale + (snapped - scale).detach()
 
     def forward(self, values: Tensor) -> Tensor:
         """``values`` as the grid represents them, same shape: as ``IntegerGrid.fake``."""
@@ -137,6 +137,12 @@ class LearnedGrid(nn.Module):
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
         self._limit()
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _snapped(scale: Tensor, kind: str) -> Tensor:
+    """``snap_scale`` for tensors; numpy breaks a compiled graph here."""
+    return as_tensor(snap_scale(scale.cpu().numpy().astype(np.float64), kind).astype(np.float32), scale.device)
 
 
 def spread(scales: Tensor, granularity: Granularity, shape: torch.Size | tuple[int, ...]) -> Tensor:

@@ -74,7 +74,7 @@ class Sites:
 
     Attributes:
         held: the parameters that were named, by key.
-        moved: float32 constants that the plan has in the place of initializers, by key.
+        moved: constants that the plan has in the place of initializers, float32 as their grids represent them, by key.
     """
 
     def __init__(self, graph: ir.Graph, plan: QuantizationPlan) -> None:
@@ -97,7 +97,7 @@ class Sites:
                 weight = self._plan.weights.get(name) if self._parameters.is_stored(node, index) else None
                 self.held[key] = Site(key, name, node, index, now, weight, self._bias(node, now, bias))
             return key
-        if now.values is now.original:
+        if now.grid is None and now.values is now.original:
             return name
         self.moved[name + _MOVED] = now.present
         return name + _MOVED

@@ -70,6 +70,7 @@ class Twin(nn.Module):
         self._unfolded: dict[str, Layer] = {}  # by the name of the convolution's result
         self._norm_of: dict[str, str] = {}  # key of a weight or a bias -> name of its normalization
         self._fixed: dict[str, TorchGrid] = {}
+        self._shared: dict[str, str] = {}  # activation -> what its learned grid is called
         self._channels: dict[str, Tensor] = {}
         self._constants = {key: as_tensor(np.array(array), device) for key, array in self._sites.moved.items()}
         for site in self._sites.held.values():
@@ -154,7 +155,7 @@ class Twin(nn.Module):
         parameters = Parameters(self._draft.graph, plan)
         for tensor, activation in plan.activations.items():
             if isinstance(activation.quantization, IntegerGrid):
-                grid = self.activation_grids[self._sites.source(tensor)].grid()
+                grid = self.activation_grids[self._shared[tensor]].grid()
                 kept = activation.quantization
                 activation.quantization = replace(grid, symmetric=kept.symmetric, reduce_range=kept.reduce_range)
         for site in self._weights():
@@ -176,7 +177,7 @@ class Twin(nn.Module):
         """
         for tensor, activation in draft.plan.activations.items():
             if isinstance(activation.quantization, IntegerGrid):
-                self.activation_grids[self._sites.source(tensor)].follow(activation.quantization)
+                self.activation_grids[self._shared[tensor]].follow(activation.quantization)
         for site in self._weights():
             grid = draft.plan.weights[site.name].quantization
             if isinstance(grid, IntegerGrid):
@@ -187,6 +188,12 @@ class Twin(nn.Module):
         """All learned grids."""
         for tree in (self.weight_grids, self.activation_grids):
             yield from (tree[name] for name in tree)
+
+    def fixed_scales(self) -> Tensor:
+        """The scales of all grids that are not learned, flat: they are no part of a state."""
+        scales = (getattr(grid, "scale", None) for grid in self._fixed.values())
+        flat = [scale.reshape(-1) for scale in scales if scale is not None]
+        return torch.cat([torch.zeros(0, device=self._device), *flat])
 
     def move(self, device: torch.device) -> None:
         """Let what is no parameter and no buffer follow these to another device."""
@@ -248,7 +255,7 @@ class Twin(nn.Module):
         entry = self._draft.plan.activations[tensor]
         grid = entry.quantization
         if isinstance(grid, IntegerGrid):
-            key = self._sites.source(tensor)
+            key = self._shared[tensor] = self._sites.source(tensor)
             if key not in self.activation_grids:
                 moves = learn_zeros and not entry.spec.symmetric
                 learned = LearnedGrid(grid.at_run_time(), entry.spec.scale, learn_zero=moves, device=self._device)
@@ -269,7 +276,7 @@ class Twin(nn.Module):
         if fixed is not None:
             known[key] = fixed.through(tensor)
         else:
-            known[key] = self.activation_grids[self._sites.source(name)](tensor)
+            known[key] = self.activation_grids[self._shared[name]](tensor)
 
     def _weight(self, site: Site) -> Tensor:
         master = self._folded(site)

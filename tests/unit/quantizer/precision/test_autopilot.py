@@ -73,6 +73,7 @@ def test_a_hard_goal_calls_for_slow_steps_and_then_for_float() -> None:
     tried = [algorithm for trial in found(change).trials for algorithm in trial.algorithms]
     assert "adaround" in tried
     assert "mixed_precision" in tried
+    assert "qat" not in tried, "no time is set"
     assert found(change).met
 
 
@@ -84,6 +85,15 @@ def test_a_goal_out_of_reach_returns_the_best_and_the_gap() -> None:
     assert "4 recipes" in found(change).ended_by
     evaluated = [trial for trial in found(change).trials if trial.evaluated]
     assert chosen(change).gap == min(trial.gap for trial in evaluated if trial.gap is not None)
+
+
+def test_the_last_resort_is_to_train_where_a_time_is_set(monkeypatch) -> None:
+    monkeypatch.setattr("worker.quantizer.precision.autopilot.step._TRAINING_SHARE", 0.02)
+    change = flown(pilot(190.0, budget={"max_seconds": 90.0}))
+    last = found(change).trials[-1]
+    assert last.algorithms[-1] == "qat"
+    assert [trial.algorithms for trial in found(change).trials].index(last.algorithms) > 0
+    assert not found(change).met
 
 
 def test_time_that_is_used_up_ends_the_search() -> None:

@@ -189,7 +189,6 @@ def test_samples_stay_on_their_device(spec: Augmentation) -> None:
         (Crop(pixels=8), tensor("N", 3, 8, 32), "pixels", "leave nothing of a side of 8"),
         (Cutout(pixels=8), tensor("N", 3, 32, 8), "pixels", "leave nothing"),
         (Cutout(), tensor("N", 3, 32, 32, dtype="bool"), "input", "numbers"),
-        (Shift(axis=0), tensor("N", 32), "axis", "that of samples"),
         (Shift(axis=-2), tensor("N", 32), "axis", "that of samples"),
         (Shift(axis=2), tensor("N", 32), "axis", "no axis 2"),
         (Shift(steps=32), tensor("N", 32), "steps", "leave nothing"),

@@ -31,6 +31,11 @@ class TimedRun:
         """True behind the deadline."""
         return self._deadline is not None and time.monotonic() > self._deadline
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the deadline; None if there is none."""
+        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+
     def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
         """Pass it on."""
         self._run.progress(stage, done, total, unit, message)

@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from service.contracts.algorithms import AdaRound, Algorithm, BiasCorrection, CrossLayerEqualization, SmoothQuant
+from service.contracts.algorithms.training import QuantizationAwareTraining
 from service.contracts.base import search_space
 from service.contracts.calibration import PercentileCalibration
 from service.contracts.config import QuantizationConfig
@@ -85,6 +86,16 @@ def variants(chain: Chain) -> list[Chain]:
 def finetuned(chain: Chain) -> Chain:
     """The chain with the slow step at its end."""
     return (*chain, AdaRound())
+
+
+def trained(chain: Chain, seconds: float) -> Chain:
+    """The chain with a training of the whole network at its end.
+
+    Args:
+        chain: what comes before.
+        seconds: that the training may take.
+    """
+    return (*chain, QuantizationAwareTraining(seconds=seconds))
 
 
 def recipe_words(basis: Basis, chain: Chain) -> str:

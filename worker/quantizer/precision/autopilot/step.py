@@ -8,10 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 from service.contracts.algorithms import Autopilot
+from service.contracts.errors import UnsupportedModelError
 from service.contracts.search import Search, TrialFigures
 from worker.quantizer.precision.autopilot.deadline import OutOfTimeError, TimedRun
 from worker.quantizer.precision.autopilot.rescue import mixed_rescue
-from worker.quantizer.precision.autopilot.space import Basis, Chain, bases, chains, finetuned, recipe_words, variants
+from worker.quantizer.precision.autopilot.space import (
+    Basis,
+    Chain,
+    bases,
+    chains,
+    finetuned,
+    recipe_words,
+    trained,
+    variants,
+)
 from worker.quantizer.precision.autopilot.trials import Bench, Finalist, Trial
 from worker.quantizer.precision.goal import Referee, clearly_positive, output_place
 from worker.quantizer.refine.draft import Draft
@@ -21,6 +31,9 @@ from worker.quantizer.refine.step import Change, Step, Toolkit
 # What differs by less is the same: latencies are measured on a machine with other work to do.
 _SAME = {"latency": 0.1, "size": 0.01}
 _BEST_BASES = 2
+# A training takes this part of the time that is left, so that its outcome can be evaluated; less than so many seconds
+# are not worth it.
+_TRAINING_SHARE, _LEAST_TRAINING_SECONDS = 0.8, 5.0
 
 
 class AutopilotStep(Step[Autopilot]):
@@ -95,6 +108,21 @@ class _Search:
         if not self._met() and self._goes_on():
             rescued = mixed_rescue(self._bench, self._ranked()[0], self._spec.goal, self._spec.output_index)
             self._evaluate([rescued] if rescued is not None else [])
+        if not self._met() and self._goes_on():
+            self._train()
+
+    def _train(self) -> None:
+        """The last resort, where a time is set: the nearest recipe is trained for most of what is left of it."""
+        left, case = self._timed.seconds_left, self._bench.case
+        if left is None or left < _LEAST_TRAINING_SECONDS or case.calibration.is_random:
+            return
+        nearest = self._ranked()[0]
+        try:
+            trial = self._bench.trial(nearest.basis, trained(nearest.chain, left * _TRAINING_SHARE))
+        except UnsupportedModelError as error:  # what has no derivative keeps nobody from the recipes found
+            self._bench.services.run.log(f"the network is not trained: {error.detail}", "warning")
+            return
+        self._evaluate([trial] if trial.kept else [])
 
     def _try(self, recipes: list[tuple[Basis, Chain]]) -> None:
         for basis, chain in recipes:

@@ -1,0 +1,231 @@
+"""Training as a step: it learns, tells, stops, goes on after a kill, and is undone if it is no use."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from service.contracts.errors import CanceledError, InvalidConfigError
+from service.contracts.report import AlgorithmFigures
+from tests.unit.quantizer.toolbox import config, make_model, write_npz
+from tests.unit.quantizer.training.networks import pictures, trained
+from worker.quantizer.pipeline import Result, quantize
+from worker.quantizer.run.interface import Run, SilentRun
+
+FEW_BITS: dict[str, Any] = {
+    "preset": "int8",
+    "weight": {"dtype": "int4"},
+    "activation": {"dtype": "uint4"},
+    "evaluation": {"layer_samples": 1, "latency_runs": 1},
+}
+
+
+class Listener(SilentRun):
+    """Remembers what was told."""
+
+    def __init__(self) -> None:
+        self.metrics: list[tuple[str, int, dict[str, float | None]]] = []
+        self.words: list[str] = []
+
+    def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
+        self.metrics.append((stage, step, dict(values)))
+
+    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
+        if stage == "qat":
+            self.words.append(message)
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return trained()
+
+
+def train(
+    folder: Path,
+    model: onnx.ModelProto,
+    qat: dict[str, Any],
+    *,
+    labels: bool = True,
+    run: Run | None = None,
+    samples: int = 120,
+    checkpoints: Path | None = None,
+    **settings: Any,
+) -> Result:
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    images, classes = pictures(samples, seed=1)
+    source = write_npz(folder / "calibration.npz", x=images, **({"labels": classes} if labels else {}))
+    asked = config(**{**FEW_BITS, **settings, "algorithms": [{"method": "qat", **qat}]})
+    return quantize(path, asked, source, run=run or SilentRun(), threads=1, checkpoint_dir=checkpoints)
+
+
+def accuracy(model: bytes) -> float:
+    images, labels = pictures(600, seed=99)
+    return 100 * float((ort.InferenceSession(model).run(["y"], {"x": images})[0].argmax(1) == labels).mean())
+
+
+def outcome(result: Result) -> AlgorithmFigures:
+    return result.report.algorithms[-1]
+
+
+def test_distillation_without_labels_recovers_what_few_bits_lose(tmp_path: Path, model: onnx.ModelProto) -> None:
+    listener = Listener()
+    result = train(tmp_path, model, {"epochs": 12, "batch_size": 16}, labels=False, run=listener)
+    exact = accuracy(model.SerializeToString())
+    found = outcome(result)
+    assert found.training is not None and found.kept, found.summary
+    losses = [epoch.validation_loss for epoch in found.training.epochs]
+    assert losses[found.training.best_epoch] == min(losses) < 0.7 * losses[0]
+    assert accuracy(result.model) > exact - 8
+    assert [step for _, step, _ in listener.metrics] == list(range(13))
+    assert listener.metrics[0][2]["train_loss"] is None
+    assert any("left" in words for words in listener.words)
+    assert found.training.samples + found.training.validation_samples <= 120
+    assert found.training.ended == "epochs"
+
+
+def test_labels_are_learned_from_too(tmp_path: Path, model: onnx.ModelProto) -> None:
+    losses = [{"kind": "cross_entropy"}, {"kind": "distillation", "weight": 0.5, "tensors": ["s"]}]
+    result = train(tmp_path, model, {"epochs": 6, "batch_size": 16, "losses": losses})
+    training = outcome(result).training
+    assert training is not None
+    assert training.epochs[-1].train_loss < training.epochs[1].train_loss
+    assert training.metric == "top1"
+
+
+def test_the_same_bytes_again(tmp_path: Path, model: onnx.ModelProto) -> None:
+    qat = {"epochs": 3, "batch_size": 16, "accept": "always", "augmentations": [{"kind": "flip"}, {"kind": "noise"}]}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert train(tmp_path / "a", model, qat).model == train(tmp_path / "b", model, qat).model
+
+
+class Dies(Listener):
+    """Ends the run, as a kill would, once an epoch is told."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__()
+        self._epoch, self._dies = epoch, False
+
+    def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
+        super().metric(stage, step, values)
+        self._dies = step >= self._epoch
+
+    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
+        if self._dies:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_another_attempt_goes_on_and_gives_the_same_bytes(
+    tmp_path: Path, model: onnx.ModelProto, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.quantizer.training.memory._MOST_TIME", 1e9)  # every epoch is kept, however short
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    qat = {
+        "epochs": 6,
+        "batch_size": 16,
+        "accept": "always",
+        "optimizer": {"kind": optimizer},
+        "oscillation_threshold": 0.001,
+        "augmentations": [{"kind": "flip"}],
+    }
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, model, qat, run=Dies(3), checkpoints=kept)
+    listener = Listener()
+    resumed = train(tmp_path, model, qat, run=listener, checkpoints=kept)
+    assert [step for _, step, _ in listener.metrics] == [4, 5, 6]
+    undisturbed = train(tmp_path, model, qat)
+    assert resumed.model == undisturbed.model
+    assert outcome(resumed).training == outcome(undisturbed).training
+
+
+def test_a_cancel_is_heard_within_an_epoch(tmp_path: Path, model: onnx.ModelProto) -> None:
+    class Canceled(Listener):
+        asked = 0
+
+        def check(self) -> None:
+            if self.metrics:
+                self.asked += 1
+            if self.asked > 5:
+                raise CanceledError("enough")
+
+    run = Canceled()
+    with pytest.raises(CanceledError):
+        train(tmp_path, model, {"epochs": 50, "batch_size": 4}, run=run)
+    assert [step for _, step, _ in run.metrics] == [0], "in the middle of the first epoch"
+
+
+def test_a_training_that_is_no_use_is_undone(tmp_path: Path, model: onnx.ModelProto) -> None:
+    wild = {"epochs": 2, "batch_size": 16, "optimizer": {"learning_rate": 5.0}, "gradient_clip": None}
+    result = train(tmp_path, model, wild)
+    found = outcome(result)
+    assert not found.kept
+    assert found.reason_code in ("no-epoch-better", "trained-worse")
+    path = tmp_path / "plain"
+    path.mkdir()
+    images, classes = pictures(120, seed=1)
+    source = write_npz(path / "calibration.npz", x=images, labels=classes)
+    plain = quantize(tmp_path / "model.onnx", config(**FEW_BITS), source, run=SilentRun(), threads=1)
+    assert result.model == plain.model
+
+
+def test_budgets_end_it(tmp_path: Path, model: onnx.ModelProto) -> None:
+    steps = outcome(train(tmp_path, model, {"steps": 5, "batch_size": 16, "accept": "always"})).training
+    assert steps is not None and (steps.epochs[-1].steps, steps.ended) == (5, "steps")
+    seconds = outcome(train(tmp_path, model, {"seconds": 0.5, "batch_size": 16, "accept": "always"})).training
+    assert seconds is not None and seconds.ended == "seconds"
+    patience = outcome(
+        train(tmp_path, model, {"epochs": 40, "patience": 1, "optimizer": {"learning_rate": 3.0}})
+    ).training
+    assert patience is not None and patience.ended == "patience" and len(patience.epochs) < 41
+
+
+def test_too_few_samples_are_told(tmp_path: Path, model: onnx.ModelProto) -> None:
+    found = outcome(train(tmp_path, model, {"data_size": 2}, samples=30))
+    assert not found.kept
+    assert found.reason_code == "too-few-samples-to-train"
+
+
+def test_a_loss_that_is_a_graph(tmp_path: Path, model: onnx.ModelProto) -> None:
+    """Cross-entropy as a graph trains as the one that is built in does."""
+    plain = make_model(
+        "(float[N,4] y, int64[N] labels) => (float l) {\n p = LogSoftmax <axis = 1> (y)\n i = Unsqueeze (labels, one)\n"
+        " g = GatherElements <axis = 1> (p, i)\n n = Neg (g)\n l = ReduceMean <keepdims = 0> (n) }",
+        {"one": np.array([1], np.int64)},
+    )
+    source = {"base64": base64.b64encode(plain.SerializeToString()).decode()}
+    common = {"epochs": 3, "batch_size": 16, "accept": "always"}
+    by_graph = outcome(train(tmp_path, model, {**common, "losses": [{"kind": "onnx", "graph": source}]})).training
+    built_in = outcome(train(tmp_path, model, {**common, "losses": [{"kind": "cross_entropy"}]})).training
+    assert by_graph is not None and built_in is not None
+    mine = [epoch.train_loss for epoch in by_graph.epochs[1:]]
+    assert np.allclose(mine, [epoch.train_loss for epoch in built_in.epochs[1:]], rtol=0.02)
+
+
+def test_a_tensor_that_is_not_there_is_an_error(tmp_path: Path, model: onnx.ModelProto) -> None:
+    losses = [{"kind": "distillation", "tensors": ["nowhere"]}]
+    with pytest.raises(InvalidConfigError) as caught:
+        train(tmp_path, model, {"losses": losses})
+    assert "nowhere" in caught.value.detail
+    assert [item.pointer for item in caught.value.errors] == ["/algorithms/0/losses/0/tensors/0"]
+
+
+def test_large_batches_run_in_parts_with_the_same_gradients(
+    tmp_path: Path, model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qat = {"epochs": 2, "batch_size": 32, "accept": "always"}
+    whole = outcome(train(tmp_path, model, qat)).training
+    monkeypatch.setattr("worker.quantizer.training.network._MOST_ELEMENTS", 20_000)
+    parts = outcome(train(tmp_path, model, qat)).training
+    assert whole is not None and parts is not None
+    losses = [[epoch.train_loss for epoch in found.epochs[1:]] for found in (whole, parts)]
+    assert np.allclose(*losses, rtol=0.05)

@@ -1,0 +1,305 @@
+"""QatProcessor: scripts for Vitis AI's quantization-aware training."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quantmill.torch.nndct import QatProcessor
+from quantmill.torch.nndct.apis import torch_quantizer
+from quantmill.torch.nndct.errors import NotOfferedError, QuantInfoError, StageError
+from quantmill.torch.nndct.nn import DeQuantStub, QuantStub
+from quantmill.torch.nndct.nn.modules import functional
+from quantmill.torch.nndct.qat_model import WARM_UP_SAMPLES, TrainableModel
+from service.contracts.errors import InvalidConfigError, InvalidRequestError
+
+
+class Network(nn.Module):
+    """A convolution, an addition by a module, a linear layer, between stubs."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.conv1, self.bn1, self.relu1 = (
+            nn.Conv2d(3, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+        )
+        self.conv2, self.skip_add, self.relu2 = nn.Conv2d(width, width, 3, padding=1), functional.Add(), nn.ReLU()
+        self.fc = nn.Linear(width, 5)
+        self.quant_stub, self.dequant_stub = QuantStub(), DeQuantStub()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu1(self.bn1(self.conv1(self.quant_stub(x))))
+        x = self.relu2(self.skip_add(self.conv2(x), x))
+        return self.dequant_stub(self.fc(x.mean((2, 3))))
+
+
+def network(width: int = 8) -> nn.Module:
+    torch.manual_seed(1)
+    return Network(width).eval()
+
+
+def images(samples: int, seed: int = 0) -> Tensor:
+    """Of another range than the random numbers that examples are made of."""
+    return 3 + 5 * torch.rand(samples, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+EXAMPLE = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(8))
+
+
+def processor(**options: Any) -> QatProcessor:
+    return QatProcessor(network(), EXAMPLE, **options)
+
+
+def train(model: nn.Module, steps: int = 4) -> None:
+    x = images(WARM_UP_SAMPLES, 2)
+    y = x.mean((2, 3)).argmax(1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=1e-4)
+    model.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        for parameter in model.quantizer_parameters():
+            loss = loss + 1e-4 * torch.pow(parameter, 2.0)[0].sum()
+        loss.backward()
+        optimizer.step()
+
+
+def scales(path: Path) -> dict[str, Any]:
+    return {node.input[0]: node for node in onnx.load(path).graph.node if node.op_type == "QuantizeLinear"}
+
+
+def test_the_way_of_a_script_from_the_float_model_to_the_file(tmp_path: Path) -> None:
+    qat_processor = processor(bitwidth=8)
+    quantized_model = qat_processor.trainable_model()
+    assert quantized_model.training
+    train(quantized_model)
+    quantized_model.eval()
+    deployable = qat_processor.to_deployable(quantized_model, tmp_path / "qat_result")
+    x = images(8, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(quantized_model(x), deployable(x), rtol=0, atol=1e-5)
+    written = qat_processor.export_onnx_model()
+    assert written == tmp_path / "qat_result" / "Network_int.onnx"
+    onnx.checker.check_model(str(written))
+    session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == [4, 3, 6, 6]
+    found = session.run(None, {session.get_inputs()[0].name: x[:4].numpy()})[0]
+    np.testing.assert_array_equal(found, deployable(x)[:4].numpy())
+    types = {initializer.data_type for initializer in onnx.load(written).graph.initializer}
+    assert onnx.TensorProto.INT8 in types
+
+
+def test_another_process_finds_what_was_trained(tmp_path: Path) -> None:
+    first = processor()
+    trained = first.trainable_model()
+    train(trained)
+    expected = first.to_deployable(trained, tmp_path)
+    torch.save(trained.state_dict(), tmp_path / "checkpoint.pth")
+    second = processor()
+    with pytest.raises(StageError):
+        second.export_onnx_model(tmp_path)
+    x = images(4)
+    assert torch.equal(second.deployable_model(tmp_path)(x), expected(x))
+    assert second.export_onnx_model(tmp_path / "more", dynamic_batch=True).exists()
+    resumed = second.trainable_model()
+    resumed.load_state_dict(torch.load(tmp_path / "checkpoint.pth", weights_only=True))
+    assert not resumed.is_warming_up
+    assert torch.equal(resumed.train()(x), trained(x))
+    other = QatProcessor(network(width=6), EXAMPLE)
+    with pytest.raises(QuantInfoError, match="graph"):
+        other.deployable_model(tmp_path)
+    with pytest.raises(QuantInfoError, match="no "):
+        other.deployable_model(tmp_path / "nothing")
+
+
+def error(model: nn.Module, x: Tensor) -> float:
+    """Of the network against the float model, over its size."""
+    with torch.no_grad():
+        expected = network()(x)
+        return float((model(x) - expected).norm() / expected.norm())
+
+
+def test_the_first_samples_in_training_mode_give_the_ranges() -> None:
+    model = processor().trainable_model()
+    x = images(64, 3)
+    blind = error(model.eval(), x)
+    assert error(model.eval(), x) == blind, "eval mode does not warm up"
+    model.train()
+    for batch in images(WARM_UP_SAMPLES).split(100):
+        assert model.is_warming_up
+        model(batch)
+    assert not model.is_warming_up
+    warm = error(model.eval(), x)
+    assert warm < 0.1 < blind
+    calibrated = QatProcessor(network(), images(WARM_UP_SAMPLES)).trainable_model()
+    theirs = dict(calibrated.named_parameters())
+    grids = {name: held for name, held in model.named_buffers() if name.endswith(".base")}
+    assert grids
+    assert theirs.keys() == dict(model.named_parameters()).keys()
+    others = dict(calibrated.named_buffers())
+    same = sum(bool(torch.equal(held, others[name])) for name, held in grids.items())
+    assert same >= len(grids) - 1, "the engine's own calibration on the same samples finds the same scales"
+    before = model.state_dict()["quantizers.activations.relu1/Relu.base"].clone()
+    model.train()(10 * x)
+    assert torch.equal(model.state_dict()["quantizers.activations.relu1/Relu.base"], before)
+    model.enable_warmup()
+    model(10 * x)
+    assert (model.state_dict()["quantizers.activations.relu1/Relu.base"] > before).all()
+
+
+def test_switches_do_what_they_say() -> None:
+    model = processor().trainable_model()
+    train(model, 1)
+    x = images(8)
+    with torch.no_grad():
+        quantized = model(x)
+        model.disable_quant()
+        expected = model(x)
+        model.enable_quant()
+        assert torch.equal(model(x), quantized)
+        assert not torch.equal(expected, quantized)
+    # the DPU's approximation of average pooling stays, another target has none
+    fresh = processor(target="onnxruntime_cpu").trainable_model().disable_quant()
+    with torch.no_grad():
+        torch.testing.assert_close(fresh(x), network()(x), rtol=1e-4, atol=1e-5)
+    assert fresh.is_warming_up
+    model.freeze_quant().freeze_bn_stats().fuse_conv_bn()
+    assert not any(held.requires_grad for held in model.quantizer_parameters())
+    assert all(held.requires_grad for held in model.non_quantizer_parameters())
+    model.unfreeze_quant()
+    assert all(held.requires_grad for held in model.parameters())
+    cold = processor().trainable_model().disable_warmup()
+    state = {name: held.clone() for name, held in cold.state_dict().items()}
+    cold.train()(x)
+    assert all(torch.equal(held, state[name]) for name, held in cold.state_dict().items())
+
+
+def calibrate(folder: Path, keys: dict[str, Any]) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(keys))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantizer = torch_quantizer("calib", network(), EXAMPLE, output_dir=folder, quant_config_file=file)
+        quantizer.quant_model(images(64))
+        quantizer.export_quant_config()
+
+
+def test_the_positions_of_a_calibration_are_where_training_starts(tmp_path: Path) -> None:
+    calibrate(tmp_path, {"include_cle": False, "include_bias_corr": False})
+    qat_processor = processor()
+    model = qat_processor.trainable_model(calib_dir=tmp_path)
+    assert not model.is_warming_up
+    deployable = qat_processor.to_deployable(model, tmp_path / "deployable")
+    x = images(16, 6)
+    session = onnxruntime.InferenceSession(tmp_path / "Network_calibrated.onnx", providers=["CPUExecutionProvider"])
+    calibrated = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    np.testing.assert_array_equal(deployable(x).numpy(), calibrated)
+
+
+def test_positions_of_an_equalized_network_are_refused(tmp_path: Path) -> None:
+    calibrate(tmp_path, {"include_cle": True})
+    with pytest.raises(QuantInfoError, match="equalized") as refused:
+        processor().trainable_model(calib_dir=tmp_path)
+    assert "include_cle" in str(refused.value.hint)
+
+
+def test_positions_of_another_network_are_refused(tmp_path: Path) -> None:
+    calibrate(tmp_path, {"include_cle": False})
+    with pytest.raises(QuantInfoError, match="graph"):
+        QatProcessor(network(width=6), EXAMPLE).trainable_model(calib_dir=tmp_path)
+    with pytest.raises(QuantInfoError, match="no "):
+        processor().trainable_model(calib_dir=tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (lambda: QatProcessor(nn.DataParallel(network()), EXAMPLE), InvalidRequestError),
+        (lambda: processor(mix_bit=True), NotOfferedError),
+        (lambda: processor(bitwidth=4), InvalidConfigError),
+        (lambda: processor().deployable_model("anywhere", used_for_xmodel=True), NotOfferedError),
+        (lambda: processor().export_xmodel("anywhere"), NotOfferedError),
+        (lambda: processor().export_torch_script("anywhere"), NotOfferedError),
+        (lambda: processor().export_onnx_model(native_onnx=False), NotOfferedError),
+        (lambda: processor().export_onnx_model(opt_graph=True), NotOfferedError),
+        (lambda: processor().trainable_model().dump_blob(), NotOfferedError),
+        (lambda: processor().to_deployable(network(), "anywhere"), InvalidRequestError),
+        (lambda: processor().to_deployable(processor().trainable_model(), "anywhere"), InvalidRequestError),
+    ],
+)
+def test_what_is_not_offered_is_refused_with_a_way_out(made: Callable[[], Any], expected: type[Exception]) -> None:
+    with pytest.raises(expected) as refused:
+        made()
+    assert refused.value.hint
+
+
+def test_what_is_ignored_or_blind_is_told(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="device"):
+        processor(device="cpu")
+    qat_processor = processor()
+    with pytest.warns(UserWarning, match="training mode"):
+        qat_processor.to_deployable(qat_processor.trainable_model(), tmp_path)
+    model = qat_processor.quant_model()
+    assert isinstance(model, TrainableModel)
+    train(model, 1)
+    with pytest.warns(DeprecationWarning, match="to_deployable"):
+        qat_processor.convert_to_deployable(torch.compile(model, backend="eager"), tmp_path)
+
+
+def test_sixteen_bits_on_another_target(tmp_path: Path) -> None:
+    qat_processor = QatProcessor(network(), EXAMPLE, bitwidth=16, target="onnxruntime_cpu")
+    model = qat_processor.trainable_model()
+    train(model, 2)
+    deployable = qat_processor.to_deployable(model, tmp_path)
+    x = images(4)
+    with torch.no_grad():
+        torch.testing.assert_close(deployable(x), model(x), rtol=1e-3, atol=1e-3)
+
+
+def test_stubs_bound_what_is_trained_on_grids() -> None:
+    class Partial(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.dequant(self.first(self.quant(x))))
+
+    model = QatProcessor(Partial().eval(), EXAMPLE).trainable_model()
+    names = {name for name, _ in model.named_parameters()}
+    assert {"first.weight", "second.weight", "second.bias"} <= names
+    assert [name for name in names if name.startswith("quantizers.weights.")] == [
+        "quantizers.weights.first.weight.growth"
+    ]
+
+
+def test_it_warms_up_and_trains_under_distributed_data_parallel(tmp_path: Path) -> None:
+    plain, shared = processor().trainable_model(), processor().trainable_model()
+    store = f"file://{tmp_path / 'processes'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(shared)
+        x = images(WARM_UP_SAMPLES // 2)
+        for model in (plain, parallel):
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert not shared.is_warming_up
+    for name, held in plain.state_dict().items():
+        torch.testing.assert_close(shared.state_dict()[name], held)
