@@ -123,9 +123,9 @@ class Dies(Listener):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(("optimizer", "batch_norm"), [("adamw", "folded"), ("sgd", "folded"), ("adamw", "unfolded")])
 def test_another_attempt_goes_on_and_gives_the_same_bytes(
-    tmp_path: Path, model: onnx.ModelProto, optimizer: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: onnx.ModelProto, optimizer: str, batch_norm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.quantizer.training.memory._MOST_TIME", 1e9)  # every epoch is kept, however short
     kept = tmp_path / "kept"
@@ -135,6 +135,7 @@ def test_another_attempt_goes_on_and_gives_the_same_bytes(
         "batch_size": 16,
         "accept": "always",
         "optimizer": {"kind": optimizer},
+        "batch_norm": batch_norm,
         "oscillation_threshold": 0.001,
         "augmentations": [{"kind": "flip"}],
     }
