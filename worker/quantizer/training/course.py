@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ import torch
 from service.contracts.algorithms.training import DistillationLoss, GraphLoss, QuantizationAwareTraining
 from service.contracts.compatibility import nearest
 from service.contracts.errors import InvalidConfigError
+from service.contracts.pointers import below
 from service.contracts.reason import Reason, declare
 from service.contracts.report import TrainingEpoch, TrainingFigures
 from worker.quantizer.autodiff.device import choose_device, repeatable
@@ -30,7 +31,7 @@ from worker.quantizer.training.memory import Keeper, Memory
 from worker.quantizer.training.network import GraphOnTorch, Networks
 from worker.quantizer.training.optimizer import Mover, peak_of
 from worker.quantizer.training.oscillation import shares
-from worker.quantizer.training.samples import TrainingSamples
+from worker.quantizer.training.samples import TrainingSamples, epoch_order
 from worker.quantizer.training.schedule import Budget
 from worker.quantizer.training.validation import Standing, Validation
 
@@ -43,6 +44,8 @@ TOO_FEW_SAMPLES = declare("too-few-samples-to-train", "{samples} samples are too
 Ended = Literal["epochs", "steps", "seconds", "patience"]
 _FEWEST = 4
 _SETTLED_ON = 64
+# Samples that normalizations take their first statistics of.
+_UNFOLDED_ON = 256
 
 
 def train(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolkit) -> Change:
@@ -143,6 +146,7 @@ class _Course:
         self._run, self._config = toolkit.services.run, toolkit.case.config
         self._seed = self._config.seed if spec.fixed_seed is None else spec.fixed_seed
         self._begin = time.monotonic()
+        self._notes = [self._unfold()] if spec.batch_norm == "unfolded" else []
         self._settle()
         self._validation = Validation(toolkit.case, toolkit.services, losses, *held)
         augmenter = Augmenter(
@@ -193,6 +197,35 @@ class _Course:
         batch = self._samples.batch(np.arange(min(size, self._samples.count)))
         made = self._networks.teacher(self._networks.feeds(batch.feeds)).cut(batch.valid, batch.size)
         self._losses.settle(made, batch.arrays)
+
+    def _unfold(self) -> str:
+        """Give the convolutions their normalizations back; a sentence for the report.
+
+        Raises:
+            InvalidConfigError: batches have no statistics.
+        """
+        spec, samples, place = self._spec, self._samples, _place(self._spec, self._toolkit)
+        part = self._networks.largest_part(min(spec.batch_size, samples.count))
+        if samples.fixed_batch is not None or part < 2:
+            fixed = f"the model takes {samples.fixed_batch} at once, no more and no fewer"
+            raise InvalidConfigError(
+                "batch_norm: unfolded normalizes by batches of two samples or more, of any size; "
+                + (fixed if samples.fixed_batch is not None else f"here {part} runs at once"),
+                pointer=below(f"/algorithms/{place}", "batch_norm"),
+                hint="Set batch_norm to folded"
+                + (", or export the model with a free batch axis." if part >= 2 else ", or batch_size to 2 or more."),
+            )
+        order = epoch_order(samples.count, self._seed, 0)[:_UNFOLDED_ON]
+
+        def batches() -> Iterator[Mapping[str, np.ndarray]]:
+            for numbers in samples.minibatches(order, part, fill=True):
+                self._run.check()
+                yield samples.batch(numbers).feeds
+
+        count = self._networks.unfold(batches())
+        if not count:
+            return "no convolution with a bias of its own has a weight on integers: none is normalized by batches"
+        return f"{count} convolutions were normalized by batches, and folded for the last third"
 
     def _resumed(self, mover: Mover, start: Memory, before: Standing) -> tuple[_Progress, Memory, Standing]:
         """Where an earlier attempt stood, or the beginning."""
@@ -284,7 +317,7 @@ class _Course:
             device=str(self._networks.device),
             ended=ended,
         )
-        words = _words(figures, (*self._losses.notes, *self._samples.notes))
+        words = _words(figures, (*self._losses.notes, *self._samples.notes, *self._notes))
         if now.best_epoch == 0:
             return replace(Change.nothing(NO_EPOCH_BETTER.saying(words)), training=figures)
         worse = self._judged(start, best)

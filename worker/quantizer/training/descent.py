@@ -12,6 +12,7 @@ import torch
 from service.contracts.algorithms.training import QuantizationAwareTraining
 from worker.quantizer.run.interface import Run
 from worker.quantizer.training.augmentation import Augmenter
+from worker.quantizer.training.batch_norm import is_frozen
 from worker.quantizer.training.losses import Losses, Tensors
 from worker.quantizer.training.network import Networks
 from worker.quantizer.training.optimizer import Mover
@@ -97,13 +98,31 @@ class Descent:
         Raises:
             CanceledError: the run was canceled.
         """
+        twin = self._networks.twin.train()
+        try:
+            return self._steps(mover, epoch, count, number, total, tell, over)
+        finally:
+            twin.eval()
+
+    def _steps(
+        self,
+        mover: Mover,
+        epoch: int,
+        count: int,
+        number: int,
+        total: int,
+        tell: Tell | None,
+        over: Callable[[], bool],
+    ) -> tuple[float, float, int]:
         losses: list[float] = []
         factor = 0.0
         while len(losses) < count:
             for place, numbers in enumerate(self._pieces(epoch)):
                 began = time.monotonic()
+                step = number + len(losses)
+                self._networks.twin.norms_frozen = is_frozen(step, total)
                 losses.append(self._gradients(numbers, epoch, place))
-                factor = self._move(mover, number + len(losses) - 1, total)
+                factor = self._move(mover, step, total)
                 self.taken, self.seconds = self.taken + 1, self.seconds + time.monotonic() - began
                 if tell is not None:
                     tell(len(losses))
@@ -155,12 +174,12 @@ class Descent:
         freeze = freezing_threshold(self._spec.oscillation_threshold, number, total)
         threshold = freeze if self._spec.freeze_oscillations else None
         for name, master, grid in held:
-            self.oscillations[name].update(grid.integers(master), threshold)
+            self.oscillations[name].update(grid.integers(master * self._networks.twin.factor(name)), threshold)
         self._hold(held)
         return factor
 
     def _hold(self, held: Sequence[tuple[str, torch.nn.Parameter, LearnedGrid]]) -> None:
         """Keep frozen weights where they are."""
         for name, master, grid in held:
-            scale = spread(grid.scale(), grid.granularity, master.shape)
+            scale = spread(grid.scale(), grid.granularity, master.shape) / self._networks.twin.factor(name)
             self.oscillations[name].apply(master, scale, torch.zeros((), device=master.device))

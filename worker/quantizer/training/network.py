@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +14,7 @@ from worker.quantizer.autodiff.program import Program
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.operators.linear import linear_view
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.training.batch_norm import measure
 from worker.quantizer.training.loss_terms import tensor_of
 from worker.quantizer.training.losses import Tensors
 from worker.quantizer.training.twin import Twin
@@ -40,6 +41,7 @@ class Networks:
     """
 
     def __init__(self, draft: Draft, inner: Sequence[str], *, device: torch.device, learn_zeros: bool = False) -> None:
+        self._graph = draft.graph
         self._outputs = tuple(name_of(value) for value in draft.graph.outputs)
         wanted = tuple(dict.fromkeys((*self._outputs, *inner)))
         self._inner = tuple(inner)
@@ -56,6 +58,17 @@ class Networks:
     def feeds(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         """Inputs where the networks compute."""
         return {name: tensor_of(array, self.device) for name, array in arrays.items()}
+
+    def unfold(self, batches: Iterable[Mapping[str, np.ndarray]]) -> int:
+        """Give the twin's convolutions normalizations, with the statistics of the float network; how many there are.
+
+        Args:
+            batches: inputs by name, few enough samples each to run together.
+        """
+        found = self.twin.normalizable
+        if found:
+            self.twin.unfold(measure(self._graph, found, map(self.feeds, batches), self.device))
+        return len(found)
 
     def student(self, feeds: Mapping[str, Tensor]) -> Tensors:
         """What the quantized network makes of inputs."""

@@ -46,7 +46,7 @@ class Mover:
         """For all parameters of a twin.
 
         Adam's steps do not hang on how large gradients are: there weights move by parts of their own size, so that one
-        rate serves layers of any scale.
+        rate serves layers of any scale; the shift of a normalization moves by parts of its standard deviation.
 
         Args:
             twin: to move.
@@ -81,13 +81,19 @@ class Mover:
 
 
 def _groups(twin: Twin, spec: Optimizer, learning_rate: float) -> Iterator[dict[str, Any]]:
-    masters = list(twin.masters.parameters())
+    masters = [values for values in twin.masters.parameters() if values.requires_grad]
     sizes = [float(values.detach().square().mean().sqrt()) for values in masters]
     usual = sum(sizes) / max(len(sizes), 1) or 1.0
     for values, size in zip(masters, sizes, strict=True):
         peak = learning_rate if spec.kind == "sgd" else learning_rate * max(size, _LEAST_SIZE * usual)
         decay = spec.weight_decay if values.dim() > 1 else 0.0
         yield {"params": [values], "lr": peak, _PEAK: peak, "weight_decay": decay}
+    for name in twin.norms:
+        norm = twin.norms[name]
+        for values, measure in ((norm.gamma, norm.gamma), (norm.beta, norm.sigma())):
+            size = float(measure.detach().square().mean().sqrt())
+            peak = learning_rate if spec.kind == "sgd" else learning_rate * size
+            yield {"params": [values], "lr": peak, _PEAK: peak, "weight_decay": 0.0}
     scales = list(twin.scale_parameters())
     peak = learning_rate if spec.scale_learning_rate is None else spec.scale_learning_rate
     if scales:

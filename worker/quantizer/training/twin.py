@@ -20,6 +20,7 @@ from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.training.batch_norm import Layer, Moments, Normalization, layers
 from worker.quantizer.training.quantizers import LearnedGrid
 from worker.quantizer.training.sites import BiasSite, Site, Sites
 from worker.quantizer.training.tree import Tree
@@ -38,6 +39,8 @@ class Twin(nn.Module):
         masters: the float values of all that is trained, by initializer.
         weight_grids: the learned grids of weights on integers, by initializer.
         activation_grids: those of activations, by source.
+        norms: of convolutions that ``unfold`` has given one, by the initializer of their weight.
+        norms_frozen: normalize by the running statistics even in training mode.
         rounding: False: weights and activations pass as they are, as in the float network.
 
     Raises:
@@ -62,6 +65,10 @@ class Twin(nn.Module):
         self.masters: Tree[nn.Parameter] = Tree()
         self.weight_grids: Tree[LearnedGrid] = Tree()
         self.activation_grids: Tree[LearnedGrid] = Tree()
+        self.norms: Tree[Normalization] = Tree()
+        self.norms_frozen = False
+        self._unfolded: dict[str, Layer] = {}  # by the name of the convolution's result
+        self._norm_of: dict[str, str] = {}  # key of a weight or a bias -> name of its normalization
         self._fixed: dict[str, TorchGrid] = {}
         self._shared: dict[str, str] = {}  # activation -> what its learned grid is called
         self._channels: dict[str, Tensor] = {}
@@ -90,6 +97,10 @@ class Twin(nn.Module):
         biases = {key: self._bias(site, site.bias) for key, site in self._sites.held.items() if site.bias is not None}
         given.update(weights)
         given.update(biases)
+        if self._by_batch:
+            given.update(
+                {layer.bias.key: torch.zeros_like(self.masters[layer.bias.name]) for layer in self._unfolded.values()}
+            )
         for name in self._program.inputs:
             self._round(name, feeds[name], given)
         return self._program(given, self._round)
@@ -110,10 +121,31 @@ class Twin(nn.Module):
                 known[key] = tensor
 
         given = {**self._constants, **feeds}
-        given.update({key: self.masters[site.name] for key, site in self._sites.held.items()})
+        given.update({key: self._folded(site) for key, site in self._sites.held.items()})
         for name in self._program.inputs:
             made(name, feeds[name], given)
         self._program(given, made)
+
+    @property
+    def normalizable(self) -> list[Layer]:
+        """The convolutions that ``unfold`` may give a normalization."""
+        return layers(self._sites.held)
+
+    def unfold(self, moments: Mapping[str, Moments]) -> None:
+        """Give convolutions a normalization: by each batch in training mode, else by running statistics.
+
+        The twin is then in evaluation mode. A bias is trained as part of its normalization; its master stays.
+
+        Args:
+            moments: of what they make in the float network, by its name.
+        """
+        for layer in self.normalizable:
+            if layer.result in moments:
+                name, bias = layer.weight.name, self.masters[layer.bias.name].requires_grad_(False)
+                self.norms.put(name, Normalization(layer, moments[layer.result], bias))
+                self._unfolded[layer.result] = layer
+                self._norm_of |= {layer.weight.key: name, layer.bias.key: name}
+        self.eval()
 
     def write(self) -> Draft:
         """The draft with all that was trained in its plan: what the twin computes is what is emitted.
@@ -189,6 +221,23 @@ class Twin(nn.Module):
             if site.name in self.weight_grids:
                 yield site.name, self.masters[site.name], self.weight_grids[site.name]
 
+    def factor(self, name: str) -> Tensor:
+        """What the master of a weight is multiplied by before it is rounded; broadcasts against it."""
+        return self.norms[name].factor() if name in self.norms else torch.ones((), device=self._device)
+
+    @property
+    def _by_batch(self) -> bool:
+        return self.training and not self.norms_frozen
+
+    def _folded(self, site: Site) -> Tensor:
+        """What is rounded: the master, with the running statistics of its normalization folded in."""
+        master: Tensor = self.masters[site.name]
+        name = self._norm_of.get(site.key)
+        if name is None:
+            return master
+        norm = self.norms[name]
+        return master * norm.factor() if site.index == 1 else norm.bias().reshape(master.shape)
+
     def _hold(self, site: Site) -> None:
         now = site.now
         if site.name not in self.masters:
@@ -216,6 +265,8 @@ class Twin(nn.Module):
             self._fixed[tensor] = TorchGrid(grid, (-1,) * self._sites.rank(tensor), self._device)
 
     def _round(self, name: str, tensor: Tensor, known: dict[str, Tensor]) -> None:
+        if self._by_batch and name in self._unfolded:
+            tensor = known[name] = self.norms[self._unfolded[name].weight.name](tensor)
         key = self._sites.rounded(name)
         if key is None:
             return
@@ -229,7 +280,7 @@ class Twin(nn.Module):
             known[key] = self.activation_grids[self._shared[name]](tensor)
 
     def _weight(self, site: Site) -> Tensor:
-        master: Tensor = self.masters[site.name]
+        master = self._folded(site)
         if not self.rounding:
             return master
         if site.key in self._fixed:
@@ -240,7 +291,7 @@ class Twin(nn.Module):
 
     def _bias(self, site: Site, how: BiasSite) -> Tensor:
         """A bias moves straight through its rounding, whose steps are far finer than those of weights."""
-        master: Tensor = self.masters[site.name]
+        master = self._folded(site)
         if not self.rounding:
             return master
         with torch.no_grad():
@@ -270,5 +321,4 @@ class Twin(nn.Module):
                 yield site
 
     def _values(self, site: Site) -> np.ndarray:
-        master: Tensor = self.masters[site.name]
-        return np.array(master.detach().cpu().numpy(), np.float32)
+        return np.array(self._folded(site).detach().cpu().numpy(), np.float32)
