@@ -155,6 +155,13 @@ class UnsupportedModelError(ModelError):
     title = "The model is not supported"
 
 
+class NotDifferentiableError(UnsupportedModelError):
+    """An operator between the parameters and the loss of a training has no derivative here; names the node."""
+
+    code = "not-differentiable"
+    title = "The network cannot be trained"
+
+
 class AlreadyQuantizedError(ModelError):
     """The model already holds quantized operators."""
 

@@ -42,6 +42,7 @@ from worker.quantizer.plan.subgraphs import common_home
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
 PRODUCER = "quantmill"
+_FEW_BITS = 4
 # DequantizeLinear knows scales per block from here on.
 BLOCKS_OPSET = 21
 # onnxruntime's own domain knows 4- and 16-bit types at any opset.
@@ -86,6 +87,7 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     if plan.integer_limits:
         _limit_integers(graph, plan, writer.names)
     _drop_implied_activations(graph, plan)
+    _limit_by_operands(graph, plan, writer.names)
     _drop_unread(graph, writer.made)
     model.producer_name, model.producer_version = PRODUCER, None
     return Emitted(model, restored)
@@ -118,7 +120,8 @@ class _Writer:
             uses = graph.initializers[initializer].uses()
             readers = [usage for usage in uses if parameters.is_stored(usage.node, usage.idx)]
             home = common_home(graph, [usage.node for usage in readers])
-            dequantized = self._weight(initializer, parameters.weight(initializer), home)
+            few_bits = any(self._meets_few_bits(usage.node) for usage in readers)
+            dequantized = self._weight(initializer, parameters.weight(initializer), home, few_bits=few_bits)
             for usage in readers:
                 usage.node.replace_input_with(usage.idx, dequantized)
         halves: dict[tuple[str, str], ir.Value] = {}
@@ -136,8 +139,16 @@ class _Writer:
                 stem = f"{bias.initializer}_of_{name}" if shared else bias.initializer
                 node.replace_input_with(2, self._dequantized(stem, now.integers, now.grid, graph))
 
-    def _weight(self, stem: str, weight: Parameter, home: ir.Graph) -> ir.Value:
+    def _meets_few_bits(self, node: ir.Node) -> bool:
+        """True if a node reads or makes activations of 4 bits."""
+        read = [value for value in node.inputs if value is not None]
+        entries = [self._plan.activations.get(value.name or "") for value in (*read, self._plan.carrier(node))]
+        return any(entry is not None and NUMBER_TYPES[entry.spec.dtype].bits == _FEW_BITS for entry in entries)
+
+    def _weight(self, stem: str, weight: Parameter, home: ir.Graph, *, few_bits: bool) -> ir.Value:
         """What the readers of a weight are to read; it is restored in ``home`` where DequantizeLinear can do that.
+
+        With ``few_bits`` it meets activations of 4 bits.
 
         Raises:
             UnsupportedModelError: the opset does not know the type.
@@ -152,6 +163,8 @@ class _Writer:
             raise self._too_old(grid.dtype, known.opset)
         # Between 8-bit activations onnxruntime takes 8-bit integers with scales per block for per-channel ones.
         mistaken = self._byte_activations and isinstance(grid.granularity, PerBlock) and known.integer_kernels
+        # With 4-bit activations it fuses 8-bit weights to a QLinearConv, which then refuses them.
+        mistaken = mistaken or (few_bits and known.integer_kernels)
         if known.cast_only or mistaken:
             return self._insert_unfolded(integer_nodes(self.names, stem, weight.integers, grid))
         return self._dequantized(stem, weight.integers, grid, home)
@@ -342,6 +355,32 @@ def _drop_implied_activations(graph: ir.Graph, plan: QuantizationPlan) -> None:
         quantize.replace_input_with(0, before)
         graph.remove(node, safe=True)
         before.name = name
+
+
+def _limit_by_operands(graph: ir.Graph, plan: QuantizationPlan, names: Names) -> None:
+    """Let Max and Min do what Relu and Clip do before a QuantizeLinear to 4 bits.
+
+    onnxruntime 1.31 looks at Relu and Clip there and refuses the model (clip_quantizelinear.cc).
+    """
+    for node in list(graph):
+        if node.op_type not in ("Relu", "Clip"):
+            continue
+        source, made, grid = node.inputs[0], node.outputs[0], _integer_grid(node.outputs[0], plan)
+        limits = [(op, at) for op, at in zip(("Max", "Min"), activation_limits(node), strict=True) if np.isfinite(at)]
+        read = any(reader.op_type == "QuantizeLinear" for reader in users(made))
+        if source is None or not read or not limits or grid is None or NUMBER_TYPES[grid.dtype].bits != _FEW_BITS:
+            continue
+        name, stem = made.name, node_name(node)
+        for op_type, at in limits:
+            limit = add_initializer(graph, names.free(f"{stem}_{op_type}"), np.asarray(at, np.float32))
+            put = ir.node(op_type, [source, limit], name=names.free(f"{stem}_{op_type}"))
+            put.outputs[0].name = names.free(f"{stem}_{op_type}_Output")
+            put.outputs[0].type, put.outputs[0].shape = made.type, made.shape
+            graph.insert_before(node, put)
+            source = put.outputs[0]
+        ir.convenience.replace_all_uses_with(made, source, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+        source.name = name
 
 
 def _integer_grid(value: ir.Value, plan: QuantizationPlan) -> IntegerGrid | None:

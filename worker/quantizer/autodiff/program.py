@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from service.contracts.errors import UnsupportedModelError
+from service.contracts.errors import NotDifferentiableError
 from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.autodiff.nodes import attributes_of, refusal
 from worker.quantizer.autodiff.operators import COMPUTE, STATIC
@@ -21,13 +21,6 @@ from worker.quantizer.graph.values import constant, name_of, node_name
 Read = Callable[[ir.Node, int, ir.Value], str]
 Made = Callable[[str, Tensor, dict[str, Tensor]], None]
 Operand = str | tuple[float, ...] | None
-
-
-class NotDifferentiableError(UnsupportedModelError):
-    """An operator on the way from the parameters to the loss has no derivative here."""
-
-    code = "not-differentiable"
-    title = "The network cannot be trained"
 
 
 @dataclass(frozen=True)

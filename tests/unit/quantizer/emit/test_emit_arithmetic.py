@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, op_types, quantize_model, rng, run_onnx
+from tests.unit.quantizer.toolbox import (
+    Arrays,
+    config,
+    make_model,
+    normal,
+    op_types,
+    prepare_proto,
+    quantize_model,
+    rng,
+    run_onnx,
+)
+from worker.quantizer.emit import emit
+from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan
 
@@ -162,6 +176,27 @@ def test_dropping_changes_no_bit(case: str) -> None:
     for data in (feeds, harsh):
         expected = run_onnx(put_back, data, optimized=False)["y"]
         np.testing.assert_array_equal(run_onnx(emitted, data, optimized=False)["y"], expected)
+
+
+@pytest.mark.parametrize("dtype", ["uint4", "int4"])
+@pytest.mark.parametrize("case", CLIPS)
+def test_onnxruntime_takes_limits_before_four_bits(case: str, dtype: str) -> None:
+    """Emitted for the range that it saw, and fed with what lies beyond: every value keeps within the limits."""
+    low, high = CLIPS[case]
+    feeds = {"x": np.linspace(low, high, 4 * 64, dtype=np.float32).reshape(4, 1, 8, 8)}
+    model = clipped_model(case)
+    _, plan, emitted = quantize_model(model, feeds, config(activation={"dtype": dtype}))
+    grid = plan.activations["u"].quantization
+    wide = replace(grid, scale=np.asarray(grid.scale * 3, np.float32))  # the grid reaches beyond the limits
+    plan.activations["u"].quantization = wide
+    prepared, _ = prepare_proto(model)
+    again = onnx.load_from_string(to_bytes(emit(prepared.model, plan).model))
+    for made in (emitted, again):
+        harsh = {"x": feeds["x"] * 10}
+        exact = run_onnx(made, harsh, optimized=False)["y"]
+        np.testing.assert_allclose(run_onnx(made, harsh)["y"], exact, rtol=1e-5, atol=1e-5)
+    upper = case.startswith("Clip") and case != "Clip(t, zero)"
+    assert ("Min" in op_types(again)) == upper
 
 
 def test_an_activation_whose_result_leaves_the_graph_keeps_its_limits() -> None:

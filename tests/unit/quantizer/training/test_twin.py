@@ -11,10 +11,11 @@ import onnxruntime as ort
 import pytest
 import torch
 
+from service.contracts.errors import NotDifferentiableError
 from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import config, make_model, normal, sqnr_db, write_npz
 from tests.unit.quantizer.training.networks import filled, pictures, trained
-from worker.quantizer.autodiff.program import NotDifferentiableError, Program
+from worker.quantizer.autodiff.program import Program
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.pipeline import Quantizing, fill
 from worker.quantizer.refine.draft import Draft

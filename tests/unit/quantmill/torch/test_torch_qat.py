@@ -17,8 +17,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from quantmill.torch import QatModule, prepare_qat, quantize
 from service.contracts.config import parse_config
-from service.contracts.errors import InvalidConfigError, InvalidRequestError, UnsupportedModelError
-from worker.quantizer.autodiff.program import NotDifferentiableError
+from service.contracts.errors import (
+    InvalidConfigError,
+    InvalidRequestError,
+    NotDifferentiableError,
+    UnsupportedModelError,
+)
 
 QUICK = {"evaluation": {"latency_runs": 1, "layer_samples": 1}}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from service.contracts.algorithms import Autopilot
-from service.contracts.errors import UnsupportedModelError
+from service.contracts.errors import NotDifferentiableError
 from service.contracts.search import Search, TrialFigures
 from worker.quantizer.precision.autopilot.deadline import OutOfTimeError, TimedRun
 from worker.quantizer.precision.autopilot.rescue import mixed_rescue
@@ -119,7 +119,7 @@ class _Search:
         nearest = self._ranked()[0]
         try:
             trial = self._bench.trial(nearest.basis, trained(nearest.chain, left * _TRAINING_SHARE))
-        except UnsupportedModelError as error:  # what has no derivative keeps nobody from the recipes found
+        except NotDifferentiableError as error:  # what has no derivative keeps nobody from the recipes found
             self._bench.services.run.log(f"the network is not trained: {error.detail}", "warning")
             return
         self._evaluate([trial] if trial.kept else [])
