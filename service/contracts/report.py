@@ -176,7 +176,7 @@ class TrainingFigures(Contract):
     validation_samples: int
     learning_rate: float = Field(description="Of weights, at its peak.")
     device: str
-    ended: Literal["epochs", "steps", "seconds", "patience"] = Field(description="What ended it.")
+    ended: Literal["epochs", "steps", "seconds", "patience", "diverged"] = Field(description="What ended it.")
 
 
 class AlgorithmFigures(Contract):

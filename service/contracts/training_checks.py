@@ -87,9 +87,10 @@ def _faults(
     for place, entry in enumerate(training.augmentations):
         for at, code, message in _augmentation_faults(entry, inputs):
             yield f"/augmentations/{place}/{at}", code, f"{entry.kind}: {message}"
-    if data is not None and data.samples < 2:
-        told = "it holds one sample back to judge the training, and the calibration dataset has no other"
-        yield "/validation_share", "samples-too-few", told
+    fewest = training.FEWEST_SAMPLES
+    if data is not None and data.samples < fewest:
+        told = f"a training takes {fewest} samples at least, to learn from and to choose by; there are {data.samples}"
+        yield "/data_size", "samples-too-few", told
 
 
 def _loss_faults(
@@ -125,7 +126,8 @@ def _class_faults(loss: CrossEntropyLoss, outputs: Sequence[TensorInfo], data: D
         shape = list(output.shape)
         yield "output", "output-shape", f"output {output.name!r} has shape {shape}, not [samples, classes, ...]"
         return
-    if len(stored.shape) != len(output.shape) - 1:
+    places, given = (len([size for size in shape if size != 1]) for shape in (output.shape[2:], stored.shape[1:]))
+    if places != given:
         wanted = f"{len(output.shape) - 1} axes, one class number for each place of output {output.name!r}"
         yield "labels", "labels-shape", f"the labels have shape {list(stored.shape)}; it needs {wanted}"
         return

@@ -116,7 +116,7 @@ def test_one_sample_cannot_be_trained_on_and_judged_by(sqlite_front: Front) -> N
         calibration_dataset_id=sqlite_front.ready_dataset(data), config={"algorithms": [{"method": "qat"}]}
     )
     seen = problem(sqlite_front.http.post("/v1/jobs", json=request), 422, "invalid-config")
-    assert pointers(seen) == ["/config/algorithms/0/validation_share"]
+    assert pointers(seen) == ["/config/algorithms/0/data_size"]
 
 
 @pytest.mark.parametrize(("kind", "status"), [("distillation", 202), ("mse", 422), ("cross_entropy", 422)])

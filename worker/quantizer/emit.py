@@ -39,7 +39,7 @@ from worker.quantizer.numerics.storage import onnx_integers, onnx_type
 from worker.quantizer.plan.limits import limited_operand
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.subgraphs import common_home
-from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.plan.types import ActivationPlan, QuantizationPlan, Role
 
 PRODUCER = "quantmill"
 _FEW_BITS = 4
@@ -143,7 +143,7 @@ class _Writer:
         """True if a node reads or makes activations of 4 bits."""
         read = [value for value in node.inputs if value is not None]
         entries = [self._plan.activations.get(value.name or "") for value in (*read, self._plan.carrier(node))]
-        return any(entry is not None and NUMBER_TYPES[entry.spec.dtype].bits == _FEW_BITS for entry in entries)
+        return any(entry is not None and _has_few_bits(entry) for entry in entries)
 
     def _weight(self, stem: str, weight: Parameter, home: ir.Graph, *, few_bits: bool) -> ir.Value:
         """What the readers of a weight are to read; it is restored in ``home`` where DequantizeLinear can do that.
@@ -188,6 +188,8 @@ class _Writer:
         if grid is None:
             raise EngineError(f"tensor {tensor!r} was planned but not filled", tensor=tensor)
         producer = value.producer()
+        if producer is not None and producer.op_type == "MaxPool" and self._is_on_grid(entry):
+            return tensor
         made_by_integer_node = producer is not None and _role(producer, self._plan) is not None
         readers = [
             usage
@@ -207,12 +209,23 @@ class _Writer:
             graph.insert_after(producer, nodes)
         for usage in readers:
             usage.node.replace_input_with(usage.idx, restored)
+        pools = [usage for usage in readers if usage.node.op_type == "MaxPool" and _has_few_bits(entry)]
+        if pools:
+            # onnxruntime would run it on integers of 4 bits, which it cannot; a product stands in the way
+            times = self._times_one(restored)
+            graph.insert_after(nodes[-1], times)
+            for usage in pools:
+                usage.node.replace_input_with(usage.idx, times.outputs[0])
         if value.is_graph_output() and made_by_integer_node:
             value.name, restored.name = self.names.free(f"{tensor}_QuantizeLinear_Input"), tensor
             for k, output in enumerate(graph.outputs):
                 if output is value:
                     graph.outputs[k] = restored
         return name_of(restored)
+
+    def _is_on_grid(self, entry: ActivationPlan) -> bool:
+        """True for a tensor of 4 bits that was rounded before its values were moved."""
+        return entry.source != entry.tensor and _has_few_bits(entry)
 
     def _pair(self, value: ir.Value, source: str, grid: IntegerGrid) -> list[ir.Node]:
         """QuantizeLinear and DequantizeLinear; scale and zero point are shared by all tensors of one ``source``."""
@@ -271,7 +284,14 @@ class _Writer:
         if not self._integer_activations:
             return self._insert(written)
         self._register(written)
-        value, free = written.output, self.names.free
+        times = self._times_one(written.output)
+        assert self._one is not None  # noqa: S101 - it was made for the product
+        self._graph.insert_after(self._one, [*written.nodes, times])
+        return times.outputs[0]
+
+    def _times_one(self, value: ir.Value) -> ir.Node:
+        """A product with a 1 that the runtime does not take for a constant; for the caller to insert."""
+        free = self.names.free
         if self._one is None:
             stored = add_initializer(self._graph, free("one_quantized"), np.asarray(1, np.int8))
             scale = add_initializer(self._graph, free("one_scale"), np.asarray(1, np.float32))
@@ -280,8 +300,7 @@ class _Writer:
             self._graph.insert_before(self._graph[0], self._one)
         times = ir.node("Mul", [value, self._one.outputs[0]], name=free(f"{value.name}_Mul"))
         _describe(times.outputs[0], free(f"{value.name}_kept"), value.shape)
-        self._graph.insert_after(self._one, [*written.nodes, times])
-        return times.outputs[0]
+        return times
 
     def _register(self, written: Written) -> None:
         """Add the initializers and functions of ``written``; its nodes are for the caller to insert."""
@@ -290,6 +309,10 @@ class _Writer:
         add_functions(self._model, written.functions)
         self.made.update(written.nodes)
         self._model.ir_version = max(self._model.ir_version or 0, IR_VERSION)
+
+
+def _has_few_bits(entry: ActivationPlan) -> bool:
+    return NUMBER_TYPES[entry.spec.dtype].bits == _FEW_BITS
 
 
 def _describe(value: ir.Value, name: str, shape: ir.Shape | None) -> None:

@@ -88,7 +88,9 @@ class DistillationLoss(Loss):
         ),
     )
     temperature: float = Field(default=1.0, gt=0.0, le=100.0, description="Of the softmax, with kl.")
-    outputs: tuple[str, ...] | None = Field(default=None, min_length=1, description="Null: all outputs of floats.")
+    outputs: tuple[str, ...] | None = Field(
+        default=None, description="Null: all outputs of floats; none, where inner tensors alone are compared."
+    )
     tensors: tuple[str, ...] = Field(
         default=(), max_length=64, description="Inner tensors to compare too: mean square distance over variance."
     )
@@ -214,7 +216,9 @@ class Optimizer(Contract):
     )
     weight_decay: float = Field(default=0.0, ge=0.0, le=1.0, description="Of weights; scales and biases have none.")
     momentum: float = Field(default=0.9, ge=0.0, lt=1.0, description="Of sgd; Nesterov's.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Of adam and adamw.")
+    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = Field(
+        default=(0.9, 0.999), description="Of adam and adamw."
+    )
 
 
 class Schedule(Contract):
@@ -253,7 +257,7 @@ class QuantizationAwareTraining(AlgorithmBase):
         description="At most; null: no limit. How many epochs fit hangs on the machine, and so do the bytes.",
     )
     batch_size: int = Field(default=32, ge=1, le=4096, description="Samples in a step.")
-    data_size: int | None = Field(default=None, ge=2, description="Samples used; null: all of the calibration set.")
+    data_size: int | None = Field(default=None, ge=4, description="Samples used; null: all of the calibration set.")
     augmentations: tuple[Augmentation, ...] = Field(default=(), max_length=16, description="In the order applied.")
     validation_share: float = Field(
         default=0.1, gt=0.0, lt=0.9, description="Of the samples: not trained on, the best epoch is chosen by them."
@@ -287,6 +291,7 @@ class QuantizationAwareTraining(AlgorithmBase):
     fixed_seed: int | None = Field(default=None, ge=0, description="Seed of all random choices; null: the config's.")
 
     DEFAULT_EPOCHS: ClassVar[int] = 30
+    FEWEST_SAMPLES: ClassVar[int] = 4
 
     @property
     def most_epochs(self) -> int | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from service.contracts.errors import NotDifferentiableError
+from service.contracts.reason import Reason
 from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.autodiff.nodes import attributes_of, refusal
 from worker.quantizer.autodiff.operators import COMPUTE, STATIC
@@ -131,6 +132,11 @@ class Program:
         if array is not None and name == value.name and name not in self.constants:
             self.constants[name] = _constant_tensor(array, self._device)
         return name
+
+
+def refusals(graph: ir.Graph, wanted: Collection[str]) -> list[tuple[ir.Node, Reason]]:
+    """The nodes that ``wanted`` hangs on and that have no form, and why."""
+    return [(node, why) for node in _needed(graph, wanted) if (why := refusal(node)) is not None]
 
 
 def check(nodes: Iterable[ir.Node]) -> None:

@@ -76,7 +76,9 @@ class Judge:
     def _noise(self, after: _Measured, before: _Measured) -> float:
         """Standard error of the difference between two values of the metric."""
         values = after.score.value, before.score.value
-        return metric_noise(self._metrics.spec, values, (after.parts, before.parts), self.samples)
+        return metric_noise(
+            self._metrics.spec, self._metrics.primary, values, (after.parts, before.parts), self.samples
+        )
 
     def _measured(self, draft: Draft) -> _Measured:
         for known, found in self._known:
@@ -107,16 +109,18 @@ class Judge:
 
 def metric_noise(
     spec: EvaluationSpec,
+    name: str,
     values: tuple[float | None, float | None],
     parts: tuple[Sequence[float | None], Sequence[float | None]],
     samples: int,
 ) -> float:
-    """Standard error of the difference between two values of the first declared metric; infinite without a value.
+    """Standard error of the difference between two values of a metric; infinite without a value.
 
     Of shares of samples it is known; of other metrics it is estimated from the differences batch by batch.
 
     Args:
         spec: declares the metrics.
+        name: of the metric.
         values: of both networks.
         parts: the same batch by batch.
         samples: that the values were measured on.
@@ -124,7 +128,7 @@ def metric_noise(
     one, other = values
     if one is None or other is None:
         return math.inf
-    first = spec.metrics[0] if spec.metrics else None
+    first = next((metric for metric in spec.metrics if metric.name == name), None)
     if first is None or (isinstance(first, TopKMetric) and not isinstance(first, PerClassAccuracy)):
         return share_noise(one, other, samples)
     return paired_noise(*parts)

@@ -10,6 +10,7 @@ _ENDED = {
     "epochs": "all its epochs were done",
     "steps": "all its steps were done",
     "seconds": "its time was up",
+    "diverged": "the loss was no number any more",
     "patience": "no better epoch came (patience)",
 }
 

@@ -22,17 +22,21 @@ from service.contracts.reason import Reason, declare
 from service.contracts.report import TrainingEpoch, TrainingFigures
 from worker.quantizer.autodiff.device import choose_device, repeatable
 from worker.quantizer.evaluation.metrics.graph import read_graph
+from worker.quantizer.graph.rewriting import opset_of
+from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.judge import held_back_samples
 from worker.quantizer.refine.step import Change, Toolkit
 from worker.quantizer.training.augmentation import Augmenter
-from worker.quantizer.training.descent import Descent
-from worker.quantizer.training.losses import Facts, Losses
+from worker.quantizer.training.descent import Descent, DivergedError
+from worker.quantizer.training.losses import Facts, Losses, Tensors
 from worker.quantizer.training.memory import Keeper, Memory
 from worker.quantizer.training.network import GraphOnTorch, Networks
 from worker.quantizer.training.optimizer import Mover, peak_of
 from worker.quantizer.training.oscillation import shares
 from worker.quantizer.training.samples import TrainingSamples, epoch_order
 from worker.quantizer.training.schedule import Budget
+from worker.quantizer.training.split import Split, split
 from worker.quantizer.training.validation import Standing, Validation
 
 NO_EPOCH_BETTER = declare("no-epoch-better", "no epoch was better than the network before the training")
@@ -41,8 +45,7 @@ TRAINED_WORSE = declare(
 )
 TOO_FEW_SAMPLES = declare("too-few-samples-to-train", "{samples} samples are too few to train on and to choose by")
 
-Ended = Literal["epochs", "steps", "seconds", "patience"]
-_FEWEST = 4
+Ended = Literal["epochs", "steps", "seconds", "patience", "diverged"]
 _SETTLED_ON = 64
 # Samples that normalizations take their first statistics of.
 _UNFOLDED_ON = 256
@@ -51,20 +54,30 @@ _UNFOLDED_ON = 256
 def train(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolkit) -> Change:
     """Train the quantized network of ``draft``; see ``TrainingStep``."""
     case, services = toolkit.case, toolkit.services
-    first, last = toolkit.first_sample, case.calibration.samples
-    if spec.data_size is not None:
-        last = min(last, first + spec.data_size)
-    held = max(1, round((last - first) * spec.validation_share))
-    if last - first < _FEWEST:
-        return Change.nothing(TOO_FEW_SAMPLES(samples=last - first))
+    count = min(case.calibration.samples, spec.data_size or case.calibration.samples)
+    if count < spec.FEWEST_SAMPLES:
+        return Change.nothing(TOO_FEW_SAMPLES(samples=count))
+    parts = split(
+        count,
+        validation_share=spec.validation_share,
+        judging=0 if spec.accept == "always" else held_back_samples(count),
+        classes=None if case.calibration.labels is None else case.calibration.labels[:count],
+        seed=_seed(spec, toolkit),
+    )
     device = choose_device(spec.device)
     with repeatable(services.threads):
         losses = _losses(spec, toolkit, device)
         _check_tensors(spec, draft, toolkit)
-        networks = Networks(draft, losses.inner_tensors, device=device, learn_zeros=spec.zero_points == "learned")
-        with TrainingSamples(case.calibration, case.inputs, first + held, last, losses.arrays, services.run) as samples:
-            course = _Course(spec, draft, toolkit, networks, losses, samples, (first, first + held))
-            return course.run()
+        learn_zeros = spec.zero_points == "learned"
+        networks = Networks(draft, losses.outputs, losses.inner_tensors, device=device, learn_zeros=learn_zeros)
+        arrays = tuple(name for name in case.metrics.arrays if case.calibration.stored(name) is not None)
+        arrays = tuple(dict.fromkeys((*losses.arrays, *arrays)))
+        with TrainingSamples(case.calibration, case.inputs, 0, count, arrays, services.run) as samples:
+            return _Course(spec, draft, toolkit, networks, losses, samples, parts).run()
+
+
+def _seed(spec: QuantizationAwareTraining, toolkit: Toolkit) -> int:
+    return toolkit.case.config.seed if spec.fixed_seed is None else spec.fixed_seed
 
 
 def _losses(spec: QuantizationAwareTraining, toolkit: Toolkit, device: torch.device) -> Losses:
@@ -98,7 +111,18 @@ def _check_tensors(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolk
 
 
 def _graph(loss: GraphLoss, files: Mapping[str, Path], pointer: str) -> ir.Model:
+    """The graph of a loss, of an opset whose operators are known.
+
+    Raises:
+        InvalidConfigError: it is damaged, or too old.
+    """
     model = ir.serde.deserialize_model(read_graph(loss.graph, files, pointer, what="loss"))
+    if (opset_of(model) or 0) < LOWEST_OPSET:
+        raise InvalidConfigError(
+            f"the graph of the loss has opset {opset_of(model)}; its operators are known from {LOWEST_OPSET} on",
+            hint=f"Make it with opset {LOWEST_OPSET} or later.",
+            pointer=pointer,
+        )
     common.InlinePass()(model)
     return model
 
@@ -127,8 +151,8 @@ class _Course:
         toolkit: of the step.
         networks: of the draft.
         losses: not settled yet.
-        samples: to train on.
-        held: numbers of the first sample to choose by, and of the one behind the last.
+        samples: of the calibration set.
+        parts: which of them serve for what.
     """
 
     def __init__(
@@ -139,20 +163,23 @@ class _Course:
         networks: Networks,
         losses: Losses,
         samples: TrainingSamples,
-        held: tuple[int, int],
+        parts: Split,
     ) -> None:
         self._spec, self._draft, self._toolkit = spec, draft, toolkit
         self._networks, self._losses, self._samples = networks, losses, samples
         self._run, self._config = toolkit.services.run, toolkit.case.config
-        self._seed = self._config.seed if spec.fixed_seed is None else spec.fixed_seed
+        self._parts, self._seed = parts, _seed(spec, toolkit)
         self._begin = time.monotonic()
+        one = samples.batch(parts.training[: samples.fixed_batch or 1])
+        networks.look(one.feeds, one.size)
         self._notes = [self._unfold()] if spec.batch_norm == "unfolded" else []
         self._settle()
-        self._validation = Validation(toolkit.case, toolkit.services, losses, *held)
+        self._validation = Validation(toolkit.case, toolkit.services, losses, samples, parts.validation)
+        self._metric = self._validation.metric(networks)
         augmenter = Augmenter(
             spec.augmentations, toolkit.case.inputs, self._seed, pointer=f"/algorithms/{_place(spec, toolkit)}"
         )
-        self._descent = Descent(spec, networks, losses, samples, augmenter, self._run, self._seed)
+        self._descent = Descent(spec, networks, losses, samples, parts.training, augmenter, self._run, self._seed)
         self._budget = Budget.of(spec, epoch_steps=self._descent.epoch_steps)
         self._keeper = Keeper(toolkit.services.checkpoint, networks.twin)
 
@@ -168,20 +195,25 @@ class _Course:
         ended: Ended = "epochs"
         while not self._budget.is_over(now.steps, self._spent):
             began = time.monotonic()
-            loss, rate = self._epoch(mover, now)
+            try:
+                loss, rate = self._epoch(mover, now)
+            except DivergedError:
+                ended = "diverged"
+                break
             trained = time.monotonic()
             self._project()
             standing = self._validation.measure(self._networks)
             self._budget.measured(trained - began, time.monotonic() - trained, self._spent)
             now.epoch += 1
-            if self._validation.is_better(standing, best_standing):
+            if self._validation.is_better(standing, best_standing, self._networks):
                 best, best_standing, now.best_epoch = Memory.of(self._networks.twin), standing, now.epoch
             self._note(now, loss, standing, rate * learning_rate)
             if self._spec.patience is not None and now.epoch - now.best_epoch >= self._spec.patience:
                 ended = "patience"
                 break
             kept = now.best_epoch, best, best_standing
-            self._keeper.save(mover.optimizer, self._descent.oscillations, now.epochs, kept, self._budget.fixed)
+            spent = self._budget.fixed, self._spent
+            self._keeper.save(mover.optimizer, self._descent.oscillations, now.epochs, kept, spent)
         else:
             ended = self._budget.ended_by or "epochs"
         return self._change(now, start, best, ended, learning_rate)
@@ -192,11 +224,17 @@ class _Course:
 
     def _settle(self) -> None:
         """Let the losses decide by some of the samples what the config leaves open."""
-        count = min(self._samples.count, _SETTLED_ON)
-        size = self._networks.largest_part(count) if self._samples.fixed_batch is None else self._samples.fixed_batch
-        batch = self._samples.batch(np.arange(min(size, self._samples.count)))
-        made = self._networks.teacher(self._networks.feeds(batch.feeds)).cut(batch.valid, batch.size)
-        self._losses.settle(made, batch.arrays)
+        numbers = self._parts.training[:_SETTLED_ON]
+        size = self._samples.fixed_batch or self._networks.largest_part(len(numbers))
+        made, arrays = [], []
+        for piece in self._samples.minibatches(numbers, size, fill=True):
+            self._run.check()
+            batch = self._samples.batch(piece)
+            made.append(self._networks.teacher(self._networks.feeds(batch.feeds)).cut(batch.valid, batch.size))
+            arrays.append(batch.arrays)
+        self._losses.settle(
+            Tensors.joined(made), {name: np.concatenate([part[name] for part in arrays]) for name in arrays[0]}
+        )
 
     def _unfold(self) -> str:
         """Give the convolutions their normalizations back; a sentence for the report.
@@ -205,7 +243,8 @@ class _Course:
             InvalidConfigError: batches have no statistics.
         """
         spec, samples = self._spec, self._samples
-        part = self._networks.largest_part(min(spec.batch_size, samples.count))
+        training = self._parts.training
+        part = self._networks.largest_part(min(spec.batch_size, len(training)))
         if samples.fixed_batch is not None:
             raise self._not_unfolded(
                 f"the model takes {samples.fixed_batch} samples at once, no more and no fewer",
@@ -213,7 +252,7 @@ class _Course:
             )
         if part < 2:
             raise self._not_unfolded("one sample runs at a time", "or batch_size to 2 or more if it is 1")
-        order = epoch_order(samples.count, self._seed, 0)[:_UNFOLDED_ON]
+        order = training[epoch_order(len(training), self._seed, 0)[:_UNFOLDED_ON]]
 
         def batches() -> Iterator[Mapping[str, np.ndarray]]:
             for numbers in samples.minibatches(order, part, fill=True):
@@ -239,6 +278,7 @@ class _Course:
             return _Progress(), start, before
         if found.budget is not None:
             self._budget.resume(*found.budget)
+        self._begin -= found.spent_seconds
         epochs = [TrainingEpoch.model_validate(entry) for entry in found.epochs]
         progress = _Progress(found.epoch, found.steps, epochs, found.best_epoch)
         self._project()
@@ -297,17 +337,17 @@ class _Course:
         What counts there is what was trained for: a distance of outputs says little of a network that was trained for
         its classes.
         """
-        toolkit = self._toolkit
-        if self._spec.accept == "always" or toolkit.held_back == 0:
+        toolkit, judging = self._toolkit, self._parts.judging
+        if not len(judging):
             return None
-        held = Validation(toolkit.case, toolkit.services, self._losses, 0, toolkit.held_back)
+        held = Validation(toolkit.case, toolkit.services, self._losses, self._samples, judging)
         standings = []
         for memory in (start, best):
             memory.load(self._networks.twin)
             self._project()
             standings.append(held.measure(self._networks))
         before, after = standings
-        if held.is_better(after, before):
+        if held.is_better(after, before, self._networks):
             return None
         return TRAINED_WORSE(samples=held.samples, before=before.loss, after=after.loss)
 
@@ -315,8 +355,8 @@ class _Course:
         figures = TrainingFigures(
             epochs=tuple(now.epochs),
             best_epoch=now.best_epoch,
-            metric=self._validation.metric,
-            samples=self._samples.count,
+            metric=self._metric,
+            samples=len(self._parts.training),
             validation_samples=self._validation.samples,
             learning_rate=learning_rate,
             device=str(self._networks.device),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,9 +20,14 @@ from worker.quantizer.training.optimizer import Mover
 from worker.quantizer.training.oscillation import Oscillations, freezing_threshold
 from worker.quantizer.training.quantizers import LearnedGrid, spread
 from worker.quantizer.training.samples import Minibatch, TrainingSamples, epoch_order
+from worker.quantizer.training.split import Numbers
 from worker.quantizer.training.targets import Targets
 
 Tell = Callable[[int], None]
+
+
+class DivergedError(Exception):
+    """The loss is no number any more. The course takes it and ends the training: nobody else sees it."""
 
 
 class Descent:
@@ -31,7 +37,8 @@ class Descent:
         spec: of the config.
         networks: of the draft.
         losses: settled.
-        samples: to train on.
+        samples: of the calibration set.
+        numbers: of those to train on.
         augmenter: changes inputs.
         run: asked before every part of a batch whether to stop.
         seed: of the order of samples.
@@ -48,12 +55,14 @@ class Descent:
         networks: Networks,
         losses: Losses,
         samples: TrainingSamples,
+        numbers: Numbers,
         augmenter: Augmenter,
         run: Run,
         seed: int,
     ) -> None:
         self._spec, self._networks, self._losses = spec, networks, losses
         self._samples, self._augmenter, self._run, self._seed = samples, augmenter, run, seed
+        self._numbers = numbers
         self.oscillations: dict[str, Oscillations] = {}
         self.taken, self.seconds = 0, 0.0
         changed = bool(spec.augmentations) or bool(losses.inner_tensors)
@@ -97,6 +106,7 @@ class Descent:
 
         Raises:
             CanceledError: the run was canceled.
+            DivergedError: the loss is no number any more.
         """
         twin = self._networks.twin.train()
         try:
@@ -132,12 +142,16 @@ class Descent:
         return float(np.mean(losses)), factor, len(losses)
 
     def _pieces(self, epoch: int) -> list[np.ndarray]:
-        order = epoch_order(self._samples.count, self._seed, epoch)
-        return list(self._samples.minibatches(order, self._spec.batch_size, fill=False))
+        order = self._numbers[epoch_order(len(self._numbers), self._seed, epoch)]
+        fixed = self._samples.fixed_batch or 1
+        size = max(self._spec.batch_size // fixed, 1) * fixed
+        # a model of a fixed batch takes whole ones: what is left over has its turn in another epoch
+        whole = len(order) // fixed * fixed or len(order)
+        return [order[first : first + size] for first in range(0, whole, size)]
 
     def _gradients(self, numbers: np.ndarray, epoch: int, step: int) -> float:
         """Add up the gradients of one batch, part by part; its loss."""
-        size = self._networks.largest_part(len(numbers)) if self._samples.fixed_batch is None else len(numbers)
+        size = self._samples.fixed_batch or self._networks.largest_part(len(numbers))
         total = 0.0
         for first in range(0, len(numbers), size):
             self._run.check()
@@ -146,6 +160,8 @@ class Descent:
             loss = self._loss(self._samples.batch(part), epoch, step, first) * share
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
+        if not math.isfinite(total):
+            raise DivergedError
         return total
 
     def _loss(self, batch: Minibatch, epoch: int, step: int, first: int) -> torch.Tensor:
@@ -180,6 +196,9 @@ class Descent:
 
     def _hold(self, held: Sequence[tuple[str, torch.nn.Parameter, LearnedGrid]]) -> None:
         """Keep frozen weights where they are."""
+        twin = self._networks.twin
         for name, master, grid in held:
+            if name in twin.norms and not twin.norms_frozen:
+                continue  # a normalization that passes by 0 would send the weight far away
             scale = spread(grid.scale(), grid.granularity, master.shape) / self._networks.twin.factor(name)
             self.oscillations[name].apply(master, scale, torch.zeros((), device=master.device))

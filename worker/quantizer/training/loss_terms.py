@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,6 +47,18 @@ class Tensors:
         made = [{name: tensor_of(array, device) for name, array in found.items()} for found in (outputs, inner or {})]
         return Tensors(made[0], made[1])
 
+    @staticmethod
+    def joined(parts: Sequence[Tensors]) -> Tensors:
+        """Several batches as one; what has no axis of samples stays as the first batch has it."""
+        outputs, inner = (
+            {
+                name: torch.cat([part[name] for part in found]) if found[0][name].ndim else found[0][name]
+                for name in found[0]
+            }
+            for found in ([part.outputs for part in parts], [part.inner for part in parts])
+        )
+        return Tensors(outputs, inner)
+
     def cut(self, valid: int, size: int) -> Tensors:
         """Without the samples that fill up a batch of ``size``; what has no such axis of samples stays as it is."""
         if valid == size:
@@ -88,6 +100,8 @@ class Term(ABC):
     arrays: tuple[str | None, ...] = ()
     #: Inner tensors that it reads of both networks.
     inner: tuple[str, ...] = ()
+    #: Outputs that it reads.
+    read: tuple[str, ...] = ()
 
     def __init__(self, pointer: str, facts: Facts) -> None:
         self._pointer = pointer
@@ -159,6 +173,7 @@ class CrossEntropyTerm(Term):
         self._spec = spec
         self.arrays = (spec.labels,)
         self.output = self._float_output(spec.output, "output")
+        self.read = (self.output,)
         self._ignored = facts.ignored(self.output, spec.labels)
         self.axis = 1
         self._probabilities = False
@@ -226,6 +241,7 @@ class MeanSquareTerm(Term):
         self._spec = spec
         self.arrays = (spec.targets,)
         self._output = self._float_output(spec.output, "output")
+        self.read = (self._output,)
 
     def settle(self, teacher: Tensors, arrays: Arrays) -> list[str]:
         """Make sure that the targets fit."""
@@ -278,8 +294,9 @@ class DistillationTerm(Term):
         else:
             named = [self._float_output(name, f"outputs/{k}") for k, name in enumerate(spec.outputs)]
             self._outputs = tuple(dict.fromkeys(named))
-        if not self._outputs:
+        if not self._outputs and not self.inner:
             raise self.unfit("outputs", "the model has no output of floats that could be compared")
+        self.read = self._outputs
         self._compared: dict[str, _Compared] = {}
         self._variances: dict[str, float] = {}
 
@@ -299,13 +316,13 @@ class DistillationTerm(Term):
         apart = [
             self._distance(self._compared[name], student.outputs[name], teacher.outputs[name]) for name in self._outputs
         ]
-        total = torch.stack(apart).mean()
+        total = torch.stack(apart).mean() if apart else torch.zeros(())
         if self.inner:
             within = [
                 functional.mse_loss(student.inner[name].float(), teacher.inner[name].float()) / self._variances[name]
                 for name in self.inner
             ]
-            total = total + self._spec.tensors_weight * torch.stack(within).mean()
+            total = total.to(within[0].device) + self._spec.tensors_weight * torch.stack(within).mean()
         return total
 
     def _settle(self, k: int, name: str, values: Tensor) -> list[str]:
@@ -351,6 +368,9 @@ class GraphTerm(Term):
                 raise self.unfit(place, f"the model has no output {ref!r}")
         self._feeds = graph_feeds(metric, function.inputs, facts.names)
         self.arrays = tuple(feed.name for feed in self._feeds.values() if feed.source == "array")
+        self.read = tuple(
+            feed.name for feed in self._feeds.values() if feed.source != "array" and feed.name is not None
+        )
         self.needs_teacher = any(feed.source == "reference" for feed in self._feeds.values())
 
     def settle(self, teacher: Tensors, arrays: Arrays) -> list[str]:
@@ -367,7 +387,10 @@ class GraphTerm(Term):
                 feeds[name] = tensor_of(self._array(feed.name, below("", "inputs", name)[1:], arrays), device)
             elif feed.name is not None:
                 feeds[name] = (teacher if feed.source == "reference" else student).outputs[feed.name]
-        made = self._function(feeds)
+        try:
+            made = self._function(feeds)
+        except (RuntimeError, TypeError, IndexError) as error:  # torch's words for shapes and types that do not fit
+            raise self.unfit("graph", f"the graph cannot be computed on these shapes and types: {error}") from error
         if made.numel() != 1:
             raise self.unfit("graph", f"the graph returned shape {list(made.shape)}, no scalar")
         return made.reshape(()).float()

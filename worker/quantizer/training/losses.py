@@ -89,6 +89,11 @@ class Losses:
         return tuple(dict.fromkeys(name for term in self._terms for name in term.arrays))
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """Outputs of the network that the terms read."""
+        return tuple(dict.fromkeys(name for term in self._terms for name in term.read))
+
+    @property
     def inner_tensors(self) -> tuple[str, ...]:
         """Tensors within the network that are compared, too."""
         return tuple(dict.fromkeys(name for term in self._terms for name in term.inner))

@@ -52,6 +52,7 @@ class Found:
     best: Memory
     standing: Standing
     budget: tuple[int, End] | None
+    spent_seconds: float
 
 
 class Keeper:
@@ -72,9 +73,9 @@ class Keeper:
         oscillations: Mapping[str, Oscillations],
         epochs: list[TrainingEpoch],
         best: tuple[int, Memory, Standing],
-        budget: tuple[int, End] | None,
+        spent: tuple[tuple[int, End] | None, float],
     ) -> None:
-        """Keep the state after an epoch."""
+        """Keep the state after an epoch, the fixed number of steps and the seconds spent."""
         if not self._store.is_kept or time.monotonic() < self._not_before:
             return
         began = time.monotonic()
@@ -83,7 +84,8 @@ class Keeper:
             "epochs": [entry.model_dump(mode="json") for entry in epochs],
             "best_epoch": number,
             "standing": [standing.loss, standing.metric, list(standing.parts)],
-            "budget": budget,
+            "budget": spent[0],
+            "spent_seconds": spent[1],
         }
         arrays: Arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
         arrays |= {f"now\n{name}": _array(tensor) for name, tensor in self._twin.state_dict().items()}
@@ -126,6 +128,7 @@ class Keeper:
             best=Memory(_tensors(arrays, "best\n", device)),
             standing=Standing(loss, metric, tuple(parts)),
             budget=None if budget is None else (budget[0], cast(End, budget[1])),
+            spent_seconds=facts["spent_seconds"],
         )
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from worker.quantizer.autodiff.program import Program
+from worker.quantizer.autodiff.program import Program, refusals
 from worker.quantizer.graph.values import name_of
-from worker.quantizer.operators.linear import linear_view
+from worker.quantizer.operators.linear import is_linear
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.training.batch_norm import measure
 from worker.quantizer.training.loss_terms import tensor_of
@@ -29,6 +29,7 @@ class Networks:
 
     Args:
         draft: filled.
+        outputs: names of the outputs that a loss reads; others are given too where they can be.
         inner: names of inner tensors that are compared.
         device: where both compute.
         learn_zeros: let zero points move.
@@ -40,15 +41,38 @@ class Networks:
         NotDifferentiableError: an operator has no derivative here.
     """
 
-    def __init__(self, draft: Draft, inner: Sequence[str], *, device: torch.device, learn_zeros: bool = False) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        outputs: Collection[str],
+        inner: Sequence[str],
+        *,
+        device: torch.device,
+        learn_zeros: bool = False,
+    ) -> None:
         self._graph = draft.graph
-        self._outputs = tuple(name_of(value) for value in draft.graph.outputs)
+        every = tuple(name_of(value) for value in draft.graph.outputs)
+        self._outputs = tuple(name for name in every if name in outputs or not refusals(draft.graph, (name,)))
+        #: False if the network has outputs that are not computed, as they have no derivative.
+        self.gives_all_outputs = self._outputs == every
         wanted = tuple(dict.fromkeys((*self._outputs, *inner)))
         self._inner = tuple(inner)
         self.device = device
         self.twin = Twin(draft, device=device, wanted=wanted, learn_zeros=learn_zeros)
         self._teacher = Program(draft.graph, device=device, wanted=wanted)
-        self._rows = _rows(draft.graph)
+        self._rows = 1
+
+    def look(self, arrays: Mapping[str, np.ndarray], samples: int) -> None:
+        """Find out by some samples how many may run together: what they take hangs on their sizes."""
+        sizes: dict[str, float] = {}
+
+        def note(name: str, tensor: Tensor, known: object) -> None:
+            sizes[name] = tensor.numel() / samples
+
+        feeds = self.feeds(arrays)
+        with torch.no_grad():
+            self._teacher({name: feeds[name] for name in self._teacher.inputs}, note)
+        self._rows = _rows(self._graph, sizes)
 
     def largest_part(self, size: int) -> int:
         """Samples of a batch of ``size`` that run together; the gradients of the parts are added up."""
@@ -127,32 +151,27 @@ def _as(tensor: Tensor, dtype: ir.DataType | None) -> Tensor:
     return tensor.to(kinds[dtype]) if dtype in kinds else tensor
 
 
-def _rows(graph: ir.Graph) -> int:
-    """Samples that may run together."""
-    products = elements = 1.0
-    for node in graph:
-        view = linear_view(node)
-        made = sum(_elements(value) for value in node.outputs)
-        elements += made
-        if view is not None:
-            weight = node.inputs[1]
-            shape = weight.shape if weight is not None else None
-            each = math.prod(int(size) for size in shape if isinstance(size, int)) if shape is not None else 1
-            channels = _channels(node)
-            products += made * each / max(channels, 1)
-    return max(1, int(min(_MOST_PRODUCTS / products, _MOST_ELEMENTS / elements)))
+def _rows(graph: ir.Graph, sizes: Mapping[str, float]) -> int:
+    """Samples that may run together.
+
+    Args:
+        graph: of the network.
+        sizes: elements of its tensors for one sample.
+    """
+    products = sum(
+        sizes.get(value.name or "", 0.0) * _summed(node) for node in graph if is_linear(node) for value in node.outputs
+    )
+    elements = sum(sizes.values())
+    return max(1, int(min(_MOST_PRODUCTS / max(products, 1.0), _MOST_ELEMENTS / max(elements, 1.0))))
 
 
-def _elements(value: ir.Value) -> float:
-    """Elements of a tensor for one sample; the first axis counts samples."""
-    if value.shape is None:
-        return 0.0
-    return float(math.prod(size for size in list(value.shape)[1:] if isinstance(size, int)))
-
-
-def _channels(node: ir.Node) -> int:
-    shape = node.outputs[0].shape
-    if shape is None or len(shape) < 2:
-        return 1
-    size = list(shape)[1 if node.op_type in ("Conv", "ConvTranspose") else -1]
-    return size if isinstance(size, int) else 1
+def _summed(node: ir.Node) -> float:
+    """Products that are summed for one element of a linear node's result."""
+    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    shape = (
+        () if weight is None or weight.shape is None else tuple(size for size in weight.shape if isinstance(size, int))
+    )
+    if len(shape) < 2:
+        return 1.0
+    outputs = {"Conv": shape[0], "ConvTranspose": shape[1]}.get(node.op_type, shape[-1])
+    return math.prod(shape) / max(outputs, 1)

@@ -82,11 +82,14 @@ class Mover:
 
 def _groups(twin: Twin, spec: Optimizer, learning_rate: float) -> Iterator[dict[str, Any]]:
     masters = [values for values in twin.masters.parameters() if values.requires_grad]
+    weights = {id(master) for _, master, _ in twin.weight_sites()}
     sizes = [float(values.detach().square().mean().sqrt()) for values in masters]
     usual = sum(sizes) / max(len(sizes), 1) or 1.0
     for values, size in zip(masters, sizes, strict=True):
-        peak = learning_rate if spec.kind == "sgd" else learning_rate * max(size, _LEAST_SIZE * usual)
-        decay = spec.weight_decay if values.dim() > 1 else 0.0
+        unit = 1.0 if spec.kind == "sgd" else max(size, _LEAST_SIZE * usual)
+        peak = learning_rate * unit
+        # what decays in a step is the learning rate times this, whatever the weight's size
+        decay = spec.weight_decay / (unit if spec.kind == "adamw" else 1.0) if id(values) in weights else 0.0
         yield {"params": [values], "lr": peak, _PEAK: peak, "weight_decay": decay}
     for name in twin.norms:
         norm = twin.norms[name]

@@ -34,6 +34,7 @@ class LearnedGrid(nn.Module):
         grid: where it starts.
         kind: of the scale: float32, power_of_two or int16.
         learn_zero: let the zero point move.
+        of_samples: the first axis of its tensors counts samples.
         device: where it lives.
 
     Attributes:
@@ -43,14 +44,16 @@ class LearnedGrid(nn.Module):
 
     base: Tensor
 
-    def __init__(self, grid: IntegerGrid, kind: str, *, learn_zero: bool, device: torch.device) -> None:
+    def __init__(
+        self, grid: IntegerGrid, kind: str, *, learn_zero: bool, device: torch.device, of_samples: bool = False
+    ) -> None:
         super().__init__()
         self._grid, self._kind = grid, kind
         self._low, self._high = (float(limit) for limit in grid.limits)
         self.register_buffer("base", as_tensor(np.array(np.atleast_1d(grid.scale)), device))
         self.growth = nn.Parameter(torch.full_like(self.base, self._start))
         zero = as_tensor(np.array(grid.zero_point, np.float32), device)
-        self.learns_zero = learn_zero
+        self.learns_zero, self._of_samples = learn_zero, of_samples
         if learn_zero:
             self.zero: Tensor = nn.Parameter(zero)
         else:
@@ -80,10 +83,15 @@ class LearnedGrid(nn.Module):
         scale = spread(self.scale(), self.granularity, values.shape)
         if self._steps is not None:
             low, high = self._steps
-            return cast(Tensor, _LearnedStep.apply(values, scale, low, high, self._positive))  # type: ignore[no-untyped-call]
+            return cast(Tensor, _LearnedStep.apply(values, scale, low, high, self._share(values)))  # type: ignore[no-untyped-call]
         zero = spread(self.zero, self.granularity, values.shape)
-        made = _LearnedOffset.apply(values, scale, zero, self._low, self._high, self._positive)  # type: ignore[no-untyped-call]
+        made = _LearnedOffset.apply(values, scale, zero, self._low, self._high, self._share(values))  # type: ignore[no-untyped-call]
         return cast(Tensor, made)
+
+    def _share(self, values: Tensor) -> float:
+        """1 / sqrt(N Q): N elements of a weight, or of one sample, share a scale, Q is the largest step."""
+        elements = values.numel() // (max(values.shape[0], 1) if self._of_samples and values.dim() else 1)
+        return 1.0 / math.sqrt(max(elements // self.base.numel(), 1) * self._positive)
 
     @torch.no_grad()
     def integers(self, values: Tensor) -> Tensor:
@@ -155,24 +163,19 @@ def spread(scales: Tensor, granularity: Granularity, shape: torch.Size | tuple[i
     return scales.repeat_interleave(granularity.size, dim=axis).narrow(axis, 0, shape[axis])
 
 
-def _share(values: Tensor, scale: Tensor, positive: float) -> float:
-    """1 / sqrt(N Q): N elements of one sample or weight share a scale, Q is the largest step."""
-    return 1.0 / math.sqrt(max(values.numel() // max(scale.numel(), 1), 1) * positive)
-
-
 class _LearnedStep(torch.autograd.Function):
     """The zero point stays: the limits are plain numbers."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, scale: Tensor, low: float, high: float, positive: float) -> Tensor:
+    def forward(ctx: Any, values: Tensor, scale: Tensor, low: float, high: float, share: float) -> Tensor:
         ctx.save_for_backward(values, scale)
-        ctx.limits = low, high, positive
+        ctx.limits = low, high, share
         return torch.div(values, scale).round_().clamp_(low, high).mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         values, scale = ctx.saved_tensors
-        low, high, positive = ctx.limits
+        low, high, share = ctx.limits
         gradient = gradients[0]
         quotient = torch.div(values, scale)
         steps = quotient.round()
@@ -183,7 +186,7 @@ class _LearnedStep(torch.autograd.Function):
             return by_values, None, None, None, None
         # q - W / s inside, q where it saturates
         by_scale = torch.where(inside, held.sub_(quotient), held).mul_(gradient)
-        shared = by_scale.sum_to_size(scale.shape) * _share(values, scale, positive)
+        shared = by_scale.sum_to_size(scale.shape) * share
         return by_values, shared, None, None, None
 
 
@@ -191,25 +194,22 @@ class _LearnedOffset(torch.autograd.Function):
     """The zero point moves, or differs from scale to scale."""
 
     @staticmethod
-    def forward(
-        ctx: Any, values: Tensor, scale: Tensor, zero: Tensor, low: float, high: float, positive: float
-    ) -> Tensor:
+    def forward(ctx: Any, values: Tensor, scale: Tensor, zero: Tensor, low: float, high: float, share: float) -> Tensor:
         ctx.save_for_backward(values, scale, zero)
-        ctx.limits = low, high, positive
+        ctx.limits = low, high, share
         whole = torch.round(zero).clamp(low, high)
         return torch.clamp(torch.round(values / scale), low - whole, high - whole) * scale
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         values, scale, zero = ctx.saved_tensors
-        low, high, positive = ctx.limits
+        low, high, share = ctx.limits
         gradient = gradients[0]
         whole = torch.round(zero).clamp(low, high)
         quotient = values / scale
         steps = torch.round(quotient)
         held = torch.clamp(steps, low - whole, high - whole)
         inside = steps == held
-        share = _share(values, scale, positive)
         by_scale = by_zero = None
         if ctx.needs_input_grad[1]:
             by_scale = (torch.where(inside, held - quotient, held) * gradient).sum_to_size(scale.shape) * share

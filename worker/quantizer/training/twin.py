@@ -258,7 +258,9 @@ class Twin(nn.Module):
             key = self._shared[tensor] = self._sites.source(tensor)
             if key not in self.activation_grids:
                 moves = learn_zeros and not entry.spec.symmetric
-                learned = LearnedGrid(grid.at_run_time(), entry.spec.scale, learn_zero=moves, device=self._device)
+                learned = LearnedGrid(
+                    grid.at_run_time(), entry.spec.scale, learn_zero=moves, device=self._device, of_samples=True
+                )
                 self.activation_grids.put(key, learned, at=self._sites.maker(key))
         elif grid is not None:
             self._fixed[tensor] = TorchGrid(grid, (-1,) * self._sites.rank(tensor), self._device)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
 
-from service.contracts.metrics import Facts
-from worker.quantizer.evaluation.side_by_side import Expected, Measurement, Twins, expected_outputs
+from worker.quantizer.data import Batch
+from worker.quantizer.evaluation.side_by_side import Measurement, Twins
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.judge import metric_noise
 from worker.quantizer.run.services import Services
 from worker.quantizer.training.losses import Losses
 from worker.quantizer.training.network import Networks
+from worker.quantizer.training.samples import Minibatch, TrainingSamples
+from worker.quantizer.training.split import Numbers
 
 _BATCH = 16
-# Expected outputs and samples that are kept from epoch to epoch; more are made anew each time.
-_KEPT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -38,31 +37,34 @@ class Standing:
 
 
 class Validation:
-    """Samples [first, last) of the calibration set.
+    """Some of the samples of a training.
 
     Args:
         case: what is quantized.
         services: of the run.
         losses: settled.
-        first: number of the first sample.
-        last: number of the sample to stop before.
+        samples: of the calibration set, with the arrays of the metrics.
+        numbers: of those that count.
     """
 
-    def __init__(self, case: Case, services: Services, losses: Losses, first: int, last: int) -> None:
+    def __init__(
+        self, case: Case, services: Services, losses: Losses, samples: TrainingSamples, numbers: Numbers
+    ) -> None:
         self._case, self._services, self._losses = case, services, losses
-        self._first, self._last = first, last
-        metrics = case.metrics
-        wanted = case.config.evaluation.gate.metric
-        known = {metric.name for metric in metrics.spec.metrics} or {metrics.primary}
-        name = wanted if wanted in known else metrics.primary
-        self._measurable = metrics.fed_by(case.calibration)
-        #: What the best epoch is chosen by; None: the loss.
-        self.metric = name if self._measurable else None
+        self._samples, self._numbers = samples, numbers
 
     @property
     def samples(self) -> int:
         """How many."""
-        return self._last - self._first
+        return len(self._numbers)
+
+    def metric(self, networks: Networks) -> str | None:
+        """What the best epoch is chosen by: the gate's metric; None: there are no labels for it, so the loss."""
+        metrics = self._case.metrics
+        if not (metrics.fed_by(self._case.calibration) and metrics.judges_parts and networks.gives_all_outputs):
+            return None
+        wanted = self._case.config.evaluation.gate.metric
+        return wanted if wanted in {metric.name for metric in metrics.spec.metrics} else metrics.primary
 
     def measure(self, networks: Networks) -> Standing:
         """Loss and metric of the quantized network.
@@ -70,25 +72,27 @@ class Validation:
         Raises:
             CanceledError: the run was canceled.
         """
-        total, count = 0.0, 0
-        found = Measurement(self._case.metrics, self.metric, part=True) if self.metric is not None else None
+        total, name = 0.0, self.metric(networks)
+        found = None if name is None else Measurement(self._case.metrics, name, part=True)
         with torch.no_grad():
-            for expected in self._expected():
+            for batch in self._batches(networks):
                 self._services.run.check()
-                batch = expected.batch
                 student, teacher = networks.both(batch.feeds)
                 value = self._losses(
                     student.cut(batch.valid, batch.size), teacher.cut(batch.valid, batch.size), batch.arrays
                 )
-                total, count = total + float(value.total) * batch.valid, count + batch.valid
+                total += float(value.total) * batch.valid
                 if found is not None:
-                    got = {name: tensor.cpu().numpy() for name, tensor in student.outputs.items()}
-                    found.update(Twins(batch, expected.outputs, {name: got[name] for name in expected.outputs}))
+                    expected, got = (
+                        {output: tensor.cpu().numpy() for output, tensor in made.outputs.items()}
+                        for made in (teacher, student)
+                    )
+                    found.update(Twins(self._as_stored(batch), expected, got))
         if found is None:
-            return Standing(total / count, None)
-        return Standing(total / count, found.value, tuple(found.parts))
+            return Standing(total / self.samples, None)
+        return Standing(total / self.samples, found.value, tuple(found.parts))
 
-    def is_better(self, one: Standing, other: Standing) -> bool:
+    def is_better(self, one: Standing, other: Standing, networks: Networks) -> bool:
         """True if ``one`` is better: by the metric where that moves by more than chance, else by the loss.
 
         Over few samples a label more or less means nothing, while the loss sees every score of every sample.
@@ -97,43 +101,23 @@ class Validation:
             return False
         if not np.isfinite(other.loss):
             return True
-        if self.metric is not None and one.metric is not None and other.metric is not None:
+        name = self.metric(networks)
+        if name is not None and one.metric is not None and other.metric is not None:
             gain = one.metric - other.metric
-            gain = gain if self._facts.better == "higher" else -gain
-            noise = metric_noise(
-                self._case.metrics.spec, (one.metric, other.metric), (one.parts, other.parts), self.samples
-            )
+            gain = gain if self._case.metrics.facts(name).better == "higher" else -gain
+            spec = self._case.metrics.spec
+            noise = metric_noise(spec, name, (one.metric, other.metric), (one.parts, other.parts), self.samples)
             if abs(gain) > 2 * noise:
                 return gain > 0
         return one.loss < other.loss
 
-    @cached_property
-    def _facts(self) -> Facts:
-        return self._case.metrics.facts(self.metric or self._case.metrics.primary)
+    def _batches(self, networks: Networks) -> Iterator[Minibatch]:
+        size = self._samples.fixed_batch or networks.largest_part(min(_BATCH, self.samples))
+        for piece in self._samples.minibatches(self._numbers, size, fill=True):
+            yield self._samples.batch(piece)
 
-    def _expected(self) -> Iterable[Expected]:
-        return self._kept if self._kept is not None else self._stream()
-
-    @cached_property
-    def _kept(self) -> list[Expected] | None:
-        kept, size = [], 0
-        for one in self._stream():
-            kept.append(one)
-            size += sum(array.nbytes for array in one.arrays)
-            if size > _KEPT_BYTES:
-                return None
-        return kept
-
-    def _stream(self) -> Iterator[Expected]:
-        case = self._case
-        arrays = {*self._losses.arrays, *(case.metrics.arrays if self._measurable else ())}
-        return expected_outputs(
-            case.float_session,
-            case.calibration,
-            case.inputs,
-            run=self._services.run,
-            batch_size=_BATCH,
-            first=self._first,
-            last=self._last,
-            arrays=arrays,
-        )
+    def _as_stored(self, batch: Minibatch) -> Batch:
+        """The batch as metrics take it."""
+        labels = self._case.calibration.labels
+        known = None if labels is None else labels[batch.numbers]
+        return Batch(batch.feeds, known, int(batch.numbers[0]), batch.valid, batch.arrays, batch.size)

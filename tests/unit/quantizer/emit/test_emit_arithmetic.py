@@ -207,3 +207,16 @@ def test_an_activation_whose_result_leaves_the_graph_keeps_its_limits() -> None:
     got = run_onnx(quantize_model(model, feeds)[2], {"x": feeds["x"] * 3})["y"]
     assert got.min() == 0.0
     assert got.max() > 0.0
+
+
+@pytest.mark.parametrize("dtype", ["uint4", "int4"])
+def test_onnxruntime_takes_pooling_of_four_bits(dtype: str) -> None:
+    model = make_model(
+        "(float[N,3,9,9] x) => (float[N,4,2,2] y) { t = Conv(x, w) r = Relu(t)\n"
+        " p = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (r)\n y = Conv(p, v) }",
+        {"w": normal(4, 3, 3, 3), "v": normal(4, 4, 2, 2)},
+    )
+    feeds = {"x": normal(4, 3, 9, 9)}
+    emitted = quantize_model(model, feeds, config(activation={"dtype": dtype}))[2]
+    exact = run_onnx(emitted, feeds, optimized=False)["y"]
+    np.testing.assert_allclose(run_onnx(emitted, feeds)["y"], exact, rtol=1e-4, atol=1e-4)

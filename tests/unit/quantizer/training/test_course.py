@@ -12,12 +12,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from service.contracts.errors import CanceledError, InvalidConfigError
+from service.contracts.errors import CanceledError, InvalidConfigError, NotDifferentiableError
 from service.contracts.report import AlgorithmFigures
 from tests.unit.quantizer.toolbox import config, make_model, write_npz
 from tests.unit.quantizer.training.networks import pictures, trained
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.interface import Run, SilentRun
+from worker.quantizer.training.split import split
 
 FEW_BITS: dict[str, Any] = {
     "preset": "int8",
@@ -191,9 +192,65 @@ def test_budgets_end_it(tmp_path: Path, model: onnx.ModelProto) -> None:
 
 
 def test_too_few_samples_are_told(tmp_path: Path, model: onnx.ModelProto) -> None:
-    found = outcome(train(tmp_path, model, {"data_size": 2}, samples=30))
+    with pytest.raises(InvalidConfigError) as caught:
+        train(tmp_path, model, {}, samples=3)
+    assert [item.pointer for item in caught.value.errors] == ["/config/algorithms/0/data_size"]
+
+
+def test_a_dataset_that_is_sorted_by_class_is_split_in_all_its_classes() -> None:
+    labels = np.repeat(np.arange(4), 40)
+    parts = split(160, validation_share=0.2, judging=16, classes=labels, seed=3)
+    for numbers, share in ((parts.training, 0.72), (parts.validation, 0.18), (parts.judging, 0.1)):
+        assert np.bincount(labels[numbers], minlength=4) == pytest.approx(40 * share, abs=1.5)
+    assert sorted(np.concatenate([parts.training, parts.validation, parts.judging])) == list(range(160))
+    again = split(160, validation_share=0.2, judging=16, classes=labels, seed=4)
+    assert not np.array_equal(parts.training, again.training)
+    few = split(4, validation_share=0.89, judging=4, classes=None, seed=0)
+    assert (len(few.training), len(few.validation), len(few.judging)) == (2, 1, 1)
+
+
+def test_a_fixed_batch_gives_the_steps_of_a_free_one(tmp_path: Path, model: onnx.ModelProto) -> None:
+    """Gradients of single samples are added up to those of the batch."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    for value in (*fixed.graph.input, *fixed.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    qat = {"epochs": 2, "batch_size": 20, "accept": "always"}
+    free, single = (outcome(train(tmp_path, one, qat)).training for one in (model, fixed))
+    assert free is not None and single is not None
+    assert [epoch.steps for epoch in free.epochs] == [epoch.steps for epoch in single.epochs]
+    losses = [[epoch.train_loss for epoch in found.epochs[1:]] for found in (free, single)]
+    assert np.allclose(*losses, rtol=0.05)
+
+
+def test_an_output_without_a_derivative_is_left_out_where_no_loss_reads_it(
+    tmp_path: Path, model: onnx.ModelProto
+) -> None:
+    wider = onnx.ModelProto()
+    wider.CopyFrom(model)
+    one = onnx.numpy_helper.from_array(np.array([2], np.int64), "two")
+    wider.graph.initializer.append(one)
+    wider.graph.node.append(onnx.helper.make_node("Unique", ["y"], ["u"]))
+    wider.graph.output.append(onnx.helper.make_tensor_value_info("u", onnx.TensorProto.FLOAT, ["K"]))
+    qat = {"epochs": 2, "batch_size": 16, "accept": "always"}
+    found = outcome(train(tmp_path, wider, {**qat, "losses": [{"kind": "distillation", "outputs": ["y"]}]}))
+    assert found.kept and found.training is not None
+    assert found.training.metric is None
+    with pytest.raises(NotDifferentiableError) as caught:
+        train(tmp_path, wider, qat)
+    assert caught.value.where["op_type"] == "Unique"
+
+
+def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path, model: onnx.ModelProto) -> None:
+    bad = make_model("(float[N,4] y) => (float l) { g = Log (y)\n l = ReduceMean <keepdims = 0> (g) }")
+    source = {"base64": base64.b64encode(bad.SerializeToString()).decode()}
+    found = outcome(train(tmp_path, model, {"epochs": 5, "losses": [{"kind": "onnx", "graph": source}]}))
     assert not found.kept
-    assert found.reason_code == "too-few-samples-to-train"
+    assert found.training is not None and found.training.ended == "diverged"
+    old = make_model("(float[N,4] y) => (float l) { l = ReduceMean <keepdims = 0> (y) }", opset=11)
+    source = {"base64": base64.b64encode(old.SerializeToString()).decode()}
+    with pytest.raises(InvalidConfigError, match="opset 11"):
+        train(tmp_path, model, {"epochs": 5, "losses": [{"kind": "onnx", "graph": source}]})
 
 
 def test_a_loss_that_is_a_graph(tmp_path: Path, model: onnx.ModelProto) -> None:

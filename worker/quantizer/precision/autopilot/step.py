@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from service.contracts.algorithms import Autopilot
-from service.contracts.errors import NotDifferentiableError
+from service.contracts.errors import InvalidConfigError, NotDifferentiableError, ResourceLimitError
 from service.contracts.search import Search, TrialFigures
 from worker.quantizer.precision.autopilot.deadline import OutOfTimeError, TimedRun
 from worker.quantizer.precision.autopilot.rescue import mixed_rescue
@@ -117,9 +117,14 @@ class _Search:
         if left is None or left < _LEAST_TRAINING_SECONDS or case.calibration.is_random:
             return
         nearest = self._ranked()[0]
+        store, key = self._bench.services.checkpoint, "autopilot training seconds"
+        stored = store.load(key)  # another attempt goes on with the same training
+        seconds = left * _TRAINING_SHARE if stored is None else float(stored)
+        store.save(key, str(seconds).encode())
         try:
-            trial = self._bench.trial(nearest.basis, trained(nearest.chain, left * _TRAINING_SHARE))
-        except NotDifferentiableError as error:  # what has no derivative keeps nobody from the recipes found
+            trial = self._bench.trial(nearest.basis, trained(nearest.chain, seconds))
+        except (NotDifferentiableError, InvalidConfigError, ResourceLimitError) as error:
+            # what cannot be trained keeps nobody from the recipes found
             self._bench.services.run.log(f"the network is not trained: {error.detail}", "warning")
             return
         self._evaluate([trial] if trial.kept else [])
