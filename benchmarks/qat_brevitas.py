@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     "preset": "int8",
     "weight": {"dtype": "int4", "granularity": "per_channel"},
     "activation": {"dtype": "uint4"},
-    "overrides": [{"match": {"names": ["/conv1/Conv"]}, "input_activation": {"dtype": "uint8"}}],
+    "overrides": [{"match": {"node": "/conv1/Conv"}, "input_activation": {"dtype": "uint8"}}],
 }
 # Rate of brevitas' training, and how its weight scales come about.
 VARIANTS = (("usual", "learned"), ("usual", "stats"), ("ours", "learned"))

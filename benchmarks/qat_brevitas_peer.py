@@ -19,6 +19,7 @@ import brevitas.nn as qnn
 import numpy as np
 import torch
 import torch.nn.functional as F
+from brevitas.graph.calibrate import calibration_mode, quantization_status_manager
 from brevitas.quant.scaled_int import Int8WeightPerChannelFloat, Uint8ActPerTensorFloat
 from brevitas.quant.shifted_scaled_int import ShiftedUint8ActPerTensorFloat
 from torch import Tensor, nn
@@ -35,8 +36,8 @@ Parameters = dict[str, np.ndarray]
 class Layers:
     """Makes layers with the parameters of a file, and quantizers of the wanted kind."""
 
-    def __init__(self, held: Parameters, scales: str, collected: int) -> None:
-        self._held, self._collected = held, collected
+    def __init__(self, held: Parameters, scales: str) -> None:
+        self._held = held
         kind = "parameter_from_stats" if scales == "learned" else "stats"
         self._weight = {
             "weight_quant": Int8WeightPerChannelFloat,
@@ -56,13 +57,11 @@ class Layers:
 
     def relu(self) -> nn.Module:
         """Relu with learned scales, zero point 0."""
-        steps = {"collect_stats_steps": self._collected}
-        return qnn.QuantReLU(act_quant=Uint8ActPerTensorFloat, bit_width=BITS, **steps)
+        return qnn.QuantReLU(act_quant=Uint8ActPerTensorFloat, bit_width=BITS)
 
     def round(self, bits: int) -> nn.Module:
         """An asymmetric grid."""
-        steps = {"collect_stats_steps": self._collected}
-        return qnn.QuantIdentity(act_quant=ShiftedUint8ActPerTensorFloat, bit_width=bits, **steps)
+        return qnn.QuantIdentity(act_quant=ShiftedUint8ActPerTensorFloat, bit_width=bits)
 
     @staticmethod
     def _filled(layer: Any, weight: np.ndarray, bias: np.ndarray) -> nn.Module:
@@ -110,15 +109,9 @@ class ResNet20(nn.Module):
 
 def check_float(network: nn.Module, pictures: Tensor, logits: Tensor) -> None:
     """Without quantizers it must be the network that the logits are of."""
-    from brevitas.graph.calibrate import disable_enable_quantization
-
-    switch = disable_enable_quantization()
-    switch.disable_act_quantization(network, is_training=False)
-    switch.disable_param_quantization(network, is_training=False)
-    with torch.no_grad():
+    off = {"disable_act_quant": True, "disable_weight_quant": True, "disable_bias_quant": True}
+    with torch.no_grad(), quantization_status_manager(network, **off):
         farthest = float((network(pictures) - logits).abs().max())
-    switch.enable_act_quantization(network, is_training=False)
-    switch.enable_param_quantization(network, is_training=False)
     if farthest > _SAME_LOGITS:
         raise RuntimeError(f"the rebuilt network is another one: logits differ by {farthest}")
 
@@ -172,12 +165,12 @@ def main() -> None:
     def held_loss() -> float:
         return float(distance(outputs(network, tensors["held"]), tensors["held_logits"]))
 
-    network = ResNet20(Layers(held, scales, collected=math.ceil(len(train) / BATCH)))
+    network = ResNet20(Layers(held, scales))
     network.eval()
     check_float(network, tensors["held"], tensors["held_logits"])
     network.train()
-    with torch.no_grad():
-        for part in train.split(BATCH):  # the quantizers of activations collect their first ranges
+    with torch.no_grad(), calibration_mode(network):
+        for part in train.split(BATCH):
             network(part)
     optimizer = torch.optim.Adam(groups_of(network, rate))
     before, best, best_loss = top1(), copy.deepcopy(network.state_dict()), held_loss()
