@@ -1,8 +1,8 @@
-"""Quantization-aware training: top-1 beside post-training quantization and AdaRound, seconds, memory; its twin; brevitas.
+"""Quantization-aware training: top-1 beside post-training quantization and AdaRound, seconds, memory; brevitas.
 
 usage: python -m benchmarks.qat [--rows WORD ...] [--epochs N]
        python -m benchmarks.qat --equality [--rows WORD ...]
-       python -m benchmarks.qat --brevitas [--seeds N] [--epochs N]        (all need QUANTMILL_DATA, default ../shared/data)
+       python -m benchmarks.qat --brevitas [--seeds N] [--epochs N]   (need QUANTMILL_DATA, default ../shared/data)
 
 Every row is the emitted model, run by onnxruntime on the whole evaluation set; each of its recipes runs in a fresh
 process. "qat s" is the stage that trains, "peak MiB" of the process with the training. "goal" says what a row should
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="of every training; default: as the rows have them")
     parser.add_argument("--equality", action="store_true", help="compare what is trained with what is emitted instead")
     parser.add_argument("--brevitas", action="store_true", help="train beside brevitas instead")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each, with --brevitas")
+    parser.add_argument("--seeds", type=int, default=2, help="runs of each, with --brevitas")
     parser.add_argument("--one", help="internal: measure one recipe and print JSON")
     arguments = parser.parse_args()
     if arguments.one is not None:

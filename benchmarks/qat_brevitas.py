@@ -7,7 +7,8 @@ leaves it (no AdaRound). brevitas runs with Adam's usual rate (1e-3 for all) and
 root mean square), with the same schedule; with weight scales that are learned, and that follow the largest weight.
 
 Needs QUANTMILL_BREVITAS_PYTHON: a Python with brevitas, torch and numpy; see docs/benchmarks.md. "s/step" is the median
-over the steps of a training, each tool in its own process, one after the other, as often as there are seeds.
+over the steps of a training, each tool in its own process, one after the other, as often as there are seeds. brevitas
+runs with BREVITAS_JIT=1, its fast way, unless the variable is set otherwise.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from benchmarks.cases import THREADS, case_of, data_folder, source
 from benchmarks.unlabelled import without_labels
 
 MODEL = "ResNet20"
-DEFAULT_EPOCHS = 30
+DEFAULT_EPOCHS = 10
 SETTINGS: dict[str, Any] = {
     "preset": "int8",
     "weight": {"dtype": "int4", "granularity": "per_channel"},
@@ -35,6 +36,8 @@ SETTINGS: dict[str, Any] = {
 }
 # Rate of brevitas' training, and how its weight scales come about.
 VARIANTS = (("usual", "learned"), ("usual", "stats"), ("ours", "learned"))
+# brevitas compiles its quantizers only where it is told to, and is several times slower where it is not.
+_PEER_ENVIRONMENT = {"BREVITAS_JIT": "1"}
 _SCRIPT = Path(__file__).with_name("qat_brevitas_peer.py")
 _OURS = "Quantmill"
 
@@ -136,8 +139,9 @@ def write_material(path: Path, seed: int, epochs: int) -> None:
     np.savez(path, **held, evaluation=whole["evaluation"], evaluation_labels=whole["evaluation_labels"])
 
 
-def _last_line(command: list[str]) -> dict[str, Any]:
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+def _last_line(command: list[str], **environment: str) -> dict[str, Any]:
+    variables = {**environment, **os.environ}  # what the user has set counts
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=variables)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
@@ -158,7 +162,7 @@ def compare(seeds: int, epochs: int | None) -> None:
             found.setdefault(_OURS, []).append(ours)
             for rate, scales in VARIANTS:
                 command = [python, str(_SCRIPT), str(material), rate, scales, str(seed), str(THREADS)]
-                theirs = _last_line(command)
+                theirs = _last_line(command, **_PEER_ENVIRONMENT)
                 samples = theirs["samples"]
                 found.setdefault(f"brevitas, rate {rate}, scales {scales}", []).append(theirs)
     _print(found, samples)

@@ -18,11 +18,11 @@ from typing import Any
 import brevitas.nn as qnn
 import numpy as np
 import torch
-import torch.nn.functional as F
 from brevitas.graph.calibrate import calibration_mode, quantization_status_manager
 from brevitas.quant.scaled_int import Int8WeightPerChannelFloat, Uint8ActPerTensorFloat
 from brevitas.quant.shifted_scaled_int import ShiftedUint8ActPerTensorFloat
 from torch import Tensor, nn
+from torch.nn import functional
 
 BITS, INPUT_BITS, BATCH = 4, 8, 32
 USUAL_RATE, RELATIVE_RATE, LEAST_SIZE = 1e-3, 3e-3, 1e-2
@@ -86,7 +86,7 @@ class Block(nn.Module):
         made = self.sum(self.conv2(self.relu1(self.conv1(values))))
         if self.stride != 1:
             around = values.shape[1] // 2
-            values = F.pad(values[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, around, around))
+            values = functional.pad(values[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, around, around))
         return self.relu2(made + values)
 
 
@@ -137,8 +137,8 @@ def factor_of(step: int, total: int) -> float:
 
 def distance(student: Tensor, teacher: Tensor) -> Tensor:
     """Kullback-Leibler divergence of the softmax, mean over samples."""
-    target = F.log_softmax(teacher, -1)
-    return F.kl_div(F.log_softmax(student, -1), target, reduction="batchmean", log_target=True)
+    target = functional.log_softmax(teacher, -1)
+    return functional.kl_div(functional.log_softmax(student, -1), target, reduction="batchmean", log_target=True)
 
 
 @torch.no_grad()

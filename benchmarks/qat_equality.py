@@ -48,6 +48,15 @@ class _Calibrated:
     evaluation: Any
 
 
+@dataclass(frozen=True)
+class _Run:
+    """One batch in the emitted file: what is fed, and by planned tensor what goes into its pair and comes out of it."""
+
+    feeds: Mapping[str, Any]
+    raw: Mapping[str, Any]
+    rounded: Mapping[str, Any]
+
+
 def measure(name: str, recipe: str) -> dict[str, Any]:
     """The figures of one row."""
     import torch
@@ -84,9 +93,8 @@ def _calibrated(name: str, recipe: str) -> _Calibrated:
     from worker.quantizer.run.services import Services
 
     folder, files, config = data_folder(), case_of(name), parse_config(RECIPES[recipe])
-    sets = []
-    for data in (source(folder, files.calibration), source(folder, files.evaluation)):
-        sets.append(open_dataset(Path(data.path), data.preprocessing))
+    sources = source(folder, files.calibration), source(folder, files.evaluation)
+    sets = [open_dataset(Path(data.path), data.preprocessing) for data in sources]
     uploaded = open_model(folder / files.model)
     session = uploaded.session(threads=THREADS, what="float model")
     metrics = Metrics(config.evaluation, uploaded.summary.outputs, graphs={}, functions=None, threads=THREADS)
@@ -157,18 +165,18 @@ def _layers(written: Any, found: _Calibrated) -> dict[str, float]:
         def _round(self, name: str, tensor: torch.Tensor, known: dict[str, torch.Tensor]) -> None:
             super()._round(name, tensor, known)
             key = self._sites.rounded(name)
-            if name in raw:
+            if name in now.raw:
                 low, high = limits.get(name, (-np.inf, np.inf))
-                expected = np.clip(raw[name].astype(np.float64), low, high)
+                expected = np.clip(now.raw[name].astype(np.float64), low, high)
                 difference = np.clip(tensor.numpy(), low, high) - expected
                 signal[name] = signal.get(name, 0.0) + float((expected**2).sum())
                 noise[name] = noise.get(name, 0.0) + float((difference**2).sum())
-            if key is not None and name in rounded:
-                known[key] = torch.from_numpy(rounded[name])
+            if key is not None and name in now.rounded:
+                known[key] = torch.from_numpy(now.rounded[name])
 
     twin = Forced(written, device=torch.device("cpu"))
-    for batch, raw, rounded in _by_runtime(written, found):
-        twin({name: torch.from_numpy(array) for name, array in batch.feeds.items()})
+    for now in _by_runtime(written, found):
+        twin({name: torch.from_numpy(array) for name, array in now.feeds.items()})
     return {
         name: 10.0 * float(np.log10(signal[name] / noise[name])) if noise[name] > 0 else float("inf")
         for name in signal
@@ -189,7 +197,7 @@ def _limits(plan: Any) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _by_runtime(written: Any, found: _Calibrated) -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, Any]]]:
+def _by_runtime(written: Any, found: _Calibrated) -> Iterator[_Run]:
     """Batches of calibration samples, and the tensors of the emitted file: as they are made, and rounded."""
     import onnxruntime as ort
 
@@ -212,8 +220,8 @@ def _by_runtime(written: Any, found: _Calibrated) -> Iterator[tuple[Any, Mapping
     session = ort.InferenceSession(to_bytes(emitted.model), session_options(THREADS, optimized=False))
     for batch in _batches(found.calibration, found.inputs, _LAYER_SAMPLES):
         made = dict(zip(wanted, session.run(wanted, batch.feeds), strict=True))
-        yield (
-            batch,
+        yield _Run(
+            batch.feeds,
             {tensor: made[name] for tensor, name in raw.items()},
             {tensor: made[name] for tensor, name in rounded.items()},
         )
