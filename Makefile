@@ -40,6 +40,8 @@ bench: $(STAMP) ## Print the tables of docs/benchmarks.md; needs the real models
 	$(BIN)/python -m benchmarks.equalization
 	$(BIN)/python -m benchmarks.finetune
 	$(BIN)/python -m benchmarks.precision
+	$(BIN)/python -m benchmarks.qat
+	$(BIN)/python -m benchmarks.qat --equality
 	$(BIN)/python -m benchmarks.seeds
 	$(BIN)/python -m benchmarks.service
 	$(BIN)/python -m benchmarks.submit_latency
