@@ -248,7 +248,13 @@ class QuantizationAwareTraining(AlgorithmBase):
     optimizer: Optimizer = Field(default_factory=Optimizer)
     schedule: Schedule = Field(default_factory=Schedule)
     epochs: int | None = Field(
-        default=None, ge=1, le=10_000, description="At most; null: 30, or any number where steps or seconds end it."
+        default=None,
+        ge=1,
+        le=10_000,
+        description=(
+            "At most; null: 30, or as many as make 1000 steps but no more than 100; any number where steps or seconds "
+            "end it."
+        ),
     )
     steps: int | None = Field(default=None, ge=1, le=10_000_000, description="At most; null: no limit.")
     seconds: float | None = Field(
@@ -291,13 +297,19 @@ class QuantizationAwareTraining(AlgorithmBase):
     fixed_seed: int | None = Field(default=None, ge=0, description="Seed of all random choices; null: the config's.")
 
     DEFAULT_EPOCHS: ClassVar[int] = 30
+    DEFAULT_STEPS: ClassVar[int] = 1000
+    MOST_DEFAULT_EPOCHS: ClassVar[int] = 100
     FEWEST_SAMPLES: ClassVar[int] = 4
 
-    @property
-    def most_epochs(self) -> int | None:
-        """Epochs after which it ends; None where another budget ends it."""
+    def most_epochs(self, epoch_steps: int) -> int | None:
+        """Epochs after which it ends; None where another budget ends it.
+
+        Args:
+            epoch_steps: steps in an epoch.
+        """
         if self.epochs is None and self.steps is None and self.seconds is None:
-            return self.DEFAULT_EPOCHS
+            wanted = -(-self.DEFAULT_STEPS // epoch_steps)
+            return min(max(self.DEFAULT_EPOCHS, wanted), self.MOST_DEFAULT_EPOCHS)
         return self.epochs
 
     @model_validator(mode="after")

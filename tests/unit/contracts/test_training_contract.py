@@ -50,11 +50,18 @@ def test_refusals_point_at_the_field(options: dict[str, Any], place: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "most"),
-    [({}, 30), ({"epochs": 3, "steps": 10}, 3), ({"steps": 10}, None), ({"seconds": 10}, None)],
+    ("options", "epoch_steps", "most"),
+    [
+        ({}, 50, 30),
+        ({}, 25, 40),
+        ({}, 3, 100),
+        ({"epochs": 3, "steps": 10}, 1, 3),
+        ({"steps": 10}, 1, None),
+        ({"seconds": 10}, 1, None),
+    ],
 )
-def test_epochs_end_it_where_nothing_else_does(options: dict[str, Any], most: int | None) -> None:
-    assert training(**options).most_epochs == most
+def test_epochs_end_it_where_nothing_else_does(options: dict[str, Any], epoch_steps: int, most: int | None) -> None:
+    assert training(**options).most_epochs(epoch_steps) == most
 
 
 @pytest.mark.parametrize(

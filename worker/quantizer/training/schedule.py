@@ -77,7 +77,7 @@ class Budget:
     @staticmethod
     def of(spec: QuantizationAwareTraining, *, epoch_steps: int) -> Budget:
         """That of a config."""
-        return Budget(spec.most_epochs, spec.steps, spec.seconds, epoch_steps=epoch_steps)
+        return Budget(spec.most_epochs(epoch_steps), spec.steps, spec.seconds, epoch_steps=epoch_steps)
 
     @property
     def ended_by(self) -> End | None:
