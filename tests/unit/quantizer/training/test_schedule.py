@@ -116,7 +116,7 @@ def test_a_later_attempt_keeps_what_was_fixed() -> None:
 
 
 def test_a_config_has_a_budget() -> None:
-    assert Budget.of(QuantizationAwareTraining(), epoch_steps=7).fixed == (210, "epochs")
+    assert Budget.of(QuantizationAwareTraining(), epoch_steps=50).fixed == (1500, "epochs")
     assert Budget.of(QuantizationAwareTraining(steps=9), epoch_steps=7).fixed == (9, "steps")
     assert Budget.of(QuantizationAwareTraining(seconds=9), epoch_steps=7).fixed is None
     with pytest.raises(ValueError, match="nothing ends"):
