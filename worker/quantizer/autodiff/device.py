@@ -32,7 +32,7 @@ def choose_device(wanted: str) -> torch.device:
         found = "a ROCm device" if there and is_rocm else "a CUDA device" if there else "no GPU"
         raise EngineError(
             f"device {wanted!r} is not there: torch {torch.__version__} finds {found}",
-            hint="Set device (of adaround and adaquant: optim_device) to auto or cpu, or run the job on a worker with that GPU.",
+            hint="Set device (elsewhere optim_device) to auto or cpu, or run the job on a worker with that GPU.",
         )
     index = int(number or 0)
     if index >= torch.cuda.device_count():
