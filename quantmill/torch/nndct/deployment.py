@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import onnx
 import onnx_ir as ir
@@ -15,6 +16,11 @@ from quantmill.torch.errors import BatchFixedError
 from quantmill.torch.export import Exported, export
 from quantmill.torch.nndct.errors import NotOfferedError
 from worker.quantizer.graph.rewriting import opset_of
+
+_XMODEL = (
+    "An xmodel is made by Vitis AI's compiler, which is not part of this. export_onnx_model() writes ONNX with Q/DQ "
+    "pairs, which onnxruntime's Vitis AI execution provider compiles."
+)
 
 
 def export_as_far(module: nn.Module, input_args: Any) -> Exported:
@@ -30,20 +36,94 @@ def export_as_far(module: nn.Module, input_args: Any) -> Exported:
         return export(module, input_args, dynamic_batch=False)
 
 
-def refuse_options(*, native_onnx: bool, dump_layers: bool, opt_graph: bool) -> None:
-    """Refuse what ``export_onnx_model`` of Vitis AI takes and this one does not.
+class OnnxExports(ABC):
+    """What Vitis AI's objects export: ONNX here; all else is refused.
 
-    Raises:
-        NotOfferedError: names the argument.
+    Attributes:
+        SCRIPT_HINT: what takes the place of TorchScript.
     """
-    if not native_onnx:
-        raise NotOfferedError("native_onnx=False is not offered", hint="Standard ONNX rounds half to even; leave it.")
-    for name, given in (("dump_layers", dump_layers), ("opt_graph", opt_graph)):
-        if given:
-            raise NotOfferedError(f"{name}=True is not offered", hint="Leave it out.")
+
+    SCRIPT_HINT: ClassVar[str]
+    _exported: Exported
+
+    @abstractmethod
+    def _quantized(self) -> Path:
+        """The quantized model.
+
+        Raises:
+            StageError: there is none yet.
+        """
+
+    def export_onnx_model(
+        self,
+        output_dir: str | Path | None = None,
+        verbose: bool = False,
+        dynamic_batch: bool = False,
+        opset_version: int | None = None,
+        native_onnx: bool = True,
+        dump_layers: bool = False,
+        check_model: bool = False,
+        opt_graph: bool = False,
+    ) -> Path:
+        """Write the quantized model as ``<Model>_int.onnx``, with Q/DQ pairs of standard ONNX.
+
+        Args:
+            output_dir: None: where the quantized model lies.
+            verbose: has no effect.
+            dynamic_batch: the model takes batches of any size; False: of the example's size.
+            opset_version: which the model is to have.
+            native_onnx: False is refused: there are no operators of the domain vai.
+            dump_layers: True is refused.
+            check_model: let ONNX's checker look at it.
+            opt_graph: True is refused: runtimes optimize graphs by themselves.
+
+        Returns:
+            Where it was written.
+
+        Raises:
+            StageError: there is no quantized model yet: in mode calib, no data was seen.
+            NotOfferedError: see above; or the opset is another than the model's.
+        """
+        if not native_onnx:
+            raise NotOfferedError(
+                "native_onnx=False is not offered", hint="Standard ONNX rounds half to even; leave it."
+            )
+        for name, given in (("dump_layers", dump_layers), ("opt_graph", opt_graph)):
+            if given:
+                raise NotOfferedError(f"{name}=True is not offered", hint="Leave it out.")
+        path = self._quantized()
+        folder = path.parent if output_dir is None else Path(output_dir)
+        return _deploy(
+            path,
+            self._exported,
+            folder,
+            dynamic_batch=dynamic_batch,
+            opset_version=opset_version,
+            check_model=check_model,
+        )
+
+    def export_xmodel(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: there is no compiler for it.
+
+        Raises:
+            NotOfferedError: always.
+        """
+        raise NotOfferedError("export_xmodel: there is no xmodel compiler here", hint=_XMODEL)
+
+    def export_torch_script(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: quantized models are ONNX.
+
+        Raises:
+            NotOfferedError: always.
+        """
+        raise NotOfferedError(
+            "export_torch_script: quantized models are not written as TorchScript", hint=self.SCRIPT_HINT
+        )
+
+    export_traced_torch_script = export_torch_script
 
 
-def deploy(
+def _deploy(
     path: Path,
     exported: Exported,
     folder: Path,

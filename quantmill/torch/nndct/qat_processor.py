@@ -6,14 +6,14 @@ import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 
 from quantmill.torch.data import store
 from quantmill.torch.nndct import quant_info
-from quantmill.torch.nndct.deployment import deploy, export_as_far, refuse_options
+from quantmill.torch.nndct.deployment import OnnxExports, export_as_far
 from quantmill.torch.nndct.errors import NotOfferedError, QuantInfoError, StageError
 from quantmill.torch.nndct.qat_model import TrainableModel
 from quantmill.torch.nndct.recipe import make_recipe
@@ -29,7 +29,7 @@ _NOTES = (
 )
 
 
-class QatProcessor:
+class QatProcessor(OnnxExports):
     """Makes a network that can be trained of a float module, and a model that can be deployed of the trained one.
 
     Args:
@@ -48,6 +48,8 @@ class QatProcessor:
         ExportError: the model cannot be exported.
         NotDifferentiableError: an operator has no derivative here; names the node.
     """
+
+    SCRIPT_HINT = "export_onnx_model() writes ONNX; what to_deployable returns is a module that runs it."
 
     def __init__(
         self,
@@ -152,70 +154,10 @@ class QatProcessor:
         _, path = quant_info.read(Path(src_dir), self._fingerprint)
         return self._loaded(path)
 
-    def export_onnx_model(
-        self,
-        output_dir: str | Path | None = None,
-        verbose: bool = False,
-        dynamic_batch: bool = False,
-        opset_version: int | None = None,
-        native_onnx: bool = True,
-        dump_layers: bool = False,
-        check_model: bool = False,
-        opt_graph: bool = False,
-    ) -> Path:
-        """Write the deployable model as ``<Model>_int.onnx``, with Q/DQ pairs of standard ONNX.
-
-        Args:
-            output_dir: None: where the deployable model lies.
-            verbose: has no effect.
-            dynamic_batch: the model takes batches of any size; False: of the example's size.
-            opset_version: which the model is to have.
-            native_onnx: False is refused: there are no operators of the domain vai.
-            dump_layers: True is refused.
-            check_model: let ONNX's checker look at it.
-            opt_graph: True is refused: runtimes optimize graphs by themselves.
-
-        Returns:
-            Where it was written.
-
-        Raises:
-            StageError: there is no deployable model yet.
-            NotOfferedError: see above; or the opset is another than the model's.
-        """
-        refuse_options(native_onnx=native_onnx, dump_layers=dump_layers, opt_graph=opt_graph)
+    def _quantized(self) -> Path:
         if self._deployable is None:
             raise StageError("there is no deployable model yet", hint="Call to_deployable or deployable_model first.")
-        return deploy(
-            self._deployable,
-            self._exported,
-            self._deployable.parent if output_dir is None else Path(output_dir),
-            dynamic_batch=dynamic_batch,
-            opset_version=opset_version,
-            check_model=check_model,
-        )
-
-    def export_xmodel(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: there is no compiler for it.
-
-        Raises:
-            NotOfferedError: always.
-        """
-        raise NotOfferedError(
-            "export_xmodel: there is no xmodel compiler here",
-            hint="export_onnx_model() writes ONNX with Q/DQ pairs, which onnxruntime's Vitis AI execution provider "
-            "compiles.",
-        )
-
-    def export_torch_script(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: quantized models are ONNX.
-
-        Raises:
-            NotOfferedError: always.
-        """
-        raise NotOfferedError(
-            "export_torch_script: quantized models are not written as TorchScript",
-            hint="export_onnx_model() writes ONNX; what to_deployable returns is a module that runs it.",
-        )
+        return self._deployable
 
     def _loaded(self, path: Path) -> QuantizedModule:
         self._deployable = path

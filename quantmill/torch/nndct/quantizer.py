@@ -13,14 +13,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from torch import nn
 
 from quantmill.torch.data import store
 from quantmill.torch.nndct import quant_info
-from quantmill.torch.nndct.deployment import deploy, export_as_far, refuse_options
-from quantmill.torch.nndct.errors import NotOfferedError, StageError
+from quantmill.torch.nndct.deployment import OnnxExports, export_as_far
+from quantmill.torch.nndct.errors import StageError
 from quantmill.torch.nndct.recording import CalibrationModel, Recorder
 from quantmill.torch.quantize import quantize_exported
 from quantmill.torch.result import QuantizedModule
@@ -31,14 +31,9 @@ from service.contracts.report import Report
 Mode = Literal["calib", "test"]
 
 _FORWARD = "Run 100 to 1000 samples of the training data through quantizer.quant_model first."
-_XMODEL = (
-    "An xmodel is made by Vitis AI's compiler, which is not part of this. export_onnx_model() writes ONNX with Q/DQ "
-    "pairs, which onnxruntime's Vitis AI execution provider compiles."
-)
-_SCRIPT = "export_onnx_model() writes ONNX; quantizer.quant_model in mode 'test' is a module that runs it."
 
 
-class TorchQuantizer:
+class TorchQuantizer(OnnxExports):
     """Made by ``torch_quantizer``, which describes the arguments.
 
     Args:
@@ -58,6 +53,8 @@ class TorchQuantizer:
         QuantInfoError: in mode test, quant_info.json is missing, or was made for something else.
         ExportError: the module cannot be exported.
     """
+
+    SCRIPT_HINT = "export_onnx_model() writes ONNX; quantizer.quant_model in mode 'test' is a module that runs it."
 
     def __init__(
         self,
@@ -205,64 +202,6 @@ class TorchQuantizer:
         """
         self._needs("calib", "export_quant_config")
         self._quantized()
-
-    def export_onnx_model(
-        self,
-        output_dir: str | Path | None = None,
-        verbose: bool = False,
-        dynamic_batch: bool = False,
-        opset_version: int | None = None,
-        native_onnx: bool = True,
-        dump_layers: bool = False,
-        check_model: bool = False,
-        opt_graph: bool = False,
-    ) -> Path:
-        """Write the quantized model as ``<Model>_int.onnx``, with Q/DQ pairs of standard ONNX.
-
-        Args:
-            output_dir: None: that of the quantizer.
-            verbose: has no effect.
-            dynamic_batch: the model takes batches of any size; False: of the example's size.
-            opset_version: which the model is to have.
-            native_onnx: False is refused: there are no operators of the domain vai.
-            dump_layers: True is refused.
-            check_model: let ONNX's checker look at it.
-            opt_graph: True is refused: runtimes optimize graphs by themselves.
-
-        Returns:
-            Where it was written.
-
-        Raises:
-            StageError: in mode calib, no data was seen.
-            NotOfferedError: see above; or the opset is another than the model's.
-        """
-        refuse_options(native_onnx=native_onnx, dump_layers=dump_layers, opt_graph=opt_graph)
-        return deploy(
-            self._quantized(),
-            self._exported,
-            self._folder if output_dir is None else Path(output_dir),
-            dynamic_batch=dynamic_batch,
-            opset_version=opset_version,
-            check_model=check_model,
-        )
-
-    def export_xmodel(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: there is no compiler for it.
-
-        Raises:
-            NotOfferedError: always.
-        """
-        raise NotOfferedError("export_xmodel: there is no xmodel compiler here", hint=_XMODEL)
-
-    def export_torch_script(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: quantized models are ONNX.
-
-        Raises:
-            NotOfferedError: always.
-        """
-        raise NotOfferedError("export_torch_script: quantized models are not written as TorchScript", hint=_SCRIPT)
-
-    export_traced_torch_script = export_torch_script
 
     def _quantized(self) -> Path:
         """The quantized model; made anew if more data has come."""

@@ -66,7 +66,7 @@ class Program:
     ) -> None:
         self.wanted = tuple(name_of(value) for value in graph.outputs) if wanted is None else tuple(wanted)
         nodes = _needed(graph, self.wanted)
-        check(nodes)
+        _check(nodes)
         self.constants: dict[str, Tensor] = {}
         self._device = device
         self._found = {name: named(name) for name in self.wanted}
@@ -106,10 +106,9 @@ class Program:
     def _add(self, node: ir.Node, read: Read) -> None:
         """Append a node's instruction; what hangs on constants alone, such as shapes, is computed once and for all."""
         step = self._instruction(node, read)
-        known = {**self.constants}
-        if step.results and all(operand in known for operand in step.operands if isinstance(operand, str)):
+        if step.results and all(operand in self.constants for operand in step.operands if isinstance(operand, str)):
             with torch.no_grad():
-                made = step.run(known)
+                made = step.run(self.constants)
             self.constants.update(zip(step.results, made, strict=False))
         else:
             self._instructions.append(step)
@@ -136,16 +135,20 @@ class Program:
 
 def refusals(graph: ir.Graph, wanted: Collection[str]) -> list[tuple[ir.Node, Reason]]:
     """The nodes that ``wanted`` hangs on and that have no form, and why."""
-    return [(node, why) for node in _needed(graph, wanted) if (why := refusal(node)) is not None]
+    return _refused(_needed(graph, wanted))
 
 
-def check(nodes: Iterable[ir.Node]) -> None:
+def _refused(nodes: Iterable[ir.Node]) -> list[tuple[ir.Node, Reason]]:
+    return [(node, why) for node in nodes if (why := refusal(node)) is not None]
+
+
+def _check(nodes: Iterable[ir.Node]) -> None:
     """Make sure that every node has a form.
 
     Raises:
         NotDifferentiableError: names the first that has none, and why.
     """
-    refused = [(node, why) for node in nodes if (why := refusal(node)) is not None]
+    refused = _refused(nodes)
     if refused:
         node, why = refused[0]
         more = f", and {len(refused) - 1} more nodes" if len(refused) > 1 else ""

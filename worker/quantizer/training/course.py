@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from service.contracts.pointers import below
 from service.contracts.reason import Reason, declare
 from service.contracts.report import TrainingEpoch, TrainingFigures
 from worker.quantizer.autodiff.device import choose_device, repeatable
+from worker.quantizer.evaluation.metrics.base import finite
 from worker.quantizer.evaluation.metrics.graph import read_graph
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
@@ -34,7 +34,7 @@ from worker.quantizer.training.memory import Keeper, Memory
 from worker.quantizer.training.network import GraphOnTorch, Networks
 from worker.quantizer.training.optimizer import Mover, peak_of
 from worker.quantizer.training.oscillation import shares
-from worker.quantizer.training.samples import TrainingSamples, epoch_order
+from worker.quantizer.training.samples import Numbers, TrainingSamples, epoch_order
 from worker.quantizer.training.schedule import Budget
 from worker.quantizer.training.split import Split, split
 from worker.quantizer.training.validation import Standing, Validation
@@ -83,7 +83,7 @@ def _seed(spec: QuantizationAwareTraining, toolkit: Toolkit) -> int:
 def _losses(spec: QuantizationAwareTraining, toolkit: Toolkit, device: torch.device) -> Losses:
     case = toolkit.case
     facts = Facts.of(case.summary.outputs, case.config.evaluation, case.calibration)
-    pointer = f"/algorithms/{_place(spec, toolkit)}"
+    pointer = _pointer(spec, toolkit)
     graphs = {
         k: GraphOnTorch(_graph(loss, case.graphs, f"{pointer}/losses/{k}/graph"), device)
         for k, loss in enumerate(spec.losses)
@@ -106,7 +106,7 @@ def _check_tensors(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolk
                 raise InvalidConfigError(
                     f"the network has no inner tensor {name!r}" + (f"; did you mean {near!r}?" if near else ""),
                     hint="Tensors are those of the prepared network: preparation folds and renames some.",
-                    pointer=f"/algorithms/{_place(spec, toolkit)}/losses/{k}/tensors/{place}",
+                    pointer=below(_pointer(spec, toolkit), "losses", k, "tensors", place),
                 )
 
 
@@ -127,9 +127,9 @@ def _graph(loss: GraphLoss, files: Mapping[str, Path], pointer: str) -> ir.Model
     return model
 
 
-def _place(spec: QuantizationAwareTraining, toolkit: Toolkit) -> int:
+def _pointer(spec: QuantizationAwareTraining, toolkit: Toolkit) -> str:
     methods = [algorithm.method for algorithm in toolkit.case.config.algorithms]
-    return methods.index(spec.method) if spec.method in methods else 0
+    return below("/algorithms", methods.index(spec.method) if spec.method in methods else 0)
 
 
 @dataclass
@@ -174,11 +174,9 @@ class _Course:
         networks.look(one.feeds, one.size)
         self._notes = [self._unfold()] if spec.batch_norm == "unfolded" else []
         self._settle()
-        self._validation = Validation(toolkit.case, toolkit.services, losses, samples, parts.validation)
-        self._metric = self._validation.metric(networks)
-        augmenter = Augmenter(
-            spec.augmentations, toolkit.case.inputs, self._seed, pointer=f"/algorithms/{_place(spec, toolkit)}"
-        )
+        self._validation = self._validation_on(parts.validation)
+        pointer = _pointer(spec, toolkit)
+        augmenter = Augmenter(spec.augmentations, toolkit.case.inputs, self._seed, pointer=pointer)
         self._descent = Descent(spec, networks, losses, samples, parts.training, augmenter, self._run, self._seed)
         self._budget = Budget.of(spec, epoch_steps=self._descent.epoch_steps)
         self._keeper = Keeper(toolkit.services.checkpoint, networks.twin)
@@ -186,7 +184,7 @@ class _Course:
     def run(self) -> Change:
         """Train, and choose the best epoch."""
         start = Memory.of(self._networks.twin)
-        before = self._validation.measure(self._networks)
+        before = self._validation.measure()
         learning_rate = peak_of(self._spec.optimizer)
         mover = self._descent.begin(learning_rate)
         now, best, best_standing = self._resumed(mover, start, before)
@@ -202,10 +200,10 @@ class _Course:
                 break
             trained = time.monotonic()
             self._project()
-            standing = self._validation.measure(self._networks)
+            standing = self._validation.measure()
             self._budget.measured(trained - began, time.monotonic() - trained, self._spent)
             now.epoch += 1
-            if self._validation.is_better(standing, best_standing, self._networks):
+            if self._validation.is_better(standing, best_standing):
                 best, best_standing, now.best_epoch = Memory.of(self._networks.twin), standing, now.epoch
             self._note(now, loss, standing, rate * learning_rate)
             if self._spec.patience is not None and now.epoch - now.best_epoch >= self._spec.patience:
@@ -217,6 +215,10 @@ class _Course:
         else:
             ended = self._budget.ended_by or "epochs"
         return self._change(now, start, best, ended, learning_rate)
+
+    def _validation_on(self, numbers: Numbers) -> Validation:
+        case, services = self._toolkit.case, self._toolkit.services
+        return Validation(case, services, self._losses, self._samples, numbers, self._networks)
 
     @property
     def _spent(self) -> float:
@@ -267,7 +269,7 @@ class _Course:
     def _not_unfolded(self, why: str, remedy: str) -> InvalidConfigError:
         return InvalidConfigError(
             f"batch_norm: unfolded normalizes by batches of two samples or more, but {why}",
-            pointer=below(f"/algorithms/{_place(self._spec, self._toolkit)}", "batch_norm"),
+            pointer=below(_pointer(self._spec, self._toolkit), "batch_norm"),
             hint=f"Set batch_norm to folded, {remedy}.",
         )
 
@@ -309,7 +311,7 @@ class _Course:
     def _seconds_left(self, steps: int) -> float | None:
         if not self._descent.taken:
             return None
-        return (self._budget.total - steps) * self._descent.seconds / max(self._descent.taken, 1)
+        return (self._budget.total - steps) * self._descent.seconds / self._descent.taken
 
     def _project(self) -> None:
         """Bring the grids to where the target can work with them: what is validated is what would be emitted."""
@@ -321,8 +323,8 @@ class _Course:
         entry = TrainingEpoch(
             epoch=now.epoch,
             steps=now.steps,
-            train_loss=_finite(loss),
-            validation_loss=_finite(standing.loss),
+            train_loss=None if loss is None else finite(loss),
+            validation_loss=finite(standing.loss),
             metric=standing.metric,
             learning_rate=rate,
             oscillating=oscillating,
@@ -337,17 +339,17 @@ class _Course:
         What counts there is what was trained for: a distance of outputs says little of a network that was trained for
         its classes.
         """
-        toolkit, judging = self._toolkit, self._parts.judging
+        judging = self._parts.judging
         if not len(judging):
             return None
-        held = Validation(toolkit.case, toolkit.services, self._losses, self._samples, judging)
+        held = self._validation_on(judging)
         standings = []
         for memory in (start, best):
             memory.load(self._networks.twin)
             self._project()
-            standings.append(held.measure(self._networks))
+            standings.append(held.measure())
         before, after = standings
-        if held.is_better(after, before, self._networks):
+        if held.is_better(after, before):
             return None
         return TRAINED_WORSE(samples=held.samples, before=before.loss, after=after.loss)
 
@@ -355,7 +357,7 @@ class _Course:
         figures = TrainingFigures(
             epochs=tuple(now.epochs),
             best_epoch=now.best_epoch,
-            metric=self._metric,
+            metric=self._validation.metric,
             samples=len(self._parts.training),
             validation_samples=self._validation.samples,
             learning_rate=learning_rate,
@@ -381,10 +383,6 @@ def _words(figures: TrainingFigures, notes: tuple[str, ...]) -> str:
     if None not in losses:
         told += f": loss {losses[0]:.4g} -> {losses[1]:.4g}"
     return "; ".join((told, *notes))
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value
 
 
 def _duration(seconds: float) -> str:

@@ -19,8 +19,7 @@ from worker.quantizer.training.network import Networks
 from worker.quantizer.training.optimizer import Mover
 from worker.quantizer.training.oscillation import Oscillations, freezing_threshold
 from worker.quantizer.training.quantizers import LearnedGrid, spread
-from worker.quantizer.training.samples import Minibatch, TrainingSamples, epoch_order
-from worker.quantizer.training.split import Numbers
+from worker.quantizer.training.samples import Minibatch, Numbers, TrainingSamples, epoch_order
 from worker.quantizer.training.targets import Targets
 
 Tell = Callable[[int], None]
@@ -47,6 +46,7 @@ class Descent:
         oscillations: of every weight on integers, by initializer.
         taken: steps taken by this object.
         seconds: that they took.
+        epoch_steps: steps in an epoch.
     """
 
     def __init__(
@@ -67,11 +67,7 @@ class Descent:
         self.taken, self.seconds = 0, 0.0
         changed = bool(spec.augmentations) or bool(losses.inner_tensors)
         self._targets = Targets.of(networks, samples, run) if losses.needs_teacher and not changed else None
-
-    @property
-    def epoch_steps(self) -> int:
-        """Steps in an epoch."""
-        return len(self._pieces(0))
+        self.epoch_steps = len(self._pieces(0))
 
     def begin(self, learning_rate: float) -> Mover:
         """What moves the parameters, at its first step; oscillations are counted anew."""
@@ -80,22 +76,14 @@ class Descent:
         return Mover.of(self._networks.twin, spec.optimizer, spec.schedule, spec.gradient_clip, learning_rate)
 
     def steps(
-        self,
-        mover: Mover,
-        *,
-        epoch: int,
-        count: int,
-        number: int,
-        total: int,
-        tell: Tell | None = None,
-        over: Callable[[], bool] = lambda: False,
+        self, mover: Mover, *, epoch: int, count: int, number: int, total: int, tell: Tell, over: Callable[[], bool]
     ) -> tuple[float, float, int]:
-        """Take steps; an epoch that is too short for them goes on with the next one's order.
+        """Take steps in training mode; afterwards the network is in evaluation mode.
 
         Args:
             mover: of the parameters.
             epoch: from 0 on: of the order of samples.
-            count: how many.
+            count: how many, at most those of an epoch.
             number: of the first one, since the beginning.
             total: of the training.
             tell: called after each with the number of steps taken.
@@ -109,45 +97,25 @@ class Descent:
             DivergedError: the loss is no number any more.
         """
         twin = self._networks.twin.train()
-        try:
-            return self._steps(mover, epoch, count, number, total, tell, over)
-        finally:
-            twin.eval()
-
-    def _steps(
-        self,
-        mover: Mover,
-        epoch: int,
-        count: int,
-        number: int,
-        total: int,
-        tell: Tell | None,
-        over: Callable[[], bool],
-    ) -> tuple[float, float, int]:
         losses: list[float] = []
         factor = 0.0
-        while len(losses) < count:
-            for place, numbers in enumerate(self._pieces(epoch)):
-                began = time.monotonic()
-                step = number + len(losses)
-                self._networks.twin.norms_frozen = is_frozen(step, total)
+        try:
+            for place, numbers in enumerate(self._pieces(epoch)[:count]):
+                began, step = time.monotonic(), number + place
+                twin.norms_frozen = is_frozen(step, total)
                 losses.append(self._gradients(numbers, epoch, place))
                 factor = self._move(mover, step, total)
                 self.taken, self.seconds = self.taken + 1, self.seconds + time.monotonic() - began
-                if tell is not None:
-                    tell(len(losses))
-                if len(losses) == count or over():
-                    return float(np.mean(losses)), factor, len(losses)
-            epoch += 1
+                tell(len(losses))
+                if over():
+                    break
+        finally:
+            twin.eval()
         return float(np.mean(losses)), factor, len(losses)
 
     def _pieces(self, epoch: int) -> list[np.ndarray]:
         order = self._numbers[epoch_order(len(self._numbers), self._seed, epoch)]
-        fixed = self._samples.fixed_batch or 1
-        size = max(self._spec.batch_size // fixed, 1) * fixed
-        # a model of a fixed batch takes whole ones: what is left over has its turn in another epoch
-        whole = len(order) // fixed * fixed or len(order)
-        return [order[first : first + size] for first in range(0, whole, size)]
+        return list(self._samples.minibatches(order, self._spec.batch_size, fill=False))
 
     def _gradients(self, numbers: np.ndarray, epoch: int, step: int) -> float:
         """Add up the gradients of one batch, part by part; its loss."""
@@ -200,5 +168,5 @@ class Descent:
         for name, master, grid in held:
             if name in twin.norms and not twin.norms_frozen:
                 continue  # a normalization that passes by 0 would send the weight far away
-            scale = spread(grid.scale(), grid.granularity, master.shape) / self._networks.twin.factor(name)
+            scale = spread(grid.scale(), grid.granularity, master.shape) / twin.factor(name)
             self.oscillations[name].apply(master, scale, torch.zeros((), device=master.device))

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from worker.quantizer.autodiff.operators.making import TORCH_DTYPES
 from worker.quantizer.autodiff.program import Program, refusals
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.operators.linear import is_linear
@@ -141,14 +142,7 @@ class GraphOnTorch:
 
 
 def _as(tensor: Tensor, dtype: ir.DataType | None) -> Tensor:
-    kinds = {
-        ir.DataType.FLOAT: torch.float32,
-        ir.DataType.INT64: torch.int64,
-        ir.DataType.INT32: torch.int32,
-        ir.DataType.DOUBLE: torch.float64,
-        ir.DataType.BOOL: torch.bool,
-    }
-    return tensor.to(kinds[dtype]) if dtype in kinds else tensor
+    return tensor.to(TORCH_DTYPES[dtype]) if dtype in TORCH_DTYPES else tensor
 
 
 def _rows(graph: ir.Graph, sizes: Mapping[str, float]) -> int:

@@ -182,20 +182,19 @@ class TrainingSamples:
         return Minibatch(feeds, {name: column.take(wanted) for name, column in self._arrays.items()}, wanted, size)
 
     def minibatches(self, order: np.ndarray, size: int, *, fill: bool) -> Iterator[np.ndarray]:
-        """``order`` in pieces of ``size``, or of ``fixed_batch`` where there is one.
+        """``order`` in pieces of ``size``; of as many whole batches as that holds, at least one, where they are fixed.
 
         Args:
             order: numbers of samples, integers [n].
             size: wanted.
-            fill: hand out a last piece that is too short for a fixed batch, too: to measure on all samples. A training
-                leaves it out, as its repeated samples would count double; a set smaller than one batch is never left
-                out.
+            fill: hand out what is too short for a fixed batch, too: to measure on all samples. A training leaves it
+                out, as its repeated samples would count double; a set smaller than one batch is never left out.
         """
-        step = self.fixed_batch or size
-        for start in range(0, len(order), step):
-            piece = order[start : start + step]
-            if fill or self.fixed_batch is None or len(piece) == step or len(order) < step:
-                yield piece
+        fixed = self.fixed_batch or 1
+        step = max(size // fixed, 1) * fixed
+        end = len(order) if fill else len(order) // fixed * fixed or len(order)
+        for start in range(0, end, step):
+            yield order[start : min(start + step, end)]
 
     def _fed(self) -> Iterator[tuple[str, _Column]]:
         if not self._feeds:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
+from worker.quantizer.training.samples import Numbers
 
 
 @dataclass(frozen=True)

@@ -298,14 +298,13 @@ class Twin(nn.Module):
         with torch.no_grad():
             flat = master.reshape(-1)
             low, high = how.grid.limits
+            kind = torch.float64 if how.grid.dtype == "int32" else torch.float32
             if how.source is None or how.weight is None:
-                kind = torch.float64 if how.grid.dtype == "int32" else torch.float32
                 scale = torch.from_numpy(np.atleast_1d(how.grid.scale)).to(flat.device, kind)
-                steps = torch.round(flat.to(kind) / scale).clamp(low, high)
             else:
                 by_channel = self.weight_grids[how.weight].scale().reshape(-1).double()[self._index(site, how)]
-                scale = (self.activation_grids[how.source].scale().double() * by_channel).float().double()
-                steps = torch.round(flat.double() / scale).clamp(low, high)
+                scale = (self.activation_grids[how.source].scale().double() * by_channel).float().to(kind)
+            steps = torch.round(flat.to(kind) / scale).clamp(low, high)
             rounded = (steps * scale).float().reshape(master.shape)
         return master + (rounded - master).detach()
 

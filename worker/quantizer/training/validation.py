@@ -15,8 +15,7 @@ from worker.quantizer.refine.judge import metric_noise
 from worker.quantizer.run.services import Services
 from worker.quantizer.training.losses import Losses
 from worker.quantizer.training.network import Networks
-from worker.quantizer.training.samples import Minibatch, TrainingSamples
-from worker.quantizer.training.split import Numbers
+from worker.quantizer.training.samples import Minibatch, Numbers, TrainingSamples
 
 _BATCH = 16
 
@@ -45,39 +44,42 @@ class Validation:
         losses: settled.
         samples: of the calibration set, with the arrays of the metrics.
         numbers: of those that count.
+        networks: in training.
+
+    Attributes:
+        metric: what the best epoch is chosen by: the gate's metric; None: there are no labels for it, so the loss.
     """
 
     def __init__(
-        self, case: Case, services: Services, losses: Losses, samples: TrainingSamples, numbers: Numbers
+        self,
+        case: Case,
+        services: Services,
+        losses: Losses,
+        samples: TrainingSamples,
+        numbers: Numbers,
+        networks: Networks,
     ) -> None:
         self._case, self._services, self._losses = case, services, losses
-        self._samples, self._numbers = samples, numbers
+        self._samples, self._numbers, self._networks = samples, numbers, networks
+        self.metric = self._metric()
 
     @property
     def samples(self) -> int:
         """How many."""
         return len(self._numbers)
 
-    def metric(self, networks: Networks) -> str | None:
-        """What the best epoch is chosen by: the gate's metric; None: there are no labels for it, so the loss."""
-        metrics = self._case.metrics
-        if not (metrics.fed_by(self._case.calibration) and metrics.judges_parts and networks.gives_all_outputs):
-            return None
-        wanted = self._case.config.evaluation.gate.metric
-        return wanted if wanted in {metric.name for metric in metrics.spec.metrics} else metrics.primary
-
-    def measure(self, networks: Networks) -> Standing:
+    def measure(self) -> Standing:
         """Loss and metric of the quantized network.
 
         Raises:
             CanceledError: the run was canceled.
         """
-        total, name = 0.0, self.metric(networks)
-        found = None if name is None else Measurement(self._case.metrics, name, part=True)
+        total = 0.0
+        found = None if self.metric is None else Measurement(self._case.metrics, self.metric, part=True)
         with torch.no_grad():
-            for batch in self._batches(networks):
+            for batch in self._batches():
                 self._services.run.check()
-                student, teacher = networks.both(batch.feeds)
+                student, teacher = self._networks.both(batch.feeds)
                 value = self._losses(
                     student.cut(batch.valid, batch.size), teacher.cut(batch.valid, batch.size), batch.arrays
                 )
@@ -92,7 +94,7 @@ class Validation:
             return Standing(total / self.samples, None)
         return Standing(total / self.samples, found.value, tuple(found.parts))
 
-    def is_better(self, one: Standing, other: Standing, networks: Networks) -> bool:
+    def is_better(self, one: Standing, other: Standing) -> bool:
         """True if ``one`` is better: by the metric where that moves by more than chance, else by the loss.
 
         Over few samples a label more or less means nothing, while the loss sees every score of every sample.
@@ -101,7 +103,7 @@ class Validation:
             return False
         if not np.isfinite(other.loss):
             return True
-        name = self.metric(networks)
+        name = self.metric
         if name is not None and one.metric is not None and other.metric is not None:
             gain = one.metric - other.metric
             gain = gain if self._case.metrics.facts(name).better == "higher" else -gain
@@ -111,8 +113,15 @@ class Validation:
                 return gain > 0
         return one.loss < other.loss
 
-    def _batches(self, networks: Networks) -> Iterator[Minibatch]:
-        size = self._samples.fixed_batch or networks.largest_part(min(_BATCH, self.samples))
+    def _metric(self) -> str | None:
+        metrics = self._case.metrics
+        if not (metrics.fed_by(self._case.calibration) and metrics.judges_parts and self._networks.gives_all_outputs):
+            return None
+        wanted = self._case.config.evaluation.gate.metric
+        return wanted if wanted in {metric.name for metric in metrics.spec.metrics} else metrics.primary
+
+    def _batches(self) -> Iterator[Minibatch]:
+        size = self._samples.fixed_batch or self._networks.largest_part(min(_BATCH, self.samples))
         for piece in self._samples.minibatches(self._numbers, size, fill=True):
             yield self._samples.batch(piece)
 
