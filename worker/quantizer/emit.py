@@ -36,6 +36,7 @@ from worker.quantizer.numerics.granularity import PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.numerics.storage import onnx_integers, onnx_type
+from worker.quantizer.operators.channels import MOVERS
 from worker.quantizer.plan.limits import limited_operand
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.subgraphs import common_home
@@ -189,6 +190,8 @@ class _Writer:
             raise EngineError(f"tensor {tensor!r} was planned but not filled", tensor=tensor)
         producer = value.producer()
         if producer is not None and producer.op_type == "MaxPool" and self._is_on_grid(entry):
+            # the pair behind a Reshape or the like would be moved before the pool
+            self._keep_apart(value, producer, [usage for usage in value.uses() if usage.node.op_type in MOVERS])
             return tensor
         made_by_integer_node = producer is not None and _role(producer, self._plan) is not None
         readers = [
@@ -209,19 +212,22 @@ class _Writer:
             graph.insert_after(producer, nodes)
         for usage in readers:
             usage.node.replace_input_with(usage.idx, restored)
-        pools = [usage for usage in readers if usage.node.op_type == "MaxPool" and _has_few_bits(entry)]
-        if pools:
-            # onnxruntime would run it on integers of 4 bits, which it cannot; a product stands in the way
-            times = self._times_one(restored)
-            graph.insert_after(nodes[-1], times)
-            for usage in pools:
-                usage.node.replace_input_with(usage.idx, times.outputs[0])
+        if _has_few_bits(entry):
+            self._keep_apart(restored, nodes[-1], [usage for usage in readers if usage.node.op_type == "MaxPool"])
         if value.is_graph_output() and made_by_integer_node:
             value.name, restored.name = self.names.free(f"{tensor}_QuantizeLinear_Input"), tensor
             for k, output in enumerate(graph.outputs):
                 if output is value:
                     graph.outputs[k] = restored
         return name_of(restored)
+
+    def _keep_apart(self, value: ir.Value, maker: ir.Node, readers: list[ir.Usage]) -> None:
+        """A product between a tensor and its readers: onnxruntime would run MaxPool on 4 bits, which it cannot."""
+        if readers:
+            times = self._times_one(value)
+            self._graph.insert_after(maker, times)
+            for usage in readers:
+                usage.node.replace_input_with(usage.idx, times.outputs[0])
 
     def _is_on_grid(self, entry: ActivationPlan) -> bool:
         """True for a tensor of 4 bits that was rounded before its values were moved."""

@@ -210,11 +210,13 @@ def test_an_activation_whose_result_leaves_the_graph_keeps_its_limits() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint4", "int4"])
-def test_onnxruntime_takes_pooling_of_four_bits(dtype: str) -> None:
+@pytest.mark.parametrize("after", ["y = Conv(p, v)", "f = Reshape(p, s) y = MatMul(f, g)"])
+def test_onnxruntime_takes_pooling_of_four_bits(dtype: str, after: str) -> None:
+    shape = "N,4,2,2" if "Conv" in after else "N,5"
     model = make_model(
-        "(float[N,3,9,9] x) => (float[N,4,2,2] y) { t = Conv(x, w) r = Relu(t)\n"
-        " p = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (r)\n y = Conv(p, v) }",
-        {"w": normal(4, 3, 3, 3), "v": normal(4, 4, 2, 2)},
+        f"(float[N,3,9,9] x) => (float[{shape}] y) {{ t = Conv(x, w) r = Relu(t)\n"
+        f" p = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (r)\n {after} }}",
+        {"w": normal(4, 3, 3, 3), "v": normal(4, 4, 2, 2), "g": normal(36, 5), "s": np.array([0, -1])},
     )
     feeds = {"x": normal(4, 3, 9, 9)}
     emitted = quantize_model(model, feeds, config(activation={"dtype": dtype}))[2]
