@@ -7,16 +7,20 @@ from typing import Any
 
 from service.contracts.algorithms import with_levels
 from service.contracts.presets import DEFAULT_PRESET, find_preset
-from service.contracts.specs import merged
+from service.contracts.specs import merged, with_calibration
 
 # Where the rest of an override's spec is taken from.
 _SPEC_OF = {"activation": "activation", "input_activation": "activation", "weight": "weight", "bias": "bias"}
+
+_ACTIVATIONS = ("activation", "input_activation")
 
 
 def completed(data: dict[str, Any]) -> dict[str, Any]:
     """The document with everything that its preset says and it does not; nothing is validated."""
     name, given = data.get("preset", DEFAULT_PRESET), data.get("algorithms")
     preset = find_preset(name) if isinstance(name, str) else None
+    if not _chooses_calibration(data):
+        data = _with_calibrations(data)
     if preset is not None:
         if data.get("mode", "static") != preset.settings.get("mode", "static"):
             data = {"algorithms": [], **data}  # the preset's are for its own mode
@@ -24,6 +28,25 @@ def completed(data: dict[str, Any]) -> dict[str, Any]:
     if isinstance(given, list | tuple):
         data = {**data, "algorithms": _spelled_out(data, given)}
     return {**data, "overrides": _complete_overrides(data)} if data.get("overrides") else data
+
+
+def _chooses_calibration(data: Mapping[str, Any]) -> bool:
+    """True if the document says how all its activations are calibrated."""
+    own = data.get("activation")
+    return isinstance(own, Mapping) and "calibration" in own
+
+
+def _with_calibrations(data: dict[str, Any]) -> dict[str, Any]:
+    """The document whose specs of activations have what their types ask for, before presets and the config's own do."""
+    found = {**data, **({"activation": with_calibration(data["activation"])} if "activation" in data else {})}
+    if isinstance(overrides := data.get("overrides"), list | tuple):
+        found["overrides"] = [
+            {key: with_calibration(value) if key in _ACTIVATIONS else value for key, value in override.items()}
+            if isinstance(override, dict)
+            else override
+            for override in overrides
+        ]
+    return found
 
 
 def _spelled_out(data: dict[str, Any], given: Sequence[Any]) -> list[Any]:

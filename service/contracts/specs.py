@@ -13,6 +13,7 @@ from service.contracts.dtypes import NUMBER_TYPES, ActivationDtype, BiasDtype, W
 
 Scale = Literal["float32", "power_of_two", "int16"]
 _SCALE_HELP = "float32: any; power_of_two: 2^n; int16: M / 2^N with a 16-bit M (integers only)."
+_FEW_LEVELS = ("uint4", "int4")
 _REDUCE_HELP = "Use 7 of 8 (15 of 16) bits: for CPUs whose 8-bit products saturate (x86 without VNNI)."
 
 
@@ -26,7 +27,15 @@ class ActivationSpec(Contract):
     scale: Scale = Field(default="float32", description=_SCALE_HELP)
     granularity: Literal["per_tensor"] = "per_tensor"
     reduce_range: bool = Field(default=False, description=_REDUCE_HELP)
-    calibration: ActivationCalibration = Field(default_factory=MinMaxCalibration)
+    calibration: ActivationCalibration = Field(
+        default_factory=MinMaxCalibration,
+        description="How ranges are found. A 4-bit type whose calibration is not given has mse, whatever the preset.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _calibrated(cls, data: Any) -> Any:
+        return with_calibration(data)
 
     @model_validator(mode="after")
     def _fits(self) -> ActivationSpec:
@@ -71,6 +80,17 @@ class BiasSpec(Contract):
     """
 
     dtype: BiasDtype = Field(default="int32", description="Type of biases.")
+
+
+def with_calibration(activation: Any) -> Any:
+    """A given spec of activations; one that names a 4-bit type and no calibration gets least square error.
+
+    16 levels spread over the extremes leave a network next to nothing: KWT-1 falls from 97.4 to 13.7 % with ``minmax``
+    and to 80.9 with ``mse``.
+    """
+    if isinstance(activation, dict) and activation.get("dtype") in _FEW_LEVELS and "calibration" not in activation:
+        return {**activation, "calibration": {"method": "mse"}}
+    return activation
 
 
 def _check_scale(dtype: str, scale: str, method: str) -> None:

@@ -362,3 +362,25 @@ def test_the_contract_knows_our_own_documents_alone() -> None:
     with pytest.raises(InvalidConfigError) as caught:
         parse_config({"format": "quark", "config": {}}, pointer="/c")
     assert {problem.pointer for problem in caught.value.errors} == {"/c/format", "/c/config"}
+
+
+def test_four_bits_are_calibrated_by_least_square_error_unless_somebody_chooses() -> None:
+    narrow, wide = {"dtype": "uint4"}, {"dtype": "uint8"}
+    assert parse_config({"activation": narrow}).activation.calibration.method == "mse"
+    assert parse_config({"activation": wide}).activation.calibration.method == "minmax"
+    assert parse_config({"preset": "int8_percentile", "activation": narrow}).activation.calibration.method == "mse"
+    chosen = parse_config({"activation": {**narrow, "calibration": {"method": "minmax"}}})
+    assert chosen.activation.calibration.method == "minmax"
+
+
+def test_overrides_of_four_bits_take_the_calibration_that_was_chosen_for_all() -> None:
+    override = {"match": {"node": "a"}, "activation": {"dtype": "int4"}, "input_activation": {"dtype": "uint8"}}
+    (free,) = parse_config({"overrides": [override]}).overrides
+    assert free.activation is not None
+    assert free.input_activation is not None
+    assert free.activation.calibration.method == "mse"
+    assert free.input_activation.calibration.method == "minmax"
+    chosen = {"calibration": {"method": "percentile"}}
+    (held,) = parse_config({"activation": chosen, "overrides": [override]}).overrides
+    assert held.activation is not None
+    assert held.activation.calibration.method == "percentile"
