@@ -166,6 +166,8 @@ class Descent:
         """Keep frozen weights where they are."""
         twin = self._networks.twin
         for name, master, grid in held:
+            if not self.oscillations[name].may_hold:
+                continue
             if name in twin.norms and not twin.norms_frozen:
                 continue  # a normalization that passes by 0 would send the weight far away
             scale = spread(grid.scale(), grid.granularity, master.shape) / twin.factor(name)

@@ -58,9 +58,9 @@ class Mover:
         groups = list(_groups(twin, spec, learning_rate))
         if spec.kind == "sgd":
             nesterov = spec.momentum > 0
-            return Mover(torch.optim.SGD(groups, momentum=spec.momentum, nesterov=nesterov), schedule, clip)
+            return Mover(torch.optim.SGD(groups, momentum=spec.momentum, nesterov=nesterov, fused=True), schedule, clip)
         kind = torch.optim.AdamW if spec.kind == "adamw" else torch.optim.Adam
-        return Mover(kind(groups, betas=spec.betas), schedule, clip)
+        return Mover(kind(groups, betas=spec.betas, fused=True), schedule, clip)
 
     def step(self, number: int, total: int) -> float:
         """Move the parameters by their gradients, and forget these; the schedule's factor.

@@ -52,11 +52,14 @@ class Oscillations:
 
     Args:
         momentum: of both averages, m of the paper.
+
+    Attributes:
+        may_hold: False as long as nothing can be frozen; known without asking the device.
     """
 
     def __init__(self, momentum: float = _MOMENTUM) -> None:
         self._momentum = momentum
-        self._may_hold = False  # known without asking the device whether anything is frozen
+        self.may_hold = False
         self._last: Tensor | None = None  # integers of the last step, as floats
         self._direction: Tensor  # int8: sign of the last jump, 0 before the first
         self._frequency: Tensor  # float32
@@ -75,7 +78,7 @@ class Oscillations:
         if self._last is None:
             self._start(now)
             return
-        if self._may_hold:
+        if self.may_hold:
             now = torch.where(self._frozen, self._average, now)
         sign = torch.sign(now - self._last).to(torch.int8)
         against = (sign * self._direction) < 0
@@ -84,7 +87,7 @@ class Oscillations:
         self._average.lerp_(now, self._momentum)
         self._last.copy_(now)
         if threshold is not None:
-            self._may_hold = True
+            self.may_hold = True
             fresh = (self._frequency > threshold) & ~self._frozen
             self._average = torch.where(fresh, torch.round(self._average), self._average)
             self._frozen |= fresh
@@ -101,7 +104,7 @@ class Oscillations:
             scale: of the grid, spread over the shape.
             zero: zero points, spread likewise: weight = (integer - zero) scale.
         """
-        if not self._may_hold:
+        if not self.may_hold:
             return
         centre = ((self._average - zero) * scale).to(master_weight.dtype)
         master_weight.copy_(torch.where(self._frozen, centre, master_weight))
@@ -156,7 +159,7 @@ class Oscillations:
             KeyError: it is of something else.
         """
         if not state:
-            self._last, self._may_hold = None, False
+            self._last, self.may_hold = None, False
             return
         names = ("last", "direction", "frequency", "average", "frozen")
         last, direction, frequency, average, frozen = (
@@ -164,7 +167,7 @@ class Oscillations:
         )
         self._last, self._direction, self._frequency = last, direction, frequency
         self._average, self._frozen = average, frozen
-        self._may_hold = bool(state["frozen"].any())
+        self.may_hold = bool(state["frozen"].any())
 
     def _start(self, integers: Tensor) -> None:
         self._last = integers.clone()

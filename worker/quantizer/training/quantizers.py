@@ -180,12 +180,12 @@ class _LearnedStep(torch.autograd.Function):
         quotient = torch.div(values, scale)
         steps = quotient.round()
         held = steps.clamp(low, high)
-        inside = steps == held
+        inside = steps.eq_(held)  # as floats: products with masks of bools are slow
         by_values = gradient * inside
         if not ctx.needs_input_grad[1]:
             return by_values, None, None, None, None
         # q - W / s inside, q where it saturates
-        by_scale = torch.where(inside, held.sub_(quotient), held).mul_(gradient)
+        by_scale = held.addcmul_(quotient, inside, value=-1.0).mul_(gradient)
         shared = by_scale.sum_to_size(scale.shape) * share
         return by_values, shared, None, None, None
 

@@ -31,6 +31,8 @@ def _conv(attributes: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None
     padding = before
     if before != after:
         x, padding = _pad(x, before, after), (0,) * len(before)
+    if x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
     return _CONVOLUTIONS[len(before)](
         x,
         weight,
