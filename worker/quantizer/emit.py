@@ -7,6 +7,7 @@ fuse that node whole), else they read T itself. A graph output keeps its name.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -191,7 +192,7 @@ class _Writer:
         producer = value.producer()
         if producer is not None and producer.op_type == "MaxPool" and self._is_on_grid(entry):
             # the pair behind a Reshape or the like would be moved before the pool
-            self._keep_apart(value, producer, [usage for usage in value.uses() if usage.node.op_type in MOVERS])
+            self._keep_apart(value, producer, MOVERS)
             return tensor
         made_by_integer_node = producer is not None and _role(producer, self._plan) is not None
         readers = [
@@ -213,7 +214,7 @@ class _Writer:
         for usage in readers:
             usage.node.replace_input_with(usage.idx, restored)
         if _has_few_bits(entry):
-            self._keep_apart(restored, nodes[-1], [usage for usage in readers if usage.node.op_type == "MaxPool"])
+            self._keep_apart(restored, nodes[-1], ("MaxPool",))
         if value.is_graph_output() and made_by_integer_node:
             value.name, restored.name = self.names.free(f"{tensor}_QuantizeLinear_Input"), tensor
             for k, output in enumerate(graph.outputs):
@@ -221,8 +222,9 @@ class _Writer:
                     graph.outputs[k] = restored
         return name_of(restored)
 
-    def _keep_apart(self, value: ir.Value, maker: ir.Node, readers: list[ir.Usage]) -> None:
-        """A product between a tensor and its readers: onnxruntime would run MaxPool on 4 bits, which it cannot."""
+    def _keep_apart(self, value: ir.Value, maker: ir.Node, op_types: Collection[str]) -> None:
+        """A product between a tensor and some readers: onnxruntime would run MaxPool on 4 bits, which it cannot."""
+        readers = [usage for usage in value.uses() if usage.node.op_type in op_types]
         if readers:
             times = self._times_one(value)
             self._graph.insert_after(maker, times)
