@@ -2,14 +2,16 @@
 
 usage: python -m benchmarks.qat [--rows WORD ...] [--epochs N]
        python -m benchmarks.qat --equality [--rows WORD ...]
-       python -m benchmarks.qat --brevitas [--seeds N] [--epochs N]   (need QUANTMILL_DATA, default ../shared/data)
+       python -m benchmarks.qat --brevitas [--seeds N] [--epochs N]
+       python -m benchmarks.qat --cancel [--rows WORD ...]            (need QUANTMILL_DATA, default ../shared/data)
 
 Every row is the emitted model, run by onnxruntime on the whole evaluation set; each of its recipes runs in a fresh
 process. "qat s" is the stage that trains, "peak MiB" of the process with the training. "goal" says what a row should
 reach, and whether it did.
 
 --equality compares what is trained with what is emitted (see benchmarks.qat_equality), --brevitas trains ResNet20 with
-brevitas too (see benchmarks.qat_brevitas). --epochs N shortens trainings, for a quick look; goals are for the default.
+brevitas too (see benchmarks.qat_brevitas), --cancel stops trainings of a service (benchmarks.qat_cancel). --epochs N
+shortens trainings, for a quick look; goals are for the default.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import qat_brevitas, qat_equality
+from benchmarks import qat_brevitas, qat_cancel, qat_equality
 from benchmarks.cases import THREADS, case_of, data_folder, source
 from benchmarks.unlabelled import without_labels
 
@@ -177,6 +179,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="of every training; default: as the rows have them")
     parser.add_argument("--equality", action="store_true", help="compare what is trained with what is emitted instead")
     parser.add_argument("--brevitas", action="store_true", help="train beside brevitas instead")
+    parser.add_argument("--cancel", action="store_true", help="cancel trainings of a service instead")
     parser.add_argument("--seeds", type=int, default=2, help="runs of each, with --brevitas")
     parser.add_argument("--one", help="internal: measure one recipe and print JSON")
     arguments = parser.parse_args()
@@ -186,6 +189,8 @@ def main() -> None:
         print(json.dumps(measure(row, row.chains[name], arguments.epochs)))
     elif arguments.equality:
         qat_equality.compare(arguments.rows)
+    elif arguments.cancel:
+        qat_cancel.compare(arguments.rows)
     elif arguments.brevitas:
         qat_brevitas.compare(arguments.seeds, arguments.epochs)
     else:
