@@ -234,7 +234,8 @@ class Schedule(Contract):
 class QuantizationAwareTraining(AlgorithmBase):
     """Trains weights, biases and scales of the quantized network with gradients passed straight through its rounding.
 
-    It goes on from what the steps before it have reached, and ends with the epoch that was best on samples held back.
+    It goes on from what the steps before it have reached, and ends with the best epoch on samples held back, or with a
+    later one that these cannot tell from it.
     """
 
     place = 6
@@ -266,7 +267,7 @@ class QuantizationAwareTraining(AlgorithmBase):
     data_size: int | None = Field(default=None, ge=4, description="Samples used; null: all of the calibration set.")
     augmentations: tuple[Augmentation, ...] = Field(default=(), max_length=16, description="In the order applied.")
     validation_share: float = Field(
-        default=0.1, gt=0.0, lt=0.9, description="Of the samples: not trained on, the best epoch is chosen by them."
+        default=0.1, gt=0.0, lt=0.9, description="Of the samples: not trained on, the epoch is chosen by them."
     )
     patience: int | None = Field(
         default=None, ge=1, description="Epochs without a better one after which training ends; null: never."

@@ -41,7 +41,7 @@ from worker.quantizer.training.validation import Standing, Validation
 
 NO_EPOCH_BETTER = declare("no-epoch-better", "no epoch was better than the network before the training")
 TRAINED_WORSE = declare(
-    "trained-worse", "on {samples} samples that nothing was chosen by the loss went from {before:.4g} to {after:.4g}"
+    "trained-worse", "on {samples} samples that it did not learn from the loss went from {before:.4g} to {after:.4g}"
 )
 TOO_FEW_SAMPLES = declare("too-few-samples-to-train", "{samples} samples are too few to train on and to choose by")
 
@@ -140,6 +140,7 @@ class _Progress:
     steps: int = 0
     epochs: list[TrainingEpoch] = field(default_factory=list)
     best_epoch: int = 0
+    lowest_epoch: int = 0
 
 
 class _Course:
@@ -187,7 +188,7 @@ class _Course:
         before = self._validation.measure()
         learning_rate = peak_of(self._spec.optimizer)
         mover = self._descent.begin(learning_rate)
-        now, best, best_standing = self._resumed(mover, start, before)
+        now, best, lowest = self._resumed(mover, start, before)
         if not now.epochs:
             self._note(now, None, before, 0.0)
         ended: Ended = "epochs"
@@ -203,18 +204,30 @@ class _Course:
             standing = self._validation.measure()
             self._budget.measured(trained - began, time.monotonic() - trained, self._spent)
             now.epoch += 1
-            if self._validation.is_better(standing, best_standing):
-                best, best_standing, now.best_epoch = Memory.of(self._networks.twin), standing, now.epoch
+            if self._validation.is_better(standing, lowest):
+                lowest, now.lowest_epoch = standing, now.epoch
+            if self._is_kept(standing, before, lowest):
+                best, now.best_epoch = Memory.of(self._networks.twin), now.epoch
             self._note(now, loss, standing, rate * learning_rate)
-            if self._spec.patience is not None and now.epoch - now.best_epoch >= self._spec.patience:
+            if self._spec.patience is not None and now.epoch - now.lowest_epoch >= self._spec.patience:
                 ended = "patience"
                 break
-            kept = now.best_epoch, best, best_standing
-            spent = self._budget.fixed, self._spent
-            self._keeper.save(mover.optimizer, self._descent.oscillations, now.epochs, kept, spent)
+            kept, spent = (now.best_epoch, best), (self._budget.fixed, self._spent)
+            self._keeper.save(
+                mover.optimizer, self._descent.oscillations, now.epochs, kept, (now.lowest_epoch, lowest), spent
+            )
         else:
             ended = self._budget.ended_by or "epochs"
         return self._change(now, start, best, ended, learning_rate)
+
+    def _is_kept(self, standing: Standing, before: Standing, lowest: Standing) -> bool:
+        """True for the last epoch that chance does not tell from the best one.
+
+        Among epochs that few samples cannot tell apart, the best one is so by luck, while later ones have learned more
+        at a lower rate.
+        """
+        validation = self._validation
+        return validation.is_better(standing, before) and not validation.is_surely_worse(standing, lowest)
 
     def _validation_on(self, numbers: Numbers) -> Validation:
         case, services = self._toolkit.case, self._toolkit.services
@@ -274,7 +287,7 @@ class _Course:
         )
 
     def _resumed(self, mover: Mover, start: Memory, before: Standing) -> tuple[_Progress, Memory, Standing]:
-        """Where an earlier attempt stood, or the beginning."""
+        """Where an earlier attempt stood, or the beginning: progress, the best state, the standing to beat."""
         found = self._keeper.load(mover.optimizer, self._descent.oscillations)
         if found is None:
             return _Progress(), start, before
@@ -282,9 +295,9 @@ class _Course:
             self._budget.resume(*found.budget)
         self._begin -= found.spent_seconds
         epochs = [TrainingEpoch.model_validate(entry) for entry in found.epochs]
-        progress = _Progress(found.epoch, found.steps, epochs, found.best_epoch)
+        progress = _Progress(found.epoch, found.steps, epochs, found.best_epoch, found.lowest_epoch)
         self._project()
-        return progress, found.best, found.standing
+        return progress, found.best, found.lowest
 
     def _epoch(self, mover: Mover, now: _Progress) -> tuple[float, float]:
         """Train one epoch, or what the budget leaves of it; its mean loss and its last learning rate."""
@@ -334,15 +347,15 @@ class _Course:
         self._run.metric("qat", now.epoch, entry.model_dump(exclude={"epoch"}))
 
     def _judged(self, start: Memory, best: Memory) -> Reason | None:
-        """Why the best epoch is to be undone, by the samples that no step has learned from or chosen by; None if not.
+        """Why the best epoch is to be undone, by the samples that it has not learned from; None if not.
 
         What counts there is what was trained for: a distance of outputs says little of a network that was trained for
-        its classes.
+        its classes. The samples that the epoch was chosen by count too, as few are less sure than chosen ones are
+        biased: an epoch is not the best of many, but the last of the good ones.
         """
-        judging = self._parts.judging
-        if not len(judging):
+        if not len(self._parts.judging):
             return None
-        held = self._validation_on(judging)
+        held = self._validation_on(np.concatenate([self._parts.judging, self._parts.validation]))
         standings = []
         for memory in (start, best):
             memory.load(self._networks.twin)

@@ -6,7 +6,7 @@ import io
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from worker.quantizer.training.schedule import End
 from worker.quantizer.training.twin import Twin
 from worker.quantizer.training.validation import Standing
 
-_KEY = "qat epoch"
+_KEY = "qat state"
 # Saving may take this part of the training's time.
 _MOST_TIME = 0.05
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -50,7 +50,8 @@ class Found:
     epochs: list[dict[str, Any]]
     best_epoch: int
     best: Memory
-    standing: Standing
+    lowest_epoch: int
+    lowest: Standing
     budget: tuple[int, End] | None
     spent_seconds: float
 
@@ -72,18 +73,20 @@ class Keeper:
         optimizer: torch.optim.Optimizer,
         oscillations: Mapping[str, Oscillations],
         epochs: list[TrainingEpoch],
-        best: tuple[int, Memory, Standing],
+        kept: tuple[int, Memory],
+        lowest: tuple[int, Standing],
         spent: tuple[tuple[int, End] | None, float],
     ) -> None:
-        """Keep the state after an epoch, the fixed number of steps and the seconds spent."""
+        """Keep the state after an epoch, what is best so far, the fixed number of steps and the seconds spent."""
         if not self._store.is_kept or time.monotonic() < self._not_before:
             return
         began = time.monotonic()
-        number, memory, standing = best
+        (number, memory), (lowest_epoch, standing) = kept, lowest
         facts = {
             "epochs": [entry.model_dump(mode="json") for entry in epochs],
             "best_epoch": number,
-            "standing": [standing.loss, standing.metric, list(standing.parts)],
+            "lowest_epoch": lowest_epoch,
+            "lowest": asdict(standing),
             "budget": spent[0],
             "spent_seconds": spent[1],
         }
@@ -117,7 +120,7 @@ class Keeper:
             one.load_state(
                 {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}, device
             )
-        loss, metric, parts = facts["standing"]
+        lowest = facts["lowest"]
         epochs = facts["epochs"]
         budget = facts["budget"]
         return Found(
@@ -126,7 +129,8 @@ class Keeper:
             epochs=epochs,
             best_epoch=facts["best_epoch"],
             best=Memory(_tensors(arrays, "best\n", device)),
-            standing=Standing(loss, metric, tuple(parts)),
+            lowest_epoch=facts["lowest_epoch"],
+            lowest=Standing(lowest["loss"], lowest["metric"], tuple(lowest["parts"]), tuple(lowest["losses"])),
             budget=None if budget is None else (budget[0], cast(End, budget[1])),
             spent_seconds=facts["spent_seconds"],
         )

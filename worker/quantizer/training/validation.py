@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,13 +12,16 @@ import torch
 from worker.quantizer.data import Batch
 from worker.quantizer.evaluation.side_by_side import Measurement, Twins
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.judge import metric_noise
+from worker.quantizer.refine.judge import metric_noise, paired_noise
 from worker.quantizer.run.services import Services
 from worker.quantizer.training.losses import Losses
 from worker.quantizer.training.network import Networks
 from worker.quantizer.training.samples import Minibatch, Numbers, TrainingSamples
 
-_BATCH = 16
+# Batches are as small as it takes to have so many: chance is told from how they differ.
+_BATCH, _BATCHES = 16, 16
+# By so many standard errors of the difference an epoch is worse than another one.
+_STANDARD_ERRORS = 2.0
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,13 @@ class Standing:
         loss: mean over the samples.
         metric: None where there are no labels for it.
         parts: the metric batch by batch.
+        losses: the loss batch by batch.
     """
 
     loss: float
     metric: float | None
     parts: tuple[float | None, ...] = ()
+    losses: tuple[float, ...] = ()
 
 
 class Validation:
@@ -74,7 +80,7 @@ class Validation:
         Raises:
             CanceledError: the run was canceled.
         """
-        total = 0.0
+        total, losses = 0.0, []
         found = None if self.metric is None else Measurement(self._case.metrics, self.metric, part=True)
         with torch.no_grad():
             for batch in self._batches():
@@ -83,7 +89,8 @@ class Validation:
                 value = self._losses(
                     student.cut(batch.valid, batch.size), teacher.cut(batch.valid, batch.size), batch.arrays
                 )
-                total += float(value.total) * batch.valid
+                losses.append(float(value.total))
+                total += losses[-1] * batch.valid
                 if found is not None:
                     expected, got = (
                         {output: tensor.cpu().numpy() for output, tensor in made.outputs.items()}
@@ -91,8 +98,8 @@ class Validation:
                     )
                     found.update(Twins(self._as_stored(batch), expected, got))
         if found is None:
-            return Standing(total / self.samples, None)
-        return Standing(total / self.samples, found.value, tuple(found.parts))
+            return Standing(total / self.samples, None, losses=tuple(losses))
+        return Standing(total / self.samples, found.value, tuple(found.parts), tuple(losses))
 
     def is_better(self, one: Standing, other: Standing) -> bool:
         """True if ``one`` is better: by the metric where that moves by more than chance, else by the loss.
@@ -103,15 +110,30 @@ class Validation:
             return False
         if not np.isfinite(other.loss):
             return True
+        gain = self._sure_gain(one, other)
+        return one.loss < other.loss if gain is None else gain > 0
+
+    def is_surely_worse(self, one: Standing, other: Standing) -> bool:
+        """True if ``one`` is worse by more than chance, sample by sample: by the metric, else by the loss."""
+        if not np.isfinite(one.loss):
+            return True
+        if not np.isfinite(other.loss):
+            return False
+        gain = self._sure_gain(one, other)
+        if gain is not None:
+            return gain < 0
+        return one.loss - other.loss > _STANDARD_ERRORS * paired_noise(one.losses, other.losses)
+
+    def _sure_gain(self, one: Standing, other: Standing) -> float | None:
+        """By how much the metric is better; None: there is none, or chance moves it as much."""
         name = self.metric
-        if name is not None and one.metric is not None and other.metric is not None:
-            gain = one.metric - other.metric
-            gain = gain if self._case.metrics.facts(name).better == "higher" else -gain
-            spec = self._case.metrics.spec
-            noise = metric_noise(spec, name, (one.metric, other.metric), (one.parts, other.parts), self.samples)
-            if abs(gain) > 2 * noise:
-                return gain > 0
-        return one.loss < other.loss
+        if name is None or one.metric is None or other.metric is None:
+            return None
+        gain = one.metric - other.metric
+        gain = gain if self._case.metrics.facts(name).better == "higher" else -gain
+        spec = self._case.metrics.spec
+        noise = metric_noise(spec, name, (one.metric, other.metric), (one.parts, other.parts), self.samples)
+        return gain if abs(gain) > 2 * noise else None
 
     def _metric(self) -> str | None:
         metrics = self._case.metrics
@@ -121,7 +143,7 @@ class Validation:
         return wanted if wanted in {metric.name for metric in metrics.spec.metrics} else metrics.primary
 
     def _batches(self) -> Iterator[Minibatch]:
-        size = self._samples.fixed_batch or self._networks.largest_part(min(_BATCH, self.samples))
+        size = self._samples.fixed_batch or self._networks.largest_part(min(_BATCH, math.ceil(self.samples / _BATCHES)))
         for piece in self._samples.minibatches(self._numbers, size, fill=True):
             yield self._samples.batch(piece)
 
