@@ -45,6 +45,7 @@ from worker.quantizer.plan.types import ActivationPlan, QuantizationPlan, Role
 
 PRODUCER = "quantmill"
 _FEW_BITS = 4
+_FEW_BIT_TYPES = (ir.DataType.UINT4, ir.DataType.INT4)
 # DequantizeLinear knows scales per block from here on.
 BLOCKS_OPSET = 21
 # onnxruntime's own domain knows 4- and 16-bit types at any opset.
@@ -89,7 +90,7 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     if plan.integer_limits:
         _limit_integers(graph, plan, writer.names)
     _drop_implied_activations(graph, plan)
-    _limit_by_operands(graph, plan, writer.names)
+    _limit_by_operands(graph, writer.names)
     _drop_unread(graph, writer.made)
     model.producer_name, model.producer_version = PRODUCER, None
     return Emitted(model, restored)
@@ -388,7 +389,7 @@ def _drop_implied_activations(graph: ir.Graph, plan: QuantizationPlan) -> None:
         before.name = name
 
 
-def _limit_by_operands(graph: ir.Graph, plan: QuantizationPlan, names: Names) -> None:
+def _limit_by_operands(graph: ir.Graph, names: Names) -> None:
     """Let Max and Min do what Relu and Clip do before a QuantizeLinear to 4 bits.
 
     onnxruntime 1.31 looks at Relu and Clip there and refuses the model (clip_quantizelinear.cc).
@@ -396,10 +397,12 @@ def _limit_by_operands(graph: ir.Graph, plan: QuantizationPlan, names: Names) ->
     for node in list(graph):
         if node.op_type not in ("Relu", "Clip"):
             continue
-        source, made, grid = node.inputs[0], node.outputs[0], _integer_grid(node.outputs[0], plan)
+        source, made = node.inputs[0], node.outputs[0]
         limits = [(op, at) for op, at in zip(("Max", "Min"), activation_limits(node), strict=True) if np.isfinite(at)]
-        read = any(reader.op_type == "QuantizeLinear" for reader in users(made))
-        if source is None or not read or not limits or grid is None or NUMBER_TYPES[grid.dtype].bits != _FEW_BITS:
+        read = any(
+            reader.op_type == "QuantizeLinear" and reader.outputs[0].dtype in _FEW_BIT_TYPES for reader in users(made)
+        )
+        if source is None or not read or not limits:
             continue
         name, stem = made.name, node_name(node)
         for op_type, at in limits:

@@ -209,6 +209,20 @@ def test_an_activation_whose_result_leaves_the_graph_keeps_its_limits() -> None:
     assert got.max() > 0.0
 
 
+@pytest.mark.parametrize("activation", ["Relu(t)", "Clip(t, zero, six)"])
+def test_onnxruntime_takes_limits_of_four_bits_at_the_end_of_a_graph(activation: str) -> None:
+    limits = {"zero": np.float32(0), "six": np.float32(6)} if "Clip" in activation else {}
+    model = make_model(
+        f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ t = Conv(x, w) y = {activation} }}",
+        {"w": normal(4, 3, 3, 3), **limits},
+    )
+    feeds = {"x": normal(4, 3, 9, 9)}
+    emitted = quantize_model(model, feeds, config(activation={"dtype": "uint4"}))[2]
+    exact = run_onnx(emitted, feeds, optimized=False)["y"]
+    np.testing.assert_allclose(run_onnx(emitted, feeds)["y"], exact, rtol=1e-4, atol=1e-4)
+    assert exact.min() == 0.0
+
+
 @pytest.mark.parametrize("dtype", ["uint4", "int4"])
 @pytest.mark.parametrize("after", ["y = Conv(p, v)", "f = Reshape(p, s) y = MatMul(f, g)"])
 def test_onnxruntime_takes_pooling_of_four_bits(dtype: str, after: str) -> None:
