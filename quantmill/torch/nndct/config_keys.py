@@ -13,7 +13,7 @@ FLOATS = ("bfloat16", "float16", "float32")
 
 _ROUNDINGS = ("half_even", "half_up", "half_down", "std_round")
 _STATISTICS = ("modal", "mean", "median", "max")
-_BITS_OF_ACTIVATIONS, _BITS_OF_WEIGHTS = (8, 16), (4, 8, 16)
+_BITS = (4, 8, 16)
 
 
 @dataclass
@@ -87,9 +87,8 @@ def _datatype(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: s
 
 def set_bits(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     """Give the tensors of ``spec`` so many bits."""
-    allowed = _BITS_OF_WEIGHTS if part == "weight" else _BITS_OF_ACTIVATIONS
-    if value not in allowed or isinstance(value, bool):
-        recipe.refuse(at, f"{part}s have {' or '.join(map(str, allowed))} bits, not {value!r}")
+    if value not in _BITS or isinstance(value, bool):
+        recipe.refuse(at, f"{part}s have {' or '.join(map(str, _BITS))} bits, not {value!r}")
         return
     if str(spec["dtype"]) in FLOATS:
         return

@@ -257,8 +257,9 @@ def test_what_is_ignored_or_blind_is_told(tmp_path: Path) -> None:
         qat_processor.convert_to_deployable(torch.compile(model, backend="eager"), tmp_path)
 
 
-def test_sixteen_bits_on_another_target(tmp_path: Path) -> None:
-    qat_processor = QatProcessor(network(), EXAMPLE, bitwidth=16, target="onnxruntime_cpu")
+@pytest.mark.parametrize("bits", [4, 16])
+def test_other_bits_on_another_target(tmp_path: Path, bits: int) -> None:
+    qat_processor = QatProcessor(network(), EXAMPLE, bitwidth=bits, target="onnxruntime_cpu")
     model = qat_processor.trainable_model()
     train(model, 2)
     deployable = qat_processor.to_deployable(model, tmp_path)
