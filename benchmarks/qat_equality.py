@@ -114,7 +114,7 @@ def _trained(found: _Calibrated) -> Any:
     from worker.quantizer.training.network import Networks
     from worker.quantizer.training.optimizer import Mover, peak_of
 
-    networks = Networks(found.draft, (), device=torch.device("cpu"))
+    networks = Networks(found.draft, (), (), device=torch.device("cpu"))
     spec = Optimizer()
     mover = Mover.of(networks.twin, spec, Schedule(), 1.0, peak_of(spec))
     for number, batch in enumerate(_batches(found.calibration, found.inputs, _BATCH * _STEPS)):
