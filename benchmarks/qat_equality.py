@@ -211,8 +211,9 @@ def _by_runtime(written: Any, found: _Calibrated) -> Iterator[_Run]:
     outputs = {name_of(value) for value in graph.outputs}
     raw = {name: name for name in outputs}
     for tensor, restored in emitted.restored.items():
-        # What is rounded of an input is the input itself, in both.
-        if restored in values and (name := _quantized_value(values[restored])) in values:
+        # What is rounded of an input is the input itself, in both; a pool of 4 bits has no pair of its own.
+        has_pair = restored in values and (restored != tensor or tensor in outputs)
+        if has_pair and (name := _quantized_value(values[restored])) in values:
             raw[tensor] = name
     rounded = {tensor: name for tensor, name in emitted.restored.items() if name in values}
     wanted = sorted({*raw.values(), *rounded.values()})
