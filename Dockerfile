@@ -7,7 +7,7 @@ ENV PYTHONUNBUFFERED=1 \
     PATH=/opt/quantmill/bin:$PATH \
     QUANTMILL_DATA_DIR=/data
 RUN useradd --uid 10001 --create-home quantmill \
-    && install --directory --owner=quantmill --group=quantmill /data /data/store /data/scratch /data/cache
+    && install --directory --owner=quantmill --group=quantmill /data /data/store /data/scratch /data/cache /data/checkpoints
 WORKDIR /data
 
 FROM base AS source

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint up bench lock clean
+.PHONY: help demo test test-fast soak lint up bench lock clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ test-fast: $(STAMP) ## Run the unit tests that need neither a service nor real d
 test: $(STAMP) ## Run every test, one process per core (PYTEST_ARGS="-n 0": one in all)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 
+soak: $(STAMP) ## Break a service under load and count what it lost (SOAK_MINUTES, SOAK_JOBS, SOAK_SEED, SOAK_BACKEND)
+	$(BIN)/python -m tests.fault.soak
+
 lint: $(STAMP) ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,6 +39,7 @@ up: $(STAMP) ## Start the service on the embedded default (SQLite, filesystem br
 
 bench: $(STAMP) ## Print the tables of docs/benchmarks.md; needs the real models and data (QUANTMILL_DATA)
 	$(BIN)/python -m benchmarks.accuracy
+	$(BIN)/python -m benchmarks.advice
 	$(BIN)/python -m benchmarks.calibration
 	$(BIN)/python -m benchmarks.equalization
 	$(BIN)/python -m benchmarks.finetune
@@ -43,6 +47,7 @@ bench: $(STAMP) ## Print the tables of docs/benchmarks.md; needs the real models
 	$(BIN)/python -m benchmarks.qat
 	$(BIN)/python -m benchmarks.qat --equality
 	$(BIN)/python -m benchmarks.seeds
+	$(BIN)/python -m benchmarks.sanity
 	$(BIN)/python -m benchmarks.service
 	$(BIN)/python -m benchmarks.submit_latency
 

@@ -31,7 +31,9 @@ def main() -> None:
             report = measure(folder, case, preset)
             before, after = report.float_, report.quantized
             speed = (before.latency_ms or 0) / (after.latency_ms or 1)
-            seconds = sum(s.seconds for s in report.stages if s.name not in ("evaluation", "layers", "latency"))
+            seconds = sum(
+                s.seconds for s in report.stages if s.name not in ("evaluation", "layers", "latency", "advice")
+            )
             print(
                 f"| {case.name} | {before.metrics['top1']:.2f} | {after.metrics['top1']:.2f} "
                 f"| {report.fidelity.sqnr_db} | 1/{before.size_bytes / after.size_bytes:.2f} "

@@ -43,7 +43,7 @@ ACTIVATIONS: dict[str, dict[str, Any]] = {
 # Multiples of the bare pass on MobileNetV1 that "quantize" should stay below.
 LIMITS = {"minmax": 3.0, "percentile": 6.0, "entropy": 6.0, "mse": 6.0, "mse, 2^n": 6.0}
 QUARK_RECIPES = ("minmax", "percentile", "entropy", "xint8")
-_NO_ENGINE = ("evaluation", "layers", "latency")
+_NO_ENGINE = ("evaluation", "layers", "latency", "advice")
 
 
 def bare_pass(folder: Path, name: str) -> dict[str, float]:
@@ -81,7 +81,7 @@ def measure(folder: Path, name: str, method: str) -> dict[str, float]:
     from worker.quantizer.run.interface import SilentRun
 
     case = case_of(name)
-    evaluation = {"latency_runs": 1, "layer_samples": 1}
+    evaluation = {"latency_runs": 1, "layer_samples": 1, "advice_seconds": 0}
     config = parse_config({"activation": ACTIVATIONS[method], "algorithms": [], "evaluation": evaluation})
     report = quantize(
         folder / case.model,

@@ -6,11 +6,18 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.runner import DatasetSource
 
 THREADS = 2
+# 4 bits for weights and activations.
+W4A4: dict[str, Any] = {
+    "preset": "int8",
+    "weight": {"dtype": "int4", "granularity": "per_channel"},
+    "activation": {"dtype": "uint4"},
+}
 
 
 def images(mean: tuple[float, ...], std: tuple[float, ...]) -> PreprocessingSpec:

@@ -88,7 +88,7 @@ def equalize_everything(names: list[str]) -> None:
 
 def _report(case: Case, settings: dict[str, Any]) -> Report:
     folder = data_folder()
-    config = parse_config({**settings, "evaluation": {"layer_samples": 1}})
+    config = parse_config({**settings, "evaluation": {"layer_samples": 1, "advice_seconds": 0}})
     calibration, evaluation = source(folder, case.calibration), source(folder, case.evaluation)
     return quantize(folder / case.model, config, calibration, evaluation, run=SilentRun(), threads=THREADS).report
 
@@ -109,7 +109,7 @@ def main() -> None:
         case = next(case for case in CASES if case.name == row.model)
         report = _report(case, row.settings)
         spent = sum(stage.seconds for stage in report.stages if stage.name.startswith(_STEPS))
-        whole = sum(s.seconds for s in report.stages if s.name not in ("evaluation", "layers", "latency"))
+        whole = sum(s.seconds for s in report.stages if s.name not in ("evaluation", "layers", "latency", "advice"))
         undone = [outcome.method for outcome in report.algorithms if not outcome.kept]
         ratio = (report.quantized.latency_ms or 0.0) / (report.float_.latency_ms or 1.0)
         recipe = row.recipe + (f" (undone: {', '.join(undone)})" if undone else "")

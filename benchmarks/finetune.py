@@ -53,7 +53,7 @@ NPU: dict[str, Any] = {"preset": "npu_int8"}
 W4: dict[str, Any] = {"preset": "w4a8"}
 V1, V2, RESNET, KWT = "MobileNetV1 0.75", "MobileNetV2 1.0", "ResNet20", "KWT-1"
 _STEPS = ("cross_layer_equalization", "smooth_quant", "bias_correction", "adaround", "adaquant")
-_NO_ENGINE = ("evaluation", "layers", "latency")
+_NO_ENGINE = ("evaluation", "layers", "latency", "advice")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def measure(row: Row) -> dict[str, Any]:
     from worker.quantizer.run.interface import SilentRun
 
     folder, case = data_folder(), case_of(row.model)
-    evaluation = {"latency_runs": 1, "layer_samples": 1}
+    evaluation = {"latency_runs": 1, "layer_samples": 1, "advice_seconds": 0}
     config = parse_config({**row.settings, "algorithms": list(row.algorithms), "evaluation": evaluation})
     calibration, evaluated = source(folder, case.calibration), source(folder, case.evaluation)
     report = quantize(folder / case.model, config, calibration, evaluated, run=SilentRun(), threads=THREADS).report
@@ -160,7 +160,9 @@ def chain_seconds(layers: int) -> dict[str, Any]:
         path, data = Path(scratch) / "chain.onnx", Path(scratch) / "data.npz"
         save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
         np.savez(data, x0=random.standard_normal((64, channels, 16, 16)).astype(np.float32))
-        config = parse_config({**XINT8, "algorithms": [ROUND], "evaluation": {"latency_runs": 1, "layer_samples": 1}})
+        config = parse_config(
+            {**XINT8, "algorithms": [ROUND], "evaluation": {"latency_runs": 1, "layer_samples": 1, "advice_seconds": 0}}
+        )
         samples = DatasetSource(path=str(data))
         report = quantize(path, config, samples, samples, run=SilentRun(), threads=THREADS).report
     return {"seconds": sum(stage.seconds for stage in report.stages if stage.name == "adaround")}

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import qat_brevitas, qat_cancel, qat_equality
-from benchmarks.cases import THREADS, case_of, data_folder, source
+from benchmarks.cases import THREADS, W4A4, case_of, data_folder, source
 from benchmarks.unlabelled import without_labels
 
 ROUND: dict[str, Any] = {"method": "adaround"}
@@ -37,12 +37,7 @@ SMALL_PICTURES: dict[str, Any] = {**QAT, "augmentations": [{"kind": "flip"}, {"k
 PICTURES: dict[str, Any] = {**QAT, "augmentations": [{"kind": "flip"}, {"kind": "crop", "pixels": 16}]}
 # Moved by a tenth of their frames.
 SOUNDS: dict[str, Any] = {**QAT, "augmentations": [{"kind": "shift", "steps": 5, "axis": 2}]}
-W4A4: dict[str, Any] = {
-    "preset": "int8",
-    "weight": {"dtype": "int4", "granularity": "per_channel"},
-    "activation": {"dtype": "uint4"},
-}
-_NO_ENGINE = ("evaluation", "layers", "latency")
+_NO_ENGINE = ("evaluation", "layers", "latency", "advice")
 POST, ADAROUND, ADAQUANT, TRAINED = "post-training", "AdaRound", "AdaQuant", "QAT"
 
 
@@ -103,7 +98,7 @@ def measure(row: Row, algorithms: tuple[dict[str, Any], ...], epochs: int | None
     folder, case = data_folder(), case_of(row.model)
     short = {} if epochs is None else {"epochs": epochs}
     wanted = [{**entry, **short} if entry["method"] == "qat" else entry for entry in algorithms]
-    evaluation = {"latency_runs": 1, "layer_samples": 1}
+    evaluation = {"latency_runs": 1, "layer_samples": 1, "advice_seconds": 0}
     config = parse_config({**row.settings, "algorithms": wanted, "evaluation": evaluation})
     with tempfile.TemporaryDirectory() as scratch:
         calibration, evaluated = source(folder, case.calibration), source(folder, case.evaluation)

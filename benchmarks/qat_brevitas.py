@@ -23,15 +23,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import THREADS, case_of, data_folder, source
+from benchmarks.cases import THREADS, W4A4, case_of, data_folder, source
 from benchmarks.unlabelled import without_labels
 
 MODEL = "ResNet20"
 DEFAULT_EPOCHS = 10
 SETTINGS: dict[str, Any] = {
-    "preset": "int8",
-    "weight": {"dtype": "int4", "granularity": "per_channel"},
-    "activation": {"dtype": "uint4"},
+    **W4A4,
     "overrides": [{"match": {"node": "/conv1/Conv"}, "input_activation": {"dtype": "uint8"}}],
 }
 # Rate of brevitas' training, and how its weight scales come about.
@@ -51,6 +49,9 @@ class _Clock:
     def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
         if stage == "qat" and total is not None:
             self.ends[done] = time.monotonic()
+
+    def overall(self, share: float, seconds_left: float) -> None:
+        pass
 
     def metric(self, stage: str, step: int, values: Any) -> None:
         """Not needed."""
@@ -77,7 +78,7 @@ def measure(seed: int, epochs: int) -> dict[str, Any]:
     # One learning from all samples but those to choose by: no others are set aside for judging.
     training = {"method": "qat", "epochs": epochs, "accept": "always", "fixed_seed": seed}
     training["losses"] = [{"kind": "distillation", "divergence": "kl"}]
-    evaluation = {"latency_runs": 1, "layer_samples": 1}
+    evaluation = {"latency_runs": 1, "layer_samples": 1, "advice_seconds": 0}
     config = parse_config({**SETTINGS, "algorithms": [training], "evaluation": evaluation})
     with tempfile.TemporaryDirectory() as scratch:
         calibration = without_labels(source(folder, case.calibration), Path(scratch))

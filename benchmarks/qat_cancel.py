@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import case_of, data_folder
+from benchmarks.cases import W4A4, case_of, data_folder
 from service.client import QuantmillClient
 from service.contracts.config import parse_config
 from worker.commands.demo import serving
@@ -20,12 +20,7 @@ from worker.commands.demo import serving
 MODELS = ("ResNet20", "KWT-1", "MobileNetV2 1.0")
 GOAL_SECONDS = 2.0
 _CANCELS = 5
-_CONFIG: dict[str, Any] = {
-    "preset": "int8",
-    "weight": {"dtype": "int4"},
-    "activation": {"dtype": "uint4"},
-    "algorithms": [{"method": "qat"}],
-}
+_CONFIG: dict[str, Any] = {**W4A4, "algorithms": [{"method": "qat"}]}
 
 
 def compare(words: list[str]) -> None:

@@ -21,17 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import CASES, THREADS, case_of, data_folder, source
+from benchmarks.cases import CASES, THREADS, W4A4, case_of, data_folder, source
 
 RECIPES: dict[str, dict[str, Any]] = {
     "int8": {"preset": "int8", "algorithms": []},
     "XINT8": {"preset": "xint8", "algorithms": []},
-    "W4A4": {
-        "preset": "int8",
-        "weight": {"dtype": "int4", "granularity": "per_channel"},
-        "activation": {"dtype": "uint4"},
-        "algorithms": [],
-    },
+    "W4A4": {**W4A4, "algorithms": []},
 }
 METRIC_GOAL_POINTS, LAYER_GOAL_DB = 0.2, 60.0
 _STEPS, _BATCH, _LAYER_SAMPLES = 8, 16, 16

@@ -32,7 +32,7 @@ from benchmarks.cases import THREADS, case_of, data_folder, source
 MODELS = ("MobileNetV1 0.75", "MobileNetV2 1.0", "ResNet20", "ResNet32")
 RESNET50 = "ResNet50 (random weights)"
 _MB = 10**6
-_NO_ENGINE = ("evaluation", "layers", "latency")
+_NO_ENGINE = ("evaluation", "layers", "latency", "advice")
 _INT8 = {"activation_type": "QuantType.QUInt8", "weight_type": "QuantType.QInt8"}
 _MIN_MSE = {"calibrate_method": "PowerOfTwoMethod.MinMSE", **_INT8}
 _NPU = {"enable_npu_cnn": True}
@@ -65,7 +65,7 @@ def measure(folder: Path, name: str, recipe: str) -> dict[str, Any]:
         {
             "format": "quark",
             "config": RECIPES[recipe],
-            "evaluation": {"latency_runs": 1, "layer_samples": 1},
+            "evaluation": {"latency_runs": 1, "layer_samples": 1, "advice_seconds": 0},
         }
     )
     with tempfile.TemporaryDirectory() as scratch:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from alembic import context
 
+from migrations import computed
 from service.tables import Base
 
 connection = context.config.attributes.get("connection")
 if connection is None:
     raise RuntimeError("migrations are run by `quantmill migrate`, not by the alembic command")
 
+computed.install()
 context.configure(
     connection=connection,
     target_metadata=Base.metadata,

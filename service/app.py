@@ -18,8 +18,12 @@ from service.inspections.router import router as inspections
 from service.jobs.router import router as jobs
 from service.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from service.models.router import router as models
+from service.origins import OriginMiddleware
 from service.presets.router import router as presets
 from service.problems.router import router as problems
+from service.quarantine.router import router as quarantine
+from service.queues.router import router as queues
+from service.reports.router import router as reports
 from service.settings import Settings, get_settings
 from service.targets.router import router as targets
 from service.uploads.router import router as uploads
@@ -48,12 +52,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.desk = desk
-    nouns = (uploads, models, datasets, inspections, jobs, artifacts)
+    nouns = (uploads, models, datasets, inspections, jobs, queues, reports, artifacts, quarantine)
     for router in (*nouns, presets, targets, problems, health, docs):
         app.include_router(router)
     errors.install(app)
     openapi.install(app)
     # the last one added is the first to see a request
-    app.add_middleware(BodyLimitMiddleware, max_bytes=desk.settings.max_body_bytes)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=desk.settings.max_body_bytes, seconds=desk.settings.body_seconds)
+    app.add_middleware(OriginMiddleware, allowed_hosts=desk.settings.hosts)
     app.add_middleware(RequestIdMiddleware)
     return app

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 import socket
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from service.logs import configure_logging
 from service.settings import Settings
 
 EXIT_USAGE = 2
@@ -38,6 +37,9 @@ def api(
     import uvicorn
 
     from service.app import create_app
+    from service.connections import bounds_within, raise_descriptor_limit
+    from service.schema import require_migrated
+    from service.server import FrontServer
 
     settings = load_settings(host=host, port=port, data_dir=data_dir)
     refusal = binding_refusal(settings)
@@ -45,20 +47,48 @@ def api(
         typer.echo(refusal, err=True)
         raise typer.Exit(EXIT_USAGE)
     configure_logging()
+    limit = raise_descriptor_limit()
+    bounds = bounds_within(
+        limit,
+        total=settings.max_connections,
+        per_address=settings.max_connections_per_address,
+        idle_seconds=settings.connection_idle_seconds,
+    )
+    desk_app = create_app(settings)
+    require_migrated(desk_app.state.desk.database, settings.schema_wait_seconds)
     config = uvicorn.Config(
-        create_app(settings),
-        host=settings.host,
-        port=settings.port,
+        desk_app,
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=15,
+        http="h11",
+        ws="none",
+        timeout_keep_alive=max(1, round(settings.connection_idle_seconds)),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
-    server = uvicorn.Server(config)
-    server.run(sockets=None if fd is None else [socket.socket(fileno=fd)])
+    sockets = _listening(settings) if fd is None else [socket.socket(fileno=fd)]
+    server = FrontServer(config, bounds, on_stop=desk_app.state.desk.notifier.release)
+    server.run(sockets=sockets)
     if not server.started:
         raise typer.Exit(1)
+
+
+def _listening(settings: Settings) -> list[socket.socket]:
+    """Sockets on the address of the settings.
+
+    Raises:
+        AddressError: it cannot be listened on.
+    """
+    from service.contracts.command_errors import AddressError
+    from service.server import bound_sockets
+
+    try:
+        return bound_sockets(settings.host, settings.port)
+    except OSError as error:
+        raise AddressError(
+            f"Cannot listen on {settings.host} port {settings.port}: {error.strerror}.",
+            hint="Choose another address with --host and --port; --port 0 takes any free port.",
+        ) from None
 
 
 def migrate(
@@ -78,12 +108,27 @@ def migrate(
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One preset, by any of its names.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME|WORDS]", help="One preset, by any of its names; or words to look for in all."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
-    """List the presets, or show one: its config, what onnxruntime runs natively, and what differs from AMD Quark."""
-    from service.presets import catalog
+    """List the presets by kind, or show one: its config, what onnxruntime runs natively, how it differs from Quark's.
 
-    typer.echo(catalog.overview() if name is None else catalog.page(name))
+    Words that are no preset's name are looked for in names, descriptions and notes.
+    """
+    from service.presets import catalog
+    from service.presets import search as searching
+
+    search = " ".join(words) if words else None
+    found = searching.find(search)
+    if as_json:
+        typer.echo(searching.to_json(found))
+    elif search is not None and len(found) == 1:
+        typer.echo(catalog.page(found[0].preset.name))
+    else:
+        typer.echo(searching.as_text(found, with_pending=search is None))
 
 
 def targets(
@@ -93,17 +138,6 @@ def targets(
     from service.targets import catalog
 
     typer.echo(catalog.overview() if name is None else catalog.page(name))
-
-
-def configure_logging(level: int = logging.INFO) -> None:
-    """One line per record on standard error, UTC."""
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler = logging.StreamHandler()
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    for noisy in ("alembic", "kombu.connection"):
-        logging.getLogger(noisy).setLevel(max(level, logging.ERROR))
 
 
 def load_settings(**values: Any) -> Settings:

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Connection, Dialect, Double, Engine, TypeDecorator, create_engine, event, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from service.patience import LONG, Patience
 from service.settings import driver_url
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 MIGRATIONS_DIR = Path(__file__).resolve().parent.parent / "migrations"
-LOCK_SECONDS = 30.0
+# Connections of one process, kept and beyond.
+POOL = (20, 20)
 # First and longest pause between two attempts to switch a new SQLite file to its write-ahead log.
 WAL_PAUSE_SECONDS = (0.005, 0.25)
 _MIGRATION_LOCK = 0x7175616E746D696C  # any number that every process agrees on
@@ -79,52 +86,97 @@ class Database:
 
     Args:
         url: SQLAlchemy URL (``sqlite:///...`` or ``postgresql://...``).
-        lock_seconds: how long a statement waits for another transaction before it fails.
+        lock_seconds: how long a statement waits for another transaction before it fails; default: as ``patience``.
+        patience: how long to wait for everything.
     """
 
-    def __init__(self, url: str, *, lock_seconds: float = LOCK_SECONDS) -> None:
-        self.engine = _create_engine(driver_url(url), lock_seconds=lock_seconds)
+    def __init__(self, url: str, *, lock_seconds: float | None = None, patience: Patience = LONG) -> None:
+        self._patience = patience if lock_seconds is None else replace(patience, lock_seconds=lock_seconds)
+        self.engine = _create_engine(driver_url(url), patience=self._patience)
         self._writer = self.engine.execution_options(**{_WRITE: True})
+        self._writers = threading.BoundedSemaphore(self._patience.writers)
+        self._away_until = 0.0
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A write transaction: committed at the end of the block, rolled back if the block raises.
 
         On SQLite it begins IMMEDIATE: what was read inside cannot change before the commit.
+
+        Raises:
+            sqlalchemy.exc.TimeoutError: too many others write, or the database was away a moment ago.
         """
-        with Session(self._writer, expire_on_commit=False) as session, session.begin():
-            yield session
+        if not self._writers.acquire(timeout=self._patience.lock_seconds):
+            raise PoolTimeoutError(f"{self._patience.writers} transactions write, none came to an end")
+        try:
+            with self._noticing(), Session(self._writer, expire_on_commit=False) as session, session.begin():
+                yield session
+        finally:
+            self._writers.release()
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session for reading; whatever it should change is rolled back."""
-        with Session(self.engine, expire_on_commit=False) as session:
+        """A session for reading; whatever it should change is rolled back.
+
+        Raises:
+            sqlalchemy.exc.TimeoutError: there is no connection to be had, or the database was away a moment ago.
+        """
+        with self._noticing(), Session(self.engine, expire_on_commit=False) as session:
             yield session
 
     def close(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()
 
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Refuse at once while the database is known to be away: whoever queues behind a silent server waits in vain.
 
-def _create_engine(url: str, *, foreign_keys: bool = True, lock_seconds: float = LOCK_SECONDS) -> Engine:
+        After ``pause_seconds`` the next ones try again.
+        """
+        if time.monotonic() < self._away_until:
+            raise PoolTimeoutError("the database did not answer a moment ago")
+        try:
+            yield
+        except DBAPIError as error:
+            if self._patience.pause_seconds and _is_silent(error):
+                self._away_until = time.monotonic() + self._patience.pause_seconds
+            raise
+
+
+def _is_silent(error: DBAPIError) -> bool:
+    if isinstance(error.orig, sqlite3.Error):
+        return False
+    from service.postgres import is_silent
+
+    return is_silent(error.orig)
+
+
+def _create_engine(url: str, *, foreign_keys: bool = True, patience: Patience) -> Engine:
+    size, overflow = POOL
     if make_url(url).get_backend_name() == "sqlite":
         engine = create_engine(
-            url, connect_args={"timeout": lock_seconds}, pool_size=20, max_overflow=20, pool_timeout=10
+            url,
+            connect_args={"timeout": patience.lock_seconds},
+            pool_size=size,
+            max_overflow=overflow,
+            pool_timeout=patience.pool_seconds,
         )
-        _configure_sqlite(engine, foreign_keys=foreign_keys, lock_seconds=lock_seconds)
+        _configure_sqlite(engine, foreign_keys=foreign_keys, lock_seconds=patience.lock_seconds)
         return engine
-    return create_engine(
+    from service.postgres import bound_answers, connect_arguments, tell_away
+
+    engine = create_engine(
         url,
         pool_pre_ping=True,
-        pool_size=10,
-        max_overflow=30,
-        pool_timeout=10,
-        connect_args={
-            "connect_timeout": 3,
-            "application_name": "quantmill",
-            "options": f"-c lock_timeout={round(lock_seconds * 1000)}ms -c timezone=UTC",
-        },
+        pool_size=size // 2,
+        max_overflow=overflow + size // 2,
+        pool_timeout=patience.pool_seconds,
+        connect_args=connect_arguments(patience),
     )
+    bound_answers(engine, patience.answer_seconds)
+    tell_away(engine)
+    return engine
 
 
 def _configure_sqlite(engine: Engine, *, foreign_keys: bool, lock_seconds: float) -> None:
@@ -182,7 +234,7 @@ def migrate(url: str, revision: str = "head") -> None:
 
     url = driver_url(url)
     # SQLite: tables are rebuilt to alter them, which foreign keys would take for deletions.
-    engine = _create_engine(url, foreign_keys=False).execution_options(**{_WRITE: True})
+    engine = _create_engine(url, foreign_keys=False, patience=Patience()).execution_options(**{_WRITE: True})
     try:
         with engine.begin() as connection:
             if connection.dialect.name == "postgresql":
@@ -206,11 +258,19 @@ def current_revision(database: Database) -> str | None:
         return _current(connection)
 
 
+@lru_cache(maxsize=1)
 def head_revision() -> str:
     """The revision that this code was written for."""
     from alembic.script import ScriptDirectory
 
     return cast(str, ScriptDirectory.from_config(_alembic_config()).get_current_head())
+
+
+def is_known_revision(revision: str) -> bool:
+    """True if this code has the migration that leads to ``revision``; of a newer version's it does not."""
+    from alembic.script import ScriptDirectory
+
+    return revision in {script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions()}
 
 
 def _current(connection: Connection) -> str | None:

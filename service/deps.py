@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
@@ -11,12 +12,21 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service.contracts.http_errors import HttpError
 from service.db import Database
+from service.health.service import Readiness
 from service.jobs.dispatch import Dispatcher
+from service.jobs.publisher import Publisher
+from service.notifier import Notifier
+from service.patience import Patience
 from service.settings import Settings
 from service.storage import FileStore
+from service.threads import Threads
 
 DEFAULT_TENANT = "default"
-_bearer = HTTPBearer(auto_error=False, description="The key of QUANTMILL_API_KEY; not needed where none is set.")
+# Reading calls to the database at a time; with the writers they need fewer connections than there are.
+READERS = 24
+# Bodies that are looked into at a time: whoever sends costly ones waits for others of the kind.
+CHECKERS = 2
+BEARER = HTTPBearer(auto_error=False, description="The key of QUANTMILL_API_KEY; not needed where none is set.")
 
 
 class UnauthorizedError(HttpError):
@@ -33,23 +43,62 @@ class UnauthorizedError(HttpError):
 
 @dataclass(frozen=True)
 class Desk:
-    """Everything that one API process shares between requests."""
+    """Everything that one API process shares between requests; ``opened_at`` is a moment of the monotonic clock.
+
+    ``reads`` and ``writes`` are the threads for calls to the database: writers that wait for a lock keep no reader
+    waiting. ``checks`` are those that compute, on bodies of requests.
+    """
 
     settings: Settings
     database: Database
     store: FileStore
     dispatcher: Dispatcher
+    publisher: Publisher
+    notifier: Notifier
+    readiness: Readiness
+    reads: Threads
+    writes: Threads
+    checks: Threads
+    opened_at: float = field(default_factory=time.monotonic)
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Desk:
         """Open everything that the settings name."""
         settings.make_folders()
-        return cls(settings, Database(settings.database_url), FileStore(settings.storage_dir), Dispatcher(settings))
+        database = Database(settings.database_url, patience=_patience(settings))
+        store = FileStore(settings.storage_dir)
+        dispatcher = Dispatcher(settings)
+        reads = Threads(READERS, settings.api_answer_seconds)
+        return cls(
+            settings=settings,
+            database=database,
+            store=store,
+            dispatcher=dispatcher,
+            publisher=Publisher(dispatcher, database),
+            notifier=Notifier(database, reads),
+            readiness=Readiness(settings, database, store, dispatcher),
+            reads=reads,
+            writes=Threads(settings.api_writers, settings.api_lock_seconds),
+            checks=Threads(CHECKERS, settings.api_answer_seconds),
+        )
 
     def close(self) -> None:
         """Let go of connections and threads."""
+        self.publisher.close()
         self.dispatcher.close()
         self.database.close()
+
+
+def _patience(settings: Settings) -> Patience:
+    """Of the front desk: a client is told soon that it has to come back."""
+    return Patience(
+        lock_seconds=settings.api_lock_seconds,
+        answer_seconds=settings.api_answer_seconds,
+        connect_seconds=2.0,
+        pool_seconds=settings.api_lock_seconds,
+        writers=settings.api_writers,
+        pause_seconds=1.0,
+    )
 
 
 @dataclass(frozen=True)
@@ -59,7 +108,7 @@ class Principal:
     tenant_id: str
 
 
-def get_desk(request: Request) -> Desk:
+async def get_desk(request: Request) -> Desk:
     """The desk of the application that serves the request."""
     return cast(Desk, request.app.state.desk)
 
@@ -67,8 +116,8 @@ def get_desk(request: Request) -> Desk:
 DeskDep = Annotated[Desk, Depends(get_desk)]
 
 
-def get_principal(
-    desk: DeskDep, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+async def get_principal(
+    desk: DeskDep, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
 ) -> Principal:
     """Check the key, where one is set.
 
@@ -91,7 +140,7 @@ def get_principal(
 PrincipalDep = Annotated[Principal, Depends(get_principal)]
 
 
-def get_request_id(request: Request) -> str:
+async def get_request_id(request: Request) -> str:
     """The id that the answer carries as X-Request-ID."""
     return cast(str, request.state.request_id)
 

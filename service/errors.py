@@ -8,18 +8,21 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
-from sqlalchemy.exc import InterfaceError, OperationalError
+from pydantic import ValidationError
+from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
+from service.bodies import InvalidBodyError, body_model
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, QuantmillError
 from service.contracts.http_errors import HttpError, TransientError
 from service.contracts.pointers import below
 from service.contracts.validation import field_problems
+from service.deps import get_desk
 from service.middleware import REQUEST_ID_HEADER
+from service.schema import SchemaBehindError, require_current
 from service.storage import StorageFullError
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -71,9 +74,18 @@ class DatabaseUnavailableError(TransientError):
     retry_after_seconds = 2
 
 
+class RequestStalledError(QuantmillError):
+    """The body of the request did not arrive in time."""
+
+    code = "request-stalled"
+    title = "The request did not arrive in time"
+    status = 408
+
+
 _BY_STATUS: dict[int, tuple[type[QuantmillError], str]] = {
     404: (RouteNotFoundError, "/docs lists the endpoints."),
     405: (MethodNotAllowedError, "The Allow header lists the methods."),
+    408: (RequestStalledError, "Send the whole body at once."),
     413: (BodyTooLargeError, "Files go through /v1/uploads, which streams them to disk."),
 }
 
@@ -87,6 +99,7 @@ def install(app: FastAPI) -> None:
         HTTPException: _on_http_exception,
         OperationalError: _on_database_error,
         InterfaceError: _on_database_error,
+        ProgrammingError: _on_refused_statement,
         PoolTimeoutError: _on_database_error,
         OSError: _on_os_error,
         Exception: _on_anything,
@@ -153,7 +166,28 @@ def _methods(request: Request) -> list[str]:
     return [method for method in _METHODS if taken(method)]
 
 
+async def _on_refused_statement(request: Request, error: Exception) -> Response:
+    """Tables or columns may be missing; anything else is a fault of ours."""
+    behind = await _schema_behind(request)
+    if behind is None:
+        return await _on_anything(request, error)
+    log.error("schema.behind %s %s: %s", request.method, request.url.path, behind.detail)
+    return problem_response(request, behind)
+
+
+async def _schema_behind(request: Request) -> SchemaBehindError | None:
+    desk = await get_desk(request)
+    try:
+        await desk.reads.run(lambda: require_current(desk.database))
+    except SchemaBehindError as behind:
+        return behind
+    return None
+
+
 async def _on_database_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, OperationalError) and getattr(error.orig, "sqlite_errorname", None) == "SQLITE_ERROR":
+        # what PostgreSQL calls a programming error: there is no such table or column
+        return await _on_refused_statement(request, error)
     log.error("database.unavailable %s %s: %s", request.method, request.url.path, error)
     unavailable = DatabaseUnavailableError(
         "The database does not answer or is locked.", hint="Nothing was stored; send the request again in a moment."
@@ -181,16 +215,18 @@ async def _on_anything(request: Request, error: Exception) -> Response:
 
 
 def _problems(request: Request, error: RequestValidationError) -> tuple[FieldProblem, ...]:
+    if isinstance(error, InvalidBodyError):
+        return tuple(_in_json_words(problem) for problem in error.problems)
     items = error.errors()
-    body_model = _body_model(request)
+    model = body_model(request.scope.get("route"))
     if isinstance(error.body, bytes):
         message = "the body must be JSON, sent with Content-Type: application/json"
         return (FieldProblem(pointer="", code="json-type", message=message),)
-    if body_model is not None and isinstance(error.body, (dict, list)) and all(_in_body(item) for item in items):
+    if model is not None and isinstance(error.body, (dict, list)) and all(_in_body(item) for item in items):
         try:
-            body_model.model_validate(error.body)
+            model.model_validate(error.body)
         except ValidationError as again:
-            return tuple(_in_json_words(problem) for problem in field_problems(again, body_model))
+            return tuple(_in_json_words(problem) for problem in field_problems(again, model))
     return tuple(_generic_problem(item) for item in items)
 
 
@@ -218,12 +254,6 @@ def _generic_problem(item: dict[str, Any]) -> FieldProblem:
     name = ".".join(map(str, path))
     where = {place: name.title() if place == "header" else name}
     return FieldProblem(pointer="", code=code, message=f"{place} parameter {name}: {message}", where=where)
-
-
-def _body_model(request: Request) -> type[BaseModel] | None:
-    field = getattr(request.scope.get("route"), "body_field", None)
-    annotation = getattr(getattr(field, "field_info", None), "annotation", None)
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def _in_config(pointer: str) -> bool:

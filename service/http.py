@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
 from fastapi import Query, Request
-from starlette.concurrency import run_in_threadpool
 
 from service.contracts.errors import InvalidRequestError
+from service.deps import Desk
+from service.notifier import Watched
+from service.repository import Version
 
 MAX_WAIT_SECONDS = 30.0
 MAX_LIMIT = 200
 DEFAULT_LIMIT = 50
-_POLL_SECONDS = (0.05, 0.5)
+# Without news, a long poll looks for itself after this.
+_AGAIN_SECONDS = 10.0
 _Seen = TypeVar("_Seen")
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items per page.")]
 CursorParameter = Annotated[str | None, Query(max_length=512, description="next_cursor of the page before.")]
@@ -33,26 +35,50 @@ def etag_matches(header: str | None, etag: str) -> bool:
     return "*" in tags or etag in tags
 
 
-async def poll(look: Callable[[], _Seen], done: Callable[[_Seen], bool], wait_seconds: float) -> _Seen:
-    """Look (in a thread) until ``done`` or the time is over; returns what was seen last.
+async def poll(
+    desk: Desk,
+    table: Watched,
+    noun_id: str,
+    look: Callable[[], _Seen],
+    *,
+    version: Callable[[_Seen], Version],
+    done: Callable[[_Seen], bool],
+    wait_seconds: float,
+) -> _Seen:
+    """Look (in a thread), and again each time the row has changed, until ``done`` or the time is over.
 
-    No thread is held between looks, so that many waiting clients cost next to nothing.
+    Those who wait for the same row share one look per change, so that many of them cost next to nothing.
+
+    Args:
+        desk: of the process.
+        table: of the row.
+        noun_id: the row's id, which tells the looks apart: only who may see the row gets as far as to wait for it.
+        look: reads what is to be told of the row.
+        version: of the row, as it was seen.
+        done: tells whether what was seen is worth an answer.
+        wait_seconds: 0 looks once.
+
+    Returns:
+        What was seen last.
     """
+    seen = await desk.reads.run(look)
+    if wait_seconds <= 0 or done(seen):
+        return seen
     ends = time.monotonic() + wait_seconds
-    pause, longest = _POLL_SECONDS
-    while True:
-        seen = await run_in_threadpool(look)
-        left = ends - time.monotonic()
-        if done(seen) or left <= 0:
-            return seen
-        await asyncio.sleep(min(pause, left))
-        pause = min(longest, pause * 1.5)
+    with desk.notifier.watching(table, noun_id) as watch:
+        while not done(seen) and not watch.released and (left := ends - time.monotonic()) > 0:
+            if await watch.beyond(version(seen), min(left, _AGAIN_SECONDS)):
+                seen = await watch.shared("seen", look)
+            else:
+                # what is told beside the row may have changed, such as whether a worker is there for it
+                seen = await desk.reads.run(look)
+    return seen
 
 
-def only_parameters(*names: str, prefix: str | None = None) -> Callable[[Request], None]:
+def only_parameters(*names: str, prefix: str | None = None) -> Callable[[Request], Awaitable[None]]:
     """Dependency that refuses query parameters which would otherwise be passed over in silence."""
 
-    def check(request: Request) -> None:
+    async def check(request: Request) -> None:
         for name in request.query_params:
             if name not in names and not (prefix and name.startswith(prefix)):
                 raise InvalidRequestError(

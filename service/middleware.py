@@ -1,7 +1,8 @@
-"""ASGI middleware: a request id for every request, and a bound on JSON bodies."""
+"""ASGI middleware: a request id for every request, and bounds on the size and the time of JSON bodies."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -39,11 +40,15 @@ class RequestIdMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies above a limit before they are held in memory. Uploads stream to disk and have their own limit."""
+    """Refuses bodies above a limit before they are held in memory, and those that take too long to arrive.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    Uploads stream to disk and have their own limits.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
         self.app = app
         self.max_bytes = max_bytes
+        self.seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -52,12 +57,21 @@ class BodyLimitMiddleware:
             return
         declared = Headers(scope=scope).get("content-length", "0")
         received = int(declared) if declared.isdecimal() else 0
+        ends = asyncio.get_running_loop().time() + self.seconds
+        complete = False
 
         async def receive_limited() -> Message:
-            nonlocal received
+            nonlocal received, complete
             if received > self.max_bytes:
                 raise HTTPException(413, f"The body is larger than {self.max_bytes} bytes.")
-            message = await receive()
+            try:
+                # after the body come only news of a client that leaves, for which there is no time
+                async with asyncio.timeout_at(None if complete else ends):
+                    message = await receive()
+            except TimeoutError:
+                told = f"The body did not arrive within {self.seconds:g} s."
+                raise HTTPException(408, told, headers={"Connection": "close"}) from None
+            complete = not message.get("more_body", False)
             if declared == "0":
                 received += len(message.get("body", b""))
             if received > self.max_bytes:

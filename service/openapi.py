@@ -26,6 +26,8 @@ A quantization service: a float ONNX model and data go in, a quantized model, an
 
 Upload files, make a model and datasets of them, submit a job, follow its events, fetch report and model.
 Every failure is an `application/problem+json` with a stable `code`; `/v1/problems` lists them all.
+The config, key by key: [/docs/config.md](/docs/config.md). Configs of AMD Quark, with what becomes of every key:
+[/docs/quark.md](/docs/quark.md). Metrics: [/docs/metrics.md](/docs/metrics.md).
 """
 
 _BY_PARAMETER: dict[tuple[str, str], tuple[type[QuantmillError], ...]] = {

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Double, select, tuple_, type_coerce, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Double, literal, select, true, tuple_, type_coerce, update
+from sqlalchemy.orm import InstrumentedAttribute, Session, defer
+from sqlalchemy.orm.attributes import set_committed_value
 
 from service.db import db_now
 from service.pagination import Position
 from service.tables import Dataset, InspectionRow, Job, Model
 
 _Row = TypeVar("_Row", Job, Model, Dataset)
+# Of a row: its row_version, and the number of its last event, where it has events.
+Version = tuple[int, int]
+# In one statement: databases have a limit of parameters.
+_IDS = 500
+_Noun = TypeVar("_Noun", Model, Dataset)
 
 
 def settle(
@@ -32,8 +39,43 @@ def settle(
     return row is not None
 
 
+def note_waiting(
+    session: Session, table: type[Model] | type[Dataset], noun_id: str, waiting: dict[str, Any] | None
+) -> None:
+    """Note what keeps the noun in validation, or that nothing does any more."""
+    news = true() if waiting is not None else table.waiting.is_not(None)
+    session.execute(
+        update(table)
+        .where(table.id == noun_id, news)
+        .values(waiting=waiting, row_version=table.row_version + 1, updated_at=db_now())
+        .execution_options(synchronize_session=False)
+    )
+
+
+def outlined_page(
+    session: Session,
+    table: type[_Noun],
+    conditions: list[ColumnElement[bool]],
+    after: Position | None,
+    limit: int,
+) -> tuple[list[_Noun], Position | None]:
+    """As ``newest_first``, with outlines in place of whole summaries, which are not read."""
+    rows, last = newest_first(session, table, conditions, after, limit, without=(table.summary,))
+    for row in rows:
+        if row.status == "ready" and row.outline is None:  # written by older code
+            session.refresh(row, ["summary"])
+            set_committed_value(row, "outline", row.summary)  # for this answer alone
+    return rows, last
+
+
 def newest_first(
-    session: Session, table: type[_Row], conditions: list[ColumnElement[bool]], after: Position | None, limit: int
+    session: Session,
+    table: type[_Row],
+    conditions: list[ColumnElement[bool]],
+    after: Position | None,
+    limit: int,
+    *,
+    without: Sequence[InstrumentedAttribute[Any]] = (),
 ) -> tuple[list[_Row], Position | None]:
     """One page of a table, newest first.
 
@@ -43,6 +85,7 @@ def newest_first(
         conditions: the tenant's filter and any others.
         after: last item of the page before.
         limit: items per page.
+        without: columns that are not read, because they may be large; to touch one of them is an error.
 
     Returns:
         The rows, and the position of the last of them if there are more.
@@ -50,6 +93,7 @@ def newest_first(
     # The exact stored number: as a datetime it would lose its last bits, and the page its place.
     created_at = type_coerce(table.created_at, Double).label("created_at_seconds")
     statement: Any = select(table, created_at).where(*conditions)
+    statement = statement.options(*(defer(column, raiseload=True) for column in without))
     if after is not None:
         statement = statement.where(tuple_(created_at, table.id) < tuple_(after.created_at, after.id))
     statement = statement.order_by(created_at.desc(), table.id.desc()).limit(limit + 1)
@@ -59,3 +103,15 @@ def newest_first(
         return rows, None
     last, seconds = found[limit - 1]
     return rows, Position(seconds, last.id)
+
+
+def versions(
+    session: Session, table: type[Job] | type[Model] | type[Dataset] | type[InspectionRow], ids: Sequence[str]
+) -> dict[str, Version]:
+    """The version of each of these rows, by id; none for what is not there. Reads nothing else of the rows."""
+    last_seq: Any = Job.last_seq if table is Job else literal(0)
+    found: dict[str, Version] = {}
+    for first in range(0, len(ids), _IDS):
+        statement = select(table.id, table.row_version, last_seq).where(table.id.in_(ids[first : first + _IDS]))
+        found |= {noun_id: (row_version, seq) for noun_id, row_version, seq in session.execute(statement)}
+    return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.cores import available_cores
 
 _MIB = 1024**2
 _GIB = 1024**3
@@ -28,10 +29,18 @@ class Settings(BaseSettings):
     storage_dir: Path = Field(default=Path(), description="Content-addressed files. Default: data_dir/store.")
     scratch_dir: Path = Field(default=Path(), description="Working folders of attempts. Default: data_dir/scratch.")
     cache_dir: Path = Field(default=Path(), description="What jobs computed, for later ones. Default: data_dir/cache.")
+    checkpoint_dir: Path = Field(
+        default=Path(),
+        description="What a job has finished, for its next attempt; on storage that all workers share, for one on any "
+        "host. Of this installation alone. Default: scratch_dir.",
+    )
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     api_key: SecretStr | None = Field(default=None, description="Bearer key; without one only loopback is served.")
+    allowed_hosts: str = Field(
+        default="", description="Names by which a service on loopback is reached besides those of loopback, by commas."
+    )
 
     max_upload_bytes: int = Field(default=8 * _GIB, ge=1)
     max_body_bytes: int = Field(default=4 * _MIB, ge=1024, description="Largest JSON body.")
@@ -40,13 +49,45 @@ class Settings(BaseSettings):
     upload_expiry_seconds: float = Field(default=24 * 3600.0, gt=0)
     idempotency_seconds: float = Field(default=7 * 24 * 3600.0, gt=0)
     ping_seconds: float = Field(default=15.0, gt=0, description="Silence after which an event stream sends a ping.")
-    publish_seconds: float = Field(default=1.0, gt=0, description="Time the API gives the broker per message.")
+    publish_seconds: float = Field(default=1.0, gt=0, description="Time that the broker is given per message.")
+
+    api_lock_seconds: float = Field(
+        default=2.0, gt=0, description="Time that the API waits for a lock of the database, and again for its turn."
+    )
+    api_answer_seconds: float = Field(
+        default=3.0, gt=0, description="Time that the API gives PostgreSQL for one statement; then it answers 503."
+    )
+    api_writers: int = Field(default=12, ge=1, le=32, description="Requests of the API that write at a time.")
+    schema_wait_seconds: float = Field(
+        default=0.0, ge=0, description="Time that a process waits at its start for the database to be migrated."
+    )
+    connection_idle_seconds: float = Field(
+        default=10.0, gt=0, description="Silence after which a connection without a request is closed."
+    )
+    body_seconds: float = Field(default=60.0, gt=0, description="Time in which a JSON body must have arrived.")
+    max_connections: int = Field(
+        default=2000, ge=1, description="Of one API process; fewer where it may not open so many files."
+    )
+    max_connections_per_address: int = Field(
+        default=1000, ge=1, description="From one address. All clients behind one proxy have the same."
+    )
 
     lease_seconds: float = Field(default=60.0, gt=0)
     renew_seconds: float = Field(default=10.0, gt=0)
     reconcile_seconds: float = Field(default=2.0, gt=0)
     redispatch_seconds: float = Field(default=30.0, gt=0, description="Age after which a message counts as lost.")
-    job_memory_bytes: int | None = Field(default=None, ge=64 * _MIB, description="Default: what the machine has.")
+    deaf_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="Time that jobs wait beside a free slot before its worker looks for them without a message; after "
+        "as long again, in which messages waited and none reached it, it ends, to be started anew.",
+    )
+    job_memory_bytes: int | None = Field(
+        default=None, ge=64 * _MIB, description="Default: a share of what the machine has, by slots."
+    )
+    host_slots: int = Field(
+        default=0, ge=0, description="Slots of all workers that share the machine's memory. Default: worker_slots."
+    )
     extra_bytes: int = Field(default=16 * _GIB, ge=0, description="Files of a job beside its model, together.")
     checkpoint_bytes: int = Field(
         default=16 * _GIB, ge=0, description="Finished work that is kept between attempts, per job; 0 keeps none."
@@ -55,11 +96,40 @@ class Settings(BaseSettings):
         default=4 * _GIB, ge=0, description="Size of cache_dir; the least recently used go first. 0: no cache."
     )
     job_deadline_seconds: float = Field(default=24 * 3600.0, gt=0)
+    job_retention_seconds: float | None = Field(
+        default=None, gt=0, description="Time after its end at which a job is forgotten. Default: never."
+    )
+    progress_retention_seconds: float = Field(
+        default=30 * 24 * 3600.0, gt=0, description="Time after its job's end at which a progress event is dropped."
+    )
+    garbage_age_seconds: float = Field(
+        default=24 * 3600.0, ge=0, description="Age below which a stored file that no row names is left alone."
+    )
+    trash_seconds: float = Field(
+        default=3600.0, ge=0, description="Time between a stored file's removal and the end of its bytes."
+    )
+    scrub_bytes_per_second: int = Field(
+        default=8 * _MIB, ge=0, description="Pace of the background verification of stored files; 0: none."
+    )
+    scrub_period_seconds: float = Field(
+        default=7 * 24 * 3600.0, gt=0, description="Time from the beginning of one such pass to that of the next."
+    )
     allow_pt2: bool = Field(
         default=False, description="Accept archives of torch.export: loading one runs its author's code."
     )
     worker_slots: int = Field(default=1, ge=1)
     threads: int = Field(default=0, ge=0, description="Threads per job; 0 means cores // slots.")
+    pin_cores: bool = Field(default=False, description="Bind the jobs of each slot to cores of its own.")
+    short_slots: int = Field(
+        default=1, ge=0, description="Slots of a worker that take short jobs alone; one slot is always left for all."
+    )
+    short_job_bytes: int = Field(default=128 * _MIB, ge=0, description="Model and data of a short job, together.")
+    short_job_samples: int = Field(default=512, ge=0, description="Samples of a short job, together.")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """``allowed_hosts``, one by one."""
+        return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
 
     @model_validator(mode="after")
     def _fill_locations(self) -> Settings:
@@ -76,12 +146,14 @@ class Settings(BaseSettings):
                 data_dir / "scratch" if self.scratch_dir == unset else self.scratch_dir.expanduser()
             ).absolute(),
             "cache_dir": (data_dir / "cache" if self.cache_dir == unset else self.cache_dir.expanduser()).absolute(),
-            "threads": self.threads or max(1, (os.cpu_count() or 1) // self.worker_slots),
+            "threads": self.threads or max(1, available_cores() // self.worker_slots),
         }
         if self.renew_seconds >= self.lease_seconds:
             raise ValueError("renew_seconds must be smaller than lease_seconds, or every lease would expire")
         for name, value in filled.items():
             object.__setattr__(self, name, value)
+        own = self.scratch_dir if self.checkpoint_dir == unset else self.checkpoint_dir
+        object.__setattr__(self, "checkpoint_dir", own.expanduser().absolute())
         return self
 
     @property
@@ -96,7 +168,11 @@ class Settings(BaseSettings):
         return self.broker_url.startswith("filesystem://")
 
     def make_folders(self) -> None:
-        """Create every local folder that the settings name, but for cache_dir, which its first user makes."""
+        """Create every local folder that the settings name, but for two.
+
+        The cache is made by its first user; a checkpoint_dir of its own is a folder on shared storage, which must be
+        there: one made where that storage is not mounted would look like it.
+        """
         folders = [self.data_dir, self.storage_dir, self.scratch_dir]
         if self.embedded_broker:
             folders += [self.broker_dir / name for name in ("queue", "processed", "control")]

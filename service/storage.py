@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from service.contracts.errors import QuantmillError
+from service.failpoints import reach
 
 BLOCK_BYTES = 1024 * 1024
+# Device, inode and time of change of a file: another one after it was replaced.
+Identity = tuple[int, int, int]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# Of one file: its sectors, or what the file system keeps of it, are damaged.
+_UNREADABLE = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+_COLLECT_LOCK = "collect.lock"
+_READ_ONLY = 0o440
 
 
 class StoredFileMissingError(QuantmillError):
@@ -56,6 +68,14 @@ class StorageFullError(QuantmillError):
     status = 507
 
 
+class StorageAwayError(QuantmillError):
+    """The storage folder is not there: its mount went away, or does not answer."""
+
+    code = "storage-away"
+    title = "The storage cannot be reached"
+    status = 503
+
+
 @dataclass(frozen=True)
 class StoredFile:
     """A file in the store: lowercase hex sha256 and size."""
@@ -65,7 +85,7 @@ class StoredFile:
 
 
 class FileStore:
-    """Files below ``root``, at ``sha256/ab/abcd...``; ``incoming`` holds uploads on their way.
+    """Files below ``root``, at ``sha256/ab/abcd...``; ``incoming`` holds uploads on their way, ``trash`` what goes.
 
     Args:
         root: folder on a local disk; made if it is not there.
@@ -75,7 +95,8 @@ class FileStore:
         self.root = root
         self.incoming = root / "incoming"
         self.blobs = root / "sha256"
-        for folder in (self.incoming, self.blobs):
+        self.trash = root / "trash"
+        for folder in (self.incoming, self.blobs, self.trash):
             folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, sha256: str) -> Path:
@@ -95,12 +116,7 @@ class FileStore:
             StoredFileMissingError: it is not there.
             StoredFileCorruptError: its size is not the one given.
         """
-        try:
-            stream = self.path(sha256).open("rb")
-        except FileNotFoundError:
-            raise StoredFileMissingError(
-                f"The file {sha256} is missing from the store.", hint="Restore the storage folder from a backup."
-            ) from None
+        stream = self._opened(sha256)
         actual = os.fstat(stream.fileno()).st_size
         if size_bytes is not None and actual != size_bytes:
             stream.close()
@@ -110,40 +126,155 @@ class FileStore:
             )
         return stream
 
-    def put_file(self, path: Path, *, sha256: str | None = None) -> StoredFile:
+    def check_there(self) -> None:
+        """Make sure that the folder is the store, and not what is left where it was mounted.
+
+        Raises:
+            StorageAwayError: it is not there.
+        """
+        if not self.blobs.is_dir():
+            raise StorageAwayError(
+                f"The storage folder {self.root} is not there.", hint="Mount it again; jobs go on by themselves then."
+            )
+
+    def put_file(
+        self,
+        path: Path,
+        *,
+        sha256: str | None = None,
+        keep: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> StoredFile:
         """Move a file into the store; it is on the disk for good when this returns.
 
         Args:
             path: the file; it is gone from there afterwards.
             sha256: its digest, if the caller has just computed it.
+            keep: leave it at ``path``, too, until ``forget_source``: whoever is about to name it may not come to it.
+            check: called every now and then; what it raises ends the move.
 
         Raises:
             OSError: the disk refused.
         """
-        digest = sha256 or file_sha256(path)
+        digest = sha256 or file_sha256(path, check=check)
         size_bytes = path.stat().st_size
         target = self.path(digest)
         self._make_folder(target.parent)
         # An equal file that was damaged since is replaced: sending it again is how a user repairs it.
-        if target.exists() and target.stat().st_size == size_bytes and file_sha256(target) == digest:
-            # No row may name it yet: a fresh time stamp keeps garbage collection away until one does.
-            os.utime(target)
-            path.unlink()
-            return StoredFile(digest, size_bytes)
-        source = path if path.stat().st_dev == target.parent.stat().st_dev else self._copied(path)
-        with source.open("rb") as stream:
-            os.fsync(stream.fileno())
-        source.chmod(0o440)
-        source.replace(target)
-        sync_folder(target.parent)
-        if source != path:
-            path.unlink()
+        if not _is_whole(target, digest, size_bytes, check):
+            is_here = path.stat().st_dev == target.parent.stat().st_dev
+            source = (self._linked(path) if keep else path) if is_here else self._copied(path, check)
+            reach("before_artifact_fsync")
+            with source.open("rb") as stream:
+                os.fsync(stream.fileno())
+            if not keep:  # under its other name it may be opened for writing once more
+                source.chmod(_READ_ONLY)
+            source.replace(target)
+            sync_folder(target.parent)
+            reach("after_artifact_rename")
+        if not keep:
+            path.unlink(missing_ok=True)
         return StoredFile(digest, size_bytes)
 
-    def _copied(self, path: Path) -> Path:
+    def forget_source(self, path: Path, sha256: str) -> None:
+        """A file that was put here and kept lies here alone from now on."""
+        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # nobody names it, and it was collected
+            self.path(sha256).chmod(_READ_ONLY)
+
+    def ensure(self, sha256: str) -> None:
+        """Make sure that a file lies in its place; what had gone to the trash is taken back.
+
+        Opened, not only looked for: a network file system may answer from memory, but not when it opens.
+
+        Raises:
+            StoredFileMissingError: it is nowhere.
+        """
+        self._opened(sha256).close()
+
+    def identity(self, sha256: str) -> Identity | None:
+        """Which file lies in its place; None: none."""
+        try:
+            return _identity(self.path(sha256).stat())
+        except FileNotFoundError:
+            return None
+
+    def discard(self, sha256: str) -> None:
+        """Move a file to the trash, where it ages from now on; gone already is fine.
+
+        The caller makes sure that no row names it, see ``service.files.repository``.
+        """
+        path = self.path(sha256)
+        with suppress(FileNotFoundError):
+            os.utime(path)
+            path.replace(self.trash / sha256)
+
+    def take_back(self, sha256: str) -> bool:
+        """Put a file from the trash back into its place; False if it is not in the trash.
+
+        One that was stored anew meanwhile stays.
+        """
+        path, trashed = self.path(sha256), self.trash / sha256
+        if not trashed.exists():
+            return False
+        self._make_folder(path.parent)
+        with suppress(FileExistsError):
+            try:
+                os.link(trashed, path)
+            except FileNotFoundError:
+                return False
+            sync_folder(path.parent)
+        trashed.unlink(missing_ok=True)
+        return True
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        """Nothing is collected from this store on this host while the block runs; ends with the process, too."""
+        with (self.root / _COLLECT_LOCK).open("a") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH)
+            yield
+
+    @contextmanager
+    def collecting(self) -> Iterator[bool]:
+        """Whether files may be collected while the block runs: False while somebody has the store pinned."""
+        with (self.root / _COLLECT_LOCK).open("a") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def _opened(self, sha256: str) -> IO[bytes]:
+        for _ in range(2):
+            with suppress(FileNotFoundError):
+                return self.path(sha256).open("rb")
+            if not self.take_back(sha256):
+                break
+        with suppress(FileNotFoundError):  # another process was quicker to take it back
+            return self.path(sha256).open("rb")
+        raise StoredFileMissingError(
+            f"The file {sha256} is missing from the store.",
+            hint="Restore the storage folder from a backup, or upload the file again.",
+        )
+
+    def _linked(self, path: Path) -> Path:
+        """The same file under another name, which can be given away."""
+        link = self.incoming / f"{secrets.token_hex(8)}.copy"
+        os.link(path, link)
+        return link
+
+    def _copied(self, path: Path, check: Callable[[], None]) -> Path:
         descriptor, name = tempfile.mkstemp(dir=self.incoming, suffix=".copy")
-        with path.open("rb") as source, os.fdopen(descriptor, "wb") as target:
-            shutil.copyfileobj(source, target, BLOCK_BYTES)
+        try:
+            with path.open("rb") as source, os.fdopen(descriptor, "wb") as target:
+                while block := source.read(BLOCK_BYTES):
+                    check()
+                    target.write(block)
+        except BaseException:
+            # On a full disk half a copy would be in the way of everything else.
+            Path(name).unlink(missing_ok=True)
+            raise
         return Path(name)
 
     def _make_folder(self, folder: Path) -> None:
@@ -156,10 +287,44 @@ class FileStore:
         return shutil.disk_usage(self.root).free
 
 
-def file_sha256(path: Path) -> str:
-    """Lowercase hex sha256 of a file, read in blocks."""
+def is_unreadable(error: OSError) -> bool:
+    """True if the disk is there and cannot give the bytes of a file; False if it is away, or refuses everything."""
+    return error.errno in _UNREADABLE
+
+
+def identity_of(stream: IO[bytes]) -> Identity:
+    """Which file an open one is."""
+    return _identity(os.fstat(stream.fileno()))
+
+
+def _identity(state: os.stat_result) -> Identity:
+    return state.st_dev, state.st_ino, state.st_mtime_ns
+
+
+def is_sha256(name: str) -> bool:
+    """True for a lowercase hex sha256."""
+    return _SHA256.fullmatch(name) is not None
+
+
+def _is_whole(path: Path, sha256: str, size_bytes: int, check: Callable[[], None]) -> bool:
+    """Whether these bytes lie there; with a fresh time stamp from now on, which keeps collectors away for a while."""
+    try:
+        if path.stat().st_size != size_bytes or file_sha256(path, check=check) != sha256:
+            return False
+        os.utime(path)
+    except FileNotFoundError:
+        return False  # none there, or collected just now
+    return True
+
+
+def file_sha256(path: Path, *, check: Callable[[], None] = lambda: None) -> str:
+    """Lowercase hex sha256 of a file, read in blocks; ``check`` is called before each."""
+    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        while block := stream.read(BLOCK_BYTES):
+            check()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

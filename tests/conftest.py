@@ -5,22 +5,34 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 # numpy and torch on one thread, told before they are loaded: the processes of pytest-xdist take all cores already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Modules are compiled once, whatever the caller's shell says: the tests start hundreds of processes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
-from sqlalchemy import text
 
 from service.db import Database, migrate
 from service.settings import Settings
 from service.tables import Base
-from tests.support import services
+from tests.support import in_memory, services
+from tests.support.browser import browser_trouble
 from tests.support.data import data_dir, missing_data
+
+sys.dont_write_bytecode = False
+_FOLDER = in_memory.use()
+# A shell that starts the tests in the background has them ignore Ctrl-C, and every process that they start, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every run and machine; tmp_path is only written to, so sharing it between examples is fine.
 hypothesis_settings.register_profile(
@@ -39,15 +51,28 @@ hypothesis_settings.load_profile("quantmill")
 
 _TESTS = Path(__file__).parent
 # Folders whose tests start services or run whole models.
-_LONG_ONES = ("worker", "cli", "docs", "data", "golden", "api", "db")
+_LONG_ONES = ("fault", "worker", "cli", "docs", "data", "golden", "api", "db")
 _TEST_VARIABLES = ("QUANTMILL_DATA", "QUANTMILL_REQUIRE_DATA", "QUANTMILL_TEST_")
 
 
 def pytest_report_header() -> list[str]:
     folder = data_dir()
     lines = [f"real models and data: {folder}" if folder else f"WARNING: {missing_data()}"]
-    troubles = (services.postgres_trouble(), services.redis_trouble(), services.tools_trouble())
+    lines.append(f"temporary files: {tempfile.gettempdir()}")
+    troubles = (
+        services.postgres_trouble(),
+        services.redis_trouble(),
+        services.tools_trouble(),
+        browser_trouble(),
+    )
     return lines + [f"WARNING: {trouble}" for trouble in troubles if trouble is not None]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Memory is given back, but for what a failed test has left to look at."""
+    if _FOLDER is not None and exitstatus == pytest.ExitCode.OK:
+        shutil.rmtree(_FOLDER, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
@@ -71,6 +96,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     needs = (
         ("postgres", "_postgres_session_url", services.postgres_trouble()),
         ("redis", "redis_url", services.redis_trouble()),
+        ("browser", "browser", browser_trouble()),
     )
     for mark, fixture, trouble in needs:
         if trouble is None:
@@ -117,8 +143,9 @@ def postgres_url(_postgres_session_url: str) -> str:
     """A migrated PostgreSQL database, empty; of this process's own."""
     database = Database(_postgres_session_url)
     with database.write() as session:
-        tables = ", ".join(table.name for table in Base.metadata.sorted_tables)
-        session.execute(text(f"TRUNCATE {tables}"))
+        # Of a few rows each: TRUNCATE makes new files of every table and index.
+        for table in reversed(Base.metadata.sorted_tables):
+            session.execute(table.delete())
     database.close()
     return _postgres_session_url
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from celery import Celery
 from kombu.exceptions import ChannelError, OperationalError
 
@@ -32,12 +34,18 @@ class QueueDepths:
         """
         try:
             with self._app.pool.acquire(block=True, timeout=1) as connection:
-                return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
+                return self._count(connection, queue)
         except ChannelError as error:
             if str(error.reply_code) == _NOT_FOUND:
                 return 0  # nothing was sent, or everything was taken
             raise self._away(error) from error
         except (OperationalError, OSError) as error:
+            raise self._away(error) from error
+
+    def _count(self, connection: Any, queue: str) -> int:
+        try:
+            return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
+        except connection.connection_errors as error:  # of the transport's own library
             raise self._away(error) from error
 
     @staticmethod

@@ -1,8 +1,9 @@
-"""Folders that keep the checkpoints of a job from one attempt to the next, beside the scratch folders of attempts.
+"""Folders that keep the checkpoints of a job from one attempt to the next.
 
-    scratch/JOB.checkpoints/...     what the runner keeps there; see ``worker.quantizer.run.checkpoint``
+    CHECKPOINT_DIR/JOB.checkpoints/...     what the runner keeps there; see ``worker.quantizer.run.checkpoint``
 
-A folder lives as long as its job may have another attempt. It belongs to this host: an attempt elsewhere starts anew.
+They lie beside the scratch folders of this host, or in a folder that all workers share: then the next attempt goes on
+wherever it is. A folder lives as long as its job may have another attempt.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from service.db import Database
+from service.ids import is_id
+from service.settings import Settings
 from worker import repository
+from worker.upkeep.folders import STRANGE_SECONDS, age_seconds_of
 
 log = logging.getLogger(__name__)
 
@@ -21,54 +26,95 @@ SUFFIX = ".checkpoints"
 _MODE = 0o700
 
 
-def checkpoint_folder(scratch_dir: Path, job_id: str) -> Path:
+def checkpoint_folder(checkpoint_dir: Path, job_id: str) -> Path:
     """Where the checkpoints of a job lie, whether or not there are any."""
-    return scratch_dir / f"{job_id}{SUFFIX}"
+    return checkpoint_dir / f"{job_id}{SUFFIX}"
 
 
-def open_checkpoints(scratch_dir: Path, job_id: str, *, limit_bytes: int) -> Path:
+def open_checkpoints(checkpoint_dir: Path, job_id: str, *, limit_bytes: int) -> Path | None:
     """The folder for the next attempt of a job that is running, with what the attempts before left there.
 
-    What takes more than ``limit_bytes`` was not left there by the engine, which keeps the limit: all of it goes.
-
-    Raises:
-        OSError: the disk refused.
+    What they left beyond ``limit_bytes`` goes, the oldest first. None, and a line in the log, if the folder cannot be
+    used, as when shared storage is away: a job without checkpoints is slower at worst.
     """
-    folder = checkpoint_folder(scratch_dir, job_id)
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        folder.unlink()
-    folder.mkdir(mode=_MODE, exist_ok=True)
-    size_bytes = folder_bytes(folder)
-    if size_bytes > limit_bytes:
-        log.warning("checkpoints.dropped job_id=%s bytes=%d limit=%d", job_id, size_bytes, limit_bytes)
-        shutil.rmtree(folder)
-        folder.mkdir(mode=_MODE)
+    folder = checkpoint_folder(checkpoint_dir, job_id)
+    try:
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            folder.unlink()
+        folder.mkdir(mode=_MODE, exist_ok=True)
+        dropped = _shrink(folder, limit_bytes)
+    except OSError as error:
+        log.warning("checkpoints.unavailable job_id=%s: %s", job_id, error)
+        return None
+    if dropped:
+        log.warning("checkpoints.dropped job_id=%s files=%d limit=%d", job_id, dropped, limit_bytes)
     return folder
 
 
-def collect_checkpoints(scratch_dir: Path, database: Database) -> int:
-    """Remove the folders on this host of jobs that have no attempt to come; returns how many.
+def settled_checkpoints(settings: Settings, database: Database) -> list[Path]:
+    """The folders of jobs that have no attempt to come, in the shared place and on this host.
 
-    A folder is only ever made for a running job, and a job that has ended never runs again: there is no race to lose.
+    A folder is only ever made for a running job, and a job that has ended never runs again: there is no race to lose,
+    and any host may remove them, at any time. One of a job that the database does not know may belong to another
+    installation that uses the same disk: it is left alone for long.
+
+    Raises:
+        OperationalError: the database is away.
     """
-    folders = {path.name.removesuffix(SUFFIX): path for path in scratch_dir.glob(f"*{SUFFIX}")}
+    folders = [path for place in {settings.checkpoint_dir, settings.scratch_dir} for path in _folders(place)]
     if not folders:
-        return 0
+        return []
     with database.read() as session:
-        live = repository.live_jobs(session, folders)
-    settled = [path for job_id, path in folders.items() if job_id not in live]
+        jobs = {_job_of(path) for path in folders}
+        live, known = repository.live_jobs(session, jobs), repository.known_jobs(session, jobs)
+    return [
+        path
+        for path in folders
+        if _job_of(path) not in live and (_job_of(path) in known or age_seconds_of(path) > STRANGE_SECONDS)
+    ]
+
+
+def collect_checkpoints(settings: Settings, database: Database) -> int:
+    """Remove the folders of ``settled_checkpoints``; returns how many. What cannot be removed now is left for later.
+
+    Raises:
+        OperationalError: the database is away.
+    """
+    settled = settled_checkpoints(settings, database)
     for path in settled:
         shutil.rmtree(path, ignore_errors=True)
-    return len(settled)
+    return sum(not path.exists() for path in settled)
 
 
-def folder_bytes(folder: Path) -> int:
-    """What all files below ``folder`` take; links are not followed."""
-    total = 0
+def _folders(place: Path) -> list[Path]:
+    try:
+        return [path for path in place.glob(f"*{SUFFIX}") if is_id(_job_of(path), "job")]
+    except OSError as error:
+        log.warning("checkpoints.unavailable: %s", error)
+        return []
+
+
+def _job_of(path: Path) -> str:
+    return path.name.removesuffix(SUFFIX)
+
+
+def _shrink(folder: Path, limit_bytes: int) -> int:
+    """Remove the oldest files below ``folder`` until the rest fits; returns how many. Links are not followed."""
+    files = sorted(_files(folder), key=lambda entry: entry[1].st_mtime_ns)
+    size_bytes, dropped = sum(state.st_size for _, state in files), 0
+    for path, state in files:
+        if size_bytes <= limit_bytes:
+            break
+        path.unlink(missing_ok=True)
+        size_bytes, dropped = size_bytes - state.st_size, dropped + 1
+    return dropped
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     for parent, _, names in os.walk(folder):
         for name in names:
+            path = Path(parent) / name
             try:
-                total += (Path(parent) / name).lstat().st_size
+                yield path, path.lstat()
             except FileNotFoundError:
                 continue  # removed meanwhile
-    return total

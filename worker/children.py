@@ -26,6 +26,8 @@ FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
 # A child that lived this long has recovered: its next death counts as the first.
 SETTLED_SECONDS = 60.0
+# 2 to the power of this is above the longest pause.
+_MOST_DOUBLINGS = 10
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -74,7 +76,7 @@ class Child:
         command: what to start.
         pass_fds: descriptors that it inherits.
         process: the running process; None between a death and the restart.
-        deaths: unexpected ends in a row.
+        deaths: unexpected ends in a row, and starts that failed.
         restart_at: monotonic time of the next start, while there is no process.
     """
 
@@ -115,16 +117,14 @@ class ChildKeeper:
         for child in self.children:
             if child.process is None:
                 if now >= child.restart_at:
-                    self._start(child)
+                    self._restart(child)
                 continue
             code = child.process.poll()
             if code is None:
                 continue
             if now - child.started_at > SETTLED_SECONDS:
                 child.deaths = 0
-            wait = min(FIRST_BACKOFF_SECONDS * 2**child.deaths, MAX_BACKOFF_SECONDS)
-            child.process, child.restart_at = None, now + wait
-            child.deaths += 1
+            child.process, wait = None, self._back_off(child)
             child.exit_codes.append(code)
             log.warning("child.died name=%s exit_code=%s restart_in_seconds=%.1f", child.name, code, wait)
             died.append(child)
@@ -158,6 +158,20 @@ class ChildKeeper:
         )
         child.started_at = time.monotonic()
         log.info("child.started name=%s pid=%d", child.name, child.process.pid)
+
+    def _restart(self, child: Child) -> None:
+        """Start it, or try again later: a machine without a process or a descriptor to spare may have one soon."""
+        try:
+            self._start(child)
+        except OSError as error:
+            wait = self._back_off(child)
+            log.warning("child.not_started name=%s restart_in_seconds=%.1f: %s", child.name, wait, error)
+
+    def _back_off(self, child: Child) -> float:
+        """Put off the child's next start, for longer each time in a row; for how many seconds."""
+        wait = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(child.deaths, _MOST_DOUBLINGS), MAX_BACKOFF_SECONDS)
+        child.deaths, child.restart_at = child.deaths + 1, time.monotonic() + wait
+        return wait
 
     def _signal(self, child: Child, number: signal.Signals) -> None:
         if child.process is not None:

@@ -16,11 +16,14 @@ import typer
 
 from service import cli as front_desk
 from service.contracts.data_checks import check_data_given
-from service.contracts.errors import QuantmillError
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.version import VERSION
-from worker.commands import datasets, jobs, options
+from worker.commands import advice as advising
+from worker.commands import backup as backing_up
+from worker.commands import datasets, jobs, options, quarantine, report_files
 from worker.commands import inspect as inspecting
+from worker.commands import queues as queue_figures
+from worker.commands import upkeep as upkeeping
 from worker.commands.options import (
     CacheDir,
     CalibrationPath,
@@ -36,10 +39,15 @@ from worker.commands.options import (
     Preprocessing,
     Threads,
 )
+from worker.threads import wait_quietly
 
 EXIT_ERROR = 1
 EXIT_GATE_FAILED = 3
+EXIT_GATE_UNDECIDED = 4
+# A fault of ours, as in sysexits.h.
+EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
+_GATE_EXITS = {"fail": EXIT_GATE_FAILED, "undecided": EXIT_GATE_UNDECIDED}
 PRESET_HELP = f"Name of a preset: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}."
 
 app = typer.Typer(
@@ -102,7 +110,14 @@ def worker(
         str, typer.Option(help="Queues to take jobs from, separated by commas: cpu, gpu, inspect (validation).")
     ] = "cpu,inspect",
     slots: Annotated[
-        int | None, typer.Option(min=1, help="Jobs at a time. Default: QUANTMILL_WORKER_SLOTS, or 1.")
+        int | None,
+        typer.Option(min=1, help="Jobs at a time. Default: QUANTMILL_WORKER_SLOTS, or 1; with --devices one for each."),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,1", help="GPUs, as the driver numbers them: dealt out to the slots. Default: all see all."
+        ),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -111,8 +126,9 @@ def worker(
 
     options.configure_logging()
     names = tuple(name.strip() for name in queues.split(","))
-    settings = options.load_settings(data_dir=data_dir, worker_slots=slots)
-    raise typer.Exit(run_worker_process(settings, names))
+    gpus = () if devices is None else tuple(name.strip() for name in devices.split(",") if name.strip())
+    settings = options.load_settings(data_dir=data_dir, worker_slots=slots or len(gpus) or None)
+    raise typer.Exit(run_worker_process(settings, names, gpus))
 
 
 @app.command()
@@ -136,22 +152,27 @@ def quantize(
     calibration: CalibrationPath = None,
     evaluation: OptionalData = None,
     preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", exists=True, dir_okay=False, help="The whole recipe, instead of --preset."),
-    ] = None,
+    config: options.ConfigFile = None,
     report: Annotated[Path | None, typer.Option(metavar="R.json", help="Where the report goes.")] = None,
+    html: report_files.Html = None,
+    markdown: report_files.Markdown = None,
+    junit: report_files.Junit = None,
+    layers_csv: report_files.LayersCsv = None,
     preprocessing: Preprocessing = None,
     evaluation_preprocessing: EvaluationPreprocessing = None,
     state: options.StateFile = None,
     ranges_from: options.RangesFrom = None,
     threads: Threads = None,
+    priority: options.Priority = None,
+    device: options.Device = None,
     server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
     key: Key = None,
     extra_dir: ExtraDir = None,
     checkpoint_dir: CheckpointDir = None,
     cache_dir: CacheDir = None,
-    fail_on_gate: Annotated[bool, typer.Option("--fail-on-gate", help="Exit with 3 if the verdict is fail.")] = False,
+    fail_on_gate: Annotated[
+        bool, typer.Option("--fail-on-gate", help="Exit with 3 if the verdict is fail, with 4 if it is undecided.")
+    ] = False,
 ) -> None:
     """Quantize a model: in this process, or on a service with --server."""
     from worker.commands import local
@@ -163,12 +184,16 @@ def quantize(
     own = {"--threads": threads, "--checkpoint-dir": checkpoint_dir, "--cache-dir": cache_dir}
     for option in (name for name, value in own.items() if server is not None and value is not None):
         raise typer.BadParameter(f"{option} is for runs in this process; a service has its own setting.")
-    for path in (output, report):
+    for option in (name for name, value in (("--priority", priority), ("--device", device)) if value is not None):
+        if server is None:
+            raise typer.BadParameter(f"{option} is for a service: give --server.")
+    forms = report_files.ReportFiles(html, markdown, junit, layers_csv)
+    for path in (output, report, *forms.paths):
         options.output_path(path)
     for folder in (extra_dir, checkpoint_dir, cache_dir):
         options.output_folder(folder)
     options.distinct_paths(
-        {"--output": output, "--report": report},
+        {"--output": output, "--report": report, **forms.by_option},
         {
             "MODEL": model,
             "--calibration": calibration,
@@ -178,13 +203,16 @@ def quantize(
             "--ranges-from": Path(ranges_from) if ranges_from is not None and server is None else None,
         },
     )
-    used = (model, calibration, evaluation, config, output, report, state)
+    used = (model, calibration, evaluation, config, output, report, state, *forms.paths)
     extra = ExtraPlace(extra_dir, tuple(path for path in used if path is not None))
-    recipe = local.load_config(preset, config)
-    check_data_given(recipe, calibration=calibration is not None, evaluation=evaluation is not None)
+    loaded = local.load_recipe(preset, config)
+    recipe = loaded.config
+    with loaded.pointing_into_file():
+        check_data_given(recipe, calibration=calibration is not None, evaluation=evaluation is not None)
     spec = local.load_preprocessing(preprocessing)
     evaluation_spec = local.load_preprocessing(evaluation_preprocessing or preprocessing)
     with ExitStack() as stack:
+        stack.enter_context(loaded.pointing_into_file())
         calibration_data = evaluation_data = None
         if calibration is not None:
             calibration_data = local.source(stack.enter_context(local.packed(calibration, "calibration")), spec)
@@ -220,17 +248,20 @@ def quantize(
                 extra=extra,
                 state=state,
                 ranges_from=ranges_from,
+                priority=priority or 0,
+                device=device or "auto",
             )
     result = done.report
     if report is not None:
-        local.write_report(result, report)
-    print_report(result)
+        report_files.write_json(report, result.to_json_dict())
+    print_report(result, report_path=report)
     typer.echo(f"model     {output}")
     if report is not None:
         typer.echo(f"report    {report}")
+    forms.write(result)
     print_files(done)
-    if fail_on_gate and result.verdict == "fail":
-        raise typer.Exit(EXIT_GATE_FAILED)
+    if fail_on_gate and result.verdict in _GATE_EXITS:
+        raise typer.Exit(_GATE_EXITS[result.verdict])
 
 
 @app.command()
@@ -238,12 +269,7 @@ def evaluate(
     model: ModelPath,
     evaluation: DataPath,
     reference: OptionalPath = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.json", exists=True, dir_okay=False, help="A recipe whose evaluation.metrics are measured."
-        ),
-    ] = None,
+    config: options.MetricsFile = None,
     preprocessing: Preprocessing = None,
     threads: Threads = None,
 ) -> None:
@@ -299,25 +325,31 @@ def version() -> None:
 
 front_desk.register(app)
 inspecting.register(app)
+report_files.register(app)
+advising.register(app)
+queue_figures.register(app)
+upkeeping.register(app)
+backing_up.register(app)
 app.add_typer(datasets.app)
 app.add_typer(jobs.app)
+app.add_typer(quarantine.app)
 
 
 def main() -> None:
-    """Entry point: what a user can do something about is told in a few lines, never as a traceback."""
+    """Entry point: everything is told in a few lines, never as a traceback; faults of ours with a file to report."""
+    wait_quietly()
     try:
         with options.settings_errors():
             app()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except (QuantmillError, OSError, MemoryError, ModuleNotFoundError) as error:
-        typed = options.typed_error(error)
-        if typed is None:
-            raise
+    except Exception as error:  # noqa: BLE001 - whatever was not foreseen is a fault of ours
         from worker.commands.console import print_problem
+        from worker.commands.crash import crash_error
 
-        print_problem(typed.problem())
-        sys.exit(EXIT_ERROR)
+        typed = options.typed_error(error)
+        print_problem((typed or crash_error(error)).problem())
+        sys.exit(EXIT_ERROR if typed is not None else EXIT_INTERNAL)
 
 
 if __name__ == "__main__":

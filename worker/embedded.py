@@ -15,6 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -33,6 +34,7 @@ STOP_SECONDS = 25.0
 TICK_SECONDS = 0.1
 BACKLOG = 1024
 LOCK_FILE = "up.lock"
+INSPECTOR_SLOTS = 1
 
 
 class StopFlag:
@@ -65,7 +67,7 @@ class EmbeddedService:
     def __init__(self, settings: Settings, *, output: int | None = None) -> None:
         self._settings = settings
         settings.make_folders()
-        self._lock = _lock_data_dir(settings)
+        self._lock = lock_data_dir(settings.data_dir)
         try:
             self._socket = listen(settings.host, settings.port)
         except QuantmillError:
@@ -79,9 +81,11 @@ class EmbeddedService:
                 Child("reconciler", command_line("reconcile")),
                 Child("worker", command_line("worker", "--queues", "cpu")),
                 # A slot of its own: an upload is validated within seconds also while a job runs for hours.
-                Child("inspector", command_line("worker", "--queues", "inspect", "--slots", "1")),
+                Child("inspector", command_line("worker", "--queues", "inspect", "--slots", str(INSPECTOR_SLOTS))),
             ),
             variables={
+                # two worker processes on one machine: their jobs share its memory, whichever runs them
+                "QUANTMILL_HOST_SLOTS": str(max(settings.host_slots, settings.worker_slots + INSPECTOR_SLOTS)),
                 "QUANTMILL_DATA_DIR": str(settings.data_dir),
                 "QUANTMILL_HOST": settings.host,
                 "QUANTMILL_PORT": str(self.port),
@@ -182,8 +186,13 @@ def _reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _lock_data_dir(settings: Settings) -> IO[str]:
-    stream = (settings.data_dir / LOCK_FILE).open("a+")
+def lock_data_dir(data_dir: Path) -> IO[str]:
+    """Take the data directory for this process, until the stream is closed.
+
+    Raises:
+        DataDirInUseError: another process has it.
+    """
+    stream = (data_dir / LOCK_FILE).open("a+")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -191,7 +200,7 @@ def _lock_data_dir(settings: Settings) -> IO[str]:
         owner = stream.read().strip()
         stream.close()
         raise DataDirInUseError(
-            f"Another service (process {owner or 'unknown'}) runs on {settings.data_dir}.",
+            f"Another service (process {owner or 'unknown'}) runs on {data_dir}.",
             hint="Stop it, or choose another folder with --data-dir.",
         ) from None
     stream.truncate(0)

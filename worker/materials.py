@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy.orm import Session
@@ -60,7 +61,7 @@ class Keeping:
 
 
 class Materials:
-    """Lays out the scratch folder of one attempt.
+    """Lays out the scratch folder of one attempt: ``read`` the rows, then ``lay_out`` the files, which takes long.
 
     Args:
         scratch: the folder; exists and is empty.
@@ -68,6 +69,7 @@ class Materials:
         threads: how many threads the runner may use.
         keeping: what is kept beyond this attempt.
         allow_pt2: archives of torch.export may be loaded.
+        check: called every now and then while files are copied; what it raises ends that.
     """
 
     def __init__(
@@ -78,23 +80,38 @@ class Materials:
         threads: int,
         keeping: Keeping | None = None,
         allow_pt2: bool = False,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check = check
+        self._work: list[Callable[[], None]] = []
         self._allow_pt2 = allow_pt2
         self._scratch = scratch
         self._store = store
         self._threads = threads
         self._keeping = Keeping() if keeping is None else keeping
 
-    def prepare(self, session: Session, job: Job) -> Path:
-        """Lay out everything for ``job``; returns the task file.
+    def read(self, session: Session, job: Job) -> RunnerTask:
+        """What the runner is to do; nothing is touched before ``lay_out``.
 
         Raises:
-            EngineError: a row or a stored file that must be there is not.
-            StoredFileCorruptError: a stored file is not what was uploaded; names it.
+            EngineError: a row that must be there is not.
             Pt2NotAllowedError: an archive of torch.export, where they are switched off.
+        """
+        self._work.clear()
+        return self._task(session, job)
+
+    def lay_out(self, task: RunnerTask) -> Path:
+        """Lay out everything for the task that was read; returns the task file.
+
+        Raises:
+            EngineError: a stored file that must be there is not.
+            StorageAwayError: the whole store is not there.
+            StoredFileCorruptError: a stored file is not what was uploaded; names it.
             OSError: the disk is full or cannot be written.
         """
-        task = self._task(session, job)
+        for piece in self._work:
+            self._check()
+            piece()
         path = self._scratch / TASK_FILE
         path.write_text(task.model_dump_json())
         return path
@@ -150,8 +167,7 @@ class Materials:
             raise Pt2NotAllowedError
         (source,) = model.files
         uploaded = self._scratch / "data" / plain_name(source.path)
-        uploaded.parent.mkdir()
-        copy_checked(self._stored(job, source.sha256), uploaded, sha256=source.sha256)
+        self._work.append(partial(self._copy, job.id, source.sha256, uploaded))
         if model.format == "pt2":
             return InspectModelTask(
                 model_path=str(uploaded), format="pt2", output_dir=str(self._output()), threads=self._threads
@@ -166,39 +182,46 @@ class Materials:
 
     def _output(self) -> Path:
         output = self._scratch / OUTPUT_FOLDER
-        output.mkdir()
+        self._work.append(output.mkdir)
         return output
 
     def _model(self, session: Session, job: Job, model_id: str | None, place: str = "model") -> Path:
         model = self._row(session, job, model_id)
         folder = self._scratch / place
-        folder.mkdir(parents=True)
         for file in model.graph_files:
-            copy_checked(self._stored(job, file.sha256), folder / plain_name(file.path), sha256=file.sha256)
+            self._work.append(partial(self._copy, job.id, file.sha256, folder / plain_name(file.path)))
         return folder / model.main_file.path
 
     def _row(self, session: Session, job: Job, model_id: str | None) -> Model:
         model = None if model_id is None else models.find(session, model_id)
         if model is None or model.tenant_id != job.tenant_id:
-            raise _missing(job, f"model {model_id}")
+            raise _missing(job.id, f"model {model_id}")
         return model
 
     def _dataset(self, session: Session, job: Job, dataset_id: str | None, word: str) -> DatasetSource:
         dataset = None if dataset_id is None else datasets.find(session, dataset_id)
         if dataset is None:
-            raise _missing(job, f"dataset {dataset_id}")
-        folder = self._scratch / "data"
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{word}.{dataset.format}"
-        link_or_copy(self._stored(job, dataset.sha256), path)
-        # by what was linked: nobody can put another file in its place any more
-        check_digest(file_sha256(path), dataset.sha256)
+            raise _missing(job.id, f"dataset {dataset_id}")
+        path = self._scratch / "data" / f"{word}.{dataset.format}"
+        self._work.append(partial(self._link, job.id, dataset.sha256, path))
         return DatasetSource(path=str(path), preprocessing=PreprocessingSpec.model_validate(dataset.preprocessing))
 
-    def _stored(self, job: Job, sha256: str) -> Path:
+    def _copy(self, job_id: str, sha256: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        copy_checked(self._stored(job_id, sha256), path, sha256=sha256, check=self._check)
+
+    def _link(self, job_id: str, sha256: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(self._stored(job_id, sha256), path, check=self._check)
+        # by what was linked: nobody can put another file in its place any more
+        check_digest(file_sha256(path, check=self._check), sha256)
+
+    def _stored(self, job_id: str, sha256: str) -> Path:
         path = self._store.path(sha256)
         if not path.is_file():
-            raise _missing(job, f"stored file {sha256}")
+            self._store.check_there()
+            if not self._store.take_back(sha256):
+                raise _missing(job_id, f"stored file {sha256}")
         return path
 
 
@@ -213,8 +236,8 @@ def plain_name(name: str) -> str:
     return name
 
 
-def copy_checked(source: Path, destination: Path, *, sha256: str) -> None:
-    """Copy a file, and make sure that these are the bytes of this digest.
+def copy_checked(source: Path, destination: Path, *, sha256: str, check: Callable[[], None] = lambda: None) -> None:
+    """Copy a file, and make sure that these are the bytes of this digest; ``check`` is called before each block.
 
     Raises:
         StoredFileCorruptError: they are not.
@@ -222,20 +245,24 @@ def copy_checked(source: Path, destination: Path, *, sha256: str) -> None:
     digest = hashlib.sha256()
     with source.open("rb") as reader, destination.open("wb") as writer:
         while block := reader.read(BLOCK_BYTES):
+            check()
             digest.update(block)
             writer.write(block)
     check_digest(digest.hexdigest(), sha256)
 
 
-def link_or_copy(source: Path, destination: Path) -> None:
-    """Hard link where both lie on one filesystem, else copy."""
+def link_or_copy(source: Path, destination: Path, *, check: Callable[[], None] = lambda: None) -> None:
+    """Hard link where both lie on one filesystem, else copy; ``check`` is called before each block."""
     try:
         os.link(source, destination)
     except OSError:
-        shutil.copyfile(source, destination)
+        with source.open("rb") as reader, destination.open("wb") as writer:
+            while block := reader.read(BLOCK_BYTES):
+                check()
+                writer.write(block)
 
 
-def _missing(job: Job, what: str) -> EngineError:
+def _missing(job_id: str, what: str) -> EngineError:
     return EngineError(
-        f"The {what} of job {job.id} is gone.", hint="Upload it again and submit a new job; tell the operator."
+        f"The {what} of job {job_id} is gone.", hint="Upload it again and submit a new job; tell the operator."
     )

@@ -1,18 +1,24 @@
-"""What the end of a runner process means for its job: the one table of exit codes, signals and reasons to stop.
+"""What the end of a runner process means for its job: ``TABLE``, read from its top, is the only place that says so.
 
-Known exit codes fail the job or end it as asked; interruptions are not charged; everything else is a crash, which is
-charged and tried again until the attempts are used up.
+Known exit codes fail the job or end it as asked; what the installation did to the job is not charged, however often;
+everything else is a crash, which is charged and tried again until the attempts are used up.
 """
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 from service.contracts.errors import PoisonError, Problem, ResourceLimitError, StalledError
 from service.contracts.runner import (
+    EXIT_CANCELED,
+    EXIT_CRASH,
+    EXIT_INSTALLATION,
     EXIT_INTERRUPTED,
+    EXIT_NOT_IMPORTED,
+    EXIT_NOT_STARTED,
     EXIT_OK,
     EXIT_RESOURCE_LIMIT,
     EXIT_USER_ERROR,
@@ -23,11 +29,16 @@ from service.contracts.runner import (
     QuantizeResult,
 )
 from service.jobs.errors import DeadlineExceededError
+from service.jobs.schemas import Waiting
+from service.jobs.transitions import LATE_VALIDATION
 
+NOT_STARTED = "runner-not-started"
 Result = QuantizeResult | ModelResult | DatasetResult | InspectionResult
 
-# A limit that may be gone next time (a full disk) is worth one more attempt.
-TRANSIENT_ATTEMPTS = 2
+
+# Signals that a process brings upon itself by what it works on. A SIGKILL comes from elsewhere, and tells nothing of
+# the model; nor do SIGILL and SIGSYS: the host has no such instruction, or forbids the system call, to every model.
+_FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP})
 
 
 class StopReason(Enum):
@@ -39,6 +50,8 @@ class StopReason(Enum):
     DEADLINE = "deadline"
     STALLED = "stalled"
     PROTOCOL = "protocol"
+    MEMORY = "memory"
+    AWAY = "away"
 
 
 @dataclass(frozen=True)
@@ -50,21 +63,42 @@ class Succeeded:
 
 @dataclass(frozen=True)
 class Failed:
-    """The job has failed for good."""
+    """The job has failed for good.
+
+    Attributes:
+        problem: what its owner is told.
+        suspicion: how the process was killed by what it did, in words, so that what it works on is under suspicion;
+            None: it was not.
+    """
 
     problem: Problem
+    suspicion: str | None = None
 
 
 @dataclass(frozen=True)
 class Retry:
-    """The attempt failed in a way that another one may not."""
+    """The attempt crashed; another one may not.
+
+    Attributes:
+        reason: how it ended, in words.
+        deadly: the process was killed by what it did, and what it works on is under suspicion.
+        poison: what the job fails with if it gets no other attempt.
+    """
 
     reason: str
+    deadly: bool
+    poison: Problem
 
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The attempt ended through no fault of the job; it is not charged."""
+    """The attempt ended through no fault of the job; it is not charged.
+
+    Attributes:
+        waiting: what the job waits for; None: for nothing but its turn.
+    """
+
+    waiting: Waiting | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +113,17 @@ class Fenced:
 
 Outcome = Succeeded | Failed | Retry | Interrupted | Canceled | Fenced
 
+SHUTDOWN = Interrupted(
+    Waiting(code="worker-shutdown", message="The worker shut down.", hint="Another worker goes on with it.")
+)
+DATABASE_AWAY = Interrupted(
+    Waiting(
+        code="database-away",
+        message="The worker could not reach the database for as long as it keeps a job.",
+        hint="The job goes on by itself; the worker's log tells what was wrong.",
+    )
+)
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -91,6 +136,12 @@ class Ending:
         stderr_tail: last part of its standard error.
         charged_attempts: attempts used so far, this one included.
         max_attempts: attempts that the job may use.
+        validates: the job validates an upload.
+        lease_over: it ended while there was no lease: by itself, as it must.
+        memory: what to tell where memory is what it ended for; None: it is not.
+        storage: what to tell where its disk has no room left; None: there is room.
+        heard: it has sent a line, of whatever kind.
+        within_share: it held far less memory than its share: whatever else had the machine's, this job had not.
     """
 
     returncode: int
@@ -99,68 +150,129 @@ class Ending:
     stderr_tail: str
     charged_attempts: int
     max_attempts: int
+    validates: bool = False
+    lease_over: bool = False
+    memory: Problem | None = None
+    storage: Problem | None = None
+    heard: bool = True
+    within_share: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: one word or two.
+        sign: how it is recognized, in words.
+        meaning: what becomes of the job, in words.
+        holds: whether an ending is of this kind.
+        outcome: what it means.
+    """
+
+    name: str
+    sign: str
+    meaning: str
+    holds: Callable[[Ending], bool]
+    outcome: Callable[[Ending], Outcome]
 
 
 def classify(ending: Ending) -> Outcome:
-    """The meaning of ``ending``."""
-    if ending.stopped is StopReason.FENCED:
-        return Fenced()
-    if ending.stopped is StopReason.CANCELED:
-        return Canceled()
-    # Reached before the stop took effect: what is done is done.
-    if ending.returncode == EXIT_OK and isinstance(ending.last_line, Result):
-        return Succeeded(ending.last_line)
-    if ending.stopped is StopReason.DEADLINE:
-        return Failed(
-            DeadlineExceededError(
-                "The job did not end before its deadline.",
-                hint="Use fewer samples, or raise QUANTMILL_JOB_DEADLINE_SECONDS.",
-            ).problem()
-        )
-    if ending.stopped is StopReason.STALLED:
-        return Failed(
-            StalledError(
-                "The runner showed no progress for too long and was ended.",
-                hint="Submit the job again; if it stalls again, report the model and the config.",
-            ).problem()
-        )
-    if isinstance(ending.last_line, ErrorLine):
-        if ending.returncode == EXIT_USER_ERROR:
-            return Failed(ending.last_line.problem)
-        if ending.returncode == EXIT_RESOURCE_LIMIT:
-            return resource_outcome(ending.last_line.problem, ending.charged_attempts, ending.max_attempts)
-    if ending.stopped is StopReason.SHUTDOWN or ending.returncode == EXIT_INTERRUPTED:
-        return Interrupted()
-    if ending.returncode == -signal.SIGXCPU:
-        return Failed(
-            ResourceLimitError(
-                "The job used more CPU time than its limit.",
-                hint="Use fewer calibration samples, or raise QUANTMILL_JOB_DEADLINE_SECONDS.",
-                resource="cpu",
-            ).problem()
-        )
-    return _crash(ending)
+    """The meaning of ``ending``: that of the first row that holds; the last one always does."""
+    return next(row.outcome(ending) for row in TABLE if row.holds(ending))
 
 
-def resource_outcome(problem: Problem, charged_attempts: int, max_attempts: int) -> Outcome:
-    """A limit that was reached fails the job, unless it is marked as transient and there is an attempt left for it."""
-    again = problem.where.get("transient") is True and charged_attempts < min(TRANSIENT_ATTEMPTS, max_attempts)
-    return Retry(problem.detail) if again else Failed(problem)
+def waiting_for(problem: Problem) -> Interrupted:
+    """The attempt was interrupted by a fault of the installation."""
+    return Interrupted(Waiting(code=problem.code, message=problem.detail, hint=problem.hint or "It goes on by itself."))
+
+
+def _stopped(reason: StopReason) -> Callable[[Ending], bool]:
+    return lambda ending: ending.stopped is reason
+
+
+def _told(code: int) -> Callable[[Ending], bool]:
+    return lambda ending: ending.returncode == code and isinstance(ending.last_line, ErrorLine)
+
+
+def _problem(ending: Ending) -> Problem:
+    assert isinstance(ending.last_line, ErrorLine)  # noqa: S101 - see _told
+    return ending.last_line.problem
+
+
+def _result(ending: Ending) -> Outcome:
+    assert isinstance(ending.last_line, Result)  # noqa: S101 - see TABLE
+    return Succeeded(ending.last_line)
+
+
+def _deadline(_: Ending) -> Outcome:
+    error = DeadlineExceededError(
+        "The job did not end before its deadline.",
+        hint="Use fewer samples, or raise QUANTMILL_JOB_DEADLINE_SECONDS.",
+    )
+    return Failed(error.problem())
+
+
+def _stalled(_: Ending) -> Outcome:
+    error = StalledError(
+        "The runner showed no progress for too long and was ended.",
+        hint="Submit the job again; if it stalls again, report the model and the config.",
+    )
+    return Failed(error.problem())
+
+
+def _memory(ending: Ending) -> Outcome:
+    assert ending.memory is not None  # noqa: S101 - see TABLE
+    return Failed(ending.memory)
+
+
+def _out_of_memory(ending: Ending) -> Outcome:
+    assert ending.memory is not None  # noqa: S101 - see TABLE
+    return Failed(ending.memory, suspicion="the kernel ended it for the memory that it took")
+
+
+def _starved(ending: Ending) -> Outcome:
+    assert ending.memory is not None  # noqa: S101 - see TABLE
+    return Retry("the kernel ended it, for the machine had no memory left", deadly=False, poison=ending.memory)
+
+
+def _storage(ending: Ending) -> Outcome:
+    assert ending.storage is not None  # noqa: S101 - see TABLE
+    return waiting_for(ending.storage)
+
+
+def _not_started(ending: Ending) -> Outcome:
+    return Interrupted(
+        Waiting(
+            code=NOT_STARTED,
+            message=f"The process that was to work on it could not be started: {describe_end(ending)}.",
+            hint="Look into the worker's log, and mend its installation; the job goes on by itself then.",
+        )
+    )
+
+
+def _cpu(_: Ending) -> Outcome:
+    error = ResourceLimitError(
+        "The job used more CPU time than its limit.",
+        hint="Use fewer calibration samples, or raise QUANTMILL_JOB_DEADLINE_SECONDS.",
+        resource="cpu",
+    )
+    return Failed(error.problem())
 
 
 def _crash(ending: Ending) -> Outcome:
     words = describe_end(ending)
-    if ending.charged_attempts < ending.max_attempts:
-        return Retry(words)
-    return Failed(
-        PoisonError(
-            f"The runner process crashed in each of {ending.charged_attempts} attempts; the last time: {words}.",
-            hint="The model or its data makes the runtime crash. Try another model or config, and report this one.",
-            exit=words,
-            attempts=ending.charged_attempts,
-            stderr=ending.stderr_tail or None,
-        ).problem()
+    error = PoisonError(
+        f"The runner process crashed in each of {ending.charged_attempts} attempts; the last time: {words}.",
+        hint="The model or its data makes the runtime crash. Try another model or config, and report this one.",
+        exit=words,
+        attempts=ending.charged_attempts,
+        stderr=ending.stderr_tail or None,
     )
+    deadly = -ending.returncode in _FAULTS and ending.stopped is None
+    if not deadly and ending.charged_attempts >= ending.max_attempts:
+        return Failed(error.problem())
+    return Retry(words, deadly=deadly, poison=error.problem())
 
 
 def describe_end(ending: Ending) -> str:
@@ -175,3 +287,133 @@ def describe_end(ending: Ending) -> str:
     if ending.returncode == EXIT_OK:
         return "ended without a result"
     return f"exit code {ending.returncode}"
+
+
+# Order matters: what was asked for or is done comes before what it looks like.
+TABLE = (
+    Row(
+        "fenced",
+        "the database says that another attempt has the job",
+        "nothing is written",
+        _stopped(StopReason.FENCED),
+        lambda _: Fenced(),
+    ),
+    Row("canceled", "the owner asked for it", "canceled", _stopped(StopReason.CANCELED), lambda _: Canceled()),
+    Row(
+        "result",
+        f"exit code {EXIT_OK} and a result",
+        "succeeded",
+        lambda ending: ending.returncode == EXIT_OK and isinstance(ending.last_line, Result),
+        _result,
+    ),
+    Row(
+        "late validation",
+        "validating an upload, still running at the job's deadline",
+        "queued again, not charged, waiting: validation-overdue",
+        lambda ending: ending.validates and ending.stopped is StopReason.DEADLINE,
+        lambda _: Interrupted(LATE_VALIDATION),
+    ),
+    Row(
+        "deadline",
+        "still running at the job's deadline",
+        "failed: deadline-exceeded",
+        _stopped(StopReason.DEADLINE),
+        _deadline,
+    ),
+    Row("stalled", "silent for an hour", "failed: stalled", _stopped(StopReason.STALLED), _stalled),
+    Row(
+        "memory",
+        "ended at its share of memory",
+        "failed: resource-limit",
+        lambda ending: ending.stopped is StopReason.MEMORY,
+        _memory,
+    ),
+    Row(
+        "user error",
+        f"exit code {EXIT_USER_ERROR} and an error",
+        "failed: the error",
+        _told(EXIT_USER_ERROR),
+        lambda ending: Failed(_problem(ending)),
+    ),
+    Row(
+        "resource limit",
+        f"exit code {EXIT_RESOURCE_LIMIT} and an error: memory, file size, files beside the model",
+        "failed: resource-limit",
+        _told(EXIT_RESOURCE_LIMIT),
+        lambda ending: Failed(_problem(ending)),
+    ),
+    Row(
+        "installation",
+        f"exit code {EXIT_INSTALLATION} and an error: the disk is full, the storage is away",
+        "queued again, not charged, waiting: storage-full or storage-away",
+        _told(EXIT_INSTALLATION),
+        lambda ending: waiting_for(_problem(ending)),
+    ),
+    Row(
+        "database away",
+        "no lease for as long as a stopped runner is kept",
+        "queued again, not charged, waiting: database-away",
+        _stopped(StopReason.AWAY),
+        lambda _: DATABASE_AWAY,
+    ),
+    Row(
+        "shutdown",
+        "the worker was asked to stop",
+        "queued again, not charged",
+        _stopped(StopReason.SHUTDOWN),
+        lambda _: SHUTDOWN,
+    ),
+    Row(
+        "interrupted",
+        f"exit code {EXIT_INTERRUPTED}: asked to stop by somebody else; SIGTERM: so early that it could not say so",
+        "queued again, not charged, after a pause if nothing was done yet",
+        lambda ending: ending.returncode in (EXIT_INTERRUPTED, -signal.SIGTERM),
+        lambda _: Interrupted(),
+    ),
+    Row(
+        "without a lease",
+        "SIGKILL while there was no lease: the runner ends itself",
+        "queued again, not charged, waiting: database-away",
+        lambda ending: ending.lease_over and ending.returncode == -signal.SIGKILL,
+        lambda _: DATABASE_AWAY,
+    ),
+    Row("CPU time", "SIGXCPU", "failed: resource-limit", lambda ending: ending.returncode == -signal.SIGXCPU, _cpu),
+    Row(
+        "memory of others",
+        "SIGKILL by the kernel's count of such ends, with memory far below its share",
+        "charged and queued again; failed: resource-limit after the last attempt",
+        lambda ending: ending.memory is not None and ending.within_share and ending.returncode == -signal.SIGKILL,
+        _starved,
+    ),
+    Row(
+        "out of memory",
+        "SIGKILL from nobody here, with memory near its share",
+        "failed: resource-limit; counts towards the model's quarantine, as a fault does",
+        lambda ending: ending.memory is not None and ending.returncode == -signal.SIGKILL,
+        _out_of_memory,
+    ),
+    Row(
+        "mapped file",
+        "SIGBUS while the scratch folder's disk has no room",
+        "queued again, not charged, waiting: storage-full",
+        lambda ending: ending.storage is not None and ending.returncode == -signal.SIGBUS,
+        _storage,
+    ),
+    Row(
+        "not started",
+        f"exit code {EXIT_NOT_STARTED}, or {EXIT_NOT_IMPORTED} before any line: its program cannot be run or loaded",
+        "queued again, not charged, after a pause, waiting: runner-not-started",
+        lambda ending: (
+            ending.returncode == EXIT_NOT_STARTED or (ending.returncode == EXIT_NOT_IMPORTED and not ending.heard)
+        ),
+        _not_started,
+    ),
+    Row(
+        "crash",
+        f"everything else: another signal, exit code {EXIT_CRASH}, lines that cannot be read, {EXIT_CANCELED} unasked",
+        "charged and queued again; failed: poison after the last attempt, or after two faults in a row "
+        "(SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGTRAP), which quarantine the model",
+        lambda _: True,
+        _crash,
+    ),
+)

@@ -8,50 +8,93 @@ from service.contracts.command_errors import InvalidSettingsError
 from service.db import Database
 from service.jobs.dispatch import Dispatcher
 from service.jobs.queues import QUEUES
+from service.schema import require_migrated
 from service.settings import Settings
 from service.storage import FileStore
 from worker.broker import QueueDepths
 from worker.celery_app import make_app, run_worker, stopping
+from worker.deafness import Deafness
 from worker.embedded import StopFlag
-from worker.reconciler import Reconciler, collect_scratch, run_forever, run_once
-from worker.supervisor import Supervisor
-from worker.tasks import register
+from worker.heartbeat import Heartbeat
+from worker.memory import job_memory_bytes
+from worker.reconcile.loops import Reconciler, run_forever, run_once
+from worker.reconcile.scratch import collect_scratch
+from worker.rest import Rest
+from worker.slots import Slot, Slots, shares
+from worker.supervisor import Supervisor, new_worker_id
+from worker.tasks import Received, register
+from worker.upkeep.scrub import ScrubThread
+
+log = logging.getLogger(__name__)
 
 
-def run_worker_process(settings: Settings, queues: tuple[str, ...]) -> int:
+def run_worker_process(settings: Settings, queues: tuple[str, ...], devices: tuple[str, ...] = ()) -> int:
     """Take jobs from ``queues`` until asked to stop; returns the exit code.
 
+    Args:
+        settings: say among others how many slots there are.
+        queues: names.
+        devices: GPUs that are dealt out to the slots; none: their jobs see those of this process.
+
     Raises:
-        InvalidSettingsError: there is no such queue.
+        InvalidSettingsError: there is no such queue, or there are fewer devices than slots.
     """
     unknown = [name for name in queues if name not in QUEUES]
     if unknown:
         raise InvalidSettingsError(f"There is no queue {unknown[0]!r}.", hint=f"The queues are: {', '.join(QUEUES)}.")
+    parts = shares(settings, devices)
     settings.make_folders()
+    log.info("worker.share slots=%d job_memory_bytes=%d", len(parts), job_memory_bytes(settings))
     database = Database(settings.database_url)
+    require_migrated(database, settings.schema_wait_seconds)
     app = make_app(settings)
     # What a killed predecessor left on this host; no reconciler may have this disk.
     collect_scratch(settings, database)
-    supervisor = Supervisor(settings, database, FileStore(settings.storage_dir), stopping=stopping)
-    register(app, supervisor, queues, stopping)
+    worker_id = new_worker_id()
+    store, rest = FileStore(settings.storage_dir), Rest()
+    parallel = [
+        Slot(
+            Supervisor(
+                settings, database, store, sandbox=part.sandbox(), worker_id=worker_id, stopping=stopping, rest=rest
+            ),
+            short_only=part.short_only,
+        )
+        for part in parts
+    ]
+    slots, received = Slots(parallel, database, queues, stopping=stopping, rest=rest), Received()
+    register(app, slots, stopping, received)
+    deafness = Deafness(
+        database,
+        worker_id,
+        queues,
+        slots,
+        received=received,
+        depths=QueueDepths(settings),
+        deaf_seconds=settings.deaf_seconds,
+    )
     try:
-        return run_worker(app, settings, queues=queues, level=logging.INFO)
+        with Heartbeat(database, worker_id, queues, slots=len(parallel)), deafness:
+            return run_worker(app, settings, queues=queues, level=logging.INFO)
     finally:
         database.close()
 
 
 def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] | None:
     """Keep the loops going until asked to stop; with ``once`` do one round and say what it did."""
+    stop = StopFlag()
+    if not once:
+        stop.install()
     settings.make_folders()
     database = Database(settings.database_url)
+    require_migrated(database, settings.schema_wait_seconds)
     dispatcher = Dispatcher(settings)
-    reconciler = Reconciler(settings, database, FileStore(settings.storage_dir), dispatcher, QueueDepths(settings))
+    store = FileStore(settings.storage_dir)
+    reconciler = Reconciler(settings, database, store, dispatcher, QueueDepths(settings), is_new=not once)
     try:
         if once:
             return run_once(reconciler)
-        stop = StopFlag()
-        stop.install()
-        run_forever(reconciler, stop)
+        with ScrubThread(settings, database, store):
+            run_forever(reconciler, stop)
         return None
     finally:
         dispatcher.close()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from sqlalchemy.orm import Session
+
+from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import EngineError, ResourceLimitError
 from service.contracts.model import MADE_DATA, MADE_MODEL, ModelSummary
 from service.contracts.runner import DatasetResult, InspectionResult, ModelResult, QuantizeResult
+from service.files import repository as stored_files
 from service.jobs.outcome import MadeModel, NewArtifact, NewModelFile, QuantizeOutcome
 from service.jobs.outcome import Outcome as JobOutcome
 from service.storage import FileStore, StoredFile
@@ -16,9 +21,18 @@ from worker.materials import plain_name
 from worker.outcome import Result
 
 REPORT_FILE = "report.json"
+# Puts a file of the runner, by its name and sha256, into the store.
+Put = Callable[[str, str], StoredFile]
 
 
-def publish(result: Result, output: Path, store: FileStore, *, extra_bytes: int | None = None) -> JobOutcome:
+def publish(
+    result: Result,
+    output: Path,
+    store: FileStore,
+    *,
+    extra_bytes: int | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> JobOutcome:
     """Put the files of a result into the store.
 
     Args:
@@ -26,39 +40,59 @@ def publish(result: Result, output: Path, store: FileStore, *, extra_bytes: int 
         output: folder that it wrote into.
         store: where files go for good.
         extra_bytes: what files beside model and report may take; None: no limit.
+        check: called every now and then; what it raises ends the publication.
 
     Raises:
+        StorageAwayError: the store is not there.
         EngineError: a file of the runner is not there, or is not the one that it told of.
         ResourceLimitError: they take more than they may.
         OSError: the disk refused.
     """
+    store.check_there()
+    put = partial(_stored, output, store, check)
     if isinstance(result, ModelResult):
-        return _publish_model(result, output, store)
+        return _publish_model(result, put)
     if isinstance(result, DatasetResult):
         if result.summary.thumbnails is not None:
-            _stored(output, result.summary.thumbnails.file, result.summary.thumbnails.sha256, store)
+            put(result.summary.thumbnails.file, result.summary.thumbnails.sha256)
         return result.summary
     if isinstance(result, InspectionResult):
         return result.inspection
     _check_size([_written(output, file.file) for file in result.files], extra_bytes)
-    return _publish_quantized(result, output, store)
+    report = output / REPORT_FILE
+    report.write_text(json.dumps(result.report.to_json_dict(), indent=2) + "\n")
+    return _publish_quantized(result, put, store.put_file(report, check=check))
 
 
-def _publish_model(result: ModelResult, output: Path, store: FileStore) -> ModelSummary | MadeModel:
+def name_published(session: Session, store: FileStore, published: JobOutcome) -> None:
+    """In the transaction that makes rows of what was published: its files are there, and stay.
+
+    Raises:
+        StoredFileMissingError: storing was so long ago that they have been collected.
+    """
+    digests: list[str] = []
+    if isinstance(published, QuantizeOutcome):
+        digests = [artifact.sha256 for artifact in published.artifacts]
+    elif isinstance(published, MadeModel):
+        digests = [file.sha256 for file in published.files]
+    elif isinstance(published, DatasetSummary) and published.thumbnails is not None:
+        digests = [published.thumbnails.sha256]
+    stored_files.name_files(session, store, digests)
+    stored_files.clear_damaged(session, digests)
+
+
+def _publish_model(result: ModelResult, put: Put) -> ModelSummary | MadeModel:
     if not result.files:
         return result.summary
     if tuple(file.file for file in result.files) not in ((MADE_MODEL,), (MADE_MODEL, MADE_DATA)):
         raise EngineError(f"The runner made {', '.join(file.file for file in result.files)}, which is no model.")
-    stored = [(file.file, _stored(output, file.file, file.sha256, store)) for file in result.files]
+    stored = [(file.file, put(file.file, file.sha256)) for file in result.files]
     return MadeModel(result.summary, tuple(NewModelFile(name, one.sha256, one.size_bytes) for name, one in stored))
 
 
-def _publish_quantized(result: QuantizeResult, output: Path, store: FileStore) -> QuantizeOutcome:
-    stored = _stored(output, result.model_file, result.report.manifest.output_sha256, store)
-    others = [(file, _stored(output, file.file, file.sha256, store)) for file in result.files]
-    report = output / REPORT_FILE
-    report.write_text(json.dumps(result.report.to_json_dict(), indent=2) + "\n")
-    stored_report = store.put_file(report)
+def _publish_quantized(result: QuantizeResult, put: Put, stored_report: StoredFile) -> QuantizeOutcome:
+    stored = put(result.model_file, result.report.manifest.output_sha256)
+    others = [(file, put(file.file, file.sha256)) for file in result.files]
     return QuantizeOutcome(
         report=result.report,
         artifacts=(
@@ -72,9 +106,9 @@ def _publish_quantized(result: QuantizeResult, output: Path, store: FileStore) -
     )
 
 
-def _stored(output: Path, name: str, sha256: str, store: FileStore) -> StoredFile:
+def _stored(output: Path, store: FileStore, check: Callable[[], None], name: str, sha256: str) -> StoredFile:
     """The runner's file in the store, if it has the bytes that the runner told of."""
-    stored = store.put_file(_written(output, name))
+    stored = store.put_file(_written(output, name), check=check)
     if stored.sha256 != sha256:
         raise EngineError(f"The runner's file {name} has sha256 {stored.sha256}; it told of {sha256}.")
     return stored

@@ -2,8 +2,8 @@
 
 Reads a RunnerTask, calls the engine, answers with RunnerLines on descriptor 3 and ends with one of the exit codes of
 ``service.contracts.runner``. It has no database, no broker and no network of its own. SIGTERM asks it to stop: it ends
-as canceled if the file ``CANCEL_FLAG`` stands beside the task file, else as interrupted. When its standard input ends,
-the supervisor is gone and so is the runner.
+as canceled if the file ``CANCEL_FLAG`` stands beside the task file, else as interrupted. Without its supervisor, or
+without a lease, it does not go on: see ``worker.tether``.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from service import failpoints
 from service.contracts.errors import (
     CanceledError,
     DatasetFormatError,
@@ -29,7 +32,10 @@ from service.contracts.errors import (
 )
 from service.contracts.runner import (
     EXIT_CANCELED,
+    EXIT_CRASH,
+    EXIT_INSTALLATION,
     EXIT_INTERRUPTED,
+    EXIT_NOT_STARTED,
     EXIT_OK,
     EXIT_RESOURCE_LIMIT,
     EXIT_USER_ERROR,
@@ -49,16 +55,20 @@ from service.contracts.runner import (
     RunnerLine,
     RunnerTask,
 )
+from worker.faults import storage_fault
 from worker.launcher import LINE_FD
+from worker.memory import HINT
+from worker.tether import Tether
+from worker.threads import set_threads
 
 if TYPE_CHECKING:
     from worker.quantizer.run.interface import Run
 
-EXIT_CRASH = 1
 CANCEL_FLAG = "canceled"
 PROGRESS_PERIOD_SECONDS = 0.2
+# A stage that tells nothing has its last line sent again so often, with what is left of the whole.
+OVERALL_PERIOD_SECONDS = 2.0
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # Words by which native code says that an allocation failed, where no MemoryError reaches Python.
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "can't allocate memory", "out of memory")
 
@@ -87,8 +97,21 @@ class LineRun:
         self._clock = clock
         self._sent_at: dict[str, float] = {}
         self._held: dict[str, tuple[int, int | None, str, str]] = {}
+        self._whole: tuple[float | None, float | None] = (None, None)
+        self._last: ProgressLine | None = None
+        self._line_at = clock()
+        self._overall_period = max(period_seconds, OVERALL_PERIOD_SECONDS)
 
-    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
+    def progress(
+        self,
+        stage: str,
+        done: int = 0,
+        total: int | None = None,
+        unit: str = "",
+        message: str = "",
+        *,
+        share: float | None = None,
+    ) -> None:
         """Send the state of ``stage``, or hold it back while the last line of this stage is recent."""
         now = self._clock()
         sent_at = self._sent_at.get(stage)
@@ -99,7 +122,15 @@ class LineRun:
             return
         self._held.pop(stage, None)
         self._sent_at[stage] = now
-        self._send(ProgressLine(stage=stage, done=done, total=total, unit=unit, message=message))
+        self._deliver(ProgressLine(stage=stage, done=done, total=total, unit=unit, message=message))
+
+    def overall(self, share: float, seconds_left: float) -> None:
+        """Send how far the whole has come with whatever line comes next; by itself where none has come for a while."""
+        self._whole = round(share, 4), round(seconds_left, 1)
+        last, now = self._last, self._clock()
+        if last is not None and (share >= 1.0 or now - self._line_at >= self._overall_period):
+            held = self._held.pop(last.stage, None)
+            self._deliver(last if held is None else _line(last.stage, held))
 
     def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
         """Send figures; never thinned."""
@@ -117,9 +148,19 @@ class LineRun:
 
     def flush(self) -> None:
         """Send what was held back: the last state of every stage."""
-        for stage, (done, total, unit, message) in self._held.items():
-            self._send(ProgressLine(stage=stage, done=done, total=total, unit=unit, message=message))
+        for stage, held in self._held.items():
+            self._deliver(_line(stage, held))
         self._held.clear()
+
+    def _deliver(self, line: ProgressLine) -> None:
+        share, seconds_left = self._whole
+        self._last, self._line_at = line, self._clock()
+        self._send(line.model_copy(update={"share": share, "seconds_left": seconds_left}))
+
+
+def _line(stage: str, held: tuple[int, int | None, str, str]) -> ProgressLine:
+    done, total, unit, message = held
+    return ProgressLine(stage=stage, done=done, total=total, unit=unit, message=message)
 
 
 class LineWriter:
@@ -165,18 +206,38 @@ class StopSignal:
         return InterruptedRunError("The worker shuts down.")
 
 
+class NotLoadedError(Exception):
+    """The engine cannot be loaded: what is installed is broken, or is being replaced just now."""
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Around imports of the engine.
+
+    Raises:
+        NotLoadedError: they failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise NotLoadedError(str(error)) from error
+
+
 def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | DatasetResult | InspectionResult:
     """Do what the task asks. The engine is imported here and only as far as the task needs it."""
     if isinstance(task, QuantizeTask):
-        from worker.quantizer.pipeline import quantize_files
+        with _loading():
+            from worker.quantizer.pipeline import quantize_files
 
-        return quantize_files(task, run)
+        return quantize_files(task, run, reached=failpoints.reach)
     if isinstance(task, InspectModelTask):
-        from worker.quantizer.intake.made import validate
+        with _loading():
+            from worker.quantizer.intake.made import validate
 
         return validate(task)
     if isinstance(task, InspectDatasetTask):
-        from worker.quantizer.data import inspect_dataset
+        with _loading():
+            from worker.quantizer.data import inspect_dataset
 
         output = None if task.output_dir is None else Path(task.output_dir)
         summary = inspect_dataset(Path(task.path), task.preprocessing, thumbnails=output)
@@ -188,7 +249,8 @@ def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | Datase
             )
         return DatasetResult(summary=summary)
     if isinstance(task, InspectTargetTask):
-        from worker.quantizer.inspection import inspect_file
+        with _loading():
+            from worker.quantizer.inspection import inspect_file
 
         run.progress("inspect")
         found = inspect_file(Path(task.model_path), task.config, threads=task.threads)
@@ -204,17 +266,12 @@ def resource_limit(error: BaseException) -> ResourceLimitError | None:
             return seen
         foreign = not isinstance(seen, QuantmillError)
         if isinstance(seen, MemoryError) or (foreign and any(word in str(seen).lower() for word in _OUT_OF_MEMORY)):
-            return ResourceLimitError(
-                "The job needs more memory than its limit.",
-                hint="Use fewer calibration samples or a smaller model, or raise QUANTMILL_JOB_MEMORY_BYTES.",
-                resource="memory",
-            )
+            return _memory_error()
         if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
             return ResourceLimitError(
-                "There is no space left on the worker's disk.",
-                hint="Free some space in the scratch folder, then submit the job again.",
+                "There is no space left on the disk.",
+                hint="Free some space, then do the same again.",
                 resource="disk",
-                transient=True,
             )
         if isinstance(seen, OSError) and seen.errno == errno.EFBIG:
             return ResourceLimitError(
@@ -224,6 +281,20 @@ def resource_limit(error: BaseException) -> ResourceLimitError | None:
             )
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+def _memory_error() -> ResourceLimitError:
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    used_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    known = limit_bytes != resource.RLIM_INFINITY
+    limit = f" of {limit_bytes} bytes of address space" if known else ""
+    return ResourceLimitError(
+        f"The job needs more memory than its limit{limit}; it held {used_bytes} bytes when an allocation failed.",
+        hint=HINT,
+        resource="memory",
+        limit_bytes=limit_bytes if known else None,
+        used_bytes=used_bytes,
+    )
 
 
 def execute(task: RunnerTask, send: Callable[[RunnerLine], None], stop: Callable[[], CanceledError | None]) -> int:
@@ -245,6 +316,10 @@ def execute(task: RunnerTask, send: Callable[[RunnerLine], None], stop: Callable
     except BrokenPipeError:
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last frame of the process: every kind is reported, none is swallowed
+        fault = storage_fault(error, Path.cwd())
+        if fault is not None:
+            send(ErrorLine(problem=fault.problem()))
+            return EXIT_INSTALLATION
         limit = resource_limit(error)
         if limit is not None:
             send(ErrorLine(problem=limit.problem()))
@@ -253,25 +328,15 @@ def execute(task: RunnerTask, send: Callable[[RunnerLine], None], stop: Callable
             send(ErrorLine(problem=error.problem()))
             return EXIT_USER_ERROR
         traceback.print_exc()
-        return EXIT_CRASH
+        return EXIT_NOT_STARTED if isinstance(error, NotLoadedError) else EXIT_CRASH
     return EXIT_OK
 
 
-def set_threads(threads: int) -> None:
-    """Tell the native libraries how many threads they may use. Has effect only before they are imported."""
-    for name in _THREAD_VARIABLES:
-        os.environ[name] = str(threads)
-
-
-def watch_stdin(ended: Callable[[], None]) -> None:
-    """Call ``ended`` once standard input has reached its end."""
-
-    def watch() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-        ended()
-
-    threading.Thread(target=watch, name="stdin-watch", daemon=True).start()
+def end_group() -> None:
+    """End this process at once, with all that it started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(EXIT_INTERRUPTED)  # a person started it in a group of theirs
 
 
 def main(arguments: list[str]) -> int:
@@ -282,7 +347,7 @@ def main(arguments: list[str]) -> int:
     task_file = Path(arguments[0])
     stop = StopSignal(task_file.with_name(CANCEL_FLAG))
     stop.install()
-    watch_stdin(lambda: os.killpg(0, signal.SIGKILL) if os.getpgrp() == os.getpid() else os._exit(EXIT_INTERRUPTED))
+    Tether(sys.stdin.fileno(), end_group).start()
     document: Any = json.loads(task_file.read_bytes())
     set_threads(int(document.get("threads", 1)))
     task = TASK_ADAPTER.validate_python(document)

@@ -1,8 +1,8 @@
 """Starts the runner as a fresh process under limits, and ends it with everything it started.
 
 The child is a new session and process group with an environment from an allow-list, the scratch folder as working
-directory, rlimits, a death signal bound to this process, and three channels: standard input (its end means that we are
-gone), descriptor 3 (RunnerLines) and standard error (kept up to a cap).
+directory, rlimits, a death signal bound to this process, and three channels: standard input (the end of the lease, see
+``worker.tether``), descriptor 3 (RunnerLines) and standard error (kept up to a cap).
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
+from service import failpoints
 from service.contracts.errors import EngineError
 from service.contracts.runner import LINE_ADAPTER, RunnerLine
 from worker import launcher
+from worker.tether import lease_line
 
 # -P: the scratch folder is the working directory and holds files that users named; nothing is imported from there.
 RUNNER_COMMAND = (sys.executable, "-P", "-m", "worker.runner")
@@ -35,8 +37,23 @@ DEFAULT_FILE_BYTES = 64 * 1024**3
 DEFAULT_OPEN_FILES = 1024
 # Virtual memory that a process reserves on top of what a job uses: libraries, thread stacks, allocator arenas.
 RESERVED_BYTES = 2 * 1024**3
+# Of 1000: where memory runs out, the kernel ends a runner, not its worker or the database.
+OOM_SCORE_ADJUSTMENT = 500
 
-_KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV")
+_KEPT_VARIABLES = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "VIRTUAL_ENV",
+    failpoints.VARIABLE,  # set by tests of faults only
+)
+# Both CUDA and ROCm heed it.
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+NO_GPUS = {GPU_VARIABLE: ""}
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 _QUEUED_LINES = 256
 
@@ -50,12 +67,14 @@ class Limits:
         cpu_seconds: CPU time over all threads.
         file_bytes: largest file it may write.
         open_files: descriptors it may hold.
+        gpus: False: it sees none.
     """
 
     memory_bytes: int | None = None
     cpu_seconds: int | None = None
     file_bytes: int = DEFAULT_FILE_BYTES
     open_files: int = DEFAULT_OPEN_FILES
+    gpus: bool = True
 
     def rlimits(self) -> dict[str, int]:
         """Names and values for setrlimit."""
@@ -67,20 +86,12 @@ class Limits:
         return limits
 
 
-def machine_memory_bytes() -> int:
-    """Memory of this machine, or of the container's limit where that is smaller."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # another cgroup version, or "max"
-            total = min(total, int(Path(name).read_text().strip()))
-    return total
-
-
 class RunnerProcess:
     """A started runner. Lines are read in the background and handed out by ``next_line``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], lines: IO[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], lines: IO[bytes], tether: int) -> None:
         self._process = process
+        self._tether: int | None = tether
         self._lines: queue.Queue[RunnerLine | EngineError | None] = queue.Queue(_QUEUED_LINES)
         self._ended = False
         self._closing = threading.Event()
@@ -90,8 +101,12 @@ class RunnerProcess:
             threading.Thread(target=self._read_lines, args=(lines,), name=f"lines-{process.pid}", daemon=True),
             threading.Thread(target=self._read_stderr, name=f"stderr-{process.pid}", daemon=True),
         )
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:  # this process may have no more threads: nobody would hear the runner
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -135,6 +150,21 @@ class RunnerProcess:
             if line is not None:
                 yield line
 
+    def tell_lease(self, ends_at: float) -> None:
+        """Tell the runner until when it may go on, by ``worker.tether.boot_seconds``."""
+        if self._tether is not None:
+            # One that has ended needs no line; one that does not read has the last lines still before it.
+            with contextlib.suppress(BrokenPipeError, BlockingIOError):
+                os.write(self._tether, lease_line(ends_at))
+
+    def freeze(self) -> None:
+        """Stop the whole process group where it stands."""
+        self._signal(signal.SIGSTOP, group=True)
+
+    def thaw(self) -> None:
+        """Let the whole process group go on."""
+        self._signal(signal.SIGCONT, group=True)
+
     def terminate(self) -> None:
         """Ask the runner to stop."""
         self._signal(signal.SIGTERM, group=False)
@@ -149,11 +179,12 @@ class RunnerProcess:
         self._signal(signal.SIGKILL, group=True)
         self._process.wait()
         self._closing.set()
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        if self._tether is not None:
+            os.close(self._tether)
+            self._tether = None
         for thread in self._threads:
-            thread.join(timeout=5)
+            if thread.ident is not None:
+                thread.join(timeout=5)
 
     def stderr_tail(self, characters: int = 4000) -> str:
         """The last part of what the runner wrote to standard error."""
@@ -207,11 +238,19 @@ class Sandbox:
     Args:
         command: what to start; the task file's path is appended.
         variables: environment variables given to the runner in addition to the allow-list.
+        cores: numbers of the cores that it is bound to; none: it may use all that this process may.
     """
 
-    def __init__(self, command: Sequence[str] = RUNNER_COMMAND, *, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str] = RUNNER_COMMAND,
+        *,
+        variables: Mapping[str, str] | None = None,
+        cores: Sequence[int] = (),
+    ) -> None:
         self._command = tuple(command)
         self._variables = dict(variables or {})
+        self._cores = tuple(cores)
 
     def environment(self, scratch: Path) -> dict[str, str]:
         """The runner's whole environment: no settings, no keys, no addresses of ours."""
@@ -227,25 +266,44 @@ class Sandbox:
         }
         return environment | self._variables
 
-    def start(self, task_file: Path, *, scratch: Path, limits: Limits) -> RunnerProcess:
+    def start(
+        self, task_file: Path, *, scratch: Path, limits: Limits, lease_ends_at: float | None = None
+    ) -> RunnerProcess:
         """Start a runner on ``task_file``, with ``scratch`` as its working directory.
+
+        Args:
+            task_file: what it is to do.
+            scratch: exists.
+            limits: see Limits.
+            lease_ends_at: what it is told from the start, see ``RunnerProcess.tell_lease``; None: nothing.
 
         Raises:
             OSError: no process or pipe could be made.
         """
         read_fd, write_fd = os.pipe()
+        try:
+            told_fd, tether_fd = os.pipe()
+        except OSError:
+            os.close(read_fd)
+            os.close(write_fd)
+            raise
+        os.set_blocking(tether_fd, False)
+        if lease_ends_at is not None:
+            os.write(tether_fd, lease_line(lease_ends_at))
         spec: dict[str, Any] = {
             "parent": os.getpid(),
             "death_signal": signal.SIGKILL,
             "limits": limits.rlimits(),
             "line_fd": write_fd,
+            "oom_score_adj": OOM_SCORE_ADJUSTMENT,
+            "cores": self._cores,
         }
         try:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec), *self._command, str(task_file)],
                 cwd=scratch,
-                env=self.environment(scratch),
-                stdin=subprocess.PIPE,
+                env=self.environment(scratch) | ({} if limits.gpus else NO_GPUS),
+                stdin=told_fd,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=(write_fd,),
@@ -253,7 +311,9 @@ class Sandbox:
             )
         except BaseException:
             os.close(read_fd)
+            os.close(tether_fd)
             raise
         finally:
             os.close(write_fd)
-        return RunnerProcess(process, os.fdopen(read_fd, "rb"))
+            os.close(told_fd)
+        return RunnerProcess(process, os.fdopen(read_fd, "rb"), tether_fd)

@@ -1,7 +1,7 @@
 """Takes one job from its claim to its end: scratch folder, runner process, outcome, publication, transition.
 
-Whatever goes wrong here itself (a bug, a database that stays away) leaves the job running with a lease that runs out:
-the reconciler puts it back into the queue.
+A fault of the installation (a full disk, a database that is away) interrupts the attempt and costs the job nothing; nor
+does an error here, of this host or a bug of ours. A host on which attempts end that way rests, see ``worker.rest``.
 """
 
 from __future__ import annotations
@@ -12,46 +12,43 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from contextlib import closing
 from pathlib import Path
 
-from sqlalchemy.orm import Session
-
 from service.contracts.errors import QuantmillError
+from service.contracts.runner import LogLine, RunnerTask
 from service.db import Database
+from service.failpoints import reach
 from service.jobs import transitions
 from service.jobs.outcome import Outcome as JobOutcome
+from service.quarantine import suspects as quarantine
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Job
-from worker import repository
-from worker.attempt import DATABASE_AWAY, Lease, Timing, Watch
+from worker.attempt import Watch
 from worker.checkpoints import collect_checkpoints, open_checkpoints
+from worker.conclusion import Conclusion, worker_fault
+from worker.faults import storage_fault
+from worker.guard import Guard, StopClock, StoppedError
+from worker.lease import DATABASE_AWAY, Lease, Timing
 from worker.materials import OUTPUT_FOLDER, Keeping, Materials
-from worker.outcome import (
-    Canceled,
-    Ending,
-    Failed,
-    Fenced,
-    Interrupted,
-    Outcome,
-    Retry,
-    Succeeded,
-    classify,
-    resource_outcome,
-)
+from worker.memory import MemoryWatch, job_memory_bytes
+from worker.outcome import Ending, Failed, Outcome, Succeeded, classify, waiting_for
 from worker.publication import publish
+from worker.rest import Rest
 from worker.runner import resource_limit
-from worker.sandbox import Limits, Sandbox, machine_memory_bytes
+from worker.sandbox import Limits, Sandbox
+from worker.tether import boot_seconds
+from worker.turns.repository import next_due
 
 log = logging.getLogger(__name__)
 
 SCRATCH_MODE = 0o700
 # CPU time that a runner may use beyond its share of the deadline.
 SPARE_CPU_SECONDS = 60
-COMMIT_PAUSE_SECONDS = 0.5
-CLAIM_TRIES = 3
+# Each try that fails means that another worker has taken a job meanwhile.
+CLAIM_TRIES = 20
 
 
 def scratch_name(job_id: str, attempt: int) -> str:
@@ -76,6 +73,7 @@ class Supervisor:
         timing: periods; default: from the settings.
         backoff_seconds: delay before the attempt after this one.
         stopping: True once the worker shuts down: no job is claimed any more, and running ones are put back.
+        rest: of all supervisors of this process.
     """
 
     def __init__(
@@ -89,6 +87,7 @@ class Supervisor:
         timing: Timing | None = None,
         backoff_seconds: Callable[[int], float] = transitions.backoff_seconds,
         stopping: Callable[[], bool] = lambda: False,
+        rest: Rest | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -96,54 +95,57 @@ class Supervisor:
         self._sandbox = sandbox or Sandbox()
         self._worker_id = worker_id or new_worker_id()
         self._timing = timing or Timing(lease=settings.lease_seconds, renew=settings.renew_seconds)
-        self._backoff_seconds = backoff_seconds
-        self._stopping = stopping
+        self._stop = StopClock(stopping)
+        self._rest = rest or Rest()
+        self._conclusion = Conclusion(
+            settings, store, timing=self._timing, stop=self._stop, backoff_seconds=backoff_seconds
+        )
+        self._memory_bytes = job_memory_bytes(settings)
 
     def run(self, job_id: str) -> bool:
         """Claim the job and see it through one attempt; False if it was not to be had."""
-        if self._stopping():
+        if self._stop():
             return False
-        claimed_at = time.monotonic()
+        claimed_at = boot_seconds()
         with self._database.write() as session:
             job = transitions.claim(session, job_id, worker_id=self._worker_id, lease_seconds=self._timing.lease)
         if job is None:
             log.info("job.not_claimed job_id=%s", job_id)
             return False
         log.info("job.claimed job_id=%s kind=%s attempt=%d", job.id, job.kind, job.attempt)
-        lease = Lease(self._database, job, self._timing, claimed_at=claimed_at)
-        with self._scratch(job) as scratch:
-            outcome = self._attempt(job, lease, scratch)
-            self._conclude(job, lease, outcome, scratch)
+        with Lease(self._database, job, self._timing, claimed_at=claimed_at) as lease:
+            reach("after_claim")
+            folder = self._settings.scratch_dir / scratch_name(job.id, job.attempt)
+            try:
+                outcome, published = self._work(job, lease, folder, claimed_at)
+            finally:
+                # Before the end is written: it may need the room. What cannot be removed now the reconciler collects.
+                shutil.rmtree(folder, ignore_errors=True)
+            outcome = self._conclusion.write(job, lease, outcome, published)
+        self._rest.note(job.queue, failed=self._conclusion.is_lasting(outcome))
         self._collect_checkpoints()
         return True
 
-    def run_next(self, queues: Collection[str]) -> bool:
+    def run_next(self, queues: Collection[str], *, short_only: bool = False) -> bool:
         """Run the job whose turn it is in these queues; False if there is none.
 
-        For a worker that was woken in vain: messages of canceled jobs may stand before those of jobs that can start.
+        Args:
+            queues: that are looked into.
+            short_only: leave long jobs to others.
         """
         for _ in range(CLAIM_TRIES):
-            if self._stopping():
+            queues = self._rest.awake(queues)
+            if self._stop() or not queues:
                 return False
             with self._database.read() as session:
-                job_id = repository.next_due(session, queues)
+                job_id = next_due(session, queues, short_only=short_only)
             if job_id is None:
                 return False
             if self.run(job_id):
                 return True
         return False  # other workers were faster every time: they do what there is to do
 
-    @contextmanager
-    def _scratch(self, job: Job) -> Iterator[Path]:
-        folder = self._settings.scratch_dir / scratch_name(job.id, job.attempt)
-        folder.mkdir(mode=SCRATCH_MODE, parents=True)
-        try:
-            yield folder
-        finally:
-            # What cannot be removed now is garbage that the reconciler collects.
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _keeping(self, job: Job) -> Keeping:
+    def _keeping(self, job: Job, lease: Lease) -> Keeping:
         """Where the runner of ``job`` finds what was kept.
 
         Raises:
@@ -153,7 +155,10 @@ class Supervisor:
             return Keeping()
         settings, folder = self._settings, None
         if settings.checkpoint_bytes:
-            folder = open_checkpoints(settings.scratch_dir, job.id, limit_bytes=settings.checkpoint_bytes)
+            folder = open_checkpoints(settings.checkpoint_dir, job.id, limit_bytes=settings.checkpoint_bytes)
+            if folder is None:
+                told = "checkpoints cannot be kept: their storage is away or full; another attempt would begin anew"
+                lease.tell(LogLine(level="warning", message=told))
         return Keeping(
             extra_bytes=settings.extra_bytes,
             checkpoint_dir=folder,
@@ -164,116 +169,113 @@ class Supervisor:
 
     def _collect_checkpoints(self) -> None:
         try:
-            collect_checkpoints(self._settings.scratch_dir, self._database)
+            collect_checkpoints(self._settings, self._database)
         except DATABASE_AWAY as error:
             log.warning("checkpoints.database_away: %s", error)  # they go after the next attempt on this host
 
-    def _attempt(self, job: Job, lease: Lease, scratch: Path) -> Outcome:
-        """Prepare, start the runner, and watch it to its end."""
+    def _work(self, job: Job, lease: Lease, scratch: Path, claimed_at: float) -> tuple[Outcome, JobOutcome | None]:
+        """Prepare, run and publish; what is wrong with the host interrupts the attempt, wherever it shows."""
         try:
-            with self._database.read() as session:
-                materials = Materials(
-                    scratch,
-                    self._store,
-                    threads=self._settings.threads,
-                    keeping=self._keeping(job),
-                    allow_pt2=self._settings.allow_pt2,
-                )
-                task_file = materials.prepare(session, job)
-        except QuantmillError as error:
+            outcome = self._attempt(job, lease, scratch, claimed_at)
+            published = self._publish(outcome, lease, scratch) if isinstance(outcome, Succeeded) else None
+        except StoppedError as stop:
+            return stop.outcome, None
+        except Exception as error:  # noqa: BLE001 - logged whole, told on the job; the worker has other jobs
+            return self._trouble(job, error), None
+        return outcome, published
+
+    def _trouble(self, job: Job, error: Exception) -> Outcome:
+        """What an error here means for the attempt.
+
+        One that means nothing known is no news of the job: it is told as the worker's, and in its log as a whole.
+        """
+        fault = storage_fault(error, self._settings.scratch_dir, self._settings.storage_dir)
+        if fault is not None:
+            log.warning("storage.fault code=%s: %s", fault.code, fault.detail)
+            return waiting_for(fault.problem())
+        if isinstance(error, QuantmillError):
             return Failed(error.problem())
-        except OSError as error:
-            return _disk_trouble(job, error)
+        limit = resource_limit(error) if isinstance(error, OSError) else None
+        if limit is not None:
+            return Failed(limit.problem())
+        log.error("worker.fault job_id=%s attempt=%d", job.id, job.attempt, exc_info=error)
+        return worker_fault(error, job.attempt)
+
+    def _attempt(self, job: Job, lease: Lease, scratch: Path, claimed_at: float) -> Outcome:
+        """Prepare, start the runner, and watch it to its end."""
+        guard = Guard(lease, self._stop)
+        task_file = self._prepare(job, lease, guard, scratch)
+        reach("after_inputs")
         remaining = _remaining_seconds(job)
-        process = self._sandbox.start(task_file, scratch=scratch, limits=self._limits(job, remaining))
-        log.info("runner.started job_id=%s attempt=%d pid=%d", job.id, job.attempt, process.pid)
-        watch = Watch(
-            process,
-            lease,
-            job,
-            timing=self._timing,
-            deadline_seconds=remaining,
-            stopping=self._stopping,
-            flag_folder=scratch,
+        guard.await_lease(self._timing.frozen)
+        process = self._sandbox.start(
+            task_file, scratch=scratch, limits=self._limits(job, remaining), lease_ends_at=lease.ends_at
         )
-        ending = watch.to_end()
+        with closing(process):
+            log.info("runner.started job_id=%s attempt=%d pid=%d", job.id, job.attempt, process.pid)
+            reach("after_runner_start")
+            watch = Watch(
+                process,
+                lease,
+                job,
+                timing=self._timing,
+                deadline_at=None if remaining is None else claimed_at + remaining,
+                stopping=self._stop,
+                scratch=scratch,
+                memory=MemoryWatch(process.pid, self._memory_bytes),
+            )
+            ending = watch.to_end()
+        reach("after_runner_end")
         outcome = classify(ending)
         _log_ending(job, ending, outcome)
         return outcome
 
-    def _conclude(self, job: Job, lease: Lease, outcome: Outcome, scratch: Path) -> None:
-        """Store what there is and end the attempt with its transition, unless the job is no longer ours."""
-        published: JobOutcome | None = None
-        if isinstance(outcome, Succeeded):
-            lease.write()  # storing may take a while
-            if lease.lost:
-                outcome = Fenced()
-            else:
-                try:
-                    published = publish(
-                        outcome.result, scratch / OUTPUT_FOLDER, self._store, extra_bytes=self._settings.extra_bytes
-                    )
-                except QuantmillError as error:
-                    outcome = Failed(error.problem())
-                except OSError as error:
-                    outcome = _disk_trouble(job, error)
-        if isinstance(outcome, Fenced) or not self._commit(job, lease, outcome, published):
-            log.warning("job.fenced job_id=%s attempt=%d", job.id, job.attempt)
-            return
-        log.info("job.concluded job_id=%s attempt=%d outcome=%s", job.id, job.attempt, type(outcome).__name__)
+    def _prepare(self, job: Job, lease: Lease, guard: Guard, scratch: Path) -> Path:
+        """Lay out the scratch folder; no transaction is open meanwhile. Returns the task file."""
+        scratch.mkdir(mode=SCRATCH_MODE, parents=True)
+        materials = Materials(
+            scratch,
+            self._store,
+            threads=self._settings.threads,
+            keeping=self._keeping(job, lease),
+            allow_pt2=self._settings.allow_pt2,
+            check=guard.check,
+        )
+        return materials.lay_out(self._read(job, materials, guard))
 
-    def _commit(self, job: Job, lease: Lease, outcome: Outcome, published: JobOutcome | None) -> bool:
-        """Do the transition; a database that is away is tried again for as long as the lease can last."""
+    def _read(self, job: Job, materials: Materials, guard: Guard) -> RunnerTask:
+        """The task; a database that is away is asked again."""
         while True:
             try:
-                with self._database.write() as session:
-                    return self._transition(session, job, outcome, published)
+                with self._database.read() as session:
+                    quarantine.refuse_job(session, job)
+                    return materials.read(session, job)
             except DATABASE_AWAY as error:
                 log.warning("job.database_away job_id=%s attempt=%d: %s", job.id, job.attempt, error)
-                if lease.run_out():
-                    return False
-                time.sleep(COMMIT_PAUSE_SECONDS)
+            time.sleep(self._timing.again)
+            guard.check()
+            guard.await_lease(self._timing.frozen)
 
-    def _transition(self, session: Session, job: Job, outcome: Outcome, published: JobOutcome | None) -> bool:
-        match outcome:
-            case Succeeded() if published is not None:
-                # A cancel that came after the runner's end still wins: nothing was promised yet.
-                return transitions.succeed(session, job.id, job.attempt, result=published) or transitions.finish_cancel(
-                    session, job.id, job.attempt
-                )
-            case Failed(problem):
-                return transitions.fail(session, job.id, job.attempt, problem=problem)
-            case Retry(reason):
-                delay = self._backoff_seconds(job.attempt - job.interruptions)
-                return transitions.requeue(
-                    session, job.id, job.attempt, delay_seconds=delay, charged=True, reason=reason
-                )
-            case Interrupted():
-                return transitions.requeue(
-                    session, job.id, job.attempt, delay_seconds=0, charged=False, reason="the worker shut down"
-                )
-            case Canceled():
-                return transitions.finish_cancel(session, job.id, job.attempt)
-        raise TypeError(f"no transition for {outcome!r}")
+    def _publish(self, outcome: Succeeded, lease: Lease, scratch: Path) -> JobOutcome:
+        guard = Guard(lease, self._stop, grace_seconds=2 * self._timing.shutdown_grace)
+        return publish(
+            outcome.result,
+            scratch / OUTPUT_FOLDER,
+            self._store,
+            extra_bytes=self._settings.extra_bytes,
+            check=guard.check,
+        )
 
     def _limits(self, job: Job, remaining_seconds: float | None) -> Limits:
         cpu = None if remaining_seconds is None else int(remaining_seconds * self._settings.threads) + SPARE_CPU_SECONDS
         # CUDA reserves far more address space than it uses: a limit on it would forbid every GPU job.
-        memory = None if job.queue == "gpu" else self._settings.job_memory_bytes or machine_memory_bytes()
-        return Limits(memory_bytes=memory, cpu_seconds=cpu)
+        memory = None if job.queue == "gpu" else self._memory_bytes
+        return Limits(memory_bytes=memory, cpu_seconds=cpu, gpus=job.device != "cpu")
 
 
 def _remaining_seconds(job: Job) -> float | None:
     """Time from the claim to the deadline, by the database's clock."""
     return None if job.deadline_at is None else max(0.0, (job.deadline_at - job.updated_at).total_seconds())
-
-
-def _disk_trouble(job: Job, error: OSError) -> Outcome:
-    """A full disk is a resource limit; any other trouble is not for us to explain away."""
-    limit = resource_limit(error)
-    if limit is None:
-        raise error
-    return resource_outcome(limit.problem(), job.attempt - job.interruptions, job.max_attempts)
 
 
 def _log_ending(job: Job, ending: Ending, outcome: Outcome) -> None:

@@ -18,6 +18,7 @@ from service.contracts.data_checks import check_data_given
 from service.contracts.errors import InvalidConfigError, InvalidRequestError
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource
+from service.cores import available_cores
 from service.quark import read_config, translate_document
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class ModelQuantizer:
         self._functions: Functions = {}
         self._config = config.document(self._functions)
         self._client, self._run = client, run
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._threads = threads or available_cores()
         self.report: Report | None = None
         self.notes: tuple[str, ...] = ()
         self.recipe = self._translated({})

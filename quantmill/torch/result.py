@@ -15,6 +15,7 @@ from quantmill.torch.calls import Call, Structure
 from quantmill.torch.export import Exported
 from quantmill.torch.verification import threads_here, to_numpy
 from service.contracts.report import Report
+from worker.quantizer.runtime.session import session_options
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,7 @@ class QuantizedModule(torch.nn.Module):
 
     def load_model(self, onnx_path: Path) -> None:
         """Run this model, of the same signature, from now on."""
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self._threads
-        options.log_severity_level = 3
+        options = session_options(self._threads, optimized=True)
         self._session = onnxruntime.InferenceSession(onnx_path, options, providers=["CPUExecutionProvider"])
         self._inputs = [entry.name for entry in self._session.get_inputs()]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 import numpy as np
 import torch
 
 from quantmill.torch.errors import ExportMismatchError
+from service.cores import available_cores
 from worker.quantizer.evaluation.metrics.distances import Distance
 from worker.quantizer.runtime.session import Session
 
@@ -21,7 +21,7 @@ _ROUNDING = 1e-6
 
 def threads_here() -> int:
     """CPU threads that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return available_cores()
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import logging
 import re
 import unicodedata
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import IO
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from service.artifacts.errors import RangeNotSatisfiableError
+from service.files.serving import ServedFile
 from service.http import etag_matches
-from service.storage import check_digest
 
 _BLOCK_BYTES = 256 * 1024
-log = logging.getLogger(__name__)
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|]')
 
@@ -82,26 +79,27 @@ def content_range(content: Content, headers: Mapping[str, str]) -> tuple[int, in
     return begin, end
 
 
-def file_response(stream: IO[bytes], content: Content, part: tuple[int, int] | None) -> Response:
+def file_response(file: ServedFile, content: Content, part: tuple[int, int] | None) -> Response:
     """The answer that sends the file, or bytes ``part[0]`` to ``part[1]`` of it; closes the stream afterwards.
 
     A whole file is checked against its digest on the way: a small one before the answer begins; of a larger one that is
-    damaged the last block is never sent, so that the client sees a transfer that broke off.
+    damaged the last block is never sent, so that the client sees a transfer that broke off, and the file is flagged, so
+    that going on by a range is refused. A range is not checked: that would take reading all of the file for each.
 
     Raises:
         StoredFileCorruptError: a small file is damaged.
     """
     begin, end = part if part is not None else (0, content.size_bytes - 1)
     if part is None and content.size_bytes <= _BLOCK_BYTES:
-        with stream:
+        with file.stream as stream:
             data = stream.read()
-        check_digest(hashlib.sha256(data).hexdigest(), content.sha256)
+            file.check(hashlib.sha256(data).hexdigest())
         return Response(data, media_type=content.media_type, headers=content.headers())
     headers = {**content.headers(), "Content-Length": str(end - begin + 1)}
     if part is not None:
         headers["Content-Range"] = f"bytes {begin}-{end}/{content.size_bytes}"
     return StreamingResponse(
-        _blocks(stream, begin, end - begin + 1, sha256=content.sha256 if part is None else None),
+        _blocks(file, begin, end - begin + 1, checked=part is None),
         status_code=200 if part is None else 206,
         media_type=content.media_type,
         headers=headers,
@@ -118,9 +116,10 @@ def content_disposition(filename: str) -> str:
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='', errors='replace')}"
 
 
-async def _blocks(stream: IO[bytes], begin: int, length: int, *, sha256: str | None) -> AsyncIterator[bytes]:
-    """Bytes of the stream; ``sha256`` is what all of them must have, if they are to be checked."""
+async def _blocks(file: ServedFile, begin: int, length: int, *, checked: bool) -> AsyncIterator[bytes]:
+    """Bytes of the file; ``checked``: they are all that it has, and the last are sent only if it is whole."""
     digest = hashlib.sha256()
+    stream = file.stream
     try:
         await run_in_threadpool(stream.seek, begin)
         while length > 0:
@@ -129,11 +128,10 @@ async def _blocks(stream: IO[bytes], begin: int, length: int, *, sha256: str | N
                 # the client sees a body shorter than Content-Length, never a false end
                 raise EOFError("the stored file ends before its size")
             length -= len(block)
-            if sha256 is not None:
+            if checked:
                 await run_in_threadpool(digest.update, block)
-                if length == 0 and digest.hexdigest() != sha256:
-                    log.error("stored_file.corrupt sha256=%s actual=%s", sha256, digest.hexdigest())
-                    check_digest(digest.hexdigest(), sha256)
+                if length == 0:
+                    await run_in_threadpool(file.check, digest.hexdigest())
             yield block
     finally:
         stream.close()

@@ -22,9 +22,9 @@ class ArtifactOut(BaseModel):
     job_id: str
     attempt: int
     kind: str = Field(
-        description="model: the quantized ONNX file; report: report.json; any other word: a further file of its recipe."
+        description="model: the quantized ONNX file; report: the report; any other word: a further file of its recipe."
     )
-    filename: str
+    filename: str = Field(description="For downloads: of model and report it says which model, and by which recipe.")
     media_type: str
     size_bytes: int
     sha256: str

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import IO
-
 from service.artifacts import repository
 from service.deps import Desk
+from service.files.serving import ServedFile, open_file
 from service.jobs import repository as jobs
 from service.tables import Artifact
 
@@ -31,11 +30,11 @@ def list_of_job(desk: Desk, tenant_id: str, job_id: str) -> list[Artifact]:
         return repository.list_of_job(session, tenant_id, job_id)
 
 
-def open_content(desk: Desk, artifact: Artifact) -> IO[bytes]:
+def open_content(desk: Desk, artifact: Artifact) -> ServedFile:
     """The artifact's bytes, for reading.
 
     Raises:
         StoredFileMissingError: the file is gone.
-        StoredFileCorruptError: it has another size than it had.
+        StoredFileCorruptError: it has another size than it had, or was found to be damaged.
     """
-    return desk.store.open(artifact.sha256, artifact.size_bytes)
+    return open_file(desk.database, desk.store, artifact.sha256, artifact.size_bytes)

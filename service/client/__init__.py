@@ -7,6 +7,8 @@ from service.client.datasets import DatasetCalls
 from service.client.inspections import InspectionCalls
 from service.client.jobs import JobCalls
 from service.client.models import ModelCalls
+from service.client.quarantine import QuarantineCalls
+from service.client.queues import QueueCalls
 from service.client.uploads import Upload, UploadProgress
 from service.transport import (
     ApiError,
@@ -28,7 +30,7 @@ __all__ = [
 ]
 
 
-class QuantmillClient(ModelCalls, DatasetCalls, InspectionCalls, JobCalls, ArtifactCalls):
+class QuantmillClient(ModelCalls, DatasetCalls, InspectionCalls, JobCalls, QueueCalls, ArtifactCalls, QuarantineCalls):
     """One service, by its address.
 
     Lost connections and passing trouble (503 and the like) are endured for ``patience_seconds``. A job is submitted

@@ -10,9 +10,11 @@ import httpx
 
 from service.client.connection import Connection, plain_config
 from service.contracts.config import QuantizationConfig
+from service.contracts.devices import DeviceChoice
 from service.contracts.report import Report
-from service.jobs.schemas import TERMINAL, EventOut, JobOut
+from service.jobs.schemas import TERMINAL, EventOut, JobListed, JobOut
 from service.pagination import Page
+from service.reports.formats import FORMATS, FormatName
 from service.transport import ApiError, JobNotSucceededError, Patience, raise_for_problem
 
 # The service pings every 15 s: a stream that is silent for so long is dead.
@@ -33,6 +35,8 @@ class JobCalls(Connection):
         labels: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
         ranges_from: str | None = None,
+        priority: int = 0,
+        device: DeviceChoice = "auto",
     ) -> JobOut:
         """Submit a quantization.
 
@@ -45,6 +49,8 @@ class JobCalls(Connection):
             labels: to find the job by.
             idempotency_key: default: a fresh one, so that only this call's own retries are the same request.
             ranges_from: a succeeded job of the same graph, whose calibrated ranges are taken over.
+            priority: -100 to 100; of the jobs that wait, those with the highest number start first.
+            device: cpu, gpu, or auto: a GPU if the config asks for one.
         """
         body = {
             "model_id": model_id,
@@ -54,12 +60,14 @@ class JobCalls(Connection):
             "name": name,
             "labels": dict(labels or {}),
             "ranges_from": ranges_from,
+            "priority": priority,
+            "device": device,
         }
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return JobOut.model_validate(self._json("POST", "/v1/jobs", json=body, headers=headers))
 
-    def jobs(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[JobOut]:
-        """One page of the jobs, newest first.
+    def jobs(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[JobListed]:
+        """One page of the jobs, newest first, without their configs: ``job`` gives those.
 
         Args:
             state: only those in this state, as it is shown.
@@ -68,7 +76,7 @@ class JobCalls(Connection):
         """
         given = {"state": state, "limit": limit, "cursor": cursor}
         params = {name: value for name, value in given.items() if value is not None}
-        return Page[JobOut].model_validate(self._json("GET", "/v1/jobs", params=params))
+        return Page[JobListed].model_validate(self._json("GET", "/v1/jobs", params=params))
 
     def job(self, job_id: str) -> JobOut:
         """The job as it is now."""
@@ -124,6 +132,11 @@ class JobCalls(Connection):
     def report(self, job_id: str) -> Report:
         """The report of a succeeded job."""
         return Report.model_validate(self._json("GET", f"/v1/jobs/{job_id}/report"))
+
+    def report_file(self, job_id: str, form: FormatName) -> bytes:
+        """The report of a succeeded job as the service renders it: HTML, Markdown, JUnit XML, or CSV of its layers."""
+        path = f"/v1/jobs/{job_id}/{FORMATS[form].path}"
+        return self._transport.patiently(lambda: self._transport.send("GET", path)).content
 
     def cancel(self, job_id: str) -> JobOut:
         """Cancel the job; one that has ended stays as it is."""

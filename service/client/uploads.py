@@ -47,9 +47,10 @@ class UploadCalls(Connection):
         patience = Patience(self._transport)
         # once all bytes are sent, the service makes them durable and may have to read them again
         finish_seconds = size_bytes / _FINISH_BYTES_PER_SECOND
-        offset = 0
+        offset, complete = 0, False
         progress(offset, size_bytes)
-        while offset < size_bytes:
+        while not complete:
+            # where all bytes are there and the service could not write that down, no more of them follow
             headers = {"Upload-Offset": str(offset), "Content-Length": str(size_bytes - offset)}
             try:
                 with path.open("rb") as stream:
@@ -58,8 +59,12 @@ class UploadCalls(Connection):
                         "PATCH", url, content=blocks, headers=headers, wait_seconds=finish_seconds
                     )
                 offset = int(answer.headers["Upload-Offset"])
+                complete = offset >= size_bytes
             except (httpx.TransportError, ApiError) as error:
-                if not (isinstance(error, ApiError) and error.sent.code == "upload-offset-mismatch"):
+                code = error.sent.code if isinstance(error, ApiError) else None
+                if code == "upload-complete":  # an answer got lost
+                    return
+                if code != "upload-offset-mismatch":
                     patience.endure(error)
                 reached = self._transport.patiently(lambda: self._transport.send("HEAD", url))
                 if int(reached.headers["Upload-Offset"]) > offset:

@@ -6,8 +6,9 @@ from typing import TypeVar
 
 from service.client.connection import Connection
 from service.datasets.schemas import DatasetOut
+from service.jobs.schemas import Waiting
 from service.models.schemas import ModelOut
-from service.transport import ApiError
+from service.transport import ApiError, WaitTimeoutError
 
 _Noun = TypeVar("_Noun", ModelOut, DatasetOut)
 
@@ -20,14 +21,26 @@ class ValidationCalls(Connection):
 
         Raises:
             ApiError: it was rejected; carries the reason.
-            WaitTimeoutError: it takes longer than that.
+            WaitTimeoutError: it takes longer than that, or than the service gives itself: it goes on there.
         """
         path, kind = noun.links.self, type(noun)
 
         def look(wait_seconds: float) -> _Noun:
             return kind.model_validate(self._json("GET", path, wait_seconds=wait_seconds))
 
-        noun = self._wait(look, lambda seen: seen.status != "validating", timeout_seconds, path)
+        def over(seen: _Noun) -> bool:
+            return seen.status != "validating" or _late(seen) is not None
+
+        noun = self._wait(look, over, timeout_seconds, path)
+        late = _late(noun)
+        if late is not None:
+            raise WaitTimeoutError(late.message, hint=late.hint)
         if noun.status == "rejected":
             raise ApiError(noun.problems[0])
         return noun
+
+
+def _late(noun: ModelOut | DatasetOut) -> Waiting | None:
+    """What the service says of a validation that it has not come to for very long."""
+    waiting = noun.waiting
+    return waiting if waiting is not None and waiting.code == "validation-overdue" else None

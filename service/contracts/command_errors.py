@@ -21,6 +21,46 @@ class DataDirInUseError(QuantmillError):
     status = 500
 
 
+class DataDirNotEmptyError(QuantmillError):
+    """A backup is restored into an empty place only."""
+
+    code = "data-dir-not-empty"
+    title = "The data directory is not empty"
+    status = 500
+
+
+class BackupUnsupportedError(QuantmillError):
+    """What is to be copied, or to be put back, is not in one data directory."""
+
+    code = "backup-unsupported"
+    title = "This installation is backed up by other means"
+    status = 500
+
+
+class BackupPlaceError(QuantmillError):
+    """The folder cannot take a backup, or holds none."""
+
+    code = "backup-place"
+    title = "The folder is none for a backup"
+    status = 500
+
+
+class BackupVersionError(QuantmillError):
+    """The backup is of a version that this one does not know."""
+
+    code = "backup-version"
+    title = "The backup is of a newer version"
+    status = 500
+
+
+class BackupDamagedError(QuantmillError):
+    """The backup is not what was written."""
+
+    code = "backup-damaged"
+    title = "The backup is damaged"
+    status = 500
+
+
 class StartError(QuantmillError):
     """The service did not come up."""
 
@@ -45,6 +85,14 @@ class FileAccessError(QuantmillError):
     status = 500
 
 
+class SystemRefusalError(QuantmillError):
+    """The operating system refused something that is no file: a connection, a process, a thread."""
+
+    code = "system-refusal"
+    title = "The operating system refused"
+    status = 500
+
+
 class EngineMissingError(QuantmillError):
     """The command needs the engine, which is not installed."""
 
@@ -66,4 +114,12 @@ class InvalidServerError(QuantmillError):
 
     code = "invalid-server"
     title = "The server's address is not valid"
+    status = 422
+
+
+class ProvenanceError(QuantmillError):
+    """A report belongs to another model."""
+
+    code = "provenance-mismatch"
+    title = "The report is not that of the model"
     status = 422

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterator
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec, LabelSummary
@@ -15,13 +15,15 @@ from service.contracts.errors import (
 )
 from service.contracts.model import ModelSummary, TensorInfo
 from service.contracts.named_preprocessing import ANY_INPUT
+from service.contracts.nearest import MOST_SUGGESTIONS, nearest_name
 from service.contracts.preparation import PreparationSpec, brought_op_types
 from service.contracts.selectors import NodeSelector, OpTypeSelector, SubgraphSelector
+from service.contracts.validation import MOST_TOLD
 
 PAIR_OP_TYPES = frozenset({"QuantizeLinear", "DequantizeLinear"})
 QUANTIZED_OP_TYPES = PAIR_OP_TYPES | {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
-# Looking for the nearest of thousands of names takes milliseconds each.
-_MAX_SUGGESTIONS = 10
+# Axes of an array whose orders are tried.
+_MOST_PERMUTED = 6
 
 # Stored type -> input types that it may be fed to without losing a value.
 _SAFE_CASTS = {
@@ -40,8 +42,8 @@ _FLOATS = {"float16", "float32", "float64"}
 _HINTS = {
     "array-missing": "Store one array per model input under its name, or map arrays in a preprocessing spec.",
     "dtype": "Store the model's dtype (numpy: .astype), or give scale, mean and std to normalise it.",
-    "rank": "Store samples along the first axis; images may need a layout (NHWC, NCHW, NHW) in the preprocessing spec.",
-    "shape": "Images stored height x width x channels need layout NHWC in the preprocessing spec.",
+    "rank": "Store samples along the first axis, each of the shape that the model wants.",
+    "shape": "Store samples of the shape that the model wants.",
     "preprocessing": "Give mean and std one value, or one per channel, and a layout.",
     "labels-out-of-range": "Labels are class numbers from 0 on, in the order of the model's outputs.",
 }
@@ -68,9 +70,11 @@ def check_dataset(
         DatasetMismatchError: one problem per input (or per unknown preprocessing entry) that does not fit.
     """
     problems: list[FieldProblem] = []
+    hints: list[str | None] = []
 
-    def fail(code: str, message: str) -> None:
+    def fail(code: str, message: str, hint: str | None = None) -> None:
         problems.append(FieldProblem(pointer=pointer, code=code, message=message))
+        hints.append(hint)
 
     names = {tensor.name for tensor in model.inputs}
     for name in dataset.preprocessing.inputs:
@@ -88,7 +92,8 @@ def check_dataset(
             )
             continue
         for code, message in _mismatches(tensor, spec, array):
-            fail(code, f"input {tensor.name!r} from array {stored!r}: {message}")
+            fits = _order_hint(tensor, spec, array) if code in ("rank", "shape") else None
+            fail(code, f"input {tensor.name!r} from array {stored!r}: {message}", fits)
     labels = dataset.labels
     if labels_of_first and labels is not None and labels.are_classes and not problems:
         found = _out_of_range(labels, class_count(model.outputs[0]) if model.outputs else None)
@@ -98,7 +103,7 @@ def check_dataset(
         raise DatasetMismatchError(
             "; ".join(problem.message for problem in problems),
             errors=tuple(problems),
-            hint=_HINTS.get(problems[0].code, _HINTS["array-missing"]),
+            hint=hints[0] or _HINTS.get(problems[0].code, _HINTS["array-missing"]),
         )
 
 
@@ -144,7 +149,7 @@ def check_selected(config: QuantizationConfig, model: ModelSummary, *, pointer: 
     are left to the engine, and so is every name of a model whose summary lists none.
 
     Raises:
-        InvalidConfigError: one problem per name, with the nearest that there is.
+        InvalidConfigError: one problem per name, with the nearest that there is; the first of many.
     """
     if model.node_names is None or model.prepared_op_types is None:
         return
@@ -152,10 +157,12 @@ def check_selected(config: QuantizationConfig, model: ModelSummary, *, pointer: 
     op_types = {*model.op_counts, *model.prepared_op_types, *brought_op_types(config.preparation)}
     problems: list[FieldProblem] = []
     for place, kind, wanted in _named(config):
+        if len(problems) == MOST_TOLD:
+            break
         known = names if kind == "node" else op_types
         if wanted not in known:
             message = f"the model has no {'node' if kind == 'node' else 'operator'} {wanted!r}"
-            near = nearest(wanted, known) if len(problems) < _MAX_SUGGESTIONS else None
+            near = nearest_name(wanted, known) if len(problems) < MOST_SUGGESTIONS else None
             message += f"; did you mean {near!r}?" if near else ""
             problems.append(FieldProblem(pointer=pointer + place, code="selector-unmatched", message=message))
     if problems:
@@ -181,13 +188,6 @@ def _named(config: QuantizationConfig) -> Iterator[tuple[str, str, str]]:
         elif isinstance(selector, SubgraphSelector):
             for word, ends in (("from_nodes", selector.from_nodes), ("to_nodes", selector.to_nodes)):
                 yield from ((f"{place}/{word}/{k}", "node", name) for k, name in enumerate(ends))
-
-
-def nearest(wanted: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like ``wanted``, letter case aside."""
-    folded = {name.casefold(): name for name in sorted(known)}
-    close = difflib.get_close_matches(wanted.casefold(), folded, n=1, cutoff=0.4)
-    return folded[close[0]] if close else None
 
 
 def _mismatches(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> list[tuple[str, str]]:
@@ -228,6 +228,32 @@ def _mismatches(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> lis
     elif len(spec.mean) > 1 or len(spec.std) > 1:
         found.append(("preprocessing", "mean and std per channel need a layout"))
     return found
+
+
+def _order_hint(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> str | None:
+    """How the array would fit with its axes in another order; None if it would not."""
+    if tensor.shape is None:
+        return None
+    for wanted, layout in itertools.product(("NCHW", "NHWC"), ("NHWC", "NCHW", "NHW")):
+        other = spec.model_copy(update={"layout": layout, "model_layout": wanted})
+        shape = fed_shape(other, array.shape)
+        if shape is not None and (layout, wanted) != (spec.layout, spec.model_layout) and _fits(shape, tensor.shape):
+            model = "" if wanted == "NCHW" else f" and model_layout {wanted}"
+            return f"The axes fit in another order: set layout {layout}{model} in the preprocessing spec."
+    if len(array.shape) != len(tensor.shape) or len(array.shape) > _MOST_PERMUTED:
+        return None
+    for order in itertools.permutations(range(1, len(array.shape))):
+        if _fits((array.shape[0], *(array.shape[axis] for axis in order)), tensor.shape):
+            return f"The axes fit in another order: store the array transposed, numpy: .transpose{(0, *order)}."
+    return None
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -> bool:
+    """Are the axes behind the samples those that the model wants? Axes that it leaves free fit any length."""
+    if len(shape) != len(wanted):
+        return False
+    fixed = (isinstance(axis, int) and axis >= 0 for axis in wanted[1:])
+    return all(not known or got == axis for got, axis, known in zip(shape[1:], wanted[1:], fixed, strict=True))
 
 
 def can_feed(stored: str, wanted: str, spec: InputSpec) -> bool:

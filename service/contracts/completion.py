@@ -12,41 +12,22 @@ from service.contracts.specs import merged, with_calibration
 # Where the rest of an override's spec is taken from.
 _SPEC_OF = {"activation": "activation", "input_activation": "activation", "weight": "weight", "bias": "bias"}
 
-_ACTIVATIONS = ("activation", "input_activation")
-
 
 def completed(data: dict[str, Any]) -> dict[str, Any]:
     """The document with everything that its preset says and it does not; nothing is validated."""
     name, given = data.get("preset", DEFAULT_PRESET), data.get("algorithms")
     preset = find_preset(name) if isinstance(name, str) else None
-    if not _chooses_calibration(data):
-        data = _with_calibrations(data)
+    own = data.get("activation")
+    chosen = isinstance(own, Mapping) and "calibration" in own
+    if own is not None:
+        data = {**data, "activation": with_calibration(own)}
     if preset is not None:
         if data.get("mode", "static") != preset.settings.get("mode", "static"):
             data = {"algorithms": [], **data}  # the preset's are for its own mode
         data = merged(preset.settings, {**data, "preset": preset.name})
     if isinstance(given, list | tuple):
         data = {**data, "algorithms": _spelled_out(data, given)}
-    return {**data, "overrides": _complete_overrides(data)} if data.get("overrides") else data
-
-
-def _chooses_calibration(data: Mapping[str, Any]) -> bool:
-    """True if the document says how all its activations are calibrated."""
-    own = data.get("activation")
-    return isinstance(own, Mapping) and "calibration" in own
-
-
-def _with_calibrations(data: dict[str, Any]) -> dict[str, Any]:
-    """The document whose specs of activations have what their types ask for, before presets and the config's own do."""
-    found = {**data, **({"activation": with_calibration(data["activation"])} if "activation" in data else {})}
-    if isinstance(overrides := data.get("overrides"), list | tuple):
-        found["overrides"] = [
-            {key: with_calibration(value) if key in _ACTIVATIONS else value for key, value in override.items()}
-            if isinstance(override, dict)
-            else override
-            for override in overrides
-        ]
-    return found
+    return {**data, "overrides": _complete_overrides(data, chosen)} if data.get("overrides") else data
 
 
 def _spelled_out(data: dict[str, Any], given: Sequence[Any]) -> list[Any]:
@@ -59,8 +40,11 @@ def _spelled_out(data: dict[str, Any], given: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _complete_overrides(data: dict[str, Any]) -> Any:
-    """Every override's specs in full: what they leave out is taken from the config's own."""
+def _complete_overrides(data: dict[str, Any], chosen: bool) -> Any:
+    """Every override's specs in full: what they leave out is taken from the config's own.
+
+    Unless the document has chosen a calibration for all its activations, an override's type asks for its own.
+    """
     overrides = data["overrides"]
     if not isinstance(overrides, list | tuple):
         return overrides
@@ -68,10 +52,14 @@ def _complete_overrides(data: dict[str, Any]) -> Any:
     for override in overrides:
         if isinstance(override, dict):
             override = {
-                key: merged(data.get(_SPEC_OF[key]) or {}, value)
-                if key in _SPEC_OF and isinstance(value, dict)
-                else value
+                key: _complete_spec(data, key, value, chosen) if key in _SPEC_OF and isinstance(value, dict) else value
                 for key, value in override.items()
             }
         found.append(override)
     return found
+
+
+def _complete_spec(data: dict[str, Any], key: str, given: dict[str, Any], chosen: bool) -> dict[str, Any]:
+    part = _SPEC_OF[key]
+    wanted = with_calibration(given) if part == "activation" and not chosen else given
+    return merged(data.get(part) or {}, wanted)

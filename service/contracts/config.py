@@ -19,6 +19,7 @@ from service.contracts.algorithms import (
     algorithm_contradictions,
 )
 from service.contracts.base import Contract
+from service.contracts.bounds import BELOW, MOST_RANGES, MOST_SELECTORS, require_bounded
 from service.contracts.calibration import MinMaxCalibration, PercentileCalibration, TensorRange
 from service.contracts.completion import completed
 from service.contracts.contradiction import Contradiction
@@ -31,7 +32,7 @@ from service.contracts.random_data import RandomCalibration
 from service.contracts.selectors import NodeSelector, OpTypeSelector, Selector
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
 from service.contracts.targets import TargetName, check_target_options
-from service.contracts.validation import BELOW, field_problems
+from service.contracts.validation import field_problems
 
 CONFIG_SCHEMA_VERSION = 1
 # The target whose rules concern nothing but static quantization, and which need not be asked for.
@@ -88,17 +89,21 @@ class QuantizationConfig(Contract):
         default=(), max_length=16, description="Steps beyond calibration, in order."
     )
     include: tuple[Selector, ...] = Field(
-        default=(), max_length=10_000, description="Quantize only these; empty means all."
+        default=(), max_length=MOST_SELECTORS, description="Quantize only these; empty means all."
     )
     exclude: tuple[Selector, ...] = Field(
-        default=(), max_length=10_000, description="Leave these in float; wins over include."
+        default=(), max_length=MOST_SELECTORS, description="Leave these in float; wins over include."
     )
     overrides: tuple[Override, ...] = Field(
-        default=(), max_length=10_000, description="Other specs for some nodes; the first match counts, field by field."
+        default=(),
+        max_length=MOST_SELECTORS,
+        description="Other specs for some nodes; the first match counts, field by field.",
     )
     preparation: PreparationSpec = Field(default_factory=PreparationSpec)
     tensor_ranges: dict[str, TensorRange] = Field(
-        default_factory=dict, max_length=100_000, description="Ranges by tensor name, taken instead of calibrated ones."
+        default_factory=dict,
+        max_length=MOST_RANGES,
+        description="Ranges by tensor name, taken instead of calibrated ones.",
     )
     calibration_samples: int | None = Field(
         default=None, ge=1, le=1_000_000, description="Use only the first n samples."
@@ -113,7 +118,10 @@ class QuantizationConfig(Contract):
     @model_validator(mode="before")
     @classmethod
     def _fill_from_preset(cls, data: Any) -> Any:
-        return completed(data) if isinstance(data, dict) else data
+        if not isinstance(data, dict):
+            return data
+        require_bounded(data)
+        return completed(data)
 
     @field_validator("preset")
     @classmethod
@@ -143,8 +151,9 @@ class QuantizationConfig(Contract):
         return tuple(dict.fromkeys((*self.evaluation.graph_models, *(name for name in of_losses if name is not None))))
 
     def _contradictions(self) -> Iterator[Contradiction]:
+        included = set(self.include)
         for place, selector in enumerate(self.exclude):
-            if selector in self.include:
+            if selector in included:
                 told = f"{selector.model_dump()} stands in include and in exclude"
                 yield Contradiction(f"/exclude/{place}", told)
         yield from _mode_contradictions(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -12,6 +13,7 @@ from service.contracts.pictures import PictureSpec
 from service.contracts.sounds import SoundSpec
 
 DEFAULT_LABELS = "labels"
+_OUTLINED_ARRAYS = 100
 ArchiveKind = Literal["tar", "tar.gz", "zip"]
 # What a dataset's file is, by its content.
 FileFormat = Literal["npz", "safetensors", "tar", "tar.gz", "zip"]
@@ -124,7 +126,8 @@ class MediaSummary(Contract):
     archive: ArchiveKind
     codecs: dict[str, int] = Field(description="Number of files by their format: JPEG, PNG, WEBP, BMP, WAV.")
     classes: tuple[str, ...] | None = Field(
-        default=None, description="Names of the classes, by class number; null where the numbers were given."
+        default=None,
+        description="Names of the classes, by class number; null where numbers were given, and in lists.",
     )
     smallest: tuple[int, ...] = Field(description="Height and width of the picture with the fewest pixels; samples.")
     largest: tuple[int, ...] = Field(description="Height and width of the picture with the most pixels; samples.")
@@ -150,6 +153,14 @@ class DatasetSummary(Contract):
     sha256: str
     media: MediaSummary | None = Field(default=None, description="Of archives of pictures or sounds.")
     thumbnails: Thumbnails | None = Field(default=None, description="Of pictures, once validated by the service.")
+    arrays_left_out: int = Field(default=0, description="Arrays beyond the first 100, which lists do not tell.")
+
+    def outline(self) -> DatasetSummary:
+        """Without what would make up most of a list: names of classes, and arrays beyond the first 100."""
+        media = None if self.media is None else self.media.model_copy(update={"classes": None})
+        arrays = dict(islice(self.arrays.items(), _OUTLINED_ARRAYS))
+        left_out = self.arrays_left_out + len(self.arrays) - len(arrays)
+        return self.model_copy(update={"media": media, "arrays": arrays, "arrays_left_out": left_out})
 
     @property
     def file_format(self) -> FileFormat:

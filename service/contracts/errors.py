@@ -7,7 +7,7 @@ problem+json; a failed job stores the same object.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -37,6 +37,14 @@ class FieldProblem(BaseModel):
 def problem_summary(problems: Sequence[FieldProblem]) -> str:
     """The first five problems in one line, each behind its pointer; "/" is the whole document."""
     return "; ".join(f"{problem.pointer or '/'}: {problem.message}" for problem in problems[:5])
+
+
+def relocated(problems: Sequence[FieldProblem], place: Callable[[str], str]) -> tuple[FieldProblem, ...]:
+    """The problems with their pointers moved by ``place``; those that stand outside of documents stay."""
+    return tuple(
+        problem if problem.where else problem.model_copy(update={"pointer": place(problem.pointer)})
+        for problem in problems
+    )
 
 
 class Problem(BaseModel):
@@ -93,6 +101,17 @@ class QuantmillError(Exception):
         if not errors and (pointer is not None or named):
             errors = (FieldProblem(pointer=pointer or "", code=self.code, message=detail, where=named or None),)
         self.errors = errors
+
+    def relocate(self, place: Callable[[str], str]) -> None:
+        """Have the error point into another document than the one that was checked.
+
+        Args:
+            place: the pointer into that document for one into the document that was checked.
+        """
+        moved = relocated(self.errors, place)
+        if self.detail == problem_summary(self.errors):
+            self.detail = problem_summary(moved)
+        self.errors = moved
 
     def problem(self, *, instance: str | None = None, request_id: str | None = None) -> Problem:
         """The RFC 9457 object for this error."""
@@ -302,3 +321,11 @@ class EngineError(QuantmillError):
     code = "engine-error"
     title = "The engine failed"
     status = 500
+
+
+class DeviceNotThereError(EngineError):
+    """The config asks for a GPU that the machine does not have, or that the libraries cannot use."""
+
+    code = "device-not-there"
+    title = "The device is not there"
+    status = 422

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.contracts.base import Contract
+from service.contracts.bounds import BELOW
 from service.contracts.metrics import Facts, GraphMetric, Metric
-from service.contracts.validation import BELOW, nearest
+from service.contracts.nearest import nearest_key
 
 MAX_METRICS = 64
 # Measured on every pair of models: same decision on the first output.
@@ -20,7 +23,11 @@ _AGREEMENT = Facts(against_float=True, ideal=100.0)
 
 
 class Gate(Contract):
-    """Conditions for the verdict ``pass``; all given ones must hold. Without any the verdict is ``none``."""
+    """Conditions for the verdict ``pass``; all given ones must hold. Without any the verdict is ``none``.
+
+    A condition that the data cannot tell is undecided: that of latency where the interval of the ratio holds the limit,
+    those of accuracy where a finding undermines them, such as a float model that is no better than guessing.
+    """
 
     metric: str = Field(
         default=DEFAULT_METRIC,
@@ -41,6 +48,19 @@ class Gate(Contract):
     min_sqnr_db: float | None = Field(default=None, description="Smallest accepted output SQNR, in dB.")
     max_size_bytes: int | None = Field(default=None, ge=1)
     max_latency_ratio: float | None = Field(default=None, gt=0, description="Largest accepted quantized/float latency.")
+    confidence: float | None = Field(
+        default=None,
+        ge=0.5,
+        lt=1.0,
+        description=(
+            "With which conditions on accuracy (max_drop, min_value, max_value, min_sqnr_db) have to hold or to be "
+            "broken: an interval that holds the limit makes them undecided. Null: the figure itself decides, told "
+            "beside its interval."
+        ),
+    )
+    on_undecided: Literal["undecided", "fail"] = Field(
+        default="undecided", description="The verdict where a condition is undecided and none is broken."
+    )
 
     @property
     def judges_metric(self) -> bool:
@@ -64,7 +84,21 @@ class EvaluationSpec(Contract):
     )
     gate: Gate = Field(default_factory=Gate)
     layer_samples: int = Field(default=16, ge=1, le=1024, description="Samples used for the per-layer SQNR.")
-    latency_runs: int = Field(default=20, ge=1, le=1000, description="Timed runs of either model, taken in turn.")
+    latency_runs: int = Field(
+        default=20,
+        ge=1,
+        le=1000,
+        description=(
+            "Least number of timed runs of either model, taken in turn; 8 at least. Up to ten times as many, for a few "
+            "seconds, where the interval of the ratio is wide."
+        ),
+    )
+    advice_seconds: float = Field(
+        default=60.0,
+        ge=0.0,
+        le=3600.0,
+        description="Seconds that trying advice may take, where accuracy suffered; 0: advice is given untried.",
+    )
 
     @property
     def primary(self) -> str:
@@ -109,7 +143,7 @@ class EvaluationSpec(Contract):
             facts = self.facts_of(gate.metric)
         except KeyError:
             known = [*([metric.name for metric in self.metrics] or DEFAULT_METRICS), AGREEMENT]
-            near = nearest(gate.metric, known)
+            near = nearest_key(gate.metric, known)
             told = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
             raise _wrong("/gate/metric", f"no metric {gate.metric!r} is declared; {told}") from None
         if facts.better == "lower" and gate.min_value is not None:

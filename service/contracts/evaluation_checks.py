@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from service.contracts.compatibility import class_count, nearest
+from service.contracts.compatibility import class_count
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.evaluation import DEFAULT_METRICS, EvaluationSpec
 from service.contracts.metrics import FunctionMetric, LabelRef, Metric, TopKMetric
 from service.contracts.model import TensorInfo
+from service.contracts.nearest import nearest_name
 
 EVALUATION_POINTER = "/config/evaluation"
 FUNCTION_HINT = (
@@ -19,6 +20,8 @@ FUNCTION_HINT = (
 )
 _INTEGERS = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"}
 _TENSORS_ONLY = "other"
+# Of what is measured where no metric is declared.
+_RANKS_BY_DEFAULT = {"top1": 1, "top5": 5}
 
 
 def check_evaluation(
@@ -37,7 +40,8 @@ def check_evaluation(
         pointer: of ``spec`` in the request.
 
     Raises:
-        InvalidConfigError: one problem per output or array that does not fit.
+        InvalidConfigError: one problem per output or array that does not fit; or the gate judges a metric that is 100 %
+            for so few classes, whatever the model decides.
     """
     problems = []
     for k, metric in enumerate(spec.metrics):
@@ -58,6 +62,8 @@ def check_evaluation(
             errors=tuple(problems),
             hint="Metrics name outputs of the model and arrays of the dataset that both models are compared on.",
         )
+    if outputs is not None:
+        _check_gate_can_fail(spec, outputs, pointer)
     if data is not None and not spec.metrics:
         _check_default_gate(spec, data, pointer)
 
@@ -110,7 +116,7 @@ def output_problems(metric: Reads, outputs: Sequence[TensorInfo]) -> Iterator[tu
         name = find_output(ref, names)
         if name is None:
             listed = ", ".join(f"{k} {name!r}" for k, name in enumerate(names))
-            near = nearest(ref, names) if isinstance(ref, str) else None
+            near = nearest_name(ref, names) if isinstance(ref, str) else None
             told = f"did you mean {near!r}?" if near else f"the model's outputs are {listed}"
             yield place, "output-unknown", f"the model has no output {ref!r}; {told}"
         elif outputs[names.index(name)].dtype == _TENSORS_ONLY:
@@ -133,7 +139,7 @@ def _missing(ref: LabelRef, data: DatasetSummary) -> str:
     held = ", ".join(map(repr, names)) or "nothing else"
     if ref.array is None:
         return f"it needs labels, but the data holds no array 'labels'; name one of its arrays: {held}"
-    near = nearest(ref.array, names)
+    near = nearest_name(ref.array, names)
     return f"the data has no array {ref.array!r} of {data.samples} samples; " + (
         f"did you mean {near!r}?" if near else f"it holds {held}"
     )
@@ -154,6 +160,28 @@ def _class_problems(
     if classes is not None and labels.maximum >= classes:
         told = f"labels lie in [{labels.minimum}, {labels.maximum}]; output {name!r} has classes [0, {classes - 1}]"
         yield "labels", "labels-out-of-range", told
+
+
+def _check_gate_can_fail(spec: EvaluationSpec, outputs: Sequence[TensorInfo], pointer: str) -> None:
+    """A label is always among the first k of k classes or fewer."""
+    gate = spec.gate
+    if not gate.judges_metric:
+        return
+    metric = next((found for found in spec.metrics if found.name == gate.metric), None)
+    ref: int | str = 0
+    rank = None if metric is not None else _RANKS_BY_DEFAULT.get(gate.metric)
+    if isinstance(metric, TopKMetric):
+        ref, rank = metric.output, metric.rank
+    name = find_output(ref, [tensor.name for tensor in outputs])
+    classes = next((class_count(tensor) for tensor in outputs if tensor.name == name), None)
+    if rank is None or rank == 1 or classes is None or rank < classes:
+        return
+    raise InvalidConfigError(
+        f"the gate judges {gate.metric}, but output {name!r} has {classes} classes, and every label is among the first "
+        f"{rank}",
+        pointer=f"{pointer}/gate/metric",
+        hint="Judge top1, or accuracy_at_k with a smaller k.",
+    )
 
 
 def _check_default_gate(spec: EvaluationSpec, data: DatasetSummary, pointer: str) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from service.contracts.algorithms.training import GraphLoss
-from service.contracts.compatibility import nearest
 from service.contracts.dataset import DEFAULT_LABELS, DatasetSummary
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.evaluation_checks import find_output
 from service.contracts.metrics import GraphMetric
 from service.contracts.model import TensorInfo
+from service.contracts.nearest import nearest_name
 from service.contracts.pointers import below
 
 _FLOATS = {"float16", "float32", "float64", "bfloat16"}
@@ -131,6 +131,6 @@ def _input_faults(
     for name, feed in graph_feeds(metric, names, made).items():
         if name in metric.inputs or feed.source != "array" or data.array(feed.name) is not None:
             continue
-        near = nearest(name, known)
+        near = nearest_name(name, known)
         told = f"did you mean {near!r}?" if near else f"there are outputs and arrays {', '.join(map(repr, known))}"
         yield "/inputs", "graph-input-unfed", f"nothing feeds the graph's input {name!r}; {told}"

@@ -52,3 +52,7 @@ class ModelSummary(Contract):
     prepared_op_types: tuple[str, ...] | None = Field(
         default=None, description="Operators that only preparation brings in, such as Gemm for MatMul and Add."
     )
+
+    def outline(self) -> ModelSummary:
+        """Without the names of the nodes, which would make up most of a list."""
+        return self.model_copy(update={"node_names": None})

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from service.contracts.validation import nearest
+from service.contracts.nearest import nearest_key
 
 # Names of the arrays that archives become.
 IMAGES = "images"
@@ -60,7 +60,7 @@ def named_preprocessing(name: str) -> dict[str, Any]:
     if plain == "cifar10":
         return _spec((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), layout)
     known = (*PLAIN_NAMES, TIMM_FORM)
-    near = nearest(plain, known)
+    near = nearest_key(plain, known)
     told = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
     raise ValueError(f"no preprocessing is called {name!r}; {told}")
 

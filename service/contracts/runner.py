@@ -108,7 +108,7 @@ RunnerTask = Annotated[
 
 
 class ProgressLine(Contract):
-    """Progress within a stage; ``total`` is None while unknown."""
+    """Progress within a stage, and of the whole; ``total``, ``share`` and ``seconds_left`` are None while unknown."""
 
     line: Literal["progress"] = "progress"
     stage: str
@@ -116,6 +116,8 @@ class ProgressLine(Contract):
     total: int | None = None
     unit: str = ""
     message: str = ""
+    share: float | None = Field(default=None, ge=0.0, le=1.0, description="Of the whole that is done.")
+    seconds_left: float | None = Field(default=None, ge=0.0, description="Of the whole.")
 
 
 class MetricLine(Contract):
@@ -229,9 +231,15 @@ RunnerLine = Annotated[
 TASK_ADAPTER: TypeAdapter[RunnerTask] = TypeAdapter(RunnerTask)
 LINE_ADAPTER: TypeAdapter[RunnerLine] = TypeAdapter(RunnerLine)
 
-# Exit codes of a runner process; anything else is a crash.
+# Exit codes of a runner process; anything else is a crash too.
 EXIT_OK = 0
+# Python's own, for an error before the runner's code is reached: something of it cannot be imported.
+EXIT_NOT_IMPORTED = 1
 EXIT_USER_ERROR = 10
 EXIT_CANCELED = 11
 EXIT_RESOURCE_LIMIT = 12
 EXIT_INTERRUPTED = 13
+# A fault of the installation, such as a full disk: the attempt costs the job nothing.
+EXIT_INSTALLATION = 14
+EXIT_CRASH = 15  # an error that nobody foresaw
+EXIT_NOT_STARTED = 127  # no runner came to be, or it has no engine; as a shell says that there is no such command

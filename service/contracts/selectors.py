@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import re
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
 from service.contracts.base import Contract
+from service.contracts.bounds import MOST_NAME_CHARS, MOST_NAMES
+from service.contracts.patterns import MOST_CHARS, PatternError, compiled
+
+Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME_CHARS)]
 
 
 class NodeSelector(Contract):
     """Selects the node of this name."""
 
-    node: str = Field(min_length=1)
+    node: Name
 
 
 class RegexSelector(Contract):
-    """Selects every node whose whole name matches this regular expression."""
+    """Selects every node whose whole name matches this regular expression, in the syntax of RE2.
 
-    regex: str = Field(min_length=1, max_length=1000)
+    RE2 matches in linear time, and knows no look-around and no back-references.
+    """
+
+    regex: str = Field(min_length=1, max_length=MOST_CHARS)
 
     @field_validator("regex")
     @classmethod
     def _compiles(cls, text: str) -> str:
         try:
-            re.compile(text)
-        except re.error as error:
+            compiled(text)
+        except PatternError as error:
             raise ValueError(f"not a regular expression: {error}") from None
         return text
 
@@ -33,20 +40,20 @@ class RegexSelector(Contract):
 class OpTypeSelector(Contract):
     """Selects every node of this operator type."""
 
-    op_type: str = Field(min_length=1)
+    op_type: Name
 
 
 class TensorSelector(Contract):
     """Selects the node that makes this tensor, or, for a weight or bias, the nodes that read it."""
 
-    tensor: str = Field(min_length=1)
+    tensor: Name
 
 
 class SubgraphSelector(Contract):
     """Selects every node on a path from one of ``from_nodes`` to one of ``to_nodes``, both ends included."""
 
-    from_nodes: tuple[str, ...] = Field(min_length=1, max_length=1000, description="Names of the first nodes.")
-    to_nodes: tuple[str, ...] = Field(min_length=1, max_length=1000, description="Names of the last nodes.")
+    from_nodes: tuple[Name, ...] = Field(min_length=1, max_length=MOST_NAMES, description="Names of the first nodes.")
+    to_nodes: tuple[Name, ...] = Field(min_length=1, max_length=MOST_NAMES, description="Names of the last nodes.")
 
 
 class ModuleSelector(Contract):
@@ -56,7 +63,7 @@ class ModuleSelector(Contract):
     (pkg.torch.onnx.name_scopes) or, for older exports, in the nodes' names (/encoder/layers.0/...).
     """
 
-    module: str = Field(min_length=1)
+    module: Name
 
 
 Selector = NodeSelector | RegexSelector | OpTypeSelector | TensorSelector | SubgraphSelector | ModuleSelector

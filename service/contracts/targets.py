@@ -9,8 +9,9 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from service.contracts.base import Contract
+from service.contracts.bounds import BELOW
+from service.contracts.nearest import nearest_key
 from service.contracts.pointers import below
-from service.contracts.validation import BELOW, nearest
 
 TargetName = Literal[
     "onnxruntime_cpu", "onnxruntime_gpu", "tensorrt", "qnn", "openvino", "amd_npu_cnn", "amd_npu_transformer"
@@ -122,7 +123,7 @@ TARGET_OPTIONS: dict[str, tuple[TargetOption, ...]] = {
 
 def unknown_target(name: str) -> str:
     """What to tell somebody who named a target that is not there."""
-    near = nearest(name, TARGET_OPTIONS)
+    near = nearest_key(name, TARGET_OPTIONS)
     advice = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(TARGET_OPTIONS))}"
     return f"there is no target {name!r}; {advice}"
 
@@ -142,7 +143,7 @@ def check_target_options(target: str, chosen: Mapping[str, bool]) -> None:
     for name in chosen:
         if name in known:
             continue
-        near = nearest(name, known)
+        near = nearest_key(name, known)
         elsewhere = [other for other, options in TARGET_OPTIONS.items() if name in {option.name for option in options}]
         if near is not None:
             advice = f"did you mean {near!r}?"

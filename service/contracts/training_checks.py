@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from service.contracts.algorithms import QuantizationAwareTraining
 from service.contracts.algorithms.training import Augmentation, CrossEntropyLoss, GraphLoss, Shift, TrainingLoss
-from service.contracts.compatibility import nearest
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.evaluation_checks import find_output, label_problems, output_problems
 from service.contracts.model import TensorInfo
+from service.contracts.nearest import nearest_name
 
 ALGORITHMS_POINTER = "/config/algorithms"
 _FLOATS = {"float16", "float32", "float64", "bfloat16"}
@@ -144,7 +144,7 @@ def _augmentation_faults(entry: Augmentation, inputs: Sequence[TensorInfo] | Non
         return
     names = [tensor.name for tensor in inputs]
     if entry.input is not None and entry.input not in names:
-        near = nearest(entry.input, names)
+        near = nearest_name(entry.input, names)
         told = f"did you mean {near!r}?" if near else f"its inputs: {', '.join(map(repr, names))}"
         yield "input", "input-unknown", f"the model has no input {entry.input!r}; {told}"
         return

@@ -4,7 +4,6 @@ key.
 
 from __future__ import annotations
 
-import difflib
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -13,14 +12,13 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from service.contracts.bounds import BELOW
 from service.contracts.errors import FieldProblem
+from service.contracts.nearest import nearest_key
 from service.contracts.pointers import below
 
-# Key in the context of a PydanticCustomError: pointer, from the validated field on, to the part of it that is wrong.
-BELOW = "below"
-# Similarity (difflib) from which on a name is offered; below it "overrides" is as near to "algorithms" as to others.
-_CLOSE = 0.6
-_STEM_CHARS = 3
+# Of a document with many faults so many are told; so many of pydantic's, several of which may be one, are looked at.
+MOST_TOLD, _MOST_LOOKED_AT = 20, 400
 
 
 def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: str = "") -> tuple[FieldProblem, ...]:
@@ -28,8 +26,9 @@ def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: s
 
     Where a value fits none of several forms, pydantic tells for each of them why not; here that is one problem.
     """
-    problems = []
-    told = (item for item in error.errors(include_url=False) if not _only_by_other_errors(item))
+    problems: list[FieldProblem] = []
+    items = error.errors(include_url=False)
+    told = (item for item in items[:_MOST_LOOKED_AT] if not _only_by_other_errors(item))
     for item in _without_alternatives(list(told), model):
         place = _resolve(model, item["loc"])
         path, message = place.path, _plain(item)
@@ -41,6 +40,9 @@ def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: s
         full = below(pointer, *path)
         full += item.get("ctx", {}).get(BELOW, "")
         problem = FieldProblem(pointer=full, code=item["type"], message=message)
+        if len(problems) == MOST_TOLD:
+            more = {"code": "more-problems", "message": "here and elsewhere are more problems than these"}
+            return (*problems, problem.model_copy(update=more))
         if problem not in problems:
             problems.append(problem)
     return tuple(problems)
@@ -52,22 +54,8 @@ def _only_by_other_errors(item: ErrorDetails) -> bool:
     return item["type"] == "too_short" and isinstance(given, list | tuple) and len(given) >= item["ctx"]["min_length"]
 
 
-def nearest(key: str, names: Iterable[str]) -> str | None:
-    """The name that somebody who wrote ``key`` probably meant, if any; case, hyphens and underscores do not count."""
-    folded = {_fold(name): name for name in names}
-    wanted = _fold(key)
-    close = difflib.get_close_matches(wanted, folded, n=1, cutoff=_CLOSE)
-    if not close and len(wanted) >= _STEM_CHARS:
-        close = [name for name in folded if name.startswith(wanted) or wanted.startswith(name)]
-    return folded[close[0]] if close else None
-
-
-def _fold(name: str) -> str:
-    return name.casefold().replace("_", "").replace("-", "")
-
-
 def _unknown(key: int | str, names: Iterable[str]) -> str:
-    near = nearest(str(key), sorted(names))
+    near = nearest_key(str(key), sorted(names))
     told = f"did you mean {near!r}?" if near else f"valid keys: {', '.join(sorted(names))}"
     return f"unknown key {str(key)!r}; {told}"
 
@@ -161,12 +149,12 @@ def _tag_problem(item: ErrorDetails, tags: list[str]) -> tuple[str, str]:
     discriminator = context["discriminator"].strip("'")
     known = f"known: {', '.join(tags)}"
     if item["type"] == "union_tag_invalid":
-        near = nearest(context["tag"], tags)
+        near = nearest_key(context["tag"], tags)
         return discriminator, f"unknown {discriminator} {context['tag']!r}; " + (
             f"did you mean {near!r}?" if near else known
         )
     for key in item["input"] if isinstance(item["input"], dict) else ():
-        if isinstance(key, str) and nearest(key, [discriminator]):
+        if isinstance(key, str) and nearest_key(key, [discriminator]):
             return key, _unknown(key, [discriminator])
     return discriminator, f"{discriminator} is missing; {known}"
 

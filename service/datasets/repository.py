@@ -12,7 +12,7 @@ from service.datasets.errors import DatasetNotFoundError
 from service.db import db_now
 from service.ids import is_id, new_id
 from service.pagination import Position
-from service.repository import newest_first
+from service.repository import outlined_page
 from service.tables import Dataset
 
 
@@ -74,8 +74,8 @@ def get(session: Session, tenant_id: str, dataset_id: str, *, pointer: str | Non
 def list_page(
     session: Session, tenant_id: str, *, status: str | None, after: Position | None, limit: int
 ) -> tuple[list[Dataset], Position | None]:
-    """One page of the tenant's datasets, newest first; see ``newest_first``."""
+    """One page of the tenant's datasets, newest first; see ``outlined_page``."""
     conditions = [Dataset.tenant_id == tenant_id]
     if status is not None:
         conditions.append(Dataset.status == status)
-    return newest_first(session, Dataset, conditions, after, limit)
+    return outlined_page(session, Dataset, conditions, after, limit)

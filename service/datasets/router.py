@@ -8,10 +8,11 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from service.artifacts.content import Content, content_range, file_response, not_modified
 from service.artifacts.errors import RangeNotSatisfiableError
+from service.bodies import ThreadedBodyRoute
 from service.datasets import service
 from service.datasets.errors import ThumbnailsNotFoundError
 from service.datasets.schemas import DatasetCreate, DatasetOut
-from service.datasets.views import dataset_out, etag
+from service.datasets.views import dataset_in_list, dataset_out, etag
 from service.deps import DeskDep, PrincipalDep, RequestIdDep
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
@@ -19,9 +20,10 @@ from service.nouns import NounStatus
 from service.pagination import CursorCodec, Page, link_header
 from service.responses import Responses, problems
 from service.storage import StoredFileCorruptError, StoredFileMissingError
+from service.tables import Dataset
 from service.uploads.errors import UploadNotCompleteError, UploadNotFoundError
 
-router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/datasets", tags=["datasets"])
 
 _PNG = "image/png"
 _SHEET = {_PNG: {"schema": {"type": "string", "format": "binary"}}}
@@ -38,7 +40,7 @@ _SHEET_RESPONSES: Responses = {
     response_model=DatasetOut,
     responses=problems(UploadNotFoundError, UploadNotCompleteError),
 )
-def create_dataset(
+async def create_dataset(
     body: DatasetCreate,
     desk: DeskDep,
     principal: PrincipalDep,
@@ -46,8 +48,9 @@ def create_dataset(
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Make a dataset of an upload. Validated in the background: ask with ?wait=25 until it is ready or rejected."""
-    answer = service.create(desk, principal.tenant_id, body, key=idempotency_key, request_id=request_id)
-    return answer.response()
+    return await desk.writes.run(
+        lambda: service.create(desk, principal.tenant_id, body, key=idempotency_key, request_id=request_id).response()
+    )
 
 
 @router.get("", dependencies=[Depends(only_parameters("status", "limit", "cursor"))])
@@ -66,7 +69,7 @@ def list_datasets(
     next_cursor = None if last is None else codec.encode(last)
     response.headers.update(link_header("/v1/datasets", next_cursor, status=status, limit=limit))
     return Page(
-        items=[dataset_out(dataset) for dataset in datasets], next_cursor=next_cursor, has_more=last is not None
+        items=[dataset_in_list(dataset) for dataset in datasets], next_cursor=next_cursor, has_more=last is not None
     )
 
 
@@ -81,7 +84,13 @@ async def get_dataset(
 ) -> Response | DatasetOut:
     """A dataset. With ?wait= the answer comes once validation has ended, or when the time is over."""
     dataset = await poll(
-        lambda: service.get(desk, principal.tenant_id, dataset_id), lambda seen: seen.status != "validating", wait
+        desk,
+        Dataset,
+        dataset_id,
+        lambda: service.get(desk, principal.tenant_id, dataset_id),
+        version=lambda seen: (seen.row_version, 0),
+        done=lambda seen: seen.status != "validating",
+        wait_seconds=wait,
     )
     headers = {"ETag": etag(dataset), "Cache-Control": "no-cache"}
     if dataset.status == "validating":

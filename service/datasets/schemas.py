@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.contracts.dataset import PREPROCESSING_NAMES, DatasetSummary, FileFormat, PreprocessingSpec
 from service.contracts.errors import Problem
 from service.contracts.texts import Text
+from service.jobs.schemas import Waiting
 from service.models.schemas import SelfLinks
 from service.nouns import NounStatus
 
@@ -51,6 +52,7 @@ class DatasetOut(BaseModel):
     preprocessing: PreprocessingSpec
     summary: DatasetSummary | None = Field(description="What validation found, once ready.")
     problems: list[Problem] = Field(description="Why it was rejected.")
+    waiting: Waiting | None = Field(default=None, description="What keeps it in validation, if anything does.")
     created_at: datetime
     updated_at: datetime
     links: DatasetLinks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import IO, get_args
+from typing import get_args
 
 from sqlalchemy.orm import Session
 
@@ -13,6 +13,8 @@ from service.datasets.errors import DatasetNotReadyError, DatasetRejectedError, 
 from service.datasets.schemas import DatasetCreate
 from service.datasets.views import created
 from service.deps import Desk
+from service.files import repository as stored_files
+from service.files.serving import ServedFile, open_file
 from service.idempotency.answers import Answer
 from service.idempotency.service import submit_once
 from service.jobs import transitions
@@ -36,8 +38,9 @@ def create(desk: Desk, tenant_id: str, body: DatasetCreate, *, key: str | None, 
     """
 
     def work(session: Session) -> tuple[Answer, Job]:
-        upload = uploads.get(session, tenant_id, body.upload_id, pointer="/upload_id")
+        upload = uploads.hold(session, tenant_id, body.upload_id, pointer="/upload_id")
         stored = completed(upload, pointer="/upload_id")
+        stored_files.name_files(session, desk.store, [stored.sha256])
         dataset = repository.create(
             session,
             tenant_id,
@@ -92,14 +95,14 @@ def thumbnails(desk: Desk, tenant_id: str, dataset_id: str) -> Thumbnails:
     return summary.thumbnails
 
 
-def open_thumbnails(desk: Desk, found: Thumbnails) -> IO[bytes]:
+def open_thumbnails(desk: Desk, found: Thumbnails) -> ServedFile:
     """The sheet's bytes, for reading.
 
     Raises:
         StoredFileMissingError: the file is gone.
-        StoredFileCorruptError: it has another size than it had.
+        StoredFileCorruptError: it has another size than it had, or was found to be damaged.
     """
-    return desk.store.open(found.sha256, found.size_bytes)
+    return open_file(desk.database, desk.store, found.sha256, found.size_bytes)
 
 
 def ready_summary(dataset: Dataset, *, pointer: str) -> DatasetSummary:

@@ -9,7 +9,7 @@ from service.contracts.evaluation import EvaluationSpec, Gate
 from service.contracts.metrics import BoxLabels, GraphInput, GraphSource, Metric, MetricBase
 from service.docs.fields import FIELD_HEAD, FieldTables, text_of, title_of
 from service.docs.markdown import code, table
-from service.docs.metrics_words import GRAPHS, INTRO, METRIC_WORDS, OPTION_WORDS, REPORT
+from service.docs.metrics_words import GRAPHS, INTRO, METRIC_WORDS, OPTION_WORDS, REPORT, STATISTICS
 
 METRICS: tuple[type[MetricBase], ...] = get_args(get_args(Metric)[0])
 _PARTS: tuple[type[Contract], ...] = (BoxLabels, GraphSource, GraphInput)
@@ -32,6 +32,7 @@ def metrics_page() -> str:
         _options(),
         *map(_section, _PARTS),
         GRAPHS,
+        STATISTICS,
         REPORT,
     )
     return "\n".join(parts).rstrip() + "\n"

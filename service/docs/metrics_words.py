@@ -21,10 +21,44 @@ What does not fit the model or the data is refused before any work, with a point
 
 ## Evaluation and gate
 
-The gate decides the verdict `pass`, `fail` or `none` (no gate); the job's state says only whether it ran. Its
-conditions are `max_drop` (in the metric's unit, for the worse, whichever direction that is), `min_value` or
+The gate decides the verdict `pass`, `fail`, `undecided` or `none` (no gate); the job's state says only whether it ran.
+Its conditions are `max_drop` (in the metric's unit, for the worse, whichever direction that is), `min_value` or
 `max_value`, `min_sqnr_db`, `max_size_bytes` and `max_latency_ratio`; `metric` is by default the first declared one.
 Where the calibration data has what it takes, that one also decides whether an algorithm is kept.
+"""
+
+STATISTICS = """## What the samples can carry
+
+Every metric is told with its interval, and every drop with the interval of the difference: both models are compared on
+the same samples, in pairs. Shares of samples take Wilson's interval; their difference takes Tango's, with McNemar's
+exact test as `p_value`. Other metrics take a symmetric bootstrap-t by sample with a fixed seed, or Student's t over
+parts of the samples (`method`: `student`) where a metric does not tell samples apart, is made of all of them at once,
+or of fewer than 20. A Python function has no interval. Intervals are of 95 %, or of the gate's `confidence`.
+Samples that do not differ tell nothing of others, so there is no interval either, but for shares: where none of n
+samples has changed, the rule of three (`method`: `rule_of_three`) says that at most a share of
+1 - (1 - confidence)^(1/n) of all samples changes, and the drop is told to be within as many points, 0.3 at 1000
+samples. That holds for shares where all samples weigh the same; of a mean over classes, such as F1 or mIoU, it is an
+estimate, since rare classes rest on few of the samples. Of what has no upper bound, such as a word error rate, no
+interval is told. `p_value` is then the sign test's. Of very many samples neighbours count as one; of more than 65,536
+sums a sample nothing is kept, and so no interval is told.
+`python -m benchmarks.coverage` measures how often they hold the truth.
+
+Without `confidence` the figure itself decides, told beside its interval. With it a condition on accuracy (`max_drop`,
+`min_value`, `max_value`, `min_sqnr_db`) holds, or is broken, only if its whole interval lies on that side of the limit;
+else it is undecided (`holds` is null), and tells why and about how many samples would decide it. A latency ratio that
+was timed in pairs is always judged by its interval. Where a finding leaves nothing to say about accuracy,
+such conditions are undecided.
+
+A broken condition makes the verdict `fail`. Else one that is undecided makes it what `on_undecided` says: `undecided`
+or `fail`. `--fail-on-gate` exits with 3 for `fail` and with 4 for `undecided`.
+
+Of shares of samples `flips` counts which changed sides: `lost`, `won`, and `confident`, the lost ones whose class the
+float model gave 90 % or more (null where nobody can tell, as where some samples do not count). `samples.npz`, a file of
+the job, tells it sample by sample where the first output gives one class for each: `index`, `float_class`,
+`quantized_class`, `float_confidence` (the probability of the float model's decision; not for outputs of class numbers),
+and with labels `label`, `float_correct` and `quantized_correct`.
+
+The same tests decide whether an algorithm, a recipe of the autopilot or an epoch of a training is better than another.
 """
 
 METRIC_WORDS = """## Metrics
@@ -59,10 +93,13 @@ REPORT = """## The report
 
 `GET /v1/jobs/ID/report`, or the file of `--report`. It holds:
 
+- `findings`, first: what has to be known before the figures, the worst first ([all of them](findings.md));
 - `verdict` and gate clauses;
-- metrics, size and latency of both models;
-- SQNR, cosine and agreement per output;
-- every layer with its SQNR, worst first, and what each algorithm gained there;
+- metrics with their intervals, size and [latency](#latency) of both models;
+- where accuracy was lost, what would help on this target, tried where time allows: [advice](advice.md);
+- SQNR and cosine per output, and agreement where the output holds [class scores](#the-same-decision);
+- every layer, nodes that run as one in one row: SQNR, worst first, bytes, share of the time, histograms with the limits
+  of the grid (of the 64 worst), and what each algorithm gained there;
 - every node left in float with the reason and its [code](reasons.md);
 - what each preparation pass did;
 - ranges that equalization moved, also as a drawing (`ranges.svg`, a file of the job);
@@ -70,5 +107,27 @@ REPORT = """## The report
 - seconds and peak memory per stage;
 - a manifest (hashes, versions, resolved config, seed) that makes the same bytes again.
 
-Its schema stands at `/docs` under `Report`.
+Its schema stands at `/docs` under `Report`. JSON is the contract; the same report also comes as a page for people, as
+Markdown, as JUnit XML and as [CSV](cli.md#the-report-for-people-and-for-ci).
+
+### Latency
+
+Both models are timed in turn (A B, B A), `latency_runs` times each, and up to ten times as many, for about three
+seconds, while the interval is wide. The pairs are cut into 20 blocks in the order of time; a block's ratio is that of
+its fastest runs, and `ratio` is the median of the blocks. `ratio_interval` reaches from the second smallest block to
+the second largest, and from the smallest to the largest where other processes took 10 % of the CPU time or more, or
+nobody knows. It does not shrink with every run: load comes and goes over many of them. The verdict is `undecided` where
+the interval holds 1. `load` tells what else the machine did. `python -m benchmarks.latency_gate` shows what a gate says
+20 times beside a busy core.
+
+The share of a layer is that of its kernels in onnxruntime's own profile of the quantized model, at most five runs; what
+runs between layers, such as QuantizeLinear and changes of layout, belongs to none.
+
+### The same decision
+
+`top1_agreement` is given for integers, and for floats that hold class scores. The first that speaks decides: a declared
+metric of classes, `perplexity` or `agreement`, or a gate on `top1_agreement` says yes, a metric of regression no;
+labels that fit as classes say yes, other labels no; a Softmax at the end says yes, a normalization, Relu or Tanh no,
+and so does an output with the shape of an input; `[samples, classes]` from a linear layer, a pooling or a Sigmoid is
+taken for scores, everything else is not.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from typing import Literal
@@ -10,6 +11,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 
 from service.contracts.errors import QuantmillError
+from service.docs.config_page import config_page
+from service.docs.metrics_page import metrics_page
+from service.quark.table import quark_page
 
 router = APIRouter(include_in_schema=False)
 
@@ -21,6 +25,8 @@ _MEDIA_TYPES = {
     "favicon-32x32.png": "image/png",
 }
 _ASSET_SECONDS = 86400
+PageName = Literal["config", "metrics", "quark"]
+_PAGES: dict[PageName, Callable[[], str]] = {"config": config_page, "metrics": metrics_page, "quark": quark_page}
 AssetName = Literal["swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"]
 
 
@@ -45,6 +51,17 @@ def docs(request: Request) -> Response:
         # by default the page would send the document's address to a validator on the internet
         swagger_ui_parameters={"validatorUrl": None},
     )
+
+
+@router.get("/docs/{name}.md")
+def page(name: PageName) -> Response:
+    """A page of the documentation that is made from the code itself, as Markdown."""
+    return Response(_page(name), media_type="text/markdown; charset=utf-8", headers=_asset_headers())
+
+
+@cache
+def _page(name: PageName) -> str:
+    return _PAGES[name]()
 
 
 @router.get("/docs/assets/{name}")

@@ -13,7 +13,7 @@ from service.contracts.report import REPORT_SCHEMA_VERSION
 from service.contracts.version import VERSION
 from service.db import head_revision
 from service.deps import DeskDep
-from service.health.service import Outcome, check_all
+from service.health.service import Outcome
 
 router = APIRouter(tags=["service"])
 
@@ -51,15 +51,15 @@ class Version(BaseModel):
 
 
 @router.get("/healthz")
-def healthz() -> Health:
+async def healthz() -> Health:
     """Liveness: the process answers. Looks at nothing else, so that a database outage restarts nobody."""
     return Health()
 
 
 @router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready"}})
-def readyz(desk: DeskDep, response: Response) -> Readiness:
+async def readyz(desk: DeskDep, response: Response) -> Readiness:
     """Readiness: database, schema, storage, disk. A broker that is away degrades, jobs are still accepted."""
-    checks = check_all(desk)
+    checks = await desk.readiness.check_all()
     ready = all(check.outcome != "failed" for check in checks)
     response.status_code = 200 if ready else 503
     response.headers["Cache-Control"] = "no-store"

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from anyio import CapacityLimiter, to_thread
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.db import current_revision, head_revision
-from service.deps import Desk
+from service.db import Database
+from service.files import repository as stored_files
+from service.jobs.dispatch import Dispatcher
 from service.jobs.errors import DispatchError
+from service.schema import SchemaBehindError, require_current
+from service.settings import Settings
+from service.storage import FileStore
 
 Outcome = Literal["ok", "degraded", "failed"]
+# What was found a moment ago is told again: probes come from many sides.
+FRESH_SECONDS = 1.0
+PATIENCE_SECONDS = 3.0
 log = logging.getLogger(__name__)
 
 
@@ -32,52 +42,105 @@ class Check:
     detail: str
 
 
-def check_all(desk: Desk) -> list[Check]:
-    """Look at everything; never raises for what it looks for."""
-    checks = [
-        _check("database", lambda: _database(desk)),
-        _check("storage", lambda: _storage(desk)),
-        _check("disk", lambda: _disk(desk)),
-    ]
-    return [*checks, _broker(desk)]
+class _Probe:
+    """One look at a time, in a thread of its own, however many ask; a look that hangs is told of, not waited for."""
+
+    def __init__(self, name: str, look: Callable[[], Check], unanswered: Check) -> None:
+        self.name = name
+        self._look = look
+        self._unanswered = unanswered
+        self._thread = CapacityLimiter(1)
+        self._task: asyncio.Task[Check] | None = None
+        self._begun_at = 0.0
+
+    async def check(self) -> Check:
+        """What was found, at most ``FRESH_SECONDS`` ago."""
+        old = time.monotonic() - self._begun_at > FRESH_SECONDS
+        if self._task is None or (self._task.done() and old) or _of_another_loop(self._task):
+            self._begun_at = time.monotonic()
+            self._task = asyncio.create_task(to_thread.run_sync(self._look, limiter=self._thread))
+        done, _ = await asyncio.wait((self._task,), timeout=PATIENCE_SECONDS)
+        if done:
+            return self._task.result()
+        log.warning("readiness.no_answer check=%s", self.name)
+        return self._unanswered
+
+
+def _of_another_loop(task: asyncio.Task[Check]) -> bool:
+    return task.get_loop() is not asyncio.get_running_loop()
+
+
+class Readiness:
+    """Looks at everything that the service needs; never raises for what it looks for, and answers in a bounded time.
+
+    Args:
+        settings: the disk's floor.
+        database: whether it answers, and with the right schema.
+        store: whether it takes files.
+        dispatcher: whether the broker is there.
+    """
+
+    def __init__(self, settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher) -> None:
+        self._settings = settings
+        self._database = database
+        self._store = store
+        self._dispatcher = dispatcher
+        looks = {"database": self._schema, "storage": self._storage, "disk": self._disk}
+        self._probes = [_probe(name, look) for name, look in looks.items()]
+        away = Check("broker", "degraded", "not reachable: jobs are accepted and sent to workers once it is back")
+        self._probes.append(_Probe("files", self._files, Check("files", "degraded", "not known: see the database")))
+        self._probes.append(_Probe("broker", lambda: self._broker(away), away))
+
+    async def check_all(self) -> list[Check]:
+        """Look at everything at once."""
+        return list(await asyncio.gather(*(probe.check() for probe in self._probes)))
+
+    def _schema(self) -> str:
+        return f"schema {require_current(self._database)}"
+
+    def _storage(self) -> str:
+        with tempfile.NamedTemporaryFile(dir=self._store.incoming, suffix=".probe") as probe:
+            probe.write(b"probe")
+            probe.flush()
+            os.fsync(probe.fileno())
+        return "writable"
+
+    def _disk(self) -> str:
+        free = self._store.free_bytes()
+        if free < self._settings.min_free_bytes:
+            raise NotReadyError(f"{free} bytes free, at least {self._settings.min_free_bytes} are needed")
+        return f"{free} bytes free"
+
+    def _files(self) -> Check:
+        """Stored files that verification found damaged; they are refused one by one, everything else is served."""
+        try:
+            with self._database.read() as session:
+                count = len(stored_files.damaged(session))
+        except SQLAlchemyError:
+            return Check("files", "degraded", "not known: see the database")
+        if count:
+            return Check("files", "degraded", f"{count} damaged or missing: run `quantmill scrub`")
+        return Check("files", "ok", "none known to be damaged")
+
+    def _broker(self, away: Check) -> Check:
+        try:
+            self._dispatcher.ping()
+        except DispatchError as error:
+            log.warning("readiness.degraded check=broker: %s", error.detail)
+            return away
+        return Check("broker", "ok", "reachable")
+
+
+def _probe(name: str, look: Callable[[], str]) -> _Probe:
+    unanswered = Check(name, "failed", f"no answer within {PATIENCE_SECONDS:g} s")
+    return _Probe(name, lambda: _check(name, look), unanswered)
 
 
 def _check(name: str, look: Callable[[], str]) -> Check:
     try:
         return Check(name, "ok", look())
-    except (NotReadyError, SQLAlchemyError, OSError) as error:
+    except (NotReadyError, SchemaBehindError, SQLAlchemyError, OSError) as error:
         log.warning("readiness.failed check=%s: %s", name, error)
         # what a driver says may name hosts and users; only our own words go out
-        detail = str(error) if isinstance(error, NotReadyError) else f"{type(error).__name__}; see the log"
-        return Check(name, "failed", detail)
-
-
-def _database(desk: Desk) -> str:
-    current, head = current_revision(desk.database), head_revision()
-    if current != head:
-        raise NotReadyError(f"the schema is at {current}, this version needs {head}: run `quantmill migrate`")
-    return f"schema {current}"
-
-
-def _storage(desk: Desk) -> str:
-    with tempfile.NamedTemporaryFile(dir=desk.store.incoming, suffix=".probe") as probe:
-        probe.write(b"probe")
-        probe.flush()
-        os.fsync(probe.fileno())
-    return "writable"
-
-
-def _disk(desk: Desk) -> str:
-    free = desk.store.free_bytes()
-    if free < desk.settings.min_free_bytes:
-        raise NotReadyError(f"{free} bytes free, at least {desk.settings.min_free_bytes} are needed")
-    return f"{free} bytes free"
-
-
-def _broker(desk: Desk) -> Check:
-    try:
-        desk.dispatcher.ping()
-    except DispatchError as error:
-        log.warning("readiness.degraded check=broker: %s", error.detail)
-        return Check("broker", "degraded", "not reachable: jobs are accepted and sent to workers once it is back")
-    return Check("broker", "ok", "reachable")
+        own = isinstance(error, NotReadyError | SchemaBehindError)
+        return Check(name, "failed", str(error) if own else f"{type(error).__name__}; see the log")

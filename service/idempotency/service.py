@@ -7,11 +7,39 @@ from collections.abc import Callable
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
+from service import failpoints
 from service.deps import Desk
 from service.idempotency import repository as keys
 from service.idempotency.answers import Answer, request_digest
-from service.jobs.publishing import publish
 from service.tables import Job
+
+Work = Callable[[Session], tuple[Answer, Job]]
+
+
+def submit_checked(
+    desk: Desk, tenant_id: str, route: str, key: str | None, body: BaseModel, check: Callable[[Session], Work]
+) -> Answer:
+    """As ``submit_once``, for requests that take computing to check: nobody else may write while a transaction does.
+
+    Args:
+        desk: as for ``submit_once``.
+        tenant_id: likewise.
+        route: likewise.
+        key: likewise.
+        body: likewise.
+        check: reads what the request is checked against, and gives the work that stores it.
+
+    Raises:
+        QuantmillError: as for ``submit_once``, or raised by ``check``.
+    """
+    with desk.database.read() as session:
+        if key is not None:
+            kept = desk.settings.idempotency_seconds
+            known = keys.look_up(session, tenant_id, route, key, request_digest(body), kept_seconds=kept)
+            if known is not None:
+                return known
+        work = check(session)
+    return submit_once(desk, tenant_id, route, key, body, work)
 
 
 def submit_once(
@@ -20,7 +48,7 @@ def submit_once(
     route: str,
     key: str | None,
     body: BaseModel,
-    work: Callable[[Session], tuple[Answer, Job]],
+    work: Work,
 ) -> Answer:
     """Do ``work`` in one transaction with the memory of its answer, then have its job run.
 
@@ -47,5 +75,7 @@ def submit_once(
         answer, job = work(session)
         if key is not None:
             keys.remember(session, tenant_id, route, key, digest, answer)
-    publish(desk, job)
+        failpoints.reach("before_submit_commit")
+    failpoints.reach("after_submit_commit")
+    desk.publisher.put(job.id, job.queue)
     return answer

@@ -6,25 +6,27 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 
+from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import AlreadyQuantizedError, InvalidConfigError
-from service.deps import DeskDep, PrincipalDep, RequestIdDep
+from service.deps import Desk, DeskDep, Principal, PrincipalDep, RequestIdDep
 from service.http import Wait, etag_matches, only_parameters, poll
 from service.inspections import service
 from service.inspections.errors import UnknownTargetError
 from service.inspections.schemas import InspectionCreate, InspectionOut
 from service.inspections.views import etag, inspection_out
 from service.models.errors import ModelNotReadyError, ModelRejectedError
+from service.quarantine.errors import ModelQuarantinedError
 from service.responses import Responses, problems
 from service.tables import InspectionRow
 
-router = APIRouter(tags=["inspections"])
+router = APIRouter(route_class=ThreadedBodyRoute, tags=["inspections"])
 
 _REFUSALS = (
     AlreadyQuantizedError,
     InvalidConfigError,
     ModelNotReadyError,
+    ModelQuarantinedError,
     ModelRejectedError,
     UnknownTargetError,
 )
@@ -53,19 +55,16 @@ async def inspect_model(
     model and config, the same inspection is found.
     """
     asked = body or InspectionCreate()
-    config = service.aimed_at(asked.config, target)
-    made = await run_in_threadpool(
-        service.inspect,
-        desk,
-        principal.tenant_id,
-        model_id,
-        config,
-        request_id=request_id,
-        notes=asked.translation_notes,
-    )
+    with asked.pointing_into_request():
+        config = service.aimed_at(asked.config, target)
+        made = await desk.writes.run(
+            lambda: service.inspect(
+                desk, principal.tenant_id, model_id, config, request_id=request_id, notes=asked.translation_notes
+            )
+        )
     row = made
     if made.status == "running" and wait:
-        row = await poll(lambda: service.get(desk, principal.tenant_id, made.id), _ended, wait)
+        row = await _poll(desk, principal, made.id, wait)
     headers = {"Location": f"/v1/inspections/{row.id}", **_headers(row)}
     status = 200 if _ended(row) else 202
     return JSONResponse(inspection_out(row).model_dump(mode="json"), status_code=status, headers=headers)
@@ -84,11 +83,23 @@ async def get_inspection(
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """An inspection. With ?wait= the answer comes once it has ended, or when the time is over."""
-    row = await poll(lambda: service.get(desk, principal.tenant_id, inspection_id), _ended, wait)
+    row = await _poll(desk, principal, inspection_id, wait)
     headers = _headers(row)
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     return JSONResponse(inspection_out(row).model_dump(mode="json"), headers=headers)
+
+
+async def _poll(desk: Desk, principal: Principal, inspection_id: str, wait_seconds: float) -> InspectionRow:
+    return await poll(
+        desk,
+        InspectionRow,
+        inspection_id,
+        lambda: service.get(desk, principal.tenant_id, inspection_id),
+        version=lambda seen: (seen.row_version, 0),
+        done=_ended,
+        wait_seconds=wait_seconds,
+    )
 
 
 def _ended(row: InspectionRow) -> bool:

@@ -14,9 +14,9 @@ from service.deps import Desk
 from service.inspections import repository
 from service.inspections.errors import UnknownTargetError
 from service.jobs import events, transitions
-from service.jobs.publishing import publish
 from service.models import repository as models
 from service.models.service import ready_summary
+from service.quarantine import suspects as quarantine
 from service.tables import InspectionRow
 
 
@@ -51,12 +51,14 @@ def inspect(
 
     Raises:
         ModelNotFoundError, ModelNotReadyError, ModelRejectedError: there is no model to inspect.
+        ModelQuarantinedError: the model has killed its runner twice.
         AlreadyQuantizedError: the model is quantized already.
         InvalidConfigError: the config does not fit the model.
     """
     digest = config_digest(config)
     with desk.database.write() as session:
         model = models.get(session, tenant_id, model_id)
+        quarantine.refuse(session, tenant_id, quarantine.uploaded(model))
         summary = ready_summary(model, pointer="")
         check_float(summary, config.preparation, pointer="")
         check_selected(config, summary)
@@ -77,7 +79,7 @@ def inspect(
         for note in notes:
             events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {note}"})
         row = repository.create(session, job, config_sha256=digest)
-    publish(desk, job)
+    desk.publisher.put(job.id, job.queue)
     return row
 
 

@@ -132,7 +132,12 @@ class Dispatcher:
             if self._waiting >= _THREADS:
                 raise self._error("earlier messages are still waiting for it")
             self._waiting += 1
-        future = self._threads.submit(action, *arguments)
+        try:
+            future = self._threads.submit(action, *arguments)
+        except RuntimeError as error:  # this process may have no more threads, or is closing
+            with self._lock:
+                self._waiting -= 1
+            raise self._error(str(error)) from error
         future.add_done_callback(self._release)
         try:
             future.result(timeout=self._seconds)

@@ -29,20 +29,20 @@ class RangesNotUsableError(QuantmillError):
     status = 422
 
 
+class NoGpuWorkerError(QuantmillError):
+    """The job needs a GPU, and no worker is alive that takes jobs of the queue gpu."""
+
+    code = "no-gpu-worker"
+    title = "No worker with a GPU is there"
+    status = 409
+
+
 class AttemptsExhaustedError(QuantmillError):
     """Every attempt that the job had was used up by crashes or other passing trouble."""
 
     code = "attempts-exhausted"
     title = "The job failed on every attempt"
     status = 500
-
-
-class InterruptionsExhaustedError(QuantmillError):
-    """The job was interrupted too often by shutdowns of its workers."""
-
-    code = "interruptions-exhausted"
-    title = "The job was interrupted too often"
-    status = 503
 
 
 class LeaseExpiredError(QuantmillError):

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.jobs.errors import JobNotFoundError
-from service.tables import Job, JobEvent
+from service.tables import Base, Job, JobEvent
 
 EventType = Literal["state", "progress", "log", "metric"]
 # What an event is and what it tells.
@@ -18,6 +18,7 @@ Entry = tuple[EventType, dict[str, Any]]
 
 # In one INSERT: databases have a limit of parameters.
 _ROWS = 200
+_INSERT = insert(Base.metadata.tables[JobEvent.__tablename__]).values(created_at=db_now())
 
 
 def append(session: Session, job_id: str, attempt: int, type: EventType, data: dict[str, Any]) -> int:  # noqa: A002
@@ -61,9 +62,7 @@ def append_all(session: Session, job_id: str, attempt: int, entries: Sequence[En
 
 def record(session: Session, job_id: str, seq: int, attempt: int, type: EventType, data: dict[str, Any]) -> None:  # noqa: A002
     """Insert the event whose number ``seq`` was just drawn from the job's row, in the same transaction."""
-    session.execute(
-        insert(JobEvent).values(job_id=job_id, seq=seq, attempt=attempt, type=type, data=data, created_at=db_now())
-    )
+    session.execute(_INSERT, {"job_id": job_id, "seq": seq, "attempt": attempt, "type": type, "data": data})
 
 
 def list_after(session: Session, job_id: str, seq: int, limit: int) -> list[JobEvent]:

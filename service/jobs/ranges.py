@@ -9,11 +9,11 @@ from sqlalchemy.orm import Session
 from service.contracts.calibration import TensorRange
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import FieldProblem, InvalidConfigError
+from service.contracts.nearest import nearest_name
 from service.contracts.pointers import below
 from service.contracts.preparation import PreparationSpec
 from service.contracts.ranges import with_ranges
 from service.contracts.report import Report
-from service.contracts.validation import nearest
 from service.jobs import repository
 from service.jobs.errors import RangesNotUsableError
 from service.jobs.schemas import JobCreate, JobValidate
@@ -98,7 +98,7 @@ def _check_known(config: QuantizationConfig, ranges: Mapping[str, TensorRange], 
         return
     problems = []
     for name in unknown:
-        near = nearest(name, ranges)
+        near = nearest_name(name, ranges)
         told = f"; did you mean {near!r}?" if near else ""
         message = f"the job {job_id} calibrated no tensor {name!r}{told}"
         problems.append(

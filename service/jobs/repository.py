@@ -29,9 +29,20 @@ class JobQuery:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-def find(session: Session, job_id: str) -> Job | None:
-    """The job of any tenant, or None: for workers, who are handed ids by the broker."""
-    return session.get(Job, job_id, populate_existing=True)
+@dataclass(frozen=True)
+class Standing:
+    """What an attempt looks for in its job's row again and again: whether it still has the job, and may go on."""
+
+    state: str
+    attempt: int
+    cancel_requested: bool
+
+
+def standing(session: Session, job_id: str) -> Standing | None:
+    """How the job stands, without its config, which may have megabytes; None: there is no such job."""
+    columns = (Job.state, Job.attempt, Job.cancel_requested_at.is_not(None))
+    found = session.execute(select(*columns).where(Job.id == job_id)).one_or_none()
+    return None if found is None else Standing(*found)
 
 
 def get(session: Session, tenant_id: str, job_id: str, *, pointer: str | None = None) -> Job:
@@ -50,7 +61,7 @@ def get(session: Session, tenant_id: str, job_id: str, *, pointer: str | None = 
 def list_page(
     session: Session, tenant_id: str, query: JobQuery, *, after: Position | None, limit: int
 ) -> tuple[list[Job], Position | None]:
-    """One page of the tenant's quantize jobs, newest first; see ``newest_first``."""
+    """One page of the tenant's quantize jobs without their configs, newest first; see ``newest_first``."""
     conditions: list[ColumnElement[bool]] = [Job.tenant_id == tenant_id, Job.kind == "quantize"]
     if query.state == "canceling":
         conditions += [Job.state == "running", Job.cancel_requested_at.is_not(None)]
@@ -65,7 +76,7 @@ def list_page(
     if query.created_before is not None:
         conditions.append(Job.created_at < query.created_before)
     conditions += [Job.labels[key].as_string() == value for key, value in query.labels.items()]
-    return newest_first(session, Job, conditions, after, limit)
+    return newest_first(session, Job, conditions, after, limit, without=(Job.config,))
 
 
 def add_report(session: Session, job: Job, report: Report) -> None:

@@ -8,27 +8,29 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import AwareDatetime
-from starlette.concurrency import run_in_threadpool
 
+from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import (
     AlreadyQuantizedError,
     DatasetMismatchError,
     InvalidConfigError,
     InvalidRequestError,
 )
-from service.contracts.report import Report
+from service.contracts.report import REPORT_SCHEMA_VERSION, Report, upgraded
 from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.deps import DeskDep, PrincipalDep, RequestIdDep
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs import service
-from service.jobs.errors import RangesNotUsableError
+from service.jobs.errors import NoGpuWorkerError, RangesNotUsableError
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import (
     LABEL_KEY,
+    MOST_LABELS,
     TERMINAL,
     EventPage,
     JobCreate,
+    JobListed,
     JobOut,
     JobValidate,
     JobValidated,
@@ -36,12 +38,14 @@ from service.jobs.schemas import (
 )
 from service.jobs.service import JobView, ReportNotFoundError, ReportNotReadyError
 from service.jobs.streaming import event_stream
-from service.jobs.views import event_out, job_in_list, job_out
+from service.jobs.views import event_out, job_listed, job_out
 from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import CursorCodec, Page, link_header
+from service.quarantine.errors import ModelQuarantinedError
 from service.responses import Responses, problems
+from service.tables import Job
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(route_class=ThreadedBodyRoute, tags=["jobs"])
 
 _LABEL = "label."
 _SEQ_MAX = 2**31 - 1
@@ -62,13 +66,15 @@ _JOB_REFUSALS = (
     InvalidConfigError,
     ModelNotFoundError,
     ModelNotReadyError,
+    ModelQuarantinedError,
     ModelRejectedError,
+    NoGpuWorkerError,
     RangesNotUsableError,
 )
 
 
 @router.post("/v1/jobs", status_code=202, response_model=JobOut, responses=problems(*_JOB_REFUSALS))
-def create_job(
+async def create_job(
     body: JobCreate,
     desk: DeskDep,
     principal: PrincipalDep,
@@ -76,14 +82,15 @@ def create_job(
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Submit a quantization. 202 means that it is stored and will be run, whatever happens to this process."""
-    answer = service.create(desk, principal.tenant_id, body, key=idempotency_key, request_id=request_id)
-    return answer.response()
+    return await desk.writes.run(
+        lambda: service.create(desk, principal.tenant_id, body, key=idempotency_key, request_id=request_id).response()
+    )
 
 
 @router.post("/v1/jobs:validate", responses=problems(*_JOB_REFUSALS))
-def validate_job(body: JobValidate, desk: DeskDep, principal: PrincipalDep) -> JobValidated:
+async def validate_job(body: JobValidate, desk: DeskDep, principal: PrincipalDep) -> JobValidated:
     """Check a request and show the config that would be run; nothing is stored."""
-    return service.check(desk, principal.tenant_id, body)
+    return await desk.checks.run(lambda: service.check(desk, principal.tenant_id, body))
 
 
 @router.get(
@@ -105,8 +112,8 @@ def list_jobs(
     created_before: Annotated[AwareDatetime | None, Query()] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: CursorParameter = None,
-) -> Page[JobOut]:
-    """Quantize jobs, newest first. Any number of ``label.KEY=VALUE`` parameters filter by label."""
+) -> Page[JobListed]:
+    """Quantize jobs, newest first, without configs. Any number of ``label.KEY=VALUE`` parameters filter by label."""
     query = JobQuery(
         state=state,
         model_id=model_id,
@@ -120,7 +127,7 @@ def list_jobs(
     next_cursor = None if last is None else codec.encode(last)
     given = {name: value for name, value in request.query_params.items() if name != "cursor"}
     response.headers.update(link_header("/v1/jobs", next_cursor, **given))
-    items = [job_in_list(view.job, view.verdict, view.artifacts) for view in views]
+    items = [job_listed(view.job, view.verdict, view.artifacts, view.waiting) for view in views]
     return Page(items=items, next_cursor=next_cursor, has_more=last is not None)
 
 
@@ -140,7 +147,15 @@ async def get_job(
             return not etag_matches(if_none_match, _etag(seen)) or seen.job.state in TERMINAL
         return seen.job.state in TERMINAL
 
-    view = await poll(lambda: service.get(desk, principal.tenant_id, job_id), settled, wait)
+    view = await poll(
+        desk,
+        Job,
+        job_id,
+        lambda: service.get(desk, principal.tenant_id, job_id),
+        version=lambda seen: (seen.job.row_version, seen.job.last_seq),
+        done=settled,
+        wait_seconds=wait,
+    )
     headers = {"ETag": _etag(view), "Cache-Control": "no-cache"}
     if view.job.state not in TERMINAL:
         headers["Retry-After"] = "2"
@@ -155,9 +170,9 @@ async def get_job(
     response_model=JobOut,
     responses={202: {"model": JobOut, "description": "It is running and was asked to stop."}},
 )
-def cancel_job(job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def cancel_job(job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Cancel a job. 200: it is canceled, or had ended before; 202: it runs and stops soon. Never an error to repeat."""
-    view = service.cancel(desk, principal.tenant_id, job_id)
+    view = await desk.writes.run(lambda: service.cancel(desk, principal.tenant_id, job_id))
     status = 202 if view.job.state == "running" else 200
     return JSONResponse(_out(view).model_dump(mode="json"), status_code=status, headers={"ETag": _etag(view)})
 
@@ -180,11 +195,13 @@ async def get_events(
     """
     start = last_event_id if last_event_id is not None else after or 0
     if _wants_json(request.headers.get("accept", "")):
-        state, events = await run_in_threadpool(service.log_after, desk, principal.tenant_id, job_id, start, limit + 1)
+        state, events = await desk.reads.run(
+            lambda: service.log_after(desk, principal.tenant_id, job_id, start, limit + 1)
+        )
         page = [event_out(event) for event in events[:limit]]
         next_after = page[-1].seq if page else start
         return EventPage(items=page, next_after=next_after, has_more=len(events) > limit, state=state)
-    await run_in_threadpool(service.get, desk, principal.tenant_id, job_id)  # 404 before the stream begins
+    await desk.reads.run(lambda: service.log_after(desk, principal.tenant_id, job_id, start, 1))  # 404 comes first
     return StreamingResponse(
         event_stream(desk, principal.tenant_id, job_id, start),
         media_type="text/event-stream",
@@ -202,18 +219,22 @@ def get_report(
 ) -> Response:
     """The accuracy report of a succeeded job."""
     row = service.report(desk, principal.tenant_id, job_id)
-    headers = {"ETag": f'"{row.job_id}.{row.attempt}"', "Cache-Control": "private, no-cache"}
+    headers = {
+        "ETag": f'"{row.job_id}.{row.attempt}.{REPORT_SCHEMA_VERSION}"',
+        "Cache-Control": "private, no-cache",
+    }
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    return JSONResponse(row.body, headers=headers)
+    return JSONResponse(upgraded(row.body), headers=headers)
 
 
 def _etag(view: JobView) -> str:
-    return f'"{view.job.row_version}"'
+    """Of the row, and of what is told beside it."""
+    return f'"{view.job.row_version}{"" if view.waiting is None else "." + view.waiting.code}"'
 
 
 def _out(view: JobView) -> JobOut:
-    return job_out(view.job, view.verdict, view.artifacts)
+    return job_out(view.job, view.verdict, view.artifacts, view.waiting)
 
 
 def _wants_json(accept: str) -> bool:
@@ -231,4 +252,7 @@ def _label_filters(request: Request) -> dict[str, str]:
                 f"{name!r} is no label to filter by.", hint="Give label.KEY=VALUE once per key.", query=name
             )
         found[key] = value
+        if len(found) > MOST_LABELS:
+            hint = f"No job has more than {MOST_LABELS} labels."
+            raise InvalidRequestError("There are too many labels to filter by.", hint=hint, query=name)
     return found

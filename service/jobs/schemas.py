@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -17,12 +19,16 @@ from pydantic import (
     model_validator,
 )
 
+from service.contracts.bounds import require_bounded
 from service.contracts.config import QuantizationConfig
+from service.contracts.devices import Device, DeviceChoice
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, Problem, QuantmillError, problem_summary
 from service.contracts.evaluation_checks import check_no_function
+from service.contracts.report import Verdict
 from service.contracts.texts import Text, plain_text
 from service.contracts.validation import field_problems
-from service.quark import Translation, translate_document
+from service.jobs.queues import SizeClass
+from service.quark import Translation, missing_envelope, translate_document
 
 StoredState = Literal["queued", "running", "succeeded", "failed", "canceled"]
 ShownState = Literal["queued", "running", "canceling", "succeeded", "failed", "canceled"]
@@ -32,7 +38,8 @@ LABEL_KEY = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$"
 
 LabelKey = Annotated[str, StringConstraints(pattern=LABEL_KEY)]
 LabelValue = Annotated[str, StringConstraints(max_length=255), AfterValidator(plain_text)]
-Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
+MOST_LABELS = 32
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=MOST_LABELS)]
 NounId = Annotated[str, StringConstraints(max_length=64)]
 
 _RANGES_FROM = (
@@ -40,6 +47,16 @@ _RANGES_FROM = (
     "config's tensor_ranges; where the config has one for a tensor of that report, it stays. The preparation has to be "
     "the same."
 )
+
+
+_PRIORITY = "-100 to 100: of the jobs that wait in a queue those with the highest number start first."
+_DEVICE = (
+    "auto: gpu if the config asks for one (cuda or rocm), else cpu. gpu: the job goes into the queue gpu, whose "
+    "workers have GPUs. cpu: it sees no GPU, wherever it runs."
+)
+_SIZE_CLASS = "A short job may also start in the slots that workers keep for such; a long one waits for the others."
+MOST_PRIORITY = 100
+Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY, description=_PRIORITY)]
 
 
 class WithConfig(BaseModel):
@@ -51,17 +68,32 @@ class WithConfig(BaseModel):
         default_factory=QuantizationConfig,
         description='The recipe; a config of AMD Quark goes into {"format": "quark", "config": {...}}.',
     )
-    _notes: tuple[str, ...] = PrivateAttr(default=())
+    _translation: Translation | None = PrivateAttr(default=None)
 
     @property
     def translation_notes(self) -> tuple[str, ...]:
         """What holds otherwise than in Quark, for a config that was translated; each with its pointer."""
-        return self._notes
+        return () if self._translation is None else tuple(str(note) for note in self._translation.notes)
+
+    @contextmanager
+    def pointing_into_request(self) -> Iterator[None]:
+        """Have errors that checks of the config raise point into the config as it was sent."""
+        try:
+            yield
+        except QuantmillError as error:
+            if self._translation is not None:
+                self._translation.relocate(error, _CONFIG)
+            raise
 
     @model_validator(mode="wrap")
     @classmethod
     def _from_quark(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(data, dict) and isinstance(data.get("config"), dict):
+            require_bounded(data["config"], pointer=_CONFIG)
         translation = translate_document(data.get("config"), _CONFIG) if isinstance(data, dict) else None
+        bare = missing_envelope(data.get("config"), _CONFIG) if translation is None and isinstance(data, dict) else None
+        if bare is not None:
+            raise bare
         if translation is None:
             body = handler(data)
             check_no_function(body.config.evaluation)
@@ -70,13 +102,9 @@ class WithConfig(BaseModel):
             body = handler({**data, "config": translation.config})
         except ValidationError as error:
             raise _refusal(error, cls, translation) from None
-        try:
+        body._translation = translation
+        with body.pointing_into_request():
             check_no_function(body.config.evaluation)
-        except InvalidConfigError as error:
-            raise InvalidConfigError(
-                error.detail, errors=translation.relocated(error.errors, _CONFIG), hint=error.hint
-            ) from None
-        body._notes = tuple(str(note) for note in translation.notes)
         return body
 
 
@@ -99,6 +127,8 @@ class JobCreate(WithConfig):
         default=None, description="Without one, the models are compared on the calibration data."
     )
     ranges_from: NounId | None = Field(default=None, description=_RANGES_FROM)
+    priority: Priority = 0
+    device: DeviceChoice = Field(default="auto", description=_DEVICE)
     name: Text | None = None
     labels: Labels = Field(default_factory=dict)
 
@@ -110,6 +140,8 @@ class JobValidate(WithConfig):
     calibration_dataset_id: NounId | None = None
     evaluation_dataset_id: NounId | None = None
     ranges_from: NounId | None = Field(default=None, description=_RANGES_FROM)
+    priority: Priority = 0
+    device: DeviceChoice = Field(default="auto", description=_DEVICE)
     name: Text | None = None
     labels: Labels = Field(default_factory=dict)
 
@@ -119,15 +151,38 @@ class JobValidated(BaseModel):
 
     config: QuantizationConfig = Field(description="The config with everything filled in.")
     warnings: list[str] = Field(description="Nothing that stops the job, but worth a thought.")
+    device: Device = Field(description="Where it would run.")
+    queue: str = Field(description="Which workers would take it.")
+    size_class: SizeClass = Field(description=_SIZE_CLASS)
 
 
 class Progress(BaseModel):
-    """How far the stage has come; ``total`` is null while unknown."""
+    """How far the stage has come, and the whole job; ``total`` is null while unknown."""
 
     done: int
     total: int | None
     unit: str
     message: str
+    share: float | None = Field(
+        default=None,
+        description="Of the whole attempt that is done, 0 to 1; never falls, 1 at the end only. Null while unknown.",
+    )
+    seconds_left: float | None = Field(default=None, description="Until the end, estimated. Null while unknown.")
+
+
+class Waiting(BaseModel):
+    """Why a queued job does not start, or an upload is not validated."""
+
+    code: str = Field(
+        description="no-worker: none is alive that takes jobs of its queue. storage-full: the disk has no room left. "
+        "storage-away: the storage folder is not there. database-away: the database could not be reached for long. "
+        "worker-shutdown: its worker was stopped. restored: it ran when the backup was made that this service is of. "
+        "workers-lost: each worker that took it fell silent. runner-not-started: its worker could start no "
+        "process to work on it. worker-fault: its worker failed by an error of its own. "
+        "validation-overdue: an upload was not validated in time. Others may follow."
+    )
+    message: str
+    hint: str
 
 
 class ArtifactLink(BaseModel):
@@ -150,8 +205,8 @@ class JobLinks(BaseModel):
     artifacts: str
 
 
-class JobOut(BaseModel):
-    """A job. Tolerate states and stages that you do not know: there may be more of them one day."""
+class JobListed(BaseModel):
+    """A job as lists tell of it: all but its config, which may have megabytes."""
 
     id: str
     kind: str
@@ -160,16 +215,22 @@ class JobOut(BaseModel):
     state: ShownState = Field(description="canceling is running with a cancel requested.")
     stage: str | None = Field(description="What the running attempt is doing, for people.")
     progress: Progress | None
-    verdict: Literal["pass", "fail", "none"] | None = Field(description="Of the report, once succeeded.")
+    waiting: Waiting | None = Field(default=None, description="Why it does not start, if it is not just its turn yet.")
+    verdict: Verdict | None = Field(description="Of the report, once succeeded.")
     error: Problem | None = Field(description="Why it failed.")
     attempt: int = Field(description="Number of the current or last attempt, 0 before the first.")
     max_attempts: int
+    priority: int = Field(default=0, description="Of the jobs that wait, those with the highest number start first.")
+    device: DeviceChoice = Field(default="auto", description="As it was asked for; the queue says where that led.")
+    queue: str = Field(default="cpu", description="Which workers take it.")
+    size_class: SizeClass = Field(default="long", description=_SIZE_CLASS)
     interruptions: int = Field(description="Attempts that were cut short by a shutdown and are not held against it.")
     model_id: str | None
     dataset_id: str | None = Field(description="Of an inspect_dataset job.")
     calibration_dataset_id: str | None
     evaluation_dataset_id: str | None
-    config: dict[str, Any] | None = Field(description="The resolved QuantizationConfig.")
+    preset: str | None = Field(default=None, description="Of the config.")
+    algorithms: list[str] | None = Field(default=None, description="Methods of the config's algorithms, in order.")
     artifacts: list[ArtifactLink]
     request_id: str | None
     created_at: datetime
@@ -180,6 +241,12 @@ class JobOut(BaseModel):
     cancel_requested_at: datetime | None
     deadline_at: datetime | None
     links: JobLinks
+
+
+class JobOut(JobListed):
+    """A job. Tolerate states and stages that you do not know: there may be more of them one day."""
+
+    config: dict[str, Any] | None = Field(description="The resolved QuantizationConfig.")
 
 
 class EventOut(BaseModel):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -22,15 +24,18 @@ from service.datasets import repository as datasets
 from service.datasets import service as dataset_service
 from service.deps import Desk
 from service.idempotency.answers import Answer
-from service.idempotency.service import submit_once
+from service.idempotency.service import Work, submit_checked
 from service.jobs import events, repository, transitions
+from service.jobs.placement import Materials, Placement, placed
 from service.jobs.ranges import taken_over
 from service.jobs.repository import JobQuery
-from service.jobs.schemas import TERMINAL, JobCreate, JobValidate, JobValidated
+from service.jobs.schemas import TERMINAL, JobCreate, JobValidate, JobValidated, Waiting
 from service.jobs.views import job_out, shown_state
+from service.jobs.waiting import waiting_for
 from service.models import repository as models
 from service.models import service as model_service
 from service.pagination import Position
+from service.quarantine import suspects as quarantine
 from service.tables import Artifact, Job, JobEvent, ReportRow
 
 _ROUTE = "POST /v1/jobs"
@@ -60,6 +65,7 @@ class JobView:
     job: Job
     verdict: str | None
     artifacts: list[Artifact]
+    waiting: Waiting | None = None
 
 
 def create(desk: Desk, tenant_id: str, body: JobCreate, *, key: str | None, request_id: str) -> Answer:
@@ -69,30 +75,49 @@ def create(desk: Desk, tenant_id: str, body: JobCreate, *, key: str | None, requ
         QuantmillError: something about the request is wrong; nothing was stored.
     """
 
-    def work(session: Session) -> tuple[Answer, Job]:
+    def checked(session: Session) -> Work:
         asked = body.model_copy(update={"config": taken_over(session, tenant_id, body)})
-        _check(session, tenant_id, asked)
-        job = transitions.submit(
-            session,
-            tenant_id=tenant_id,
-            kind="quantize",
-            model_id=body.model_id,
-            calibration_dataset_id=body.calibration_dataset_id,
-            evaluation_dataset_id=body.evaluation_dataset_id,
-            config=asked.config.model_dump(mode="json"),
-            name=body.name,
-            labels=body.labels,
-            deadline_seconds=desk.settings.job_deadline_seconds,
-            request_id=request_id,
-        )
-        for note in body.translation_notes:
-            events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {note}"})
-        if body.ranges_from is not None:
-            message = f"tensor_ranges: the calibrated ranges of {body.ranges_from} are taken over"
-            events.append(session, job.id, 0, "log", {"level": "info", "message": message})
-        return _accepted(job), job
+        with body.pointing_into_request():
+            placement = placed(session, desk.settings, asked, _check(session, tenant_id, asked))
+        config = asked.config.model_dump(mode="json")
+        return lambda writing: _submit(desk, writing, tenant_id, asked, config, placement, request_id)
 
-    return submit_once(desk, tenant_id, _ROUTE, key, body, work)
+    return submit_checked(desk, tenant_id, _ROUTE, key, body, checked)
+
+
+def _submit(
+    desk: Desk,
+    session: Session,
+    tenant_id: str,
+    asked: JobCreate,
+    config: dict[str, Any],
+    placement: Placement,
+    request_id: str,
+) -> tuple[Answer, Job]:
+    """Store what was checked; whether the model is in quarantine since then is asked by who begins the job."""
+    job = transitions.submit(
+        session,
+        tenant_id=tenant_id,
+        kind="quantize",
+        queue=placement.queue,
+        priority=asked.priority,
+        size_class=placement.size_class,
+        device=asked.device,
+        model_id=asked.model_id,
+        calibration_dataset_id=asked.calibration_dataset_id,
+        evaluation_dataset_id=asked.evaluation_dataset_id,
+        config=config,
+        name=asked.name,
+        labels=asked.labels,
+        deadline_seconds=desk.settings.job_deadline_seconds,
+        request_id=request_id,
+    )
+    for note in asked.translation_notes:
+        events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {note}"})
+    if asked.ranges_from is not None:
+        message = f"tensor_ranges: the calibrated ranges of {asked.ranges_from} are taken over"
+        events.append(session, job.id, 0, "log", {"level": "info", "message": message})
+    return _accepted(job), job
 
 
 def check(desk: Desk, tenant_id: str, body: JobValidate) -> JobValidated:
@@ -103,8 +128,15 @@ def check(desk: Desk, tenant_id: str, body: JobValidate) -> JobValidated:
     """
     with desk.database.read() as session:
         asked = body.model_copy(update={"config": taken_over(session, tenant_id, body)})
-        _check(session, tenant_id, asked)
-    return JobValidated(config=asked.config, warnings=_warnings(asked))
+        with body.pointing_into_request():
+            placement = placed(session, desk.settings, asked, _check(session, tenant_id, asked))
+    return JobValidated(
+        config=asked.config,
+        warnings=[*_warnings(asked), *placement.warnings],
+        device=placement.device,
+        queue=placement.queue,
+        size_class=placement.size_class,
+    )
 
 
 def get(desk: Desk, tenant_id: str, job_id: str) -> JobView:
@@ -114,7 +146,7 @@ def get(desk: Desk, tenant_id: str, job_id: str) -> JobView:
         JobNotFoundError: the tenant has no such job.
     """
     with desk.database.read() as session:
-        return _views(session, [repository.get(session, tenant_id, job_id)])[0]
+        return _views(desk, session, [repository.get(session, tenant_id, job_id)])[0]
 
 
 def list_page(
@@ -123,7 +155,7 @@ def list_page(
     """One page of quantize jobs, newest first, and the position to go on from."""
     with desk.database.read() as session:
         jobs, last = repository.list_page(session, tenant_id, query, after=after, limit=limit)
-        return _views(session, jobs), last
+        return _views(desk, session, jobs), last
 
 
 def cancel(desk: Desk, tenant_id: str, job_id: str) -> JobView:
@@ -134,7 +166,7 @@ def cancel(desk: Desk, tenant_id: str, job_id: str) -> JobView:
     """
     with desk.database.write() as session:
         job = transitions.request_cancel(session, tenant_id, job_id)
-        return _views(session, [job])[0]
+        return _views(desk, session, [job])[0]
 
 
 def log_after(desk: Desk, tenant_id: str, job_id: str, seq: int, limit: int) -> tuple[str, list[JobEvent]]:
@@ -171,7 +203,7 @@ def report(desk: Desk, tenant_id: str, job_id: str) -> ReportRow:
     raise ReportNotReadyError(f"The job {job_id} is {job.state}.", hint="Wait for the job: GET /v1/jobs/{id}?wait=25")
 
 
-def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> None:
+def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> Materials:
     """Check ids, statuses, whether data and config fit the model, and whether both can tell what is to be measured."""
     if isinstance(body, JobCreate):
         check_data_given(
@@ -206,6 +238,7 @@ def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> N
     ]
     _check_graphs(session, tenant_id, measured, outputs, evaluation or calibration)
     _check_graphs(session, tenant_id, graph_losses(body.config), outputs, calibration)
+    return Materials(model, tuple(data for data in (calibration, evaluation) if data is not None))
 
 
 def _check_graphs(
@@ -229,6 +262,7 @@ def _model(session: Session, tenant_id: str, model_id: str | None, pointer: str 
     if model_id is None:
         return None
     model = models.get(session, tenant_id, model_id, pointer=pointer)
+    quarantine.refuse(session, tenant_id, quarantine.uploaded(model), pointer=pointer)
     return model_service.ready_summary(model, pointer=pointer)
 
 
@@ -253,9 +287,10 @@ def _accepted(job: Job) -> Answer:
     return Answer(202, body, {"Location": f"/v1/jobs/{job.id}", "Retry-After": "2", "ETag": f'"{job.row_version}"'})
 
 
-def _views(session: Session, jobs: list[Job]) -> list[JobView]:
+def _views(desk: Desk, session: Session, jobs: list[Job]) -> list[JobView]:
     # What a job produced is committed with its success, so the job has to be read first.
     done = [job.id for job in jobs if job.state == "succeeded"]
     verdicts = repository.verdicts(session, done) if done else {}
     artifacts = repository.artifacts(session, done) if done else {}
-    return [JobView(job, verdicts.get(job.id), artifacts.get(job.id, [])) for job in jobs]
+    waiting = waiting_for(session, jobs, watched_seconds=time.monotonic() - desk.opened_at)
+    return [JobView(job, verdicts.get(job.id), artifacts.get(job.id, []), waiting.get(job.id)) for job in jobs]

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.artifacts import repository as artifacts
+from service.artifacts.naming import named
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import Problem
 from service.contracts.inspection import Inspection
@@ -17,7 +18,8 @@ from service.jobs import repository
 from service.jobs.outcome import MadeModel, Outcome, QuantizeOutcome
 from service.models import repository as models
 from service.nouns import with_pointer
-from service.tables import Job, Model, ModelFile
+from service.repository import note_waiting
+from service.tables import Dataset, Job, Model, ModelFile
 
 
 def accept(session: Session, job: Job, result: Outcome) -> None:
@@ -28,23 +30,24 @@ def accept(session: Session, job: Job, result: Outcome) -> None:
     """
     if isinstance(result, QuantizeOutcome) and job.kind == "quantize":
         repository.add_report(session, job, result.report)
+        model_file, config = models.upload_name(session, job.model_id), result.report.manifest.config
         for artifact in result.artifacts:
-            artifacts.add(session, job, artifact)
+            artifacts.add(session, job, named(artifact, model_file, config))
     elif isinstance(result, MadeModel) and job.kind == "inspect_model" and job.model_id is not None:
         files = [
             ModelFile(path=file.path, sha256=file.sha256, size_bytes=file.size_bytes, is_main=k == 0)
             for k, file in enumerate(result.files)
         ]
         models.add_files(session, job.model_id, files)
-        models.settle(session, job.model_id, status="ready", summary=result.summary.model_dump(mode="json"))
+        models.settle(session, job.model_id, status="ready", **_summaries(result.summary))
     elif isinstance(result, ModelSummary) and job.kind == "inspect_model" and job.model_id is not None:
-        models.settle(session, job.model_id, status="ready", summary=result.model_dump(mode="json"))
+        models.settle(session, job.model_id, status="ready", **_summaries(result))
     elif isinstance(result, DatasetSummary) and job.kind == "inspect_dataset" and job.dataset_id is not None:
         datasets.settle(
             session,
             job.dataset_id,
             status="ready",
-            summary=result.model_dump(mode="json"),
+            **_summaries(result),
             thumbnails_sha256=None if result.thumbnails is None else result.thumbnails.sha256,
         )
     elif isinstance(result, Inspection) and job.kind == "inspect_target":
@@ -62,6 +65,19 @@ def reject(session: Session, job: Job, problem: Problem) -> None:
         datasets.settle(session, job.dataset_id, status="rejected", problems=_stored(problem, "/upload_id"))
     elif job.kind == "inspect_target":
         inspections.settle(session, job.id, status="failed", problem=problem.model_dump(mode="json"))
+
+
+def tell_waiting(session: Session, job: Job) -> None:
+    """What keeps validation from its end is told with what it validates: nobody else asks for its job."""
+    if job.kind == "inspect_model" and job.model_id is not None:
+        note_waiting(session, Model, job.model_id, job.waiting)
+    elif job.kind == "inspect_dataset" and job.dataset_id is not None:
+        note_waiting(session, Dataset, job.dataset_id, job.waiting)
+
+
+def _summaries(found: ModelSummary | DatasetSummary) -> dict[str, Any]:
+    """What validation found, whole and for lists."""
+    return {"summary": found.model_dump(mode="json"), "outline": found.outline().model_dump(mode="json")}
 
 
 def _stored(problem: Problem, pointer: str) -> list[dict[str, Any]]:

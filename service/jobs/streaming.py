@@ -5,52 +5,89 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.concurrency import run_in_threadpool
 
 from service.deps import Desk
 from service.jobs import service
 from service.jobs.schemas import TERMINAL
 from service.jobs.views import event_out
+from service.tables import Job
+from service.threads import ServiceBusyError
 
 RETRY_MILLISECONDS = 2000
 _BATCH = 200
-_POLL_SECONDS = (0.05, 0.5)
+# Between a look that found nothing and the next one, whatever is told meanwhile.
+_PAUSE_SECONDS = 0.03
+# The row's own version does not matter to a log.
+_ANY = 2**62
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What follows in a log after some event.
+
+    Attributes:
+        frames: the events on the wire.
+        last_seq: the number of the last.
+        state: of the job.
+        more: events may be there already that these leave out, or the end that one of these tells of.
+    """
+
+    frames: bytes
+    last_seq: int
+    state: str
+    more: bool
 
 
 async def event_stream(desk: Desk, tenant_id: str, job_id: str, after: int) -> AsyncIterator[bytes]:
     """Events with numbers above ``after``, a ping while nothing happens, and ``end`` once the job has ended.
 
-    If the database goes away the stream just breaks off: the client comes back with Last-Event-ID.
+    Streams that have come equally far share what is read for them. If the database goes away the stream just breaks
+    off: the client comes back with Last-Event-ID.
     """
     yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
-    quickest, slowest = _POLL_SECONDS
-    pause, sent_at = quickest, time.monotonic()
-    while True:
-        try:
-            state, events = await run_in_threadpool(service.log_after, desk, tenant_id, job_id, after, _BATCH)
-        except SQLAlchemyError as error:
-            log.warning("events.broken_off job_id=%s: %s", job_id, error)
-            return
-        for event in events:
-            after = event.seq
-            data = event_out(event).model_dump(mode="json")
-            yield frame(event.type, data, event_id=event.seq)
-        if events:
-            pause, sent_at = quickest, time.monotonic()
-            continue
-        if state in TERMINAL:
-            yield frame("end", {"job_id": job_id, "state": state})
-            return
-        if time.monotonic() - sent_at >= desk.settings.ping_seconds:
-            yield b": ping\n\n"
-            sent_at = time.monotonic()
-        await asyncio.sleep(min(pause, desk.settings.ping_seconds))
-        pause = min(slowest, pause * 1.5)
+    loop = asyncio.get_running_loop()
+    sent_at, seen = loop.time(), after
+    with desk.notifier.watching(Job, job_id) as watch:
+        while True:
+            try:
+                tail = await watch.shared(seen, partial(tail_after, desk, tenant_id, job_id, seen))
+            except (SQLAlchemyError, ServiceBusyError) as error:
+                log.warning("events.broken_off job_id=%s: %s", job_id, error)
+                return
+            if tail.frames:
+                yield tail.frames
+                sent_at, seen = loop.time(), tail.last_seq
+                if tail.more:
+                    continue
+            elif tail.state in TERMINAL:
+                yield frame("end", {"job_id": job_id, "state": tail.state})
+                return
+            else:
+                await asyncio.sleep(_PAUSE_SECONDS)
+            while not await watch.beyond((_ANY, seen), sent_at + desk.settings.ping_seconds - loop.time()):
+                if watch.released:
+                    return  # the client comes back with Last-Event-ID, to another process
+                yield b": ping\n\n"
+                sent_at = loop.time()
+
+
+def tail_after(desk: Desk, tenant_id: str, job_id: str, seq: int) -> Tail:
+    """The next events of a log, ready to be sent.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    state, events = service.log_after(desk, tenant_id, job_id, seq, _BATCH)
+    frames = [frame(event.type, event_out(event).model_dump(mode="json"), event_id=event.seq) for event in events]
+    # the state was read before the events: where none of them is a change of state, the end is still to come
+    more = len(events) == _BATCH or state in TERMINAL or any(event.type == "state" for event in events)
+    return Tail(b"".join(frames), events[-1].seq if events else seq, state, more)
 
 
 def frame(event: str, data: object, *, event_id: int | None = None) -> bytes:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from service.contracts.errors import Problem
-from service.jobs.schemas import ArtifactLink, EventOut, JobLinks, JobOut, Progress, ShownState
+from service.jobs.schemas import ArtifactLink, EventOut, JobLinks, JobListed, JobOut, Progress, ShownState, Waiting
 from service.tables import Artifact, Job, JobEvent
 
 
@@ -15,27 +13,46 @@ def shown_state(job: Job) -> ShownState:
     return "canceling" if state == "running" and job.cancel_requested_at is not None else state
 
 
-def job_out(job: Job, verdict: str | None, artifacts: list[Artifact]) -> JobOut:
+def _progress(job: Job) -> Progress | None:
+    """As the attempt last told; of a job that has succeeded, all."""
+    if job.progress is None:
+        return None
+    told = Progress.model_validate(job.progress)
+    return told.model_copy(update={"share": 1.0, "seconds_left": 0.0}) if job.state == "succeeded" else told
+
+
+def job_out(job: Job, verdict: str | None, artifacts: list[Artifact], waiting: Waiting | None = None) -> JobOut:
     """A job with its verdict and its artifacts."""
+    return JobOut(**dict(job_listed(job, verdict, artifacts, waiting)), config=job.config)
+
+
+def job_listed(job: Job, verdict: str | None, artifacts: list[Artifact], waiting: Waiting | None = None) -> JobListed:
+    """The same for lists: the config is not so much as read."""
     path = f"/v1/jobs/{job.id}"
-    return JobOut(
+    return JobListed(
         id=job.id,
         kind=job.kind,
         name=job.name,
         labels=job.labels,
         state=shown_state(job),
         stage=job.stage,
-        progress=None if job.progress is None else Progress.model_validate(job.progress),
+        progress=_progress(job),
+        waiting=waiting,
         verdict=verdict,
         error=None if job.error is None else Problem.model_validate(job.error),
         attempt=job.attempt,
         max_attempts=job.max_attempts,
+        priority=job.priority,
+        device=job.device,
+        queue=job.queue,
+        size_class=job.size_class,
         interruptions=job.interruptions,
         model_id=job.model_id,
         dataset_id=job.dataset_id,
         calibration_dataset_id=job.calibration_dataset_id,
         evaluation_dataset_id=job.evaluation_dataset_id,
-        config=job.config,
+        preset=job.preset,
+        algorithms=job.algorithms,
         artifacts=[
             ArtifactLink(
                 id=artifact.id,
@@ -62,30 +79,6 @@ def job_out(job: Job, verdict: str | None, artifacts: list[Artifact]) -> JobOut:
             artifacts=f"{path}/artifacts",
         ),
     )
-
-
-def job_in_list(job: Job, verdict: str | None, artifacts: list[Artifact]) -> JobOut:
-    """The same for lists: graphs within the config, which may take a megabyte each, are only told of."""
-    shown = job_out(job, verdict, artifacts)
-    return shown if shown.config is None else shown.model_copy(update={"config": _without_graphs(shown.config)})
-
-
-def _without_graphs(config: dict[str, Any]) -> dict[str, Any]:
-    evaluation = config.get("evaluation", {})
-    metrics = [_without_graph(metric) for metric in evaluation.get("metrics", [])]
-    algorithms = [
-        {**entry, "losses": [_without_graph(loss) for loss in entry["losses"]]} if "losses" in entry else entry
-        for entry in config.get("algorithms", [])
-    ]
-    shown = {**config, "evaluation": {**evaluation, "metrics": metrics}} if metrics else config
-    return {**shown, "algorithms": algorithms} if algorithms else shown
-
-
-def _without_graph(metric: dict[str, Any]) -> dict[str, Any]:
-    text = metric.get("graph", {}).get("base64")
-    if text is None:
-        return metric
-    return {**metric, "graph": {**metric["graph"], "base64": f"({len(text)} characters, see the job itself)"}}
 
 
 def event_out(event: JobEvent) -> EventOut:

@@ -8,11 +8,12 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from service import repository
+from service.contracts.model import MADE_MODEL
 from service.db import db_now
 from service.ids import is_id, new_id
 from service.models.errors import ModelNotFoundError
 from service.pagination import Position
-from service.repository import newest_first
+from service.repository import outlined_page
 from service.tables import Model, ModelFile
 
 
@@ -93,8 +94,18 @@ def get(session: Session, tenant_id: str, model_id: str, *, pointer: str | None 
 def list_page(
     session: Session, tenant_id: str, *, status: str | None, after: Position | None, limit: int
 ) -> tuple[list[Model], Position | None]:
-    """One page of the tenant's models, newest first; see ``newest_first``."""
+    """One page of the tenant's models, newest first; see ``outlined_page``."""
     conditions = [Model.tenant_id == tenant_id]
     if status is not None:
         conditions.append(Model.status == status)
-    return newest_first(session, Model, conditions, after, limit)
+    return outlined_page(session, Model, conditions, after, limit)
+
+
+def upload_name(session: Session, model_id: str | None) -> str:
+    """The name of the file that a model was uploaded as; the model's own where that says nothing; "" without one."""
+    files = session.execute(select(ModelFile.path, ModelFile.is_main).where(ModelFile.model_id == model_id)).all()
+    main = next((path for path, is_main in files if is_main), MADE_MODEL)
+    if main != MADE_MODEL:
+        return str(main)
+    made_of = next((path for path, _ in files if path.endswith((".pt2", ".safetensors"))), None)
+    return made_of or session.scalar(select(Model.name).where(Model.id == model_id)) or ""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
+from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import Pt2NotAllowedError
 from service.deps import DeskDep, PrincipalDep, RequestIdDep
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
@@ -16,14 +17,17 @@ from service.models.schemas import ModelCreate, ModelOut
 from service.models.views import etag, model_in_list, model_out
 from service.nouns import NounStatus
 from service.pagination import CursorCodec, Page, link_header
+from service.quarantine.errors import ModelQuarantinedError
 from service.responses import problems
+from service.tables import Model
 from service.uploads.errors import UploadNotCompleteError, UploadNotFoundError
 
-router = APIRouter(prefix="/v1/models", tags=["models"])
+router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/models", tags=["models"])
 
 _REFUSALS = (
     ModelNotFoundError,
     ModelNotReadyError,
+    ModelQuarantinedError,
     ModelRejectedError,
     Pt2NotAllowedError,
     UploadNotCompleteError,
@@ -37,7 +41,7 @@ _REFUSALS = (
     response_model=ModelOut,
     responses=problems(*_REFUSALS),
 )
-def create_model(
+async def create_model(
     body: ModelCreate,
     desk: DeskDep,
     principal: PrincipalDep,
@@ -45,8 +49,9 @@ def create_model(
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Make a model of uploads. Validated in the background: ask with ?wait=25 until it is ready or rejected."""
-    answer = service.create(desk, principal.tenant_id, body, key=idempotency_key, request_id=request_id)
-    return answer.response()
+    return await desk.writes.run(
+        lambda: service.create(desk, principal.tenant_id, body, key=idempotency_key, request_id=request_id).response()
+    )
 
 
 @router.get("", dependencies=[Depends(only_parameters("status", "limit", "cursor"))])
@@ -78,7 +83,13 @@ async def get_model(
 ) -> Response | ModelOut:
     """A model. With ?wait= the answer comes once validation has ended, or when the time is over."""
     model = await poll(
-        lambda: service.get(desk, principal.tenant_id, model_id), lambda seen: seen.status != "validating", wait
+        desk,
+        Model,
+        model_id,
+        lambda: service.get(desk, principal.tenant_id, model_id),
+        version=lambda seen: (seen.row_version, 0),
+        done=lambda seen: seen.status != "validating",
+        wait_seconds=wait,
     )
     headers = {"ETag": etag(model), "Cache-Control": "no-cache"}
     if model.status == "validating":

@@ -8,10 +8,11 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from service.contracts.bounds import BELOW
 from service.contracts.errors import Problem
 from service.contracts.model import ModelFormat, ModelSummary
 from service.contracts.texts import Text, plain_text
-from service.contracts.validation import BELOW
+from service.jobs.schemas import Waiting
 from service.nouns import NounStatus
 
 MAX_FILES = 256
@@ -116,6 +117,7 @@ class ModelOut(BaseModel):
     status: NounStatus
     summary: ModelSummary | None = Field(description="Facts found by validation, once ready.")
     problems: list[Problem] = Field(description="Why it was rejected.")
+    waiting: Waiting | None = Field(default=None, description="What keeps it in validation, if anything does.")
     files: list[ModelFileOut]
     skeleton_model_id: str | None = Field(default=None, description="Whose graph this is with other weights.")
     version: int = Field(default=1, description="One above the skeleton's; 1 without one.")

@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 from service.contracts.errors import Problem, Pt2NotAllowedError
 from service.contracts.model import ModelSummary
 from service.deps import Desk
+from service.files import repository as stored_files
 from service.idempotency.answers import Answer
 from service.idempotency.service import submit_once
 from service.jobs import transitions
@@ -15,6 +16,7 @@ from service.models.errors import ModelNotReadyError, ModelRejectedError
 from service.models.schemas import ModelCreate, is_main
 from service.models.views import created
 from service.pagination import Position
+from service.quarantine import suspects as quarantine
 from service.tables import Job, Model, ModelFile
 from service.uploads import repository as uploads
 from service.uploads.service import completed
@@ -31,6 +33,7 @@ def create(desk: Desk, tenant_id: str, body: ModelCreate, *, key: str | None, re
         UploadNotCompleteError: a file's bytes are not all there.
         Pt2NotAllowedError: an archive of torch.export, where they are switched off.
         ModelNotFoundError, ModelNotReadyError, ModelRejectedError: the skeleton cannot be used.
+        ModelQuarantinedError: these files have killed their runner twice.
     """
     if body.format == "pt2" and not desk.settings.allow_pt2:
         raise Pt2NotAllowedError(pointer="/format")
@@ -40,12 +43,14 @@ def create(desk: Desk, tenant_id: str, body: ModelCreate, *, key: str | None, re
         files = []
         for index, file in enumerate(body.files):
             pointer = f"/files/{index}/upload_id"
-            stored = completed(uploads.get(session, tenant_id, file.upload_id, pointer=pointer), pointer=pointer)
+            stored = completed(uploads.hold(session, tenant_id, file.upload_id, pointer=pointer), pointer=pointer)
             files.append(
                 ModelFile(
                     path=file.path, sha256=stored.sha256, size_bytes=stored.size_bytes, is_main=is_main(file.path)
                 )
             )
+        quarantine.refuse(session, tenant_id, files, pointer="/files")
+        stored_files.name_files(session, desk.store, [file.sha256 for file in files])
         model = repository.create(
             session, tenant_id, name=body.name, format=body.format, files=files, skeleton=skeleton
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from service.contracts.errors import Problem
 from service.contracts.model import ModelSummary
 from service.idempotency.answers import Answer
+from service.jobs.schemas import Waiting
 from service.models.schemas import ModelFileOut, ModelOut, SelfLinks
 from service.tables import Model
 
@@ -15,22 +16,24 @@ def etag(model: Model) -> str:
 
 
 def model_in_list(model: Model) -> ModelOut:
-    """Without the names of the nodes, which would make up most of a page."""
-    out = model_out(model)
-    if out.summary is not None:
-        out.summary = out.summary.model_copy(update={"node_names": None})
-    return out
+    """The model as lists tell of it: without what grows with its graph, which is not so much as read."""
+    return _shown(model, None if model.outline is None else ModelSummary.model_validate(model.outline).outline())
 
 
 def model_out(model: Model) -> ModelOut:
     """The model as it is shown."""
+    return _shown(model, None if model.summary is None else ModelSummary.model_validate(model.summary))
+
+
+def _shown(model: Model, summary: ModelSummary | None) -> ModelOut:
     return ModelOut(
         id=model.id,
         name=model.name,
         format=model.format,
         status=model.status,
-        summary=None if model.summary is None else ModelSummary.model_validate(model.summary),
+        summary=summary,
         problems=[Problem.model_validate(problem) for problem in model.problems or []],
+        waiting=None if model.waiting is None else Waiting.model_validate(model.waiting),
         files=[ModelFileOut(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in model.files],
         skeleton_model_id=model.skeleton_model_id,
         version=model.version,

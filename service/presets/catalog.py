@@ -62,26 +62,6 @@ def pending() -> list[tuple[str, str]]:
     return sorted(PENDING_PRESETS.items())
 
 
-def overview() -> str:
-    """All presets, a line each, as text."""
-    lines = []
-    for found in entries():
-        kind = "native" if found.preset.execution.native else "simulated"
-        lines.append(
-            " ".join(
-                [
-                    f"{found.preset.name:<28}",
-                    f"{kind:<10}",
-                    found.preset.description,
-                    *(["(default)"] if found.default else []),
-                ]
-            )
-        )
-    lines += ["", "not offered:"]
-    lines += [f"{name:<28} {reason}" for name, reason in pending()]
-    return "\n".join(lines)
-
-
 def page(name: str) -> str:
     """One preset in full, as text.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.contracts.config import QuantizationConfig, parse_config
-from service.contracts.errors import FieldProblem, InvalidConfigError, problem_summary
+from service.contracts.errors import FieldProblem, InvalidConfigError, QuantmillError, problem_summary, relocated
 from service.contracts.pointers import below
 from service.contracts.presets import Preset, find_preset, missing_preset
 from service.quark.draft import BAD_VALUE, UNKNOWN, Draft, Note, Step
@@ -20,6 +20,7 @@ from service.quark.finish import BIAS_KEYS, finish
 from service.quark.legacy import apply_all, read_fields, translate_excludes, translate_legacy
 from service.quark.option import unknown
 from service.quark.qconfig import translate_qconfig
+from service.quark.registry import FIELD_OPTIONS, FIELDS
 
 ENVELOPE_FORMAT = "quark"
 # What a translated config builds on where it names no preset: everything that counts is said explicitly.
@@ -27,6 +28,16 @@ BASE_PRESET = "plain"
 # Our own keys that may stand beside a Quark config, which has no words for them.
 PASSED = ("evaluation", "seed")
 _LEGACY, _QCONFIG = "global_quant_config", "global_config"
+_LAYER_CONFIGS = ("layer_type_config", "specific_layer_config")
+NO_ENVELOPE = "quark-no-envelope"
+PAGE = "docs/quark.md, which a service has at /docs/quark.md"
+# Names of Quark's classes, under which some write the whole config.
+_CLASSES = ("QuantizationConfig", "QConfig", "Config")
+# Keys of the whole of a Quark config, none of which is one of ours.
+_QUARKS_ALONE = frozenset(
+    {_LEGACY, _QCONFIG, *_CLASSES, *FIELDS, *FIELD_OPTIONS, "extra_options", "algo_config", *_LAYER_CONFIGS}
+) - frozenset(QuantizationConfig.model_fields)
+_OURS_ALONE = ("activation", "weight", "bias", "target", "mode", "algorithms", "evaluation", "preparation")
 # Fields from which a preset is made: to change one, the whole config has to be written out.
 _MADE_OF = (
     "calibrate_method",
@@ -59,17 +70,22 @@ class Translation:
 
     def relocated(self, problems: tuple[FieldProblem, ...], pointer: str) -> tuple[FieldProblem, ...]:
         """Problems with our config, which was validated as of ``pointer``, as problems with the Quark config."""
-        return tuple(problem.model_copy(update={"pointer": self._origin(problem, pointer)}) for problem in problems)
+        return relocated(problems, lambda place: self.origin(place, pointer))
 
-    def _origin(self, problem: FieldProblem, pointer: str) -> str:
-        if problem.pointer != pointer and not problem.pointer.startswith(pointer + "/"):
-            return problem.pointer
-        parts = [part.replace("~1", "/").replace("~0", "~") for part in problem.pointer[len(pointer) :].split("/")[1:]]
+    def relocate(self, error: QuantmillError, pointer: str) -> None:
+        """Have an error that a later check found with our config, as of ``pointer``, point into the Quark config."""
+        error.relocate(lambda place: self.origin(place, pointer))
+
+    def origin(self, place: str, pointer: str) -> str:
+        """Where in the Quark config stands what ``place`` points to in our config, which itself is at ``pointer``."""
+        if place != pointer and not place.startswith(pointer + "/"):
+            return place
+        parts = [part.replace("~1", "/").replace("~0", "~") for part in place[len(pointer) :].split("/")[1:]]
         for end in range(len(parts), 0, -1):
             origin = self.origins.get("/".join(parts[:end]))
             if origin is not None:
                 return origin
-        return problem.pointer if parts[:1] and parts[0] in PASSED else self.root
+        return place if parts[:1] and parts[0] in PASSED else self.root
 
 
 def translate(data: Any, pointer: str = "") -> Translation:
@@ -142,6 +158,34 @@ def _pass_on(found: Translation, data: Mapping[str, Any]) -> None:
         found.origins[f"evaluation/metrics/{len(given) + k}"] = found.origins.pop(f"evaluation/metrics/{k}")
 
 
+def missing_envelope(data: Any, pointer: str = "") -> InvalidConfigError | None:
+    """What to tell of a Quark config that stands where a config of ours does, without its envelope; None if it is none.
+
+    Args:
+        data: the document.
+        pointer: where it stands.
+    """
+    found = _quark_words(data)
+    if not found:
+        return None
+    listed = ", ".join(found[:4])
+    message = f"this is a config of AMD Quark ({listed}), which goes into an envelope"
+    problem = FieldProblem(pointer=pointer, code=NO_ENVELOPE, message=message)
+    what = f"what stands under {found[0]}" if found[0] in _CLASSES else "all of it"
+    return InvalidConfigError(
+        problem_summary((problem,)),
+        errors=(problem,),
+        hint=f'Write {{"format": "{ENVELOPE_FORMAT}", "config": ...}} with {what} in the place of the dots; {PAGE}.',
+    )
+
+
+def _quark_words(data: Any) -> list[str]:
+    """Keys of a document that only Quark has; none if a key of ours says that it is meant as ours."""
+    if not isinstance(data, dict) or "format" in data or any(key in data for key in _OURS_ALONE):
+        return []
+    return [key for key in data if isinstance(key, str) and key in _QUARKS_ALONE]
+
+
 def read_config(data: Any, *, pointer: str = "") -> QuantizationConfig:
     """Validate and resolve a config document of a user's, ours or in Quark's envelope.
 
@@ -153,6 +197,9 @@ def read_config(data: Any, *, pointer: str = "") -> QuantizationConfig:
         InvalidConfigError: as ``translate_document`` or ``parse_config`` does, with pointers into ``data``.
     """
     translation = translate_document(data, pointer)
+    bare = missing_envelope(data, pointer) if translation is None else None
+    if bare is not None:
+        raise bare
     if translation is None:
         return parse_config(data, pointer=pointer)
     try:
@@ -166,7 +213,7 @@ def _refusal(problems: tuple[FieldProblem, ...]) -> InvalidConfigError:
     return InvalidConfigError(
         problem_summary(problems),
         errors=problems,
-        hint="docs/quark.md lists every key of Quark's with what becomes of it here.",
+        hint=f"Every key of Quark's, with what becomes of it here: {PAGE}.",
     )
 
 
@@ -219,4 +266,4 @@ def _on_top(draft: Draft, preset: Preset, rest: Mapping[str, Any]) -> None:
     finish(draft)
 
 
-__all__ = ["Note", "Translation", "read_config", "translate", "translate_document"]
+__all__ = ["Note", "Translation", "missing_envelope", "read_config", "translate", "translate_document"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from service.contracts.nearest import nearest_key
 from service.quark.draft import BAD_VALUE, UNKNOWN, Draft, Given
 
 Verdict = Literal["honoured", "no effect here", "refused"]
@@ -117,7 +117,6 @@ def admit(draft: Draft, option: Option, given: Given) -> None:
 def unknown(draft: Draft, key: str, pointer: str, known: Iterable[str], instead: str = "") -> None:
     """Add the problem that ``key`` is none of ``known``, naming the nearest that is or what to do instead."""
     names = sorted(set(known))
-    folded = {name.casefold().replace("_", ""): name for name in names}
-    near = difflib.get_close_matches(key.casefold().replace("_", ""), folded, n=1, cutoff=0.6)
-    hint = instead or (f"did you mean {folded[near[0]]!r}?" if near else f"known: {', '.join(names[:40])}")
+    near = nearest_key(key, names)
+    hint = instead or (f"did you mean {near!r}?" if near else f"known: {', '.join(names[:40])}")
     draft.problem(pointer, f"unknown key {key!r}; {hint}", UNKNOWN)

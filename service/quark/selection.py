@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
+from service.contracts.patterns import PatternError, compiled
 from service.contracts.pointers import below
 from service.quark.draft import BAD_VALUE, Draft
 
@@ -58,8 +58,8 @@ def _names(end: Any) -> bool:
 def _pattern(draft: Draft, pattern: str, at: str) -> dict[str, Any] | None:
     """Quark searches for the pattern; our regex has to match the whole name."""
     try:
-        re.compile(pattern)
-    except re.error as error:
+        compiled(pattern)
+    except PatternError as error:
         draft.problem(at, f"not a regular expression: {error}", BAD_VALUE)
         return None
     if ".*" not in pattern:

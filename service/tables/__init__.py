@@ -8,12 +8,16 @@ from service.tables.inspections import InspectionRow
 from service.tables.job_events import JobEvent
 from service.tables.jobs import Job
 from service.tables.models import Model, ModelFile
+from service.tables.quarantines import Quarantine
 from service.tables.reports import ReportRow
+from service.tables.stored_files import DamagedFile, ScrubPass
 from service.tables.uploads import Upload
+from service.tables.workers import Worker
 
 __all__ = [
     "Artifact",
     "Base",
+    "DamagedFile",
     "Dataset",
     "IdempotencyKey",
     "InspectionRow",
@@ -21,6 +25,9 @@ __all__ = [
     "JobEvent",
     "Model",
     "ModelFile",
+    "Quarantine",
     "ReportRow",
+    "ScrubPass",
     "Upload",
+    "Worker",
 ]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, UniqueConstraint
+from sqlalchemy import ForeignKey, ForeignKeyConstraint, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.tables.base import Base, Bytes, Id, Moment, Name, Sha256, Tenant, Word
 
 
 class Artifact(Base):
-    """One file in the content-addressed store."""
+    """One file in the content-addressed store; it comes and goes with the report of the attempt that made it."""
 
     __tablename__ = "artifacts"
-    __table_args__ = (UniqueConstraint("job_id", "kind"),)
+    __table_args__ = (
+        UniqueConstraint("job_id", "kind"),
+        ForeignKeyConstraint(
+            ["job_id", "attempt"],
+            ["reports.job_id", "reports.attempt"],
+            name="fk_artifacts_job_id_attempt_reports",
+            deferrable=True,
+            initially="DEFERRED",
+        ),
+    )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
     tenant_id: Mapped[Tenant]

@@ -35,7 +35,11 @@ class Dataset(Base):
     size_bytes: Mapped[Bytes]
     preprocessing: Mapped[Document]
     summary: Mapped[Document | None]
+    # The summary without what grows with the data, for lists; null in rows that older code has written.
+    outline: Mapped[Document | None]
     problems: Mapped[Document | None]
+    # Why the installation keeps it in validation: code, message, hint.
+    waiting: Mapped[Document | None]
     thumbnails_sha256: Mapped[Sha256 | None]
     row_version: Mapped[int]
     created_at: Mapped[Moment]

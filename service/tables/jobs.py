@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index
+from sqlalchemy import CheckConstraint, Computed, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.tables.base import Base, Document, Id, Moment, Name, Tenant, Word, one_of
 
 JOB_KINDS = ("quantize", "inspect_model", "inspect_dataset", "inspect_target")
+# Their jobs validate what was uploaded, a noun that is ready or rejected at their end.
+UPLOAD_KINDS = ("inspect_model", "inspect_dataset")
 LIVE_STATES = ("queued", "running")
 TERMINAL_STATES = ("succeeded", "failed", "canceled")
 JOB_STATES = LIVE_STATES + TERMINAL_STATES
+SIZE_CLASSES = ("short", "long")
+DEVICES = ("auto", "cpu", "gpu")
+# Conditions of the partial indexes by which workers look for the next job, and messages are sent; statements repeat
+# them word for word.
+IS_QUEUED = "state = 'queued'"
+IS_QUEUED_SHORT = "state = 'queued' AND size_class = 'short'"
+IS_RUNNING = "state = 'running'"
+# The conditions' own columns stand last: SQLite would look into the rows for them.
+_TURN = ("queue", "priority", "tenant_id", "not_before", "id", "deadline_at", "state")
+_TURN_SHORT = (*_TURN, "size_class")
+# In the order in which messages are sent (again).
+_MESSAGE = ("queue", "dispatched_at", "not_before", "id", "state")
 
 
 class Job(Base):
@@ -18,6 +32,10 @@ class Job(Base):
 
     ``attempt`` counts claims and is the fencing token; ``attempt - interruptions`` is what the attempt budget is
     charged. ``last_seq`` is the number of the newest event. ``row_version`` changes with everything a reader can see.
+
+    ``report_job_id`` is the job's own id once it has a report, as the database computes it. With its keys, and those of
+    ``reports``, a quantize job has succeeded if and only if there is a report of its last attempt; they are looked at
+    when the transaction ends.
     """
 
     __tablename__ = "jobs"
@@ -28,6 +46,7 @@ class Job(Base):
         CheckConstraint("state <> 'running' OR worker_id IS NOT NULL", name="running_has_worker"),
         CheckConstraint("state <> 'queued' OR cancel_requested_at IS NULL", name="queued_is_not_canceling"),
         CheckConstraint("(state = 'failed') = (error IS NOT NULL)", name="failed_has_error"),
+        CheckConstraint("state = 'queued' OR waiting IS NULL", name="only_queued_waits"),
         CheckConstraint(
             f"({one_of('state', TERMINAL_STATES)}) = (finished_at IS NOT NULL)", name="terminal_has_finished"
         ),
@@ -42,10 +61,33 @@ class Job(Base):
         CheckConstraint(
             "kind <> 'quantize' OR (model_id IS NOT NULL AND config IS NOT NULL)", name="quantize_has_inputs"
         ),
+        UniqueConstraint("report_job_id", "attempt", name="uq_jobs_report_job_id_attempt"),
+        ForeignKeyConstraint(
+            ["report_job_id", "attempt"],
+            ["reports.job_id", "reports.attempt"],
+            name="fk_jobs_report_job_id_reports",
+            deferrable=True,
+            initially="DEFERRED",
+            use_alter=True,
+        ),
         Index("ix_jobs_tenant_id_kind_created_at_id", "tenant_id", "kind", "created_at", "id"),
+        CheckConstraint(one_of("size_class", SIZE_CLASSES), name="size_class"),
+        CheckConstraint(one_of("device", DEVICES), name="device"),
         Index("ix_jobs_state_not_before", "state", "not_before"),
         Index("ix_jobs_state_lease_until", "state", "lease_until"),
         Index("ix_jobs_state_deadline_at", "state", "deadline_at"),
+        Index("ix_jobs_turn", *_TURN, sqlite_where=text(IS_QUEUED), postgresql_where=text(IS_QUEUED)),
+        Index(
+            "ix_jobs_turn_short",
+            *_TURN_SHORT,
+            sqlite_where=text(IS_QUEUED_SHORT),
+            postgresql_where=text(IS_QUEUED_SHORT),
+        ),
+        Index("ix_jobs_message", *_MESSAGE, sqlite_where=text(IS_QUEUED), postgresql_where=text(IS_QUEUED)),
+        Index(
+            "ix_jobs_running", "queue", "tenant_id", sqlite_where=text(IS_RUNNING), postgresql_where=text(IS_RUNNING)
+        ),
+        Index("ix_jobs_tenant_id_queue_started_at", "tenant_id", "queue", "started_at"),
     )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
@@ -56,12 +98,19 @@ class Job(Base):
     state: Mapped[Word]
     queue: Mapped[Word]
     priority: Mapped[int]
+    # Whether a slot that is kept for short jobs may take it.
+    size_class: Mapped[Word] = mapped_column(server_default=text("'long'"))
+    # As it was asked for; ``queue`` says where that led.
+    device: Mapped[Word] = mapped_column(server_default=text("'auto'"))
 
     model_id: Mapped[Id | None] = mapped_column(ForeignKey("models.id"))
     dataset_id: Mapped[Id | None] = mapped_column(ForeignKey("datasets.id"))
     calibration_dataset_id: Mapped[Id | None] = mapped_column(ForeignKey("datasets.id"))
     evaluation_dataset_id: Mapped[Id | None] = mapped_column(ForeignKey("datasets.id"))
     config: Mapped[Document | None]
+    # What lists tell of the config, which may have megabytes: its preset, and the methods of its algorithms.
+    preset: Mapped[Name | None]
+    algorithms: Mapped[Document | None]
 
     attempt: Mapped[int]
     max_attempts: Mapped[int]
@@ -73,9 +122,15 @@ class Job(Base):
     deadline_at: Mapped[Moment | None]
     cancel_requested_at: Mapped[Moment | None]
 
+    # Why the installation keeps a queued job from running: code, message, hint.
+    waiting: Mapped[Document | None]
+
     stage: Mapped[Name | None]
     progress: Mapped[Document | None]
     error: Mapped[Document | None]
+    report_job_id: Mapped[Id | None] = mapped_column(
+        Computed("CASE WHEN state = 'succeeded' AND kind = 'quantize' THEN id END", persisted=True)
+    )
     row_version: Mapped[int]
     last_seq: Mapped[int]
 

@@ -35,7 +35,11 @@ class Model(Base):
     version: Mapped[int] = mapped_column(server_default=text("1"))
     status: Mapped[Word]
     summary: Mapped[Document | None]
+    # The summary without what grows with the graph, for lists; null in rows that older code has written.
+    outline: Mapped[Document | None]
     problems: Mapped[Document | None]
+    # Why the installation keeps it in validation: code, message, hint.
+    waiting: Mapped[Document | None]
     row_version: Mapped[int]
     created_at: Mapped[Moment]
     updated_at: Mapped[Moment]

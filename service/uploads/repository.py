@@ -54,6 +54,19 @@ def get(session: Session, tenant_id: str, upload_id: str, *, pointer: str | None
     return upload
 
 
+def hold(session: Session, tenant_id: str, upload_id: str, *, pointer: str | None = None) -> Upload:
+    """The tenant's upload, which does not expire until this write transaction ends: something is made of it.
+
+    Raises:
+        UploadNotFoundError: the tenant has no such upload (any more); carries ``pointer``.
+    """
+    statement = select(Upload).where(Upload.id == upload_id, Upload.tenant_id == tenant_id).with_for_update(read=True)
+    upload = session.scalar(statement) if is_id(upload_id, "upl") else None
+    if upload is None:
+        raise UploadNotFoundError(upload_id, pointer=pointer)
+    return upload
+
+
 def complete(session: Session, upload_id: str, *, sha256: str, size_bytes: int) -> Upload | None:
     """Close an open upload; None if it is not open any more."""
     statement = (

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
 
+from service.bodies import ThreadedBodyRoute
 from service.deps import DeskDep, PrincipalDep
 from service.responses import problems
 from service.storage import StorageFullError
@@ -24,7 +25,7 @@ from service.uploads.errors import (
 )
 from service.uploads.schemas import UploadCreate, UploadLinks, UploadOut
 
-router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
+router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/uploads", tags=["uploads"])
 
 _BYTES_BODY = {
     "requestBody": {
@@ -47,9 +48,9 @@ ContentDigest = Annotated[
 
 
 @router.post("", status_code=201, responses=problems(UploadEmptyError, UploadTooLargeError, StorageFullError))
-def create_upload(body: UploadCreate, desk: DeskDep, principal: PrincipalDep, response: Response) -> UploadOut:
+async def create_upload(body: UploadCreate, desk: DeskDep, principal: PrincipalDep, response: Response) -> UploadOut:
     """Announce a file. Then send its bytes."""
-    upload = service.create(desk, principal.tenant_id, body)
+    upload = await desk.writes.run(lambda: service.create(desk, principal.tenant_id, body))
     response.headers["Location"] = f"/v1/uploads/{upload.id}"
     response.headers["Upload-Offset"] = "0"
     return _out(upload, 0)

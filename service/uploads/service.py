@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from service.contracts.errors import InvalidRequestError
 from service.deps import Desk
+from service.files import repository as files
 from service.storage import BLOCK_BYTES, FileStore, StorageFullError, StoredFile
 from service.tables import Upload
 from service.uploads import repository
@@ -109,7 +110,8 @@ async def receive(desk: Desk, tenant_id: str, upload_id: str, incoming: Incoming
 
     They are durable when this returns, and the upload is complete if they were the last. If the client breaks off, what
     arrived is kept. If anything about the bytes is wrong, all bytes of this request are thrown away, and those of
-    earlier requests are as they were; only if the sum of all parts is wrong must the whole file be sent again.
+    earlier requests are as they were; only if the sum of all parts is wrong must the whole file be sent again. If it is
+    the database that cannot take note of the last bytes, they stay, and an empty part tries it again.
 
     Returns:
         The upload and its new offset.
@@ -131,7 +133,8 @@ async def receive(desk: Desk, tenant_id: str, upload_id: str, incoming: Incoming
         except BaseException:
             await run_in_threadpool(file.undo)
             raise
-        return await run_in_threadpool(_end, desk, upload, file, incoming)
+        ended = await run_in_threadpool(_end, desk, upload, file, incoming)
+        return await desk.writes.run(lambda: _note(desk, upload, file, ended))
 
 
 def completed(upload: Upload, *, pointer: str) -> StoredFile:
@@ -253,14 +256,20 @@ async def _in_time(blocks: AsyncIterator[bytes], idle_seconds: float) -> AsyncIt
         yield block
 
 
-def _end(desk: Desk, upload: Upload, file: UploadFile, incoming: Incoming) -> tuple[Upload, int]:
+class _Ended(NamedTuple):
+    """What a request has brought: the durable bytes of its upload, and their digest if they are the whole file."""
+
+    size_bytes: int
+    sha256: str | None
+
+
+def _end(desk: Desk, upload: Upload, file: UploadFile, incoming: Incoming) -> _Ended:
+    """Check the bytes and make them durable, those of a whole file in the store as well; that may take long."""
     size_bytes = file.size_bytes
     _check_request(upload, file, incoming, size_bytes)
     if incoming.offset is not None and size_bytes != upload.expected_size_bytes:
         file.keep()
-        with desk.database.write() as session:
-            repository.prolong(session, upload.id, expiry_seconds=desk.settings.upload_expiry_seconds)
-        return upload, size_bytes
+        return _Ended(size_bytes, None)
     sha256 = file.sha256()
     if upload.expected_sha256 is not None and not hmac.compare_digest(sha256, upload.expected_sha256):
         if incoming.offset is None:
@@ -274,13 +283,25 @@ def _end(desk: Desk, upload: Upload, file: UploadFile, incoming: Incoming) -> tu
             actual=sha256,
         )
     file.keep()
-    desk.store.put_file(file.path, sha256=sha256)
+    desk.store.put_file(file.path, sha256=sha256, keep=True)
+    return _Ended(size_bytes, sha256)
+
+
+def _note(desk: Desk, upload: Upload, file: UploadFile, ended: _Ended) -> tuple[Upload, int]:
+    """Write down what has arrived."""
+    if ended.sha256 is None:
+        with desk.database.write() as session:
+            repository.prolong(session, upload.id, expiry_seconds=desk.settings.upload_expiry_seconds)
+        return upload, ended.size_bytes
     with desk.database.write() as session:
-        done = repository.complete(session, upload.id, sha256=sha256, size_bytes=size_bytes)
+        files.name_files(session, desk.store, [ended.sha256])
+        files.clear_damaged(session, [ended.sha256])
+        done = repository.complete(session, upload.id, sha256=ended.sha256, size_bytes=ended.size_bytes)
+    desk.store.forget_source(file.path, ended.sha256)
     if done is None:  # it expired while its last bytes came in
         raise UploadNotFoundError(upload.id)
-    log.info("upload.completed id=%s size_bytes=%d sha256=%s", upload.id, size_bytes, sha256)
-    return done, size_bytes
+    log.info("upload.completed id=%s size_bytes=%d sha256=%s", upload.id, ended.size_bytes, ended.sha256)
+    return done, ended.size_bytes
 
 
 def _check_request(upload: Upload, file: UploadFile, incoming: Incoming, size_bytes: int) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -68,6 +70,9 @@ class UploadFile:
     def clear(self) -> None:
         """Throw away everything, earlier writers' bytes too."""
         self.undo()
+        if os.fstat(self._lock).st_nlink > 1:  # it lies in the store, too: those bytes are not ours to throw away
+            self.begin_anew()
+            self._take_place()
         os.ftruncate(self._lock, 0)
         self._start = 0
 
@@ -93,6 +98,10 @@ class UploadFile:
         if self.size_bytes == 0:
             self.undo()
             return
+        self._take_place()
+
+    def _take_place(self) -> None:
+        """Let the file that was begun anew be the upload's."""
         # from here on the lock is that of the new file, which nobody else can have opened under this name before
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._anew.replace(self.path)
@@ -156,5 +165,32 @@ def durable_size(path: Path) -> int:
         size_bytes = os.fstat(descriptor).st_size
         os.fsync(descriptor)
         return size_bytes
+    finally:
+        os.close(descriptor)
+
+
+def part_files(path: Path) -> tuple[Path, Path]:
+    """Every file that an upload growing at ``path`` may have: it, and the one that takes its place."""
+    return path, path.with_name(path.name + _ANEW_SUFFIX)
+
+
+@contextmanager
+def unwritten(path: Path) -> Iterator[bool]:
+    """Whether nobody writes to the upload at ``path``; if so, nobody begins to while the block runs.
+
+    Where there is no file there is no writer yet: one that comes looks at the upload's row after it has made the file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        alone = _is_named(descriptor, path)
+    except BlockingIOError:
+        alone = False
+    try:
+        yield alone
     finally:
         os.close(descriptor)

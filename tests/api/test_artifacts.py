@@ -7,7 +7,10 @@ import hashlib
 
 import pytest
 
+from service.artifacts import service as artifacts
+from service.files.serving import ServedFile
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.storage import StoredFileCorruptError
 from tests.support.front import Front, make_report, problem
 
 DATA = bytes(range(256)) * 3000
@@ -26,7 +29,7 @@ def test_list_and_get(front: Front) -> None:
     job_id = front.succeeded_job(DATA)
     items = front.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"]
     assert [(item["kind"], item["filename"], item["size_bytes"]) for item in items] == [
-        ("model", "model.int8.onnx", len(DATA))
+        ("model", "tiny.int8.onnx", len(DATA))
     ]
     assert items[0]["sha256"] == hashlib.sha256(DATA).hexdigest()
     assert front.http.get(items[0]["links"]["self"]).json() == items[0]
@@ -43,7 +46,7 @@ def test_further_files_are_listed_and_downloaded_like_the_model(front: Front) ->
     front.finish(job_id, QuantizeOutcome(make_report(), tuple(files.values())))
     job = front.http.get(f"/v1/jobs/{job_id}").json()
     assert [(item["kind"], item["filename"], item["size_bytes"]) for item in job["artifacts"]] == [
-        ("model", "model.onnx", len(DATA)), ("page", "page.html", 8), ("table", "table.csv", 3),
+        ("model", "tiny.int8.onnx", len(DATA)), ("page", "page.html", 8), ("table", "table.csv", 3),
     ]  # fmt: skip
     for item in job["artifacts"]:
         answer = front.http.get(item["content"])
@@ -63,7 +66,7 @@ def test_whole(sqlite_front: Front, artifact: str) -> None:
     assert answer.headers["repr-digest"] == f"sha-256=:{base64.b64encode(digest.digest()).decode()}:"
     assert answer.headers["accept-ranges"] == "bytes"
     assert answer.headers["content-length"] == str(len(DATA))
-    assert answer.headers["content-disposition"] == 'attachment; filename="model.int8.onnx"'
+    assert answer.headers["content-disposition"] == 'attachment; filename="tiny.int8.onnx"'
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "sandbox" in answer.headers["content-security-policy"]
 
@@ -153,6 +156,35 @@ def test_a_damaged_file_is_never_served_whole(
     ]
 
 
+def test_no_range_of_a_damaged_file_is_served_once_it_is_known(sqlite_front: Front, artifact: str) -> None:
+    """A client whose download broke off goes on by a range: that would hide what the break told."""
+    part = {"Range": "bytes=10-19"}
+    flip_a_byte(sqlite_front, DATA, 5)
+    assert sqlite_front.http.get(artifact, headers=part).status_code == 206, "nobody has read all of it yet"
+    whole = sqlite_front.http.get(artifact)
+    assert len(whole.content) < len(DATA)
+    for headers in (part, {"Range": f"bytes={len(whole.content)}-"}, {}):
+        problem(sqlite_front.http.get(artifact, headers=headers), 500, "stored-file-corrupt")
+    repair(sqlite_front, DATA)
+    assert sqlite_front.http.get(artifact, headers=part).content == DATA[10:20]
+
+
+def test_what_was_replaced_while_it_was_read_is_not_flagged(sqlite_front: Front, artifact: str) -> None:
+    flip_a_byte(sqlite_front, DATA, 5)
+    row = artifacts.get(sqlite_front.desk, "default", artifact.split("/")[-2])
+    with artifacts.open_content(sqlite_front.desk, row).stream as stream:
+        read = ServedFile(stream, row.sha256, sqlite_front.desk.database, sqlite_front.desk.store)
+        repair(sqlite_front, DATA)
+        with pytest.raises(StoredFileCorruptError):
+            read.check(hashlib.sha256(stream.read()).hexdigest())
+    assert sqlite_front.http.get(artifact).content == DATA
+
+
+def repair(front: Front, data: bytes) -> None:
+    """As a user does it: by an upload of the same bytes."""
+    front.upload(data)
+
+
 def test_a_small_damaged_file_is_a_problem(sqlite_front: Front, caplog: pytest.LogCaptureFixture) -> None:
     data = b"quantized bytes"
     job_id = sqlite_front.succeeded_job(data)
@@ -160,7 +192,9 @@ def test_a_small_damaged_file_is_a_problem(sqlite_front: Front, caplog: pytest.L
     sha256 = flip_a_byte(sqlite_front, data, 3)
     told = problem(sqlite_front.http.get(item["links"]["content"]), 500, "stored-file-corrupt")
     assert told["where"]["file"] == sha256
-    assert [r.levelname for r in caplog.records if sha256 in r.message] == ["ERROR"]
+    assert {r.levelname for r in caplog.records if sha256 in r.message} == {"ERROR"}
+    part = sqlite_front.http.get(item["links"]["content"], headers={"Range": "bytes=0-1"})
+    problem(part, 500, "stored-file-corrupt")
 
 
 @pytest.mark.parametrize("tail", ["00000000000000000000000000", "x", "%00"])

@@ -15,8 +15,8 @@ from service.contracts.dataset import (
     PreprocessingSpec,
     Thumbnails,
 )
+from service.files import repository as stored_files
 from tests.support.front import Front, dataset_summary, pointers, problem
-from worker import repository
 
 SHEET = b"\x89PNG a sheet of small pictures"
 SHA256 = hashlib.sha256(SHEET).hexdigest()
@@ -126,7 +126,7 @@ def test_thumbnails_are_served_with_their_digest(front: Front) -> None:
 def test_thumbnails_are_kept_as_long_as_their_dataset(front: Front) -> None:
     ready_pictures(front)
     with front.desk.database.read() as session:
-        assert repository.referenced_digests(session, [SHA256, "f" * 64]) == {SHA256}
+        assert stored_files.named(session, [SHA256, "f" * 64]) == {SHA256}
 
 
 @pytest.mark.parametrize("state", ["validating", "rejected", "ready", "missing"])

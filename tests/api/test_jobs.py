@@ -14,8 +14,10 @@ from service.contracts.dataset import ArraySummary, LabelSummary
 from service.contracts.errors import EngineError
 from service.contracts.runner import ProgressLine
 from service.jobs import transitions
+from service.jobs.outcome import QuantizeOutcome
 from service.tables import Job
-from tests.support.front import Front, dataset_summary, pointers, problem
+from tests.support.front import Front, dataset_summary, make_report, pointers, problem
+from tests.worker.workbench import wait_for
 
 MISSING_MODEL = "mdl_00000000000000000000000000"
 MISSING_DATASET = "dst_00000000000000000000000000"
@@ -41,10 +43,13 @@ def test_create(front: Front) -> None:
     assert job["config"] == resolved.model_dump(mode="json")
     assert front.http.get(job["links"]["self"]).json() == job
 
+    def dispatched() -> bool:
+        with front.desk.database.read() as session:
+            return session.get_one(Job, job["id"]).dispatched_at is not None
+
+    wait_for(dispatched)
     messages = [path.read_text() for path in (front.desk.settings.broker_dir / "queue").glob("*.msg")]
     assert any(f'"{job["id"]}"' in _body_of(message) for message in messages)
-    with front.desk.database.read() as session:
-        assert session.get_one(Job, job["id"]).dispatched_at is not None
 
 
 def _body_of(message: str) -> str:
@@ -207,8 +212,28 @@ def test_a_running_job_shows_its_progress(front: Front) -> None:
         assert transitions.record_progress(session, job_id, 1, line)
     job = front.http.get(f"/v1/jobs/{job_id}").json()
     assert (job["state"], job["stage"], job["attempt"]) == ("running", "ranges", 1)
-    assert job["progress"] == {"done": 3, "total": 10, "unit": "batches", "message": ""}
+    assert job["progress"] == {
+        "done": 3, "total": 10, "unit": "batches", "message": "", "share": None, "seconds_left": None
+    }  # fmt: skip
     assert job["started_at"] is not None
+
+
+def test_a_job_shows_how_far_the_whole_has_come(front: Front) -> None:
+    job_id = front.new_job()
+    attempt = front.claim(job_id).attempt
+    with front.desk.database.write() as session:
+        line = ProgressLine(stage="ranges", done=3, total=10, share=0.42, seconds_left=35.0)
+        assert transitions.record_progress(session, job_id, attempt, line)
+    shown = front.http.get(f"/v1/jobs/{job_id}").json()["progress"]
+    assert (shown["share"], shown["seconds_left"]) == (0.42, 35.0)
+    events = front.http.get(f"/v1/jobs/{job_id}/events", headers={"Accept": "application/json"}).json()["items"]
+    assert (events[-1]["type"], events[-1]["data"]["share"], events[-1]["data"]["seconds_left"]) == (
+        "progress", 0.42, 35.0
+    )  # fmt: skip
+    with front.desk.database.write() as session:
+        assert transitions.succeed(session, job_id, attempt, result=QuantizeOutcome(make_report(), ()))
+    shown = front.http.get(f"/v1/jobs/{job_id}").json()["progress"]
+    assert (shown["share"], shown["seconds_left"]) == (1.0, 0.0)
 
 
 def test_a_succeeded_job_links_to_what_it_made(front: Front) -> None:
@@ -218,7 +243,9 @@ def test_a_succeeded_job_links_to_what_it_made(front: Front) -> None:
     assert [artifact["kind"] for artifact in job["artifacts"]] == ["model"]
     assert front.http.get(job["artifacts"][0]["content"]).content == b"quantized bytes"
     listed = front.http.get("/v1/jobs").json()["items"]
+    config = job.pop("config")
     assert listed == [job]
+    assert (job["preset"], job["algorithms"]) == (config["preset"], [step["method"] for step in config["algorithms"]])
 
 
 def test_a_failed_job_carries_its_problem(front: Front) -> None:
@@ -389,7 +416,7 @@ def test_report(front: Front) -> None:
     report = front.http.get(f"/v1/jobs/{done}/report")
     assert report.status_code == 200
     assert report.json()["float"]["metrics"] == {"top1": 90.0}
-    assert report.json()["schema_version"] == 1
+    assert report.json()["schema_version"] == 2
     again = front.http.get(f"/v1/jobs/{done}/report", headers={"If-None-Match": report.headers["etag"]})
     assert again.status_code == 304
 

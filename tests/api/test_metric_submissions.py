@@ -86,11 +86,10 @@ def test_good_declarations_are_accepted(sqlite_front: Front) -> None:
     config = made.json()["config"]["evaluation"]
     assert [metric["name"] for metric in config["metrics"]] == ["top1", "rmse", "cosine", "mine"]
     assert config["gate"]["metric"] == "rmse"
-    # a graph may take a megabyte: lists only tell that it is there
     assert config["metrics"][3]["graph"]["base64"] == SOME
+    # a graph may take a megabyte: lists carry no config
     (listed,) = sqlite_front.http.get("/v1/jobs").json()["items"]
-    assert listed["config"]["evaluation"]["metrics"][3]["graph"]["base64"] == "(16 characters, see the job itself)"
-    assert listed["config"]["evaluation"]["metrics"][:3] == config["metrics"][:3]
+    assert "config" not in listed and SOME not in str(listed)
 
 
 def test_labels_that_are_no_classes_of_the_first_output_do_not_disturb_other_metrics(sqlite_front: Front) -> None:

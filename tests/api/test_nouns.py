@@ -9,6 +9,7 @@ import pytest
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import EngineError
 from tests.support.front import Front, dataset_summary, model_summary, npz_bytes, pointers, problem
+from tests.worker.workbench import wait_for
 
 MISSING_UPLOAD = "upl_00000000000000000000000000"
 
@@ -29,13 +30,32 @@ def test_a_model_is_validated_by_a_job(front: Front) -> None:
     job_id = front.inspect_job(model_id=model["id"])
     job = front.http.get(f"/v1/jobs/{job_id}").json()
     assert (job["kind"], job["state"], job["request_id"]) == ("inspect_model", "queued", made.headers["x-request-id"])
-    assert len(list((front.desk.settings.broker_dir / "queue").glob("*.inspect.msg"))) == 1
+    wait_for(lambda: len(list((front.desk.settings.broker_dir / "queue").glob("*.inspect.msg"))) == 1)
 
     front.finish(job_id, model_summary())
     seen = front.http.get(f"/v1/models/{model['id']}")
     assert seen.json()["status"] == "ready"
     assert seen.json()["summary"] == model_summary().model_dump(mode="json")
     assert "retry-after" not in seen.headers
+
+
+@pytest.mark.parametrize("noun", ["model", "dataset"])
+def test_what_was_not_validated_in_time_says_so_and_is_tried_again(front: Front, noun: str) -> None:
+    """That the installation had no time is no reason to reject anything."""
+    noun_id = front.new_model() if noun == "model" else front.new_dataset()
+    path, job_id = f"/v1/{noun}s/{noun_id}", front.inspect_job(**{f"{noun}_id": noun_id})
+    before = front.http.get(path)
+    assert before.json()["waiting"] is None
+    front.run_late(job_id)
+    late = front.http.get(path)
+    assert (late.json()["status"], late.json()["problems"]) == ("validating", [])
+    assert late.json()["waiting"]["code"] == "validation-overdue"
+    assert late.headers["etag"] != before.headers["etag"]
+    job = front.http.get(f"/v1/jobs/{job_id}").json()
+    assert (job["state"], job["error"], job["waiting"]) == ("queued", None, late.json()["waiting"])
+    front.finish(job_id, model_summary() if noun == "model" else dataset_summary())
+    ready = front.http.get(path).json()
+    assert (ready["status"], ready["waiting"]) == ("ready", None)
 
 
 def test_a_rejected_model_says_why(front: Front) -> None:

@@ -137,7 +137,7 @@ def test_a_client_that_breaks_off_is_one_line_in_the_log(server: ApiProcess, met
     noun = server.url + made["links"]["self"]
     path = made["links"]["self"] + ("/content" if method == "PUT" else "")
     offset = "" if method == "PUT" else "Upload-Offset: 0\r\n"
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {8 * MIB}\r\n{offset}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {8 * MIB}\r\n{offset}\r\n"
     address = httpx.URL(server.url)
     with socket.create_connection((address.host, address.port)) as connection:
         connection.sendall(head.encode() + b"x" * 4 * MIB)
@@ -310,6 +310,20 @@ def test_the_client_reports_a_rejected_model(client: QuantmillClient, worker: Fr
         client.wait_ready(model)
     with pytest.raises(InvalidRequestError):
         client.create_model(tmp_path / "weights.bin")
+
+
+def test_the_client_waits_no_longer_than_the_service_gives_itself(
+    client: QuantmillClient, worker: Front, tmp_path: Path
+) -> None:
+    """The model was not rejected, and is not given up: who asks again later may find it ready."""
+    (tmp_path / "net.onnx").write_bytes(b"whatever")
+    model = client.create_model(tmp_path / "net.onnx")
+    worker.run_late(worker.inspect_job(model_id=model.id))
+    with pytest.raises(WaitTimeoutError) as caught:
+        client.wait_ready(model)
+    assert "no fault of what was uploaded" in str(caught.value)
+    worker.finish(worker.inspect_job(model_id=model.id), model_summary())
+    assert client.wait_ready(model).status == "ready"
 
 
 def test_a_damaged_download_leaves_nothing(client: QuantmillClient, worker: Front, tmp_path: Path) -> None:

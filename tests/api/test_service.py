@@ -38,6 +38,7 @@ def test_ready(front: Front) -> None:
         "database": "ok",
         "storage": "ok",
         "disk": "ok",
+        "files": "ok",
         "broker": "ok",
     }
 

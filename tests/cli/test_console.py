@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from rich.console import Console
 
 from service.contracts.errors import FieldProblem, InvalidConfigError
-from service.contracts.report import Report
+from service.contracts.report import Finding, Report
 from service.jobs.schemas import EventOut
 from tests.support.front import make_report
 from worker.commands.console import ProgressView, print_problem, print_report
@@ -155,3 +155,14 @@ def test_a_training_is_told_by_its_best_and_its_last_epoch():
         ["0", "before", "-", "1.5"], ["3", "best", "-", "1.125"], ["4", "last", "-", "1"],
     ]  # fmt: skip
     assert "top1" in said
+
+
+def test_findings_stand_before_all_figures():
+    console = plain()
+    found = Finding(
+        code="one-calibration-sample", severity="critical", message="ranges of 1 [sample]", hint="Give more."
+    )
+    print_report(make_report().model_copy(update={"findings": (found,)}), console)
+    lines = text(console).splitlines()
+    assert lines[:2] == ["critical[one-calibration-sample]: ranges of 1 [sample]", "  hint: Give more."]
+    assert "fidelity" in text(console)

@@ -129,3 +129,29 @@ def test_what_cannot_be_made_float_is_named(quantmill, tmp_path):
     assert done.returncode == 1
     assert "node: back" in done.stderr
     assert not (tmp_path / "f.onnx").exists()
+
+
+def test_provenance_tells_where_a_model_came_from_and_whether_a_report_is_its_own(quantmill, tiny, tmp_path):
+    for name, more in (("a", ()), ("b", ("--preset", "int8_per_tensor"))):
+        done = quantmill(
+            "quantize", tiny.model, "--calibration", tiny.calibration, "--output", f"{name}.onnx",
+            "--report", f"{name}.json", *more,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    told = quantmill("provenance", "a.onnx", "--report", "a.json")
+    assert told.returncode == 0, told.stderr
+    manifest = json.loads((tmp_path / "a.json").read_text())["manifest"]
+    assert json.loads(told.stdout) == {
+        "source_sha256": manifest["model_sha256"],
+        "config_sha256": manifest["config_sha256"],
+        "engine_version": manifest["engine_version"],
+        "target": "onnxruntime_cpu",
+        "manifest_sha256": manifest["manifest_sha256"],
+    }
+    other = quantmill("provenance", "a.onnx", "--report", "b.json")
+    assert other.returncode == 1
+    assert "error[provenance-mismatch]" in other.stderr
+    assert "config_sha256" in other.stderr
+    assert quantmill("provenance", tiny.model).stdout.strip() == "null"
+    measured = quantmill("evaluate", "a.onnx", "--evaluation", tiny.evaluation)
+    assert json.loads(measured.stdout)["model"]["provenance"] == json.loads(told.stdout)

@@ -71,14 +71,16 @@ def test_quantize_refuses_a_training_that_the_data_cannot_feed(quantmill, tiny, 
     path = losses(tmp_path, {"kind": "mse", "targets": "far"})
     done = quantmill("quantize", tiny.model, "--calibration", tiny.calibration, "--config", path, "--output", "q.onnx")
     assert done.returncode == 1
-    assert "at /config/algorithms/1/losses/0/targets: loss mse: the data has no array 'far'" in done.stderr
+    assert "error[invalid-config]: loss mse: the data has no array 'far'" in done.stderr
+    assert "at /algorithms/1/losses/0/targets" in done.stderr
     assert "Traceback" not in done.stderr
     path.write_text(
         json.dumps({"random_calibration": {}, "algorithms": [{"method": "qat", "losses": [{"kind": "mse"}]}]})
     )
     done = quantmill("quantize", tiny.model, "--config", path, "--output", "q.onnx")
     assert done.returncode == 1
-    assert "at /config/algorithms/0/losses/0: loss mse needs real data" in done.stderr
+    assert "loss mse needs real data" in done.stderr
+    assert "at /algorithms/0/losses/0" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -118,4 +120,4 @@ def test_quantize_and_evaluate_measure_declared_metrics(quantmill, tiny, tmp_pat
     alone = quantmill("evaluate", "q.onnx", "--evaluation", tiny.evaluation, "--config", path)
     assert alone.returncode != 0
     assert "l2 compares with a reference model" in alone.stderr
-    assert "/config/evaluation/metrics/2/kind" in alone.stderr
+    assert "at /evaluation/metrics/2/kind" in alone.stderr

@@ -48,7 +48,7 @@ def test_a_service_quantizes_new_weights_to_the_same_bytes(quantmill, service, t
     model = service.client._json("GET", f"/v1/models/{latest.model_id}")
     assert (model["format"], model["version"], model["files"][-1]["path"]) == ("safetensors", 2, "new.safetensors")
     # the weights are those of the state: float scores by numpy, quantized ones near them
-    x = np.load(tiny.evaluation)["x"]
+    x = np.load(tiny.calibration)["x"]
     scores = onnxruntime.InferenceSession(tmp_path / "there.onnx").run(None, {"x": x})[0]
     expected = onnxruntime.InferenceSession(with_weights(tiny.model, state)).run(None, {"x": x})[0]
     assert np.square(scores - expected).mean() < 0.01 * np.square(expected).mean()

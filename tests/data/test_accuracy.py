@@ -97,7 +97,9 @@ def first(samples: int, mapping: Mapping, folder: Path) -> DatasetSource:
 
 def report_of(case: Case, preset: str, tmp_path: Path, samples: int | None = None) -> Report:
     folder = required_data_dir()
-    settings = parse_config({"preset": preset, "evaluation": {"latency_runs": 1, "layer_samples": 2}})
+    settings = parse_config(
+        {"preset": preset, "evaluation": {"latency_runs": 1, "layer_samples": 2, "advice_seconds": 0}}
+    )
     calibration = source(folder, case.calibration)
     evaluation = first(samples or case.samples, case.evaluation, tmp_path)
     return quantize(folder / case.model, settings, calibration, evaluation, run=SilentRun(), threads=1).report

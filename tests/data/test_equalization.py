@@ -89,7 +89,7 @@ def test_a_depthwise_network_works_with_one_scale_per_tensor(recipe: str, tmp_pa
         **settings,
         algorithms=steps,
         calibration_samples=CALIBRATION_IMAGES,
-        evaluation={"latency_runs": 1, "layer_samples": 1},
+        evaluation={"latency_runs": 1, "layer_samples": 1, "advice_seconds": 0},
     )
     sources = source(folder, case.calibration), first(IMAGES, case.evaluation, tmp_path)
     report = quantize(folder / case.model, resolved, *sources, run=SilentRun(), threads=1).report

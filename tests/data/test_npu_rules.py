@@ -33,7 +33,7 @@ def xint8(**settings: object) -> QuantizationConfig:
             },
             "weight": {"granularity": "per_tensor", "scale": "power_of_two", "calibration": {"method": "mse"}},
             "bias": {"dtype": "int8"},
-            "evaluation": {"latency_runs": 1, "layer_samples": 1},
+            "evaluation": {"latency_runs": 1, "layer_samples": 1, "advice_seconds": 0},
             **settings,
         }
     )

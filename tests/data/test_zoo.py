@@ -61,7 +61,9 @@ REFUSALS = {
 
 
 def quantize_by(name: str, data: Path, **recipe: Any) -> Result:
-    settings = parse_config({"evaluation": {"latency_runs": 1, "layer_samples": 1 if recipe else 2}, **recipe})
+    settings = parse_config(
+        {"evaluation": {"latency_runs": 1, "layer_samples": 1 if recipe else 2, "advice_seconds": 0}, **recipe}
+    )
     return quantize(model_path(name), settings, DatasetSource(path=str(data)), run=SilentRun(), threads=1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ from service.ids import new_id
 from service.jobs import events, transitions
 from service.jobs.errors import JobNotFoundError
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.jobs.schemas import Waiting
 from service.tables import Artifact, Base, Dataset, Job, Model, ReportRow
 from tests.support.each import each
 from tests.support.front import dataset_summary, make_report, model_summary
 
 PROBLEM = EngineError("boom").problem()
+FULL = Waiting(code="storage-full", message="The disk is full.", hint="Free some space.")
 OUTCOME = QuantizeOutcome(
     make_report(), (NewArtifact("model", "model.onnx", "application/octet-stream", "a" * 64, 10),)
 )
@@ -160,7 +163,8 @@ TRANSITIONS: dict[str, Step] = {
     "succeed": lambda s, j: transitions.succeed(s, j.id, 1, result=OUTCOME),
     "fail": lambda s, j: transitions.fail(s, j.id, 1, problem=PROBLEM),
     "requeue": lambda s, j: transitions.requeue(s, j.id, 1, delay_seconds=0, charged=True, reason="crash"),
-    "interrupt": lambda s, j: transitions.requeue(s, j.id, 1, delay_seconds=0, charged=False, reason="deploy"),
+    "shut_down": lambda s, j: transitions.requeue(s, j.id, 1, delay_seconds=0, charged=False, reason="deploy"),
+    "interrupt": lambda s, j: transitions.interrupt(s, j.id, 1, delay_seconds=0, waiting=FULL),
     "request_cancel": lambda s, j: transitions.request_cancel(s, "default", j.id).state != j.state or None,
     "finish_cancel": lambda s, j: transitions.finish_cancel(s, j.id, 1),
     "expire_leases": lambda s, j: transitions.expire_leases(s),
@@ -179,6 +183,7 @@ CHANGES: dict[tuple[str, str], str] = {
     ("running", "succeed"): "succeeded",
     ("running", "fail"): "failed",
     ("running", "requeue"): "queued",
+    ("running", "shut_down"): "queued",
     ("running", "interrupt"): "queued",
     ("running", "request_cancel"): "running",
     ("running_overdue", "renew"): "running",
@@ -186,6 +191,7 @@ CHANGES: dict[tuple[str, str], str] = {
     ("running_overdue", "succeed"): "succeeded",
     ("running_overdue", "fail"): "failed",
     ("running_overdue", "requeue"): "queued",
+    ("running_overdue", "shut_down"): "queued",
     ("running_overdue", "interrupt"): "queued",
     ("running_overdue", "request_cancel"): "running",
     ("running_overdue", "expire_deadlines"): "failed",
@@ -193,16 +199,23 @@ CHANGES: dict[tuple[str, str], str] = {
     ("canceling", "progress"): "running",
     ("canceling", "fail"): "failed",
     ("canceling", "requeue"): "canceled",
+    ("canceling", "shut_down"): "canceled",
     ("canceling", "interrupt"): "canceled",
     ("canceling", "finish_cancel"): "canceled",
+    ("expired", "renew"): "running",
+    ("expired", "progress"): "running",
     ("expired", "succeed"): "succeeded",
     ("expired", "fail"): "failed",
     ("expired", "requeue"): "queued",
+    ("expired", "shut_down"): "queued",
     ("expired", "interrupt"): "queued",
     ("expired", "request_cancel"): "running",
     ("expired", "expire_leases"): "queued",
+    ("expired_canceling", "renew"): "running",
+    ("expired_canceling", "progress"): "running",
     ("expired_canceling", "fail"): "failed",
     ("expired_canceling", "requeue"): "canceled",
+    ("expired_canceling", "shut_down"): "canceled",
     ("expired_canceling", "interrupt"): "canceled",
     ("expired_canceling", "finish_cancel"): "canceled",
     ("expired_canceling", "expire_leases"): "canceled",
@@ -248,7 +261,7 @@ def test_the_table_names_only_known_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    "transition", ["renew", "progress", "succeed", "fail", "requeue", "interrupt", "finish_cancel"]
+    "transition", ["renew", "progress", "succeed", "fail", "requeue", "shut_down", "interrupt", "finish_cancel"]
 )
 def test_an_older_attempt_is_fenced_off(database: Database, transition: str) -> None:
     with database.write() as session:
@@ -343,46 +356,29 @@ def test_an_inspect_job_settles_its_noun(database: Database, noun: str) -> None:
         assert session.get_one(table, given_up).problems[0]["code"] == "canceled"
 
 
-def test_three_charged_attempts_then_failed(database: Database) -> None:
-    with database.write() as session:
-        job = submit(session)
-        for attempt in (1, 2, 3):
-            claim(session, job)
-            assert transitions.requeue(session, job.id, attempt, delay_seconds=0, charged=True, reason="segfault")
-    after = row(database, job.id)
-    assert (after["state"], after["attempt"]) == ("failed", 3)
-    assert after["error"]["code"] == "attempts-exhausted"
-    assert "segfault" in after["error"]["detail"]
-
-
-def test_interruptions_are_not_charged_but_counted(database: Database) -> None:
-    with database.write() as session:
-        job = submit(session)
-        for attempt in range(1, transitions.MAX_INTERRUPTIONS):
-            claim(session, job)
-            assert transitions.requeue(session, job.id, attempt, delay_seconds=0, charged=False, reason="deploy")
-    between = row(database, job.id)
-    assert (between["state"], between["attempt"], between["interruptions"]) == ("queued", 4, 4)
-    with database.write() as session:
-        claim(session, job)
-        assert transitions.requeue(session, job.id, 5, delay_seconds=0, charged=False, reason="deploy")
-    after = row(database, job.id)
-    assert (after["state"], after["error"]["code"]) == ("failed", "interruptions-exhausted")
-
-
-def test_the_last_lease_to_expire_fails_the_job(database: Database) -> None:
-    with database.write() as session:
-        job = submit(session, max_attempts=1)
-        claim(session, job, lease_seconds=-1)
-        assert [moved.state for moved in transitions.expire_leases(session)] == ["failed"]
-    assert row(database, job.id)["error"]["code"] == "lease-expired"
-
-
 def test_a_deadline_is_told_as_such(database: Database) -> None:
     with database.write() as session:
         job = in_running_overdue(session)
         assert [moved.id for moved in transitions.expire_deadlines(session)] == [job.id]
     assert row(database, job.id)["error"]["code"] == "deadline-exceeded"
+
+
+def test_the_time_without_a_service_counts_against_no_queued_job(database: Database) -> None:
+    since = datetime.now(UTC) - timedelta(seconds=1000)
+    with database.write() as session:
+        queued, endless = submit(session, deadline_seconds=-500.0), submit(session)
+        taken, done = running(session, deadline_seconds=60.0), in_canceled(session)
+    before = {job.id: row(database, job.id) for job in (queued, endless, taken, done)}
+    with database.write() as session:
+        assert transitions.defer_deadlines(session, since) >= 1
+        assert queued.id not in {job.id for job in transitions.expire_deadlines(session)}
+    later = row(database, queued.id)
+    assert later["deadline_at"] - before[queued.id]["deadline_at"] >= timedelta(seconds=999)
+    assert (later["state"], later["row_version"]) == ("queued", before[queued.id]["row_version"] + 1)
+    for job in (endless, taken, done):
+        assert row(database, job.id) == before[job.id]
+    with database.write() as session:
+        assert transitions.defer_deadlines(session, datetime.now(UTC) + timedelta(days=1)) == 0
 
 
 def test_cancel_is_bound_to_the_tenant(database: Database) -> None:
@@ -407,19 +403,16 @@ def test_dispatch_due_until_sent_and_again_when_lost(database: Database) -> None
     with database.write() as session:
         job, later = submit(session, queue="gpu"), in_queued_later(session)
     with database.write() as session:
-        assert transitions.due_for_dispatch(session, 10) == [transitions.Due(job.id, "gpu")]
+        assert transitions.unsent(session, "gpu", 10) == [transitions.Due(job.id, "gpu")]
+        assert transitions.unsent(session, "cpu", 10) == transitions.overdue(session, "gpu", 10) == []
         transitions.mark_dispatched(session, job.id)
-        assert transitions.due_for_dispatch(session, 10) == []
-        assert [due.job_id for due in transitions.due_for_dispatch(session, 10, redispatch_seconds=-1)] == [job.id]
+        assert transitions.unsent(session, "gpu", 10) == transitions.overdue(session, "gpu", 10) == []
+        late = transitions.overdue(session, "gpu", 10, redispatch_seconds=-1)
+        assert late == [transitions.Due(job.id, "gpu")]
         claim(session, job)
         assert transitions.requeue(session, job.id, 1, delay_seconds=0, charged=True, reason="crash")
-        assert [due.job_id for due in transitions.due_for_dispatch(session, 10)] == [job.id]
+        assert [due.job_id for due in transitions.unsent(session, "gpu", 10)] == [job.id]
     assert row(database, later.id)["dispatched_at"] is None
-
-
-def test_backoff_grows_and_is_bounded() -> None:
-    for attempt in range(1, 30):
-        assert 0.8 * min(60.0, 2.0**attempt) <= transitions.backoff_seconds(attempt) <= 1.2 * 60.0
 
 
 def test_an_event_needs_its_job(database: Database) -> None:

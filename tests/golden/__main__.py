@@ -1,14 +1,19 @@
 """Compute the golden table and show what differs from the kept one; ``--write`` keeps the new one.
 
 python -m tests.golden [--write] [WORDS OF A NAME ...]
+
+Sums of BLAS and torch have other bits on more threads: as in the tests, and in a runner's BLAS, there is one.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 from tests.golden.cases import CASES, digest
 from tests.golden.table import read

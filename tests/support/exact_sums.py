@@ -19,6 +19,11 @@ def make_sums_exact(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(ort, "InferenceSession", _exact)
 
 
+def make_sums_as_here(patch: pytest.MonkeyPatch) -> None:
+    """Let sessions compute as this CPU does, where sums were made exact."""
+    patch.setattr(ort, "InferenceSession", _SESSION)
+
+
 def _exact(model: Any, sess_options: ort.SessionOptions | None = None, **more: Any) -> ort.InferenceSession:
     options = ort.SessionOptions() if sess_options is None else sess_options
     options.add_session_config_entry(_EXACT, "1")

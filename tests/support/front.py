@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 from fastapi.testclient import TestClient
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary
 from service.contracts.errors import NonFiniteDataError, NotOnnxError, QuantmillError
 from service.contracts.model import ModelSummary, TensorInfo
 from service.contracts.report import Report
+from service.db import db_now
 from service.deps import Desk
 from service.jobs import transitions
 from service.jobs.outcome import NewArtifact, Outcome, QuantizeOutcome
@@ -194,6 +195,13 @@ class Front:
         job = self.claim(job_id)
         with self.desk.database.write() as session:
             assert transitions.fail(session, job_id, job.attempt, problem=error.problem())
+
+    def run_late(self, job_id: str) -> None:
+        """Let the queued job's deadline pass, and the reconciler see it."""
+        with self.desk.database.write() as session:
+            then = {"created_at": db_now() - 101, "deadline_at": db_now() - 1}
+            session.execute(update(Job).where(Job.id == job_id).values(**then))
+            assert [job.id for job in transitions.expire_deadlines(session)] == [job_id]
 
     def store(self, data: bytes) -> str:
         """Put bytes into the store; returns their sha256."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -20,10 +21,16 @@ _CODE = "import sys; from service.cli import api; api(fd=int(sys.argv[1]))"
 
 
 class ApiProcess:
-    """``quantmill api`` with these settings; may be killed and started again on the same port."""
+    """``quantmill api`` with these settings; may be killed and started again on the same port.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: of which those are passed on that were given.
+        files: how many files the process may open; None: as many as the tests.
+    """
+
+    def __init__(self, settings: Settings, *, files: int | None = None) -> None:
         self.settings = settings
+        self._files = files
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.log = settings.data_dir / "api.log"
@@ -33,13 +40,15 @@ class ApiProcess:
     def start(self) -> None:
         """Start the process and wait until it answers."""
         names = ("data_dir", "database_url", "broker_url", "min_free_bytes", "max_upload_bytes", "ping_seconds")
-        names += ("upload_idle_seconds", "max_body_bytes")
+        names += ("upload_idle_seconds", "max_body_bytes", "api_lock_seconds", "api_answer_seconds", "publish_seconds")
+        names += ("connection_idle_seconds", "body_seconds", "max_connections", "max_connections_per_address")
         chosen = {f"QUANTMILL_{name.upper()}": str(getattr(self.settings, name)) for name in names}
         if self.settings.api_key is not None:
             chosen["QUANTMILL_API_KEY"] = self.settings.api_key.get_secret_value()
+        few = [] if self._files is None else ["prlimit", f"--nofile={self._files}:{self._files}"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _CODE, str(self._listener.fileno())],
+                [*few, sys.executable, "-c", _CODE, str(self._listener.fileno())],
                 env={**os.environ, **chosen, "PYTHONPATH": str(ROOT)},
                 pass_fds=(self._listener.fileno(),),
                 stdout=log,
@@ -61,6 +70,11 @@ class ApiProcess:
         self.log.write_bytes(b"")
         if self._process.poll() is not None:
             self.start()
+
+    def leave_files(self, count: int) -> None:
+        """Let the process open so many files more than it has open now, whatever it reckoned with at its start."""
+        limit = len(list(Path(f"/proc/{self._process.pid}/fd").iterdir())) + count
+        resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, (limit, limit))
 
     def rss_bytes(self, *, peak: bool = False) -> int:
         """Memory of the process: resident now, or at its highest."""

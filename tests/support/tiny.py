@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 
@@ -20,8 +21,8 @@ class Tiny:
     evaluation: Path
 
 
-def make_model(path: Path, *, external: str | None = None, channels: int = 16) -> None:
-    """Conv, Relu, pool, Gemm: input ``x`` float32 [batch, 3, 8, 8], output ``y`` [batch, 5]."""
+def make_model(path: Path, *, external: str | None = None, channels: int = 16, convs: int = 1) -> None:
+    """So many times Conv and Relu, then pool, Gemm: input ``x`` float32 [batch, 3, 8, 8], output ``y`` [batch, 5]."""
     rng = np.random.default_rng(0)
     weights = {
         "w1": rng.normal(0, 0.3, (channels, 3, 3, 3)),
@@ -29,11 +30,23 @@ def make_model(path: Path, *, external: str | None = None, channels: int = 16) -
         "w2": rng.normal(0, 0.3, (5, channels)),
         "b2": rng.normal(0, 0.1, 5),
     }
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"], name="relu"),
+    ]
+    last = "r"
+    for number in range(1, convs):
+        weight, to = f"w1_{number}", f"r_{number}"
+        weights[weight] = rng.normal(0, 0.1, (channels, channels, 3, 3))
+        nodes += [
+            helper.make_node("Conv", [last, weight], [f"c_{number}"], name=f"conv_{number}", pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", [f"c_{number}"], [to], name=f"relu_{number}"),
+        ]
+        last = to
     graph = helper.make_graph(
         [
-            helper.make_node("Conv", ["x", "w1", "b1"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", ["c"], ["r"], name="relu"),
-            helper.make_node("GlobalAveragePool", ["r"], ["p"], name="pool"),
+            *nodes,
+            helper.make_node("GlobalAveragePool", [last], ["p"], name="pool"),
             helper.make_node("Flatten", ["p"], ["f"], name="flatten"),
             helper.make_node("Gemm", ["f", "w2", "b2"], ["y"], name="gemm", transB=1),
         ],
@@ -61,12 +74,15 @@ def make_nothing_to_quantize(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
-def make_tiny(folder: Path, *, samples: int = 32) -> Tiny:
-    """The model, calibration data and labelled evaluation data in ``folder``."""
+def make_tiny(folder: Path, *, samples: int = 32, convs: int = 1) -> Tiny:
+    """The model, calibration data, and evaluation data with labels that it is mostly right about, in ``folder``."""
     rng = np.random.default_rng(1)
     tiny = Tiny(folder, folder / "net.onnx", folder / "calibration.npz", folder / "evaluation.npz")
-    make_model(tiny.model)
+    make_model(tiny.model, convs=convs)
     np.savez(tiny.calibration, x=rng.normal(size=(samples, 3, 8, 8)).astype(np.float32))
-    labels = rng.integers(0, 5, 40)
-    np.savez(tiny.evaluation, x=rng.normal(size=(40, 3, 8, 8)).astype(np.float32), labels=labels)
+    # A colour of its own for every sample: without, the pooled network decides alike for all.
+    x = (rng.normal(size=(40, 3, 1, 1)) + 0.5 * rng.normal(size=(40, 3, 8, 8))).astype(np.float32)
+    decided = onnxruntime.InferenceSession(str(tiny.model)).run(None, {"x": x})[0].argmax(axis=1)
+    labels = np.where(np.arange(40) % 10 == 9, (decided + 1) % 5, decided)
+    np.savez(tiny.evaluation, x=x, labels=labels)
     return tiny

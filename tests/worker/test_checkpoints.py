@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from service.storage import file_sha256
 from service.tables import Job
 from tests.support.tiny import make_tiny
 from tests.worker.workbench import Workbench, finish, wait_for
-from worker.checkpoints import checkpoint_folder, collect_checkpoints, open_checkpoints
+from worker.checkpoints import checkpoint_folder, collect_checkpoints, open_checkpoints, settled_checkpoints
 
 CONFIG = {"preset": "int8", "evaluation": {"latency_runs": 1, "layer_samples": 1}}
 # Finds what the attempt before left, leaves something itself.
@@ -159,9 +160,9 @@ def test_checkpoints_go_once_the_job_was_settled_by_somebody_else(bench):
         transitions.request_cancel(session, "default", ended)
         transitions.claim(session, running, worker_id="w", lease_seconds=60)
         session.execute(update(Job).where(Job.id == running).values(lease_until=db_now() - 5))
-    assert collect_checkpoints(bench.settings.scratch_dir, bench.database) == 1
+    assert collect_checkpoints(bench.settings, bench.database) == 1
     assert bench.scratch_folders() == sorted(f"{job_id}.checkpoints" for job_id in (queued, running))
-    assert collect_checkpoints(bench.settings.scratch_dir, bench.database) == 0
+    assert collect_checkpoints(bench.settings, bench.database) == 0
 
 
 def test_the_next_attempt_on_this_host_sweeps_what_others_left(bench):
@@ -180,6 +181,44 @@ def test_more_than_the_limit_is_not_given_on(bench):
     bench.supervisor(big + KILL).run(job_id)
     bench.supervisor(ATTEMPT + FAIL).run(job_id)
     assert found(bench, job_id) == [10, []]
+
+
+def test_the_oldest_go_first_where_attempts_left_too_much(tmp_path):
+    folder = open_checkpoints(tmp_path, "job_x", limit_bytes=100)
+    for age in range(4):
+        (folder / f"layer-{age}").write_bytes(bytes(40))
+        os.utime(folder / f"layer-{age}", (1e9 - age, 1e9 - age))
+    open_checkpoints(tmp_path, "job_x", limit_bytes=100)
+    assert sorted(path.name for path in folder.iterdir()) == ["layer-0", "layer-1"]
+
+
+def test_a_folder_of_its_own_serves_every_host_and_is_swept_by_any(bench, tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    own = bench.settings
+    hosts = [own.model_copy(update={"scratch_dir": tmp_path / name, "checkpoint_dir": shared}) for name in "ab"]
+    for host in hosts:
+        host.scratch_dir.mkdir()
+    ended, running = submit(bench), submit(bench)
+    for job_id in (ended, running):
+        (open_checkpoints(hosts[0].checkpoint_dir, job_id, limit_bytes=100) / "layer").write_bytes(b"x")
+    # left there before the setting was made
+    open_checkpoints(hosts[1].scratch_dir, ended, limit_bytes=100)
+    bench.cancel(ended)
+    assert settled_checkpoints(hosts[0], bench.database) == [checkpoint_folder(shared, ended)]
+    assert collect_checkpoints(hosts[1], bench.database) == 2
+    assert [path.name for path in shared.iterdir()] == [f"{running}.checkpoints"]
+    assert (open_checkpoints(hosts[1].checkpoint_dir, running, limit_bytes=100) / "layer").read_bytes() == b"x"
+
+
+def test_a_job_runs_without_checkpoints_while_their_storage_is_away(bench, tmp_path):
+    bench.settings = bench.settings.model_copy(update={"checkpoint_dir": tmp_path / "not-mounted"})
+    job_id = submit(bench)
+    bench.supervisor("log(json.dumps(task['checkpoint_dir']))\n" + FAIL).run(job_id)
+    told, given = [event.data["message"] for event in bench.events(job_id, "log")]
+    assert told.startswith("checkpoints cannot be kept")
+    assert json.loads(given) is None
+    assert not (tmp_path / "not-mounted").exists()
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -85,6 +86,28 @@ def test_the_wait_doubles_with_every_death_in_a_row(keep, monkeypatch):
         assert before + wait <= child.restart_at <= time.monotonic() + wait
         watch_until(keeper, lambda: child.process is not None)
     assert child.exit_codes == [3, 3, 3]
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(keep, monkeypatch):
+    """A machine out of processes or memory: the others are watched meanwhile."""
+    monkeypatch.setattr(children, "FIRST_BACKOFF_SECONDS", 0.05)
+    keeper = keep(SLEEP, SLEEP)
+    first, second = keeper.children
+    refused = []
+
+    def no_fork(*_, **__):
+        refused.append(first.restart_at)
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with monkeypatch.context() as full:
+        full.setattr(children.subprocess, "Popen", no_fork)
+        os.kill(pid_of(first), signal.SIGKILL)
+        watch_until(keeper, lambda: len(refused) == 3)
+        os.kill(pid_of(second), signal.SIGKILL)
+        watch_until(keeper, lambda: second.exit_codes)
+    assert (first.process, first.exit_codes, first.deaths) == (None, [-signal.SIGKILL], len(refused) + 1)
+    assert refused == sorted(set(refused)), "each start was put off anew"
+    watch_until(keeper, lambda: first.process is not None and second.process is not None)
 
 
 def test_stop_ends_all_in_time_even_a_stubborn_one(keep, tmp_path):

@@ -58,7 +58,9 @@ def test_the_store_is_shared_and_scratch_is_not(compose):
     assert not scratch.startswith(("/data/store", "/data/cache"))
     for name in ("worker", "inspector"):
         assert "cache:/data/cache" in compose["services"][name]["volumes"]
-    assert "cache" in compose["volumes"]
+        assert "checkpoints:/data/checkpoints" in compose["services"][name]["volumes"]
+        assert compose["services"][name]["environment"]["QUANTMILL_CHECKPOINT_DIR"] == "/data/checkpoints"
+    assert {"cache", "checkpoints"} <= set(compose["volumes"])
 
 
 def test_every_variable_is_a_setting(compose):

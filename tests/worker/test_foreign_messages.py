@@ -38,7 +38,7 @@ def worker(bench: Workbench) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     variables = environment(
         **QUICK, QUANTMILL_DATA_DIR=str(bench.settings.data_dir), QUANTMILL_BROKER_URL=bench.settings.broker_url
     )
-    command = [sys.executable, "-P", "-m", "worker.cli", "worker", "--queues", "cpu"]
+    command = [sys.executable, "-P", "-m", "worker.cli", "worker", "--queues", "cpu,inspect"]
     with log.open("wb") as stream:
         process = subprocess.Popen(command, env=variables, stderr=stream, stdout=stream)
     try:

@@ -8,16 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sqlalchemy import update
+from sqlalchemy.orm import Session
 
 from service.contracts.config import parse_config
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import DatasetFormatError, EngineError, Pt2NotAllowedError
 from service.contracts.runner import TASK_ADAPTER, InspectDatasetTask, InspectModelTask, QuantizeTask
-from service.tables import Model, ModelFile
+from service.tables import Job, Model, ModelFile
 from tests.support.front import npz_bytes
 from tests.worker.workbench import Workbench
 from worker import runner
 from worker.materials import Materials
+
+
+def prepare(materials: Materials, session: Session, job: Job) -> Path:
+    return materials.lay_out(materials.read(session, job))
 
 
 def damage(bench: Workbench, sha256: str) -> None:
@@ -56,7 +61,7 @@ def test_the_declared_format_goes_with_the_data(bench: Workbench) -> None:
     scratch = bench.folder / "scratch"
     scratch.mkdir()
     with bench.database.read() as session:
-        task_file = Materials(scratch, bench.store, threads=1).prepare(session, bench.job(job_id))
+        task_file = prepare(Materials(scratch, bench.store, threads=1), session, bench.job(job_id))
     assert json.loads(task_file.read_text())["format"] == "npz"
 
 
@@ -74,7 +79,7 @@ def test_uploaded_graphs_are_laid_out(bench: Workbench, of_losses: bool) -> None
     scratch = bench.folder / "scratch"
     scratch.mkdir()
     with bench.database.read() as session:
-        task_file = Materials(scratch, bench.store, threads=1).prepare(session, bench.job(job_id))
+        task_file = prepare(Materials(scratch, bench.store, threads=1), session, bench.job(job_id))
     task = TASK_ADAPTER.validate_json(task_file.read_bytes())
     assert isinstance(task, QuantizeTask)
     (path,) = (Path(found) for found in task.metric_graphs.values())
@@ -93,7 +98,7 @@ def test_a_graph_of_another_tenant_is_not_laid_out(bench: Workbench) -> None:
     scratch = bench.folder / "scratch"
     scratch.mkdir()
     with bench.database.read() as session, pytest.raises(EngineError, match=graph):
-        Materials(scratch, bench.store, threads=1).prepare(session, bench.job(job_id))
+        prepare(Materials(scratch, bench.store, threads=1), session, bench.job(job_id))
 
 
 @pytest.mark.parametrize("declared", ["npz", "safetensors", None])
@@ -123,7 +128,7 @@ def test_an_exported_program_is_handed_over_only_where_it_is_allowed(bench: Work
         with bench.database.read() as session:
             if not allowed:
                 with pytest.raises(Pt2NotAllowedError):
-                    materials.prepare(session, bench.job(job_id))
+                    prepare(materials, session, bench.job(job_id))
                 continue
-            task = InspectModelTask.model_validate_json(materials.prepare(session, bench.job(job_id)).read_bytes())
+            task = InspectModelTask.model_validate_json(prepare(materials, session, bench.job(job_id)).read_bytes())
         assert (task.format, Path(task.model_path).read_bytes()) == ("pt2", b"x")

@@ -6,7 +6,7 @@ import pytest
 
 from service.jobs.metric_events import latest_metrics
 from service.jobs.views import event_out
-from worker.attempt import Timing
+from worker.lease import Timing
 
 
 def test_every_metric_is_an_event_however_quickly_they_come(bench):

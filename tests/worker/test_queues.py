@@ -18,7 +18,7 @@ from tests.support.services import redis_trouble, require
 from tests.support.tiny import Tiny
 from tests.worker.running import INSPECTOR, Service
 from tests.worker.workbench import Workbench, finish, wait_for
-from worker import repository
+from worker.turns import repository
 
 CANCELED = 40
 SLOW = {"evaluation": {"latency_runs": 1000, "layer_samples": 1024}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 
 import pytest
 
@@ -10,6 +11,7 @@ from service.contracts.errors import CanceledError, EngineError, NotOnnxError, R
 from service.contracts.runner import (
     EXIT_CANCELED,
     EXIT_INTERRUPTED,
+    EXIT_NOT_STARTED,
     EXIT_RESOURCE_LIMIT,
     EXIT_USER_ERROR,
     LINE_ADAPTER,
@@ -19,7 +21,7 @@ from service.contracts.runner import (
     MetricLine,
     ProgressLine,
 )
-from worker import runner
+from worker import launcher, runner
 from worker.sandbox import Limits, Sandbox
 
 
@@ -54,6 +56,24 @@ def test_the_held_back_line_is_sent_when_the_stage_changes():
     run.progress("load", 3)
     run.progress("plan", 1)
     assert [(line.stage, line.done) for line in lines] == [("load", 1), ("load", 3), ("plan", 1)]
+
+
+def test_lines_carry_how_far_the_whole_has_come_and_a_silent_stage_is_told_again():
+    clock = Clock()
+    run, lines = make_run(clock)
+    run.progress("load")
+    run.overall(0.1, 90.0)
+    run.progress("adaround", 0, 10)
+    assert [(line.stage, line.share, line.seconds_left) for line in lines] == [
+        ("load", None, None), ("adaround", 0.1, 90.0)
+    ]  # fmt: skip
+    run.overall(0.15, 85.0)
+    assert len(lines) == 2  # too soon
+    clock.now += 5.0
+    run.overall(0.2, 80.0)
+    assert (lines[-1].stage, lines[-1].done, lines[-1].share) == ("adaround", 0, 0.2)
+    run.overall(1.0, 0.0)
+    assert (lines[-1].share, lines[-1].seconds_left) == (1.0, 0.0)
 
 
 def test_flush_sends_the_last_state_once():
@@ -146,6 +166,14 @@ def test_exit_codes(monkeypatch, capsys, error, code, problem):
     assert runner.execute(task(), lines.append, lambda: None) == code
     assert [line.problem.code for line in lines if isinstance(line, ErrorLine)] == ([problem] if problem else [])
     assert ("ZeroDivisionError" in capsys.readouterr().err) == (code == runner.EXIT_CRASH)
+
+
+def test_an_engine_that_cannot_be_loaded_is_told_from_a_crash(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "worker.quantizer.intake.made", None)
+    lines = []
+    assert runner.execute(task(), lines.append, lambda: None) == EXIT_NOT_STARTED == launcher.EXIT_NOT_STARTED
+    assert lines == []
+    assert "worker.quantizer.intake.made" in capsys.readouterr().err
 
 
 def test_a_stop_before_the_start_is_honored():

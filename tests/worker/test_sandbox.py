@@ -16,7 +16,8 @@ from service.contracts.runner import LogLine
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.workbench import process_gone, wait_for
 from worker import launcher
-from worker.sandbox import RESERVED_BYTES, Limits, RunnerProcess, Sandbox, machine_memory_bytes
+from worker.memory import machine_memory_bytes
+from worker.sandbox import RESERVED_BYTES, Limits, RunnerProcess, Sandbox
 
 
 def start(tmp_path: Path, code: str, limits: Limits | None = None, **variables: str) -> RunnerProcess:
@@ -74,6 +75,12 @@ def test_environment_is_an_allow_list(run, monkeypatch):
     assert "very-secret" not in text
     assert '"EXTRA": "given"' in text
     assert "QUANTMILL" not in text
+
+
+def test_failpoints_reach_the_runner_only_when_they_are_armed(run, monkeypatch):
+    monkeypatch.setenv("QUANTMILL_FAILPOINTS", "after_layer=kill@2")
+    process = run("say(os.environ['QUANTMILL_FAILPOINTS'])")
+    assert messages(process) == ["after_layer=kill@2"]
 
 
 def test_working_directory_is_the_scratch_folder_and_nothing_is_imported_from_it(tmp_path):

@@ -5,32 +5,22 @@ from __future__ import annotations
 import json
 import threading
 import time
-from pathlib import Path
 
-import pytest
 from sqlalchemy import update
 
 from service.db import db_now
+from service.jobs import transitions
 from service.tables import Job
-from tests.worker.workbench import Workbench, finish, process_gone, wait_for
-from worker.attempt import Timing
-
-
-def run_in_thread(supervisor, job_id: str) -> threading.Thread:
-    thread = threading.Thread(target=supervisor.run, args=(job_id,))
-    thread.start()
-    return thread
-
-
-def runner_pid(bench: Workbench) -> int:
-    """The pid that a runner wrote into the bench's folder."""
-    return int(wait_for(lambda: (bench.folder / "pid").exists() and (bench.folder / "pid").read_text()))
-
-
-WRITE_PID = """
-with open(os.environ['BENCH'] + '/pid.tmp', 'w') as stream: stream.write(str(os.getpid()))
-os.rename(stream.name, os.environ['BENCH'] + '/pid')
-"""
+from tests.worker.workbench import (
+    WRITE_PID,
+    database_away,
+    finish,
+    process_gone,
+    run_in_thread,
+    runner_pid,
+    wait_for,
+)
+from worker.lease import Timing
 
 
 def test_success_makes_the_job_succeed_and_its_model_ready(bench):
@@ -55,6 +45,7 @@ def test_success_makes_the_job_succeed_and_its_model_ready(bench):
     assert [event.data["message"] for event in bench.events(job_id, "log")] == ["all is well"]
     assert bench.events(job_id, "progress")[-1].data == {
         "stage": "parse", "done": 2, "total": 2, "unit": "nodes", "message": "",
+        "share": None, "seconds_left": None,
     }  # fmt: skip
     assert bench.scratch_folders() == []
 
@@ -114,7 +105,7 @@ def test_a_typed_error_fails_the_job_at_once_and_rejects_the_model(bench):
 
 def test_a_crash_is_retried_until_the_attempts_are_used_up_then_poison(bench):
     job_id = bench.submit()
-    supervisor = bench.supervisor("sys.stderr.write('about to fault\\n'); os.kill(os.getpid(), signal.SIGSEGV)")
+    supervisor = bench.supervisor("sys.stderr.write('about to fault\\n'); os.kill(os.getpid(), signal.SIGKILL)")
     for attempt in (1, 2):
         assert supervisor.run(job_id)
         job = bench.job(job_id)
@@ -122,7 +113,7 @@ def test_a_crash_is_retried_until_the_attempts_are_used_up_then_poison(bench):
     assert supervisor.run(job_id)
     job = bench.job(job_id)
     assert (job.state, job.attempt, job.error["code"]) == ("failed", 3, "poison")
-    assert "SIGSEGV" in job.error["detail"]
+    assert "SIGKILL" in job.error["detail"]
     assert job.error["where"]["stderr"].strip() == "about to fault"
     assert bench.model(job.model_id).status == "rejected"
     assert supervisor.run(job_id) is False
@@ -130,7 +121,7 @@ def test_a_crash_is_retried_until_the_attempts_are_used_up_then_poison(bench):
 
 def test_a_retry_waits_for_its_backoff(bench):
     job_id = bench.submit()
-    supervisor = bench.supervisor("sys.exit(1)", backoff_seconds=lambda attempt: 100.0 * attempt)
+    supervisor = bench.supervisor("sys.exit(15)", backoff_seconds=lambda attempt: 100.0 * attempt)
     supervisor.run(job_id)
     job = bench.job(job_id)
     assert job.state == "queued"
@@ -151,20 +142,15 @@ def test_garbage_on_the_line_channel_is_a_crash(bench):
     assert bench.job(job_id).state == "queued"
 
 
-@pytest.mark.parametrize(("transient", "states"), [("True", ["queued", "failed"]), ("False", ["failed"])])
-def test_a_resource_limit_is_retried_once_only_if_transient(bench, transient, states):
+def test_a_resource_limit_fails_the_job(bench):
     job_id = bench.submit()
-    supervisor = bench.supervisor(
-        f"""
-        say(line="error", problem=dict(type="", title="t", status=413, detail="full", code="resource-limit",
-                                       where=dict(transient={transient})))
+    bench.supervisor(
+        """
+        say(line="error", problem=dict(type="", title="t", status=413, detail="too much", code="resource-limit"))
         sys.exit(12)
         """
-    )
-    for state in states:
-        supervisor.run(job_id)
-        assert bench.job(job_id).state == state
-    assert bench.job(job_id).error["code"] == "resource-limit"
+    ).run(job_id)
+    assert (bench.job(job_id).state, bench.job(job_id).error["code"]) == ("failed", "resource-limit")
 
 
 def test_cancel_stops_the_runner_which_finds_the_flag(bench):
@@ -269,10 +255,27 @@ def test_a_runner_that_loses_its_lease_is_killed_and_nothing_is_written(bench):
 
 
 def test_the_deadline_ends_the_runner(bench):
-    job_id = bench.submit(deadline_seconds=0.7)
+    config = {"target": "qnn"}
+    job_id = bench.submit(kind="inspect_target", model_id=bench.add_model(), config=config, deadline_seconds=0.7)
     bench.supervisor("while True: time.sleep(0.1)").run(job_id)
     job = bench.job(job_id)
     assert (job.state, job.error["code"]) == ("failed", "deadline-exceeded")
+
+
+def test_the_deadline_of_a_validation_rejects_nothing(bench):
+    """The runner is ended and the job queued; the reconciler gives it more time, and the next attempt is as any."""
+    job_id = bench.submit(deadline_seconds=0.7)
+    bench.supervisor("while True: time.sleep(0.1)").run(job_id)
+    job = bench.job(job_id)
+    assert (job.state, job.waiting["code"], job.interruptions) == ("queued", "validation-overdue", 1)
+    assert bench.model(job.model_id).status == "validating"
+    assert bench.model(job.model_id).waiting["code"] == "validation-overdue"
+    with bench.database.write() as session:
+        assert [moved.id for moved in transitions.expire_deadlines(session)] == [job_id]
+    with bench.database.write() as session:
+        session.execute(update(Job).where(Job.id == job_id).values(not_before=db_now()))
+    assert bench.supervisor("succeed()").run(job_id)
+    assert bench.model(job.model_id).status == "ready"
 
 
 def test_a_silent_runner_is_stalled(bench):
@@ -333,7 +336,7 @@ def test_a_quantize_task_names_config_and_data(bench):
                         open(task["calibration"]["path"]).read(), open(task["evaluation"]["path"]).read(),
                         task["evaluation"]["preprocessing"]["inputs"]["x"]["scale"], os.listdir(task["output_dir"]),
                         task["threads"]]))
-        sys.exit(1)
+        sys.exit(15)
         """
     ).run(job_id)
     (event,) = bench.events(job_id, "log")
@@ -354,27 +357,6 @@ def test_an_unknown_job_is_not_claimed(bench):
     assert bench.supervisor("succeed()").run("job_00000000000000000000000000") is False
 
 
-def test_a_database_that_stays_away_ends_the_attempt_before_its_lease(bench):
-    """Nobody may write once the lease can have run out, and nobody can renew it: the runner has to go."""
-    job_id = bench.submit()
-    supervisor = bench.supervisor(
-        WRITE_PID + "while True: time.sleep(0.02)\n", timing=Timing(lease=1.5, renew=0.3, look=0.1)
-    )
-    thread = run_in_thread(supervisor, job_id)
-    pid = runner_pid(bench)
-    path = Path(bench.settings.database_url.removeprefix("sqlite:///"))
-    bench.database.engine.dispose()
-    away = path.with_name("away")
-    path.rename(away)
-    path.mkdir()  # opening it fails at once, like a server that is down
-    finish(thread)
-    assert process_gone(pid)
-    path.rmdir()
-    away.rename(path)
-    job = bench.job(job_id)
-    assert (job.state, job.attempt) == ("running", 1)
-
-
 def test_a_database_that_comes_back_in_time_costs_nothing(bench):
     job_id = bench.submit()
     supervisor = bench.supervisor(
@@ -383,15 +365,10 @@ def test_a_database_that_comes_back_in_time_costs_nothing(bench):
     )
     thread = run_in_thread(supervisor, job_id)
     runner_pid(bench)
-    path = Path(bench.settings.database_url.removeprefix("sqlite:///"))
-    bench.database.engine.dispose()
-    path.rename(path.with_name("away"))
-    path.mkdir()
-    time.sleep(1)
-    (bench.folder / "go").touch()  # it even ends meanwhile
-    time.sleep(1)
-    path.rmdir()
-    path.with_name("away").rename(path)
+    with database_away(bench):
+        time.sleep(1)
+        (bench.folder / "go").touch()  # it even ends meanwhile
+        time.sleep(1)
     finish(thread)
     job = bench.job(job_id)
     assert (job.state, job.attempt) == ("succeeded", 1)

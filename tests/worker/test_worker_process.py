@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from service.jobs.dispatch import Dispatcher
+from service.workers.repository import live_queues
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import QUICK, environment, processes_of
 from tests.worker.workbench import Workbench, wait_for
@@ -21,9 +22,9 @@ def command(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def worker(bench: Workbench, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def worker(bench: Workbench, *options: str, **more: str) -> Iterator[subprocess.Popen[bytes]]:
     log = bench.folder / "worker.log"
-    variables = environment(**QUICK, QUANTMILL_DATA_DIR=str(bench.settings.data_dir))
+    variables = environment(**{**QUICK, "QUANTMILL_DATA_DIR": str(bench.settings.data_dir), **more})
     with log.open("wb") as stream:
         process = subprocess.Popen(command("worker", *options), env=variables, stderr=stream, stdout=stream)
     try:
@@ -91,3 +92,14 @@ def test_an_unknown_queue_is_refused(bench):
     assert done.returncode == 1
     assert "'tpu'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_worker_says_which_queues_it_takes_jobs_from(bench):
+    def seen():
+        with bench.database.read() as session:
+            return live_queues(session, {"cpu", "gpu", "inspect"})
+
+    assert seen() == set()
+    with worker(bench, "--queues", "gpu,inspect"):
+        wait_for(seen, message="the worker did not announce itself")
+        assert seen() == {"gpu", "inspect"}

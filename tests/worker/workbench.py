@@ -6,20 +6,21 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import insert, select
 
-from service.db import Database, db_now
+from service.db import Database, db_now, head_revision
 from service.ids import new_id
 from service.jobs import transitions
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Base, Dataset, Job, JobEvent, Model, ModelFile
 from tests.support.patience import PATIENCE_SECONDS
-from worker.attempt import Timing
+from worker.lease import Timing
 from worker.sandbox import Sandbox
 from worker.supervisor import Supervisor
 
@@ -71,6 +72,45 @@ def process_gone(pid: int) -> bool:
         return True
 
 
+def run_in_thread(supervisor: Supervisor, job_id: str) -> threading.Thread:
+    """One attempt of a job in a thread of its own."""
+    thread = threading.Thread(target=supervisor.run, args=(job_id,))
+    thread.start()
+    return thread
+
+
+# What a runner begins with whose pid a test wants to know.
+WRITE_PID = """
+with open(os.environ['BENCH'] + '/pid.tmp', 'w') as stream: stream.write(str(os.getpid()))
+os.rename(stream.name, os.environ['BENCH'] + '/pid')
+"""
+
+
+def runner_pid(bench: Workbench) -> int:
+    """The pid that a runner wrote into the bench's folder."""
+    return int(wait_for(lambda: (bench.folder / "pid").exists() and (bench.folder / "pid").read_text()))
+
+
+def process_state(pid: int) -> str:
+    """The letter that the kernel shows: R and S while it runs, T while it is stopped, Z when it has ended."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+@contextmanager
+def database_away(bench: Workbench) -> Iterator[None]:
+    """Opening the database fails at once meanwhile, as it does with a server that is down."""
+    path = Path(bench.settings.database_url.removeprefix("sqlite:///"))
+    bench.database.engine.dispose()
+    away = path.with_name("away")
+    path.rename(away)
+    path.mkdir()
+    try:
+        yield
+    finally:
+        path.rmdir()
+        away.rename(path)
+
+
 class Workbench:
     """One isolated service on ``folder``."""
 
@@ -80,6 +120,11 @@ class Workbench:
         self.settings.make_folders()
         self.database = Database(self.settings.database_url)
         Base.metadata.create_all(self.database.engine)
+        # processes refuse to start on a schema that no migration made
+        with self.database.engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS alembic_version (version_num VARCHAR(32) NOT NULL)")
+            connection.exec_driver_sql("DELETE FROM alembic_version")
+            connection.exec_driver_sql(f"INSERT INTO alembic_version VALUES ('{head_revision()}')")
         self.store = FileStore(self.settings.storage_dir)
 
     def close(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -13,14 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from service.contracts.errors import Problem
+from service.contracts.errors import FieldProblem, Problem
 from service.contracts.inspection import Inspection, NodeInspection
-from service.contracts.report import ModelFigures, Report
+from service.contracts.report import Interval, MetricFigures, ModelFigures, Report
+from worker.commands.advice_view import print_advice
 
 WIDTH_WITHOUT_TERMINAL = 120
 PLAIN_PERIOD_SECONDS = 2.0
 WORST_LAYERS = 5
 MOST_INSPECTED = 50
+_HOLDS = {True: "holds", False: "BROKEN", None: "UNDECIDED"}
 _POINTS = {"%": "points", "dB": "dB"}
 
 
@@ -37,6 +41,9 @@ class ProgressView:
         self._console = console or make_console(stderr=True)
         self._tasks: dict[str, TaskID] = {}
         self._printed_at: dict[str, float] = {}
+        self._whole = ""
+        self._whole_told_at = time.monotonic()
+        self._whole_task: TaskID | None = None
         self._bar: Progress | None = None
         if self._console.is_terminal:
             self._bar = Progress(
@@ -62,7 +69,16 @@ class ProgressView:
                 self._finish(self._bar)
             self._bar.stop()
 
-    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
+    def progress(
+        self,
+        stage: str,
+        done: int = 0,
+        total: int | None = None,
+        unit: str = "",
+        message: str = "",
+        *,
+        share: float | None = None,
+    ) -> None:
         """Show how far ``stage`` has come."""
         note = message or unit
         if self._bar is None:
@@ -73,6 +89,16 @@ class ProgressView:
             self._finish(self._bar)
             task = self._tasks[stage] = self._bar.add_task(stage, total=total, note=note)
         self._bar.update(task, completed=done, total=total, note=note)
+
+    def overall(self, share: float, seconds_left: float) -> None:
+        """Show how far the whole has come: in a bar of its own, or in a line now and then."""
+        self._whole = whole_words(share, seconds_left)
+        if self._bar is None:
+            return
+        if self._whole_task is None:
+            self._whole_task = self._bar.add_task("the whole", total=100, note="")
+        note = "" if share >= 1.0 else f"% about {duration_words(seconds_left)} left"
+        self._bar.update(self._whole_task, completed=int(100 * share), note=note)
 
     def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
         """Show figures of a step."""
@@ -89,6 +115,8 @@ class ProgressView:
     def _finish(self, bar: Progress) -> None:
         """What came before is done, also where nobody said how much there was to do."""
         for task in bar.tasks:
+            if task.id == self._whole_task:
+                continue
             if task.total is None:
                 bar.update(task.id, total=1, completed=1)
             bar.stop_task(task.id)
@@ -99,46 +127,92 @@ class ProgressView:
         if printed_at is not None and now - printed_at < PLAIN_PERIOD_SECONDS and (total is None or done < total):
             return
         self._printed_at[stage] = now
+        if self._whole and now - self._whole_told_at >= PLAIN_PERIOD_SECONDS:
+            self._whole_told_at = now
+            self._console.print(Text(self._whole, style="dim"))
         amount = f" {done}/{total}" if total is not None else (f" {done}" if done else "")
         self._console.print(Text(f"{stage}{amount}{' ' + note if note else ''}"))
+
+
+def whole_words(share: float, seconds_left: float | None) -> str:
+    """How far the whole has come, such as ``42 % of the whole, about 35 s left``."""
+    left = "" if seconds_left is None or share >= 1.0 else f", about {duration_words(seconds_left)} left"
+    return f"{100 * share:.0f} % of the whole{left}"
+
+
+def duration_words(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever says most in few digits."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def print_problem(problem: Problem, console: Console | None = None) -> None:
     """Say what was wrong, where, and what to do next."""
     console = console or make_console(stderr=True)
-    console.print(Text.assemble((f"error[{problem.code}]", "bold red"), f": {problem.detail}"))
-    for item in problem.errors:
-        if item.pointer or item.message != problem.detail:
-            console.print(Text(f"  at {item.pointer or '/'}: {item.message}"))
+    # left to the terminal: what is searched for in a log must not be cut in two
+    told = partial(console.print, soft_wrap=True)
+    items = problem.errors
+    head = problem.title if len(items) > 1 and _lists(problem.detail, items) else problem.detail
+    told(Text.assemble((f"error[{problem.code}]", "bold red"), f": {head}"))
+    for item in items:
+        if head != problem.detail or item.message not in head:
+            told(Text(f"  at {item.pointer or '/'}: {item.message}"))
+        elif item.pointer and item.pointer not in head:
+            told(Text(f"  at {item.pointer}"))
     for name, value in problem.where.items():
-        console.print(Text(f"  {name}: {value}"))
+        told(Text(f"  {name}: {value}"))
     if problem.hint:
-        console.print(Text(f"  hint: {problem.hint}"))
+        told(Text(f"  hint: {problem.hint}"))
     if problem.request_id:
-        console.print(Text(f"  request: {problem.request_id}"))
+        told(Text(f"  request: {problem.request_id}"))
 
 
-def print_report(report: Report, console: Console | None = None) -> None:
-    """The report in short: what it cost, what it gained, what was decided, and where to look."""
+def _lists(detail: str, items: Sequence[FieldProblem]) -> bool:
+    """True for a detail that does nothing but tell the first of the items, which are told below it."""
+    rest = detail
+    for item in items:
+        for told in (f"{item.pointer or '/'}: {item.message}", item.message):
+            if told in rest:
+                rest = rest.replace(told, "", 1)
+                break
+    return not rest.strip(" ;.")
+
+
+def print_report(report: Report, console: Console | None = None, *, report_path: Path | None = None) -> None:
+    """The report in short: what to know first, what it cost and gained, what was decided, what helps, where to look."""
     console = console or make_console()
+    _print_findings(report, console)
     console.print(_figures(report))
     fidelity = report.fidelity
     words = [f"SQNR {_number(fidelity.sqnr_db, 'dB')}", f"cosine {_number(fidelity.cosine, digits=6)}"]
     if fidelity.top1_agreement is not None:
-        words.append(f"top-1 agreement {fidelity.top1_agreement:.2f} %")
+        words.append(f"top-1 agreement {fidelity.top1_agreement:.2f}{_span(fidelity.top1_agreement_interval)} %")
     console.print(Text(f"fidelity  {', '.join(words)} ({fidelity.samples} {fidelity.source} samples)"))
     _print_trainings(report, console)
     _print_layers(report, console)
     for note in report.notes:
         console.print(Text(f"note: {note}"))
-    style = {"pass": "bold green", "fail": "bold red"}.get(report.verdict, "bold")
+    style = {"pass": "bold green", "fail": "bold red", "undecided": "bold yellow"}.get(report.verdict, "bold")
     console.print(Text.assemble("verdict   ", (report.verdict, style), f"  {report.summary}"))
     for clause in report.gate:
         got = "not measured" if clause.got is None else f"{clause.got:g}"
         of = f" of {clause.metric}" if clause.metric else ""
-        console.print(
-            Text(f"  {'holds' if clause.holds else 'BROKEN'}: {clause.clause}{of} {clause.wanted:g}, got {got}")
-        )
+        got += _span(clause.interval)
+        console.print(Text(f"  {_HOLDS[clause.holds]}: {clause.clause}{of} {clause.wanted:g}, got {got}"))
+        if clause.why is not None:
+            needed = "" if clause.samples_needed is None else f"; about {clause.samples_needed} samples would decide it"
+            console.print(Text(f"    {clause.why}{needed}"))
+    print_advice(report, console, report_path)
+
+
+def _print_findings(report: Report, console: Console) -> None:
+    """What has to be known before the figures."""
+    for finding in report.findings:
+        style = {"critical": "bold red", "warning": "yellow"}.get(finding.severity, "")
+        console.print(Text.assemble((f"{finding.severity}[{finding.code}]", style), f": {finding.message}"))
+        if finding.hint:
+            console.print(Text(f"  hint: {finding.hint}"))
 
 
 def print_evaluation(result: dict[str, Any], console: Console | None = None) -> None:
@@ -148,7 +222,10 @@ def print_evaluation(result: dict[str, Any], console: Console | None = None) -> 
     table = Table("", *columns, title=f"{result['samples']} samples", title_justify="left")
     for metric in result["metrics"]:
         values = (result[name]["metrics"].get(metric["name"]) for name in columns)
-        table.add_row(_labelled(metric["name"], metric["unit"]), *(_figure(value, metric["unit"]) for value in values))
+        spans = {"model": metric.get("interval"), "reference": metric.get("reference_interval")}
+        shown = zip(values, columns, strict=True)
+        cells = (f"{_figure(value, metric['unit'])}{_span(spans[name], metric['unit'])}" for value, name in shown)
+        table.add_row(_labelled(metric["name"], metric["unit"]), *cells)
     table.add_row("size", *(_bytes(result[name]["size_bytes"]) for name in columns))
     table.add_row("latency", *(_number(result[name]["latency_ms"], "ms") for name in columns))
     console.print(table)
@@ -159,19 +236,26 @@ def size_ratio(report: Report) -> float:
     return report.float_.size_bytes / report.quantized.size_bytes
 
 
+def _size_words(report: Report) -> str:
+    ratio = size_ratio(report)
+    return f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
+
+
 def _figures(report: Report) -> Table:
     table = Table("", "float", "quantized", "change", title="Quantization report", title_justify="left")
     for metric in report.metrics:
         before, after, unit = metric.float_, metric.quantized, metric.unit
         change = "" if before is None or after is None else _figure(after - before, unit, sign="+")
         word = _POINTS.get(unit, "") if change else ""
-        shown = (_figure(before, unit), _figure(after, unit), f"{change} {word}".rstrip())
+        change += _span(_change_interval(metric), unit, sign="+") if change else ""
+        spans = (_span(metric.float_interval, unit), _span(metric.quantized_interval, unit))
+        shown = (_figure(before, unit) + spans[0], _figure(after, unit) + spans[1], f"{change} {word}".rstrip())
         table.add_row(_labelled(metric.name, unit), *shown)
     table.add_row(
         "size",
         _bytes(report.float_.size_bytes),
         _bytes(report.quantized.size_bytes),
-        f"{size_ratio(report):.2f}x smaller",
+        _size_words(report),
     )
     table.add_row("latency", _latency(report.float_), _latency(report.quantized), _speedup(report))
     return table
@@ -209,9 +293,10 @@ def _print_layers(report: Report, console: Console) -> None:
     reasons: dict[str, Counter[str]] = {}
     for layer in report.layers:
         if layer.reason is not None:
-            reasons.setdefault(layer.reason, Counter())[layer.op] += 1
+            reasons.setdefault(layer.reason, Counter())[layer.op] += len(layer.nodes) or 1
     if reasons:
-        console.print(f"{len(quantized)} nodes quantized; left in float:")
+        nodes = sum(len(layer.nodes) or 1 for layer in quantized)
+        console.print(f"{nodes} nodes quantized; left in float:")
         for reason, operators in sorted(reasons.items(), key=lambda item: -item[1].total()):
             listed = ", ".join(f"{count} {op}" for op, count in operators.most_common(6))
             console.print(Text(f"  {operators.total()}: {reason} ({listed})"))
@@ -249,6 +334,23 @@ def _figure(value: float | None, unit: str, sign: str = "") -> str:
     return "-" if value is None else f"{value:{sign}{'.2f' if unit in ('%', 'dB') else '.5g'}}"
 
 
+def _change_interval(metric: MetricFigures) -> Interval | None:
+    """Of the change: the drop's, turned round where more is better."""
+    drop = metric.drop_interval
+    if drop is None or metric.better == "lower":
+        return drop
+    return drop.model_copy(update={"low": -drop.high, "high": -drop.low})
+
+
+def _span(interval: Interval | Mapping[str, Any] | None, unit: str = "", sign: str = "") -> str:
+    """Where a figure lies, to follow it: `` [84.0, 88.1]``; nothing where nobody knows."""
+    if interval is None:
+        return ""
+    low, high = (interval["low"], interval["high"]) if isinstance(interval, Mapping) else (interval.low, interval.high)
+    form = f"{sign}{'.1f' if unit in ('%', 'dB') else '.4g'}"
+    return f" [{low:{form}}, {high:{form}}]"
+
+
 def _number(value: float | None, unit: str = "", digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}{' ' + unit if unit else ''}"
 
@@ -258,8 +360,13 @@ def _latency(figures: ModelFigures) -> str:
 
 
 def _speedup(report: Report) -> str:
-    before, after = report.float_.latency_ms, report.quantized.latency_ms
-    return f"{before / after:.2f}x as fast" if before and after else ""
+    """How many times as fast, with the interval; told alone in reports of earlier versions."""
+    before, after, found = report.float_.latency_ms, report.quantized.latency_ms, report.latency
+    if found is None:
+        return f"{before / after:.2f}x as fast" if before and after else ""
+    interval = found.ratio_interval
+    told = f"{1 / found.ratio:.2f}x as fast ({1 / interval.high:.2f} to {1 / interval.low:.2f})"
+    return f"{told}, undecided" if found.verdict == "undecided" else told
 
 
 def _bytes(count: int) -> str:

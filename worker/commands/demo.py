@@ -20,7 +20,8 @@ from service.contracts.report import Report
 from worker.children import command_line, start_child
 from worker.commands import remote
 from worker.commands.console import ProgressView, print_report, size_ratio
-from worker.commands.local import source, write_report
+from worker.commands.local import source
+from worker.commands.report_files import write_json
 
 CONFIG = {"preset": "int8", "evaluation": {"gate": {"metric": "top1", "max_drop": 1.0}}}
 # Digits are stored as integers 0..16; the model was trained on 0..1.
@@ -59,7 +60,7 @@ def run_demo(output: Path, data_dir: Path | None) -> Report:
                     key=None,
                     view=view,
                 ).report
-    write_report(report, output / "report.json")
+    write_json(output / "report.json", report.to_json_dict())
     print_report(report)
     before, after = report.float_.metrics["top1"], report.quantized.metrics["top1"]
     typer.echo(

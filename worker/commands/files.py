@@ -7,13 +7,16 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from service.client import DownloadCorruptError, QuantmillClient
 from service.contracts.command_errors import FileAccessError
 from service.contracts.report import Report
 from service.contracts.runner import FILE_PATTERN, RESERVED_KINDS, QuantizeResult
+
+if TYPE_CHECKING:
+    from service.client import QuantmillClient
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ def download_files(client: QuantmillClient, job_id: str, report: Report, extra: 
         DownloadCorruptError: bytes are not those of the artifact, or its name is not that of a file.
         FileAccessError: a file has the name of another one of the command.
     """
+    from service.client import DownloadCorruptError
+
     found = [item for item in client.artifacts(job_id) if item.kind not in RESERVED_KINDS]
     folder = extra.folder
     if folder is None or not found:

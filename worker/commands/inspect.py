@@ -1,19 +1,20 @@
-"""``quantmill inspect`` and ``quantmill dequantize``: look at a model, or make it float, before it is quantized."""
+"""``quantmill inspect``, ``dequantize`` and ``provenance``: look at a model, make it float, ask where it came from."""
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.contracts.command_errors import ProvenanceError
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.inspection import Inspection
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 from worker.commands import options
 from worker.commands.options import Key, ModelPath, Threads
+from worker.commands.report_files import read_report, write_whole
 
 if TYPE_CHECKING:
     from worker.commands.console import ProgressView
@@ -25,6 +26,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     app.command()(inspect)
     app.command()(dequantize)
+    app.command()(provenance)
 
 
 def inspect(
@@ -34,10 +36,7 @@ def inspect(
         typer.Option(help=f"Runtime or hardware: {', '.join(TARGET_OPTIONS)}. Default: that of the config or preset."),
     ] = None,
     preset: Annotated[str | None, typer.Option(help=_PRESET_HELP)] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", exists=True, dir_okay=False, help="The whole recipe, instead of --preset."),
-    ] = None,
+    config: options.ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole document as JSON on standard output.")] = False,
     threads: Threads = None,
     server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
@@ -51,14 +50,16 @@ def inspect(
         raise typer.BadParameter("--preset and --config exclude each other; a config may name its preset.")
     if server is not None and threads is not None:
         raise typer.BadParameter("--threads is for runs in this process; a service has its own setting.")
-    recipe = _aimed(local.load_config(preset, config), target)
-    if server is None:
-        from worker.quantizer.inspection import inspect_file
+    loaded = local.load_recipe(preset, config)
+    with loaded.pointing_into_file():
+        recipe = _aimed(loaded.config, target)
+        if server is None:
+            from worker.quantizer.inspection import inspect_file
 
-        found = inspect_file(model.absolute(), recipe, threads=threads or options.load_settings().threads)
-    else:
-        with ProgressView() as view:
-            found = _on_server(model, recipe, server=server, key=key, view=view)
+            found = inspect_file(model.absolute(), recipe, threads=threads or options.load_settings().threads)
+        else:
+            with ProgressView() as view:
+                found = _on_server(model, recipe, server=server, key=key, view=view)
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
     else:
@@ -70,7 +71,6 @@ def dequantize(
     output: Annotated[Path, typer.Option(metavar="FLOAT.onnx", help="Where the float model goes.")],
 ) -> None:
     """Take the Q/DQ pairs off a quantized model: what is left is float, and can be quantized anew."""
-    from worker.commands.files import publish
     from worker.quantizer.graph.serialized import to_bytes
     from worker.quantizer.intake.loading import load_model
     from worker.quantizer.preparation.prepare import undo_quantization
@@ -78,10 +78,30 @@ def dequantize(
     options.output_path(output)
     options.distinct_paths({"--output": output}, {"MODEL": model})
     outcome = undo_quantization(load_model(model.absolute()))
-    with tempfile.NamedTemporaryFile(dir=output.absolute().parent, prefix=".quantmill-", delete=False) as stream:
-        stream.write(to_bytes(outcome.model))
-    publish(Path(stream.name), output)
+    write_whole(output, to_bytes(outcome.model))
     typer.echo(f"{outcome.said}\nmodel     {output}")
+
+
+def provenance(
+    model: ModelPath,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="R.json", exists=True, dir_okay=False, help="Check that this report is the model's."),
+    ] = None,
+) -> None:
+    """Tell what a quantized model says of its making, as JSON; null for a model that says nothing."""
+    from worker.quantizer.intake.provenance import provenance_faults, read_provenance
+
+    told = read_provenance(model)
+    typer.echo("null" if told is None else told.model_dump_json(indent=2))
+    faults = () if report is None else provenance_faults(model, read_report(report))
+    if faults:
+        raise ProvenanceError(
+            f"{report} is not the report of {model}: {'; '.join(faults)}.",
+            hint="Take model and report of one run; a model that was changed afterwards has none.",
+        )
+    if report is not None:
+        typer.echo(f"{report} is the report of {model}", err=True)
 
 
 def _aimed(config: QuantizationConfig, target: str | None) -> QuantizationConfig:

@@ -9,6 +9,7 @@ import typer
 
 from worker.commands import options
 from worker.commands.options import ExtraDir, Key, Server
+from worker.commands.report_files import write_json
 
 app = typer.Typer(name="jobs", help="Jobs of a service: list, show, follow, cancel.", no_args_is_help=True)
 
@@ -66,7 +67,7 @@ def follow(
     extra_dir: ExtraDir = None,
 ) -> None:
     """Follow a job to its end; print its report. Exit code 1 if it failed or was canceled."""
-    from worker.commands import local, remote
+    from worker.commands import remote
     from worker.commands.console import ProgressView, print_report
     from worker.commands.files import ExtraPlace, download_files, print_files
     from worker.commands.server import connected
@@ -82,8 +83,8 @@ def follow(
         protected = tuple(path for path in (output, report) if path is not None)
         done = download_files(client, job, result, ExtraPlace(extra_dir, protected))
     if report is not None:
-        local.write_report(result, report)
-    print_report(result)
+        write_json(report, result.to_json_dict())
+    print_report(result, report_path=report)
     print_files(done)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,16 +15,22 @@ from pydantic import ValidationError
 
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.dataset import PreprocessingSpec
-from service.contracts.errors import InvalidConfigError, InvalidRequestError, problem_summary
+from service.contracts.errors import (
+    InvalidConfigError,
+    InvalidRequestError,
+    QuantmillError,
+    problem_summary,
+)
 from service.contracts.metrics.graph import MAX_INLINE_BYTES
 from service.contracts.named_preprocessing import is_name
 from service.contracts.ranges import with_ranges
-from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeTask
 from service.contracts.validation import field_problems
-from service.quark import read_config, translate_document
+from service.quark import Translation, read_config, translate_document
+from worker.commands.config_files import read_document
 from worker.commands.console import ProgressView
 from worker.commands.files import NOWHERE, Done, ExtraPlace, move_files, publish
+from worker.commands.report_files import read_report
 
 
 @dataclass(frozen=True)
@@ -44,26 +49,59 @@ class Keep:
 
 
 NOTHING = Keep()
+REQUEST_CONFIG = "/config"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A config, and what the user wrote.
+
+    Attributes:
+        config: resolved.
+        of_file: True if it comes from a file.
+        translation: of the file, if it is a config of AMD Quark.
+    """
+
+    config: QuantizationConfig
+    of_file: bool = False
+    translation: Translation | None = None
+
+    @contextmanager
+    def pointing_into_file(self) -> Iterator[None]:
+        """Have errors that checks of the config raise point into the file."""
+        try:
+            yield
+        except QuantmillError as error:
+            if self.of_file:
+                error.relocate(self._place)
+            raise
+
+    def _place(self, pointer: str) -> str:
+        """Checks point into a request, where the config stands under /config."""
+        inner = pointer.removeprefix(REQUEST_CONFIG)
+        if inner.split("/")[1:2] and inner.split("/")[1] not in QuantizationConfig.model_fields:
+            return pointer
+        return inner if self.translation is None else self.translation.origin(inner, "")
 
 
 def load_config(preset: str | None, file: Path | None) -> QuantizationConfig:
-    """The resolved config of a preset, of a JSON file, or of neither: the default preset.
+    """The config of ``load_recipe``."""
+    return load_recipe(preset, file).config
+
+
+def load_recipe(preset: str | None, file: Path | None) -> Recipe:
+    """The resolved config of a preset, of a file (JSON, YAML, TOML), or of neither: the default preset.
 
     Raises:
-        InvalidConfigError: the file is not JSON, or the config is not valid.
+        InvalidConfigError: the file is no such document, or the config is not valid.
     """
     if file is None:
-        return parse_config({} if preset is None else {"preset": preset})
-    try:
-        document = json.loads(file.read_text())
-    except ValueError as error:
-        raise InvalidConfigError(
-            f"{file} is not a JSON document: {error}", hint='The smallest config is {"preset": "int8"}.'
-        ) from None
+        return Recipe(parse_config({} if preset is None else {"preset": preset}))
+    document = read_document(file)
     translation = translate_document(document)
     for note in translation.notes if translation is not None else ():
         typer.echo(f"note: {file}: {note}", err=True)
-    return read_config(_with_graphs(document, file.parent))
+    return Recipe(read_config(_with_graphs(document, file.parent)), of_file=True, translation=translation)
 
 
 def _with_graphs(document: Any, folder: Path) -> Any:
@@ -204,18 +242,10 @@ def evaluate(
     from worker.quantizer.evaluation.command import evaluate_files
 
     reference = None if reference is None else reference.absolute()
-    spec = load_config(None, config).evaluation
-    with packed(evaluation, "evaluation") as path:
-        data = source(path, preprocessing)
+    recipe = load_recipe(None, config)
+    with recipe.pointing_into_file(), packed(evaluation, "evaluation") as path:
+        data, spec = source(path, preprocessing), recipe.config.evaluation
         return evaluate_files(model.absolute(), data, reference, threads=threads, run=view, spec=spec)
-
-
-def write_report(report: Report, path: Path) -> None:
-    """Write the report as JSON, whole or not at all."""
-    with tempfile.NamedTemporaryFile("w", dir=path.absolute().parent, prefix=".quantmill-", delete=False) as stream:
-        json.dump(report.to_json_dict(), stream, indent=2)
-        stream.write("\n")
-    publish(Path(stream.name), path)
 
 
 @contextmanager
@@ -238,12 +268,7 @@ def with_ranges_of(config: QuantizationConfig, report: Path) -> QuantizationConf
         InvalidRequestError: the file is no report, or it tells no ranges.
         InvalidConfigError: the config takes no ranges.
     """
-    try:
-        ranges = Report.model_validate_json(report.read_bytes()).tensor_ranges
-    except ValidationError:
-        raise InvalidRequestError(
-            f"{report} is no report.", hint="Give the file of --report of an earlier run, or a job with --server."
-        ) from None
+    ranges = read_report(report).tensor_ranges
     if not ranges:
         raise InvalidRequestError(f"{report} tells no calibrated ranges.", hint="Give the report of a static run.")
     return with_ranges(config, ranges)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -15,8 +14,15 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from service.contracts.command_errors import EngineMissingError, FileAccessError, InvalidSettingsError
+from service import failpoints, logs
+from service.contracts.command_errors import (
+    EngineMissingError,
+    FileAccessError,
+    InvalidSettingsError,
+    SystemRefusalError,
+)
 from service.contracts.dataset import PREPROCESSING_NAMES
+from service.contracts.devices import DeviceChoice
 from service.contracts.errors import QuantmillError
 from service.contracts.validation import field_problems
 from service.settings import Settings
@@ -24,7 +30,13 @@ from worker.runner import resource_limit
 
 VARIABLE_PREFIX = "QUANTMILL_"
 # Variables of the test suite and the benchmarks, which are no settings of a process.
-_NO_SETTINGS = ("QUANTMILL_DATA", "QUANTMILL_REQUIRE_DATA", "QUANTMILL_TEST_POSTGRES_URL", "QUANTMILL_TEST_REDIS_URL")
+_NO_SETTINGS = (
+    "QUANTMILL_DATA",
+    "QUANTMILL_REQUIRE_DATA",
+    "QUANTMILL_TEST_POSTGRES_URL",
+    "QUANTMILL_TEST_REDIS_URL",
+    failpoints.VARIABLE,
+)
 
 
 def default_of(setting: str) -> str:
@@ -82,6 +94,25 @@ RangesFrom = Annotated[
     typer.Option(
         metavar="R.json|JOB",
         help="Take over the calibrated ranges of a report on the same graph; with --server, of a job.",
+    ),
+]
+Priority = Annotated[
+    int | None,
+    typer.Option(min=-100, max=100, help="With --server: jobs with the highest number start first. Default: 0."),
+]
+Device = Annotated[
+    DeviceChoice | None,
+    typer.Option(help="With --server: where the job runs. Default: auto, a GPU if the config asks for one."),
+]
+_CONFIG_METAVAR = "FILE.json|.yaml|.toml"
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(metavar=_CONFIG_METAVAR, exists=True, dir_okay=False, help="The whole recipe, instead of --preset."),
+]
+MetricsFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar=_CONFIG_METAVAR, exists=True, dir_okay=False, help="A recipe whose evaluation.metrics are measured."
     ),
 ]
 ExtraDir = Annotated[
@@ -173,9 +204,31 @@ def typed_error(error: BaseException) -> QuantmillError | None:
         return limit
     if isinstance(error, OSError) and error.filename is not None:
         return FileAccessError(f"{error.filename}: {error.strerror}.", hint="Check the path and its permissions.")
+    # Without a number it is none of the system's: libraries raise OSError with words of their own.
+    if isinstance(error, OSError) and error.errno is not None:
+        return SystemRefusalError(f"{error.strerror}.", hint="Check addresses, permissions and limits (ulimit -a).")
+    if type(error).__module__.startswith("sqlalchemy."):
+        return _database_refusal(error)
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _ENGINE_PACKAGES:
         return EngineMissingError(f"{error.name} is not installed.", hint="pip install 'quantmill[worker]'")
     return None
+
+
+def _database_refusal(error: BaseException) -> QuantmillError | None:
+    """What a service answers where its database does not; None for a fault in what we asked of it."""
+    from sqlalchemy.exc import InterfaceError, OperationalError
+    from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+    from service.errors import DatabaseUnavailableError
+    from worker.commands.crash import without_secrets
+
+    if not isinstance(error, OperationalError | InterfaceError | PoolTimeoutError):
+        return None
+    told = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+    return DatabaseUnavailableError(
+        f"The database does not answer or is locked: {without_secrets(told, sys.argv, os.environ)}",
+        hint="Check QUANTMILL_DATABASE_URL, that the database runs, and that it was migrated: quantmill migrate.",
+    )
 
 
 def output_path(path: Path | None) -> Path | None:
@@ -219,13 +272,8 @@ def distinct_paths(written: dict[str, Path | None], read: dict[str, Path | None]
 
 def configure_logging(level: int = logging.INFO) -> None:
     """One line per record on standard error, UTC."""
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Says at every connection that files have no host name.
-    logging.getLogger("kombu.connection").setLevel(logging.ERROR)
+    logs.configure_logging(level)
     # What they say of every task, the supervisor says of every job.
-    for name in ("alembic", "celery.app.trace", "celery.worker.strategy"):
+    logging.getLogger("alembic").setLevel(max(level, logging.WARNING))
+    for name in ("celery.app.trace", "celery.worker.strategy"):
         logging.getLogger(name).setLevel(max(level, logging.WARNING))

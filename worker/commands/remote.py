@@ -7,6 +7,7 @@ from pathlib import Path
 
 from service.client import QuantmillClient
 from service.contracts.config import QuantizationConfig
+from service.contracts.devices import DeviceChoice
 from service.contracts.errors import ExternalDataError
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource
@@ -29,6 +30,8 @@ def quantize(
     extra: ExtraPlace = NOWHERE,
     state: Path | None = None,
     ranges_from: str | None = None,
+    priority: int = 0,
+    device: DeviceChoice = "auto",
 ) -> Done:
     """Quantize ``model`` on the service at ``server`` into ``output``, which appears whole or not at all.
 
@@ -63,6 +66,8 @@ def quantize(
             config=config,
             name=model.name[:200],
             ranges_from=ranges_from,
+            priority=priority,
+            device=device,
         )
         report = follow(client, job.id, server=server, view=view)
         download_model(client, job.id, output)
@@ -124,6 +129,8 @@ def show_event(event: EventOut, view: ProgressView) -> None:
     """Show one event of a job as the same view shows a local run."""
     data = event.data
     if event.type == "progress":
+        if data.get("share") is not None:
+            view.overall(data["share"], data["seconds_left"])
         view.progress(data["stage"], data["done"], data["total"], data["unit"], data["message"])
     elif event.type == "log":
         view.log(data["message"], data["level"])

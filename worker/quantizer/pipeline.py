@@ -5,8 +5,9 @@ load -> prepare -> plan -> statistics -> parameters -> emit -> evaluate -> repor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,36 @@ import onnx_ir as ir
 from service.contracts.compatibility import check_dataset
 from service.contracts.config import QuantizationConfig
 from service.contracts.data_checks import check_data_given, random_data_of
-from service.contracts.errors import EngineError
+from service.contracts.errors import EngineError, UnsupportedModelError
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource, QuantizeResult, QuantizeTask
 from service.contracts.training_checks import check_training
+from worker.quantizer.advice.advise import with_advice
+from worker.quantizer.costs import expected_phases, forward_seconds
 from worker.quantizer.data import Dataset, RandomDataset, open_dataset
 from worker.quantizer.emit import Emitted
+from worker.quantizer.evaluation.decisions import publish_samples
 from worker.quantizer.evaluation.metrics import Distances, MetricFunction, Metrics
 from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.skeleton import copy_of
-from worker.quantizer.intake.inspect import open_model
-from worker.quantizer.intake.loading import load_model
+from worker.quantizer.intake.inspect import inspect_model, open_model
+from worker.quantizer.intake.loading import uploaded_bytes
+from worker.quantizer.modes.devices import check_devices, devices_of
 from worker.quantizer.modes.planning import plan_model, prepare_model
 from worker.quantizer.modes.qoperator import to_qoperator
 from worker.quantizer.modes.registry import MODES
 from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.layout import take_nhwc
 from worker.quantizer.preparation.prepare import undo_quantization
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled, Quantized
 from worker.quantizer.report.assemble import make_report
+from worker.quantizer.report.manifest import provenance_entries
 from worker.quantizer.report.range_plot import publish_ranges
 from worker.quantizer.report.training_plot import publish_training
 from worker.quantizer.report.words import calibration_notes, nothing_quantized
@@ -47,10 +54,12 @@ from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.extra import ExtraFile, ExtraFiles, write_files
 from worker.quantizer.run.identity import origin, run_identity
 from worker.quantizer.run.interface import Run
-from worker.quantizer.run.services import Services
+from worker.quantizer.run.overall import OverallRun
+from worker.quantizer.run.services import Services, nobody
 from worker.quantizer.run.stages import Stages
 from worker.quantizer.runtime.cpu import cpu_notes
 from worker.quantizer.runtime.session import Session, is_large
+from worker.quantizer.sanity.examine import examine
 
 MODEL_FILE = "model.onnx"
 # float32 rounding leaves 100 dB and more; a float16 model that is widened leaves about 60.
@@ -66,11 +75,13 @@ class Result:
     files: tuple[ExtraFile, ...] = ()
 
 
-def quantize_files(task: QuantizeTask, run: Run) -> QuantizeResult:
-    """Quantize the model of ``task`` and write ``model.onnx`` and all other files into its output folder.
+def quantize_files(task: QuantizeTask, run: Run, reached: Callable[[str], None] = nobody) -> QuantizeResult:
+    """``quantize`` the model of a task, and write ``model.onnx`` and all other files into its output folder.
 
-    Raises:
-        QuantmillError: whatever ``quantize`` raises.
+    Args:
+        task: what to do.
+        run: progress, log, cancellation.
+        reached: see ``Services``.
     """
     result = quantize(
         Path(task.model_path),
@@ -84,6 +95,7 @@ def quantize_files(task: QuantizeTask, run: Run) -> QuantizeResult:
         cache=_cache(task, run),
         graphs={name: Path(path) for name, path in task.metric_graphs.items()},
         extra_bytes=task.extra_bytes,
+        reached=reached,
     )
     output = Path(task.output_dir)
     (output / MODEL_FILE).write_bytes(result.model)
@@ -104,6 +116,7 @@ def quantize(
     graphs: Mapping[str, Path] | None = None,
     functions: Mapping[str, MetricFunction] | None = None,
     extra_bytes: int | None = None,
+    reached: Callable[[str], None] = nobody,
 ) -> Result:
     """Quantize a model and measure what that cost.
 
@@ -122,6 +135,7 @@ def quantize(
         functions: Python functions that metrics of kind function are, by name; with any nothing is kept for other
             attempts, since nobody can tell whether it would still hold.
         extra_bytes: that files beside the model may take; None: no limit.
+        reached: see ``Services``.
 
     Raises:
         ModelError: the model cannot be used or is quantized already.
@@ -144,11 +158,15 @@ def quantize(
         graphs=graphs,
         functions=functions,
         extra_bytes=extra_bytes,
+        reached=reached,
     )
     done = found.emit()
-    report = make_report(done, done.bytes, found.case, found.services)
+    made = make_report(done, done.bytes, found.case, found.services)
+    report = with_advice(made.report, done, found.case, found.services, found)
     publish_ranges(report.algorithms, found.services.files)
     publish_training(report.algorithms, found.services.files)
+    publish_samples(made.samples, found.services.files, run)
+    run.overall(1.0, 0.0)
     return Result(done.bytes, report, found.services.files.all)
 
 
@@ -166,14 +184,17 @@ def fill(
     graphs: Mapping[str, Path] | None = None,
     functions: Mapping[str, MetricFunction] | None = None,
     extra_bytes: int | None = None,
+    reached: Callable[[str], None] = nobody,
 ) -> Quantizing:
     """Do what ``quantize`` does up to the filled plan: load, prepare, plan, calibrate, run the algorithms.
 
     Args and errors are those of ``quantize``.
     """
-    stages = Stages()
+    run = overall = OverallRun(run)
+    stages = Stages(overall)
     with stages.stage("load"):
         run.progress("load")
+        check_devices(config)
         original, undone, float_session, summary = _load(model_path, config, threads)
         check_data_given(config, calibration=calibration is not None, evaluation=evaluation is not None)
         calibration_data = _calibration(calibration, summary, config)
@@ -184,17 +205,30 @@ def fill(
         _probe(metrics, float_session, calibration_data, evaluation_data, summary, config, run)
         made_from = origin(summary, calibration_data, evaluation_data, graphs or {}, threads=threads)
         case = Case(config, summary, calibration_data, evaluation_data, float_session, made_from, metrics, graphs or {})
-        identity = run_identity(config, made_from)
+        try:
+            pass_seconds = forward_seconds(case, run)
+        except UnsupportedModelError:
+            inspect_model(model_path, threads=threads)  # names the node, as it does for an upload
+            raise
+        overall.expect(expected_phases(case, graph=original.graph, sample_seconds=pass_seconds))
+        identity = run_identity(config, made_from, devices=devices_of(config))
         services = Services(
             run=run,
             threads=threads,
             stages=stages,
             checkpoint=CheckpointStore(
-                None if functions else checkpoint_dir, identity, limit_bytes=checkpoint_bytes, run=run
+                None if functions else checkpoint_dir,
+                identity,
+                limit_bytes=checkpoint_bytes,
+                run=run,
+                shared=None if functions else cache,
             ),
-            cache=Cache(None) if cache is None or functions else cache,
             files=ExtraFiles(extra_bytes),
+            reached=reached,
         )
+    with stages.stage("sanity"):
+        run.progress("sanity")
+        case = replace(case, findings=examine(case, original, services))
     return _fill(original, _Origin(model_path, undone), case, services)
 
 
@@ -204,6 +238,15 @@ class _Origin:
 
     path: Path
     undone: Outcome | None
+
+    def reloaded(self, config: QuantizationConfig) -> ir.Model:
+        """A copy of the float model as it was uploaded: what is prepared is changed."""
+        model = copy_of(self._uploaded)
+        return undo_quantization(model).model if config.preparation.dequantize else model
+
+    @cached_property
+    def _uploaded(self) -> ir.Model:
+        return open_model(self.path).model
 
 
 @dataclass(frozen=True)
@@ -240,6 +283,26 @@ class Quantizing:
             _tell_undone(self._origin.undone, done)
         return done
 
+    def planned(self, config: QuantizationConfig) -> QuantizationPlan:
+        """The plan that another config makes for the same model, without numbers; no data is looked at.
+
+        Raises:
+            InvalidConfigError: the config does not fit the model.
+            UnsupportedModelError: the model cannot be prepared for it.
+        """
+        prepared, _ = prepare_model(self._origin.reloaded(config), config)
+        return plan_model(prepared, config).plan
+
+    def again(self, config: QuantizationConfig, run: Run) -> Quantized:
+        """The same model on the same data under another config; nothing of it joins the files of the run.
+
+        Raises:
+            QuantmillError: whatever ``quantize`` raises.
+        """
+        services = Services(run, self.services.threads, checkpoint=self.services.checkpoint.for_others(run))
+        case = replace(self.case, config=config)
+        return _fill(self._origin.reloaded(config), self._origin, case, services).emit()
+
     def report(self, done: Quantized, evaluation: DatasetSource | None = None) -> Report:
         """Compare what ``emit`` gave with the float model and say what was found.
 
@@ -260,12 +323,13 @@ class Quantizing:
             case.metrics.check(data)
             case.metrics.probe(case.float_session, data, summary.inputs, self.services.run, role="evaluation dataset")
             case = replace(case, evaluation=data)
-        return make_report(done, done.bytes, case, self.services)
+            case = replace(case, findings=examine(case, None, self.services))
+        return make_report(done, done.bytes, case, self.services).report
 
     def _untouched(self, filled: Filled) -> Quantized:
         """The file as it was given."""
         prepared, undo = filled.draft.prepared, self._origin.undone is not None
-        unchanged = _uploaded_bytes(self._origin.path, self.case.summary, undo)
+        unchanged = uploaded_bytes(self._origin.path, self.case.summary, undo)
         return Quantized(filled, Emitted(prepared.model), unchanged, self.preface.followed_by())
 
     def _written(self, filled: Filled) -> Quantized:
@@ -276,9 +340,11 @@ class Quantizing:
             services.run.progress("emit")
             quantized = MODES[config.mode].emit(copy_of(prepared.model), filled.draft.plan)
             prepared.restore_interface(quantized.model)
+            told_of = provenance_entries(self.case, services.threads)
+            quantized.model.metadata_props.update(told_of)
             model_bytes = to_bytes(quantized.model)
             if config.format == "qoperator":
-                model_bytes, left = to_qoperator(model_bytes, threads=services.threads)
+                model_bytes, left = to_qoperator(model_bytes, threads=services.threads, metadata=told_of)
                 journal.note(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")
             model_bytes = take_nhwc(model_bytes, prepared.nhwc_inputs)
         return Quantized(filled, quantized, model_bytes, journal)
@@ -320,14 +386,6 @@ def _probe(
 def _cache(task: QuantizeTask, run: Run) -> Cache:
     folder = None if task.cache_dir is None else Path(task.cache_dir)
     return Cache(folder, scope=task.cache_scope, limit_bytes=task.cache_bytes, run=run)
-
-
-def _uploaded_bytes(path: Path, summary: ModelSummary, undo: bool) -> bytes:
-    """The file as it is; read anew and written whole if it keeps data in other files, or has its pairs taken off."""
-    if path.stat().st_size == summary.size_bytes:
-        return path.read_bytes()
-    model = load_model(path)
-    return to_bytes(undo_quantization(model).model if undo else model)
 
 
 def _tell_undone(undone: Outcome, done: Quantized) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from quantmill.torch.nndct.config_keys import DPU, FLOATS, SPEC_KEYS, Recipe
-from service.contracts.compatibility import nearest
+from service.contracts.nearest import nearest_name
 from service.contracts.pointers import below
 
 Handler = Callable[[Recipe, Any, str], None]
@@ -146,7 +146,7 @@ def _paths(recipe: Recipe, layer: Mapping[str, Any], at: str, module: nn.Module)
         told = str(layer["layer_name"])
         path = ".".join(re.findall(r"\[([^\]]+)\]", told)) or told  # Net::Net/Conv2d[conv1]/input.1
         if path not in modules:
-            near = nearest(path, modules)
+            near = nearest_name(path, modules)
             recipe.refuse(
                 f"{at}/layer_name", f"there is no module {path!r}" + (f"; did you mean {near!r}?" if near else "")
             )
@@ -246,5 +246,5 @@ def _object(value: Any, at: str, recipe: Recipe) -> dict[str, Any]:
 
 
 def _unknown(recipe: Recipe, key: str, known: Iterable[str], at: str) -> None:
-    near = nearest(key, known)
+    near = nearest_name(key, known)
     recipe.refuse(below(at, key), f"the key {key!r} is not known" + (f"; did you mean {near!r}?" if near else ""))

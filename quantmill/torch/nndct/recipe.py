@@ -11,9 +11,9 @@ from torch import nn
 
 from quantmill.torch.nndct.config_file import translate
 from quantmill.torch.nndct.config_keys import DPU, Recipe
-from service.contracts.compatibility import nearest
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import InvalidConfigError
+from service.contracts.nearest import nearest_name
 from service.contracts.presets import PRESETS
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 
@@ -34,7 +34,7 @@ def target_of(name: str) -> str:
         return VITIS_TARGETS[name]
     if name in TARGET_OPTIONS:
         return name
-    near = nearest(name, [*VITIS_TARGETS])
+    near = nearest_name(name, [*VITIS_TARGETS])
     told = f"there is no target {name!r}; did you mean {near!r}?" if near else unknown_target(name)
     raise InvalidConfigError(
         told, hint=f"Vitis AI's targets known here: {', '.join(VITIS_TARGETS)}.", pointer="/target"

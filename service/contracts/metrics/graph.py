@@ -11,9 +11,9 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.contracts.base import Contract
+from service.contracts.bounds import BELOW
 from service.contracts.metrics.base import ArrayName, Better, Facts, LabelRef, MetricBase, OutputRef
 from service.contracts.pointers import below
-from service.contracts.validation import BELOW
 
 MAX_INLINE_BYTES = 1 << 20
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from service.contracts.nearest import nearest_key
 from service.contracts.presets.base import Execution, Preset
 from service.contracts.presets.mixed import MIXED_PRESETS
 from service.contracts.presets.own import OWN_PRESETS
@@ -31,8 +30,8 @@ def missing_preset(name: str) -> str:
     pending = PENDING_PRESETS.get(name.casefold().removesuffix("_config"))
     if pending is not None:
         return f"the preset {name!r} cannot be offered: {pending}"
-    near = difflib.get_close_matches(name.casefold(), [*_BY_ANY_NAME, *PENDING_PRESETS], n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "'quantmill presets' and GET /v1/presets list all"
+    near = nearest_key(name, [*_BY_ANY_NAME, *PENDING_PRESETS])
+    hint = f"did you mean {near!r}?" if near else "'quantmill presets' and GET /v1/presets list all"
     return f"unknown preset {name!r}; {hint}"
 
 

@@ -124,6 +124,45 @@ def test_mismatches_say_which_and_how(m: ModelSummary, d: DatasetSummary, code: 
     assert says in error.detail
 
 
+@pytest.mark.parametrize(
+    ("m", "d", "says"),
+    [
+        (IMAGE, dataset(x=("float32", (4, 8, 8, 3))), "set layout NHWC in"),
+        (IMAGE, dataset(x=("float32", (4, 3, 8, 8)), specs={"x": InputSpec(layout="NHWC")}), "set layout NCHW in"),
+        (model(tensor("x", "float32", "n", 8, 8, 3)), dataset(x=("float32", (4, 3, 8, 8))),
+         "set layout NCHW and model_layout NHWC"),
+        (model(tensor("x", "float32", "n", 1, 8, 9)), dataset(x=("float32", (4, 8, 9))), "set layout NHW in"),
+        (model(tensor("x", "float32", "n", 98, 40)), dataset(x=("float32", (4, 40, 98))), ".transpose(0, 2, 1)"),
+        (IMAGE, dataset(x=("float32", (4, 3, 8, 9))), None),
+        (IMAGE, dataset(x=("float32", (4, 9, 9, 3))), None),
+        (IMAGE, dataset(x=("float32", (4, 192))), None),
+        (model(tensor("x", "float32", "n", 5)), dataset(x=("float32", (4, 6))), None),
+    ],
+)  # fmt: skip
+def test_the_order_of_axes_is_spoken_of_where_it_is_the_matter(
+    m: ModelSummary, d: DatasetSummary, says: str | None
+) -> None:
+    hint = str(mismatch(m, d).hint)
+    if says is None:
+        assert "layout" not in hint
+        assert "transpose" not in hint
+    else:
+        assert says in hint
+
+
+@given(
+    shape=st.lists(st.integers(2, 5), min_size=3, max_size=3),
+    wanted=st.lists(st.integers(2, 5), min_size=3, max_size=3),
+)
+def test_an_order_is_told_if_and_only_if_there_is_one(shape: list[int], wanted: list[int]) -> None:
+    m, d = model(tensor("x", "float32", "n", *wanted)), dataset(x=("float32", (4, *shape)))
+    if shape == wanted:
+        check_dataset(m, d)
+        return
+    hint = str(mismatch(m, d).hint)
+    assert ("in another order" in hint) == (sorted(shape) == sorted(wanted))
+
+
 def test_every_input_has_its_own_problem() -> None:
     m = model(tensor("a", "float32", "n", 5), tensor("b", "int64", "n"), tensor("c", "float32", "n", 2))
     error = mismatch(m, dataset(a=("uint8", (4, 6)), c=("float32", (4, 2))))

@@ -85,7 +85,7 @@ TOO_LARGE = base64.b64encode(bytes(MAX_INLINE_BYTES + 1)).decode()
 @pytest.mark.parametrize(
     ("given", "place", "says"),
     [
-        (evaluation({"kind": "top2"}), "metrics/0/kind", "unknown kind 'top2'; did you mean 'top5'"),
+        (evaluation({"kind": "top2"}), "metrics/0/kind", "unknown kind 'top2'; did you mean 'top1'"),
         (evaluation({"kind": "top1", "k": 3}), "metrics/0/k", "unknown key 'k'"),
         (evaluation({"kind": "accuracy_at_k"}), "metrics/0/k", "required"),
         (evaluation({"kind": "accuracy_at_k", "k": 0}), "metrics/0/k", "greater than or equal to 1"),

@@ -9,7 +9,8 @@ from pydantic import Field, ValidationError
 
 from service.contracts.base import Contract
 from service.contracts.errors import FieldProblem
-from service.contracts.validation import field_problems, nearest
+from service.contracts.nearest import nearest_key
+from service.contracts.validation import field_problems
 
 
 class Cat(Contract):
@@ -130,7 +131,7 @@ def test_each_value_that_fits_no_form_is_told() -> None:
     ],
 )
 def test_only_names_that_are_near_are_offered(key: str, expected: str | None) -> None:
-    assert nearest(key, ["algorithms", "calibration_samples", "seed", "weight"]) == expected
+    assert nearest_key(key, ["algorithms", "calibration_samples", "seed", "weight"]) == expected
 
 
 def test_codes_are_pydantics_stable_words() -> None:

@@ -122,6 +122,19 @@ def test_equal_files_are_stored_once_and_stay_young(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_kept_file_lies_in_both_places_until_it_is_forgotten(tmp_path: Path, times: int) -> None:
+    store = FileStore(tmp_path / "store")
+    source = write(store.incoming / "a", b"data")
+    for _ in range(times):
+        stored = store.put_file(source, keep=True)
+        assert source.read_bytes() == store.path(stored.sha256).read_bytes() == b"data"
+    store.forget_source(source, stored.sha256)
+    assert store.path(stored.sha256).stat().st_mode & 0o222 == 0
+    assert store.path(stored.sha256).read_bytes() == b"data"
+    assert list(store.incoming.iterdir()) == []
+
+
 @pytest.mark.parametrize("damaged", [b"da", b"dat4"])
 def test_a_damaged_stored_file_is_replaced(tmp_path: Path, damaged: bytes) -> None:
     store = FileStore(tmp_path / "store")

@@ -114,3 +114,18 @@ def test_against_a_plain_model(tmp_path_factory: pytest.TempPathFactory, steps: 
         elif ending == "keep" and sent:
             expected = sent
         assert path.read_bytes() == expected
+
+
+def test_bytes_that_lie_in_the_store_too_are_not_thrown_away_there(path: Path) -> None:
+    """The database could not take note of a whole upload; later its bytes turn out to be wrong."""
+    stored = path.with_name("stored")
+    stored.hardlink_to(path)
+    with UploadFile(path) as file:
+        file.clear()
+        assert file.size_bytes == 0
+        file.write(b"new")
+        file.keep()
+        with pytest.raises(UploadBusyError):
+            UploadFile(path)
+    assert (path.read_bytes(), stored.read_bytes()) == (b"new", b"earlier")
+    assert sorted(path.parent.iterdir()) == sorted([path, stored])

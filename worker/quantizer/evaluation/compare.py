@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -13,21 +12,29 @@ import numpy as np
 from service.contracts.errors import EngineError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
-from service.contracts.report import Fidelity, OutputFidelity
-from worker.quantizer.data import Dataset, choose_batch_size
+from service.contracts.report import Fidelity, Interval, OutputFidelity
+from worker.quantizer.data import Batch, Dataset
+from worker.quantizer.evaluation.certainty.contributions import DenseSums
+from worker.quantizer.evaluation.certainty.figures import interval_of
+from worker.quantizer.evaluation.decisions import Decisions
 from worker.quantizer.evaluation.metrics import Agreement, Distance, Metrics, MetricSet
+from worker.quantizer.evaluation.metrics.distances import power_sums, sqnr_of
 from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_side
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import Session
 
 _EVALUATION_BATCH = 8
-_WARMUP_RUNS = 3
+# When to guess for the first time whether the outputs are far apart, and what counts as that.
+_FIRST_LOOK_SAMPLES, _POOR_AGREEMENT_PERCENT, _POOR_SQNR_DB = 100, 95.0, 10.0
+# Of intervals, where the gate asks for none.
+DEFAULT_CONFIDENCE = 0.95
 Source = Literal["evaluation", "calibration", "random"]
 
 
 @dataclass
 class _OutputFigures:
     distance: Distance = field(default_factory=Distance)
+    powers: DenseSums = field(default_factory=lambda: DenseSums(sqnr_of))
     agreement: Agreement = field(default_factory=Agreement)
 
 
@@ -41,6 +48,8 @@ class Comparison:
         fidelity: distance of the outputs.
         labels_used: False if no metric is declared and the first output classifies nothing.
         non_finite: outputs of the float model that hold NaN or Inf.
+        decisions: of the outputs that give one class per sample, by name: the first, and those of shares of samples.
+        confidence: of all intervals.
     """
 
     float_set: MetricSet
@@ -48,6 +57,14 @@ class Comparison:
     fidelity: Fidelity
     labels_used: bool
     non_finite: tuple[str, ...] = ()
+    decisions: Mapping[str, Decisions] = field(default_factory=dict)
+    confidence: float = DEFAULT_CONFIDENCE
+
+    @property
+    def samples(self) -> dict[str, np.ndarray]:
+        """What both models decide by their first output, sample by sample; empty where that gives no class for each."""
+        first = next(iter(self.decisions.values()), None)
+        return {} if first is None else first.arrays
 
     @property
     def float_metrics(self) -> dict[str, float]:
@@ -71,6 +88,8 @@ def compare(
     limit: int | None = None,
     run: Run,
     stage: str = "evaluation",
+    classes: Collection[str] | None = None,
+    on_poor: Callable[[], None] | None = None,
 ) -> Comparison:
     """Feed every sample to both models.
 
@@ -84,6 +103,9 @@ def compare(
         limit: use only the first ``limit`` samples.
         run: told of progress.
         stage: its name there.
+        classes: outputs of floats that hold class scores (``class_outputs``), as the first one does that labels fit;
+            None: those whose shape allows it.
+        on_poor: called once, early on, if the models' first outputs turn out to be far apart.
 
     Raises:
         EngineError: a model fails to run, or the quantized model returns NaN or Inf where the float model does not.
@@ -94,29 +116,62 @@ def compare(
     figures = {name: _OutputFigures() for name in names}
     metrics = metrics or Metrics(EvaluationSpec(), ())
     float_set, quantized_set = metrics.start(), metrics.start()
+    labels = metrics.class_labels(names)
+    decided = {name: Decisions() for name in labels}
+    confidence = metrics.spec.gate.confidence or DEFAULT_CONFIDENCE
     total = data.samples if limit is None else min(limit, data.samples)
     run.progress(stage, 0, total, "samples")
-    done = 0
+    done, looked_at = 0, _FIRST_LOOK_SAMPLES
     expected = expected_outputs(
         reference, data, inputs, run=run, batch_size=_EVALUATION_BATCH, last=limit, arrays=metrics.arrays
     )
     for twins in side_by_side(quantized, expected, run):
         for name, one, other in twins.pairs():
-            _update(figures[name], name, one, other)
+            _update(figures[name], name, one, other, twins.batch.valid)
+            if name in decided:
+                decided[name].update(one, other, _labels(twins.batch, labels[name]))
         float_set.update(twins.batch, twins.expected)
         quantized_set.update(twins.batch, twins.got, twins.expected)
         done += twins.batch.valid
         run.progress(stage, done, total, "samples")
+        if on_poor is not None and done >= min(looked_at, total):
+            looked_at *= 2
+            if _is_poor(figures[names[0]], done):
+                on_poor()
+                on_poor = None
+    labels_used = float_set.labels_used and quantized_set.labels_used
+    if classes is not None:
+        fitted = names[:1] if labels_used and not metrics.spec.metrics else []
+        for name in set(names) - {*classes, *fitted}:
+            if figures[name].agreement.only_integers():
+                decided.pop(name, None)
     return Comparison(
         float_set,
         quantized_set,
-        fidelity=_fidelity(figures, done, source),
-        labels_used=float_set.labels_used and quantized_set.labels_used,
+        fidelity=_fidelity(figures, done, source, confidence),
+        labels_used=labels_used,
         non_finite=tuple(name for name, found in figures.items() if found.distance.is_undefined),
+        decisions=decided,
+        confidence=confidence,
     )
 
 
-def _update(figures: _OutputFigures, name: str, expected: np.ndarray, got: np.ndarray) -> None:
+def _is_poor(figures: _OutputFigures, samples: int) -> bool:
+    """True if decisions differ often, beyond chance; where nothing is decided, if there is much noise. A guess."""
+    agreement, sqnr_db = figures.agreement.percent, figures.distance.sqnr_db
+    if agreement is None:
+        return sqnr_db is not None and sqnr_db < _POOR_SQNR_DB
+    share = _POOR_AGREEMENT_PERCENT / 100.0
+    return agreement < 100.0 * (share - 3.0 * math.sqrt(share * (1.0 - share) / samples))
+
+
+def _labels(batch: Batch, array: str | None) -> np.ndarray | None:
+    """The array of this name, or the labels."""
+    found = batch.arrays.get(array)
+    return batch.labels if array is None and found is None else found
+
+
+def _update(figures: _OutputFigures, name: str, expected: np.ndarray, got: np.ndarray, samples: int) -> None:
     if expected.dtype.kind == "f":
         if np.isfinite(expected).all() and not np.isfinite(got).all():
             raise EngineError(
@@ -125,14 +180,21 @@ def _update(figures: _OutputFigures, name: str, expected: np.ndarray, got: np.nd
                 output=name,
             )
         figures.distance.update(expected, got)
-    figures.agreement.update(expected, got)
+        figures.powers.add(power_sums(expected, got, samples), samples=samples)
+    figures.agreement.update(expected, got, samples)
 
 
 def _round(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _fidelity(figures: Mapping[str, _OutputFigures], samples: int, source: Source) -> Fidelity:
+def _rounded(interval: Interval | None, digits: int) -> Interval | None:
+    if interval is None:
+        return None
+    return interval.model_copy(update={"low": round(interval.low, digits), "high": round(interval.high, digits)})
+
+
+def _fidelity(figures: Mapping[str, _OutputFigures], samples: int, source: Source, confidence: float) -> Fidelity:
     outputs = tuple(
         OutputFidelity(
             name=name,
@@ -144,7 +206,11 @@ def _fidelity(figures: Mapping[str, _OutputFigures], samples: int, source: Sourc
     )
     ratios = [output.sqnr_db for output in outputs if output.sqnr_db is not None]
     cosines = [output.cosine for output in outputs if output.cosine is not None]
+    worst = next((output.name for output in outputs if ratios and output.sqnr_db == min(ratios)), None)
+    hits = figures[outputs[0].name].agreement.hits if outputs else None
     return Fidelity(
+        sqnr_interval_db=None if worst is None else _rounded(interval_of(figures[worst].powers, confidence), 3),
+        top1_agreement_interval=_rounded(interval_of(hits, confidence), 4) if hits is not None and hits.units else None,
         sqnr_db=min(ratios) if ratios else None,
         cosine=min(cosines) if cosines else None,
         top1_agreement=outputs[0].top1_agreement if outputs else None,
@@ -163,6 +229,7 @@ def layer_distances(
     *,
     limit: int,
     run: Run,
+    seen: Callable[[str, np.ndarray], None] | None = None,
 ) -> dict[str, float | None]:
     """SQNR in dB of inner tensors, by layer.
 
@@ -174,6 +241,7 @@ def layer_distances(
         inputs: the models' inputs.
         limit: samples to run.
         run: told of progress.
+        seen: given, sample by sample, every layer and its tensor of the float model.
     """
     distances = {layer: Distance() for layer in pairs}
     wanted, twins = (list(dict.fromkeys(pair[k] for pair in pairs.values())) for k in (0, 1))
@@ -185,22 +253,8 @@ def layer_distances(
             one, other = pair.batch.cut(pair.expected[a]), pair.batch.cut(pair.got[b])
             if one.shape == other.shape:
                 distances[layer].update(one, other)
+            if seen is not None:
+                seen(layer, one)
         done += pair.batch.valid
         run.progress("layers", done, total, "samples")
     return {layer: _round(distance.sqnr_db, 3) for layer, distance in distances.items()}
-
-
-def latencies_ms(
-    reference: Session, quantized: Session, data: Dataset, inputs: Sequence[TensorInfo], *, runs: int, run: Run
-) -> tuple[float, float]:
-    """Median milliseconds of one run of either model at the smallest batch, taken in turn after a warm-up."""
-    batch = next(iter(data.batches(inputs, choose_batch_size(inputs, data, 1), limit=1)))
-    times: tuple[list[float], list[float]] = ([], [])
-    for k in range(_WARMUP_RUNS + runs):
-        run.check()
-        for session, kept in ((reference, times[0]), (quantized, times[1])):
-            begin = time.perf_counter()
-            session.run(batch.feeds)
-            if k >= _WARMUP_RUNS:
-                kept.append(time.perf_counter() - begin)
-    return round(median(times[0]) * 1e3, 4), round(median(times[1]) * 1e3, 4)

@@ -1,45 +1,42 @@
-"""The verdict: which conditions of the gate hold."""
+"""The verdict: which conditions of the gate hold, as far as the samples can tell."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
 
 from service.contracts.algorithms import Algorithm, Autopilot
-from service.contracts.evaluation import AGREEMENT, DEFAULT_METRICS, EvaluationSpec, Gate
-from service.contracts.report import AlgorithmFigures, Fidelity, GateClause, MetricFigures, ModelFigures
-from worker.quantizer.evaluation.compare import Comparison
+from service.contracts.evaluation import AGREEMENT, Gate
+from service.contracts.report import (
+    AlgorithmFigures,
+    Fidelity,
+    Finding,
+    GateClause,
+    Interval,
+    LatencyFigures,
+    MetricFigures,
+    ModelFigures,
+    Verdict,
+)
+from worker.quantizer.evaluation.certainty.figures import negated
+from worker.quantizer.evaluation.certainty.sizes import samples_needed
 from worker.quantizer.evaluation.metrics import rounded
 
-Verdict = Literal["pass", "fail", "none"]
+# Clauses about accuracy: no statement about it, no decision on them.
+ACCURACY_CLAUSES = ("max_drop", "min_value", "max_value", "min_sqnr_db", "goal")
+# Why there is no interval, where that is all that is known.
+_UNTOLD = ": the samples are too few or do not differ, or it does not tell them apart"
 
 
-def metric_figures(spec: EvaluationSpec, comparison: Comparison) -> tuple[MetricFigures, ...]:
-    """The metrics of both models side by side, in the order declared."""
-    before, after = comparison.float_metrics, comparison.quantized_metrics
-    kinds = {metric.name: metric.kind for metric in spec.metrics}
-    names = list(kinds) or [name for name in DEFAULT_METRICS if name in before or name in after]
-    found = []
-    for name in names:
-        facts = spec.facts_of(name)
-        reference = facts.ideal if facts.against_float else before.get(name)
-        value = after.get(name)
-        drop = None
-        if reference is not None and value is not None:
-            loss = reference - value if facts.better == "higher" else value - reference
-            drop = rounded(loss, facts.unit)
-        found.append(
-            MetricFigures(
-                name=name,
-                kind=kinds.get(name, name),
-                unit=facts.unit,
-                better=facts.better,
-                float=before.get(name),
-                quantized=value,
-                drop=drop,
-            )
-        )
-    return tuple(found)
+@dataclass(frozen=True)
+class _Reached:
+    """What a clause judges: the figure, its metric, where it lies, and the samples that tell, unless all are alike."""
+
+    got: float | None
+    metric: str | None = None
+    interval: Interval | None = None
+    samples: int | None = None
+    alike: bool = False
 
 
 def judge(
@@ -49,26 +46,35 @@ def judge(
     fidelity: Fidelity,
     metrics: Sequence[MetricFigures],
     further: Sequence[GateClause] = (),
+    *,
+    latency: LatencyFigures | None = None,
+    findings: Sequence[Finding] = (),
 ) -> tuple[Verdict, tuple[GateClause, ...]]:
-    """Check every given clause; one whose figure was not measured does not hold. ``further`` ones count as well."""
-    value, drop = _judged(gate, fidelity, metrics)
-    ratio = None
-    if quantized.latency_ms is not None and float_.latency_ms:
-        ratio = round(quantized.latency_ms / float_.latency_ms, 4)
-    reached: dict[str, tuple[float | None, str | None]] = {
-        "max_drop": (drop, gate.metric),
-        "min_value": (value, gate.metric),
-        "max_value": (value, gate.metric),
-        "min_sqnr_db": (fidelity.sqnr_db, None),
-        "max_size_bytes": (quantized.size_bytes, None),
-        "max_latency_ratio": (ratio, None),
-    }
+    """Check every given clause. A broken one fails the gate; else one that is undecided decides as the gate says.
+
+    With the gate's confidence a clause about accuracy holds, or is broken, if the whole interval is on that side of
+    the limit; without, the figure itself decides, told beside its interval. A latency that was timed in pairs is judged
+    by its interval always. What was not measured does not hold.
+
+    Args:
+        gate: what is wanted.
+        float_: of the float model.
+        quantized: of the quantized one.
+        fidelity: of both.
+        metrics: of both.
+        further: clauses that count as well.
+        latency: both models timed in turn; None: the ratio of both medians is judged.
+        findings: what was found about model and data; some leave nothing to say about accuracy.
+    """
+    reached = _reached(gate, float_, quantized, fidelity, metrics, latency)
     wanted = {name: getattr(gate, name) for name in reached}
-    own = [_clause(name, limit, *reached[name]) for name, limit in wanted.items() if limit is not None]
-    clauses = [*further, *own]
+    own = [_decided(name, limit, reached[name], gate, latency) for name, limit in wanted.items() if limit is not None]
+    clauses = [_as_far_as_known(clause, findings) for clause in (*further, *own)]
     if not clauses:
         return "none", ()
-    return ("pass" if all(clause.holds for clause in clauses) else "fail"), tuple(clauses)
+    if any(clause.holds is False for clause in clauses):
+        return "fail", tuple(clauses)
+    return (gate.on_undecided if any(clause.holds is None for clause in clauses) else "pass"), tuple(clauses)
 
 
 def search_clauses(algorithms: Sequence[Algorithm], outcomes: Sequence[AlgorithmFigures]) -> tuple[GateClause, ...]:
@@ -94,13 +100,94 @@ def search_clauses(algorithms: Sequence[Algorithm], outcomes: Sequence[Algorithm
     return tuple(clauses)
 
 
-def _judged(gate: Gate, fidelity: Fidelity, metrics: Sequence[MetricFigures]) -> tuple[float | None, float | None]:
+def _reached(
+    gate: Gate,
+    float_: ModelFigures,
+    quantized: ModelFigures,
+    fidelity: Fidelity,
+    metrics: Sequence[MetricFigures],
+    latency: LatencyFigures | None,
+) -> dict[str, _Reached]:
+    """The figure of each clause, by its name in the gate."""
+    value, drop = _judged(gate, fidelity, metrics)
+    ratio, interval = None, None
+    if latency is not None:
+        ratio, interval = latency.ratio, latency.ratio_interval
+    elif quantized.latency_ms is not None and float_.latency_ms:
+        ratio = round(quantized.latency_ms / float_.latency_ms, 4)
+    return {
+        "max_drop": drop,
+        "min_value": value,
+        "max_value": value,
+        "min_sqnr_db": _Reached(fidelity.sqnr_db, None, fidelity.sqnr_interval_db, fidelity.samples),
+        "max_size_bytes": _Reached(quantized.size_bytes),
+        "max_latency_ratio": _Reached(ratio, None, interval),
+    }
+
+
+def _judged(gate: Gate, fidelity: Fidelity, metrics: Sequence[MetricFigures]) -> tuple[_Reached, _Reached]:
     """Value and drop of the gate's metric."""
-    if gate.metric == AGREEMENT:
-        value = fidelity.top1_agreement
-        return value, None if value is None else rounded(100.0 - value, "%")
-    found = next((figures for figures in metrics if figures.name == gate.metric), None)
-    return (None, None) if found is None else (found.quantized, found.drop)
+    name = gate.metric
+    if name == AGREEMENT:
+        value, interval, samples = fidelity.top1_agreement, fidelity.top1_agreement_interval, fidelity.samples
+        drop = None if value is None else rounded(100.0 - value, "%")
+        return _Reached(value, name, interval, samples), _Reached(drop, name, negated(interval, 100.0), samples)
+    found = next((figures for figures in metrics if figures.name == name), None)
+    if found is None:
+        return _Reached(None, name), _Reached(None, name)
+    return (
+        _Reached(found.quantized, name, found.quantized_interval, found.samples),
+        # there is a test of the difference, but no interval, where no sample differs from another
+        _Reached(
+            found.drop,
+            name,
+            found.drop_interval,
+            found.samples,
+            alike=found.drop_interval is None and found.p_value is not None,
+        ),
+    )
+
+
+def _decided(name: str, limit: float, reached: _Reached, gate: Gate, latency: LatencyFigures | None) -> GateClause:
+    """The clause, by the figure, or by its interval where that is asked for."""
+    clause = _clause(name, limit, reached.got, reached.metric).model_copy(update={"interval": reached.interval})
+    by_interval = (
+        latency is not None if name == "max_latency_ratio" else name in ACCURACY_CLAUSES and bool(gate.confidence)
+    )
+    if not by_interval or reached.got is None:
+        return clause
+    interval = reached.interval
+    confidence = gate.confidence if interval is None else interval.confidence
+    clause = clause.model_copy(update={"confidence": confidence})
+    if interval is None:
+        why = f"no interval can be told for {reached.metric or 'this figure'} on this data"
+        return _undecided(clause, why + (": the samples do not differ" if reached.alike else _UNTOLD))
+    within, beyond = interval.high <= limit, interval.low > limit
+    if name.startswith("min_"):
+        within, beyond = interval.low >= limit, interval.high < limit
+    if within or beyond:
+        return clause.model_copy(update={"holds": within})
+    told = (
+        f"the {interval.confidence:.4g} interval [{interval.low:.4g}, {interval.high:.4g}] holds the limit {limit:.4g}"
+    )
+    if reached.samples is None:
+        return _undecided(clause, f"{told}: {interval.samples} runs cannot tell")
+    bound = interval.high if reached.got <= limit else interval.low
+    needed = samples_needed(reached.got, limit, bound, reached.samples)
+    why = f"{told}: {reached.samples} samples cannot tell"
+    return _undecided(clause, why, needed)
+
+
+def _undecided(clause: GateClause, why: str, needed: int | None = None) -> GateClause:
+    return clause.model_copy(update={"holds": None, "why": why, "samples_needed": needed})
+
+
+def _as_far_as_known(clause: GateClause, findings: Sequence[Finding]) -> GateClause:
+    """Undecided where a finding leaves nothing to say about accuracy."""
+    found = next((finding for finding in findings if finding.undermines_verdict), None)
+    if found is None or clause.clause not in ACCURACY_CLAUSES:
+        return clause
+    return _undecided(clause, f"nothing can be said about accuracy ({found.code}): {found.message}")
 
 
 def _clause(name: str, wanted: float, got: float | None, metric: str | None = None) -> GateClause:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -20,10 +21,19 @@ class NhwcSession(Session):
         inputs: names of the inputs that take NHWC.
         threads: intra-op threads.
         what: words for error messages.
+        profile: see ``Session``.
     """
 
-    def __init__(self, model: bytes, inputs: Collection[str], *, threads: int, what: str = "model") -> None:
-        super().__init__(model, threads=threads, what=what)
+    def __init__(
+        self,
+        model: bytes,
+        inputs: Collection[str],
+        *,
+        threads: int,
+        what: str = "model",
+        profile: Path | None = None,
+    ) -> None:
+        super().__init__(model, threads=threads, what=what, profile=profile)
         self._inputs = frozenset(inputs)
         self._feeds: dict[str, np.ndarray] | None = None
         self._fed: dict[str, np.ndarray] = {}

@@ -10,6 +10,7 @@ import numpy as np
 
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Batch, Dataset, choose_batch_size
+from worker.quantizer.evaluation.certainty.evidence import Evidence
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import Session
@@ -96,6 +97,57 @@ def expected_outputs(
         yield Expected(batch, dict(zip(names, session.run(batch.feeds, names, start=batch.start), strict=True)))
 
 
+class KeptOutputs:
+    """What the float model makes of data that is run on more than once; kept where it is not too large.
+
+    Args:
+        session: the float model.
+        data: whose samples.
+        inputs: the model's.
+        batch_size: samples per batch, where the model lets one choose.
+        arrays: of the dataset, to hand out beside the samples; None being the labels.
+        most_bytes: that outputs may take to be kept.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        data: Dataset,
+        inputs: Sequence[TensorInfo],
+        *,
+        batch_size: int,
+        arrays: Collection[str | None] = (),
+        most_bytes: int = 256 * 2**20,
+    ) -> None:
+        self._session, self._data, self._inputs = session, data, inputs
+        self._batch_size, self._arrays, self._most_bytes = batch_size, arrays, most_bytes
+        self._kept: list[dict[str, Any]] | None = None
+
+    def batches(self, run: Run) -> Iterator[Expected]:
+        """All batches with their outputs; the float model runs the first time only, where they could be kept.
+
+        Raises:
+            DatasetError: the data is damaged or does not fit the model.
+            EngineError: the runtime failed.
+            CanceledError: the run was canceled.
+        """
+        if self._kept is not None:
+            size = choose_batch_size(self._inputs, self._data, self._batch_size)
+            batches = self._data.batches(self._inputs, size, arrays=self._arrays)
+            yield from (Expected(batch, outputs) for batch, outputs in zip(batches, self._kept, strict=True))
+            return
+        kept: list[dict[str, Any]] = []
+        taken_bytes = 0
+        for one in expected_outputs(
+            self._session, self._data, self._inputs, run=run, batch_size=self._batch_size, arrays=self._arrays
+        ):
+            taken_bytes += sum(array.nbytes for array in one.outputs.values() if isinstance(array, np.ndarray))
+            if taken_bytes <= self._most_bytes:
+                kept.append(one.outputs)
+            yield one
+        self._kept = kept if taken_bytes <= self._most_bytes else None
+
+
 def side_by_side(
     session: Session, expected: Iterable[Expected], run: Run, *, outputs: Sequence[str] | None = None
 ) -> Iterator[Twins]:
@@ -119,7 +171,7 @@ def side_by_side(
 
 
 class Measurement:
-    """All metrics over all batches, and one of them of each batch alone too.
+    """All metrics over all batches, and what each sample adds to one of them.
 
     Args:
         metrics: to take.
@@ -128,9 +180,8 @@ class Measurement:
     """
 
     def __init__(self, metrics: Metrics, name: str, *, part: bool = False) -> None:
-        self._metrics, self._name = metrics, name
+        self._name = name
         self.whole = metrics.start(part=part)
-        self.parts: list[float | None] = []
 
     def update(self, twins: Twins) -> None:
         """Take in one batch.
@@ -138,12 +189,14 @@ class Measurement:
         Raises:
             InvalidConfigError: an output or an array does not fit its metric.
         """
-        alone = self._metrics.start(part=True)
-        for found in (self.whole, alone):
-            found.update(twins.batch, twins.got, twins.expected)
-        self.parts.append(alone.values.get(self._name))
+        self.whole.update(twins.batch, twins.got, twins.expected)
 
     @property
     def value(self) -> float | None:
         """The one over all batches; None if it is undefined."""
         return self.whole.values.get(self._name)
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """What it rests on; None if it is undefined, or nobody can tell."""
+        return Evidence.of(self.whole.contributions.get(self._name))

@@ -14,6 +14,7 @@ import numpy as np
 from service.contracts.reason import declare
 from worker.quantizer.finetune.adaquant import AdaQuantMethod
 from worker.quantizer.finetune.adaround import AdaRoundMethod
+from worker.quantizer.finetune.effort import efforts
 from worker.quantizer.finetune.gradient.solver import GradientSolver
 from worker.quantizer.finetune.moments.solver import MomentsSolver
 from worker.quantizer.finetune.reconstruction.layers import Site, blocks, layers
@@ -71,9 +72,12 @@ class FinetuneStep(Step[Spec]):
             judge = EndToEnd(walk, spec.output_index) if spec.selective_update else None
             by_gradients = GradientSolver(parameters, method, services, gatherer)
             bench = _Bench(parameters, toolkit, spec, by_moments, by_gradients, judge, tally)
+            effort = efforts([sites[name] for name in wanted], by_moments)
+            behind, whole = 0.0, sum(effort.values())
             for visit in walk.visits():
                 words = tally.words(visit.name, visit.index, visit.total)
-                services.run.progress(spec.method, visit.index, visit.total, "layers", words)
+                services.run.progress(spec.method, visit.index, visit.total, "layers", words, share=behind / whole)
+                behind += effort[visit.name]
                 bench.reconstruct(sites[visit.name], visit)
             services.run.progress(spec.method, walk.total, walk.total, "layers")
         what = "layers and blocks" if any(len(site.tuned) > 1 for site in sites.values()) else "layers"
@@ -98,19 +102,22 @@ class _Bench:
 
     def reconstruct(self, site: Site, visit: Visit) -> None:
         """Solve the site, or take what an earlier attempt found; write it into the plan if it is kept."""
-        store, key = self.toolkit.services.checkpoint, f"{self.spec.method} {site.name}"
-        stored = store.load(key)
+        services = self.toolkit.services
+        store, key = services.checkpoint, f"{self.spec.method} {site.name}"
+        stored = store.load_as(key, Outcome.from_bytes)
         moments = self.by_moments
         if moments is not None and not moments.is_cheaper(visit):
             self.tally.by_gradients.append(site.name)
             moments = None
-        found = self._solve(site, visit, moments) if stored is None else Outcome.from_bytes(stored)
+        found = self._solve(site, visit, moments) if stored is None else stored
         if isinstance(found, str):
             self.tally.skipped[site.name] = found
             return
         if stored is None:
             found = found if self._keeps(site, found, visit.index) else found.undone()
-            store.save(key, found.to_bytes())
+            if store.is_kept:
+                store.save(key, found.to_bytes(), shared=True)
+            services.reached("after_layer")
         else:
             self.tally.resumed += 1
             found.write(site.tuned, self.parameters)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import EncodeError
 
 from service.contracts.errors import UnsupportedModelError
-from worker.quantizer.graph.skeleton import weight_bytes
+from worker.quantizer.graph.skeleton import Skeleton, weight_bytes
 
 # What protobuf can hold.
 MAX_FILE_BYTES = (1 << 31) - 1
@@ -37,6 +39,21 @@ def serialized(proto: onnx.ModelProto) -> bytes:
         if sum(len(tensor.raw_data) for tensor in proto.graph.initializer) < MAX_FILE_BYTES:
             raise MemoryError("not enough memory to serialize the model") from error
         raise _too_large() from error
+
+
+def model_digest(model: ir.Model) -> bytes:
+    """A sha256 of the graph and all weights; the model may be of any size, and is not copied.
+
+    Raises:
+        UnsupportedModelError: without its large weights the model is larger than a protobuf message can be.
+    """
+    skeleton = Skeleton(model)
+    digest = hashlib.sha256(serialized(skeleton.proto))
+    for name, tensor in skeleton.tensors:
+        data = tensor.tobytes()
+        digest.update(f"\n{name} {tensor.dtype} {len(data)}\n".encode())
+        digest.update(data)
+    return digest.digest()
 
 
 def _too_large() -> UnsupportedModelError:

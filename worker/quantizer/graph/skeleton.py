@@ -53,6 +53,11 @@ class Skeleton:
         )
 
     @property
+    def tensors(self) -> list[tuple[str, ir.TensorProtocol]]:
+        """The tensors that the references stand for, with the names of their initializers, in order."""
+        return list(zip(self._names, self._tensors, strict=True))
+
+    @property
     def weights(self) -> dict[str, ir.TensorProtocol]:
         """The tensors that the references stand for, by initializer."""
         return dict(zip(self._names, self._tensors, strict=True))

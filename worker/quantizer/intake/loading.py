@@ -11,8 +11,11 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from service.contracts.errors import NotOnnxError, UnsupportedModelError
+from service.contracts.model import ModelSummary
+from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.intake.external_data import ExternalFiles, attach, bad_tensor, is_external, tensor_bytes
 from worker.quantizer.intake.wire import not_onnx, scan_model
+from worker.quantizer.preparation.prepare import undo_quantization
 
 MAX_NODES = 200_000
 MAX_MODEL_FILE_BYTES = (1 << 31) - 1  # protobuf's own limit
@@ -257,3 +260,17 @@ def check_tensors(proto: onnx.ModelProto) -> None:
             expected = -(-count * bits // 8) if bits < 8 else count
         if got != expected:
             raise bad_tensor(tensor, f"its shape {list(tensor.dims)} needs {expected} {unit}, the file holds {got}")
+
+
+def uploaded_bytes(path: Path, summary: ModelSummary, undo: bool) -> bytes:
+    """The file as it is; read anew and written whole if it keeps data in other files, or has its pairs taken off.
+
+    Args:
+        path: of the ONNX file.
+        summary: of it.
+        undo: take its Q/DQ pairs off.
+    """
+    if path.stat().st_size == summary.size_bytes:
+        return path.read_bytes()
+    model = load_model(path)
+    return to_bytes(undo_quantization(model).model if undo else model)

@@ -6,14 +6,16 @@ parsed, but only two in the file.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from service.contracts.errors import NotOnnxError, UnsupportedModelError
 
 _MODEL_FIELDS = {field.number: field.name for field in onnx.ModelProto.DESCRIPTOR.fields}
-_GRAPH, _FUNCTIONS = 7, 25
+_GRAPH, _METADATA, _FUNCTIONS = 7, 14, 25
 _GRAPH_NODE, _FUNCTION_NODE, _NODE_ATTRIBUTE = 1, 7, 5
 _ATTRIBUTE_GRAPHS = (6, 11)
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -76,7 +78,30 @@ def scan_model(data: bytes, *, max_nodes: int) -> None:
         ) from None
 
 
-def _model_fields(data: bytes) -> Iterator[tuple[int, int, int]]:
+def model_metadata(data: bytes | mmap.mmap) -> dict[str, str]:
+    """The entries of ``metadata_props``, without parsing or copying anything else of the model.
+
+    Args:
+        data: the whole file; may be mapped into memory.
+
+    Raises:
+        NotOnnxError: no ONNX file, or one that is cut short.
+    """
+    view = memoryview(data)
+    try:
+        fields = list(_model_fields(view))
+        if not any(field == _GRAPH for field, *_ in fields):
+            raise not_onnx()
+        found = [view[start:end].tobytes() for field, start, end in fields if field == _METADATA]
+        entries = [onnx.StringStringEntryProto.FromString(item) for item in found]
+    except (_BadTagError, _CutShortError, DecodeError):
+        raise not_onnx() from None
+    finally:
+        view.release()
+    return {entry.key: entry.value for entry in entries}
+
+
+def _model_fields(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
     for field, start, end in _fields(data, 0, len(data)):
         if field not in _MODEL_FIELDS:
             raise _BadTagError
@@ -109,7 +134,7 @@ def _nodes(data: bytes, start: int, end: int, node_field: int) -> Iterator[None]
                     ]
 
 
-def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _fields(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Number, start and end of the payload of every field of the message at [at, end)."""
     while at < end:
         tag, at = _varint(data, at, end, 0)
@@ -133,7 +158,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
         at += size
 
 
-def _varint(data: bytes, at: int, end: int, field: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, at: int, end: int, field: int) -> tuple[int, int]:
     value = shift = 0
     while at < end:
         byte = data[at]

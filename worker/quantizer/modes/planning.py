@@ -10,7 +10,7 @@ from service.contracts.config import QuantizationConfig
 from worker.quantizer.graph.provenance import fates, outline
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.intake.soundness import check_channels
-from worker.quantizer.modes.registry import MODES, wanted_opset
+from worker.quantizer.modes.registry import MODES, lowest_opset, wanted_opset
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import check_selectors
@@ -50,7 +50,13 @@ def prepare_model(model: ir.Model, config: QuantizationConfig) -> tuple[Prepared
     uploaded = [(node.name, node.op_type) for node in model.graph.all_nodes()]
     before = outline(model.graph)
     in_subgraphs = config.subgraphs == "weights"
-    prepared = prepare(model, config.preparation, opset=wanted_opset(config), subgraph_weights=in_subgraphs)
+    prepared = prepare(
+        model,
+        config.preparation,
+        opset=wanted_opset(config),
+        lowest_opset=lowest_opset(config),
+        subgraph_weights=in_subgraphs,
+    )
     check_channels(prepared.graph)
     notes = check_selectors(
         config,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from service.contracts.config import Mode, QuantizationConfig
-from service.contracts.dtypes import NUMBER_TYPES
+from service.contracts.dtypes import NUMBER_TYPES, is_integer
 from service.contracts.reason import declare
 from worker.quantizer.emit import BLOCKS_OPSET, Emitted, emit
 from worker.quantizer.graph.facts import NodeFacts
@@ -20,6 +20,7 @@ from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled
@@ -90,11 +91,25 @@ MODES: dict[Mode, ModeRules] = {
 
 def wanted_opset(config: QuantizationConfig) -> int:
     """The opset from which on every type of the config has standard operators."""
+    opsets = (NUMBER_TYPES[dtype].opset for dtype in _dtypes(config))
+    return max(_PLAIN_OPSET, *opsets, BLOCKS_OPSET if _has_blocks(config) else 0)
+
+
+def lowest_opset(config: QuantizationConfig) -> int:
+    """The opset that a model must have: for integers, onnxruntime's own Q/DQ operators stand in for newer ones."""
+    opsets = (NUMBER_TYPES[dtype].opset for dtype in _dtypes(config) if not is_integer(dtype))
+    return max(LOWEST_OPSET, *opsets, BLOCKS_OPSET if _has_blocks(config) else 0)
+
+
+def _dtypes(config: QuantizationConfig) -> set[str]:
     activations = [config.activation, *(o.activation for o in config.overrides if o.activation)]
     activations += [o.input_activation for o in config.overrides if o.input_activation]
     weights = [config.weight, *(o.weight for o in config.overrides if o.weight)]
     biases = [config.bias, *(o.bias for o in config.overrides if o.bias)]
     dtypes: set[str] = {spec.dtype for spec in activations}
-    dtypes |= {spec.dtype for spec in weights} | {spec.dtype for spec in biases}
-    blocks = any(weight.granularity == "per_block" for weight in weights)
-    return max(_PLAIN_OPSET, *(NUMBER_TYPES[dtype].opset for dtype in dtypes), BLOCKS_OPSET if blocks else 0)
+    return dtypes | {spec.dtype for spec in weights} | {spec.dtype for spec in biases}
+
+
+def _has_blocks(config: QuantizationConfig) -> bool:
+    weights = [config.weight, *(o.weight for o in config.overrides if o.weight)]
+    return any(weight.granularity == "per_block" for weight in weights)

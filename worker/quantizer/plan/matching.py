@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir
 
+from service.contracts.patterns import compiled
 from service.contracts.selectors import (
     ModuleSelector,
     NodeSelector,
@@ -53,7 +53,7 @@ class Matcher:
     @staticmethod
     def fits(selector: RegexSelector, name: str) -> bool:
         """True if ``selector`` matches a node of this name, whether the graph has one or not."""
-        return re.fullmatch(selector.regex, name) is not None
+        return compiled(selector.regex).fullmatch(name) is not None
 
     def _resolve(self, selector: Selector) -> Iterable[str]:
         if isinstance(selector, TensorSelector):

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from service.contracts.compatibility import nearest
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import FieldProblem, InvalidConfigError
+from service.contracts.nearest import nearest_name
 from service.contracts.reason import Reason, declare
 from service.contracts.selectors import NodeSelector, OpTypeSelector, RegexSelector, Selector, SubgraphSelector
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
@@ -161,7 +161,7 @@ def _unknown(kind: str, named: Iterable[tuple[str, str]], known: set[str]) -> li
     missing = []
     for at, wanted in named:
         if wanted not in known:
-            near = nearest(wanted, known)
+            near = nearest_name(wanted, known)
             message = f"the model has no {kind} {wanted!r}" + (f"; did you mean {near!r}?" if near else "")
             missing.append((at, message))
     return missing

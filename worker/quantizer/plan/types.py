@@ -154,13 +154,20 @@ class QuantizationPlan:
             silent=dict(self.silent),
         )
 
+    def fused(self, node: ir.Node) -> tuple[ir.Node, ...]:
+        """The node and, in their order, those that are fused with it: they run as one."""
+        found = [node]
+        while True:
+            readers = users(found[-1].outputs[0])
+            entries = [(reader, self.nodes.get(node_name(reader))) for reader in readers]
+            after = next((reader for reader, entry in entries if entry and entry.role is Role.FUSED), None)
+            if after is None:
+                return tuple(found)
+            found.append(after)
+
     def carrier(self, node: ir.Node) -> ir.Value:
         """The value behind which a node's Q/DQ pair stands: its output, or that of what is fused with it."""
-        for reader in users(node.outputs[0]):
-            entry = self.nodes.get(node_name(reader))
-            if entry is not None and entry.role is Role.FUSED:
-                return self.carrier(reader)
-        return node.outputs[0]
+        return self.fused(node)[-1].outputs[0]
 
     def sources(self) -> dict[str, ActivationSpec]:
         """Spec by tensor whose range has to be known."""

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from service.contracts.algorithms.precision import DistanceGoal, DropGoal
 from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation import DEFAULT_METRIC, DEFAULT_METRICS, EvaluationSpec
 from service.contracts.evaluation_checks import find_output
 from worker.quantizer.data import Dataset
-from worker.quantizer.evaluation.compare import latencies_ms
+from worker.quantizer.evaluation.certainty.evidence import Evidence, document_of
+from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Metrics
-from worker.quantizer.evaluation.side_by_side import Expected, Measurement, expected_outputs, side_by_side
+from worker.quantizer.evaluation.side_by_side import KeptOutputs, Measurement, side_by_side
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
 
 _BATCH = 8
-# Outputs of the float model that are kept, so that it runs once.
-_KEPT_BYTES = 256 * 2**20
-# A paired bootstrap's resamples, and the share of them that may say otherwise.
-_RESAMPLES, _CHANCE = 1000, 0.025
 _SLACK = 1e-9
 
 
@@ -38,19 +33,25 @@ class Measured:
     Attributes:
         value: of the metric's drop, or of the distance; None if the draft has none: it is lost.
         gap: how far it is beyond the limit, in units of the metric; 0 or less if the goal is met; None without a value.
-        parts: the metric batch by batch, larger is better, for comparisons in pairs; empty where it is not defined.
+        evidence: what the metric rests on, for comparisons in pairs; None where nobody can tell.
         undefined: why there is no value.
     """
 
     value: float | None
     gap: float | None
-    parts: tuple[float, ...] = ()
+    evidence: Evidence | None = None
     undefined: str | None = None
 
     @staticmethod
     def of(document: Mapping[str, Any]) -> Measured:
-        """The inverse of ``dataclasses.asdict``, after a way through JSON."""
-        return Measured(**{**document, "parts": tuple(document["parts"])})
+        """The inverse of ``document``, after a way through JSON."""
+        return Measured(**{**document, "evidence": Evidence.from_document(document["evidence"])})
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        told = {"value": self.value, "gap": self.gap, "undefined": self.undefined}
+        return told | {"evidence": document_of(self.evidence)}
 
     @property
     def miss(self) -> float:
@@ -90,7 +91,8 @@ class Referee:
         self._goal = goal
         self._case, self._services = case, services
         self._output_index = output_index
-        self._kept: list[Expected] | None = None
+        labels = case.metrics.arrays if case.metrics.fed_by(self.data) else ()
+        self._expected = KeptOutputs(case.float_session, self.data, case.inputs, batch_size=_BATCH, arrays=labels)
         self.notes: list[str] = []
 
     @property
@@ -109,7 +111,9 @@ class Referee:
         goal, (metrics, name, ideal) = self._goal, self._yardstick
         found = Measurement(metrics, name)
         try:
-            for twins in side_by_side(draft.session(self._services.threads), self._expected(), self._services.run):
+            for twins in side_by_side(
+                draft.session(self._services.threads), self._expected.batches(self._services.run), self._services.run
+            ):
                 found.update(twins)
         except InvalidConfigError as error:
             raise InvalidConfigError(f"the goal cannot be measured: {error.detail}", hint=error.hint) from None
@@ -119,31 +123,32 @@ class Referee:
                 raise self._unmeasured(why)
             return Measured(None, None, undefined=why)
         sign = 1.0 if metrics.facts(name).better == "higher" else -1.0
-        parts = tuple(sign * value for value in found.parts if value is not None)
-        parts = parts if len(parts) == len(found.parts) else ()
         if isinstance(goal, DistanceGoal):
-            return Measured(found.value, sign * (goal.limit - found.value), parts)
+            return Measured(found.value, sign * (goal.limit - found.value), found.evidence)
         if ideal is None:
             raise self._unmeasured()
         drop = sign * (ideal - found.value)
-        return Measured(drop, drop - goal.max_drop, parts)
+        return Measured(drop, drop - goal.max_drop, found.evidence)
 
     def latency_ratio(self, model: bytes, *, runs: int) -> float:
-        """Latency of a model over that of the float model; 1 where the clock sees none.
+        """Latency of a model over that of the float model; see ``measure_latency``.
 
         Raises:
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
         case, run = self._case, self._services.run
-        session = Session(model, threads=self._services.threads, what="quantized model")
-        before, after = latencies_ms(case.float_session, session, self.data, case.inputs, runs=runs, run=run)
-        return after / before if before else 1.0
+        threads = self._services.threads
+        session = Session(model, threads=threads, what="quantized model")
+        found = measure_latency(
+            case.float_session, session, self.data, case.inputs, runs=runs, threads=threads, run=run
+        )
+        return found.ratio
 
     def _float_has(self, metrics: Metrics, name: str) -> bool:
         """True if the float model, compared with itself, has a value of the metric."""
         itself = metrics.start()
-        for one in self._expected():
+        for one in self._expected.batches(self._services.run):
             itself.update(one.batch, one.outputs, one.outputs)
         return name in itself.values
 
@@ -158,7 +163,7 @@ class Referee:
             facts, before = metrics.facts(goal.metric), metrics.start()
             if facts.against_float:
                 return _Yardstick(metrics, goal.metric, facts.ideal)
-            for one in self._expected():
+            for one in self._expected.batches(self._services.run):
                 before.update(one.batch, one.outputs)
             if goal.metric in before.values:
                 return _Yardstick(metrics, goal.metric, before.values[goal.metric])
@@ -179,37 +184,6 @@ class Referee:
             f"the goal names the metric {self._goal.metric!r}, which the {source} data does not give{told}",
             hint="Give labels, declare the metric in evaluation.metrics, or use a goal of kind distance.",
         )
-
-    def _expected(self) -> Iterator[Expected]:
-        """The data with the float model's outputs, which are kept if they are not too large."""
-        if self._kept is not None:
-            yield from self._kept
-            return
-        case, services, kept, taken = self._case, self._services, [], 0
-        for one in expected_outputs(
-            case.float_session,
-            self.data,
-            case.inputs,
-            run=services.run,
-            batch_size=_BATCH,
-            arrays=case.metrics.arrays if case.metrics.fed_by(self.data) else (),
-        ):
-            taken += sum(array.nbytes for array in one.arrays)
-            if taken <= _KEPT_BYTES:
-                kept.append(one)
-            yield one
-        self._kept = kept if taken <= _KEPT_BYTES else None
-
-
-def clearly_positive(differences: Sequence[float]) -> bool:
-    """Paired bootstrap: whether the mean of all but the lowest 2.5 % of resamples lies above 0; the seed is fixed.
-
-    Args:
-        differences: of two candidates, batch by batch.
-    """
-    values = np.asarray(differences, dtype=np.float64)
-    chosen = np.random.default_rng(0).integers(0, values.size, (_RESAMPLES, values.size))
-    return bool(np.quantile(values[chosen].mean(axis=1), _CHANCE) > 0.0)
 
 
 def output_place(ref: int | str, case: Case) -> int:

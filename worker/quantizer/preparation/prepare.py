@@ -17,6 +17,7 @@ import onnx_ir as ir
 from service.contracts.compatibility import PAIR_OP_TYPES, already_quantized_hint, is_quantized_op
 from service.contracts.errors import AlreadyQuantizedError
 from service.contracts.preparation import PreparationSpec
+from service.contracts.provenance import PREFIX
 from service.contracts.reason import declare
 from service.contracts.report import PreparationStep
 from worker.quantizer.graph.facts import NodeFacts
@@ -62,7 +63,7 @@ def _switched(apply: PreparationPass) -> _Step:
     return _Step(name, apply, flag=name)
 
 
-def _steps(spec: PreparationSpec, opset: int, subgraph_weights: bool) -> list[_Step]:
+def _steps(spec: PreparationSpec, opset: int, lowest_opset: int, subgraph_weights: bool) -> list[_Step]:
     return [
         _Step("inline_functions", inline_functions),
         _Step("name_everything", name_everything),
@@ -70,7 +71,7 @@ def _steps(spec: PreparationSpec, opset: int, subgraph_weights: bool) -> list[_S
         _Step("repair_shapes", repair_shapes),
         _Step("fix_shapes", partial(fix_shapes, spec=spec)),
         _Step("float16_to_float32", float16_to_float32),
-        _Step("lift_opset", partial(lift_opset, spec=spec, needed=opset)),
+        _Step("lift_opset", partial(lift_opset, spec=spec, needed=opset, lowest=lowest_opset)),
         _Step("fold_constants", fold_constants),
         _Step("infer_shapes", infer_shapes),
         _switched(clip6_to_relu),
@@ -135,7 +136,12 @@ class Prepared:
 
 
 def prepare(
-    model: ir.Model, spec: PreparationSpec | None = None, *, opset: int = WANTED_OPSET, subgraph_weights: bool = False
+    model: ir.Model,
+    spec: PreparationSpec | None = None,
+    *,
+    opset: int = WANTED_OPSET,
+    lowest_opset: int = LOWEST_OPSET,
+    subgraph_weights: bool = False,
 ) -> Prepared:
     """Prepare ``model``, which is changed or replaced.
 
@@ -143,6 +149,7 @@ def prepare(
         model: float model.
         spec: which passes run; the default's if None.
         opset: what the recipe needs; the model is lifted to it where possible, unless the spec asks for another.
+        lowest_opset: what the recipe can do with; told where a model cannot be lifted.
         subgraph_weights: weights of sub-graphs are to be quantized, so they move into the main graph.
 
     Raises:
@@ -156,7 +163,7 @@ def prepare(
         _refuse_quantized(model)
     prepared = Prepared(model)
     changed = False  # since shapes were inferred last
-    for step in _steps(spec, opset, subgraph_weights):
+    for step in _steps(spec, opset, lowest_opset, subgraph_weights):
         if step.flag is not None and not getattr(spec, step.flag):
             prepared.steps.append(Outcome(model, SWITCHED_OFF(flag=step.flag)).step(step.name))
             continue
@@ -180,12 +187,16 @@ def prepare(
 
 
 def undo_quantization(model: ir.Model) -> Outcome:
-    """Take off the Q/DQ pairs alone; ``model`` is changed or replaced.
+    """Take off the Q/DQ pairs alone; ``model`` is changed or replaced. What it said of its making holds no longer.
 
     Raises:
         AlreadyQuantizedError: a quantized operator is left; names the node.
     """
-    return dequantize(name_everything(inline_functions(model).model).model)
+    outcome = dequantize(name_everything(inline_functions(model).model).model)
+    entries = outcome.model.metadata_props
+    for name in [name for name in entries if name.startswith(PREFIX)]:
+        del entries[name]
+    return outcome
 
 
 def _refuse_quantized(model: ir.Model) -> None:

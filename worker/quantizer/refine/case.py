@@ -12,6 +12,7 @@ import onnx_ir as ir
 from service.contracts.config import QuantizationConfig
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import ModelSummary, TensorInfo
+from service.contracts.report.findings import Finding
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.evaluation.side_by_side import Expected, expected_outputs
@@ -34,6 +35,7 @@ class Case:
         origin: what the results depend on but the config, ready for JSON: see ``worker.quantizer.run.identity``.
         metrics: what is measured beside the distance from the float model.
         graphs: files of uploaded models that metrics and losses are given as, by id.
+        findings: about model and data, known before any work.
     """
 
     config: QuantizationConfig
@@ -44,6 +46,7 @@ class Case:
     origin: dict[str, Any] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=lambda: Metrics(EvaluationSpec(), ()))
     graphs: Mapping[str, Path] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -76,7 +79,17 @@ class Case:
             CanceledError: the run was canceled.
         """
         limit, threads = self.config.calibration_samples, services.threads
-        collect(model, requests, self.calibration, self.inputs, limit=limit, threads=threads, run=services.run)
+        collect(
+            model,
+            requests,
+            self.calibration,
+            self.inputs,
+            limit=limit,
+            threads=threads,
+            run=services.run,
+            kept=services.checkpoint,
+            origin=self.origin,
+        )
 
     def expected_outputs(
         self,

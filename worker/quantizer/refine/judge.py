@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import stdev
 
-from service.contracts.evaluation import EvaluationSpec
-from service.contracts.metrics import Facts, PerClassAccuracy, TopKMetric
+from service.contracts.metrics import Facts
 from service.contracts.reason import Reason, declare
 from service.contracts.report import Score
+from worker.quantizer.evaluation.certainty.evidence import Evidence, surely_differ
 from worker.quantizer.evaluation.metrics import Distances, metric_words
 from worker.quantizer.evaluation.side_by_side import Expected, Measurement, side_by_side
 from worker.quantizer.refine.case import Case
@@ -41,10 +38,10 @@ def held_back_samples(available: int) -> int:
 
 @dataclass(frozen=True)
 class _Measured:
-    """A score, and the metric of each batch alone, None where it is undefined."""
+    """A score, and what its metric rests on; None where that has no value."""
 
     score: Score
-    parts: tuple[float | None, ...]
+    evidence: Evidence | None
 
 
 class Judge:
@@ -71,14 +68,7 @@ class Judge:
         """Why ``after`` is worse than ``before``; None if it is not."""
         new, old = self._measured(after), self._measured(before)
         facts = self._metrics.facts(self._metrics.primary)
-        return is_worse(new.score, old.score, facts, noise=self._noise(new, old))
-
-    def _noise(self, after: _Measured, before: _Measured) -> float:
-        """Standard error of the difference between two values of the metric."""
-        values = after.score.value, before.score.value
-        return metric_noise(
-            self._metrics.spec, self._metrics.primary, values, (after.parts, before.parts), self.samples
-        )
+        return is_worse(new.score, old.score, facts, sure=surely_differ(new.evidence, old.evidence))
 
     def _measured(self, draft: Draft) -> _Measured:
         for known, found in self._known:
@@ -97,7 +87,7 @@ class Judge:
                 found.update(twins)
         worst = distances.worst_db
         score = Score(sqnr_db=None if worst is None else round(worst, 3), metric=primary, value=found.value)
-        return _Measured(score, tuple(found.parts))
+        return _Measured(score, found.evidence)
 
     @cached_property
     def _expected(self) -> list[Expected]:
@@ -107,47 +97,7 @@ class Judge:
         )
 
 
-def metric_noise(
-    spec: EvaluationSpec,
-    name: str,
-    values: tuple[float | None, float | None],
-    parts: tuple[Sequence[float | None], Sequence[float | None]],
-    samples: int,
-) -> float:
-    """Standard error of the difference between two values of a metric; infinite without a value.
-
-    Of shares of samples it is known; of other metrics it is estimated from the differences batch by batch.
-
-    Args:
-        spec: declares the metrics.
-        name: of the metric.
-        values: of both networks.
-        parts: the same batch by batch.
-        samples: that the values were measured on.
-    """
-    one, other = values
-    if one is None or other is None:
-        return math.inf
-    first = next((metric for metric in spec.metrics if metric.name == name), None)
-    if first is None or (isinstance(first, TopKMetric) and not isinstance(first, PerClassAccuracy)):
-        return share_noise(one, other, samples)
-    return paired_noise(*parts)
-
-
-def share_noise(one: float, other: float, samples: int) -> float:
-    """Standard error of the difference of two shares of ``samples``, all in percent, by the larger one's binomial."""
-    share = min(max(one, other, 1.0), 99.0) / 100
-    return float(100.0 * (2.0 * share * (1.0 - share) / max(samples, 1)) ** 0.5)
-
-
-def paired_noise(after: Sequence[float | None], before: Sequence[float | None]) -> float:
-    """Standard error of the mean difference of figures taken batch by batch; infinite for fewer than three pairs."""
-    pairs = zip(after, before, strict=True)
-    differences = [new - old for new, old in pairs if new is not None and old is not None]
-    return stdev(differences) / len(differences) ** 0.5 if len(differences) > 2 else math.inf
-
-
-def is_worse(after: Score, before: Score, facts: Facts, *, noise: float) -> Reason | None:
+def is_worse(after: Score, before: Score, facts: Facts, *, sure: bool) -> Reason | None:
     """Why a draft with score ``after`` is worse than one with ``before``; None if it is not.
 
     The metric decides only where it moves by more than chance would: over few samples a single label more or less means
@@ -157,15 +107,15 @@ def is_worse(after: Score, before: Score, facts: Facts, *, noise: float) -> Reas
         after: of the changed draft.
         before: of the draft that it was made of.
         facts: unit and direction of the metric.
-        noise: standard error of the difference between both values of the metric.
+        sure: both values of the metric differ by more than chance, sample by sample.
     """
     if before.value is not None and after.value is None:
         return METRIC_LOST(metric=after.metric)
     if before.value is not None and after.value is not None:
         gain = after.value - before.value if facts.better == "higher" else before.value - after.value
-        if gain > 2 * noise:
+        if sure and gain > 0:
             return None
-        if gain < -2 * noise:
+        if sure and gain < 0:
             return METRIC_WORSE.saying(metric_words(after.metric, (before.value, after.value), facts.unit))
     if before.sqnr_db is None:
         return None

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-import hashlib
+from typing import NamedTuple
+
+import numpy as np
 
 from service.contracts.calibration import TensorRange
-from service.contracts.report import Manifest, ModelFigures, Report
-from service.contracts.version import VERSION
-from worker.quantizer.evaluation.compare import compare, latencies_ms
-from worker.quantizer.evaluation.gate import judge, metric_figures, search_clauses
+from service.contracts.report import ModelFigures, Report
+from worker.quantizer.evaluation.class_axis import class_outputs
+from worker.quantizer.evaluation.compare import compare
+from worker.quantizer.evaluation.gate import judge, search_clauses
+from worker.quantizer.evaluation.latency import measure_latency
+from worker.quantizer.evaluation.metric_figures import metric_figures
 from worker.quantizer.evaluation.nhwc import NhwcSession
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Quantized
-from worker.quantizer.report.layers import layer_figures
-from worker.quantizer.report.words import report_notes, summary_sentence
-from worker.quantizer.run.identity import library_versions
+from worker.quantizer.report.growth import growth_words
+from worker.quantizer.report.layer_latency import with_latency
+from worker.quantizer.report.layers import hidden_histograms_note, layer_figures
+from worker.quantizer.report.manifest import make_manifest
+from worker.quantizer.report.words import cost_notes, report_notes, summary_sentence
+from worker.quantizer.run.forecast import trials_seconds
 from worker.quantizer.run.services import Services
+from worker.quantizer.sanity.figures import figure_findings, with_chance
+from worker.quantizer.sanity.kind import worst_first
 
 
-def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: Services) -> Report:
+class Assembled(NamedTuple):
+    """A report, and what goes beside it.
+
+    Attributes:
+        report: of the quantized model.
+        samples: what both models decide, sample by sample, as for ``samples.npz``; empty where that is no class.
+    """
+
+    report: Report
+    samples: dict[str, np.ndarray]
+
+
+def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: Services) -> Assembled:
     """Compare ``model_bytes`` with the float model and say what was found.
 
     Raises:
@@ -28,6 +49,11 @@ def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: 
     """
     config, run = case.config, services.run
     data = case.measured_on
+
+    def foresee_advice() -> None:
+        limit, spent = config.evaluation.advice_seconds, services.stages.spent_seconds
+        services.stages.foresee("advice", expected_seconds=trials_seconds(spent, limit))
+
     with services.stages.stage("evaluation"):
         nhwc = () if quantized.plan.is_empty else quantized.prepared.nhwc_inputs
         quantized_session = NhwcSession(model_bytes, nhwc, threads=services.threads, what="quantized model")
@@ -39,67 +65,81 @@ def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: 
             source=case.source,
             metrics=case.metrics,
             run=run,
+            classes=class_outputs(quantized.prepared.model, config.evaluation, data.summary.labels),
+            on_poor=foresee_advice,
         )
     with services.stages.stage("layers"):
         layers = layer_figures(quantized.filled.drafts, quantized.emitted, case, services)
     with services.stages.stage("latency"):
         run.progress("latency")
-        float_ms, quantized_ms = latencies_ms(
-            case.float_session, quantized_session, data, case.inputs, runs=config.evaluation.latency_runs, run=run
+        latency = measure_latency(
+            case.float_session,
+            quantized_session,
+            data,
+            case.inputs,
+            runs=config.evaluation.latency_runs,
+            threads=services.threads,
+            run=run,
         )
+        layers, untimed = with_latency(layers, quantized, case, services)
     float_figures = ModelFigures(
         metrics=comparison.float_metrics,
         metric_details=comparison.float_set.details,
         size_bytes=case.summary.size_bytes,
-        latency_ms=float_ms,
+        latency_ms=latency.float_ms,
     )
     figures = ModelFigures(
         metrics=comparison.quantized_metrics,
         metric_details=comparison.quantized_set.details,
         size_bytes=len(model_bytes),
-        latency_ms=quantized_ms,
+        latency_ms=latency.quantized_ms,
     )
-    measured = metric_figures(config.evaluation, comparison)
+    measured = with_chance(metric_figures(config.evaluation, comparison), case)
+    findings = worst_first([*case.findings, *figure_findings(measured, case, comparison.fidelity.samples)])
     outcomes = tuple(quantized.filled.outcomes)
     searched = search_clauses(config.algorithms, outcomes) if outcomes else ()
-    verdict, clauses = judge(config.evaluation.gate, float_figures, figures, comparison.fidelity, measured, searched)
-    return Report(
+    verdict, clauses = judge(
+        config.evaluation.gate,
+        float_figures,
+        figures,
+        comparison.fidelity,
+        measured,
+        searched,
+        latency=latency,
+        findings=findings,
+    )
+    report = Report(
         verdict=verdict,
         gate=clauses,
-        summary=summary_sentence(quantized.plan, layers, float_figures, figures, comparison, measured, outcomes),
+        findings=findings,
+        summary=summary_sentence(
+            quantized.plan,
+            layers,
+            (float_figures.size_bytes, figures.size_bytes),
+            latency,
+            comparison,
+            measured,
+            outcomes,
+        ),
         float=float_figures,
         quantized=figures,
         metrics=measured,
         fidelity=comparison.fidelity,
+        latency=latency,
         layers=layers,
         preparation=tuple(quantized.prepared.steps),
         algorithms=outcomes,
-        notes=report_notes(
-            quantized.plan,
-            quantized.journal,
-            comparison,
-            data,
-            config.evaluation.gate,
-            float_figures,
-            figures,
-            outcomes,
+        notes=(
+            *report_notes(quantized.plan, quantized.journal, comparison, data, config.evaluation.gate, outcomes),
+            *cost_notes(quantized.plan, latency, growth_words(quantized, float_figures, figures)),
+            *(note for note in (untimed, hidden_histograms_note(layers)) if note),
+            *services.checkpoint.notes,
         ),
         tensor_ranges={
             name: TensorRange(minimum=found.minimum, maximum=found.maximum)
             for name, found in sorted(quantized.plan.ranges.items())
         },
         stages=tuple(services.stages.figures),
-        manifest=Manifest(
-            engine_version=VERSION,
-            model_sha256=case.summary.sha256,
-            calibration_sha256=None if case.calibration.is_random else case.calibration.summary.sha256,
-            evaluation_sha256=case.evaluation.summary.sha256 if case.evaluation is not None else None,
-            calibration_preprocessing=None if case.calibration.is_random else case.calibration.preprocessing,
-            evaluation_preprocessing=case.evaluation.preprocessing if case.evaluation is not None else None,
-            output_sha256=hashlib.sha256(model_bytes).hexdigest(),
-            config=config,
-            seed=config.seed,
-            versions=library_versions(),
-            threads=services.threads,
-        ),
+        manifest=make_manifest(case, services.threads, model_bytes),
     )
+    return Assembled(report, comparison.samples)

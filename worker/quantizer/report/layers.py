@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -11,21 +11,26 @@ from service.contracts.reason import Reason, declare
 from service.contracts.report import LayerFigures
 from worker.quantizer.emit import Emitted
 from worker.quantizer.evaluation.compare import layer_distances
-from worker.quantizer.graph.values import is_constant, name_of, node_name
+from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.report.emitted_rows import EmittedRows
+from worker.quantizer.report.histograms import WatchedActivations, weight_histogram
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import inner_session
 
 NOT_APPLICABLE = declare("not-applicable", "not applicable: its result is {dtypes}", by_design=True)
 LEFT_IN_FLOAT = declare("left-in-float", "left in float")
+# Rows with histograms, so that the report of a large network stays small.
+_MOST_HISTOGRAMS = 64
 
 
 def layer_figures(
     drafts: Sequence[Draft], quantized: Emitted, case: Case, services: Services
 ) -> tuple[LayerFigures, ...]:
-    """One row per node: quantized ones by SQNR, worst first, then those left in float, then those without floats.
+    """One row per node, or per nodes that run as one: quantized ones by SQNR, worst first, then those left in float,
+    then those without floats.
 
     What an algorithm gained is measured by running the network as it was before it on the same samples; either
     network is compared with the float one that it was made from, which equalization may have changed.
@@ -37,28 +42,89 @@ def layer_figures(
         services: of the run.
     """
     last = drafts[-1]
-    found = _distances(last, quantized, case, services)
+    groups = row_groups(last.graph, last.plan)
+    watched = WatchedActivations(min(case.config.evaluation.layer_samples, case.measured_on.samples))
+    found = _distances(last, quantized, case, services, watched)
     gains: dict[str, dict[str, float]] = defaultdict(dict)
     after = found
     for draft, before in zip(reversed(drafts[1:]), reversed(drafts[:-1]), strict=True):
-        without = _distances(before, before.emitted(), case, services)
+        without, changed = _distances(before, before.emitted(), case, services), set(draft.changed)
         for name, figure in after.items():
-            old = without.get(name)
-            if draft.algorithm is not None and figure is not None and old is not None and name in draft.changed:
+            old, touched = without.get(name), any(node_name(node) in changed for node in groups.get(name, ()))
+            if draft.algorithm is not None and figure is not None and old is not None and touched:
                 gains[name][draft.algorithm] = round(figure - old, 3)
         after = without
-    main = {node_name(node): node for node in last.graph}
-    every = {node_name(node): node for node in last.graph.all_nodes()}
+    main = set(last.graph)
     rows = [
-        _row(entry, main.get(name), every[name], last.plan, found.get(name), gains.get(name, {}))
-        for name, entry in last.plan.nodes.items()
-        if name in every
+        _row(nodes, nodes[0] in main, last.plan, found.get(name), gains.get(name, {})) for name, nodes in groups.items()
     ]
-    return tuple(sorted(rows, key=_rank))
+    rows = _with_bytes(rows, last.prepared.model, quantized.model)
+    return tuple(_with_histograms(sorted(rows, key=_rank), groups, last.plan, watched))
 
 
-def _distances(draft: Draft, quantized: Emitted, case: Case, services: Services) -> dict[str, float | None]:
-    """SQNR in dB by node of the draft, emitted as ``quantized``, against the float model of the same draft."""
+def row_groups(graph: ir.Graph, plan: QuantizationPlan) -> dict[str, tuple[ir.Node, ...]]:
+    """The nodes of each row by its name, that of its first node; every planned node is in one row.
+
+    Nodes are in one row if the plan fuses them; see ``QuantizationPlan.fused``.
+    """
+    groups: dict[str, tuple[ir.Node, ...]] = {}
+    placed: set[ir.Node] = set()
+    there = {node_name(node): node for node in graph.all_nodes()}
+    for name, entry in plan.nodes.items():
+        node = there.get(name)
+        if node is None or node in placed:
+            continue
+        nodes = plan.fused(node) if entry.quantized and node.outputs else (node,)
+        groups[name] = tuple(found for found in nodes if found not in placed)
+        placed.update(nodes)
+    return groups
+
+
+def hidden_histograms_note(rows: Sequence[LayerFigures]) -> str | None:
+    """What to say of quantized rows without histograms; None if all have what there is."""
+    quantized = sum(row.reason is None for row in rows)
+    if quantized <= _MOST_HISTOGRAMS:
+        return None
+    return f"histograms are given for the {_MOST_HISTOGRAMS} quantized rows of the lowest SQNR, of {quantized}"
+
+
+def _with_bytes(rows: Sequence[LayerFigures], prepared: ir.Model, emitted: ir.Model) -> list[LayerFigures]:
+    before, after = (EmittedRows.of(rows, model).weight_bytes() for model in (prepared, emitted))
+    return [
+        row.model_copy(update={"float_weight_bytes": before.get(row.name), "weight_bytes": after.get(row.name)})
+        for row in rows
+    ]
+
+
+def _with_histograms(
+    rows: Sequence[LayerFigures],
+    groups: Mapping[str, tuple[ir.Node, ...]],
+    plan: QuantizationPlan,
+    watched: WatchedActivations,
+) -> list[LayerFigures]:
+    """The rows, in their order, the first ones with histograms, as far as they are quantized."""
+    made = []
+    for k, row in enumerate(rows):
+        if k < _MOST_HISTOGRAMS and row.reason is None:
+            node = groups[row.name][0]
+            weight = node.inputs[1] if len(node.inputs) > 1 else None
+            planned, values = plan.weights.get((weight and weight.name) or ""), constant(weight)
+            result = plan.activations.get(plan.carrier(node).name or "")
+            changes = {
+                "activation_histogram": watched.histogram(row.name, result.quantization if result else None),
+                "weight_histogram": None
+                if planned is None or values is None
+                else weight_histogram(values, planned.quantization),
+            }
+            row = row.model_copy(update=changes)
+        made.append(row)
+    return made
+
+
+def _distances(
+    draft: Draft, quantized: Emitted, case: Case, services: Services, watched: WatchedActivations | None = None
+) -> dict[str, float | None]:
+    """SQNR in dB by row of the draft, emitted as ``quantized``, against the float model of the same draft."""
     pairs = _pairs(draft.graph, quantized, draft.plan)
     if not pairs:
         return {}
@@ -66,7 +132,10 @@ def _distances(draft: Draft, quantized: Emitted, case: Case, services: Services)
     reference = inner_session(draft.prepared.model, tensors, threads=services.threads, what="float model")
     twin = inner_session(quantized.model, twins, threads=services.threads, what="quantized model")
     limit = case.config.evaluation.layer_samples
-    return layer_distances(reference, twin, pairs, case.measured_on, case.inputs, limit=limit, run=services.run)
+    seen = None if watched is None else watched.see
+    return layer_distances(
+        reference, twin, pairs, case.measured_on, case.inputs, limit=limit, run=services.run, seen=seen
+    )
 
 
 def _rank(row: LayerFigures) -> tuple[int, bool, float]:
@@ -77,15 +146,17 @@ def _rank(row: LayerFigures) -> tuple[int, bool, float]:
 
 
 def _pairs(prepared: ir.Graph, quantized: Emitted, plan: QuantizationPlan) -> dict[str, tuple[str, str]]:
+    """By quantized row of the main graph: its result there, and what stands for it in the emitted model."""
+    main = set(prepared)
     there = {value.name for node in quantized.model.graph for value in node.outputs}
     pairs = {}
-    for node in prepared:
-        if not plan.nodes[node_name(node)].quantized:
+    for name, nodes in row_groups(prepared, plan).items():
+        if nodes[0] not in main or not plan.nodes[name].quantized:
             continue
-        tensor = name_of(plan.carrier(node))
+        tensor = name_of(plan.carrier(nodes[0]))
         twin = quantized.restored.get(tensor, tensor)
         if twin in there:
-            pairs[node_name(node)] = (tensor, twin)
+            pairs[name] = (tensor, twin)
     return pairs
 
 
@@ -106,21 +177,17 @@ def _reason(entry: NodePlan, node: ir.Node) -> Reason | None:
 
 
 def _row(
-    entry: NodePlan,
-    main: ir.Node | None,
-    node: ir.Node,
-    plan: QuantizationPlan,
-    sqnr_db: float | None,
-    gain: dict[str, float],
+    nodes: Sequence[ir.Node], in_main: bool, plan: QuantizationPlan, sqnr_db: float | None, gain: dict[str, float]
 ) -> LayerFigures:
-    """The row of ``node``; ``main`` is the same if it belongs to the main graph."""
+    """The row of ``nodes``, which run as one; ``in_main`` if they belong to the main graph."""
+    node, entry = nodes[0], plan.nodes[node_name(nodes[0])]
     weight = activation = None
     if entry.quantized:
         value = node.inputs[1] if len(node.inputs) > 1 else None
         if value is not None and is_constant(value) and name_of(value) in plan.weights:
             grid = plan.weights[name_of(value)].quantization
             weight = grid.dtype if grid is not None else None
-    if entry.quantized and main is not None:
+    if entry.quantized and in_main:
         first = node.inputs[0]
         planned = plan.activations.get(name_of(first)) if first is not None else None
         planned = planned or plan.activations.get(name_of(plan.carrier(node)))
@@ -130,7 +197,8 @@ def _row(
     bias = planned_bias.reason if planned_bias is not None else None
     return LayerFigures(
         name=entry.name,
-        op=entry.op_type,
+        op="+".join(plan.nodes[node_name(each)].op_type for each in nodes),
+        nodes=tuple(node_name(each) for each in nodes),
         weight_dtype=weight,
         activation_dtype=activation,
         sqnr_db=sqnr_db,

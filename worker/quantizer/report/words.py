@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from service.contracts.evaluation import Gate
 from service.contracts.reason import Reason
-from service.contracts.report import AlgorithmFigures, LayerFigures, MetricFigures, ModelFigures
+from service.contracts.report import AlgorithmFigures, LatencyFigures, LayerFigures, MetricFigures
 from worker.quantizer.data import Dataset
-from worker.quantizer.evaluation.compare import Comparison
+from worker.quantizer.evaluation.compare import Comparison, Source
+from worker.quantizer.evaluation.latency import BUSY_PERCENT
 from worker.quantizer.evaluation.metrics import metric_words
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.types import Decision, QuantizationPlan
@@ -18,9 +19,15 @@ from worker.quantizer.report.layers import NOT_APPLICABLE
 from worker.quantizer.report.training_words import trained_words, training_notes
 
 # Below this, one part in ten of the output's energy is error.
-_POOR_SQNR_DB = 10.0
+POOR_SQNR_DB = 10.0
 # Nodes or tensors named in one note.
 _TOLD = 3
+# What a summary begins with, by source of the data.
+_MEASURED_ON: dict[Source, str] = {
+    "evaluation": "",
+    "calibration": "on calibration data: ",
+    "random": "on random data, which tells nothing of accuracy: ",
+}
 
 
 def report_notes(
@@ -29,11 +36,9 @@ def report_notes(
     comparison: Comparison,
     data: Dataset,
     gate: Gate,
-    before: ModelFigures,
-    after: ModelFigures,
     algorithms: Sequence[AlgorithmFigures],
 ) -> tuple[str, ...]:
-    """Everything that the reader of a report should not have to find out alone."""
+    """Everything that the reader of a report should not have to find out alone; of size and speed: ``cost_notes``."""
     notes = [*journal.notes, *training_notes(algorithms)]
     notes += [*decision_notes(journal.decisions), *_float_bias_notes(plan, journal.decisions)]
     if comparison.fidelity.source == "calibration" and not gate.is_empty:
@@ -47,22 +52,42 @@ def report_notes(
     notes += _label_notes(comparison, data) + _metric_notes(comparison)
     if plan.is_empty:
         return tuple(notes)
-    if after.size_bytes >= before.size_bytes:
-        notes.append("the quantized model is not smaller: scales and Q/DQ nodes outweigh what its weights save")
-    if before.latency_ms and after.latency_ms and after.latency_ms > before.latency_ms:
-        notes.append(
-            "the quantized model is not faster here: small layers, or many changes between float and integers, "
-            "cost more than integer kernels save"
-        )
     sqnr_db = comparison.fidelity.sqnr_db
     notes += [
         f"output {name!r} of the float model holds NaN or Inf: its distance has no figure"
         for name in comparison.non_finite
     ]
-    if sqnr_db is not None and sqnr_db < _POOR_SQNR_DB:
+    if sqnr_db is not None and sqnr_db < POOR_SQNR_DB:
+        notes.append(f"the outputs are far from the float model's (SQNR {sqnr_db:.1f} dB)")
+    return tuple(notes)
+
+
+def cost_notes(plan: QuantizationPlan, latency: LatencyFigures, growth: str | None) -> tuple[str, ...]:
+    """What the reader should know of size and speed.
+
+    Args:
+        plan: what was quantized.
+        latency: of both models.
+        growth: why the quantized model is not smaller; None: it is.
+    """
+    notes = []
+    if not plan.is_empty and growth is not None:
+        notes.append(growth)
+    if not plan.is_empty and latency.verdict == "slower":
         notes.append(
-            f"the outputs are far from the float model's (SQNR {sqnr_db:.1f} dB): exclude the worst layers, "
-            "or try the preset int8_percentile"
+            "the quantized model is not faster here: small layers, or many changes between float and integers, "
+            "cost more than integer kernels save"
+        )
+    interval, busy = latency.ratio_interval, latency.load.other_busy_percent
+    if not plan.is_empty and latency.verdict == "undecided":
+        notes.append(
+            f"which model is faster was not to be told: the quantized one took {interval.low:.2f} to "
+            f"{interval.high:.2f} times as long as the float one"
+        )
+    if busy is not None and busy >= BUSY_PERCENT:
+        notes.append(
+            f"other processes took {busy:.0f} % of the machine's CPU time while latency was measured: "
+            "measure it on a quiet machine for a narrower interval"
         )
     return tuple(notes)
 
@@ -153,13 +178,13 @@ def calibration_notes(case: Case) -> list[str]:
 def summary_sentence(
     plan: QuantizationPlan,
     layers: Sequence[LayerFigures],
-    before: ModelFigures,
-    after: ModelFigures,
+    size_bytes: tuple[int, int],
+    latency: LatencyFigures,
     comparison: Comparison,
     metrics: Sequence[MetricFigures],
     algorithms: Sequence[AlgorithmFigures],
 ) -> str:
-    """The report in one sentence."""
+    """The report in one sentence; ``size_bytes`` of the float and the quantized model."""
     if plan.is_empty:
         return "Nothing to quantize: the model is returned as it was uploaded."
     parts = []
@@ -170,15 +195,16 @@ def summary_sentence(
         parts.append(f"same decision on {comparison.fidelity.top1_agreement:.2f} %")
     if comparison.fidelity.sqnr_db is not None:
         parts.append(f"SQNR {comparison.fidelity.sqnr_db:.1f} dB")
-    parts.append(_ratio(before.size_bytes, after.size_bytes, "smaller", "larger"))
-    if before.latency_ms and after.latency_ms:
-        parts.append(_ratio(before.latency_ms, after.latency_ms, "faster", "slower"))
-    random = "on random data, which tells nothing of accuracy: " if comparison.fidelity.source == "random" else ""
-    quantized = sum(1 for layer in layers if layer.reason is None)
-    able = sum(1 for layer in layers if layer.reason_code != NOT_APPLICABLE.code)
+    parts.append(_ratio(*size_bytes, "smaller", "larger"))
+    if latency.verdict == "undecided":
+        parts.append("not measurably faster")
+    else:
+        parts.append(_ratio(1.0, latency.ratio, "faster", "slower"))
+    quantized = sum(len(layer.nodes) for layer in layers if layer.reason is None)
+    able = sum(len(layer.nodes) for layer in layers if layer.reason_code != NOT_APPLICABLE.code)
     trained = trained_words(algorithms)
     told = f"{quantized} of {able} nodes quantized{f', {trained}' if trained else ''}"
-    return f"{random}{', '.join(parts)}; {told}."
+    return f"{_MEASURED_ON[comparison.fidelity.source]}{', '.join(parts)}; {told}."
 
 
 def _ratio(before: float, after: float, better: str, worse: str) -> str:

@@ -13,6 +13,7 @@ upload caused would tell, by the time that a job takes, that they have the same 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -26,6 +27,8 @@ from worker.quantizer.run.sealed import HEADER_BYTES, DamagedFileError, read_sea
 LOCK_FILE = ".lock"
 # What is left after an eviction, as a share of the limit: the next few entries need none.
 _KEPT_SHARE = 0.9
+# Entries are counted anew once this process has put in so much more, as a share of the limit.
+_UNCOUNTED_SHARE = 0.01
 _PART_AGE_SECONDS = 3600.0
 _KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -50,6 +53,12 @@ class Cache:
         self._limit = limit_bytes
         self._run = SilentRun() if run is None else run
         self._refused = False
+        self._uncounted: int | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """False if nothing is kept: then nothing need be made for it."""
+        return self._root is not None
 
     def get(self, key: str) -> bytes | None:
         """What is kept under ``key``; None if there is nothing, or nothing whole.
@@ -97,10 +106,17 @@ class Cache:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_sealed(path, self._label(key), data, durable=False)
-            if self._limit is not None:
+            if self._limit is not None and self._is_to_be_counted(HEADER_BYTES + len(data), self._limit):
                 _evict(self._root, self._limit, keep=path)
         except OSError as error:
             self._refuse(error)
+
+    def _is_to_be_counted(self, more_bytes: int, limit_bytes: int) -> bool:
+        """True for the first entry, and then whenever the rest may have grown by much: looking at all takes time."""
+        uncounted = None if self._uncounted is None else self._uncounted + more_bytes
+        counts = uncounted is None or uncounted > limit_bytes * _UNCOUNTED_SHARE
+        self._uncounted = 0 if counts else uncounted
+        return counts
 
     def _path(self, root: Path, key: str) -> Path:
         if not _KEY.fullmatch(key):
@@ -145,6 +161,10 @@ def _lock(root: Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+                raise
+            # a shared folder without locks: two that evict at once remove more than they need, and no more harm
         yield True
 
 

@@ -51,6 +51,11 @@ class ExtraFiles:
         """In the order in which they were added."""
         return tuple(self._files)
 
+    def has_room(self, file: ExtraFile) -> bool:
+        """True if it is not too many and not too large; for what nobody asked for and a run may go without."""
+        too_large = self._limit is not None and self._taken + file.size_bytes > self._limit
+        return len(self._files) < MAX_FILES and not too_large
+
     def add(self, file: ExtraFile) -> None:
         """Add ``file``.
 

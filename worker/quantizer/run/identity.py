@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ from service.contracts.model import ModelSummary
 from service.contracts.version import VERSION
 from worker import quantizer
 from worker.quantizer.data import Dataset
+from worker.quantizer.runtime.cpu import cpu_kind
 
 _LIBRARIES = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 # Not needed by every run, and not installed everywhere.
@@ -46,9 +47,9 @@ def origin(
     *,
     threads: int,
 ) -> dict[str, Any]:
-    """All that a run's results depend on but its config, ready for JSON: model, data, engine, libraries, threads.
+    """All that a run's results depend on but its config, ready for JSON: model, data, engine, libraries, CPU, threads.
 
-    The number of threads counts: sums in another order end in other last bits.
+    The number of threads counts, and so does the kind of CPU: sums in another order end in other last bits.
 
     Args:
         summary: of the model.
@@ -64,18 +65,20 @@ def origin(
         "calibration": _data(calibration),
         "evaluation": None if evaluation is None else _data(evaluation),
         "graphs": {name: _file_sha256(path) for name, path in sorted(graphs.items())},
+        "cpu": cpu_kind(),
         "threads": threads,
     }
 
 
-def run_identity(config: QuantizationConfig, run_origin: dict[str, Any]) -> str:
+def run_identity(config: QuantizationConfig, run_origin: dict[str, Any], *, devices: Sequence[str] = ()) -> str:
     """Digest of everything that a run's result depends on.
 
     Args:
         config: resolved.
         run_origin: of ``origin``.
+        devices: on which it computes, where the config leaves that to the host.
     """
-    return content_key("run", run_origin, config.model_dump(mode="json"))
+    return content_key("run", run_origin, config.model_dump(mode="json"), list(devices))
 
 
 def content_key(kind: str, *parts: Any) -> str:

@@ -9,8 +9,29 @@ from typing import Literal, Protocol
 class Run(Protocol):
     """Progress, log and cancellation of one run; implemented by the runner process, the CLI and the tests."""
 
-    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
-        """Say how far ``stage`` has come. Called often: must be cheap."""
+    def progress(
+        self,
+        stage: str,
+        done: int = 0,
+        total: int | None = None,
+        unit: str = "",
+        message: str = "",
+        *,
+        share: float | None = None,
+    ) -> None:
+        """Say how far ``stage`` has come. Called often: must be cheap.
+
+        Args:
+            stage: its name.
+            done: how many are done.
+            total: of how many; None while unknown.
+            unit: what is counted.
+            message: what it is about now.
+            share: of the stage's time that is done, where not every one of them takes as long; None: done / total.
+        """
+
+    def overall(self, share: float, seconds_left: float) -> None:
+        """Say how far the whole has come: 0 to 1, never falling, 1 at the end only. Called often: must be cheap."""
 
     def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
         """Tell figures of one step of a stage, such as an epoch of a training."""
@@ -25,8 +46,20 @@ class Run(Protocol):
 class SilentRun:
     """A run that nobody watches and nobody cancels."""
 
-    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
+    def progress(
+        self,
+        stage: str,
+        done: int = 0,
+        total: int | None = None,
+        unit: str = "",
+        message: str = "",
+        *,
+        share: float | None = None,
+    ) -> None:
         """Ignore progress."""
+
+    def overall(self, share: float, seconds_left: float) -> None:
+        """Ignore it."""
 
     def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
         """Ignore figures."""
@@ -36,3 +69,43 @@ class SilentRun:
 
     def check(self) -> None:
         """Never canceled."""
+
+
+class ForwardingRun:
+    """Another run, which is told everything; for those that change a part of it.
+
+    Args:
+        run: takes progress, figures and log, and may be canceled.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def progress(
+        self,
+        stage: str,
+        done: int = 0,
+        total: int | None = None,
+        unit: str = "",
+        message: str = "",
+        *,
+        share: float | None = None,
+    ) -> None:
+        """Pass it on."""
+        self._run.progress(stage, done, total, unit, message, share=share)
+
+    def overall(self, share: float, seconds_left: float) -> None:
+        """Pass it on."""
+        self._run.overall(share, seconds_left)
+
+    def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Pass it on."""
+        self._run.metric(stage, step, values)
+
+    def log(self, message: str, level: Literal["info", "warning"] = "info") -> None:
+        """Pass it on."""
+        self._run.log(message, level)
+
+    def check(self) -> None:
+        """Raise CanceledError if the run has to stop."""
+        self._run.check()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.extra import ExtraFiles
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.stages import Stages
+
+
+def nobody(place: str) -> None:
+    """Told that the run has come to ``place``, and does nothing."""
 
 
 @dataclass(frozen=True)
@@ -19,14 +23,14 @@ class Services:
         run: progress, log, cancellation.
         threads: CPU threads.
         stages: takes the seconds and the memory of each stage.
-        checkpoint: finished pieces of this run's work, for an attempt after this one.
-        cache: what runs have computed, for every later run that needs the very same.
+        checkpoint: finished pieces of this run's work, for an attempt after this one and for runs that need the same.
         files: takes what the run gives beside the model.
+        reached: told the name of a place in the work that the run has come to; tests let it fail there.
     """
 
     run: Run
     threads: int
     stages: Stages = field(default_factory=Stages)
     checkpoint: CheckpointStore = field(default_factory=lambda: CheckpointStore(None))
-    cache: Cache = field(default_factory=lambda: Cache(None))
     files: ExtraFiles = field(default_factory=ExtraFiles)
+    reached: Callable[[str], None] = nobody

@@ -1,7 +1,8 @@
-"""What this host's CPU cannot do, for notes alone: what is quantized, and how, does not depend on the host."""
+"""This host's CPU: which it is, and what it cannot do. What is quantized, and how, does not depend on the host."""
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 from service.contracts.config import QuantizationConfig
@@ -9,7 +10,30 @@ from service.contracts.targets import target_options
 
 _CPUINFO = Path("/proc/cpuinfo")
 _PAIRWISE = ("avx2", "avx512f")
+# Lines of /proc/cpuinfo by which numeric libraries choose their kernels, on x86 and on Arm; and of the long line of
+# features those that change how numbers are computed.
+_MODEL_LINES = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU architecture", "CPU part")
+_FEATURE_LINES = ("flags", "Features")
+_FEATURES = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "fphp", "sve", "sme", "i8mm", "bf16")
 _EXACT = ("avx_vnni", "avx512_vnni", "amx_int8")
+
+
+def cpu_kind(cpuinfo: str | None = None) -> dict[str, str | list[str]]:
+    """What of a CPU the last bits of sums depend on: libraries have other kernels for other CPUs. Ready for JSON.
+
+    Args:
+        cpuinfo: text of /proc/cpuinfo; read from the host if None. Without that file only the architecture is known.
+    """
+    text = _cpuinfo() if cpuinfo is None else cpuinfo
+    first, *_ = text.split("\n\n", 1)  # one CPU of many alike
+    pairs = (line.partition(":") for line in first.splitlines())
+    lines = {name.strip(): value.strip() for name, _, value in pairs}
+    features = {word for name in _FEATURE_LINES for word in lines.get(name, "").split()}
+    return {
+        "machine": platform.machine(),
+        **{name: lines[name] for name in _MODEL_LINES if name in lines},
+        "features": sorted(word for word in features if word.startswith(_FEATURES)),
+    }
 
 
 def saturates_pairs(cpuinfo: str | None = None) -> bool:
@@ -18,14 +42,17 @@ def saturates_pairs(cpuinfo: str | None = None) -> bool:
     Args:
         cpuinfo: text of /proc/cpuinfo; read from the host if None. Without that file nothing is known: False.
     """
-    if cpuinfo is None:
-        cpuinfo = _CPUINFO.read_text() if _CPUINFO.exists() else ""
-    flags = set(cpuinfo.split())
+    flags = set((_cpuinfo() if cpuinfo is None else cpuinfo).split())
     return any(flag in flags for flag in _PAIRWISE) and not any(flag in flags for flag in _EXACT)
 
 
-def cpu_notes(config: QuantizationConfig, *, saturates: bool | None = None) -> list[str]:
-    """The note for a model of full 8-bit weights that was measured on a CPU which saturates them."""
+def may_saturate(config: QuantizationConfig, *, saturates: bool | None = None) -> bool:
+    """True if a model of full 8-bit weights is measured on a CPU that saturates their products.
+
+    Args:
+        config: of the model.
+        saturates: whether the CPU does; None: this host's.
+    """
     exposed = (
         config.mode == "static"
         and config.target == "onnxruntime_cpu"
@@ -33,9 +60,18 @@ def cpu_notes(config: QuantizationConfig, *, saturates: bool | None = None) -> l
         and not config.weight.reduce_range
         and not target_options(config.target, config.target_options)["x86_without_vnni"]
     )
-    if not exposed or not (saturates_pairs() if saturates is None else saturates):
+    return exposed and (saturates_pairs() if saturates is None else saturates)
+
+
+def cpu_notes(config: QuantizationConfig, *, saturates: bool | None = None) -> list[str]:
+    """The note for a model of full 8-bit weights that was measured on a CPU which saturates them."""
+    if not may_saturate(config, saturates=saturates):
         return []
     return [
         "this host's CPU has no VNNI and may saturate sums of 8-bit products: figures can be better elsewhere; "
         "for such CPUs set target_options x86_without_vnni"
     ]
+
+
+def _cpuinfo() -> str:
+    return _CPUINFO.read_text() if _CPUINFO.exists() else ""

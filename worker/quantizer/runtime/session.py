@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import onnxruntime as ort
 from ml_dtypes import bfloat16
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-from service.contracts.errors import EngineError, UnsupportedModelError
+from service.contracts.errors import DeviceNotThereError, UnsupportedModelError
 from worker.quantizer.graph.serialized import serialized
 from worker.quantizer.graph.skeleton import Skeleton, weight_bytes
 from worker.quantizer.runtime.faults import cleaned, failed_run
@@ -59,6 +60,8 @@ def session_options(threads: int, *, optimized: bool) -> ort.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    # Several sessions live at once and run in turn: threads that spin while they wait steal the cores of the next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return options
@@ -78,7 +81,7 @@ def providers_of(device: str) -> list[Any]:
         device: auto (a GPU if onnxruntime has one), cpu, cuda, cuda:N, rocm or rocm:N.
 
     Raises:
-        EngineError: this onnxruntime has nothing for it.
+        DeviceNotThereError: this onnxruntime has nothing for it.
     """
     kind, _, number = device.partition(":")
     there = ort.get_available_providers()
@@ -88,7 +91,7 @@ def providers_of(device: str) -> list[Any]:
         return [(found, {"device_id": int(number or 0)}), "CPUExecutionProvider"]
     if kind in ("auto", "cpu"):
         return ["CPUExecutionProvider"]
-    raise EngineError(
+    raise DeviceNotThereError(
         f"device {device!r} is not there: this onnxruntime has {', '.join(there)}",
         hint="Set infer_device to auto or cpu, or install the onnxruntime that is built for that GPU.",
     )
@@ -118,6 +121,7 @@ class Session:
         optimized: let onnxruntime rewrite the graph first.
         arena: let it keep the memory of a run for the next one; not for many small sessions that live at once.
         device: where it runs; see ``providers_of``.
+        profile: with what the name of onnxruntime's profile begins, folder included; None: it makes none.
 
     Raises:
         UnsupportedModelError: onnxruntime refuses the model.
@@ -134,11 +138,12 @@ class Session:
         optimized: bool = True,
         arena: bool = True,
         device: str = "cpu",
+        profile: Path | None = None,
     ) -> None:
         options = session_options(threads, optimized=optimized)
+        if profile is not None:
+            options.enable_profiling, options.profile_file_prefix = True, str(profile)
         options.enable_cpu_mem_arena = arena
-        # Several sessions live at once and run in turn: threads that spin while they wait steal the cores of the next.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._what = what
         self._uploaded = uploaded
         providers = providers_of(device)
@@ -181,6 +186,10 @@ class Session:
                 error, what=self._what, feeds=feeds, start=start, uploaded=self._uploaded, dynamic=self._dynamic
             ) from error
         return results
+
+    def end_profile(self) -> Path:
+        """End the profile that the session was made with, and say where it lies."""
+        return Path(self._session.end_profiling())
 
 
 def _array(value: Any) -> np.ndarray:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Dataset, choose_batch_size
+from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import Session, inner_session
 from worker.quantizer.statistics.reducers import Reducer
+from worker.quantizer.statistics.resume import Stand, pass_key
 
 # Elements of fetched tensors in one batch: large enough to amortise a call, small enough to stay in memory.
 _BATCH_ELEMENTS = 4_000_000
@@ -44,8 +47,12 @@ def collect(
     limit: int | None,
     threads: int,
     run: Run,
+    kept: CheckpointStore | None = None,
+    origin: Mapping[str, Any] | None = None,
 ) -> None:
     """Run the float model once over the data and feed every request's reducer on the way.
+
+    What an earlier pass for the same has seen is taken over: the rest of it is done, if there is any.
 
     Args:
         model: prepared float model.
@@ -55,6 +62,8 @@ def collect(
         limit: use only the first ``limit`` samples.
         threads: of the session, and for the reducers when it is done with a batch.
         run: told of progress after every batch.
+        kept: where the pass may be kept; None: nowhere.
+        origin: what the data are, see ``Case``; None: the pass is not kept.
 
     Raises:
         EngineError: onnxruntime fails on the data.
@@ -65,7 +74,11 @@ def collect(
     whole = dict.fromkeys(r.tensor for r in requests if not r.pooled and r.tensor not in input_names)
     fetched = [*whole, *pooled.values()]
     total = data.samples if limit is None else min(limit, data.samples)
-    run.progress("statistics", 0, total, "samples")
+    stand = _stand(model, requests, inputs, total, kept, origin)
+    done = 0 if stand is None else stand.found()
+    run.progress("statistics", done, total, "samples")
+    if done == total:
+        return
     session = None
     size = choose_batch_size(inputs, data, 1)
     if fetched:
@@ -74,9 +87,8 @@ def collect(
         )
         if size == 1 and choose_batch_size(inputs, data, _LARGEST_BATCH) > 1:
             size = _preferred_batch(session, data, inputs)
-    done = 0
     with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="reduce") as pool:
-        for batch in data.batches(inputs, size, limit=limit):
+        for batch in data.batches(inputs, size, limit=limit, start=done):
             run.check()
             tensors = dict(batch.feeds)
             if session is not None:
@@ -85,7 +97,24 @@ def collect(
             work = [(request.reducer, batch.cut(tensors[name])) for request, name in zip(requests, read, strict=True)]
             _reduce(work, batch.valid, pool, threads)
             done += batch.valid
+            if stand is not None:
+                stand.save(done)
             run.progress("statistics", done, total, "samples")
+
+
+def _stand(
+    model: ir.Model,
+    requests: Sequence[Request],
+    inputs: Sequence[TensorInfo],
+    total: int,
+    kept: CheckpointStore | None,
+    origin: Mapping[str, Any] | None,
+) -> Stand | None:
+    """Where the pass stands, if it is kept; nobody knows what an unnamed data set gives."""
+    if kept is None or not kept.is_kept or not origin:
+        return None
+    reducers, read = [request.reducer for request in requests], [(one.tensor, one.pooled) for one in requests]
+    return Stand(kept, pass_key(origin, model, read, reducers, inputs, total), reducers, total)
 
 
 def _reduce(work: Sequence[tuple[Reducer, np.ndarray]], samples: int, pool: ThreadPoolExecutor, threads: int) -> None:

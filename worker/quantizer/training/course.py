@@ -14,12 +14,12 @@ import onnx_ir.passes.common as common
 import torch
 
 from service.contracts.algorithms.training import DistillationLoss, GraphLoss, QuantizationAwareTraining
-from service.contracts.compatibility import nearest
 from service.contracts.errors import InvalidConfigError
+from service.contracts.nearest import nearest_name
 from service.contracts.pointers import below
 from service.contracts.reason import Reason, declare
 from service.contracts.report import TrainingEpoch, TrainingFigures
-from worker.quantizer.autodiff.device import choose_device, repeatable
+from worker.quantizer.autodiff.device import choose_device, repeatable, threads_worth, use_threads
 from worker.quantizer.evaluation.metrics.base import finite
 from worker.quantizer.evaluation.metrics.graph import read_graph
 from worker.quantizer.graph.rewriting import opset_of
@@ -102,7 +102,7 @@ def _check_tensors(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolk
     for k, loss in enumerate(spec.losses):
         for place, name in enumerate(loss.tensors if isinstance(loss, DistillationLoss) else ()):
             if name not in known:
-                near = nearest(name, sorted(known))
+                near = nearest_name(name, sorted(known))
                 raise InvalidConfigError(
                     f"the network has no inner tensor {name!r}" + (f"; did you mean {near!r}?" if near else ""),
                     hint="Tensors are those of the prepared network: preparation folds and renames some.",
@@ -173,6 +173,8 @@ class _Course:
         self._begin = time.monotonic()
         one = samples.batch(parts.training[: samples.fixed_batch or 1])
         networks.look(one.feeds, one.size)
+        batch = min(spec.batch_size, len(parts.training))
+        use_threads(threads_worth(networks.largest_elements(batch), toolkit.services.threads))
         self._notes = [self._unfold()] if spec.batch_norm == "unfolded" else []
         self._settle()
         self._validation = self._validation_on(parts.validation)

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.contracts.algorithms.training import CrossEntropyLoss, DistillationLoss, GraphLoss, MeanSquareLoss
-from service.contracts.compatibility import nearest
 from service.contracts.errors import InvalidConfigError
 from service.contracts.graph_checks import graph_feeds
 from service.contracts.metrics import GraphMetric
+from service.contracts.nearest import nearest_name
 from service.contracts.pointers import below
 from worker.quantizer.evaluation.metrics.base import UnfitError, fitted, squeezed
 from worker.quantizer.training.loss_facts import FLOATS, Facts, are_probabilities, class_axis
@@ -135,7 +135,7 @@ class Term(ABC):
         found = names[0] if name is None and names else name
         tensor = next((tensor for tensor in self._facts.outputs if tensor.name == found), None)
         if tensor is None:
-            near = nearest(found or "", names)
+            near = nearest_name(found or "", names)
             told = f"did you mean {near!r}?" if near else f"its outputs: {', '.join(map(repr, names)) or 'none'}"
             raise self.unfit(place, f"the model has no output {found!r}; {told}")
         if tensor.dtype not in FLOATS:

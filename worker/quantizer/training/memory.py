@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from service.contracts.report import TrainingEpoch
-from worker.quantizer.run.checkpoint import CheckpointStore
+from worker.quantizer.evaluation.certainty.evidence import Evidence, document_of
+from worker.quantizer.run.arrays import Arrays, pack, unpack
+from worker.quantizer.run.checkpoint import CheckpointStore, Pace
 from worker.quantizer.training.oscillation import Oscillations
 from worker.quantizer.training.schedule import End
 from worker.quantizer.training.twin import Twin
@@ -22,7 +23,6 @@ from worker.quantizer.training.validation import Standing
 _KEY = "qat state"
 # Saving may take this part of the training's time.
 _MOST_TIME = 0.05
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Keeper:
 
     def __init__(self, store: CheckpointStore, twin: Twin) -> None:
         self._store, self._twin = store, twin
-        self._not_before = 0.0
+        self._pace = Pace(_MOST_TIME)
 
     def save(
         self,
@@ -78,7 +78,7 @@ class Keeper:
         spent: tuple[tuple[int, End] | None, float],
     ) -> None:
         """Keep the state after an epoch, what is best so far, the fixed number of steps and the seconds spent."""
-        if not self._store.is_kept or time.monotonic() < self._not_before:
+        if not self._store.is_kept or not self._pace.is_due:
             return
         began = time.monotonic()
         (number, memory), (lowest_epoch, standing) = kept, lowest
@@ -86,7 +86,12 @@ class Keeper:
             "epochs": [entry.model_dump(mode="json") for entry in epochs],
             "best_epoch": number,
             "lowest_epoch": lowest_epoch,
-            "lowest": asdict(standing),
+            "lowest": {
+                "loss": standing.loss,
+                "metric": standing.metric,
+                "evidence": document_of(standing.evidence),
+                "losses": standing.losses,
+            },
             "budget": spent[0],
             "spent_seconds": spent[1],
         }
@@ -97,16 +102,14 @@ class Keeper:
             arrays |= {f"moves\n{place}\n{key}": _array(value) for key, value in state.items() if value is not None}
         for name, one in oscillations.items():
             arrays |= {f"jumps\n{name}\n{key}": array for key, array in one.state().items()}
-        self._store.save(_KEY, _packed(arrays))
-        took = time.monotonic() - began
-        self._not_before = began + took / _MOST_TIME
+        self._store.save(_KEY, pack(arrays))
+        self._pace.spent(began)
 
     def load(self, optimizer: torch.optim.Optimizer, oscillations: Mapping[str, Oscillations]) -> Found | None:
         """Bring twin, optimizer and oscillations to where an earlier attempt stood; None if there was none."""
-        data = self._store.load(_KEY)
-        if data is None:
+        arrays = self._store.load_as(_KEY, unpack)
+        if arrays is None:
             return None
-        arrays = _unpacked(data)
         facts = json.loads(arrays["facts"].tobytes())
         device = next(self._twin.parameters()).device
         Memory(_tensors(arrays, "now\n", device)).load(self._twin)
@@ -130,7 +133,12 @@ class Keeper:
             best_epoch=facts["best_epoch"],
             best=Memory(_tensors(arrays, "best\n", device)),
             lowest_epoch=facts["lowest_epoch"],
-            lowest=Standing(lowest["loss"], lowest["metric"], tuple(lowest["parts"]), tuple(lowest["losses"])),
+            lowest=Standing(
+                lowest["loss"],
+                lowest["metric"],
+                Evidence.from_document(lowest["evidence"]),
+                tuple(lowest["losses"]),
+            ),
             budget=None if budget is None else (budget[0], cast(End, budget[1])),
             spent_seconds=facts["spent_seconds"],
         )
@@ -146,22 +154,3 @@ def _tensors(arrays: Arrays, prefix: str, device: torch.device) -> dict[str, tor
         for name, array in arrays.items()
         if name.startswith(prefix)
     }
-
-
-def _packed(arrays: Arrays) -> bytes:
-    """Arrays under any names, without pickles."""
-    names = list(arrays)
-    buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        allow_pickle=False,
-        names=np.frombuffer(json.dumps(names).encode(), np.uint8),
-        **{str(k): arrays[name] for k, name in enumerate(names)},
-    )
-    return buffer.getvalue()
-
-
-def _unpacked(data: bytes) -> Arrays:
-    with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-        names = json.loads(stored["names"].tobytes())
-        return {name: stored[str(k)] for k, name in enumerate(names)}

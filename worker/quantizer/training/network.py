@@ -62,6 +62,7 @@ class Networks:
         self.twin = Twin(draft, device=device, wanted=wanted, learn_zeros=learn_zeros)
         self._teacher = Program(draft.graph, device=device, wanted=wanted)
         self._rows = 1
+        self._largest = 0.0
 
     def look(self, arrays: Mapping[str, np.ndarray], samples: int) -> None:
         """Find out by some samples how many may run together: what they take hangs on their sizes."""
@@ -74,11 +75,16 @@ class Networks:
         with torch.no_grad():
             self._teacher({name: feeds[name] for name in self._teacher.inputs}, note)
         self._rows = _rows(self._graph, sizes)
+        self._largest = max(sizes.values(), default=0.0)
 
     def largest_part(self, size: int) -> int:
         """Samples of a batch of ``size`` that run together; the gradients of the parts are added up."""
         parts = math.ceil(size / self._rows)
         return math.ceil(size / parts)
+
+    def largest_elements(self, size: int) -> int:
+        """Elements of the largest tensor of the float network, of a batch of ``size`` samples that may run in parts."""
+        return int(self._largest * self.largest_part(size))
 
     def feeds(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         """Inputs where the networks compute."""

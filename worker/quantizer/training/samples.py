@@ -69,7 +69,7 @@ class _Column:
 
     def write(self, start: int, block: Array) -> None:
         if self.file is not None:
-            np.ascontiguousarray(block).tofile(self.file)
+            self.file.write(block.reshape(-1).view(np.uint8).data)  # tofile does not say why it wrote less
         elif self.values is not None:
             self.values[start : start + len(block)] = block
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from worker.quantizer.data import Batch
+from worker.quantizer.evaluation.certainty.evidence import Evidence, surely_differ
 from worker.quantizer.evaluation.side_by_side import Measurement, Twins
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.judge import metric_noise, paired_noise
 from worker.quantizer.run.services import Services
 from worker.quantizer.training.losses import Losses
 from worker.quantizer.training.network import Networks
@@ -20,8 +20,6 @@ from worker.quantizer.training.samples import Minibatch, Numbers, TrainingSample
 
 # Batches are as small as it takes to have so many: chance is told from how they differ.
 _BATCH, _BATCHES = 16, 16
-# By so many standard errors of the difference an epoch is worse than another one.
-_STANDARD_ERRORS = 2.0
 
 
 @dataclass(frozen=True)
@@ -31,13 +29,13 @@ class Standing:
     Attributes:
         loss: mean over the samples.
         metric: None where there are no labels for it.
-        parts: the metric batch by batch.
+        evidence: what the metric rests on.
         losses: the loss batch by batch.
     """
 
     loss: float
     metric: float | None
-    parts: tuple[float | None, ...] = ()
+    evidence: Evidence | None = None
     losses: tuple[float, ...] = ()
 
 
@@ -99,7 +97,7 @@ class Validation:
                     found.update(Twins(self._as_stored(batch), expected, got))
         if found is None:
             return Standing(total / self.samples, None, losses=tuple(losses))
-        return Standing(total / self.samples, found.value, tuple(found.parts), tuple(losses))
+        return Standing(total / self.samples, found.value, found.evidence, tuple(losses))
 
     def is_better(self, one: Standing, other: Standing) -> bool:
         """True if ``one`` is better: by the metric where that moves by more than chance, else by the loss.
@@ -114,7 +112,7 @@ class Validation:
         return one.loss < other.loss if gain is None else gain > 0
 
     def is_surely_worse(self, one: Standing, other: Standing) -> bool:
-        """True if ``one`` is worse by more than chance, sample by sample: by the metric, else by the loss."""
+        """True if ``one`` is worse by more than chance, batch by batch: by the metric, else by the loss."""
         if not np.isfinite(one.loss):
             return True
         if not np.isfinite(other.loss):
@@ -122,7 +120,7 @@ class Validation:
         gain = self._sure_gain(one, other)
         if gain is not None:
             return gain < 0
-        return one.loss - other.loss > _STANDARD_ERRORS * paired_noise(one.losses, other.losses)
+        return one.loss > other.loss and surely_differ(*map(Evidence.of_means, (one.losses, other.losses)))
 
     def _sure_gain(self, one: Standing, other: Standing) -> float | None:
         """By how much the metric is better; None: there is none, or chance moves it as much."""
@@ -131,9 +129,7 @@ class Validation:
             return None
         gain = one.metric - other.metric
         gain = gain if self._case.metrics.facts(name).better == "higher" else -gain
-        spec = self._case.metrics.spec
-        noise = metric_noise(spec, name, (one.metric, other.metric), (one.parts, other.parts), self.samples)
-        return gain if abs(gain) > 2 * noise else None
+        return gain if gain and surely_differ(one.evidence, other.evidence) else None
 
     def _metric(self) -> str | None:
         metrics = self._case.metrics

@@ -147,7 +147,8 @@ class Store:
             raise StoreFullError
         path = self._folder / str(self._files)
         self._files += 1
-        array.tofile(path)
+        with path.open("wb") as file:
+            file.write(array.reshape(-1).view(np.uint8).data)  # tofile does not say why it wrote less
         self.disk_bytes += array.nbytes
         return _Entry(array.nbytes, None, path, array.dtype, array.shape)
 

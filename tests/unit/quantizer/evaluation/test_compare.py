@@ -10,8 +10,10 @@ import pytest
 from service.contracts.errors import EngineError, UnsupportedModelError
 from tests.unit.quantizer.toolbox import Arrays, input_infos, make_model, normal, rng, run_onnx, sqnr_db, write_npz
 from worker.quantizer.data import ArrayDataset
+from worker.quantizer.evaluation.certainty.shares import wilson
 from worker.quantizer.evaluation.command import evaluate_files
-from worker.quantizer.evaluation.compare import Comparison, compare, latencies_ms, layer_distances
+from worker.quantizer.evaluation.compare import Comparison, compare, layer_distances
+from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.runtime.session import Session, with_outputs
 
@@ -139,12 +141,20 @@ def test_inner_tensors_are_compared_by_pair() -> None:
     assert found["crossed"] == pytest.approx(sqnr_db(a, np.maximum(b, 0)), abs=0.01)
 
 
-@pytest.mark.parametrize("batch", ["N", "4"])
-def test_latencies_are_positive_milliseconds(batch: str) -> None:
+@pytest.mark.parametrize(("batch", "size"), [("N", 1), ("4", 4)])
+def test_latencies_are_positive_milliseconds(batch: str, size: int) -> None:
     model = classifier(WEIGHT, batch)
     data = ArrayDataset({"x": normal(10, 6)})
-    times = latencies_ms(session(model), session(model), data, input_infos(model), runs=5, run=SilentRun())
-    assert all(0 < value < 1000 for value in times)
+    found = measure_latency(
+        session(model), session(model), data, input_infos(model), runs=5, threads=1, run=SilentRun()
+    )
+    assert found.batch_size == size
+    for value, interval in (
+        (found.float_ms, found.float_interval_ms),
+        (found.quantized_ms, found.quantized_interval_ms),
+        (found.ratio, found.ratio_interval),
+    ):
+        assert 0 < interval.low <= value <= interval.high
 
 
 # evaluate: the same figures for files.
@@ -168,7 +178,12 @@ def test_evaluate_one_model(tmp_path) -> None:
     assert found["model"]["size_bytes"] == (tmp_path / "model.onnx").stat().st_size
     assert found["model"]["latency_ms"] > 0
     assert set(found) == {"samples", "metrics", "model"}
-    assert found["metrics"] == [{"name": name, "unit": "%", "better": "higher"} for name in ("top1", "top5")]
+    assert [metric["name"] for metric in found["metrics"]] == ["top1", "top5"]
+    for metric in found["metrics"]:
+        assert set(metric) == {"name", "unit", "better", "interval"}
+        low, high = wilson(round(found["model"]["metrics"][metric["name"]] * 0.3), 30, 0.95)
+        told = metric["interval"]["low"], metric["interval"]["high"]
+        assert told == pytest.approx((100 * low, 100 * high), abs=1e-4)
 
 
 def test_evaluate_beside_a_reference(tmp_path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import pytest
 
@@ -10,13 +11,35 @@ from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary
 from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation import EvaluationSpec, Gate
 from service.contracts.evaluation_checks import check_evaluation
-from service.contracts.report import Fidelity, ModelFigures
+from service.contracts.model import TensorInfo
+from service.contracts.report import (
+    Fidelity,
+    Finding,
+    GateClause,
+    Interval,
+    LatencyFigures,
+    MachineLoad,
+    MetricFigures,
+    ModelFigures,
+)
 from tests.support.each import each
-from worker.quantizer.evaluation.gate import judge, metric_figures
+from worker.quantizer.evaluation.certainty.contributions import Contributions
+from worker.quantizer.evaluation.gate import judge
+from worker.quantizer.evaluation.metric_figures import metric_figures
+
+
+class FakeSet:
+    """A measurement of whose samples nothing is known."""
+
+    contributions: ClassVar[dict[str, Contributions]] = {}
 
 
 class FakeComparison:
     """What the gate reads of a comparison."""
+
+    float_set = quantized_set = FakeSet()
+    confidence, decisions = 0.95, MappingProxyType({})
+    fidelity = Fidelity(sqnr_db=None, cosine=None, top1_agreement=None, samples=8, source="evaluation", outputs=())
 
     def __init__(self, before: dict[str, float], after: dict[str, float]) -> None:
         self.float_metrics, self.quantized_metrics = before, after
@@ -164,3 +187,150 @@ def test_a_gate_on_accuracy_needs_class_labels(
 )
 def test_other_gates_need_none(spec: EvaluationSpec) -> None:
     check_evaluation(spec, outputs=None, data=data(None))
+
+
+def scores(classes: int) -> tuple[TensorInfo, ...]:
+    return (TensorInfo(name="y", dtype="float32", shape=("n", classes)),)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        default(metric="top5", max_drop=1.0),
+        EvaluationSpec.model_validate(
+            {"metrics": [{"kind": "accuracy_at_k", "k": 5}], "gate": {"metric": "accuracy_at_5", "min_value": 90}}
+        ),
+    ],
+)
+def test_a_gate_on_the_first_five_needs_more_classes(spec: EvaluationSpec) -> None:
+    with pytest.raises(InvalidConfigError, match="has 5 classes, and every label is among the first 5") as caught:
+        check_evaluation(spec, outputs=scores(5), data=data(CLASSES))
+    assert caught.value.errors[0].pointer == "/config/evaluation/gate/metric"
+    check_evaluation(spec, outputs=scores(6), data=data(CLASSES))
+
+
+def test_top1_of_two_classes_is_judged() -> None:
+    check_evaluation(default(metric="top1", max_drop=1.0), outputs=scores(2), data=None)
+
+
+# What the samples can carry.
+
+
+def interval(low: float, high: float, confidence: float = 0.95) -> Interval:
+    return Interval(low=low, high=high, confidence=confidence, method="mcnemar", samples=400)
+
+
+def judged(
+    gate: Gate,
+    *,
+    drop: float = 0.5,
+    span: tuple[float, float] | None = (-0.5, 1.5),
+    p_value: float | None = None,
+    **known: Any,
+) -> tuple[str, dict[str, GateClause]]:
+    """Judge a model that lost ``drop`` points of 90 on 400 samples."""
+    figures = MetricFigures(
+        name="top1", kind="top1", unit="%", better="higher", float=90.0, quantized=90.0 - drop, drop=drop,
+        samples=400, p_value=p_value, drop_interval=None if span is None else interval(*span),
+        quantized_interval=interval(86.0, 92.0),
+    )  # fmt: skip
+    fidelity = Fidelity(
+        sqnr_db=30.0, sqnr_interval_db=interval(29.0, 31.0), cosine=0.99, top1_agreement=97.5,
+        top1_agreement_interval=interval(95.0, 99.0), samples=400, source="evaluation", outputs=(),
+    )  # fmt: skip
+    models = (ModelFigures(size_bytes=size, latency_ms=ms) for size, ms in ((1000, 4.0), (250, 3.0)))
+    word, clauses = judge(gate, *models, fidelity, [figures], **known)
+    return word, {clause.clause: clause for clause in clauses}
+
+
+def test_without_confidence_the_figure_decides_and_its_interval_is_told() -> None:
+    word, clauses = judged(Gate(max_drop=0.6))
+    assert word == "pass"
+    clause = clauses["max_drop"]
+    assert (clause.holds, clause.confidence, clause.why) == (True, None, None)
+    assert clause.interval == interval(-0.5, 1.5)
+
+
+@each(
+    ("limits", "span", "holds"),
+    [
+        ({"max_drop": 1.5}, (-0.5, 1.5), True),
+        ({"max_drop": 1.0}, (-0.5, 1.5), None),
+        ({"max_drop": 0.0}, (0.1, 1.5), False),
+        ({"min_value": 86.0}, None, True),
+        ({"min_value": 92.5}, None, False),
+        ({"min_value": 88.0}, None, None),
+        ({"min_sqnr_db": 29.0}, None, True),
+        ({"min_sqnr_db": 30.5}, None, None),
+        ({"metric": "top1_agreement", "max_drop": 5.0}, None, True),
+        ({"metric": "top1_agreement", "max_drop": 4.9}, None, None),
+        ({"metric": "top1_agreement", "max_drop": 0.9}, None, False),
+    ],
+)
+def test_with_confidence_the_whole_interval_decides(
+    limits: dict[str, Any], span: tuple[float, float] | None, holds: bool | None
+) -> None:
+    word, clauses = judged(Gate(**limits, confidence=0.95), span=span)
+    (clause,) = clauses.values()
+    assert clause.holds is holds
+    assert clause.confidence == 0.95
+    assert word == {True: "pass", False: "fail", None: "undecided"}[holds]
+    assert (clause.why is None) == (holds is not None)
+
+
+def test_an_undecided_clause_says_how_many_samples_it_takes() -> None:
+    # 1 point on either side at 400 samples, and half a point to the limit: four times as many
+    clause = judged(Gate(max_drop=1.0, confidence=0.95))[1]["max_drop"]
+    assert clause.samples_needed == 1600
+    assert clause.why is not None and "400 samples cannot tell" in clause.why
+    on_the_limit = judged(Gate(max_drop=0.5, confidence=0.95))[1]["max_drop"]
+    assert on_the_limit.holds is None and on_the_limit.samples_needed is None
+
+
+def test_what_has_no_interval_is_undecided_where_one_is_asked_for() -> None:
+    word, clauses = judged(Gate(max_drop=1.0, confidence=0.9), span=None)
+    assert word == "undecided"
+    assert clauses["max_drop"].confidence == 0.9
+    why = "no interval can be told for top1 on this data: "
+    assert clauses["max_drop"].why == why + "the samples are too few or do not differ, or it does not tell them apart"
+    alike = judged(Gate(max_drop=1.0, confidence=0.9), span=None, p_value=1.0)[1]["max_drop"]
+    assert alike.holds is None and alike.why == why + "the samples do not differ"
+
+
+def test_a_broken_clause_fails_whatever_is_undecided() -> None:
+    gate = {"max_drop": 1.0, "confidence": 0.95}
+    assert judged(Gate(**gate))[0] == "undecided"
+    assert judged(Gate(**gate, on_undecided="fail"))[0] == "fail"
+    assert judged(Gate(**gate, max_size_bytes=249))[0] == "fail"
+    assert judged(Gate(**gate, max_size_bytes=250))[0] == "undecided"
+
+
+def latency(ratio: float, low: float, high: float) -> LatencyFigures:
+    span = Interval(low=low, high=high, method="order_statistics", samples=20)
+    return LatencyFigures(
+        float_ms=4.0, quantized_ms=3.0, float_interval_ms=span, quantized_interval_ms=span, ratio=ratio,
+        ratio_interval=span, verdict="faster", runs=20, batch_size=1, threads=1, load=MachineLoad(cpu_count=1),
+    )  # fmt: skip
+
+
+@each(("limit", "holds"), [(0.9, True), (0.75, None), (0.6, False)])
+def test_latency_timed_in_pairs_is_judged_by_its_interval(limit: float, holds: bool | None) -> None:
+    word, clauses = judged(Gate(max_latency_ratio=limit), latency=latency(0.75, 0.7, 0.8))
+    clause = clauses["max_latency_ratio"]
+    assert (clause.got, clause.holds) == (0.75, holds)
+    assert clause.samples_needed is None
+    assert word == {True: "pass", False: "fail", None: "undecided"}[holds]
+
+
+def test_a_finding_may_leave_nothing_to_say_about_accuracy() -> None:
+    finding = Finding(code="float-model-guesses", severity="critical", message="9 %", undermines_verdict=True)
+    gate = Gate(max_drop=0.1, min_sqnr_db=90.0, max_size_bytes=250, max_latency_ratio=0.9)
+    goal = GateClause(clause="goal", metric="top1", wanted=1.0, got=2.0, holds=False)
+    word, clauses = judged(gate, findings=[finding], further=[goal])
+    assert word == "undecided"
+    assert {name: clause.holds for name, clause in clauses.items()} == {
+        "goal": None, "max_drop": None, "min_sqnr_db": None, "max_size_bytes": True, "max_latency_ratio": True,
+    }  # fmt: skip
+    assert "float-model-guesses" in str(clauses["max_drop"].why)
+    harmless = finding.model_copy(update={"undermines_verdict": False})
+    assert judged(gate, findings=[harmless], further=[goal])[0] == "fail"

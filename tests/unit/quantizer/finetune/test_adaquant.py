@@ -214,7 +214,7 @@ def test_progress_names_the_layer_its_error_and_the_time_left() -> None:
 
     class Listening(SilentRun):
         def progress(
-            self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = ""
+            self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "", **_: Any
         ) -> None:
             if stage == "adaquant":
                 said.append(f"{done}/{total} {unit} {message}")

@@ -91,7 +91,7 @@ def quantized(
     result = quantize_file(folder, model, feeds, chosen)
     found = onnx.load_from_string(result.model)
     onnx.checker.check_model(found, full_check=True)
-    rows = {row.name: row for row in result.report.layers}
+    rows = {name: row for row in result.report.layers for name in row.nodes}
     for node in inspected(model, chosen):
         row = rows[node.name]
         assert (node.activation_reason, node.activation_reason_code) == (

@@ -19,6 +19,7 @@ from service.contracts.errors import CanceledError
 from service.contracts.search import Search, TrialFigures
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, quantize_file, run_onnx, sqnr_db
+from worker.quantizer.evaluation.certainty.evidence import Evidence
 from worker.quantizer.graph.regions import REGION
 from worker.quantizer.precision.autopilot import trials
 from worker.quantizer.precision.autopilot.space import Basis, Chain, chains, variants
@@ -179,7 +180,7 @@ def test_a_search_that_was_broken_off_goes_on_without_repeating(tmp_path: Path, 
 
 def finalist(gap: float, size_bytes: int, latency_ratio: float, parts: tuple[float, ...] = ()) -> Finalist:
     trial = trials.Trial(Basis("b"), (), None, True, False, 0.0)  # type: ignore[arg-type]
-    return Finalist(trial, Measured(gap, gap, parts), size_bytes, latency_ratio)
+    return Finalist(trial, Measured(gap, gap, Evidence.of_means(parts)), size_bytes, latency_ratio)
 
 
 def test_the_pareto_set_holds_what_nothing_beats() -> None:
@@ -223,16 +224,24 @@ def test_where_every_trial_is_lost_the_report_says_why() -> None:
     assert "goal missed: the outputs hold NaN or Inf" in change.summary
 
 
+def labelled(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Samples that the model is right about: of one that guesses nothing is said."""
+    found = samples()
+    decided = run_onnx(model.SerializeToString(), {"x": found["x"]})["y"].argmax(axis=1)
+    return {**found, "labels": decided}
+
+
 def test_the_verdict_is_the_goal_and_the_models_of_the_pareto_set_are_files(tmp_path: Path) -> None:
     step = {"method": "autopilot", "goal": {"kind": "drop", "max_drop": 100.0}, "budget": {"max_trials": 3}}
     settings = parse_config({"preset": "plain", "algorithms": [step]})
-    result = quantize_file(tmp_path, chain_of_convolutions(2), samples(), settings)
+    model = chain_of_convolutions(2)
+    result = quantize_file(tmp_path, model, labelled(model), settings)
     assert result.report.verdict == "pass"
     (outcome,) = result.report.algorithms
     assert outcome.search is not None
     on_front = [trial.file for trial in outcome.search.trials if trial.pareto]
     assert on_front
-    assert [file.filename for file in result.files] == on_front
+    assert [file.filename for file in result.files if file.kind != "samples"] == on_front
     feeds = {"x": samples()["x"]}
     assert run_onnx(result.files[0].content, feeds)["y"].shape == (48, 5)
 
@@ -250,7 +259,8 @@ def test_a_goal_or_budget_that_is_missed_fails(
 ) -> None:
     step = {"method": "autopilot", "goal": goal, "budget": {"max_trials": 3, **budget}}
     settings = parse_config({"preset": "plain", "algorithms": [step]})
-    report = quantize_file(tmp_path, chain_of_convolutions(2), samples(), settings).report
+    model = chain_of_convolutions(2)
+    report = quantize_file(tmp_path, model, labelled(model), settings).report
     assert report.verdict == verdict
     assert [clause.clause for clause in report.gate if not clause.holds] == ([failing] if failing else [])
     assert report.gate[0].got is not None
@@ -319,7 +329,7 @@ def test_what_is_excluded_within_a_region_stays_in_float_whatever_is_tried(tmp_p
     result = quantize_file(tmp_path, model, samples(), settings)
     told = {row.name: row.reason_code for row in result.report.layers}
     assert (told["conv1"], told["conv3"], told["dense"]) == ("excluded", "outside-regions", "outside-regions")
-    for content in (result.model, *(file.content for file in result.files)):
+    for content in (result.model, *(file.content for file in result.files if file.kind != "samples")):
         emitted = onnx.load_from_string(content)
         makers = {name: node.op_type for node in emitted.graph.node for name in node.output}
         nodes = {node.name: node for node in emitted.graph.node}

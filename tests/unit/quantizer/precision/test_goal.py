@@ -12,6 +12,7 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal
+from worker.quantizer.evaluation.certainty.evidence import surely_differ
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.metrics import IDENTICAL_DB, Metrics
 from worker.quantizer.precision.goal import Measured, Referee
@@ -55,8 +56,9 @@ def test_a_larger_gap_is_farther_from_the_goal() -> None:
     for metric, near, far in (("sqnr", 5.0, 90.0), ("l2", 0.9, 1e-6)):
         assert measured(draft, toolkit, metric, near).met
         assert not measured(draft, toolkit, metric, far).met
-        parts = measured(draft, toolkit, metric, near).parts
-        assert all(part > 0 if metric == "sqnr" else part < 0 for part in parts)
+        evidence = measured(draft, toolkit, metric, near).evidence
+        assert evidence is not None and evidence.facts is not None and evidence.facts.samples == 48
+        assert not surely_differ(evidence, evidence)
 
 
 def test_a_divergence_of_what_holds_no_classes_is_refused() -> None:

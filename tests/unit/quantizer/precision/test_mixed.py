@@ -204,7 +204,7 @@ def test_the_whole_pipeline_runs_it(tmp_path) -> None:
     assert outcome.kept
     assert result.report.fidelity.sqnr_db >= 38.0
     assert "goal met" in outcome.summary
-    assert [file.kind for file in result.files] == ["sensitivity_json", "sensitivity_csv"]
+    assert [file.kind for file in result.files] == ["sensitivity_json", "sensitivity_csv", "samples"]
     found = Sensitivity.model_validate_json(result.files[0].content)
     assert found.layers[0].node == "conv2"
 

@@ -1,4 +1,4 @@
-"""The table of layers: every node once, with its reason, and what algorithms gained."""
+"""The table of layers: every node in one row, with its reason, and what algorithms gained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_node_has_one_row(tmp_path: Path) -> None:
     model.graph.output.append(helper.make_tensor_value_info("c", TensorProto.BOOL, None))
     report = quantize_file(tmp_path, model, {"x": normal(6, 4)}).report
     names = [node.name for node in prepare_proto(model)[0].graph.all_nodes()]
-    assert sorted(layer.name for layer in report.layers) == sorted(names)
+    assert sorted(node for layer in report.layers for node in layer.nodes) == sorted(names)
     reasons = {layer.name: layer.reason for layer in report.layers}
     assert reasons["shape"] == "not applicable: its result is int64"
     assert reasons["less"] == "not applicable: its result is bool"
@@ -33,7 +33,8 @@ def test_every_node_has_one_row(tmp_path: Path) -> None:
     codes = {layer.name: layer.reason_code for layer in report.layers}
     assert (codes["shape"], codes["less"], codes["fc"]) == (NOT_APPLICABLE.code, NOT_APPLICABLE.code, None)
     assert report.summary.endswith("3 of 3 nodes quantized.")
-    assert [layer.name for layer in report.layers[:3] if layer.reason is None] == [x.name for x in report.layers[:3]]
+    assert [layer.nodes for layer in report.layers if layer.op.startswith("Gemm")] == [("fc", "act"), ("fc2",)]
+    assert [layer.reason is None for layer in report.layers[:3]] == [True, True, False]
 
 
 def quantized(folder: Path, model: onnx.ModelProto, **settings: object) -> Report:

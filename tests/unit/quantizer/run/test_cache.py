@@ -98,6 +98,28 @@ def test_an_eviction_that_another_process_does_is_left_to_it(tmp_path):
     assert [path.name for path in entries(tmp_path)] == [key_of("3")]
 
 
+def test_a_folder_that_knows_no_locks_keeps_its_limit(tmp_path, monkeypatch):
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(module.fcntl, "flock", no_locks)
+    listener = Listener()
+    cache = Cache(tmp_path, limit_bytes=1500, run=listener)
+    for number in range(5):
+        cache.put(key_of(str(number)), bytes(500))
+    assert sum(path.stat().st_size for path in entries(tmp_path)) <= 1500
+    assert listener.said == []
+
+
+def test_many_small_entries_are_counted_now_and_then_only(tmp_path, monkeypatch):
+    counted = []
+    monkeypatch.setattr(module, "_evict", lambda root, limit, *, keep: counted.append(keep))
+    cache = Cache(tmp_path, limit_bytes=100 * 10 * (HEADER_BYTES + 100))
+    for number in range(31):
+        cache.put(key_of(str(number)), bytes(100))
+    assert len(counted) == 3, "the first, and one for each hundredth of the limit"
+
+
 def test_a_disk_that_refuses_does_not_end_the_run(tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 
 from service.contracts.config import parse_config
 from worker.quantizer.run import checkpoint, sealed
-from worker.quantizer.run.checkpoint import CheckpointStore
+from worker.quantizer.run.cache import Cache
+from worker.quantizer.run.checkpoint import CheckpointStore, Pace, ScopedCheckpoints
 from worker.quantizer.run.identity import content_key, run_identity
 from worker.quantizer.run.interface import SilentRun
 
@@ -149,6 +152,80 @@ def test_the_limit_holds_over_attempts_and_counts_replacements_once(tmp_path):
     assert sum(path.stat().st_size for path in files(tmp_path)) <= room
 
 
+def test_two_attempts_at_once_keep_the_limit_together(tmp_path):
+    """One that lost its job goes on for a while beside its successor."""
+    room = 4 * (100 + sealed.HEADER_BYTES)
+    zombie, successor = (CheckpointStore(tmp_path, ONE, limit_bytes=room) for _ in range(2))
+    for number in range(4):
+        zombie.save(f"z{number}", bytes(100))
+        successor.save(f"s{number}", bytes(100))
+    assert sum(path.stat().st_size for path in files(tmp_path)) == room
+    assert [successor.load(key) is None for key in ("z0", "s0", "z1", "s1", "z2")] == [False] * 4 + [True]
+
+
+def test_two_attempts_that_write_one_entry_at_once_leave_it_whole(tmp_path):
+    stores = [CheckpointStore(tmp_path, ONE) for _ in range(2)]
+
+    def write(store: CheckpointStore) -> None:
+        for _ in range(50):
+            store.save("layer", b"the same" * 1000)
+            assert store.load("layer") == b"the same" * 1000
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(write, store) for store in stores]:
+            done.result()
+    assert len(files(tmp_path)) == 1
+
+
+def test_what_is_shared_is_found_by_other_jobs_of_the_tenant_and_the_rest_is_not(tmp_path):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+
+    def store(folder: str | None, identity: str = ONE, scope: str = "tenant") -> CheckpointStore:
+        place = None if folder is None else tmp_path / folder
+        return CheckpointStore(place, identity, shared=Cache(tmp_path / "cache", scope=scope))
+
+    content = content_key("ranking", "of a network")
+    first = store("first")
+    first.save("layer", b"integers", shared=True)
+    first.save("epoch 3", b"weights")
+    first.keep(content, b"ranking")
+    first.keep(content_key("half a pass"), b"half", shared=False)
+    for other in (store("second"), store(None)):
+        assert (other.load("layer"), other.load("epoch 3")) == (b"integers", None)
+        assert (other.find(content), other.find(content_key("half a pass"))) == (b"ranking", None)
+    assert (store("second", OTHER).load("layer"), store("second", OTHER).find(content)) == (None, b"ranking")
+    stranger = store("second", scope="another tenant")
+    assert (stranger.load("layer"), stranger.find(content)) == (None, None)
+    assert [path.name for path in (tmp_path / "second").rglob("*") if path.is_file()] == []
+    scoped = ScopedCheckpoints(first, "recipe ")
+    assert (scoped.load("layer"), scoped.find(content)) == (None, b"ranking")
+
+
+def test_what_cannot_be_decoded_is_told_and_not_used(tmp_path):
+    listener = Listener()
+    store = CheckpointStore(tmp_path, ONE, run=listener)
+    store.save("facts", b"[1")
+    assert store.load_as("facts", json.loads) is None
+    assert [level for level, message in listener.said if "'facts'" in message] == ["warning"]
+    store.save("facts", b"[1]")
+    assert store.load_as("facts", json.loads) == [1]
+
+
+def test_saving_takes_no_more_than_its_share_of_the_time():
+    now = [100.0]
+    pace = Pace(0.1, first_seconds=5.0, clock=lambda: now[0])
+    assert not pace.is_due
+    now[0] = 105.0
+    assert pace.is_due
+    now[0] = 107.0
+    pace.spent(105.0)
+    now[0] = 124.9
+    assert not pace.is_due, "two seconds are a tenth of twenty"
+    now[0] = 125.0
+    assert pace.is_due
+
+
 def test_a_disk_that_refuses_does_not_end_the_run(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -161,6 +238,45 @@ def test_a_disk_that_refuses_does_not_end_the_run(tmp_path, monkeypatch):
     assert store.load("a") is None
     assert listener.said == [("warning", "checkpoints cannot be kept: No space left on device")]
     assert files(tmp_path) == []
+    words = "pieces of finished work that could not be kept for another attempt"
+    assert store.notes == (f"{words}: 2 (No space left on device)",)
+    monkeypatch.undo()
+    ScopedCheckpoints(store, "a").save("", b"1")
+    assert store.notes == (f"{words}: 1 (No space left on device)",)
+    store.save("b", b"1")
+    assert store.notes == ScopedCheckpoints(store, "scope").notes == ()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_with_no_room_for_the_run_itself_ends_it_at_once(tmp_path, monkeypatch, number):
+    """What it finished from then on could be kept nowhere, and its result could not be written."""
+
+    def full(*_: object) -> None:
+        raise OSError(number, "No space left on device")
+
+    listener = Listener()
+    store = CheckpointStore(tmp_path, ONE, run=listener)
+    store.save("a", b"1")
+    with monkeypatch.context() as context:
+        context.setattr(sealed.os, "fsync", full)
+        context.setattr(checkpoint, "_ROOM_BYTES", 2**80)
+        with pytest.raises(OSError, match="No space left"):
+            store.save("b", b"1")
+        with pytest.raises(OSError, match="No space left"):
+            store.keep(content_key("b"), b"1")
+    assert listener.said == []
+    assert (store.load("a"), store.load("b")) == (b"1", None)
+
+
+def test_another_fault_of_the_checkpoints_disk_never_ends_the_run(tmp_path, monkeypatch):
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    store = CheckpointStore(tmp_path, ONE)
+    monkeypatch.setattr(checkpoint, "_ROOM_BYTES", 2**80)
+    monkeypatch.setattr(sealed.os, "fsync", broken)
+    store.save("a", b"1")
+    assert "Input/output error" in store.notes[0]
 
 
 def test_without_a_folder_nothing_is_kept():
@@ -175,6 +291,7 @@ def test_a_folder_that_is_gone_does_not_end_the_run(tmp_path):
     store.save("a", b"1")
     assert store.load("a") is None
     assert [level for level, message in listener.said] == ["warning"]
+    assert "No such file" in store.notes[0]
 
 
 def test_what_killed_writers_left_is_removed_once_it_is_old(tmp_path, monkeypatch):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+
 import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto
 
 from service.contracts.errors import EngineError, UnsupportedModelError
+from tests.support.source import trees
 from tests.unit.quantizer.toolbox import make_model, normal, quantize_file
-from worker.quantizer.runtime.session import Session
+from worker.quantizer.runtime.session import Session, session_options
 
 
 def test_bfloat16_goes_in_and_comes_out() -> None:
@@ -48,3 +51,27 @@ def test_a_model_that_the_runtime_does_not_know_is_refused() -> None:
     model = make_model("(float[N] x) => (float[N] y) { y = NoSuchOperator(x) }")
     with pytest.raises(UnsupportedModelError, match="NoSuchOperator"):
         Session(model.SerializeToString(), threads=1)
+
+
+def test_no_session_spins_while_it_waits() -> None:
+    """One place makes the options of all sessions, and says so there."""
+    entry = session_options(2, optimized=True).get_session_config_entry("session.intra_op.allow_spinning")
+    assert entry == "0"
+    makers = [
+        name
+        for name, tree in trees("quantmill", "worker").items()
+        if any(isinstance(node, ast.Attribute | ast.Name) and named(node) == "SessionOptions" for node in tree)
+    ]
+    assert makers == ["worker/quantizer/runtime/session.py"]
+    sessions = {
+        name: call
+        for name, tree in trees("quantmill", "worker").items()
+        for call in tree
+        if isinstance(call, ast.Call) and named(call.func) == "InferenceSession"
+    }
+    assert len(sessions) > 2
+    assert [name for name, call in sessions.items() if len(call.args) < 2] == [], "a session without options"
+
+
+def named(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

@@ -20,6 +20,7 @@ from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import LinearNode, UnsupportedLayerError, product_view
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.run.interface import Run
 from worker.quantizer.walk import Visit, Walk
 
 # Steps to the fixed point: Newton's, or halves of what is left where those lead too far.
@@ -49,19 +50,21 @@ class Sample:
     found: np.ndarray
 
 
-def correct_by_walking(walk: Walk, places: Mapping[str, Place], left: dict[str, str]) -> Iterator[str]:
+def correct_by_walking(walk: Walk, places: Mapping[str, Place], left: dict[str, str], run: Run) -> Iterator[str]:
     """Correct the biases of the walk's plan, layer after layer; yields the name of each corrected node.
 
     Args:
         walk: not begun.
         places: where corrections go, by node name.
         left: takes the names of layers that cannot be measured, with the reason.
+        run: told of progress.
 
     Raises:
         EngineError: onnxruntime failed.
         CanceledError: the run was canceled.
     """
     for visit in walk.visits():
+        run.progress("bias_correction", visit.index, visit.total, "layers", visit.name)
         place = places.get(visit.name)
         weight = walk.parameters.of(visit.node, 1)
         if place is None or weight is None:

@@ -45,7 +45,7 @@ class BiasCorrectionStep(Step[BiasCorrection]):
         plan, notes = places.draft.plan.copy(), list[str]()
         if self.spec.mode == "full":
             with Walk(places.draft.prepared, plan, Feed.of(toolkit, samples=self.spec.data_size)) as walk:
-                nodes = list(correct_by_walking(walk, places.found, places.left))
+                nodes = list(correct_by_walking(walk, places.found, places.left, toolkit.services.run))
                 notes = walk.notes
         else:
             nodes = _correct_in_closed_form(places, Parameters(places.draft.graph, plan), self._means(draft))

@@ -38,6 +38,9 @@ SCALES_CHANNELS = declare(
 NO_PRODUCT = declare("no-product-to-smooth", "there is no quantized MatMul or Gemm with a constant weight")
 ALL_LEFT_ALONE = declare("all-tensors-left-alone", "no tensor could be smoothed")
 
+# Share of the step's time that the search for scales takes; the rest is a new calibration.
+_SEARCH = 0.9
+
 
 class SmoothQuantStep(Step[SmoothQuant]):
     """Moves scale from activations into weights; see ``search`` for how much and ``folding`` for where it goes."""
@@ -56,8 +59,10 @@ class SmoothQuantStep(Step[SmoothQuant]):
         smoother = _Smoother(model.graph, draft.plan, self._seen(draft, toolkit))
         outcome = _Outcome()
         facts = draft.prepared.facts
-        for site in find_sites(model.graph, draft.plan, facts.smoothed):
-            toolkit.services.run.check()
+        run, sites = toolkit.services.run, find_sites(model.graph, draft.plan, facts.smoothed)
+        for k, site in enumerate(sites):
+            run.check()
+            run.progress(self.method, k, len(sites), "tensors", site.tensor, share=_SEARCH * k / len(sites))
             refusal = self._refusal(site) or smoother.smooth(site, self.spec.alpha, outcome)
             if refusal is not None:
                 outcome.left[site.tensor] = refusal

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from worker.quantizer.data import Batch
+from worker.quantizer.evaluation.certainty.contributions import Hits
 from worker.quantizer.evaluation.metrics.classes import ranks
 from worker.quantizer.evaluation.metrics.distances import class_scores
 
@@ -21,8 +22,7 @@ class Accuracy:
 
     def __init__(self) -> None:
         self.fits = True  # as long as the first output classifies what the labels speak of
-        self._hits = {1: 0, 5: 0}
-        self._total = 0
+        self._hits = {"top1": Hits(), "top5": Hits()}
         self._has_top5 = False
 
     def take(self, batch: Batch, outputs: Mapping[str, Any]) -> None:
@@ -34,24 +34,26 @@ class Accuracy:
     def update(self, output: np.ndarray, labels: np.ndarray) -> bool:
         """Take in one batch; False if the output is no classification of the labels."""
         if output.dtype.kind in "iu" and output.size == labels.size:
-            self._hits[1] += int((output.reshape(-1) == labels).sum())
+            found = {"top1": output.reshape(-1) == labels}
         else:
             scores = class_scores(output)
             if scores is None or scores.ndim != 2 or scores.shape[0] != labels.size or labels.max() >= scores.shape[1]:
                 return False
             rank = ranks(scores, labels)
-            for k in self._hits:
-                self._hits[k] += int((rank < k).sum())
+            found = {"top1": rank < 1, "top5": rank < 5}
             self._has_top5 = scores.shape[1] > 5
-        self._total += labels.size
+        for name, hit in found.items():
+            self._hits[name].add(np.stack([hit, np.ones_like(hit)], axis=1).astype(np.uint8), samples=labels.size)
         return True
 
     @property
     def metrics(self) -> dict[str, float]:
         """In percent: top1, and top5 where there are more than five classes."""
-        if not self._total or not self.fits:
+        return {name: hits.value for name, hits in self.contributions.items()}
+
+    @property
+    def contributions(self) -> dict[str, Hits]:
+        """Which samples are right, by name of the metric."""
+        if not self._hits["top1"].units or not self.fits:
             return {}
-        found = {"top1": 100.0 * self._hits[1] / self._total}
-        if self._has_top5:
-            found["top5"] = 100.0 * self._hits[5] / self._total
-        return found
+        return {name: hits for name, hits in self._hits.items() if name == "top1" or self._has_top5}

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from worker.quantizer.evaluation.certainty.contributions import Contributions
+
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
@@ -70,6 +72,11 @@ class Meter(ABC):
         """Figures behind the value, such as one per class."""
         return {}
 
+    @property
+    def contributions(self) -> Contributions | None:
+        """What each sample adds to the value; None if nobody can tell."""
+        return None
+
     def check(self, labels: Arrays) -> None:  # noqa: B027 - most take any labels
         """Look at labels alone, after a first batch, so that bad ones are found before any work is done.
 
@@ -92,6 +99,12 @@ def fitted(labels: Array, shape: tuple[int, ...], place: str, what: str) -> Arra
     if squeezed(labels.shape) != squeezed(shape):
         raise UnfitError(place, f"labels have shape {list(labels.shape)}, but {what} {list(shape)}")
     return labels.reshape(shape)
+
+
+def by_sample(values: Array, samples: int) -> Array:
+    """Values as [samples, ...], or as [1, ...] where their first axis is not that of samples."""
+    whole = values.ndim and samples and len(values) == samples
+    return values.reshape(samples, -1) if whole else values.reshape(1, -1)
 
 
 def parts(rows: int, width: int) -> Iterator[slice]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from service.contracts.metrics import F1, ClassMetric, MeanIoU, PerClassAccuracy, Precision, TopKMetric
 from service.contracts.metrics.classes import CountedMetric
+from worker.quantizer.evaluation.certainty.contributions import CountSums, Hits, Sums, quotients
 from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, fitted, parts
 from worker.quantizer.evaluation.metrics.distances import class_scores
 
 # Class numbers beyond this are none.
 _MOST_CLASSES = 1_000_000
+# What is counted per class and sample.
+_LABELLED, _DECIDED, _HIT = range(3)
 
 
 def scores_last(output: Array, class_axis: int | None) -> Array | None:
@@ -44,9 +49,14 @@ def ranks(scores: Array, labels: Array) -> Array:
 
 
 class ClassCounts:
-    """Per class: how often it was labelled, decided for, and both."""
+    """Per class: how often it was labelled, decided for, and both; and what each sample adds to that.
 
-    def __init__(self) -> None:
+    Args:
+        share: the metric in percent of counts labelled, decided and hit, each [set, class]; NaN where undefined.
+    """
+
+    def __init__(self, share: Callable[[Array, Array, Array], Array]) -> None:
+        self.sums = CountSums(lambda sums: share(*_by_kind(sums)))
         self.labelled = np.zeros(0, np.int64)
         self.decided = np.zeros(0, np.int64)
         self.hit = np.zeros(0, np.int64)
@@ -60,19 +70,60 @@ class ClassCounts:
                 np.concatenate([old, room]) for old in (self.labelled, self.decided, self.hit)
             )
 
-    def add(self, decided: Array, labels: Array) -> None:
-        """Count decisions [rows] for labels [rows]; a negative decision is for no class."""
+    def add(self, decided: Array, labels: Array, owners: Array, *, units: int, samples: int) -> None:
+        """Count decisions [rows] for labels [rows]; a negative decision is for no class.
+
+        Args:
+            decided: class numbers.
+            labels: class numbers.
+            owners: the unit of each row: its sample within the batch, or 0 where samples cannot be told apart.
+            units: of the batch.
+            samples: of the batch.
+        """
         self.grow(1 + int(max(labels.max(initial=-1), decided.max(initial=-1))))
         size = len(self.labelled)
         self.labelled += np.bincount(labels, minlength=size)
         self.decided += np.bincount(decided[decided >= 0], minlength=size)
         self.hit += np.bincount(labels[decided == labels], minlength=size)
+        kinds = ((labels, slice(None), _LABELLED), (decided, decided >= 0, _DECIDED), (labels, decided == labels, _HIT))
+        keys = np.concatenate([numbers[chosen] * 3 + kind for numbers, chosen, kind in kinds])
+        places = np.concatenate([owners[chosen] for _, chosen, _ in kinds])
+        self.sums.add(*_counted(places, keys, 3 * size), size=units, samples=samples)
+
+    def add_counts(self, labelled: Array, decided: Array, hit: Array, *, samples: int) -> None:
+        """Add counts [unit, class]; a unit is a sample, or the whole batch."""
+        self.grow(labelled.shape[1])
+        self.labelled += labelled.sum(axis=0)
+        self.decided += decided.sum(axis=0)
+        self.hit += hit.sum(axis=0)
+        counts = np.stack([labelled, decided, hit], axis=2).reshape(len(labelled), -1)
+        units, keys = np.nonzero(counts)
+        self.sums.add(units, keys, counts[units, keys], size=len(counts), samples=samples)
 
     @property
     def occurring(self) -> Array:
         """True for classes in labels or decisions."""
         seen: Array = (self.labelled + self.decided) > 0
         return seen
+
+
+def _by_kind(sums: Array) -> tuple[Array, Array, Array]:
+    """Labelled, decided and hit, each [set, class], of sums by key [set, k]."""
+    filled = np.pad(sums, ((0, 0), (0, -sums.shape[1] % 3))).reshape(len(sums), -1, 3)
+    return filled[..., _LABELLED], filled[..., _DECIDED], filled[..., _HIT]
+
+
+def _counted(units: Array, keys: Array, size: int) -> tuple[Array, Array, Array]:
+    """Units, keys and counts of the pairs that occur, of one pair per row; keys are below ``size``."""
+    codes = units * size + keys
+    room = (int(units.max(initial=0)) + 1) * size
+    if room <= 8 * len(codes):  # faster where there are many rows
+        counts = np.bincount(codes, minlength=room)
+        known = np.flatnonzero(counts)
+        counts = counts[known]
+    else:
+        known, counts = np.unique(codes, return_counts=True)
+    return known // size, known % size, counts
 
 
 class ClassMeter(Meter):
@@ -86,6 +137,8 @@ class ClassMeter(Meter):
         self._ignored = metric.ignore_index
         self._axis = metric.class_axis
         self._classes: int | None = None
+        # Samples of the last batch that can be told apart, and which of them each of its rows belongs to.
+        self._units, self._owners = 0, np.zeros(0, np.int64)
 
     def rows(self, seen: Seen) -> tuple[Array | None, Array, Array]:
         """Scores [rows, class] (None for an output of class numbers), decisions [rows] and labels [rows]."""
@@ -103,6 +156,9 @@ class ClassMeter(Meter):
             decided = np.where(np.isnan(scores).any(axis=-1), -1, scores.argmax(axis=-1))
             scores = scores.reshape(-1, scores.shape[-1])
         flat, kept = self._kept(labels)
+        apart = seen.samples and labels.ndim and len(labels) == seen.samples
+        self._units = seen.samples if apart else 1
+        self._owners = np.repeat(np.arange(self._units), kept.size // max(self._units, 1))[kept]
         decided = decided.reshape(-1)[kept]
         if decided.max(initial=0) >= _MOST_CLASSES:
             raise UnfitError("output", f"it holds class number {decided.max()}")
@@ -134,6 +190,7 @@ class TopK(ClassMeter):
         self._reduce = metric.reduce if isinstance(metric, PerClassAccuracy) else None
         self._hits = np.zeros(0, np.int64)
         self._totals = np.zeros(0, np.int64)
+        self._sums = Hits() if self._reduce is None else CountSums(self._of_classes)
 
     def update(self, seen: Seen) -> None:
         """Take in one batch."""
@@ -145,6 +202,29 @@ class TopK(ClassMeter):
         grown = (0, size - len(self._totals))
         self._totals = np.pad(self._totals, grown) + np.bincount(labels, minlength=size)
         self._hits = np.pad(self._hits, grown) + np.bincount(labels[hit], minlength=size)
+        if isinstance(self._sums, Hits):
+            found = [np.bincount(owners, minlength=self._units) for owners in (self._owners[hit], self._owners)]
+            columns = np.stack(found, axis=1)
+            small = columns.max(initial=0) <= 1
+            self._sums.add(columns.astype(np.uint8) if small else columns, samples=seen.samples)
+        else:
+            units, keys = np.concatenate([self._owners, self._owners[hit]]), np.concatenate([labels, labels[hit]]) * 2
+            keys[len(labels) :] += 1
+            self._sums.add(*_counted(units, keys, 2 * size), size=self._units, samples=seen.samples)
+
+    @property
+    def contributions(self) -> Sums:
+        """Hits and labels by sample, per class where the value is made of classes."""
+        return self._sums
+
+    def _of_classes(self, sums: Array) -> Array:
+        """The value of labels and hits by class, in turn [set, 2 class]."""
+        filled = np.pad(sums, ((0, 0), (0, sums.shape[1] % 2)))
+        shares = 100.0 * quotients(filled[:, 1::2], filled[:, 0::2])
+        if self._reduce == "worst":
+            worst: Array = np.where(np.isnan(shares), np.inf, shares).min(axis=1, initial=np.inf)
+            return worst
+        return _mean_of_known(shares)
 
     def value(self) -> float | None:
         """In percent; None without a label."""
@@ -168,17 +248,30 @@ class TopK(ClassMeter):
         }
 
 
+def _mean_of_known(shares: Array) -> Array:
+    """Mean of each row [set, class] over what is not NaN; NaN without any."""
+    known = ~np.isnan(shares)
+    return quotients(np.where(known, shares, 0.0).sum(axis=1), known.sum(axis=1))
+
+
 class IntersectionOverUnion(ClassMeter):
     """Mean over classes of hits / (labelled + decided - hits), in percent."""
 
     def __init__(self, metric: MeanIoU) -> None:
         super().__init__(metric)
-        self._counts = ClassCounts()
+        self._counts = ClassCounts(
+            lambda labelled, decided, hit: 100.0 * _mean_of_known(quotients(hit, labelled + decided - hit))
+        )
 
     def update(self, seen: Seen) -> None:
         """Take in one batch."""
         _, decided, labels = self.rows(seen)
-        self._counts.add(decided, labels)
+        self._counts.add(decided, labels, self._owners, units=self._units, samples=seen.samples)
+
+    @property
+    def contributions(self) -> Sums:
+        """Counts by class and sample."""
+        return self._counts.sums
 
     def value(self) -> float | None:
         """In percent; None without a label."""
@@ -200,13 +293,13 @@ class FScore(ClassMeter):
     def __init__(self, metric: CountedMetric) -> None:
         super().__init__(metric)
         self._metric = metric
-        self._counts = ClassCounts()
+        self._counts = ClassCounts(self._of_counts)
 
     def update(self, seen: Seen) -> None:
         """Take in one batch."""
         if self._metric.threshold is None:
             _, decided, labels = self.rows(seen)
-            self._counts.add(decided, labels)
+            self._counts.add(decided, labels, self._owners, units=self._units, samples=seen.samples)
         else:
             self._add_yes_or_no(seen, self._metric.threshold)
 
@@ -235,10 +328,11 @@ class FScore(ClassMeter):
         if self._ignored is not None:
             counted = labels != self._ignored
         wanted, decided, counted = (self._columns(array) for array in (wanted, decided, counted))
-        self._counts.grow(wanted.shape[1])
-        self._counts.labelled += (wanted & counted).sum(axis=0)
-        self._counts.decided += (decided & counted).sum(axis=0)
-        self._counts.hit += (wanted & decided & counted).sum(axis=0)
+        apart = seen.samples and output.ndim and len(output) == seen.samples
+        shape = (seen.samples if apart else 1, -1, wanted.shape[1])
+        counts = (wanted & counted, decided & counted, wanted & decided & counted)
+        labelled, made, hit = (array.reshape(shape).sum(axis=1) for array in counts)
+        self._counts.add_counts(labelled, made, hit, samples=seen.samples)
 
     def _columns(self, array: Array) -> Array:
         """As [rows, class]; one class if there is no class axis."""
@@ -278,6 +372,30 @@ class FScore(ClassMeter):
             f"class {k}": self._share(int(counts.hit[k]), int(counts.decided[k]), int(counts.labelled[k]))
             for k in np.flatnonzero(counts.occurring)
         }
+
+    @property
+    def contributions(self) -> Sums:
+        """Counts by class and sample."""
+        return self._counts.sums
+
+    def _of_counts(self, labelled: Array, decided: Array, hit: Array) -> Array:
+        """The value of counts [set, class]."""
+        metric = self._metric
+        occurs: Array = np.asarray((labelled + decided) > 0)
+        if metric.positive_class is not None:
+            chosen = slice(metric.positive_class, metric.positive_class + 1)
+            labelled, decided, hit, occurs = (array[:, chosen] for array in (labelled, decided, hit, occurs))
+        elif metric.average == "micro":
+            labelled, decided, hit = (array.sum(axis=1, keepdims=True) for array in (labelled, decided, hit))
+            occurs = np.asarray(occurs.any(axis=1, keepdims=True))
+        if isinstance(metric, F1):
+            above, below = 2.0 * hit, decided + labelled
+        else:
+            above, below = hit, decided if isinstance(metric, Precision) else labelled
+        shares = np.where(occurs, np.nan_to_num(100.0 * quotients(above, below)), np.nan)
+        if metric.positive_class is None and metric.average == "weighted":
+            return quotients((np.nan_to_num(shares) * labelled).sum(axis=1), labelled.sum(axis=1))
+        return _mean_of_known(shares)
 
     def _share(self, hit: int, decided: int, labelled: int) -> float:
         if isinstance(self._metric, F1):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from service.contracts.metrics import MeanAveragePrecision
+from worker.quantizer.evaluation.certainty.contributions import Remade
 from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitError
 
 _RECALLS = np.linspace(0.0, 1.0, 101)
@@ -14,11 +15,29 @@ _RECALLS = np.linspace(0.0, 1.0, 101)
 
 @dataclass
 class _Class:
-    """What is kept of one class: a score per detection, whether it is right at each overlap, and the true boxes."""
+    """What is kept of one class, by samples that hold it.
+
+    Attributes:
+        scores: one per detection.
+        right: whether each is right at each overlap [overlap, detection].
+        boxes: how many true ones there are.
+        samples: their numbers.
+    """
 
     scores: list[Array] = field(default_factory=list)
     right: list[Array] = field(default_factory=list)
-    boxes: int = 0
+    boxes: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+
+    def without(self, left_out: Array) -> _Class:
+        """The same without some of all samples [sample]."""
+        kept = [place for place, number in enumerate(self.samples) if not left_out[number]]
+        return _Class(
+            [self.scores[place] for place in kept],
+            [self.right[place] for place in kept],
+            [self.boxes[place] for place in kept],
+            [self.samples[place] for place in kept],
+        )
 
 
 class AveragePrecision(Meter):
@@ -28,6 +47,17 @@ class AveragePrecision(Meter):
         self._metric = metric
         self._overlaps = np.array(metric.overlaps)
         self._classes: dict[int, _Class] = {}
+        self._samples = 0
+
+    @property
+    def contributions(self) -> Remade:
+        """Made anew from the detections that are kept."""
+
+        def without(left_out: Array) -> float:
+            found = _precisions({number: kept.without(left_out) for number, kept in self._classes.items()})
+            return _mean(found) if found else np.nan
+
+        return Remade(self._samples, without)
 
     def update(self, seen: Seen) -> None:
         """Take in one batch."""
@@ -36,24 +66,26 @@ class AveragePrecision(Meter):
             for number in np.union1d(classes, true_classes).tolist():
                 mine, wanted = classes == number, true_boxes[true_classes == number]
                 self._add(self._classes.setdefault(number, _Class()), boxes[mine], scores[mine], wanted)
+            self._samples += 1
 
     def _add(self, kept: _Class, boxes: Array, scores: Array, wanted: Array) -> None:
         order = np.argsort(-scores, kind="stable")[: self._metric.max_detections]
-        kept.boxes += len(wanted)
+        kept.boxes.append(len(wanted))
+        kept.samples.append(self._samples)
         kept.scores.append(scores[order])
         kept.right.append(match(overlaps_of(boxes[order], wanted), self._overlaps))
 
     def value(self) -> float | None:
         """In percent; None if the labels hold no box."""
-        found = self._precisions()
+        found = _precisions(self._classes)
         if not found:
             self.undefined = "the labels hold no box"
             return None
-        return 100.0 * float(np.mean([precisions for precisions, _ in found.values()]))
+        return _mean(found)
 
     def details(self) -> dict[str, float]:
         """AP at 0.5 and 0.75 where asked for, average recall, and AP per class; in percent."""
-        found = self._precisions()
+        found = _precisions(self._classes)
         if not found:
             return {}
         told = {}
@@ -65,13 +97,19 @@ class AveragePrecision(Meter):
         told |= {f"class {number}": float(precisions.mean()) for number, (precisions, _) in sorted(found.items())}
         return {word: 100.0 * value for word, value in told.items()}
 
-    def _precisions(self) -> dict[int, tuple[Array, Array]]:
-        """Average precision and recall at each overlap, by class that occurs in the labels."""
-        return {
-            number: average_precision(np.concatenate(kept.scores), np.concatenate(kept.right, axis=1), kept.boxes)
-            for number, kept in self._classes.items()
-            if kept.boxes
-        }
+
+def _precisions(classes: dict[int, _Class]) -> dict[int, tuple[Array, Array]]:
+    """Average precision and recall at each overlap, by class that occurs in the labels."""
+    return {
+        number: average_precision(np.concatenate(kept.scores), np.concatenate(kept.right, axis=1), sum(kept.boxes))
+        for number, kept in classes.items()
+        if sum(kept.boxes)
+    }
+
+
+def _mean(found: dict[int, tuple[Array, Array]]) -> float:
+    """Mean of the average precisions in percent."""
+    return 100.0 * float(np.mean([precisions for precisions, _ in found.values()]))
 
 
 def average_precision(scores: Array, right: Array, boxes: int) -> tuple[Array, Array]:

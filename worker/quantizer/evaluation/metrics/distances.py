@@ -10,9 +10,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from worker.quantizer.evaluation.metrics.base import parts
+from worker.quantizer.evaluation.certainty.contributions import DenseSums, Hits, quotients
+from worker.quantizer.evaluation.metrics.base import by_sample, parts
 
 IDENTICAL_DB = 200.0
+# What scores with NaN decide for.
+_UNDECIDED = -1
+_SUM_TOLERANCE = 1e-3
 
 
 class Distance:
@@ -40,6 +44,11 @@ class Distance:
         self._peak = max(self._peak, float(x.max(initial=0.0)), -float(x.min(initial=0.0)))
         self._count += x.size
         return True
+
+    @property
+    def peak(self) -> float:
+        """Largest |x|."""
+        return self._peak
 
     @property
     def is_undefined(self) -> bool:
@@ -90,6 +99,49 @@ class Distance:
         return max(-1.0, min(1.0, self._dot / math.sqrt(product))) if product else 0.0
 
 
+def power_sums(reference: np.ndarray, twin: np.ndarray, samples: int) -> np.ndarray:
+    """What each sample adds to a distance: sums of x^2, (x - x~)^2, x~^2, x x~ and 1, float64 [samples, 5].
+
+    One row where the first axis is not that of samples.
+    """
+    x, y = (by_sample(array.astype(np.float64, copy=False), samples) for array in (reference, twin))
+    pairs = ((x, x), (x - y, x - y), (y, y), (x, y))
+    columns = [np.einsum("ij,ij->i", a, b) for a, b in pairs]
+    return np.stack([*columns, np.full(len(x), float(x.shape[1]))], axis=1)
+
+
+def sqnr_of(sums: np.ndarray) -> np.ndarray:
+    """SQNR in dB of power sums [set, 5]; NaN if not finite."""
+    return _over_noise_db(sums[:, 0], sums[:, 1])
+
+
+def psnr_of(sums: np.ndarray, peak: float) -> np.ndarray:
+    """PSNR in dB of power sums [set, 5], by the peak of all samples."""
+    return _over_noise_db(peak**2 * sums[:, 4], sums[:, 1])
+
+
+def cosine_of(sums: np.ndarray) -> np.ndarray:
+    """Cosine of power sums [set, 5]; NaN where x is all zero."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.clip(sums[:, 3] / np.sqrt(sums[:, 0] * sums[:, 2]), -1.0, 1.0)
+    wiped_out = np.where((sums[:, 2] == 0.0) & (sums[:, 0] > 0.0), 0.0, found)
+    same: np.ndarray = np.where(sums[:, 1] == 0.0, 1.0, wiped_out)
+    return same
+
+
+def l2_of(sums: np.ndarray) -> np.ndarray:
+    """||x - x~|| / ||x|| of power sums [set, 5]; NaN where x alone is all zero."""
+    found: np.ndarray = np.where(sums[:, 1] == 0.0, 0.0, np.sqrt(quotients(sums[:, 1], sums[:, 0])))
+    return found
+
+
+def _over_noise_db(power: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.clip(10.0 * np.log10(power / noise), -IDENTICAL_DB, IDENTICAL_DB)
+    same: np.ndarray = np.where(noise == 0.0, IDENTICAL_DB, found)
+    return same
+
+
 class Distances:
     """The distances of all outputs of floats, by name."""
 
@@ -114,33 +166,51 @@ class Agreement:
     """Share of positions where two outputs decide alike: equal arg max over the classes, or equal integers."""
 
     def __init__(self) -> None:
-        self._equal = 0
-        self._total = 0
+        self.hits = Hits()
+        self._of_floats = False
 
-    def update(self, reference: np.ndarray, twin: np.ndarray) -> bool:
-        """Take in one batch of outputs of the same shape; False if they decide nothing."""
+    def update(self, reference: np.ndarray, twin: np.ndarray, samples: int | None = None) -> bool:
+        """Take in one batch of outputs of the same shape; False if they decide nothing.
+
+        Args:
+            reference: of the float model.
+            twin: of the other one.
+            samples: there are in it; None: as many as the first axis is long.
+        """
         x, y = decisions(reference), decisions(twin)
         if x is None or y is None:
             return False
-        self._equal += int((x == y).sum())
-        self._total += x.size
+        samples = samples if samples is not None else (len(x) if x.ndim else 1)
+        equal = by_sample((x == y) & (x != _UNDECIDED) if reference.dtype.kind == "f" else x == y, samples)
+        columns = np.stack([equal.sum(axis=1), np.full(len(equal), equal.shape[1])], axis=1)
+        self.hits.add(columns.astype(np.uint8) if equal.shape[1] == 1 else columns, samples=samples)
+        self._of_floats = reference.dtype.kind == "f"
         return True
+
+    def only_integers(self) -> bool:
+        """Forget what was taken for class scores and, as is known now, is none; False if it was not so taken."""
+        if self._of_floats:
+            self.hits = Hits()
+        return self._of_floats
 
     @property
     def percent(self) -> float | None:
         """In percent; None where the output decides nothing."""
-        return 100.0 * self._equal / self._total if self._total else None
+        value = self.hits.value
+        return value if math.isfinite(value) else None
 
 
 def decisions(output: np.ndarray) -> np.ndarray | None:
-    """Arg max over the class axis of float scores, integers and booleans as they are; None for anything else."""
+    """Arg max over the class axis of float scores (-1 with NaN), integers and booleans as they are; else None."""
     if output.dtype.kind in "iub":
         return output
     scores = class_scores(output)
     if scores is None:
         return None
-    winners: np.ndarray = scores.argmax(axis=1 if scores.ndim > 3 else -1)  # maps are [n, class, height, width]
-    return winners
+    axis = 1 if scores.ndim > 3 else -1  # maps are [n, class, height, width]
+    winners: np.ndarray = scores.argmax(axis=axis)
+    undefined = np.isnan(scores).any(axis=axis)
+    return np.where(undefined, _UNDECIDED, winners) if undefined.any() else winners
 
 
 def class_scores(output: np.ndarray) -> np.ndarray | None:
@@ -156,27 +226,30 @@ class Divergence:
     """Mean Kullback-Leibler divergence of the soft-maxed rows, sum p log(p / p~), in nats."""
 
     def __init__(self) -> None:
-        self._sum = 0.0
-        self._rows = 0
+        self.sums = DenseSums(lambda sums: np.maximum(quotients(sums[:, 0], sums[:, 1]), 0.0))
 
-    def update(self, reference: np.ndarray, twin: np.ndarray) -> bool:
-        """Take in one batch of outputs of the same shape; False if they hold no class scores."""
+    def update(self, reference: np.ndarray, twin: np.ndarray, samples: int | None = None) -> bool:
+        """Take in one batch of outputs of the same shape, of so many samples; False if they hold no class scores."""
         x, y = class_scores(reference), class_scores(twin)
         if x is None or y is None:
             return False
         if x.ndim > 3:
             x, y = np.moveaxis(x, 1, -1), np.moveaxis(y, 1, -1)
+        shape, samples = x.shape[:-1], len(x) if samples is None else samples
         x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+        found = np.empty(len(x))
         for part in parts(*x.shape):
             log_p, log_q = log_softmax(x[part]), log_softmax(y[part])
-            self._sum += float((np.exp(log_p) * (log_p - log_q)).sum())
-        self._rows += len(x)
+            found[part] = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
+        rows = by_sample(found.reshape(shape), samples)
+        self.sums.add(np.stack([rows.sum(axis=1), np.full(len(rows), rows.shape[1])], axis=1), samples=samples)
         return True
 
     @property
     def nats(self) -> float | None:
         """None before the first row or if not finite."""
-        return max(0.0, self._sum / self._rows) if self._rows and math.isfinite(self._sum) else None
+        value = self.sums.value
+        return value if math.isfinite(value) else None
 
 
 def log_softmax(rows: np.ndarray) -> np.ndarray:
@@ -185,3 +258,8 @@ def log_softmax(rows: np.ndarray) -> np.ndarray:
     wide -= wide.max(axis=1, keepdims=True)
     logarithms: np.ndarray = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
     return logarithms
+
+
+def are_probabilities(rows: np.ndarray) -> bool:
+    """True if no value of [rows, class] is negative and every row sums up to 1, within a thousandth."""
+    return bool(rows.min() >= 0.0) and bool(np.all(np.abs(rows.sum(axis=1) - 1.0) < _SUM_TOLERANCE))

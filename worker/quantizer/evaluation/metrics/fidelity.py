@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from service.contracts.metrics import FidelityMetric
-from worker.quantizer.evaluation.metrics.base import Meter, Seen, UnfitError
-from worker.quantizer.evaluation.metrics.distances import Agreement, Distance, Divergence
+from worker.quantizer.evaluation.certainty.contributions import DenseSums
+from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitError
+from worker.quantizer.evaluation.metrics.distances import (
+    Agreement,
+    Distance,
+    Divergence,
+    cosine_of,
+    l2_of,
+    power_sums,
+    psnr_of,
+    sqnr_of,
+)
 
 # By kind: what measures, and its property that is the value.
 _FIGURES: dict[str, tuple[type[Distance | Divergence | Agreement], str]] = {
@@ -15,6 +25,8 @@ _FIGURES: dict[str, tuple[type[Distance | Divergence | Agreement], str]] = {
     "kl": (Divergence, "nats"),
     "agreement": (Agreement, "percent"),
 }
+# The same from power sums.
+_OF_SUMS = {"sqnr_db": sqnr_of, "cosine": cosine_of, "l2": l2_of}
 _UNFIT = {
     Distance: "its values are not floats",
     Divergence: "it holds no class scores",
@@ -28,6 +40,7 @@ class Nearness(Meter):
     def __init__(self, metric: FidelityMetric) -> None:
         made, self._property = _FIGURES[str(type(metric).model_fields["kind"].default)]
         self._measure = made()
+        self._powers = DenseSums(self._of_powers)
         self._pairs = 0
 
     def update(self, seen: Seen) -> None:
@@ -36,9 +49,27 @@ class Nearness(Meter):
         if reference.shape != twin.shape:
             self.undefined = f"the output is {list(twin.shape)}, the float model's {list(reference.shape)}"
             return
-        if not self._measure.update(reference, twin):
+        if isinstance(self._measure, Distance):
+            fits = self._measure.update(reference, twin)
+            if fits:
+                self._powers.add(power_sums(reference, twin, seen.samples), samples=seen.samples)
+        else:
+            fits = self._measure.update(reference, twin, seen.samples)
+        if not fits:
             raise UnfitError("output", f"{_UNFIT[type(self._measure)]}: {reference.dtype}{list(reference.shape)}")
         self._pairs += 1
+
+    @property
+    def contributions(self) -> DenseSums:
+        """Power sums, divergences or equal decisions by sample."""
+        if isinstance(self._measure, Distance):
+            return self._powers
+        return self._measure.hits if isinstance(self._measure, Agreement) else self._measure.sums
+
+    def _of_powers(self, sums: Array) -> Array:
+        if isinstance(self._measure, Distance) and self._property == "psnr_db":
+            return psnr_of(sums, self._measure.peak)
+        return _OF_SUMS[self._property](sums)
 
     def value(self) -> float | None:
         """None if a batch could not be compared."""

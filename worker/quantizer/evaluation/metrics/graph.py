@@ -16,6 +16,7 @@ from service.contracts.metrics import GraphMetric, GraphSource
 from service.contracts.model import TensorInfo
 from service.contracts.pointers import below
 from worker.quantizer.data.preprocess import model_dtype
+from worker.quantizer.evaluation.certainty.contributions import DenseSums, quotients
 from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitError, finite
 from worker.quantizer.graph.serialized import serialized, to_bytes
 from worker.quantizer.intake.external_data import is_external
@@ -102,21 +103,26 @@ class GraphMeter(Meter):
 
     def __init__(self, program: GraphProgram) -> None:
         self._program = program
-        self._sum = 0.0
-        self._count = 0.0
+        self._sums = DenseSums(lambda sums: quotients(sums[:, 0], sums[:, 1]))
+
+    @property
+    def contributions(self) -> DenseSums:
+        """Sum and count by batch: a graph does not tell samples apart."""
+        return self._sums
 
     def update(self, seen: Seen) -> None:
         """Take in one batch; what feeds an input stands under the input's name."""
         given = {**seen.labels, **seen.reference, **seen.outputs}
         found = self._program.run({name: given[name] for name in self._program.feeds})
-        self._sum += found[0] if len(found) == 2 else found[0] * seen.samples
-        self._count += found[1] if len(found) == 2 else seen.samples
+        pair = found if len(found) == 2 else [found[0] * seen.samples, seen.samples]
+        self._sums.add(np.array([pair], np.float64), samples=seen.samples)
 
     def value(self) -> float | None:
         """None if the count is 0 or the graph returned NaN or Inf."""
-        found = finite(self._sum / self._count) if self._count else None
+        counted = self._sums.units and self._sums.total[1]
+        found = finite(self._sums.value) if counted else None
         if found is None:
-            self.undefined = "the graph returned NaN or Inf" if self._count else "the graph counted nothing"
+            self.undefined = "the graph returned NaN or Inf" if counted else "the graph counted nothing"
         return found
 
 

@@ -11,9 +11,10 @@ from typing import Any
 from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_checks import EVALUATION_POINTER, FUNCTION_HINT, check_evaluation, find_output
-from service.contracts.metrics import Facts, FunctionMetric, GraphMetric, Metric, WordErrorRate
+from service.contracts.metrics import Facts, FunctionMetric, GraphMetric, Metric, TopKMetric, WordErrorRate
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Batch, Dataset, choose_batch_size
+from worker.quantizer.evaluation.certainty.contributions import Contributions
 from worker.quantizer.evaluation.metrics.accuracy import Accuracy
 from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, finite
 from worker.quantizer.evaluation.metrics.classes import FScore, IntersectionOverUnion, TopK
@@ -149,6 +150,20 @@ class Metrics:
     def arrays(self) -> tuple[str | None, ...]:
         """What ``Dataset.batches`` has to hand out: names of arrays, None being the labels."""
         return tuple(dict.fromkeys(name for bound in self._bound for name in bound.arrays.values()))
+
+    def class_labels(self, outputs: Sequence[str]) -> dict[str, str | None]:
+        """The first output and those whose decisions are judged, each with the array of its labels; None: the labels.
+
+        Args:
+            outputs: names of all.
+        """
+        judged = [
+            (bound.outputs["output"], bound.arrays["labels"])
+            for bound in self._bound
+            if isinstance(bound.metric, TopKMetric)
+        ]
+        # of two metrics of one output the first one wins
+        return {**dict.fromkeys(outputs[:1]), **dict(reversed(judged))}
 
     def check(self, data: Dataset) -> None:
         """Make sure that ``data`` holds what the metrics and the gate read.
@@ -294,6 +309,15 @@ class MetricSet:
             if value is not None and finite(value) is not None:
                 found[bound.metric.name] = rounded(value, bound.metric.facts.unit)
         return found
+
+    @property
+    def contributions(self) -> dict[str, Contributions]:
+        """What each sample adds, by name of the metric; of those that have a value and tell it."""
+        if self._default is not None:
+            return dict(self._default.contributions)
+        known = self.values
+        found = {bound.metric.name: meter.contributions for bound, meter in self._meters}
+        return {name: each for name, each in found.items() if each is not None and name in known}
 
     @property
     def details(self) -> dict[str, dict[str, float]]:

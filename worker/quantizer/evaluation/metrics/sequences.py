@@ -8,7 +8,8 @@ import numpy as np
 
 from service.contracts.metrics import Perplexity as PerplexitySpec
 from service.contracts.metrics import WordErrorRate as WordErrorRateSpec
-from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, fitted, parts
+from worker.quantizer.evaluation.certainty.contributions import DenseSums, percent, quotients
+from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, by_sample, fitted, parts
 from worker.quantizer.evaluation.metrics.distances import log_softmax
 
 
@@ -31,8 +32,12 @@ class WordErrors(Meter):
 
     def __init__(self, metric: WordErrorRateSpec) -> None:
         self._metric = metric
-        self._edits = 0
-        self._words = 0
+        self._sums = DenseSums(percent)
+
+    @property
+    def contributions(self) -> DenseSums:
+        """Edits and words by sample."""
+        return self._sums
 
     def update(self, seen: Seen) -> None:
         """Take in one batch."""
@@ -44,11 +49,12 @@ class WordErrors(Meter):
             )
         steps = self._lengths(seen.outputs.get("output_lengths"), "output_lengths", decided)
         lengths = self._lengths(seen.labels.get("label_lengths"), "label_lengths", labels)
+        counts = []
         for row, count, wanted, words in zip(decided, steps, labels, lengths, strict=True):
             truth = self._split(self._unpadded(wanted[:words].astype(np.int64)))
             got = self._split(self._decoded(row[:count]))
-            self._edits += edit_distance(*_numbered(truth, got))
-            self._words += len(truth)
+            counts.append((edit_distance(*_numbered(truth, got)), len(truth)))
+        self._sums.add(np.array(counts, np.int64).reshape(-1, 2), samples=seen.samples)
 
     def _decided(self, output: Array) -> Array:
         """Class numbers [n, time]."""
@@ -93,14 +99,15 @@ class WordErrors(Meter):
 
     def value(self) -> float | None:
         """In percent; None without a word in the labels."""
-        if not self._words:
+        if not self.details()["words"]:
             self.undefined = "the labels hold no word"
             return None
-        return 100.0 * self._edits / self._words
+        return self._sums.value
 
     def details(self) -> dict[str, float]:
         """What the rate is made of."""
-        return {"edits": float(self._edits), "words": float(self._words)}
+        edits, words = self._sums.total if self._sums.units else (0.0, 0.0)
+        return {"edits": float(edits), "words": float(words)}
 
 
 def _numbered(*sequences: list[tuple[int, ...]]) -> list[Array]:
@@ -114,9 +121,13 @@ class Perplexity(Meter):
 
     def __init__(self, metric: PerplexitySpec) -> None:
         self._metric = metric
-        self._sum = 0.0
-        self._count = 0
+        self._sums = DenseSums(_exponential)
         self._classes: int | None = None
+
+    @property
+    def contributions(self) -> DenseSums:
+        """-log p(label) and labels by sample."""
+        return self._sums
 
     def update(self, seen: Seen) -> None:
         """Take in one batch."""
@@ -132,10 +143,12 @@ class Perplexity(Meter):
         rows, flat = output.reshape(-1, self._classes), labels.reshape(-1).astype(np.int64)
         kept = flat != self._metric.ignore_index
         self._checked(flat[kept])
+        losses = np.zeros(len(flat))
         for part in parts(*rows.shape):
             chosen = kept[part]
-            self._sum -= float(self._log_probability(rows[part][chosen], flat[part][chosen]).sum())
-        self._count += int(kept.sum())
+            losses[part][chosen] = -self._log_probability(rows[part][chosen], flat[part][chosen])
+        columns = [by_sample(values.reshape(labels.shape), seen.samples).sum(axis=1) for values in (losses, kept)]
+        self._sums.add(np.stack(columns, axis=1), samples=seen.samples)
 
     def check(self, labels: Arrays) -> None:
         """Labels must be classes of the output."""
@@ -160,11 +173,18 @@ class Perplexity(Meter):
 
     def value(self) -> float | None:
         """1 for certainty, the number of classes for a guess; None where it is beyond float64."""
-        if not self._count:
+        if not self._sums.units or not self._sums.total[1]:
             self.undefined = "there is no label that counts"
             return None
-        mean = self._sum / self._count
-        if not mean < math.log(1.7e308):  # also NaN
+        value = self._sums.value
+        if not math.isfinite(value):
             self.undefined = "a label has probability 0, or the output is not finite"
             return None
-        return math.exp(mean)
+        return value
+
+
+def _exponential(sums: Array) -> Array:
+    """Of the mean of sums and counts [set, 2]."""
+    with np.errstate(over="ignore"):
+        found: Array = np.exp(quotients(sums[:, 0], sums[:, 1]))
+    return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from service.contracts.metrics.values import RegressionMetric
-from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitError, finite, fitted
+from worker.quantizer.evaluation.certainty.contributions import DenseSums, Remade, quotients
+from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitError, by_sample, finite, fitted
 
 
 def _numbers(seen: Seen) -> tuple[Array, Array]:
@@ -29,28 +30,32 @@ class SquareError(Meter):
     """Root of the mean square error."""
 
     def __init__(self, metric: RegressionMetric) -> None:
-        self._sum = 0.0
-        self._count = 0
+        self._sums = DenseSums(lambda sums: self._of_mean(quotients(sums[:, 0], sums[:, 1])))
+
+    @property
+    def contributions(self) -> DenseSums:
+        """Losses and values by sample."""
+        return self._sums
 
     def update(self, seen: Seen) -> None:
         """Take in one batch."""
         output, targets = _numbers(seen)
-        self._sum += float(self._loss(output - targets).sum())
-        self._count += output.size
+        losses = by_sample(self._loss(output - targets), seen.samples)
+        columns = [losses.sum(axis=1), np.full(len(losses), losses.shape[1])]
+        self._sums.add(np.stack(columns, axis=1), samples=seen.samples)
 
     def _loss(self, error: Array) -> Array:
         return np.square(error)
 
     def value(self) -> float | None:
         """In the target's unit."""
-        mean = self._mean()
-        return None if mean is None else mean**0.5
+        found = finite(self._sums.value)
+        if found is None:
+            self.undefined = "the output holds NaN or Inf" if self._sums.units else "there are no values"
+        return found
 
-    def _mean(self) -> float | None:
-        mean = finite(self._sum / self._count) if self._count else None
-        if mean is None:
-            self.undefined = "the output holds NaN or Inf" if self._count else "there are no values"
-        return mean
+    def _of_mean(self, means: Array) -> Array:
+        return np.sqrt(means)
 
 
 class AbsoluteError(SquareError):
@@ -59,9 +64,8 @@ class AbsoluteError(SquareError):
     def _loss(self, error: Array) -> Array:
         return np.abs(error)
 
-    def value(self) -> float | None:
-        """In the target's unit."""
-        return self._mean()
+    def _of_mean(self, means: Array) -> Array:
+        return means
 
 
 class Correlation(Meter):
@@ -73,10 +77,38 @@ class Correlation(Meter):
         self._count = 0
         self._means: tuple[Array, Array] | None = None
         self._moments: tuple[Array, Array, Array] | None = None
+        # What each sample adds to the moments about the means of the first batch, so that their sums are not large.
+        self._sums = DenseSums(self._of_sums)
+        self._centers: tuple[Array, Array] | None = None
 
     def update(self, seen: Seen) -> None:
         """Take in one batch."""
-        self.add(*_rows(seen))
+        x, y = _rows(seen)
+        self.add(x, y)
+        if self._centers is None:
+            self._centers = x.mean(axis=0), y.mean(axis=0)
+        u, v = x - self._centers[0], y - self._centers[1]
+        columns = np.stack([u, v, u * u, v * v, u * v, np.square(x - y)], axis=1)
+        self._sums.add(np.pad(columns.reshape(len(x), -1), ((0, 0), (1, 0)), constant_values=1.0), samples=len(x))
+
+    @property
+    def contributions(self) -> DenseSums:
+        """Moments by sample."""
+        return self._sums
+
+    def _of_sums(self, sums: Array) -> Array:
+        """Mean over the columns."""
+        count, (u, v, uu, vv, uv, residual) = sums[:, :1], sums[:, 1:].reshape(len(sums), 6, -1).transpose(1, 0, 2)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            moments = uu - u * u / count, vv - v * v / count, uv - u * v / count
+            found: Array = self._of_moments(*moments, residual).mean(axis=1)
+        return found
+
+    @staticmethod
+    def _of_moments(xx: Array, yy: Array, xy: Array, residual: Array) -> Array:
+        """Of moments about the mean; NaN or Inf where one of the first two is 0."""
+        found: Array = np.clip(xy / np.sqrt(xx * yy), -1.0, 1.0)
+        return found
 
     def add(self, x: Array, y: Array) -> None:
         """Take in rows [samples, column] of both."""
@@ -123,8 +155,7 @@ class Correlation(Meter):
             return None
         a, b, c = self._moments
         with np.errstate(divide="ignore", invalid="ignore"):
-            found: Array = np.clip(c / np.sqrt(a * b), -1.0, 1.0)
-        return found
+            return self._of_moments(a, b, c, np.zeros_like(a))
 
 
 class Determination(Correlation):
@@ -144,9 +175,14 @@ class Determination(Correlation):
     def _columns(self) -> Array | None:
         if self._moments is None:
             return None
+        a, b, c = self._moments
         with np.errstate(divide="ignore", invalid="ignore"):
-            found: Array = 1.0 - self._residual / self._moments[1]
-        return found
+            return self._of_moments(a, b, c, np.asarray(self._residual))
+
+    @staticmethod
+    def _of_moments(xx: Array, yy: Array, xy: Array, residual: Array) -> Array:
+        """Of moments about the mean; NaN or Inf where the second is 0."""
+        return 1.0 - residual / yy
 
 
 class RankCorrelation(Meter):
@@ -179,6 +215,17 @@ class RankCorrelation(Meter):
         whole = self._whole()
         return {} if whole is None else whole.details()
 
+    @property
+    def contributions(self) -> Remade:
+        """Made anew from the values that are kept."""
+        output, targets = (np.concatenate(blocks or [np.zeros((0, 1))]) for blocks in (self._output, self._targets))
+
+        def without(left_out: Array) -> float:
+            value = self._correlation(output[~left_out], targets[~left_out]).value()
+            return np.nan if value is None else value
+
+        return Remade(len(output), without)
+
     def _whole(self) -> Correlation | None:
         if not self._output:
             self.undefined = "there are no values"
@@ -187,8 +234,12 @@ class RankCorrelation(Meter):
         if not np.isfinite(output).all():
             self.undefined = "the output holds NaN or Inf"
             return None
+        return self._correlation(output, np.concatenate(self._targets))
+
+    def _correlation(self, output: Array, targets: Array) -> Correlation:
+        """Of the ranks of rows [samples, column]."""
         found = Correlation(self._metric)
-        found.add(average_ranks(output), average_ranks(np.concatenate(self._targets)))
+        found.add(average_ranks(output), average_ranks(targets))
         return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.quantizer.autodiff.device import as_tensor, choose_device, repeatable
+from worker.quantizer.autodiff.device import as_tensor, choose_device, repeatable, threads_worth
 from worker.quantizer.finetune.gradient.choice import Results, channels_are_independent, choose
 from worker.quantizer.finetune.gradient.network import Cached, Network, channel_axis
 from worker.quantizer.finetune.gradient.parameters import Moving
@@ -32,7 +32,8 @@ _NEGLIGIBLE = 1e-12
 def train(unit: Unit, samples: Samples, method: Method, seed: int, threads: int, check: Callable[[], None]) -> Outcome:
     """See ``solver.solve``."""
     device = choose_device(method.spec.optim_device)
-    with repeatable(threads):
+    batch = min(method.spec.batch_size, samples.count)
+    with repeatable(threads_worth(batch * samples.largest_elements, threads)):
         return _Training(unit, samples, method, seed, device, check).run()
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from worker.quantizer.finetune.moments import products
+
 # numpy.ndarray or torch.Tensor; a type that is either would fit neither's operators.
 Array = Any
 Function = Callable[..., Any]
@@ -23,7 +25,8 @@ class Arrays:
 
     Attributes:
         lib: the library, for functions that are called alike in NumPy and torch and are given positional arguments
-            beside ``out``: ``lib.matmul``, ``lib.linalg.inv``.
+            beside ``out``: ``lib.clip``, ``lib.linalg.inv``.
+        matmul: of matrices, or of two stacks of them; may be given ``out``.
         of: a NumPy array as one of the library's, float32; nobody may write into it, it may share memory.
         numpy: the inverse of ``of``, for every type.
         session: what computations run within.
@@ -40,6 +43,7 @@ class Arrays:
     """
 
     lib: Any
+    matmul: Function
     of: Function
     numpy: Function
     session: Callable[[], AbstractContextManager[object]]
@@ -61,6 +65,7 @@ def _itself(array: np.ndarray) -> np.ndarray:
 
 NUMPY = Arrays(
     lib=np,
+    matmul=products.matmul,
     of=_itself,
     numpy=_itself,
     session=nullcontext,

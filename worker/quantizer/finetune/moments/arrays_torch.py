@@ -17,6 +17,7 @@ def torch_arrays(device: torch.device) -> Arrays:
     """``Arrays`` of tensors on ``device``."""
     return Arrays(
         lib=torch,
+        matmul=torch.matmul,
         of=lambda array: as_tensor(array, device),
         numpy=_numpy,
         session=_session,

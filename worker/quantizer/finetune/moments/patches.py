@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from worker.quantizer.finetune.moments.products import matmul
 from worker.quantizer.operators.linear import LinearNode
 from worker.quantizer.walk import Visit
 
@@ -61,7 +62,7 @@ def sample_patches(
         exact, mask = linear.patches(floats, chosen)
         inside = np.True_ if mask is None else mask
         exact = exact * inside
-        np.matmul(matrix, exact, out=y[:, :, to])
+        matmul(matrix, exact, out=y[:, :, to])
         stored, grid = visit.x_stored(part)
         found, _ = linear.patches(stored, chosen)
         np.multiply(found if grid is None else grid.dequantize(found), inside, out=x[:, :, to])

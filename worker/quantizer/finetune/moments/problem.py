@@ -166,7 +166,7 @@ class _Solver:
         self.inputs = self.kept + _second(xp, left, left)
         self.unit = xp.lib.clip(xp.lib.einsum("gkk->g", self.inputs) / self.inputs.shape[1], 1e-20, None)
         self.metric = _with_ridge(xp, self.inputs, _ROUNDING_RIDGE * self.unit)
-        self.own = xp.lib.matmul(problem.matrix, self.inputs)
+        self.own = xp.matmul(problem.matrix, self.inputs)
         self.inverse = self.inputs
         self.wanted = self.clipped(xp.copy(self.y))
 
@@ -176,7 +176,7 @@ class _Solver:
 
     def made(self, values: Array, bias: Array, x: Array) -> Array:
         """Outputs of centered inputs ``x``."""
-        found = self.xp.lib.matmul(values, x)
+        found = self.xp.matmul(values, x)
         found += (bias + self._of_mean(values))[:, :, None]
         return found
 
@@ -199,12 +199,12 @@ class _Solver:
         left = self.x[:, :, cut:]
         offset = self._offset(self.y[:, :, :cut])
         cross = _second(xp, self.y[:, :, :cut] - offset[:, :, None], self.x[:, :, :cut])
-        cross -= xp.lib.matmul(problem.matrix, self.kept)
+        cross -= xp.matmul(problem.matrix, self.kept)
         best = (float("inf"), 0.0)
         for ridge in _RIDGES:
             self.check()
             inverse = _inverse(xp, _with_ridge(xp, self.kept, ridge * cut / self.n * self.unit))
-            values = problem.matrix + xp.lib.matmul(cross, inverse)
+            values = problem.matrix + xp.matmul(cross, inverse)
             bias = offset - self._of_mean(values) if self.free_bias else problem.bias
             best = min(best, (self.loss(self.made(values, bias, left), cut), ridge))
         return best[1]
@@ -269,11 +269,11 @@ class _Solver:
         targets -= offset[:, :, None]
         cross = _second(self.xp, targets, self.x)
         cross -= self.own
-        return self.problem.matrix + self.xp.lib.matmul(cross, self.inverse), offset
+        return self.problem.matrix + self.xp.matmul(cross, self.inverse), offset
 
     def _round(self, starts: Sequence[Array], values: Array, offset: Array) -> tuple[Array, Array]:
         xp, problem, lattice = self.xp, self.problem, self.lattice
-        moments = Moments(self.metric, xp.lib.matmul(values, self.metric))
+        moments = Moments(self.metric, xp.matmul(values, self.metric))
         found = [descend(z, lattice, moments, sweeps=_SWEEPS, check=self.check) for z in starts]
         errors = xp.lib.stack([error(z, lattice, moments) for z in found])
         z = xp.take_first(xp.lib.stack(found), errors.argmin(axis=0)[None, :, :, None])[0]
@@ -285,8 +285,8 @@ class _Solver:
 def _second(xp: Arrays, a: Array, b: Array) -> Array:
     """sum_n a b^T for every group."""
     if len(a) == 1:  # two axes: a product with itself is computed by halves
-        return xp.lib.matmul(a[0], b[0].T)[None]
-    return xp.lib.matmul(a, xp.lib.swapaxes(b, 1, 2))
+        return xp.matmul(a[0], b[0].T)[None]
+    return xp.matmul(a, xp.lib.swapaxes(b, 1, 2))
 
 
 def _with_ridge(xp: Arrays, inputs: Array, ridge: Array) -> Array:

@@ -71,7 +71,7 @@ def descend(
     safe = xp.lib.where(diagonal > 0, diagonal, float("inf"))
     divisor = safe[:, :, None] * layout.step
     for _ in range(sweeps):
-        gradient = xp.lib.matmul(moments.inputs, z * layout.step)
+        gradient = xp.matmul(moments.inputs, z * layout.step)
         gradient -= cross
         changed = False
         for block in _blocks(z.shape[1]):
@@ -84,7 +84,7 @@ def descend(
                 changed = True
                 z[:, block] = xp.lib.moveaxis(now, 0, 1)
                 rest = slice(block.stop, None)
-                gradient[:, rest] += xp.lib.matmul(moments.inputs[:, rest, block], xp.lib.moveaxis(moved, 0, 1))
+                gradient[:, rest] += xp.matmul(moments.inputs[:, rest, block], xp.lib.moveaxis(moved, 0, 1))
         if not changed:
             break
     return layout.matrix(z)
@@ -165,7 +165,7 @@ def round_in_turn(values: Array, lattice: Lattice, inputs: Array) -> Array:
             errors[k] = (now[k] - best * step[k]) / rows[k][:, k, None]
             now[k + 1 :] -= rows[k][:, k + 1 :].T[:, :, None] * errors[k]
         rest = slice(block.stop, None)
-        left[:, rest] -= xp.lib.matmul(xp.lib.swapaxes(factor[:, block, rest], 1, 2), xp.lib.moveaxis(errors, 0, 1))
+        left[:, rest] -= xp.matmul(xp.lib.swapaxes(factor[:, block, rest], 1, 2), xp.lib.moveaxis(errors, 0, 1))
     return layout.matrix(z)
 
 
@@ -179,7 +179,7 @@ def _inverse_factor(xp: Arrays, inputs: Array) -> Array:
 def error(z: Array, lattice: Lattice, moments: Moments) -> Array:
     """The quadratic error without its constant, float64 [groups, outputs]."""
     values = z * lattice.step
-    product = lattice.arrays.lib.matmul(values, moments.inputs) - 2 * moments.cross
+    product = lattice.arrays.matmul(values, moments.inputs) - 2 * moments.cross
     return lattice.arrays.row_dots(values, product)
 
 

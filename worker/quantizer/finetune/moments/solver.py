@@ -63,6 +63,11 @@ class MomentsSolver:
         one = layer.linear.positions(visit.x(part)) / part.valid
         return moments_are_cheaper(shape, min(wanted, round(one * visit.samples)), one, steps, batch_size)
 
+    def effort(self, site: Site) -> float:
+        """Multiplications that a layer takes, about."""
+        layer = IntegerLayer(site.nodes[0], self.parameters)
+        return moments_effort(layer.linear.matrix_shape, _wanted(layer))
+
     def solve(self, visit: Visit, seed: int) -> Outcome:
         """What was found.
 
@@ -95,19 +100,34 @@ def moments_are_cheaper(
         steps: of the gradient solver.
         batch_size: samples in a step.
     """
-    groups, outputs, inputs = shape
+    groups, _, inputs = shape
     if groups * inputs * inputs * 4 > _MOST_BYTES:
         return False
+    return moments_effort(shape, patches) <= gradients_effort(shape, positions_per_sample, steps, batch_size)
+
+
+def moments_effort(shape: tuple[int, int, int], patches: int) -> float:
+    """Multiplications that a layer takes from second moments; the arguments are those of ``moments_are_cheaper``."""
+    groups, outputs, inputs = shape
     # moments and products; inverses in float64; a few sweeps from two starts and after each round
-    moments = groups * inputs * (2.0 * patches * (inputs + outputs) + 10.0 * inputs * inputs + 12.0 * inputs * outputs)
+    return groups * inputs * (2.0 * patches * (inputs + outputs) + 10.0 * inputs * inputs + 12.0 * inputs * outputs)
+
+
+def gradients_effort(shape: tuple[int, int, int], positions_per_sample: float, steps: int, batch_size: int) -> float:
+    """Multiplications that a layer takes by gradients; the arguments are those of ``moments_are_cheaper``."""
+    groups, outputs, inputs = shape
     # forward, and backward by inputs and by weights, at half the speed of plain products
-    gradients = steps * (6.0 * batch_size * positions_per_sample * groups * inputs * outputs + _STEP)
-    return moments <= gradients
+    return steps * (6.0 * batch_size * positions_per_sample * groups * inputs * outputs + _STEP)
 
 
 def _wanted(layer: IntegerLayer) -> int:
     """Patches that moments are taken from."""
-    groups, outputs, inputs = layer.linear.matrix_shape
+    return wanted_patches(layer.linear.matrix_shape)
+
+
+def wanted_patches(shape: tuple[int, int, int]) -> int:
+    """Patches that moments are taken from, for a matrix of groups, outputs per group, inputs per group."""
+    groups, outputs, inputs = shape
     one = groups * (inputs + outputs)
     wanted = max(_PATCHES_PER_INPUT * inputs + _FEWEST_PATCHES, _CHEAP_ELEMENTS // one)
     return min(wanted, max(_MOST_ELEMENTS // one, _FEWEST_PATCHES))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +11,7 @@ import onnx_ir as ir
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.run.arrays import pack, unpack
 
 _FACTS = "facts"
 _KINDS = ("integers", "values", "scales")
@@ -59,27 +58,23 @@ class Outcome:
                     parameters.put_integers(node, index, self.integers[name], grid)
 
     def to_bytes(self) -> bytes:
-        """For a checkpoint: an .npz archive of plain arrays, no pickles."""
+        """For a checkpoint: plain arrays."""
         arrays = {f"{kind}/{name}": array for kind in _KINDS for name, array in getattr(self, kind).items()}
-        facts = {
-            "error_before": self.error_before,
-            "error_after": self.error_after,
-            "iterations": self.iterations,
-            "names": list(arrays),
-        }
-        numbered = {f"array{k}": array for k, array in enumerate(arrays.values())}
-        file = io.BytesIO()
-        np.savez(file, **{_FACTS: np.frombuffer(json.dumps(facts).encode(), np.uint8)}, **numbered)  # type: ignore[arg-type]
-        return file.getvalue()
+        facts = np.array([self.error_before, self.error_after, self.iterations], np.float64)
+        return pack({_FACTS: facts, **arrays})
 
     @staticmethod
     def from_bytes(data: bytes) -> Outcome:
-        """The inverse of ``to_bytes``."""
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            facts = json.loads(archive[_FACTS].tobytes())
-            found: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in _KINDS}
-            for k, full in enumerate(facts.pop("names")):
-                kind, _, name = full.partition("/")
-                found[kind][name] = archive[f"array{k}"]
-        integers, values, scales = (found[kind] for kind in _KINDS)
-        return Outcome(facts["error_before"], facts["error_after"], integers, values, scales, facts["iterations"])
+        """The inverse of ``to_bytes``.
+
+        Raises:
+            ValueError: these are other bytes.
+            LookupError: likewise.
+        """
+        arrays = unpack(data)
+        before, after, iterations = arrays.pop(_FACTS).tolist()
+        found: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in _KINDS}
+        for full, array in arrays.items():
+            kind, _, name = full.partition("/")
+            found[kind][name] = array
+        return Outcome(before, after, found["integers"], found["values"], found["scales"], int(iterations))

@@ -119,6 +119,7 @@ class SampleGatherer:
             for array in parts:
                 shape = shape or array.shape[1:]
                 if array.shape[1:] == shape:
-                    np.ascontiguousarray(array, np.float32).tofile(file)
+                    # tofile does not say why it wrote less
+                    file.write(array.astype(np.float32, copy=False).reshape(-1).view(np.uint8).data)
                     count += len(array)
         return np.memmap(path, np.float32, "r", shape=(count, *shape))

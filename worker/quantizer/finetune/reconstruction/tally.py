@@ -21,7 +21,7 @@ class Tally:
         skipped: why a layer was left out.
         refused: layers that were taken back, because the whole network got worse.
         by_gradients: layers that the moments solver has left to the other.
-        resumed: layers taken over from an attempt that was broken off.
+        resumed: layers taken over from an earlier attempt, or job.
     """
 
     changed: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Tally:
         if self.refused:
             parts.append(f"{self.refused} taken back, as the error of the whole network rose")
         if self.resumed:
-            parts.append(f"{self.resumed} taken over from an attempt that was broken off")
+            parts.append(f"{self.resumed} taken over from an earlier attempt or job")
         if self.by_gradients:
             names = ", ".join(self.by_gradients)
             parts.append(f"{names} by gradients, as second moments would take more time than these, or too much memory")

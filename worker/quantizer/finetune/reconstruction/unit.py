@@ -107,6 +107,11 @@ class Samples:
         """Number of samples."""
         return len(self.target)
 
+    @property
+    def largest_elements(self) -> int:
+        """Elements of the largest of the arrays, of one sample."""
+        return max(array[:1].size for array in (self.target, *self.quantized.values()))
+
 
 class UnsupportedUnitError(Exception):
     """A unit holds what the gradient solver cannot compute; says what."""

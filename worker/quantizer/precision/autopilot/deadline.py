@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Literal
 
-from worker.quantizer.run.interface import Run
+from worker.quantizer.run.interface import ForwardingRun, Run
 
 
 class OutOfTimeError(Exception):
     """The time of a search is used up. The search itself takes it and returns the best so far: nobody else sees it."""
 
 
-class TimedRun:
+class TimedRun(ForwardingRun):
     """Another run that also ends, by ``OutOfTimeError``, at a deadline.
 
     Args:
@@ -22,7 +20,7 @@ class TimedRun:
     """
 
     def __init__(self, run: Run, seconds: float | None) -> None:
-        self._run = run
+        super().__init__(run)
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self.lenient = False
 
@@ -36,23 +34,11 @@ class TimedRun:
         """Until the deadline; None if there is none."""
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
 
-    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
-        """Pass it on."""
-        self._run.progress(stage, done, total, unit, message)
-
-    def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
-        """Pass it on."""
-        self._run.metric(stage, step, values)
-
-    def log(self, message: str, level: Literal["info", "warning"] = "info") -> None:
-        """Pass it on."""
-        self._run.log(message, level)
-
     def check(self) -> None:
         """Raise ``CanceledError`` if the run was canceled, ``OutOfTimeError`` behind the deadline.
 
         While ``lenient`` is set the deadline does not count: something has to be finished in any case.
         """
-        self._run.check()
+        super().check()
         if self.is_over and not self.lenient:
             raise OutOfTimeError("the time of the search is used up")

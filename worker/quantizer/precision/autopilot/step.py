@@ -10,6 +10,7 @@ from typing import Any
 from service.contracts.algorithms import Autopilot
 from service.contracts.errors import InvalidConfigError, NotDifferentiableError, ResourceLimitError
 from service.contracts.search import Search, TrialFigures
+from worker.quantizer.evaluation.certainty.evidence import Evidence, surely_differ
 from worker.quantizer.precision.autopilot.deadline import OutOfTimeError, TimedRun
 from worker.quantizer.precision.autopilot.rescue import mixed_rescue
 from worker.quantizer.precision.autopilot.space import (
@@ -23,7 +24,7 @@ from worker.quantizer.precision.autopilot.space import (
     variants,
 )
 from worker.quantizer.precision.autopilot.trials import Bench, Finalist, Trial
-from worker.quantizer.precision.goal import Referee, clearly_positive, output_place
+from worker.quantizer.precision.goal import Referee, output_place
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Change, Step, Toolkit
@@ -248,12 +249,16 @@ def clear_winner(finalists: Sequence[Finalist]) -> Finalist:
     """The first, unless a later one is better by more than chance; finalists stand simplest first."""
     best = finalists[0]
     for other in finalists[1:]:
-        pairs = zip(other.measured.parts, best.measured.parts, strict=False)
-        differences = [new - old for new, old in pairs]
-        nearer = other.measured.miss < best.measured.miss
-        if clearly_positive(differences) if len(differences) > 2 else nearer:
+        if other.measured.miss < best.measured.miss and _may_win(best.measured.evidence, other.measured.evidence):
             best = other
     return best
+
+
+def _may_win(one: Evidence | None, other: Evidence | None) -> bool:
+    """Two models differ by more than chance, or nobody can tell."""
+    if one is None or other is None or one.facts is None or other.facts is None:
+        return True
+    return surely_differ(one, other)
 
 
 def pareto(finalists: list[Finalist]) -> list[Finalist]:

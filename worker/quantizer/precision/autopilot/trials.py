@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from service.contracts.config import QuantizationConfig
@@ -36,7 +37,7 @@ class Trial:
         chain: algorithms on top.
         score: on the samples held back.
         kept: False if its last algorithm had nothing to do, or made the network worse and was undone.
-        resumed: it was scored by an attempt that was broken off.
+        resumed: it was scored by another attempt, or job.
         seconds: what its last algorithm and the scoring took.
     """
 
@@ -114,10 +115,9 @@ class Bench:
             return self._trials[key]
         if chain:
             self.trial(basis, chain[:-1])  # so that it stands before this one
-        stored = self._store.load(f"trial {key}")
-        if stored is not None:
-            document = json.loads(stored)
-            trial = Trial(basis, chain, Score(**document["score"]), document["kept"], True, document["seconds"])
+        found = self._store.load_as(f"trial {key}", partial(_trial, basis, chain))
+        if found is not None:
+            trial = found
         else:
             begin = time.monotonic()
             self.services.run.progress("autopilot", len(self._trials), None, "recipes", recipe_words(basis, chain))
@@ -126,7 +126,7 @@ class Bench:
             score = self.judge.score(draft)
             trial = Trial(basis, chain, score, kept, False, time.monotonic() - begin)
             document = {"score": score.model_dump(mode="json"), "kept": kept, "seconds": trial.seconds}
-            self._store.save(f"trial {key}", json.dumps(document).encode())
+            self._store.save(f"trial {key}", json.dumps(document).encode(), shared=True)
         self._trials[key] = trial
         return trial
 
@@ -142,9 +142,8 @@ class Bench:
     def evaluate(self, trial: Trial) -> Finalist:
         """The figures of a trial's model on all data."""
         key = f"evaluation {_key(trial.basis, trial.chain)}"
-        stored = self._store.load(key)
-        if stored is not None:
-            found = json.loads(stored)
+        found = self._store.load_as(key, json.loads)
+        if found is not None:
             self._latencies.setdefault(found["structure"], found["latency_ratio"])
             return Finalist(trial, Measured.of(found["measured"]), found["size_bytes"], found["latency_ratio"])
         draft = self.draft_of(trial)
@@ -154,8 +153,10 @@ class Bench:
         if structure not in self._latencies:
             self._latencies[structure] = self.referee.latency_ratio(data, runs=_LATENCY_RUNS)
         finalist = Finalist(trial, measured, len(data), self._latencies[structure])
+        if not self._store.is_kept:
+            return finalist
         document = {
-            "measured": asdict(measured),
+            "measured": measured.document,
             "structure": structure,
             "size_bytes": finalist.size_bytes,
             "latency_ratio": finalist.latency_ratio,
@@ -208,6 +209,11 @@ class Bench:
     def _extended(self, basis: Basis, chain: Chain) -> Draft:
         step, before = self._toolkit.step_of(chain[-1]), self._make(basis, chain[:-1])
         return try_step(step, before, self.toolkit_of(basis, chain), self.judge).draft
+
+
+def _trial(basis: Basis, chain: Chain, stored: bytes) -> Trial:
+    document = json.loads(stored)
+    return Trial(basis, chain, Score(**document["score"]), document["kept"], True, document["seconds"])
 
 
 def _key(basis: Basis, chain: Chain) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
 from service.contracts.algorithms.precision import MixedPrecision
 from service.contracts.dtypes import bits_of
@@ -154,15 +154,16 @@ class Bisection:
         if lowered not in self._tried:
             self._services.run.progress("mixed precision", len(self._tried), None, "trials")
             key = f"mix {self._identity} {lowered}"
-            stored = self._services.checkpoint.load(key)
-            if stored is not None:
+            found = self._services.checkpoint.load_as(key, json.loads)
+            if found is not None:
                 self._taken_over += 1
-                found = json.loads(stored)
                 self._tried[lowered] = Mix(lowered, Measured.of(found["measured"]), found["over_budget"])
             else:
                 draft = self._finished(self.draft_of(lowered))
-                mix = Mix(lowered, self._referee.measure(draft), self._over_budget(draft))
-                document = {"measured": asdict(mix.measured), "over_budget": mix.over_budget}
+                # mixes are never compared by what their figures rest on
+                measured = replace(self._referee.measure(draft), evidence=None)
+                mix = Mix(lowered, measured, self._over_budget(draft))
+                document = {"measured": measured.document, "over_budget": mix.over_budget}
                 self._services.checkpoint.save(key, json.dumps(document).encode())
                 self._tried[lowered] = mix
         return self._tried[lowered]

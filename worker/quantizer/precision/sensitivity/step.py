@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 from service.contracts.algorithms import SensitivityAnalysis
 from service.contracts.algorithms.precision import Level, level_document
 from service.contracts.sensitivity import Sensitivity
-from worker.quantizer.graph.serialized import to_bytes
+from worker.quantizer.graph.serialized import model_digest
 from worker.quantizer.precision.goal import output_place
 from worker.quantizer.precision.layers import NO_LINEAR_NODE, Layer, find_layers
 from worker.quantizer.precision.mixed.assignment import level_ranges
@@ -85,17 +84,14 @@ def analyse_once(analysis: Analysis) -> Sensitivity:
     """
     services = analysis.services
     key = _key(analysis)
-    stored = services.cache.get(key) or services.checkpoint.load(f"sensitivity {key}")
-    if stored is not None:
+    found = services.checkpoint.find_as(key, Sensitivity.model_validate_json)
+    if found is not None:
         services.run.log("sensitivity: taken over from an earlier job or attempt")
-        found = Sensitivity.model_validate_json(stored)
     else:
         found = analyse(analysis)
         if analysis.verify:
             found = verified(analysis, found)
-        document = found.model_dump_json().encode()
-        services.cache.put(key, document)
-        services.checkpoint.save(f"sensitivity {key}", document)
+        services.checkpoint.keep(key, found.model_dump_json().encode())
     _publish(found, services.files)
     return found
 
@@ -114,7 +110,7 @@ def _key(analysis: Analysis) -> str:
         ],
         "settings": {name: getattr(analysis, name) for name in ("samples", "first_sample", "output_index", "verify")},
     }
-    network = hashlib.sha256(to_bytes(analysis.draft.prepared.model)).digest()
+    network = model_digest(analysis.draft.prepared.model)
     origin = {name: value for name, value in analysis.case.origin.items() if name != "evaluation"}
     return content_key("sensitivity", origin, network, scope)
 

@@ -27,13 +27,14 @@ LOWEST_IR_VERSION = 8
 _POINTER = "/config/preparation/opset"
 
 
-def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int) -> Outcome:
+def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int = LOWEST_OPSET) -> Outcome:
     """Convert the standard operators to ``spec.opset``, by default to ``needed`` where they are older.
 
     Args:
         model: left as it is where it cannot be lifted and need not be.
         spec: its opset may lie below ``needed`` only if that is no more than 17, a wish.
         needed: the opset that the recipe's integer types take.
+        lowest: the opset that the recipe can do with, where operators of onnxruntime's own stand in for newer ones.
 
     Raises:
         InvalidConfigError: the opset asked for is older than the model's, unknown, or out of the converter's reach.
@@ -60,12 +61,13 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int) -> Outcome:
             raise InvalidConfigError(
                 f"the model cannot be lifted from opset {opset} to {wanted}: {refusal}",
                 pointer=_POINTER,
-                hint=f"Export the model anew with opset {wanted}, or leave opset out.",
+                hint=f"Export the model anew with opset {wanted}"
+                + (", or leave opset out." if opset >= lowest else f", or with {lowest} or later and leave opset out."),
             ) from error
         if opset < LOWEST_OPSET:
             raise UnsupportedModelError(
                 f"opset {opset} lacks per-axis quantization and could not be lifted to {wanted}: {refusal}",
-                hint=f"Export the model anew with opset {wanted} or later.",
+                hint=f"Export the model anew with opset {lowest} or later.",
                 opset=opset,
             ) from error
         return Outcome(model, CONVERTER_REFUSED(opset=opset, refusal=refusal))
@@ -82,14 +84,14 @@ def _check_wanted(opset: int, wanted: int, needed: int) -> None:
         raise InvalidConfigError(
             f"opset {wanted} lacks the types of this config, which need {needed}",
             pointer=_POINTER,
-            hint=f"Ask for {needed} or later, or leave opset out.",
+            hint=f"Ask for {max(needed, opset)} or later, or leave opset out.",
         )
     newest = onnx.defs.onnx_opset_version()
     if wanted < opset:
         raise InvalidConfigError(
             f"the model has opset {opset}; it cannot be brought down to {wanted}",
             pointer=_POINTER,
-            hint=f"Leave opset out, or export the model with opset {wanted}.",
+            hint=f"Ask for {opset} or later, leave opset out, or export the model with opset {wanted}.",
         )
     if wanted > newest:
         raise InvalidConfigError(

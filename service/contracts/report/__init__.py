@@ -1,0 +1,57 @@
+"""The accuracy report: what quantization cost, what was found, what was decided, what would help."""
+
+from __future__ import annotations
+
+from service.contracts.report.algorithms import (
+    AlgorithmFigures,
+    RangeChange,
+    ReconstructionError,
+    Score,
+    TrainingEpoch,
+    TrainingFigures,
+)
+from service.contracts.report.figures import (
+    Fidelity,
+    LatencyFigures,
+    MachineLoad,
+    MetricFigures,
+    ModelFigures,
+    OutputFidelity,
+)
+from service.contracts.report.findings import Advice, AdviceFigure, Finding, Severity
+from service.contracts.report.layers import Histogram, LayerFigures, PreparationStep
+from service.contracts.report.statistics import Flips, Interval
+from service.contracts.report.verdict import GateClause, Verdict
+from service.contracts.report.versions import REPORT_SCHEMA_VERSION, upgraded
+from service.contracts.report.whole import Manifest, Report, StageFigures
+
+__all__ = [
+    "REPORT_SCHEMA_VERSION",
+    "Advice",
+    "AdviceFigure",
+    "AlgorithmFigures",
+    "Fidelity",
+    "Finding",
+    "Flips",
+    "GateClause",
+    "Histogram",
+    "Interval",
+    "LatencyFigures",
+    "LayerFigures",
+    "MachineLoad",
+    "Manifest",
+    "MetricFigures",
+    "ModelFigures",
+    "OutputFidelity",
+    "PreparationStep",
+    "RangeChange",
+    "ReconstructionError",
+    "Report",
+    "Score",
+    "Severity",
+    "StageFigures",
+    "TrainingEpoch",
+    "TrainingFigures",
+    "Verdict",
+    "upgraded",
+]

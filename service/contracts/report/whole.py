@@ -1,0 +1,95 @@
+"""The accuracy report: what quantization cost, layer by layer, and what was decided. JSON with ``schema_version``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from service.contracts.base import Contract
+from service.contracts.calibration import TensorRange
+from service.contracts.config import QuantizationConfig
+from service.contracts.dataset import PreprocessingSpec
+from service.contracts.report.algorithms import AlgorithmFigures
+from service.contracts.report.digests import NOT_IN_DIGEST, canonical_sha256
+from service.contracts.report.figures import Fidelity, LatencyFigures, MetricFigures, ModelFigures
+from service.contracts.report.findings import Advice, Finding
+from service.contracts.report.layers import LayerFigures, PreparationStep
+from service.contracts.report.verdict import GateClause, Verdict
+from service.contracts.report.versions import upgraded
+
+
+class StageFigures(Contract):
+    """Cost of one stage of the run."""
+
+    name: str
+    seconds: float
+    peak_rss_bytes: int
+
+
+class Manifest(Contract):
+    """Everything needed to make the same bytes again."""
+
+    engine_version: str
+    model_sha256: str
+    calibration_sha256: str | None = Field(description="Null: random inputs took the place of a dataset.")
+    evaluation_sha256: str | None
+    calibration_preprocessing: PreprocessingSpec | None = Field(default_factory=PreprocessingSpec)
+    evaluation_preprocessing: PreprocessingSpec | None = None
+    output_sha256: str
+    config: QuantizationConfig
+    seed: int
+    versions: dict[str, str]
+    threads: int
+    config_sha256: str | None = Field(
+        default=None, description="Of the canonical JSON of config. Null: of a version that did not tell it."
+    )
+    manifest_sha256: str | None = Field(
+        default=None,
+        description=(
+            "Of the canonical JSON (sorted keys, no blanks) of this manifest without itself, output_sha256, threads "
+            "and the evaluation data's two fields; the model's file carries it."
+        ),
+    )
+
+    def with_digests(self) -> Manifest:
+        """The manifest with the digests of its config and of itself."""
+        config_sha256 = canonical_sha256(self.config.model_dump(mode="json"))
+        told = self.model_copy(update={"config_sha256": config_sha256})
+        digest = canonical_sha256(told.model_dump(mode="json", exclude=set(NOT_IN_DIGEST)))
+        return told.model_copy(update={"manifest_sha256": digest})
+
+
+class Report(Contract):
+    """The report of one quantization."""
+
+    schema_version: Literal[2] = 2
+    verdict: Verdict
+    gate: tuple[GateClause, ...] = ()
+    findings: tuple[Finding, ...] = Field(default=(), description="To be read before all figures; the worst first.")
+    advice: tuple[Advice, ...] = Field(default=(), description="What would help, the most helpful first.")
+    summary: str = Field(description="One sentence for people.")
+    float_: ModelFigures = Field(alias="float", serialization_alias="float")
+    quantized: ModelFigures
+    metrics: tuple[MetricFigures, ...] = Field(default=(), description="Of both models, in the order declared.")
+    fidelity: Fidelity
+    latency: LatencyFigures | None = Field(default=None, description="Null: not timed.")
+    layers: tuple[LayerFigures, ...] = Field(description="Worst SQNR first, then the nodes left in float.")
+    preparation: tuple[PreparationStep, ...]
+    algorithms: tuple[AlgorithmFigures, ...] = Field(default=(), description="In the order in which they ran.")
+    notes: tuple[str, ...] = ()
+    tensor_ranges: dict[str, TensorRange] = Field(
+        default_factory=dict,
+        description="Calibrated ranges by tensor: what a config's tensor_ranges takes, to save the calibration.",
+    )
+    stages: tuple[StageFigures, ...]
+    manifest: Manifest
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_version(cls, data: Any) -> Any:
+        return upgraded(data) if isinstance(data, dict) else data
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """JSON-ready dict, with ``float`` under its public name."""
+        return self.model_dump(mode="json", by_alias=True)

@@ -1,0 +1,49 @@
+"""Stored files on their way out: one that is read to its end is checked, and damage that shows is flagged at once."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import IO
+
+from service.db import Database
+from service.files import repository
+from service.storage import FileStore, check_digest, identity_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServedFile:
+    """A stored file, open for reading; whoever reads it closes ``stream``."""
+
+    stream: IO[bytes]
+    sha256: str
+    database: Database
+    store: FileStore
+
+    def check(self, actual: str) -> None:
+        """Judge the file by the digest of all its bytes.
+
+        A damaged one is flagged before this raises: nobody goes on with a range of what has just broken off.
+
+        Raises:
+            StoredFileCorruptError: it is damaged.
+        """
+        if actual != self.sha256:
+            log.error("stored_file.corrupt sha256=%s actual=%s", self.sha256, actual)
+            with self.database.write() as session:
+                repository.note_damage(session, self.store, self.sha256, "digest", identity_of(self.stream))
+        check_digest(actual, self.sha256)
+
+
+def open_file(database: Database, store: FileStore, sha256: str, size_bytes: int) -> ServedFile:
+    """Open a stored file for a client, who may read all of it or a part.
+
+    Raises:
+        StoredFileMissingError: it is gone.
+        StoredFileCorruptError: it has another size than it had, or was found to be damaged.
+    """
+    with database.read() as session:
+        repository.refuse_damaged(session, sha256)
+    return ServedFile(store.open(sha256, size_bytes), sha256, database, store)

@@ -1,0 +1,72 @@
+"""The state machine of jobs. Nothing else changes ``Job.state``.
+
+Every transition is one guarded UPDATE: it names the states it comes from, and the attempt that holds the lease where a
+worker asks; ``table`` has them all. If a guard does not hold, nothing is changed and the caller is told. The event is
+written in the same transaction; the caller commits.
+"""
+
+from service.jobs.transitions.attempts import (
+    Renewal,
+    claim,
+    fail,
+    finish_cancel,
+    interrupt,
+    record_progress,
+    renew,
+    requeue,
+    succeed,
+)
+from service.jobs.transitions.budget import MAX_ATTEMPTS, backoff_seconds
+from service.jobs.transitions.client import request_cancel, submit
+from service.jobs.transitions.expiry import (
+    LATE_VALIDATION,
+    WORKERS_LOST,
+    bring_forward,
+    defer_deadlines,
+    expire_deadlines,
+    expire_leases,
+    queued_ahead,
+)
+from service.jobs.transitions.leases import leased_ahead, shorten_leases, spare_leases
+from service.jobs.transitions.sending import (
+    REDISPATCH_SECONDS,
+    Backlog,
+    Due,
+    backlogs,
+    mark_dispatched,
+    overdue,
+    unsent,
+)
+
+__all__ = [
+    "LATE_VALIDATION",
+    "MAX_ATTEMPTS",
+    "REDISPATCH_SECONDS",
+    "WORKERS_LOST",
+    "Backlog",
+    "Due",
+    "Renewal",
+    "backlogs",
+    "backoff_seconds",
+    "bring_forward",
+    "claim",
+    "defer_deadlines",
+    "expire_deadlines",
+    "expire_leases",
+    "fail",
+    "finish_cancel",
+    "interrupt",
+    "leased_ahead",
+    "mark_dispatched",
+    "overdue",
+    "queued_ahead",
+    "record_progress",
+    "renew",
+    "request_cancel",
+    "requeue",
+    "shorten_leases",
+    "spare_leases",
+    "submit",
+    "succeed",
+    "unsent",
+]

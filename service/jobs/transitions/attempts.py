@@ -1,0 +1,154 @@
+"""What a worker does to the job that it has claimed. The attempt's number is its right to do so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import func, update
+from sqlalchemy.orm import Session
+
+from service.contracts.errors import Problem
+from service.contracts.runner import ProgressLine
+from service.db import db_now
+from service.jobs import events, settlement
+from service.jobs.outcome import Outcome, QuantizeOutcome
+from service.jobs.schemas import Waiting
+from service.jobs.transitions import budget, rows, table
+from service.tables import Job
+
+_REASON_CHARS = 2000
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """Answer to a renewal. If not ``alive`` the attempt is no longer the owner: stop and write nothing more."""
+
+    alive: bool
+    cancel_requested: bool
+
+
+def claim(session: Session, job_id: str, *, worker_id: str, lease_seconds: float) -> Job | None:
+    """T2 queued -> running: take the job under a new attempt number. None if it is not (or not yet) to be had."""
+    now = db_now()
+    return rows.move(
+        session,
+        table.CLAIM,
+        job_id,
+        None,
+        {"worker_id": worker_id},
+        attempt=Job.attempt + 1,
+        worker_id=worker_id,
+        lease_until=now + lease_seconds,
+        started_at=func.coalesce(Job.started_at, now),
+        stage=None,
+        progress=None,
+    )
+
+
+def renew(session: Session, job_id: str, attempt: int, *, lease_seconds: float) -> Renewal:
+    """T3 running -> running: prolong the lease, or take it back if nobody else has; learn of a requested cancel.
+
+    A lease may run out only because the database was away. As long as no reconciler has ended the attempt it is the
+    only one there is, and what it has computed is worth as much as before.
+    """
+    row = session.execute(
+        update(Job)
+        .where(Job.id == job_id, *table.RENEW.conditions(attempt))
+        .values(lease_until=db_now() + lease_seconds)
+        .returning(Job.cancel_requested_at)
+        .execution_options(synchronize_session=False)
+    ).one_or_none()
+    return Renewal(alive=row is not None, cancel_requested=row is not None and row[0] is not None)
+
+
+def record_progress(session: Session, job_id: str, attempt: int, line: ProgressLine) -> bool:
+    """T3: note how far the attempt has come, on the job and in its log. False if it is no longer the owner."""
+    progress = line.model_dump(mode="json", exclude={"line", "stage"})
+    seq = rows.note(session, table.PROGRESS, job_id, attempt, stage=line.stage[:255], progress=progress)
+    if seq is None:
+        return False
+    events.record(session, job_id, seq, attempt, "progress", {"stage": line.stage, **progress})
+    return True
+
+
+def succeed(session: Session, job_id: str, attempt: int, *, result: Outcome) -> bool:
+    """T4 running -> succeeded, with everything the job produced. False if fenced off or cancel was requested.
+
+    A quantize job gets its report and artifact rows; an inspect job makes its model or dataset ready.
+
+    Raises:
+        TypeError: the result is not one for this kind of job.
+    """
+    told = {"verdict": result.report.verdict} if isinstance(result, QuantizeOutcome) else {}
+    ended = {"lease_until": None, "finished_at": db_now()}
+    job = rows.move(session, table.SUCCEED, job_id, attempt, told, **ended)
+    if job is None:
+        return False
+    settlement.accept(session, job, result)
+    return True
+
+
+def fail(session: Session, job_id: str, attempt: int, *, problem: Problem) -> bool:
+    """T5 running -> failed with the reason. False if the attempt is no longer the owner."""
+    return rows.fail(session, table.FAIL, job_id, attempt, problem) is not None
+
+
+def requeue(session: Session, job_id: str, attempt: int, *, delay_seconds: float, charged: bool, reason: str) -> bool:
+    """T6 running -> queued, to be tried again after the delay.
+
+    An attempt that was not ``charged`` (its worker had to shut down) leaves the attempt budget alone and counts as an
+    interruption, of which there may be any number; see ``budget`` for the pause that it may be followed by. If a cancel
+    was requested the job ends as canceled instead; if the budget is used up, as failed.
+
+    Returns:
+        True if the job's row was changed in any of these ways; False if the attempt is no longer the owner.
+    """
+    job = _owned(session, job_id, attempt)
+    if job is None:
+        return False
+    reason = reason[:_REASON_CHARS]
+    if job.cancel_requested_at is not None:
+        return finish_cancel(session, job_id, attempt)
+    if charged and budget.spent(job):
+        return fail(session, job_id, attempt, problem=budget.exhausted(job, reason).problem())
+    delay = delay_seconds if charged else max(delay_seconds, budget.interruption_seconds(job))
+    return rows.put_back(session, table.REQUEUE, job, delay_seconds=delay, charged=charged, reason=reason) is not None
+
+
+def interrupt(session: Session, job_id: str, attempt: int, *, delay_seconds: float, waiting: Waiting) -> bool:
+    """T6 running -> queued through a fault of the installation, such as a full disk: not charged, however often.
+
+    A requested cancel ends the job instead. What it waits for is told with the job until it is claimed again. Its
+    deadline is put off by the attempt and the delay, if it is the installation that keeps it waiting; see ``budget``.
+
+    Returns:
+        True if the job's row was changed; False if the attempt is no longer the owner.
+    """
+    job = _owned(session, job_id, attempt)
+    if job is None:
+        return False
+    if job.cancel_requested_at is not None:
+        return finish_cancel(session, job_id, attempt)
+    moved = rows.put_back(
+        session,
+        table.INTERRUPT,
+        job,
+        delay_seconds=delay_seconds,
+        charged=False,
+        reason=waiting.message,
+        waiting=waiting.model_dump(mode="json"),
+        deferred=budget.defers_deadline(waiting),
+    )
+    return moved is not None
+
+
+def finish_cancel(session: Session, job_id: str, attempt: int) -> bool:
+    """T9 running -> canceled, once the attempt has stopped. False if fenced off or no cancel was requested."""
+    job = _owned(session, job_id, attempt)
+    return job is not None and rows.cancel(session, table.FINISH_CANCEL, job) is not None
+
+
+def _owned(session: Session, job_id: str, attempt: int) -> Job | None:
+    """The running job, locked, if the attempt still owns it."""
+    job = rows.locked(session, job_id)
+    return job if job is not None and job.state == "running" and job.attempt == attempt else None

@@ -1,0 +1,98 @@
+"""What clients do to jobs: submit them and ask for their end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import insert
+from sqlalchemy.orm import Session
+
+from service.db import db_now
+from service.ids import is_id, new_id
+from service.jobs import events
+from service.jobs.errors import JobNotFoundError
+from service.jobs.queues import queue_of, size_class_of
+from service.jobs.transitions import rows, table
+from service.jobs.transitions.budget import MAX_ATTEMPTS
+from service.tables import Job
+
+
+def submit(
+    session: Session,
+    *,
+    tenant_id: str,
+    kind: str,
+    queue: str | None = None,
+    model_id: str | None = None,
+    dataset_id: str | None = None,
+    calibration_dataset_id: str | None = None,
+    evaluation_dataset_id: str | None = None,
+    config: dict[str, Any] | None = None,
+    name: str | None = None,
+    labels: dict[str, str] | None = None,
+    priority: int = 0,
+    size_class: str | None = None,
+    device: str = "auto",
+    max_attempts: int = MAX_ATTEMPTS,
+    deadline_seconds: float | None = None,
+    request_id: str | None = None,
+) -> Job:
+    """T1: insert a queued job with its first event."""
+    now = db_now()
+    statement = (
+        insert(Job)
+        .values(
+            id=new_id("job"),
+            tenant_id=tenant_id,
+            kind=kind,
+            name=name,
+            labels=labels or {},
+            state=table.SUBMIT.target,
+            queue=queue or queue_of(kind),
+            priority=priority,
+            size_class=size_class or size_class_of(kind),
+            device=device,
+            model_id=model_id,
+            dataset_id=dataset_id,
+            calibration_dataset_id=calibration_dataset_id,
+            evaluation_dataset_id=evaluation_dataset_id,
+            config=config,
+            preset=None if config is None else config.get("preset"),
+            algorithms=None if config is None else [entry["method"] for entry in config.get("algorithms", ())],
+            attempt=0,
+            max_attempts=max_attempts,
+            interruptions=0,
+            not_before=now,
+            deadline_at=None if deadline_seconds is None else now + deadline_seconds,
+            row_version=1,
+            last_seq=1,
+            request_id=request_id,
+            created_at=now,
+            queued_at=now,
+            updated_at=now,
+        )
+        .returning(Job)
+    )
+    job = session.scalars(statement).one()
+    events.record(session, job.id, 1, 0, "state", {"name": table.SUBMIT.event, "state": job.state})
+    return job
+
+
+def request_cancel(session: Session, tenant_id: str, job_id: str) -> Job:
+    """T8 queued -> canceled at once; a running job is asked to stop; a finished one is left as it is.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    job = rows.locked(session, job_id) if is_id(job_id, "job") else None
+    if job is None or job.tenant_id != tenant_id:
+        raise JobNotFoundError(job_id)
+    if job.state == "queued":
+        return rows.cancel(session, table.CANCEL, job) or job
+    if job.state == "running" and job.cancel_requested_at is None:
+        asked = rows.touch(session, table.ASK_TO_STOP, job.id, job.attempt, cancel_requested_at=db_now())
+        if asked is not None:
+            data = {"name": table.ASK_TO_STOP.event, "state": "canceling"}
+            events.record(session, job_id, asked.last_seq, asked.attempt, "state", data)
+            return asked
+    return job

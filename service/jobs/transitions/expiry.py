@@ -1,0 +1,182 @@
+"""What the reconciler does to jobs whose worker or whose time is gone."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, select, update
+from sqlalchemy.orm import Session
+
+from service.db import db_now
+from service.jobs.errors import DeadlineExceededError, LeaseExpiredError
+from service.jobs.schemas import Waiting
+from service.jobs.transitions import budget, rows, table
+from service.tables import Job
+from service.tables.jobs import LIVE_STATES, UPLOAD_KINDS
+
+WORKERS_LOST = "workers-lost"
+LATE_VALIDATION = Waiting(
+    code="validation-overdue",
+    message="It was not validated in its time, which is no fault of what was uploaded; it is tried again.",
+    hint="See that a worker takes jobs of the queue inspect, and look into its log: it has too much to do, or hangs.",
+)
+
+
+def expire_leases(session: Session, *, limit: int = 100) -> list[Job]:
+    """T7 (and T9): take running jobs away from workers that fell silent. Each is queued again, failed or canceled."""
+    return [moved for job in session.scalars(_all_silent(limit)).all() if (moved := _expire(session, job)) is not None]
+
+
+def expire_deadlines(session: Session, *, limit: int = 100) -> list[Job]:
+    """T10 queued or running -> failed, for jobs whose deadline has passed; validation of uploads is queued again.
+
+    Validation that is asked to stop is left to whoever stops it.
+    """
+    return [
+        moved for job in session.scalars(_all_overdue(limit)).all() if (moved := _overdue(session, job)) is not None
+    ]
+
+
+def defer_deadlines(session: Session, since: datetime) -> int:
+    """T11 queued -> queued: let the time from ``since`` to now not count. Returns how many jobs have longer.
+
+    For a time in which no service could run them: a restored backup's, before anybody works with its database, or one
+    in which the database was away. Where several reconcilers saw that, each of them gives the time.
+    """
+    absent = db_now() - since.timestamp()
+    statement = (
+        update(Job)
+        .where(*table.DEFER.conditions(None), Job.deadline_at.is_not(None), absent > 0.0)
+        .values(deadline_at=Job.deadline_at + absent, row_version=Job.row_version + 1, updated_at=db_now())
+        .returning(Job.id)
+        .execution_options(synchronize_session=False)
+    )
+    return len(session.scalars(statement).all())
+
+
+def queued_ahead(session: Session) -> bool:
+    """True if there are jobs that were queued while the database's clock was ahead of what it says now."""
+    return session.scalar(select(Job.id).where(*_ahead()).limit(1)) is not None
+
+
+def bring_forward(session: Session) -> int:
+    """T12 queued -> queued: jobs that were queued by a clock that was ahead count as queued now. Returns how many.
+
+    A pause between attempts stays as long as it was meant to be.
+    """
+    now = db_now()
+    statement = (
+        update(Job)
+        .where(*_ahead())
+        .values(
+            not_before=Job.not_before - (Job.queued_at - now),
+            queued_at=now,
+            row_version=Job.row_version + 1,
+            updated_at=now,
+        )
+        .returning(Job.id)
+        .execution_options(synchronize_session=False)
+    )
+    return len(session.scalars(statement).all())
+
+
+# Both are asked all the time, and building a statement takes longer than the database does for the answer.
+@cache
+def _all_silent(limit: int) -> Select[Job]:
+    silent = select(Job).where(Job.state == "running", Job.lease_until < db_now())
+    return silent.order_by(Job.lease_until).limit(limit).with_for_update(skip_locked=True)
+
+
+@cache
+def _all_overdue(limit: int) -> Select[Job]:
+    stopping = and_(Job.kind.in_(UPLOAD_KINDS), Job.cancel_requested_at.is_not(None))
+    overdue = select(Job).where(Job.state.in_(LIVE_STATES), Job.deadline_at < db_now(), ~stopping)
+    return overdue.order_by(Job.deadline_at).limit(limit).with_for_update(skip_locked=True)
+
+
+def _ahead() -> list[ColumnElement[bool]]:
+    # The time to start is never before that of queueing; by it there is an index.
+    return [*table.BRING_FORWARD.conditions(None), Job.not_before > db_now()]
+
+
+def _overdue(session: Session, job: Job) -> Job | None:
+    if job.kind in UPLOAD_KINDS:
+        return _postpone(session, job)
+    samples = "Use fewer samples, or raise QUANTMILL_JOB_DEADLINE_SECONDS."
+    error = DeadlineExceededError(
+        "The job did not end before its deadline.",
+        hint=samples if job.kind == "quantize" else "Look into the workers' logs, then create it again.",
+        stage=job.stage,
+    )
+    return rows.fail(session, table.MISS_DEADLINE, job.id, job.attempt, error.problem())
+
+
+def _postpone(session: Session, job: Job) -> Job | None:
+    """Validation takes seconds: that it had no time says nothing of what was uploaded, and must not reject it.
+
+    It goes on, with twice the time each time; what it validates says that the installation keeps it waiting.
+    """
+    running: dict[str, Any] = {}
+    if job.state == "running":
+        now = db_now()
+        running = {
+            "lease_until": None,
+            "worker_id": None,
+            "dispatched_at": None,
+            "not_before": now + budget.silence_seconds(job.attempt),
+            "queued_at": now,
+            "interruptions": Job.interruptions + 1,
+            "stage": None,
+            "progress": None,
+        }
+    return rows.move(
+        session,
+        table.POSTPONE,
+        job.id,
+        job.attempt,
+        {"reason": LATE_VALIDATION.message},
+        deadline_at=db_now() + (Job.deadline_at - Job.created_at),
+        waiting=LATE_VALIDATION.model_dump(mode="json"),
+        **running,
+    )
+
+
+def _expire(session: Session, job: Job) -> Job | None:
+    if job.cancel_requested_at is not None:
+        return rows.cancel(session, table.EXPIRE_CANCEL, job)
+    silent = f"the worker {job.worker_id} fell silent"
+    if not budget.spent(job):
+        delay = budget.backoff_seconds(job.attempt)
+        return rows.put_back(session, table.EXPIRE, job, delay_seconds=delay, charged=True, reason=silent)
+    if job.kind != "quantize":
+        return _try_again(session, job, silent)
+    error = LeaseExpiredError(
+        f"The worker {job.worker_id} fell silent on attempt {job.attempt}, and no attempt is left.",
+        hint="The job may need more memory than its worker has; look into the worker's log, then submit it again.",
+        stage=job.stage,
+        attempt=job.attempt,
+    )
+    return rows.fail(session, table.GIVE_UP, job.id, job.attempt, error.problem())
+
+
+def _try_again(session: Session, job: Job, reason: str) -> Job | None:
+    """Validation takes seconds, and its failure would reject what was uploaded: lost workers alone never do that.
+
+    It stays in validation and is tried again, ever more rarely; nothing more is charged for it.
+    """
+    waiting = Waiting(
+        code=WORKERS_LOST,
+        message=f"Each worker that took it fell silent, last {job.worker_id}; it is tried again.",
+        hint="Look into the worker's log: it may need more memory than it has.",
+    )
+    return rows.put_back(
+        session,
+        table.EXPIRE,
+        job,
+        delay_seconds=budget.silence_seconds(job.attempt),
+        charged=False,
+        reason=reason,
+        waiting=waiting.model_dump(mode="json"),
+    )

@@ -1,0 +1,130 @@
+"""The guarded UPDATE that every transition is, and the few shapes that several of them share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Update, bindparam, func, select, update
+from sqlalchemy.orm import Session
+
+from service.contracts.errors import CanceledError, Problem
+from service.db import db_now
+from service.jobs import events, settlement
+from service.jobs.transitions.table import Transition
+from service.tables import Job, JobEvent
+
+# Built once: that takes longer than the database does for the answer.
+_DRAWN = {"last_seq": Job.last_seq + 1, "row_version": Job.row_version + 1, "updated_at": db_now()}
+_LOCKED = select(Job).where(Job.id == bindparam("job_id")).with_for_update().execution_options(populate_existing=True)
+
+
+def locked(session: Session, job_id: str) -> Job | None:
+    """The job's row as it is now, kept from others until the transaction ends."""
+    return session.scalars(_LOCKED, {"job_id": job_id}).one_or_none()
+
+
+def move(
+    session: Session, transition: Transition, job_id: str, held: int | None, data: dict[str, Any], **values: Any
+) -> Job | None:
+    """Do ``transition`` if its guards hold, with its event; what the job waited for is forgotten, or told anew.
+
+    Args:
+        session: of the transaction; the caller commits.
+        transition: of the table.
+        job_id: which job.
+        held: the attempt that the caller holds or has seen; None where no guard asks for it.
+        data: of the event.
+        values: columns to set besides the state.
+
+    Returns:
+        The job as it is afterwards; None if a guard did not hold and nothing was changed.
+    """
+    changes = {"waiting": None, **values, "state": transition.target}
+    job = touch(session, transition, job_id, held, **changes)
+    if job is not None:
+        told = {"name": transition.event, "state": job.state, **data}
+        events.record(session, job.id, job.last_seq, job.attempt, "state", told)
+        settlement.tell_waiting(session, job)
+    return job
+
+
+def touch(session: Session, transition: Transition, job_id: str, held: int | None, **values: Any) -> Job | None:
+    """Set ``values`` if the guards of ``transition`` hold, and draw the number of the event that the caller records."""
+    statement = _guarded(transition, job_id, held, values).returning(Job)
+    options = {"synchronize_session": False, "populate_existing": True}
+    return session.scalars(statement, execution_options=options).one_or_none()
+
+
+def note(session: Session, transition: Transition, job_id: str, held: int, **values: Any) -> int | None:
+    """As ``touch``, for what is done very often: the number alone comes back, not the row with all of its config."""
+    statement = _guarded(transition, job_id, held, values).returning(Job.last_seq)
+    return session.scalar(statement, execution_options={"synchronize_session": False})
+
+
+def fail(session: Session, transition: Transition, job_id: str, attempt: int, problem: Problem) -> Job | None:
+    """End the job with a problem, by any transition that leads there."""
+    document = problem.model_dump(mode="json")
+    ended = {"lease_until": None, "error": document, "finished_at": db_now()}
+    job = move(session, transition, job_id, attempt, {"error": document}, **ended)
+    if job is not None:
+        settlement.reject(session, job, problem)
+    return job
+
+
+def cancel(session: Session, transition: Transition, job: Job) -> Job | None:
+    """End the job as canceled, by any transition that leads there."""
+    now = db_now()
+    asked_at = func.coalesce(Job.cancel_requested_at, now)
+    ended = {"lease_until": None, "cancel_requested_at": asked_at, "finished_at": now}
+    moved = move(session, transition, job.id, job.attempt, {}, **ended)
+    if moved is not None:
+        canceled = CanceledError("The validation was canceled.", hint="Create it again.")
+        settlement.reject(session, moved, canceled.problem())
+    return moved
+
+
+def put_back(
+    session: Session,
+    transition: Transition,
+    job: Job,
+    *,
+    delay_seconds: float,
+    charged: bool,
+    reason: str,
+    waiting: dict[str, Any] | None = None,
+    deferred: bool = False,
+) -> Job | None:
+    """Queue the running job again, by any transition that does so; ``deferred``: its deadline is put off as long."""
+    now = db_now()
+    later = {}
+    if deferred and job.deadline_at is not None:
+        later = {"deadline_at": Job.deadline_at + (now + delay_seconds - _began_at(session, job))}
+    return move(
+        session,
+        transition,
+        job.id,
+        job.attempt,
+        {"reason": reason, "charged": charged, "delay_seconds": round(delay_seconds, 3)},
+        lease_until=None,
+        worker_id=None,
+        dispatched_at=None,
+        not_before=now + delay_seconds,
+        queued_at=now,
+        interruptions=Job.interruptions if charged else Job.interruptions + 1,
+        waiting=waiting,
+        stage=None,
+        progress=None,
+        **later,
+    )
+
+
+def _began_at(session: Session, job: Job) -> float:
+    """When the attempt was claimed, in seconds since 1970: the moment of its first event, or now if that was ahead."""
+    first = select(JobEvent.created_at, db_now()).where(JobEvent.job_id == job.id, JobEvent.attempt == job.attempt)
+    claimed_at, now = session.execute(first.order_by(JobEvent.seq).limit(1)).one()
+    return min(claimed_at.timestamp(), float(now))
+
+
+def _guarded(transition: Transition, job_id: str, held: int | None, values: dict[str, Any]) -> Update:
+    conditions: list[ColumnElement[bool]] = [Job.id == job_id, *transition.conditions(held)]
+    return update(Job).where(*conditions).values(**values, **_DRAWN)

@@ -1,0 +1,81 @@
+"""Logging of the processes: one line per record on standard error, and no flood of equal ones."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+MINUTE_SECONDS = 60.0
+# Per minute: lines that are equal to the letter, and troubles that differ only in what they are about.
+EQUAL_LINES = 5
+SIMILAR_LINES = 100
+# Kinds of lines that are counted at a time.
+_KINDS = 2000
+_SIMILAR = "like: "
+
+
+@dataclass
+class _Count:
+    begun_at: float
+    seen: int = 0
+
+
+class CollapsingHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to standard error; of a line that is repeated over and over, only how often it came.
+
+    Equal lines are collapsed whatever their level, similar ones from warnings on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: dict[tuple[str, int, str], _Count] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record, unless the minute has had enough of its kind. Called under the handler's lock."""
+        now = time.monotonic()
+        self._settle(now)
+        if self._counted((record.name, record.levelno, record.getMessage()), now) > EQUAL_LINES:
+            return
+        if record.levelno >= logging.WARNING:
+            template = f"{_SIMILAR}{record.msg}"
+            if self._counted((record.name, record.levelno, template), now) > SIMILAR_LINES:
+                return
+        super().emit(record)
+
+    def _counted(self, kind: tuple[str, int, str], now: float) -> int:
+        count = self._counts.setdefault(kind, _Count(now))
+        count.seen += 1
+        return count.seen
+
+    def _settle(self, now: float) -> None:
+        """Tell how often those came whose minute is over, and begin anew."""
+        crowded = len(self._counts) > _KINDS
+        over = []
+        for kind, count in self._counts.items():
+            # of too many the equal lines go first: a flood in which no two are equal is still counted as similar ones
+            if now - count.begun_at >= MINUTE_SECONDS or (crowded and not kind[2].startswith(_SIMILAR)):
+                over.append(kind)
+            elif not crowded:
+                break  # oldest first
+        if crowded and len(over) < _KINDS // 2:
+            over = list(self._counts)
+        for kind in over:
+            name, level, text = kind
+            seen = self._counts.pop(kind).seen
+            allowed = SIMILAR_LINES if text.startswith(_SIMILAR) else EQUAL_LINES
+            if seen > allowed:
+                told = f"{seen - allowed} more in the last minute: {text}"
+                super().emit(logging.LogRecord(name, level, "", 0, told, None, None))
+
+
+def configure_logging(level: int = logging.INFO) -> None:
+    """One line per record on standard error, UTC."""
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler = CollapsingHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    # What the first says of every revision, and the second at every connection, is of no use.
+    for noisy in ("alembic", "kombu.connection"):
+        logging.getLogger(noisy).setLevel(max(level, logging.ERROR))

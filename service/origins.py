@@ -1,0 +1,130 @@
+"""Which browsers' pages may talk to the service: those that it served itself, under a name that is its own.
+
+A service on loopback needs no key, so that every page that a browser on the same machine shows could use it: by a form
+or a script of another origin, or by a name of its own that it has resolved to 127.0.0.1 (DNS rebinding). Programs send
+neither of the headers that are looked at, and name the host that they mean.
+Reference: Fetch Metadata Request Headers (W3C), RFC 6454, RFC 9110 section 15.5.20.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.contracts.errors import QuantmillError
+from service.errors import problem_response
+
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_OWN_SITES = frozenset({"same-origin", "none"})
+_LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain"})
+_EVERYWHERE = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_POLICY = "Content-Security-Policy"
+_OF_PAGES = "frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'"
+_OF_OTHERS = "default-src 'none'; frame-ancestors 'none'; sandbox"
+
+
+class ForeignOriginError(QuantmillError):
+    """A page of another origin has sent the request; nothing was done."""
+
+    code = "foreign-origin"
+    title = "Pages of other origins may not do this"
+    status = 403
+
+
+class ForeignHostError(QuantmillError):
+    """The request names a host that this service is not; nothing was read or done."""
+
+    code = "foreign-host"
+    title = "The service is not of this name"
+    status = 421
+
+
+class OriginMiddleware:
+    """Refuses what another origin's page sends, and names that are not ours; says in every answer what pages may do.
+
+    Args:
+        app: what serves the others.
+        allowed_hosts: names, besides those of loopback, under which a service on loopback is reached.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_hosts: tuple[str, ...]) -> None:
+        self.app = app
+        self._allowed = frozenset(name.casefold() for name in allowed_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _EVERYWHERE.items():
+                    headers.setdefault(name, value)
+                is_page = headers.get("content-type", "").startswith("text/html")
+                headers.setdefault(_POLICY, _OF_PAGES if is_page else _OF_OTHERS)
+            await send(message)
+
+        error = self._refusal(scope)
+        answer = self.app if error is None else problem_response(Request(scope), error)
+        await answer(scope, receive, send_guarded)
+
+    def _refusal(self, scope: Scope) -> QuantmillError | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if host and _is_loopback((scope.get("server") or ("",))[0]) and not self._is_own(_name(host)):
+            return ForeignHostError(
+                f"This service is reached on loopback alone, not as {host[:255]!r}.",
+                hint="Use 127.0.0.1 or localhost. Behind a proxy, name its hosts in QUANTMILL_ALLOWED_HOSTS.",
+                header="Host",
+            )
+        if scope["method"] in _READING:
+            return None
+        if headers.get("sec-fetch-site", "none") not in _OWN_SITES:
+            return _foreign("Sec-Fetch-Site")
+        origin = headers.get("origin")
+        if origin is not None and not self._is_same(origin, host):
+            return _foreign("Origin")
+        return None
+
+    def _is_same(self, origin: str, host: str) -> bool:
+        """Behind a proxy the service may know itself by another name than the browser does."""
+        place = origin.partition("://")[2]
+        return bool(place) and (place.casefold() == host.casefold() or _name(place) in self._allowed)
+
+    def _is_own(self, name: str) -> bool:
+        return name in _LOOPBACK_NAMES or name in self._allowed or _is_loopback(name)
+
+
+def _foreign(header: str) -> ForeignOriginError:
+    return ForeignOriginError(
+        "The request comes from a page of another origin.",
+        hint="Send it from a program, or from a page that this service serves; another page asks a server of its own.",
+        header=header,
+    )
+
+
+def _name(host: str) -> str:
+    """The name of a Host header, without its port."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").casefold().rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

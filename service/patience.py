@@ -1,0 +1,32 @@
+"""How long a process waits for its database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOCK_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Bounds of waiting, in seconds, and of what waits at a time.
+
+    Attributes:
+        lock_seconds: how long a statement waits for another transaction before it fails.
+        answer_seconds: how long PostgreSQL may take for one statement; None: as long as it likes.
+        connect_seconds: how long a new connection may take; libpq makes two of less.
+        pool_seconds: how long a thread waits for a connection while others have them all.
+        writers: write transactions at a time; the connections beyond are kept for reading.
+        pause_seconds: after a server did not answer at all, further work is refused at once for so long.
+    """
+
+    lock_seconds: float = LOCK_SECONDS
+    answer_seconds: float | None = None
+    connect_seconds: float = 3.0
+    pool_seconds: float = 10.0
+    writers: int = 40
+    pause_seconds: float = 0.0
+
+
+# Workers and reconcilers have time, and work that must not be given up for a moment's trouble.
+LONG = Patience(answer_seconds=60.0)

@@ -1,0 +1,1 @@
+"""Models that kill the process that works on them are refused until somebody releases them."""

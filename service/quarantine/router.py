@@ -1,0 +1,27 @@
+"""HTTP face of the quarantine."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, Response
+
+from service.deps import DeskDep, PrincipalDep
+from service.http import only_parameters
+from service.quarantine import service
+from service.quarantine.errors import QuarantineNotFoundError
+from service.quarantine.schemas import QuarantineList
+from service.responses import problems
+
+router = APIRouter(prefix="/v1/quarantine", tags=["quarantine"])
+
+
+@router.get("", dependencies=[Depends(only_parameters())])
+def list_quarantine(desk: DeskDep, principal: PrincipalDep) -> QuarantineList:
+    """Models that killed the process that worked on them, twice in a row: nothing is tried with them any more."""
+    return QuarantineList(items=service.list_all(desk, principal.tenant_id))
+
+
+@router.delete("/{digest}", status_code=204, responses=problems(QuarantineNotFoundError))
+def release_model(digest: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Release a model from quarantine: jobs with it are accepted and run again."""
+    service.release(desk, principal.tenant_id, digest)
+    return Response(status_code=204)

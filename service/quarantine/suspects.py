@@ -1,0 +1,99 @@
+"""Quarantine: what kills the process that works on it, again and again, is not tried any more.
+
+Counted are ends by a fault of the process itself, and by the kernel for want of memory, by the bytes of the model: the
+same file uploaded again is the same.
+A success with these bytes clears the count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from sqlalchemy.orm import Session
+
+from service.contracts.errors import Problem
+from service.contracts.model import MADE_DATA, MADE_MODEL
+from service.models import repository as models
+from service.quarantine import repository
+from service.quarantine.errors import ModelQuarantinedError, release_hint
+from service.tables import Job, Model, ModelFile
+
+CRASHES = 2
+
+
+def digest_of(files: Iterable[ModelFile]) -> str:
+    """What is quarantined: the sha256 of the one uploaded file; of several, that of their digests in order."""
+    digests = sorted(file.sha256 for file in files)
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def uploaded(model: Model) -> list[ModelFile]:
+    """The files of a model that its owner sent, without what validation made of them."""
+    if model.format == "onnx":
+        return list(model.files)
+    return [file for file in model.files if file.path not in (MADE_MODEL, MADE_DATA)]
+
+
+def refuse(session: Session, tenant_id: str, files: Iterable[ModelFile], *, pointer: str | None = None) -> None:
+    """Let nothing be done with files in quarantine.
+
+    Raises:
+        ModelQuarantinedError: they are.
+    """
+    found = repository.held(session, tenant_id, digest_of(files))
+    if found is not None:
+        raise ModelQuarantinedError(found, pointer=pointer)
+
+
+def refuse_job(session: Session, job: Job) -> None:
+    """Let no job begin whose model came into quarantine while it waited.
+
+    Raises:
+        ModelQuarantinedError: it has.
+    """
+    model = _model(session, job)
+    if model is not None:
+        refuse(session, job.tenant_id, uploaded(model))
+
+
+def note_crash(session: Session, job: Job, reason: str, poison: Problem) -> Problem | None:
+    """Count that the job's model killed its runner.
+
+    Args:
+        session: writes.
+        job: as claimed.
+        reason: how the runner ended.
+        poison: what the job fails with, or would if it were not tried again.
+
+    Returns:
+        What the job fails with, now that its model is in quarantine; None if it is not.
+    """
+    model = _model(session, job)
+    if model is None:
+        return None
+    digest = digest_of(uploaded(model))
+    found = repository.add_crash(
+        session, job.tenant_id, digest, model_id=model.id, job_id=job.id, reason=reason, most=CRASHES
+    )
+    if found.quarantined_at is None:
+        return None
+    return poison.model_copy(
+        update={
+            "detail": f"The model killed the process that worked on it {found.crashes} times in a row; the last time: "
+            f"{reason}. It is in quarantine now.",
+            "hint": release_hint(digest),
+            "where": {**poison.where, "quarantine": digest},
+        }
+    )
+
+
+def clear(session: Session, job: Job) -> None:
+    """The job has succeeded: its model is above suspicion."""
+    model = _model(session, job)
+    if model is not None:
+        repository.forget(session, job.tenant_id, digest_of(uploaded(model)))
+
+
+def _model(session: Session, job: Job) -> Model | None:
+    return None if job.model_id is None else models.find(session, job.model_id)

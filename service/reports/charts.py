@@ -1,0 +1,206 @@
+"""The charts of the page: intervals beside a limit, histograms with their clip lines, curves of a training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from service.contracts.report import Histogram, Interval, TrainingFigures
+from service.reports import svg
+
+_WHISKERS_WIDTH, _ROW_HEIGHT = 300.0, 24.0
+_HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT = 320.0, 150.0
+_CURVES_WIDTH, _CURVES_HEIGHT = 460.0, 210.0
+# Clip lines further out than so many widths of the data are told in words: drawn, they would leave no room for it.
+_FAR = 1.0
+# No histogram counts more; a file of a stranger may.
+_MOST = 2**63
+_LETTER = 6.2
+
+
+@dataclass(frozen=True)
+class Whisker:
+    """A value with its interval, in a row of its own."""
+
+    label: str
+    value: float
+    interval: Interval | None
+    kind: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a training; epochs without a value are left out."""
+
+    label: str
+    kind: str
+    points: list[tuple[float, float]]
+
+
+def whiskers(
+    rows: Sequence[Whisker],
+    written: Callable[[float], str],
+    label: str,
+    *,
+    limit: float | None = None,
+    lower_limit: bool = False,
+) -> Markup:
+    """Values with intervals on one scale; with a limit, the side of it that holds is drawn as a band.
+
+    Args:
+        rows: at least one.
+        written: how a value is told.
+        label: the picture in words.
+        limit: drawn as a line.
+        lower_limit: True if the values have to be above the limit.
+    """
+    ends = [end for row in rows for end in (row.value, *_ends(row.interval))]
+    ends += [limit] if limit is not None else []
+    low, high = min(ends), max(ends)
+    margin = 0.12 * (high - low) or abs(high) * 0.1 or 1.0
+    low, high = low - margin, high + margin
+    names = max((len(row.label) for row in rows), default=0) * _LETTER
+    left, right = names + 8.0, _WHISKERS_WIDTH - 6.0
+    height = _ROW_HEIGHT * len(rows) + 30.0
+
+    def x(value: float) -> float:
+        return left + (value - low) / (high - low) * (right - left)
+
+    root = svg.picture(_WHISKERS_WIDTH, height, label)
+    bottom = height - 20.0
+    if limit is not None:
+        begin, end = (x(limit), right) if lower_limit else (left, x(limit))
+        svg.box(root, (begin, 4), end - begin, bottom - 4, "allowed")
+    svg.line(root, (left, bottom), (right, bottom), "axis")
+    for k, row in enumerate(rows):
+        y = 4.0 + _ROW_HEIGHT * (k + 0.5)
+        svg.text(root, (0, y + 4), row.label)
+        if row.interval is not None:
+            begin, end = x(row.interval.low), x(row.interval.high)
+            svg.line(root, (begin, y), (end, y), f"whisker {row.kind}")
+            for place in (begin, end):
+                svg.line(root, (place, y - 5), (place, y + 5), f"whisker {row.kind}")
+        svg.dot(root, (x(row.value), y), 4.5, f"mark {row.kind}")
+    if limit is not None:
+        svg.line(root, (x(limit), 2), (x(limit), bottom + 3), "limit")
+        words = f"limit {written(limit)}"
+        half = len(words) * _LETTER / 2
+        svg.text(root, (min(max(x(limit), left + half), right - half), height - 5), words, anchor="middle")
+    else:
+        svg.text(root, (left, height - 5), written(low))
+        svg.text(root, (right, height - 5), written(high), anchor="end")
+    return svg.drawn(root)
+
+
+def histogram(figures: Histogram, label: str) -> Markup:
+    """Counts of values, on a logarithmic scale; what the quantized model clips stands outside of the dashed lines."""
+    low, high = figures.minimum, figures.maximum
+    span = (high - low) or abs(high) or 1.0
+    clips = [clip for clip in (figures.clip_low, figures.clip_high) if clip is not None]
+    near = [clip for clip in clips if low - _FAR * span <= clip <= high + _FAR * span]
+    left_value, right_value = min([low, *near]), max([high, *near])
+    if left_value == right_value:
+        left_value, right_value = left_value - span / 2, right_value + span / 2
+    top, bottom = 16.0, _HISTOGRAM_HEIGHT - 20.0
+
+    def x(value: float) -> float:
+        return 4.0 + (value - left_value) / (right_value - left_value) * (_HISTOGRAM_WIDTH - 8.0)
+
+    root = svg.picture(_HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT, label)
+    counts = [min(max(number, 0), _MOST) for number in figures.counts]
+    most = math.log1p(max(counts)) or 1.0
+    width = (high - low) / len(figures.counts)
+    for k, number in enumerate(counts):
+        if number <= 0:
+            continue
+        begin = low + k * width
+        middle, tall = begin + width / 2, math.log1p(number) / most * (bottom - top)
+        clipped = (figures.clip_low is not None and middle < figures.clip_low) or (
+            figures.clip_high is not None and middle > figures.clip_high
+        )
+        wide = max(x(begin + width) - x(begin), 1.0)
+        svg.box(root, (x(begin), bottom - tall), wide, tall, "bar clipped" if clipped else "bar")
+    svg.line(root, (4, bottom), (_HISTOGRAM_WIDTH - 4, bottom), "axis")
+    for clip in near:
+        svg.line(root, (x(clip), top - 4), (x(clip), bottom), "limit")
+    if figures.clip_low is not None:
+        svg.text(root, (4, 9), f"clips below {figures.clip_low:.3g}")
+    if figures.clip_high is not None:
+        svg.text(root, (_HISTOGRAM_WIDTH - 4, 9), f"above {figures.clip_high:.3g}", anchor="end")
+    svg.text(root, (4, _HISTOGRAM_HEIGHT - 5), f"{left_value:.3g}")
+    svg.text(root, (_HISTOGRAM_WIDTH - 4, _HISTOGRAM_HEIGHT - 5), f"{right_value:.3g}", anchor="end")
+    return svg.drawn(root)
+
+
+def training_curves(figures: TrainingFigures) -> list[Markup]:
+    """The losses by epoch, and the metric that the best epoch was chosen by."""
+    epochs = figures.epochs
+    losses = [
+        Curve("training loss", "first", [(e.epoch, e.train_loss) for e in epochs if e.train_loss is not None]),
+        Curve(
+            "validation loss",
+            "second",
+            [(e.epoch, e.validation_loss) for e in epochs if e.validation_loss is not None],
+        ),
+    ]
+    metric = [
+        Curve(figures.metric or "metric", "second", [(e.epoch, e.metric) for e in epochs if e.metric is not None])
+    ]
+    drawn = (_curves(curves, figures.best_epoch) for curves in (losses, metric))
+    return [picture for picture in drawn if picture is not None]
+
+
+def bar(share: float, kind: str = "bar") -> Markup:
+    """A bar within a row of a table; ``share`` is its length, 0 to 1. The figure itself stands beside it."""
+    wide = 100.0 * min(max(share, 0.0), 1.0)
+    return Markup(  # noqa: S704 - a number and a word of ours
+        f'<svg class="inbar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="{kind}" width="{wide:.1f}" height="8"/></svg>'
+    )
+
+
+def _curves(curves: Sequence[Curve], best: int) -> Markup | None:
+    places = [point for curve in curves for point in curve.points]
+    if len({x for x, _ in places}) < 2:
+        return None
+    xs, ys = [x for x, _ in places], [y for _, y in places]
+    low, high = min(ys), max(ys)
+    margin = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
+    low, high = low - margin, high + margin
+    left, right, top, bottom = 52.0, _CURVES_WIDTH - 10.0, 26.0, _CURVES_HEIGHT - 34.0
+    first, last = min(xs), max(xs)
+
+    def at(point: tuple[float, float]) -> tuple[float, float]:
+        across = left + (point[0] - first) / (last - first) * (right - left)
+        return across, bottom - (point[1] - low) / (high - low) * (bottom - top)
+
+    named = " and ".join(curve.label for curve in curves if curve.points)
+    root = svg.picture(_CURVES_WIDTH, _CURVES_HEIGHT, f"{named} by epoch; the table beside it holds the figures")
+    svg.line(root, (left, bottom), (right, bottom), "axis")
+    svg.line(root, (left, top), (left, bottom), "axis")
+    for value in (low + margin, high - margin):
+        svg.text(root, (left - 5, at((first, value))[1] + 4), f"{value:.4g}", anchor="end")
+    svg.text(root, (left, bottom + 14), f"epoch {first:g}")
+    svg.text(root, (right, bottom + 14), f"epoch {last:g}", anchor="end")
+    if first <= best <= last:
+        across = at((best, low))[0]
+        svg.line(root, (across, top - 4), (across, bottom), "limit")
+        svg.text(root, (min(max(across, left + 40), right - 40), bottom + 28), f"taken: epoch {best}", anchor="middle")
+    place = left
+    for curve in curves:
+        if not curve.points:
+            continue
+        svg.path(root, [at(point) for point in curve.points], f"curve {curve.kind}")
+        for point in curve.points:
+            svg.dot(root, at(point), 2.5, f"mark {curve.kind}")
+        svg.line(root, (place, 10), (place + 22, 10), f"curve {curve.kind}")
+        svg.text(root, (place + 27, 14), curve.label)
+        place += 27 + (len(curve.label) + 3) * _LETTER
+    return svg.drawn(root)
+
+
+def _ends(interval: Interval | None) -> tuple[float, ...]:
+    return () if interval is None else (interval.low, interval.high)

@@ -1,0 +1,61 @@
+"""Figures in words: every number of a report is written in one way wherever it stands."""
+
+from __future__ import annotations
+
+NOTHING = "–"
+_KIB = 1024
+_MINUTE = 60.0
+_TWO_PLACES = ("%", "dB", "points", "×")
+_TENTH_OF_A_MS = 0.1
+
+
+def figure(value: float | None, unit: str = "") -> str:
+    """A value with its unit: percent, dB and ratios to two places, what may be of any size to five digits."""
+    if value is None:
+        return NOTHING
+    number = f"{value + 0.0:.2f}" if unit in _TWO_PLACES else f"{value:.5g}"
+    return f"{number} {unit}".rstrip()
+
+
+def difference(value: float, unit: str) -> str:
+    """A size of a change, without its sign: differences of percentages are points."""
+    return figure(abs(value), unit).removesuffix(" %") + (" points" if unit == "%" else "")
+
+
+def size(count: float | None) -> str:
+    """Bytes in the unit that suits them."""
+    if count is None:
+        return NOTHING
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(value) < _KIB:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
+        value /= _KIB
+    return f"{value:.2f} GiB"
+
+
+def milliseconds(value: float | None) -> str:
+    """Milliseconds; very short ones in microseconds."""
+    if value is None:
+        return NOTHING
+    return f"{value * 1000:.1f} µs" if abs(value) < _TENTH_OF_A_MS else f"{value:.2f} ms"
+
+
+def seconds(value: float) -> str:
+    """Seconds; long times in minutes."""
+    return f"{value:.2f} s" if value < _MINUTE else f"{int(value // _MINUTE)} min {value % _MINUTE:.0f} s"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share in percent."""
+    return NOTHING if value is None else f"{value:.{digits}f} %"
+
+
+def times(value: float) -> str:
+    """A ratio."""
+    return f"{value:.2f}×"
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """A number of things, such as "1 layer" and "2,000 layers"."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

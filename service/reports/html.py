@@ -1,0 +1,148 @@
+"""The report as one HTML page: no script, nothing loaded, the verdict first and the findings before all figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from service.contracts.report import Histogram, LayerFigures, Report
+from service.reports import charts, figures, gains, layers, verdict
+from service.reports.abridged import abridged_json
+from service.reports.names import name, prose
+from service.reports.pieces import algorithms, metrics
+from service.reports.pieces.gate import scale
+
+MOST_BYTES = 1_900_000
+SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+# The scale of the bars of SQNR: from there on a bar is full.
+_FULL_BAR_DB = 50.0
+_SEVERITIES = {"critical": ("Critical", "✖"), "warning": ("Warning", "▲"), "info": ("Good to know", "i")}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of a large report stands on the page; JSON and CSV hold all of it."""
+
+    rows: int
+    names: int
+    texts: int
+
+
+# Tried in turn until the page is small enough: names of strangers may be of any length, and layers any number.
+_LIMITS = (Limits(1000, 40, 100), Limits(400, 15, 40), Limits(100, 5, 20), Limits(25, 3, 10))
+_WORST = 12
+_HISTOGRAMS = 8
+
+
+def html(report: Report) -> str:
+    """The page, below ``MOST_BYTES`` of UTF-8."""
+    page = ""
+    for limits in _LIMITS:
+        page = _environment().get_template("report.html.jinja").render(_context(report, limits))
+        if len(page.encode()) <= MOST_BYTES:
+            break
+    return page
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("service.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_presentable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "name": name,
+        "figure": figures.figure,
+        "size": figures.size,
+        "seconds": figures.seconds,
+        "percent": figures.percent,
+        "milliseconds": figures.milliseconds,
+        "json": abridged_json,
+    }
+    return environment
+
+
+def _presentable(value: Any) -> Any:
+    """What every expression of a template goes through before it is escaped: no text gets around it."""
+    if value is None:
+        return figures.NOTHING
+    return prose(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+@cache
+def _style() -> Markup:
+    text = resources.files("service.reports").joinpath("templates/style.css").read_text(encoding="utf-8")
+    return Markup(text)  # noqa: S704 - a file of ours
+
+
+def _context(report: Report, limits: Limits) -> dict[str, Any]:
+    quantized = layers.quantized_layers(report)
+    config = report.manifest.config.model_dump(mode="json", exclude_defaults=False)
+    return {
+        "report": report,
+        "limits": limits,
+        "policy": SECURITY_POLICY,
+        "style": _style(),
+        "count": figures.count,
+        "headline": verdict.headline(report),
+        "severities": _SEVERITIES,
+        "gains": gains.gains(report),
+        "conditions": [(condition, scale(condition.clause, report)) for condition in verdict.conditions(report)],
+        "metrics": [metrics.metric_row(metric, report.fidelity.samples) for metric in report.metrics],
+        "speed": metrics.speed_chart(report.latency),
+        "source": gains.source_words(report),
+        "interval_words": verdict.interval_words,
+        "layers": quantized,
+        "has": {
+            "weights": any(layer.weight_bytes is not None for layer in quantized),
+            "time": any(layer.latency_percent is not None for layer in quantized),
+            "gains": any(layers.gain_words(layer) for layer in quantized),
+        },
+        "worst": _WORST,
+        "sqnr_bar": _sqnr_bar,
+        "share_bar": lambda value, whole: charts.bar(value / whole if whole else 0.0),
+        "storage_words": layers.storage_words,
+        "gain_words": layers.gain_words,
+        "drawings": _drawings(quantized),
+        "coverage": layers.coverage(report),
+        "float_parts": (
+            ("Nodes in float", layers.left_in_float(report)),
+            ("Activations in float, of nodes with quantized weights", layers.float_activations(report)),
+            ("Biases in float, of nodes with quantized weights", layers.float_biases(report)),
+        ),
+        "algorithms": [algorithms.told(entry, limits.names) for entry in report.algorithms],
+        "range_words": algorithms.range_words,
+        "config": abridged_json(config),
+        "seconds": sum(stage.seconds for stage in report.stages),
+        "peak": max((stage.peak_rss_bytes for stage in report.stages), default=0),
+    }
+
+
+def _sqnr_bar(layer: LayerFigures) -> Markup:
+    return charts.bar((layer.sqnr_db or 0.0) / _FULL_BAR_DB)
+
+
+def _drawings(quantized: list[LayerFigures]) -> list[tuple[LayerFigures, list[tuple[str, Histogram, Markup]]]]:
+    """Histograms of the worst layers that have some."""
+    found = []
+    for layer in quantized:
+        parts = (("Weights", layer.weight_histogram), ("Activations", layer.activation_histogram))
+        drawn = [
+            (what, values, charts.histogram(values, f"{what} of {name(layer.name)}: how often each value occurs"))
+            for what, values in parts
+            if values is not None
+        ]
+        if drawn:
+            found.append((layer, drawn))
+        if len(found) == _HISTOGRAMS:
+            break
+    return found

@@ -1,0 +1,175 @@
+"""The report as Markdown for a merge request: verdict, findings, figures, gate, advice and the worst layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from service.contracts.report import Advice, Finding, Report
+from service.reports import gains, layers, verdict
+from service.reports.abridged import abridged_json
+from service.reports.figures import count, figure, percent
+from service.reports.figures import size as bytes_words
+from service.reports.names import name, prose
+
+_MARKS = {"good": "✅", "bad": "❌", "unsure": "❔", "plain": "➖"}
+_SEVERITIES = {"critical": "🛑 Critical", "warning": "⚠️ Warning", "info": "ℹ️ Good to know"}
+_WORST, _REASONS, _TEXTS = 10, 8, 20
+_PUNCTUATION = re.compile(r"([\\`*_{}\[\]|~$#])")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+# What a forge would take for a name, a number of an issue, a picture or an address; the space between has no width.
+_REFERENCE = re.compile(r"(?<=[@#!&%$:])(?=\w)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", re.IGNORECASE)
+# What makes a list or a heading at the beginning of a line.
+_LEADING = re.compile(r"^(\s*)([-+](?=\s|$)|=|\d+[.)](?=\s|$))")
+_NO_WIDTH = "\u200b"
+
+
+def markdown(report: Report) -> str:
+    """The document; every text of a model or a message stands in it as it is, and is read as nothing else."""
+    parts = [
+        _head(report),
+        _findings(report.findings),
+        _gains(report),
+        _gate(report),
+        _metrics(report),
+        _advice(report.advice),
+        _layers(report),
+        _left(report),
+        _notes(report.notes),
+        _manifest(report),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def escaped(text: str) -> str:
+    """A sentence that Markdown reads as plain text, also within a table."""
+    plain = _REFERENCE.sub(_NO_WIDTH, prose(text))
+    for letter, entity in _ENTITIES.items():
+        plain = plain.replace(letter, entity)
+    plain = _PUNCTUATION.sub(r"\\\1", plain)
+    return _LEADING.sub(lambda found: f"{found[1]}{found[2][:-1]}\\{found[2][-1]}", plain)
+
+
+def code(text: str) -> str:
+    """A name as code, also within a table: the fence is longer than any run of backticks in it."""
+    inner = name(text).replace("|", "\\|")
+    fence = "`" * (max((len(run) for run in re.findall(r"`+", inner)), default=0) + 1)
+    space = " " if inner.startswith("`") or inner.endswith("`") or not inner.strip() else ""
+    return f"{fence}{space}{inner or ' '}{space}{fence}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; its cells are Markdown already."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _head(report: Report) -> str:
+    told = verdict.headline(report)
+    lines = [f"# {_MARKS[told.tone]} Quantization: {told.word}", "", escaped(told.sentence)]
+    if told.alarm:
+        lines += ["", f"**🛑 {escaped(told.alarm)}**"]
+    return "\n".join([*lines, "", escaped(report.summary)])
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    lines = []
+    for finding in findings[:_TEXTS]:
+        hint = f" What to do: {escaped(finding.hint)}" if finding.hint else ""
+        cannot = " **Nothing can be said about accuracy as long as this holds.**" if finding.undermines_verdict else ""
+        where = ", ".join(f"{escaped(key)} {code(str(value))}" for key, value in finding.where.items())
+        told = f"- **{_SEVERITIES[finding.severity]}**: {escaped(finding.message)}{cannot}{hint}"
+        lines.append(f"{told} ({where}; {code(finding.code)})" if where else f"{told} ({code(finding.code)})")
+    return "\n".join(["## Read this first", "", *lines, *_more(findings, _TEXTS, "finding")]) if lines else ""
+
+
+def _gains(report: Report) -> str:
+    rows = [
+        (escaped(gain.title), f"**{escaped(gain.change)}**", escaped(gain.before), escaped(gain.after),
+         " ".join(escaped(sentence) for sentence in gain.sentences))
+        for gain in gains.gains(report)
+    ]  # fmt: skip
+    return "## What was gained, and what it cost\n\n" + table(("", "change", "float", "quantized", ""), rows)
+
+
+def _gate(report: Report) -> str:
+    rows = [
+        (f"{_MARKS[told.tone]} {told.result}", f"{escaped(told.words)} ({code(told.code)})", escaped(told.got),
+         escaped(told.interval), escaped(told.why))
+        for told in verdict.conditions(report)
+    ]  # fmt: skip
+    return "## Gate\n\n" + table(("result", "condition", "got", "interval", ""), rows) if rows else ""
+
+
+def _metrics(report: Report) -> str:
+    rows = []
+    for metric in report.metrics[:_TEXTS]:
+        gain = gains.metric_gain(metric, report.fidelity.samples)
+        told = " ".join(escaped(sentence) for sentence in gain.sentences)
+        rows.append((code(metric.name), escaped(gain.before), escaped(gain.after), escaped(gain.change), told))
+    if not rows:
+        return ""
+    source = escaped(f"Measured on {gains.source_words(report)}.")
+    return f"## Accuracy\n\n{source}\n\n" + table(("metric", "float", "quantized", "change", ""), rows)
+
+
+def _advice(advice: Sequence[Advice]) -> str:
+    parts = []
+    for entry in advice[:_TEXTS]:
+        lines = [f"- **{escaped(entry.message)}** Because: {escaped(entry.because)} ({entry.status})"]
+        if entry.figure is not None:
+            told = entry.figure
+            lines.append(
+                f"  {code(told.metric)} {escaped(figure(told.before, told.unit))} → "
+                f"{escaped(figure(told.after, told.unit))} on {count(told.samples, 'sample')}"
+            )
+        if entry.config:
+            text, _ = abridged_json(entry.config)
+            fence = "`" * (max((len(run) for run in re.findall(r"`+", text)), default=2) + 1)
+            lines += ["", *(f"  {line}" for line in (f"{fence}json", *text.splitlines(), fence))]
+        parts.append("\n".join(lines))
+    return "\n\n".join(["## What would help", *parts]) if parts else ""
+
+
+def _layers(report: Report) -> str:
+    measured = [layer for layer in layers.quantized_layers(report) if layer.sqnr_db is not None][:_WORST]
+    told = escaped(layers.coverage(report))
+    if not measured:
+        return f"## Layers\n\n{told}"
+    rows = [
+        (code(layer.name), code(layer.op), escaped(figure(layer.sqnr_db, "dB")), escaped(layers.storage_words(layer)),
+         escaped(percent(layer.latency_percent)))
+        for layer in measured
+    ]  # fmt: skip
+    head = ("layer", "operator", "SQNR", "stored as", "share of time")
+    return (
+        f"## Layers\n\n{told} SQNR: power of a layer's result over that of its error; higher is better.\n\n"
+        f"<details><summary>The worst {len(measured)}</summary>\n\n{table(head, rows)}\n\n</details>"
+    )
+
+
+def _left(report: Report) -> str:
+    groups = layers.left_in_float(report)
+    rows = [(str(group.count), escaped(group.reason), escaped(group.operators)) for group in groups[:_REASONS]]
+    if not rows:
+        return ""
+    listed = "\n".join([table(("nodes", "because", "operators"), rows), *_more(groups, _REASONS, "reason")])
+    number = sum(group.count for group in groups)
+    return f"<details><summary>{count(number, 'node')} left in float</summary>\n\n{listed}\n\n</details>"
+
+
+def _notes(notes: Sequence[str]) -> str:
+    lines = [f"- {escaped(note)}" for note in notes[:_TEXTS]]
+    return "\n".join(["## Notes", "", *lines, *_more(notes, _TEXTS, "note")]) if lines else ""
+
+
+def _manifest(report: Report) -> str:
+    made = report.manifest
+    files = f"model {code(made.model_sha256[:12])} → {code(made.output_sha256[:12])}"
+    size = f"{escaped(bytes_words(report.float_.size_bytes))} → {escaped(bytes_words(report.quantized.size_bytes))}"
+    words = f"Quantmill {escaped(made.engine_version)}, preset {code(str(made.config.preset))}, {files}, {size}."
+    return f"<sub>{words}</sub>"
+
+
+def _more(items: Sequence[object], most: int, noun: str) -> list[str]:
+    return ["", f"{count(len(items) - most, f'more {noun}')} in the JSON report."] if len(items) > most else []

@@ -1,0 +1,1 @@
+"""Pieces of the page: what its template takes ready made."""

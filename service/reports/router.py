@@ -1,0 +1,92 @@
+"""HTTP face of rendered reports; the report itself, as JSON, is served by ``service.jobs``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Response
+from pydantic import ValidationError
+
+from service.contracts.report import Report
+from service.deps import Desk, DeskDep, PrincipalDep
+from service.http import etag_matches
+from service.jobs import service
+from service.jobs.service import ReportNotFoundError, ReportNotReadyError
+from service.reports.errors import ReportNotRenderableError
+from service.reports.formats import FORMATS, FormatName, rendered, renderer_version
+from service.reports.html import SECURITY_POLICY
+from service.responses import Responses, problems
+
+router = APIRouter(tags=["jobs"])
+
+
+IfNoneMatch = Annotated[str | None, Header()]
+
+
+def _responses(form: FormatName) -> Responses:
+    media_type = FORMATS[form].media_type.partition(";")[0]
+    ok: dict[str, Any] = {"description": "The document", "content": {media_type: {"schema": {"type": "string"}}}}
+    refusals = problems(ReportNotReadyError, ReportNotFoundError, ReportNotRenderableError)
+    return {200: ok, 304: {"description": "Not changed"}} | refusals
+
+
+@router.get("/v1/jobs/{job_id}/report.html", response_class=Response, responses=_responses("html"))
+def get_report_html(job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None) -> Response:
+    """The report as one HTML page for people: no script, nothing loaded from anywhere."""
+    return _answer(desk, principal.tenant_id, job_id, "html", if_none_match)
+
+
+@router.get("/v1/jobs/{job_id}/report.md", response_class=Response, responses=_responses("markdown"))
+def get_report_markdown(
+    job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
+) -> Response:
+    """The report as Markdown, for a merge request."""
+    return _answer(desk, principal.tenant_id, job_id, "markdown", if_none_match)
+
+
+@router.get("/v1/jobs/{job_id}/report.junit.xml", response_class=Response, responses=_responses("junit"))
+def get_report_junit(
+    job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
+) -> Response:
+    """The gate and the critical findings as JUnit XML, for CI."""
+    return _answer(desk, principal.tenant_id, job_id, "junit", if_none_match)
+
+
+@router.get("/v1/jobs/{job_id}/report/layers.csv", response_class=Response, responses=_responses("layers_csv"))
+def get_report_layers(
+    job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
+) -> Response:
+    """Every layer as a row of CSV."""
+    return _answer(desk, principal.tenant_id, job_id, "layers_csv", if_none_match)
+
+
+def _answer(desk: Desk, tenant_id: str, job_id: str, form: FormatName, if_none_match: str | None) -> Response:
+    """The document, or 304 where the client has it.
+
+    Raises:
+        JobNotFoundError, ReportNotReadyError, ReportNotFoundError: as for the report itself.
+        ReportNotRenderableError: it is of a form that is not known here.
+    """
+    row = service.report(desk, tenant_id, job_id)
+    shape = FORMATS[form]
+    # A page is shown, cut off from this host by its policy; all else is stored.
+    place = "inline" if form == "html" else "attachment"
+    headers = {
+        "ETag": f'"{row.job_id}.{row.attempt}.{form}.{renderer_version()}"',
+        "Cache-Control": "private, no-cache",
+        "Content-Disposition": f'{place}; filename="{row.job_id}{shape.suffix}"',
+        "Content-Security-Policy": f"sandbox; {SECURITY_POLICY}; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Resource-Policy": "same-origin",
+    }
+    if etag_matches(if_none_match, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    try:
+        report = Report.model_validate(row.body)
+    except ValidationError:
+        raise ReportNotRenderableError(
+            f"The report of {row.job_id} is not of a form that this service knows.",
+            hint=f"Take the JSON: GET /v1/jobs/{row.job_id}/report",
+        ) from None
+    return Response(rendered(report, form), media_type=shape.media_type, headers=headers)

@@ -1,0 +1,221 @@
+"""The HTTP server: uvicorn, with a bound on everything that a connection may keep to itself.
+
+Uvicorn's own timeouts begin with the first request, and asyncio's own accept loop, once no file can be opened any more,
+tries (and logs) some thousand times a second. So connections are accepted and watched over here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.config import STARTUP_FAILURE, Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from service.connections import Bounds, Connections, HealthOnly
+
+BACKLOG = 1024
+# Connections taken in one go: the requests of others are not to wait for a whole crowd.
+_ACCEPTS = 64
+# After no file could be opened: while those without a request are closed, and where there are none.
+SHED_SECONDS = 0.05
+EXHAUSTED_SECONDS = 0.5
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+log = logging.getLogger(__name__)
+
+
+class FrontProtocol(H11Protocol):
+    """One connection: as uvicorn's, but it may not be idle for ever, nor take its time with the head of a request."""
+
+    def __init__(self, connections: Connections, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.address = ""
+        self._connections_kept = connections
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """It was accepted."""
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        if not self._connections_kept.admit(self):
+            self.app = cast(Any, HealthOnly(cast(Any, self.app)))
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request, or of several."""
+        super().data_received(data)
+        self._note()
+
+    def on_response_complete(self) -> None:
+        """A response was sent; uvicorn gives the connection some time for the next request."""
+        super().on_response_complete()
+        self._note()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is closed."""
+        self._connections_kept.forget(self)
+        self._clear_deadline()
+        super().connection_lost(exc)
+
+    def _note(self) -> None:
+        """Be bounded by time as long as there is no request: head and first byte are waited for alike."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._connections_kept.busy(self)
+            self._clear_deadline()
+            return
+        self._connections_kept.idle(self)
+        if self.timeout_keep_alive_task is None:
+            self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        if self._deadline is None:
+            seconds = self._connections_kept.bounds.idle_seconds
+            self._deadline = self.loop.call_later(seconds, self._on_deadline)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_deadline(self) -> None:
+        self._deadline = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+class Listener:
+    """Accepts connections of one listening socket; stands in for asyncio's own server.
+
+    Args:
+        listening: bound; it is made to listen.
+        make_protocol: one per connection.
+        shed: closes some connections that can be spared; tells how many.
+    """
+
+    def __init__(
+        self, listening: socket.socket, make_protocol: Callable[[], asyncio.Protocol], shed: Callable[[], int]
+    ) -> None:
+        self._socket = listening
+        self._make_protocol = make_protocol
+        self._shed = shed
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
+        listening.setblocking(False)
+        listening.listen(BACKLOG)
+        self._resume()
+
+    def close(self) -> None:
+        """Accept no more."""
+        self._closed = True
+        self._loop.remove_reader(self._socket.fileno())
+        if self._retry is not None:
+            self._retry.cancel()
+
+    async def wait_closed(self) -> None:
+        """There is nothing to wait for."""
+
+    def _resume(self) -> None:
+        self._retry = None
+        self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS):
+            try:
+                connection, _address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._pause(error)
+                return
+            connection.setblocking(False)
+            task = self._loop.create_task(self._connect(connection))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    def _pause(self, error: OSError) -> None:
+        """Make room, and look at the socket again once there may be some: it stays readable all the while."""
+        seconds = SHED_SECONDS if self._shed() else EXHAUSTED_SECONDS
+        log.warning("connections.exhausted: none is accepted for %g s: %s", seconds, error)
+        self._loop.remove_reader(self._socket.fileno())
+        self._retry = self._loop.call_later(seconds, self._resume)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._make_protocol, connection)
+        except OSError as error:
+            log.info("connections.broken_off: %s", error)
+            connection.close()
+
+
+class FrontServer(uvicorn.Server):
+    """Uvicorn's server on our own listeners.
+
+    Args:
+        config: of uvicorn.
+        bounds: of its connections.
+        on_stop: called once no more connections are accepted: who waits for news is to be answered now.
+    """
+
+    def __init__(self, config: Config, bounds: Bounds, on_stop: Callable[[], None] = lambda: None) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+        self._connections = Connections(bounds)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then accept connections."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        listening: Sequence[socket.socket] = sockets or ()
+        shed = self._connections.shed
+        self.servers = cast(Any, [Listener(each, self._make_protocol, shed) for each in listening])
+        for each in listening:
+            log.info("listening on %s", each.getsockname())
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer who waits, then as uvicorn's."""
+        self._on_stop()
+        await super().shutdown(sockets)
+
+    def _make_protocol(self) -> FrontProtocol:
+        return FrontProtocol(
+            self._connections,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+
+
+def bound_sockets(host: str, port: int) -> list[socket.socket]:
+    """A bound socket for every address that ``host`` stands for; port 0 takes any free one, the same for all.
+
+    Raises:
+        OSError: an address is taken, not ours, or forbidden.
+    """
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        bound = socket.socket(family, kind, protocol)
+        sockets.append(bound)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            chosen = port or (sockets[0].getsockname()[1] if len(sockets) > 1 else 0)
+            bound.bind((address[0], chosen, *address[2:]))
+        except OSError:
+            for each in sockets:
+                each.close()
+            raise
+    return sockets

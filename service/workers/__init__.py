@@ -1,0 +1,1 @@
+"""Workers: which queues somebody takes jobs from."""

@@ -1,0 +1,225 @@
+"""Files and uploads are collected while requests rely on them: each is held at its worst moment, on either database.
+
+Nothing is ever too young here: what holds must hold however long anybody is held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
+
+from service.db import Database, db_now
+from service.files import repository as files
+from service.jobs import transitions
+from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.storage import file_sha256
+from service.tables import Upload
+from tests.support.failing import Holds
+from tests.support.front import Front, make_report, problem
+from worker.publication import name_published
+from worker.upkeep.garbage import discard_garbage, empty_trash
+from worker.upkeep.uploads import expire_uploads
+
+DATA = b"the bytes"
+SHA256 = hashlib.sha256(DATA).hexdigest()
+ANY_AGE = -1.0
+# For which somebody who should wait for a lock is watched: whoever does not wait is done long before.
+WATCHED_SECONDS = 0.3
+Deed = Callable[[], Any]
+
+
+class Hall:
+    """The front desk, and collectors beside it."""
+
+    def __init__(self, front: Front) -> None:
+        self.front, self.desk = front, front.desk
+        self.impatient = Database(front.desk.settings.database_url, lock_seconds=0.1)
+
+    # requests that rely on the file SHA256: prepared here, done later
+
+    def upload(self) -> Deed:
+        """The last bytes of an upload come in."""
+        made = self.front.http.post("/v1/uploads", json={"filename": "net.onnx", "size_bytes": len(DATA)})
+        return self.content(made.json()["id"])
+
+    def content(self, upload_id: str) -> Deed:
+        return lambda: self.front.http.put(f"/v1/uploads/{upload_id}/content", content=DATA).raise_for_status()
+
+    def publication(self) -> Deed:
+        """A worker has stored what a job made, and commits."""
+        job = self.front.claim(self.front.new_job())
+        artifact = NewArtifact("model", "net.onnx", "application/octet-stream", self.front.store(DATA), len(DATA))
+        outcome = QuantizeOutcome(make_report(), (artifact,))
+
+        def commit() -> None:
+            with self.desk.database.write() as session:
+                name_published(session, self.desk.store, outcome)
+                assert transitions.succeed(session, job.id, job.attempt, result=outcome)
+
+        return commit
+
+    def model(self, upload_id: str) -> Deed:
+        body = {"name": "net", "files": [{"upload_id": upload_id, "path": "net.onnx"}]}
+        return lambda: self.front.http.post("/v1/models", json=body)
+
+    # collectors
+
+    def discard(self, database: Database | None = None) -> int:
+        return discard_garbage(database or self.desk.database, self.desk.store, 100, age_seconds=ANY_AGE).items
+
+    def empty(self, database: Database | None = None) -> int:
+        return empty_trash(database or self.desk.database, self.desk.store, 100, age_seconds=ANY_AGE).items
+
+    def expire(self, database: Database | None = None) -> int:
+        return expire_uploads(database or self.desk.database, self.desk.store, 100, expiry_seconds=60).items
+
+    def try_all(self) -> int:
+        """Every collector, as far as it comes without waiting; how much went."""
+        gone = 0
+        for collect in (self.expire, self.discard, self.empty):
+            with suppress(OperationalError):  # SQLite: somebody else writes
+                gone += collect(self.impatient)
+        return gone
+
+    # what is there
+
+    def expired(self, upload_id: str) -> str:
+        """The upload, which is past its expiry from now on."""
+        with self.desk.database.write() as session:
+            session.execute(update(Upload).where(Upload.id == upload_id).values(expires_at=db_now() - 1))
+        return upload_id
+
+    def check(self, *, named: bool) -> None:
+        """The file is there if and only if a row names it, whatever collectors do from now on."""
+        for _ in range(2):
+            self.discard()
+            self.empty()
+        with self.desk.database.read() as session:
+            assert bool(files.named(session, [SHA256])) is named
+        path = self.desk.store.path(SHA256)
+        assert path.exists() is named
+        assert not named or file_sha256(path) == SHA256
+        assert list(self.desk.store.trash.iterdir()) == []
+
+
+@pytest.fixture
+def hall(front: Front) -> Iterator[Hall]:
+    hall = Hall(front)
+    yield hall
+    hall.impatient.close()
+
+
+@pytest.fixture
+def holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Holds]:
+    holds = Holds(tmp_path / "holds", monkeypatch)
+    yield holds
+    holds.close()
+
+
+def assert_waits(doing: Future[Any]) -> None:
+    wait([doing], timeout=WATCHED_SECONDS)
+    assert not doing.done()
+
+
+REQUESTS: dict[str, Callable[[Hall], Deed]] = {"upload": Hall.upload, "publication": Hall.publication}
+of_each_request = pytest.mark.parametrize("request_of", REQUESTS)
+
+
+@of_each_request
+def test_what_goes_to_the_trash_before_it_is_named_comes_back(hall: Hall, holds: Holds, request_of: str) -> None:
+    named = holds.start_until("before_files_named", REQUESTS[request_of](hall))
+    assert hall.discard() == 1
+    holds.release("before_files_named")
+    named.result()
+    hall.check(named=True)
+
+
+@of_each_request
+def test_nothing_goes_between_the_naming_and_the_commit(hall: Hall, holds: Holds, request_of: str) -> None:
+    named = holds.start_until("after_files_named", REQUESTS[request_of](hall))
+    assert hall.try_all() == 0
+    assert hall.desk.store.path(SHA256).exists()
+    holds.release("after_files_named")
+    named.result()
+    hall.check(named=True)
+
+
+@of_each_request
+def test_a_row_that_comes_between_the_look_and_the_deed_has_its_file(hall: Hall, holds: Holds, request_of: str) -> None:
+    """The collector has found no row that names the file; nobody makes one before the file is in the trash."""
+    named = holds.start_until("before_files_named", REQUESTS[request_of](hall))
+    collected = holds.start_until("before_files_discarded", hall.discard)
+    holds.release("before_files_named")
+    assert_waits(named)
+    holds.release("before_files_discarded")
+    assert collected.result() == 1
+    named.result()
+    hall.check(named=True)
+
+
+def test_an_upload_whose_bytes_have_gone_for_good_is_told_so_and_may_be_sent_again(hall: Hall, holds: Holds) -> None:
+    """Only who is held longer than the trash is kept comes to this."""
+    upload = hall.upload()
+    named = holds.start_until("before_files_named", upload)
+    hall.discard()
+    emptied = holds.start_until("before_trash_emptied", hall.empty)
+    holds.release("before_files_named")
+    assert_waits(named)
+    holds.release("before_trash_emptied")
+    assert emptied.result() == 1
+    assert "500" in str(named.exception())
+    hall.check(named=False)
+    upload()
+    hall.check(named=True)
+
+
+def test_bytes_that_are_sent_while_the_same_go_for_good_stay(hall: Hall, holds: Holds) -> None:
+    hall.front.store(DATA)
+    hall.discard()
+    upload = hall.upload()
+    emptied = holds.start_until("before_trash_emptied", hall.empty)
+    sent = holds.start(upload)
+    assert_waits(sent)
+    holds.release("before_trash_emptied")
+    emptied.result()
+    sent.result()
+    hall.check(named=True)
+
+
+def test_an_upload_does_not_expire_while_a_model_is_made_of_it(hall: Hall, holds: Holds) -> None:
+    upload_id = hall.expired(hall.front.upload(DATA))
+    made = holds.start_until("after_files_named", hall.model(upload_id))
+    assert hall.try_all() == 0
+    holds.release("after_files_named")
+    assert made.result().status_code == 201
+    assert hall.expire() == 1
+    hall.check(named=True)
+
+
+def test_no_model_is_made_of_an_upload_that_just_expires(hall: Hall, holds: Holds) -> None:
+    upload_id = hall.expired(hall.front.upload(DATA))
+    expired = holds.start_until("before_uploads_forgotten", hall.expire)
+    made = holds.start(hall.model(upload_id))
+    assert_waits(made)
+    holds.release("before_uploads_forgotten")
+    assert expired.result() == 1
+    problem(made.result(), 404, "upload-not-found")
+    hall.check(named=False)
+
+
+def test_an_upload_does_not_expire_while_its_last_bytes_come_in(hall: Hall, holds: Holds) -> None:
+    made = hall.front.http.post("/v1/uploads", json={"filename": "n", "size_bytes": len(DATA)}).json()
+    hall.expired(made["id"])
+    sent = holds.start_until("before_files_named", hall.content(made["id"]))
+    assert hall.expire() == 0
+    holds.release("before_files_named")
+    sent.result()
+    hall.check(named=True)

@@ -1,0 +1,101 @@
+"""Many histories of workers, a reconciler and a client with bad luck, by the real transitions.
+
+A history that breaks a rule is printed with its seed; to see it again:
+
+    QUANTMILL_TEST_SEED=1234 pytest -n 0 tests/db/simulation
+
+More than those of every test run, with all cores (a history takes about 13 ms of one, nearly all of it in SQLAlchemy):
+
+    QUANTMILL_TEST_SEEDS=10000 pytest -n auto tests/db/simulation
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from itertools import count
+from unittest.mock import patch
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from service import ids
+from service.jobs.transitions import table
+from tests.db.simulation.store import store
+from tests.db.simulation.world import World
+
+SEEDS = int(os.environ.get("QUANTMILL_TEST_SEEDS") or 1500)
+RANGES = 50
+CANCEL_RANGES = 10
+# Of this many seeds one has its histories with a cancel at every step.
+SEEDS_PER_CANCELED = 75
+# Within which a missing guard has to show.
+MUTANT_SEEDS = 1000
+_ONE_SEED = os.environ.get("QUANTMILL_TEST_SEED")
+
+
+def simulate(seed: int, *, cancel_at: int | None = None) -> int:
+    """One history, and how many steps it had; where it breaks a rule, the error tells all of it."""
+    world = World(store(), seed, cancel_at)
+    try:
+        # ids in the order of creation, as ever, but the same each time: they break ties
+        with patch.object(ids, "_uuid7", count().__next__):
+            return world.run()
+    except Exception as error:
+        error.add_note("\n".join([f"QUANTMILL_TEST_SEED={seed} cancel_at={cancel_at}", *world.history]))
+        raise
+
+
+@pytest.mark.parametrize("number", range(1 if _ONE_SEED else RANGES))
+def test_histories_keep_every_rule(number: int) -> None:
+    for seed in [int(_ONE_SEED)] if _ONE_SEED else range(number, SEEDS, RANGES):
+        simulate(seed)
+
+
+@pytest.mark.parametrize("number", range(1 if _ONE_SEED else CANCEL_RANGES))
+def test_a_cancel_at_every_step_keeps_every_rule(number: int) -> None:
+    """The same histories again and again, with all that was submitted so far canceled one step later each time."""
+    for seed in [int(_ONE_SEED)] if _ONE_SEED else range(number, max(1, SEEDS // SEEDS_PER_CANCELED), CANCEL_RANGES):
+        steps = simulate(seed)
+        for step in range(steps + 1):
+            simulate(seed, cancel_at=step)
+
+
+EVERY_STATE = ("queued", "running", "succeeded", "failed", "canceled")
+# Guards taken away, one at a time: the rules have to notice each.
+MUTANTS = {
+    "an older attempt succeeds": ("SUCCEED", {"guards": (table.WANTED,)}),
+    "an older attempt fails": ("FAIL", {"guards": ()}),
+    "an older attempt renews": ("RENEW", {"guards": ()}),
+    "an older attempt tells of progress": ("PROGRESS", {"guards": ()}),
+    "succeeds from any state": ("SUCCEED", {"origins": EVERY_STATE}),
+    "fails from any state": ("FAIL", {"origins": EVERY_STATE}),
+    "renews in any state": ("RENEW", {"origins": EVERY_STATE}),
+    "tells of progress in any state": ("PROGRESS", {"origins": EVERY_STATE}),
+    "succeeds although a cancel was promised": ("SUCCEED", {"guards": (table.HELD,)}),
+    "claimed from any state": ("CLAIM", {"origins": EVERY_STATE}),
+    "claimed while it runs": ("CLAIM", {"origins": ("queued", "running")}),
+    "claimed before its time": ("CLAIM", {"guards": (table.WANTED, table.IN_TIME)}),
+    "claimed after its deadline": ("CLAIM", {"guards": (table.DUE, table.WANTED)}),
+}
+
+# Where the search begins for what shows rarely; it goes on from there if the histories have become others.
+BEGIN = {
+    "an older attempt succeeds": 150,
+    "an older attempt tells of progress": 430,
+    "tells of progress in any state": 120,
+    "claimed before its time": 175,
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_guard_that_is_missing_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, changes = MUTANTS[mutant]
+    monkeypatch.setattr(table, name, replace(getattr(table, name), **changes))
+    begin = BEGIN.get(mutant, 0)
+    for seed in range(begin, begin + MUTANT_SEEDS):
+        try:
+            simulate(seed)
+        except (AssertionError, IntegrityError):
+            return
+    pytest.fail(f"{mutant}: no rule was broken in {MUTANT_SEEDS} histories")

@@ -1,0 +1,165 @@
+"""A network that carries nothing any more, not even a kernel's acknowledgement: both ends find out by themselves."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
+
+from service import postgres
+from service.db import Database
+from service.patience import LONG, Patience
+from service.postgres import PULSE, Pulse
+from tests.support.stalling import StallingProxy
+from tests.worker.workbench import wait_for
+
+pytestmark = pytest.mark.postgres
+
+LEASE_SECONDS = 60.0
+# For whoever may wait for ever for an answer: it is the kernel alone that ends it.
+ENDLESS = Patience()
+# No statement of these tests takes half as long.
+PATIENCES = pytest.mark.parametrize("patience", [ENDLESS, LONG], ids=["endless", "long"])
+
+
+@pytest.fixture
+def proxy(postgres_url: str) -> Iterator[StallingProxy]:
+    where = make_url(postgres_url)
+    proxy = StallingProxy(where.host or "127.0.0.1", where.port or 5432)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def open_database(proxy: StallingProxy, postgres_url: str) -> Iterator[Callable[[Patience], Database]]:
+    """Makes a database behind the proxy."""
+    url = make_url(postgres_url).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+    made: list[Database] = []
+
+    def make(patience: Patience) -> Database:
+        made.append(Database(url, patience=patience))
+        return made[-1]
+
+    yield make
+    for database in made:
+        database.close()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real periods are looked at by ``test_both_ends_are_told_how_long``."""
+    monkeypatch.setattr(postgres, "PULSE", Pulse(idle=1, interval=1, count=1))
+
+
+@pytest.mark.parametrize("patience", [ENDLESS, LONG, Patience(answer_seconds=5.0)], ids=["endless", "long", "api"])
+def test_both_ends_are_told_how_long(patience: Patience, open_database: Callable[[Patience], Database]) -> None:
+    """What the kernel holds for the socket, and what the server says of its own."""
+    assert PULSE.gone_seconds < LEASE_SECONDS / 4, "a broken connection would cost a lease"
+    with open_database(patience).read() as session:
+        driver: Any = session.connection().connection.driver_connection
+        with socket.socket(fileno=socket.dup(driver.pgconn.socket)) as own:
+            tcp = {
+                name: own.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))
+                for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+            }
+            assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert tcp == {
+            "TCP_KEEPIDLE": PULSE.idle,
+            "TCP_KEEPINTVL": PULSE.interval,
+            "TCP_KEEPCNT": PULSE.count,
+            "TCP_USER_TIMEOUT": 1000 * PULSE.gone_seconds,
+        }
+
+        def told(name: str) -> str | None:
+            return session.scalar(text("SELECT setting FROM pg_settings WHERE name = :name"), {"name": name})
+
+        assert [told(f"tcp_keepalives_{name}") for name in ("idle", "interval", "count")] == ["5", "2", "3"]
+        assert told("tcp_user_timeout") == str(1000 * PULSE.gone_seconds)
+        assert told("lock_timeout") == str(round(1000 * patience.lock_seconds))
+        assert told("statement_timeout") == str(round(1000 * (patience.answer_seconds or 0)))
+
+
+@pytest.mark.usefixtures("quick")
+@PATIENCES
+def test_a_statement_that_nobody_acknowledges_ends(
+    patience: Patience, proxy: StallingProxy, open_database: Callable[[Patience], Database]
+) -> None:
+    """It is sent into the void: no question of the kernel goes out while there is something to be sent again."""
+    database = open_database(patience)
+    with pytest.raises(OperationalError) as caught, database.read() as session:
+        session.execute(text("SELECT 1"))
+        proxy.vanish()
+        session.execute(text("SELECT 1"))
+    assert "in time" not in str(caught.value), "the kernel did not end it: the bound on answers did"
+    proxy.appear()
+    with database.read() as session:
+        assert session.scalar(text("SELECT 1")) == 1, "the pool keeps nothing of what is broken"
+
+
+@pytest.mark.usefixtures("quick")
+@PATIENCES
+def test_an_answer_that_never_comes_ends(
+    patience: Patience, proxy: StallingProxy, open_database: Callable[[Patience], Database], postgres_url: str
+) -> None:
+    """The server has the statement and works; then its host is gone, and only questions can tell."""
+    database, errors, own = open_database(patience), [], Database(postgres_url)
+
+    def ask() -> None:
+        try:
+            with database.read() as session:
+                session.execute(text("SELECT pg_sleep(50) AS waits_for_the_void"))
+        except OperationalError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%the_void'"
+    wait_for(lambda: _scalar(own, asked))
+    proxy.vanish()
+    thread.join()
+    own.close()
+    assert len(errors) == 1
+    assert "in time" not in errors[0]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_server_forgets_the_transaction_of_a_host_that_is_gone(
+    proxy: StallingProxy, open_database: Callable[[Patience], Database], postgres_url: str
+) -> None:
+    """Else the job's row would stay locked for hours, and reconcilers would pass it by."""
+    database, own = open_database(LONG), Database(postgres_url)
+    with database.engine.connect() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(4711)"))
+        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND granted"
+        assert _scalar(own, held) == 1
+        proxy.vanish()
+        wait_for(lambda: not _scalar(own, held))
+        with pytest.raises(OperationalError):
+            connection.execute(text("SELECT 1"))
+    own.close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_connection_that_is_kept_is_tried_before_it_is_used(
+    proxy: StallingProxy, open_database: Callable[[Patience], Database]
+) -> None:
+    database = open_database(LONG)
+    with database.read() as session:
+        session.execute(text("SELECT 1"))
+    proxy.vanish()
+    with pytest.raises(OperationalError), database.read() as session:
+        session.execute(text("SELECT 1"))
+    proxy.appear()
+    with database.write() as session:
+        assert session.scalar(text("SELECT 1")) == 1
+
+
+def _scalar(database: Database, statement: str) -> int:
+    with database.read() as session:
+        return int(session.execute(text(statement)).scalar_one())

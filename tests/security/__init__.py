@@ -1,0 +1,1 @@
+"""What hostile files and requests may not do."""

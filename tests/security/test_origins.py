@@ -1,0 +1,181 @@
+"""Pages of other origins, and other names for this machine: what a browser may do with a service on loopback."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select
+
+from service.app import create_app
+from service.db import Database
+from service.settings import Settings
+from service.tables import Upload
+from tests.support import services
+from tests.support.browser import ARGUMENTS, browser_trouble, chromium
+from tests.support.front import problem
+from tests.support.server import ApiProcess
+
+HEADERS = ("X-Content-Type-Options", "X-Frame-Options", "Referrer-Policy", "Content-Security-Policy")
+OWN = "127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory, _sqlite_template: Path) -> Iterator[TestClient]:
+    """The application as it is reached on loopback."""
+    folder = tmp_path_factory.mktemp("loopback")
+    url = f"sqlite:///{folder / 'service.db'}"
+    (folder / "service.db").write_bytes(_sqlite_template.read_bytes())
+    settings = Settings(
+        data_dir=folder, database_url=url, min_free_bytes=0, allowed_hosts="quant.example, other.example"
+    )
+    with TestClient(create_app(settings), base_url=f"http://{OWN}") as client:
+        yield client
+
+
+@pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1", "127.9.9.9:80", "[::1]:8000", "LOCALHOST.", ""])
+def test_names_of_loopback_are_ours(http: TestClient, host: str) -> None:
+    assert http.get("/v1/jobs", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["quant.example", "OTHER.example:443"])
+def test_names_that_were_given_are_ours(http: TestClient, host: str) -> None:
+    assert http.get("/v1/jobs", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.7", "[::2]", "a b", "["]
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/jobs"), ("GET", "/docs"), ("POST", "/v1/uploads"), ("GET", "/x")]
+)
+def test_other_names_are_not(http: TestClient, host: str, method: str, path: str) -> None:
+    """A page may have had its own name resolved to 127.0.0.1: the browser then takes us for its server."""
+    problem(http.request(method, path, headers={"Host": host}), 421, "foreign-host")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://127.0.0.1:8001"},
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Origin": f"http://{OWN}.evil.example"},
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/uploads"), ("POST", "/v1/jobs/x:cancel"), ("DELETE", "/v1/x")]
+)
+def test_other_origins_change_nothing(http: TestClient, headers: dict[str, str], method: str, path: str) -> None:
+    problem(http.request(method, path, headers=headers), 403, "foreign-origin")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "same-origin", "Origin": f"http://{OWN}"},
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": "https://quant.example"},
+        {},
+    ],
+)
+def test_our_own_pages_and_programs_may(http: TestClient, headers: dict[str, str]) -> None:
+    assert http.post("/v1/uploads", json={"filename": "a.npz"}, headers=headers).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/docs", "/v1/jobs", "/v1/jobs/job_x", "/nothing", "/openapi.json", "/docs/config.md"]
+)
+def test_every_answer_says_what_pages_may_do(http: TestClient, path: str) -> None:
+    answer = http.get(path)
+    assert all(answer.headers.get(name) for name in HEADERS)
+    assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+
+
+PAGE = """<!doctype html><title>evil</title>
+<form id=f method=post enctype=text/plain action="URL/v1/uploads">
+<input name='{"filename": "x.npz", "a' value='": 1}'></form>
+<script>
+const json = {"Content-Type": "application/json"}, body = '{"filename": "x.npz"}', out = {};
+const attempts = {
+  read: () => fetch("URL/v1/jobs"),
+  blind: () => fetch("URL/v1/uploads", {method: "POST", mode: "no-cors", body}),
+  submit: () => fetch("URL/v1/uploads", {method: "POST", headers: json, body}),
+  cancel: () => fetch("URL/v1/jobs/job_x:cancel", {method: "POST"}),
+};
+(async () => {
+  for (const [name, act] of Object.entries(attempts)) {
+    try { out[name] = (await act()).type; } catch (error) { out[name] = "refused"; }
+  }
+  window.done = out;
+})();
+</script>"""
+
+
+@pytest.fixture
+def server(tmp_path: Path, sqlite_url: str) -> Iterator[ApiProcess]:
+    process = ApiProcess(Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0))
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def evil(server: ApiProcess) -> Iterator[str]:
+    """A page of another origin."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(PAGE.replace("URL", server.url).encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Nobody reads it."""
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=httpd.serve_forever)
+    thread.start()
+    yield f"http://localhost:{httpd.server_address[1]}/"
+    httpd.shutdown()
+    httpd.server_close()
+    thread.join()
+
+
+def uploads(url: str) -> int:
+    database = Database(url)
+    with database.read() as session:
+        found = session.scalar(select(func.count()).select_from(Upload)) or 0
+    database.close()
+    return found
+
+
+@pytest.mark.slow
+def test_a_page_of_another_origin_in_a_browser(server: ApiProcess, evil: str, sqlite_url: str) -> None:
+    services.require(browser_trouble())
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium(), args=list(ARGUMENTS))
+        page = browser.new_page()
+        page.goto(evil)
+        page.wait_for_function("window.done !== undefined")
+        assert page.evaluate("window.done") == dict.fromkeys(("read", "blind", "submit", "cancel"), "refused")
+        with page.expect_navigation():
+            page.evaluate("document.getElementById('f').submit()")
+        assert '"foreign-origin"' in page.content()
+        assert uploads(sqlite_url) == 0
+        page.goto(f"{server.url}/docs")
+        own = "fetch('/v1/uploads', {method: 'POST', headers: {'Content-Type': 'application/json'}, body: BODY})"
+        body = """'{"filename": "x.npz"}'"""
+        assert page.evaluate(f"{own.replace('BODY', body)}.then(answer => answer.status)") == 201
+        assert uploads(sqlite_url) == 1
+        browser.close()

@@ -1,0 +1,189 @@
+"""Requests that cost a service more than their sender: each is refused, and nobody else waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from service import bodies
+from service.contracts import compatibility
+from service.jobs import service as jobs
+from service.jobs.schemas import JobCreate
+from tests.support.front import Front, model_summary, problem
+from tests.support.patience import PATIENCE_SECONDS
+
+ROUTES = ("/v1/jobs", "/v1/jobs:validate")
+LONG_NAME = "n" * 10_000
+
+
+def nodes(count: int, word: str = "n") -> list[dict[str, str]]:
+    return [{"node": f"{word}{number}"} for number in range(count)]
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "3,000 by 3,000 selectors": {"include": nodes(3000, "a"), "exclude": nodes(3000, "b")},
+    "10,000 by 10,000 selectors": {"include": nodes(10_000, "a"), "exclude": nodes(10_000, "b")},
+    "10,000 bad selectors": {"include": [{"nod": f"a{number}"} for number in range(10_000)]},
+    "5,000 regular expressions": {"include": [{"regex": f"a{number}.*"} for number in range(5000)]},
+    "megabytes of unknown keys": {f"key{number}": number for number in range(200_000)},
+    "unknown keys of 10,000 characters": {f"{number}{LONG_NAME}": 1 for number in range(400)},
+    "a repetition count too large": {"include": [{"regex": "a{100000}"}]},
+    "an expression that fills memory": {"include": [{"regex": r"(\pL{500}|\pN{500}){500}"}]},
+    "an expression with back-references": {"include": [{"regex": r"(a+)+\1"}]},
+    "many in Quark's envelope": {"format": "quark", "config": {f"key{number}": number for number in range(200_000)}},
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_config_that_is_too_much_is_refused(sqlite_front: Front, case: str, route: str) -> None:
+    body = sqlite_front.job_body(config=HOSTILE[case])
+    told = problem(sqlite_front.http.post(route, json=body), 422, "invalid-config")
+    assert 1 <= len(told["errors"]) <= 21
+    assert len(told["detail"]) < 200_000
+    assert sqlite_front.http.get("/v1/jobs").json()["items"] == []
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_expression_of_490_parentheses_is_one(sqlite_front: Front, route: str) -> None:
+    config = {"exclude": [{"regex": "(" * 490 + "a" + ")" * 490}]}
+    body = sqlite_front.job_body(model_id=sqlite_front.ready_model(), config=config)
+    assert sqlite_front.http.post(route, json=body).is_success
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_long_wrong_names_are_told_without_guesses(sqlite_front: Front, route: str, monkeypatch) -> None:
+    model_id = sqlite_front.ready_model(model_summary(node_names=("conv",), prepared_op_types=()))
+    config = {"exclude": [{"node": f"{LONG_NAME[:4000]}{number}"} for number in range(60)]}
+    told = problem(
+        sqlite_front.http.post(route, json=sqlite_front.job_body(model_id=model_id, config=config)),
+        422,
+        "invalid-config",
+    )
+    assert len(told["errors"]) == 20
+    assert "did you mean" not in told["errors"][0]["message"]
+
+
+@pytest.fixture
+def writing(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.local]:
+    """Whether the thread that asks has a write transaction open: its ``count``; others may write meanwhile."""
+    opened = threading.local()
+    real = sqlite_front.desk.database.write
+
+    @contextmanager
+    def write() -> Iterator[Session]:
+        with real() as session:
+            opened.count = 1
+            try:
+                yield session
+            finally:
+                opened.count = 0
+
+    monkeypatch.setattr(sqlite_front.desk.database, "write", write)
+    yield opened
+
+
+def test_nothing_is_checked_while_others_may_not_write(sqlite_front: Front, writing, monkeypatch) -> None:
+    seen: list[tuple[str, int]] = []
+    for module, name in ((jobs, "check_selected"), (jobs, "check_dataset"), (jobs, "placed"), (jobs, "taken_over")):
+        real = getattr(module, name)
+
+        def noted(*given: Any, name: str = name, real: Any = real, **named: Any) -> Any:
+            seen.append((name, getattr(writing, "count", 0)))
+            return real(*given, **named)
+
+        monkeypatch.setattr(module, name, noted)
+    for key in ({}, {"Idempotency-Key": "k"}):
+        assert sqlite_front.http.post("/v1/jobs", json=sqlite_front.job_body(), headers=key).status_code == 202
+    assert {name for name, _ in seen} == {"check_selected", "check_dataset", "placed", "taken_over"}
+    assert {open_writes for _, open_writes in seen} == {0}
+
+
+def test_a_known_key_is_answered_without_checking_again(sqlite_front: Front, monkeypatch) -> None:
+    body, key = sqlite_front.job_body(), {"Idempotency-Key": "k"}
+    first = sqlite_front.http.post("/v1/jobs", json=body, headers=key)
+    monkeypatch.setattr(jobs, "_check", lambda *_: pytest.fail("checked again"))
+    again = sqlite_front.http.post("/v1/jobs", json=body, headers=key)
+    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[str]]]:
+    """Bodies that take for ever to validate, until the event is set; and in which threads that was."""
+    release, threads = threading.Event(), []
+    real = bodies._record
+
+    def record(model: Any, data: bytes) -> Any:
+        if model is JobCreate and b"slow" in data:
+            threads.append(threading.current_thread().name)
+            assert release.wait(PATIENCE_SECONDS)
+        return real(model, data)
+
+    monkeypatch.setattr(bodies, "_record", record)
+    yield release, threads
+    release.set()
+
+
+def test_others_are_served_while_a_body_is_validated(sqlite_front: Front, stuck) -> None:
+    release, threads = stuck
+    body = sqlite_front.job_body(labels={"kind": "slow"})
+    answers: list[int] = []
+    senders = [
+        threading.Thread(target=lambda: answers.append(sqlite_front.http.post("/v1/jobs", json=body).status_code))
+        for _ in range(2)
+    ]
+    for sender in senders:
+        sender.start()
+    while len(threads) < 2:
+        assert sqlite_front.http.get("/healthz").status_code == 200
+    for path in ("/healthz", "/v1/jobs", "/v1/models"):
+        assert sqlite_front.http.get(path).status_code == 200
+    assert answers == []
+    release.set()
+    for sender in senders:
+        sender.join()
+    assert answers == [202, 202]
+
+
+def test_strangers_are_given_no_work(sqlite_front: Front, monkeypatch) -> None:
+    settings = sqlite_front.desk.settings.model_copy(update={"api_key": "a-key-of-some-length"})
+    monkeypatch.setattr(bodies, "_record", lambda *_: pytest.fail("read for a stranger"))
+    object.__setattr__(sqlite_front.desk, "settings", type(settings).model_validate(settings.model_dump()))
+    problem(sqlite_front.http.post("/v1/jobs", content=b"{", headers=JSON), 401, "unauthorized")
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 100_000,
+        b"\xff\xfe{",
+        b'{"config": ' + b'{"a":' * 2000 + b"1" + b"}" * 2001,
+        b'"' + b"a" * 1_000_000 + b'"',
+        b"nul",
+    ],
+)
+def test_what_is_no_document_is_told_so(sqlite_front: Front, data: bytes) -> None:
+    answer = sqlite_front.http.post("/v1/jobs", content=data, headers=JSON)
+    assert answer.status_code in (400, 422)
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_no_job_has_so_many_labels(sqlite_front: Front) -> None:
+    most = "&".join(f"label.k{number}=v" for number in range(32))
+    assert sqlite_front.http.get(f"/v1/jobs?{most}").status_code == 200
+    many = "&".join(f"label.k{number}=v" for number in range(3000))
+    told = problem(sqlite_front.http.get(f"/v1/jobs?{many}"), 422, "invalid-request")
+    assert told["hint"] == "No job has more than 32 labels."
+
+
+def test_the_rules_are_those_of_the_engine() -> None:
+    """The check at the desk and the one in the runner are one function."""
+    assert jobs.check_selected is compatibility.check_selected

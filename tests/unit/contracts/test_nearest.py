@@ -1,0 +1,33 @@
+"""The name that was meant; whatever was written, the search is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.contracts import nearest
+from service.contracts.nearest import nearest_key, nearest_name
+
+
+def test_a_name_with_a_slip_is_found_among_many() -> None:
+    known = [f"/model/layers/{number}/conv" for number in range(5000)]
+    assert nearest_name("/model/layers/4711/cnov", known) == "/model/layers/4711/conv"
+    assert nearest_name("/MODEL/layers/17/conv", known) == "/model/layers/17/conv"
+
+
+def test_nothing_alike_is_offered_as_nothing() -> None:
+    assert nearest_name("zzz", ["conv", "relu"]) is None
+    assert nearest_key("zzz", ["weight", "bias"]) is None
+
+
+@pytest.mark.parametrize("search", [nearest_key, nearest_name])
+def test_no_text_is_compared_with_what_nobody_typed(search, monkeypatch) -> None:
+    monkeypatch.setattr(nearest.process, "extractOne", lambda *_, **__: pytest.fail("compared"))
+    assert search("n" * 10_000, ["n" * 9_999]) is None
+
+
+def test_so_many_names_are_looked_at_and_no_more(monkeypatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(nearest.process, "extractOne", lambda _, names, **__: looked.append(len(names)))
+    nearest_name("n", [f"name{number}" for number in range(200_000)])
+    nearest_name("n", ["x" * 10_000] * 10)
+    assert looked == [20_000, 0]

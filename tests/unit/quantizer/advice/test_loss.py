@@ -1,0 +1,110 @@
+"""When advice is looked for, and what counts as help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.report import Report
+from service.contracts.report.algorithms import Score
+from tests.support.front import make_report
+from worker.quantizer.advice.loss import Loss, Measured, find_loss
+from worker.quantizer.evaluation.certainty.evidence import Evidence, Facts
+
+TOP1 = {"name": "top1", "kind": "top1", "unit": "%", "better": "higher", "samples": 438}
+INTERVAL = {"method": "mcnemar", "samples": 438}
+
+
+def report(
+    *,
+    before: float = 86.0,
+    after: float = 41.0,
+    sqnr_db: float | None = 2.0,
+    source: str = "evaluation",
+    gate: list[dict[str, Any]] | None = None,
+    metric: bool = True,
+    findings: list[dict[str, Any]] | None = None,
+    **figures: Any,
+) -> Report:
+    document = make_report().to_json_dict()
+    document["fidelity"] |= {"sqnr_db": sqnr_db, "samples": 438, "source": source}
+    entry = {**TOP1, "float": before, "quantized": after, "drop": round(before - after, 4), **figures}
+    document |= {"metrics": [entry] if metric else [], "gate": gate or [], "findings": findings or []}
+    return Report.model_validate(document)
+
+
+def loss(**arguments: Any) -> Loss | None:
+    return find_loss(report(**arguments), EvaluationSpec())
+
+
+def found(**arguments: Any) -> Loss:
+    result = loss(**arguments)
+    assert result is not None
+    return result
+
+
+def score(value: float | None, sqnr_db: float | None = 2.0) -> Measured:
+    """A model that is right about the first samples, as many as its value tells."""
+    right = None if value is None else round(4.38 * value)
+    evidence = None if right is None else Evidence(Facts("1" * right + "0" * (438 - right)))
+    return Measured(Score(sqnr_db=sqnr_db, metric="top1", value=value), evidence)
+
+
+def test_a_large_drop_is_a_loss_and_a_small_one_is_none() -> None:
+    assert "86" in found().words and found().by_metric
+    assert loss(after=85.5) is None
+    assert loss(after=84.5) is not None
+
+
+@pytest.mark.parametrize(("low", "lost"), [(0.4, True), (-0.4, False)])
+def test_an_interval_decides_where_there_is_one(low: float, lost: bool) -> None:
+    interval = {"low": low, "high": 6.0, **INTERVAL}
+    assert (loss(after=83.0, drop_interval=interval) is not None) == lost
+
+
+def test_a_metric_no_better_than_guessing_tells_nothing() -> None:
+    guessing = {"before": 21.0, "after": 1.0, "chance": 20.0}
+    interval = {"low": 17.0, "high": 25.0, "method": "wilson", "samples": 438}
+    assert loss(**guessing, float_interval=interval, sqnr_db=30.0) is None
+    assert not found(**guessing, float_interval=interval, sqnr_db=3.0).by_metric
+
+
+def test_what_undermines_the_verdict_undermines_the_metric() -> None:
+    finding = {"code": "float-at-chance", "severity": "critical", "message": "-", "undermines_verdict": True}
+    assert not found(findings=[finding]).by_metric
+
+
+def test_without_a_metric_sqnr_tells() -> None:
+    assert found(metric=False, sqnr_db=9.0).name == "sqnr_db"
+    assert loss(metric=False, sqnr_db=11.0) is None
+    assert loss(metric=False, sqnr_db=2.0, source="random") is None
+
+
+def test_a_broken_gate_is_a_loss_only_where_it_is_about_accuracy() -> None:
+    drop = {"clause": "max_drop", "metric": "top1", "wanted": 0.1, "got": 0.5, "holds": False}
+    assert "max_drop" in found(after=85.5, sqnr_db=30.0, gate=[drop]).words
+    size = {"clause": "max_size_bytes", "wanted": 1, "got": 2, "holds": False}
+    assert loss(after=85.5, sqnr_db=30.0, gate=[size]) is None
+    assert loss(after=85.5, sqnr_db=30.0, gate=[{**drop, "holds": None}]) is None
+
+
+def test_it_is_mended_when_next_to_nothing_is_lost_and_the_gate_holds() -> None:
+    assert found().is_mended(score(85.5).score) and not found().is_mended(score(84.5).score)
+    drop = {"clause": "max_drop", "metric": "top1", "wanted": 0.2, "got": 45.0, "holds": False}
+    strict = found(gate=[drop])
+    assert not strict.is_mended(score(85.5).score) and strict.is_mended(score(85.9).score)
+    assert found(metric=False).is_mended(score(None, 21.0).score)
+    clause = {"clause": "min_sqnr_db", "wanted": 40.0, "got": 2.0, "holds": False}
+    assert not found(metric=False, gate=[clause]).is_mended(score(None, 21.0).score)
+
+
+def test_help_is_more_than_chance_in_the_metric_or_else_a_better_sqnr() -> None:
+    lost = found()
+    before = score(41.0)
+    assert lost.helped(score(84.0, 2.0), before)
+    assert not lost.helped(score(30.0, 9.0), before)
+    # four samples more are no evidence: SQNR decides
+    assert lost.helped(score(42.0, 4.0), before) and not lost.helped(score(42.0, 1.0), before)
+    assert not lost.helped(score(None, 9.0), before) and not lost.helped(score(84.0, None), before)

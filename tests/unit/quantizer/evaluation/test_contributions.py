@@ -1,0 +1,108 @@
+"""What samples add to each metric: left out in turn, it is the metric of the other samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.quantizer.evaluation.measuring import measured
+from tests.unit.quantizer.toolbox import rng
+from worker.quantizer.evaluation.certainty.contributions import Hits, Sums
+
+SAMPLES, GROUPS = 30, 4
+DRAW = rng(1)
+SCORES = DRAW.standard_normal((SAMPLES, 5)).astype(np.float32)
+TWIN = (SCORES + 0.3 * DRAW.standard_normal(SCORES.shape)).astype(np.float32)
+LABELS = DRAW.integers(0, 5, SAMPLES)
+MAPS = DRAW.standard_normal((SAMPLES, 5, 3, 4)).astype(np.float32)
+MASKS = DRAW.integers(0, 5, (SAMPLES, 3, 4))
+MASKS[3] = 0  # of every other sample class 0 may be ignored
+STEPS = DRAW.standard_normal((SAMPLES, 6, 5)).astype(np.float32)
+WORDS = DRAW.integers(1, 5, (SAMPLES, 3))
+NUMBERS = DRAW.standard_normal((SAMPLES, 3)).astype(np.float32) + 5
+TARGETS = NUMBERS + DRAW.standard_normal(NUMBERS.shape).astype(np.float32)
+BITS = (TARGETS > 5).astype(np.int64)
+BOXES = np.concatenate([DRAW.uniform(0, 5, (SAMPLES, 4, 2)), DRAW.uniform(5, 9, (SAMPLES, 4, 2))], axis=2)
+TRUE_BOXES = (BOXES[:, :2] + 0.3 * DRAW.standard_normal((SAMPLES, 2, 4))).astype(np.float32)
+TRUE_CLASSES = DRAW.integers(0, 2, (SAMPLES, 2))
+BOX_SCORES = DRAW.uniform(0.1, 1.0, (SAMPLES, 4, 2)).astype(np.float32)
+
+OF_CLASSES = [
+    {"kind": "top1"},
+    {"kind": "accuracy_at_k", "k": 2},
+    {"kind": "per_class_accuracy"},
+    {"kind": "per_class_accuracy", "reduce": "worst"},
+    {"kind": "f1"},
+    {"kind": "f1", "average": "micro"},
+    {"kind": "precision", "average": "weighted"},
+    {"kind": "recall", "positive_class": 2},
+    {"kind": "mean_iou"},
+]
+AGAINST_FLOAT = [{"kind": kind} for kind in ("agreement", "cosine", "sqnr", "psnr", "l2", "kl")]
+CASES: list[tuple[dict[str, Any], dict[str, np.ndarray], np.ndarray | None]] = [
+    *((metric, {"y": SCORES}, LABELS) for metric in OF_CLASSES),
+    *(({**metric, "ignore_index": 0}, {"y": MAPS}, MASKS) for metric in OF_CLASSES),
+    ({"kind": "perplexity"}, {"y": STEPS[:, :3]}, WORDS),
+    ({"kind": "perplexity", "shift": True}, {"y": STEPS[:, :3]}, WORDS),
+    ({"kind": "word_error_rate"}, {"y": STEPS}, WORDS),
+    ({"kind": "f1", "threshold": 5.0}, {"y": NUMBERS}, BITS),
+    *(({"kind": kind}, {"y": NUMBERS}, TARGETS) for kind in ("rmse", "mae", "r2", "pearson", "spearman")),
+]
+
+
+def check(metric: dict[str, Any], outputs: dict[str, np.ndarray], labels: np.ndarray | None, **more: Any) -> None:
+    def of(chosen: np.ndarray) -> Any:
+        cut = {key: {name: array[chosen] for name, array in arrays.items()} for key, arrays in more.items() if arrays}
+        made = {name: array[chosen] for name, array in outputs.items()}
+        return measured([metric], made, None if labels is None else labels[chosen], **cut)
+
+    whole = of(np.arange(SAMPLES))
+    (name, value), (found,) = *whole.values.items(), whole.contributions.values()
+    assert found.units == SAMPLES and found.by_sample
+    assert found.value == pytest.approx(value, rel=1e-5, abs=1e-4)
+    if metric["kind"] == "psnr":
+        return  # its peak is that of all samples
+    groups = rng(2).permutation(SAMPLES) % GROUPS
+    if isinstance(found, Sums):
+        weights = rng(3).integers(0, 3, (2, SAMPLES)).astype(float)
+        drawn = found.value_of(found.of(weights))
+        for row, got in zip(weights, drawn, strict=True):
+            expected = of(np.repeat(np.arange(SAMPLES), row.astype(int))).values[name]
+            assert got == pytest.approx(expected, rel=1e-5, abs=1e-4)
+    for k, got in enumerate(found.without(groups)):
+        assert got == pytest.approx(of(np.flatnonzero(groups != k)).values[name], rel=1e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("metric", "outputs", "labels"), CASES, ids=[f"{k} {case[0]['kind']}" for k, case in enumerate(CASES)]
+)
+def test_left_out_samples_do_not_count(
+    metric: dict[str, Any], outputs: dict[str, np.ndarray], labels: np.ndarray | None
+) -> None:
+    check(metric, outputs, labels)
+
+
+@pytest.mark.parametrize("metric", AGAINST_FLOAT, ids=lambda metric: metric["kind"])
+def test_nor_do_they_against_the_float_model(metric: dict[str, Any]) -> None:
+    check(metric, {"y": TWIN}, None, reference={"y": SCORES})
+
+
+def test_nor_do_their_boxes() -> None:
+    labels = {"boxes": "true_boxes", "classes": "true_classes"}
+    metric = {"kind": "map", "boxes": "boxes", "scores": "scores", "labels": labels}
+    outputs = {"boxes": BOXES.astype(np.float32), "scores": BOX_SCORES}
+    check(metric, outputs, None, arrays={"true_boxes": TRUE_BOXES, "true_classes": TRUE_CLASSES})
+
+
+def test_only_whole_samples_are_shares_of_samples() -> None:
+    (found,) = measured([{"kind": "top1"}], {"y": SCORES}, LABELS).contributions.values()
+    assert isinstance(found, Hits) and found.of_samples
+    assert np.array_equal(found.right, SCORES.argmax(axis=1) == LABELS)
+    (pixels,) = measured([{"kind": "top1"}], {"y": MAPS}, MASKS).contributions.values()
+    assert isinstance(pixels, Hits) and not pixels.of_samples
+    counted = measured([{"kind": "top1", "ignore_index": 2}], {"y": SCORES}, LABELS)
+    (some,) = counted.contributions.values()
+    assert isinstance(some, Hits) and some.of_samples
+    assert np.array_equal(some.right, (SCORES.argmax(axis=1) == LABELS)[LABELS != 2])

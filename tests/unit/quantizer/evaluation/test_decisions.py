@@ -1,0 +1,124 @@
+"""Which samples changed sides, and the file that tells it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.contracts.config import parse_config
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.model import TensorInfo
+from tests.unit.quantizer.evaluation.test_compare import WEIGHT, classifier, coarse, compared
+from tests.unit.quantizer.toolbox import make_model, normal, quantize_file, rng, run_onnx
+from worker.quantizer.evaluation.decisions import Decisions, packed
+from worker.quantizer.evaluation.metric_figures import metric_figures
+from worker.quantizer.evaluation.metrics import Metrics
+
+SHARP = 6 * WEIGHT
+LABELS = rng(1).integers(0, 8, 200)
+X = normal(200, 6)
+OUTPUTS = (TensorInfo(name="y", dtype="float32", shape=(None, 8)),)
+
+
+def test_flips_are_counted_sample_by_sample() -> None:
+    before, after = (run_onnx(classifier(weight), {"x": X})["y"] for weight in (SHARP, coarse(SHARP) * 1.3))
+    labels = np.where(rng(2).random(200) < 0.7, before.argmax(axis=1), LABELS)
+    found = compared(classifier(SHARP), classifier(coarse(SHARP) * 1.3), {"x": X}, labels)
+    right, kept = before.argmax(axis=1) == labels, after.argmax(axis=1) == labels
+    figures = metric_figures(EvaluationSpec(), found)[0]
+    assert figures.flips is not None and figures.drop_interval is not None and figures.float_interval is not None
+    lost = right & ~kept
+    assert (figures.flips.lost, figures.flips.won) == (lost.sum(), (kept & ~right).sum())
+    assert figures.flips.lost > 0
+    assert figures.flips.confident == (lost & (before.max(axis=1) >= 0.9)).sum()
+    assert figures.drop_interval.low <= figures.drop <= figures.drop_interval.high  # type: ignore[operator]
+    assert (figures.samples, figures.drop_interval.samples, figures.chance) == (200, 200, None)
+    fidelity = found.fidelity
+    assert fidelity.sqnr_interval_db is not None and fidelity.top1_agreement_interval is not None
+    assert fidelity.sqnr_interval_db.low < fidelity.sqnr_db < fidelity.sqnr_interval_db.high  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("is_share", [True, False])
+def test_the_probability_of_a_decision(is_share: bool) -> None:
+    scores = rng(3).standard_normal((20, 4)).astype(np.float32) * 3
+    share = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    found = Decisions()
+    for part in (slice(0, 8), slice(8, 20)):
+        found.update((share if is_share else scores)[part], scores[::-1][part], None)
+    arrays = found.arrays
+    assert set(arrays) == {"index", "float_class", "quantized_class", "float_confidence"}
+    assert arrays["float_confidence"] == pytest.approx(share.max(axis=1), rel=1e-5)
+    assert np.array_equal(arrays["quantized_class"], scores[::-1].argmax(axis=1))
+
+
+def test_class_numbers_have_no_probability_and_maps_no_class_per_sample() -> None:
+    numbers, found = np.arange(6), Decisions()
+    found.update(numbers, numbers[::-1], numbers)
+    assert set(found.arrays) == {
+        "index", "float_class", "quantized_class", "label", "float_correct", "quantized_correct",
+    }  # fmt: skip
+    assert found.arrays["quantized_correct"].sum() == 0
+    assert found.confident is None
+    maps = Decisions()
+    maps.update(*np.zeros((2, 3, 5, 4, 4), np.float32), None)
+    assert maps.arrays == {}
+
+
+def test_large_numbers_are_not_wrapped() -> None:
+    found, large = Decisions(), np.array([2**31 - 1, 2**31, 2**40])
+    found.update(large[:1], large[:1], large[:1])
+    assert found.arrays["label"].dtype == np.int32
+    found.update(large[1:], large[1:], large[1:])
+    for name in ("label", "float_class", "quantized_class"):
+        assert found.arrays[name].dtype == np.int64 and np.array_equal(found.arrays[name], large)
+    found.update(large[:1], large[:1], np.array([2**63], np.uint64))
+    assert "label" not in found.arrays
+
+
+def test_of_samples_that_do_not_count_nobody_knows_the_confident_ones() -> None:
+    spec = EvaluationSpec.model_validate({"metrics": [{"kind": "top1", "ignore_index": 3}]})
+    found = compared(
+        classifier(SHARP), classifier(coarse(SHARP) * 1.3), {"x": X}, LABELS, metrics=Metrics(spec, OUTPUTS)
+    )
+    flips = metric_figures(spec, found)[0].flips
+    assert flips is not None and flips.confident is None
+
+
+@pytest.mark.parametrize(("kind", "unit"), [("f1", "%"), ("mean_iou", "%")])
+def test_equal_models_are_equal_as_far_as_the_samples_can_tell(kind: str, unit: str) -> None:
+    spec = EvaluationSpec.model_validate({"metrics": [{"kind": kind}]})
+    found = compared(classifier(WEIGHT), classifier(WEIGHT), {"x": X}, LABELS, metrics=Metrics(spec, OUTPUTS))
+    (figures,) = metric_figures(spec, found)
+    assert (figures.drop, figures.p_value, figures.unit) == (0.0, 1.0, unit)
+    span = figures.drop_interval
+    assert span is not None and (span.method, span.samples) == ("rule_of_three", 200)
+    assert span.high == -span.low == pytest.approx(100 * (1 - 0.05 ** (1 / 200)), abs=1e-3)
+
+
+def test_the_same_samples_give_the_same_bytes() -> None:
+    found = Decisions()
+    found.update(normal(9, 5), normal(9, 5, seed=2), LABELS[:9] % 5)
+    data = packed(found.arrays)
+    assert data == packed(found.arrays)
+    with np.load(io.BytesIO(data)) as stored:
+        assert {name: stored[name].dtype.name for name in stored} == {
+            "index": "int32", "float_class": "int32", "quantized_class": "int32", "float_confidence": "float32",
+            "label": "int32", "float_correct": "uint8", "quantized_correct": "uint8",
+        }  # fmt: skip
+
+
+def test_the_file_is_one_of_the_run(tmp_path: Path) -> None:
+    result = quantize_file(tmp_path, classifier(WEIGHT), {"x": X, "labels": LABELS}, parse_config({"preset": "int8"}))
+    (file,) = result.files
+    assert (file.kind, file.filename) == ("samples", "samples.npz")
+    assert isinstance(file.content, bytes)
+    with np.load(io.BytesIO(file.content)) as stored:
+        assert np.array_equal(stored["index"], np.arange(200))
+        assert 100 * stored["quantized_correct"].mean() == pytest.approx(
+            result.report.quantized.metrics["top1"], abs=1e-3
+        )
+    regression = make_model("(float[N,6] x) => (float[N,1] y) { y = MatMul(x, w) }", {"w": normal(6, 1)})
+    assert quantize_file(tmp_path, regression, {"x": X}, parse_config({"preset": "int8"})).files == ()

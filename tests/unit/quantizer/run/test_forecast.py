@@ -1,0 +1,146 @@
+"""How far a run as a whole has come, on a clock of our own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.quantizer.run.forecast import Forecast, Phase
+from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.run.overall import OverallRun
+from worker.quantizer.run.stages import Stages
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Recorder(SilentRun):
+    """Remembers what it is told of the whole, in order with the progress of stages."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, float]] = []
+        self.stages: list[str] = []
+
+    def overall(self, share: float, seconds_left: float) -> None:
+        self.told.append((share, seconds_left))
+
+    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
+        self.stages.append(stage)
+
+
+def test_nothing_is_told_before_it_is_known_what_there_is_to_do() -> None:
+    assert Forecast(Clock()).seconds_left is None
+    recorder = Recorder()
+    OverallRun(recorder, Clock()).progress("load")
+    assert recorder.told == []
+
+
+def test_costs_alone_until_a_phase_tells_how_far_it_has_come() -> None:
+    clock = Clock()
+    forecast = Forecast(clock)
+    forecast.expect([Phase("a", 10.0), Phase("b", 5.0)])
+    assert forecast.seconds_left == 15.0
+    forecast.enter("a")
+    clock.now += 4
+    assert forecast.seconds_left == 11.0
+    clock.now += 26  # three times as long as expected
+    left = forecast.seconds_left
+    assert left is not None
+    assert left > 5.0 + 3.0
+    forecast.leave()
+    assert forecast.seconds_left == 5.0
+
+
+def test_its_own_pace_counts_the_more_the_further_it_has_come() -> None:
+    """A phase that takes ten times as long as expected, at an even pace."""
+    errors = []
+    clock = Clock()
+    forecast = Forecast(clock)
+    forecast.expect([Phase("a", 10.0)])
+    forecast.enter("a")
+    for done in range(1, 100):
+        clock.now += 1.0
+        forecast.tell("a", done / 100, "layers")
+        left = forecast.seconds_left
+        assert left is not None
+        errors.append(abs(left - (100 - done)) / 100)
+    assert max(errors[50:]) < 0.06
+    assert max(errors[20:]) < 0.2
+
+
+def test_phases_that_do_not_come_are_left_out_and_others_may_come() -> None:
+    forecast = Forecast(Clock())
+    forecast.expect([Phase("a", 10.0), Phase("b", 5.0), Phase("c", 1.0)])
+    forecast.enter("b")
+    assert forecast.seconds_left == 6.0
+    forecast.leave()
+    forecast.enter("unheard of")
+    assert forecast.seconds_left == 1.0
+
+
+def test_what_other_stages_tell_within_a_phase_does_not_count() -> None:
+    clock = Clock()
+    forecast = Forecast(clock)
+    forecast.expect([Phase("search", 100.0)])
+    forecast.enter("search")
+    clock.now += 10
+    forecast.tell("statistics", 1.0, "samples")
+    assert forecast.seconds_left == 90.0
+
+
+@given(
+    costs=st.lists(st.tuples(st.floats(0.0, 50.0), st.floats(0.01, 50.0)), min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+)
+def test_the_share_never_falls_and_is_1_at_the_end_only(costs: list[tuple[float, float]], seed: int) -> None:
+    """Whatever was expected, whatever it takes, whatever is told of it."""
+    clock, recorder, chance = Clock(), Recorder(), random.Random(seed)
+    run = OverallRun(recorder, clock)
+    stages = Stages(run)
+    run.expect([Phase(f"{k}", expected) for k, (expected, _) in enumerate(costs)])
+    for k, (_, taken) in enumerate(costs):
+        with stages.stage(f"{k}"):
+            for step in range(5):
+                clock.now += taken / 5
+                if chance.random() < 0.7:
+                    run.progress(f"{k}", step, chance.choice([5, None]), chance.choice(["samples", "layers"]))
+                run.check()
+    shares = [share for share, _ in recorder.told]
+    assert shares == sorted(shares)
+    assert all(0.0 <= share < 1.0 for share in shares)
+    assert all(left >= 0.0 for _, left in recorder.told)
+    run.overall(1.0, 0.0)
+    assert recorder.told[-1] == (1.0, 0.0)
+
+
+def test_a_stage_that_says_nothing_has_its_share_told_all_the_same() -> None:
+    clock, recorder = Clock(), Recorder()
+    run = OverallRun(recorder, clock)
+    run.expect([Phase("a", 100.0)])
+    run.enter("a")
+    clock.now += 10
+    run.check()
+    clock.now += 0.5
+    run.check()
+    assert [share for share, _ in recorder.told] == [pytest.approx(0.1)]
+
+
+def test_a_stage_within_another_is_no_phase() -> None:
+    run = OverallRun(Recorder(), clock := Clock())
+    stages = Stages(run)
+    run.expect([Phase("search", 100.0), Phase("statistics", 7.0)])
+    with stages.stage("search"):
+        clock.now += 10
+        with stages.stage("statistics"):
+            clock.now += 10
+    with stages.stage("statistics"):
+        pass
+    assert [figures.name for figures in stages.figures] == ["search", "statistics"]

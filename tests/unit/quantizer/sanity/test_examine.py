@@ -1,0 +1,155 @@
+"""Each check: where it speaks, and where it has to stay silent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from service.contracts.config import parse_config
+from tests.unit.quantizer.sanity.conftest import Bench
+from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.run.services import Services
+from worker.quantizer.sanity.examine import examine
+
+
+def test_correct_data_is_silent(bench: Bench) -> None:
+    assert len(set(bench.y.tolist())) > 2
+    assert bench.findings() == ()
+    assert bench.findings(labels=None) == ()
+
+
+def test_shuffled_labels_are_chance(bench: Bench) -> None:
+    (found,) = bench.findings(labels=np.random.default_rng(0).permutation(bench.y))
+    assert found.code == "float-metric-at-chance"
+    assert found.severity == "critical"
+    assert found.undermines_verdict
+    assert found.where == {"metric": "top1"}
+
+
+def test_a_declared_metric_is_named(bench: Bench) -> None:
+    config = {"evaluation": {"metrics": [{"kind": "f1", "name": "mine"}]}}
+    labels = np.random.default_rng(0).permutation(bench.y)
+    (found,) = bench.findings(labels=labels, config=config)
+    assert (found.code, found.where) == ("float-metric-at-chance", {"metric": "mine"})
+
+
+def test_few_samples_accuse_nobody(bench: Bench) -> None:
+    wrong = (bench.y[:3] + 1) % 5
+    assert "float-metric-at-chance" not in bench.codes(x=bench.x[:3], labels=wrong)
+
+
+def test_noisy_labels_are_no_chance(bench: Bench) -> None:
+    rng = np.random.default_rng(0)
+    noisy = np.where(rng.random(len(bench.y)) < 0.5, rng.integers(0, 5, len(bench.y)), bench.y)
+    assert not {code for code in bench.codes(labels=noisy) if code.startswith("float")}
+
+
+def test_labels_from_one_on_are_named(bench: Bench) -> None:
+    kept = bench.y < 4
+    found = bench.findings(x=bench.x[kept], labels=bench.y[kept] + 1)
+    assert [finding.code for finding in found if finding.severity == "critical"] == ["labels-shifted"]
+    assert found[0].hint is not None
+    assert "-1 added" in found[0].hint
+
+
+def test_labels_of_one_class(bench: Bench) -> None:
+    kept = bench.y == bench.y[0]
+    assert bench.codes(x=bench.x[kept], labels=bench.y[kept]) == {"labels-of-one-class"}
+
+
+def test_one_sample_of_calibration_is_always_named(bench: Bench) -> None:
+    one = bench.x[:1] + np.float32(0.01)
+    assert bench.codes(calibration=one) == {"one-calibration-sample"}
+    assert "one-calibration-sample" in bench.codes(config={"calibration_samples": 1})
+
+
+@pytest.mark.parametrize(("count", "named"), [(2, True), (19, True), (20, False)])
+def test_few_samples_of_calibration(bench: Bench, count: int, named: bool) -> None:
+    assert ("few-calibration-samples" in bench.codes(calibration=bench.x[:count] + np.float32(0.01))) == named
+
+
+def test_constant_calibration_data(bench: Bench) -> None:
+    zeros = np.zeros((40, 3, 8, 8), np.float32)
+    (found,) = bench.findings(calibration=zeros)
+    assert found.code == "calibration-data-constant"
+    assert not found.undermines_verdict
+    assert bench.codes(x=zeros, labels=None) == {"evaluation-data-constant"}
+    assert all(finding.undermines_verdict for finding in bench.findings(x=zeros, labels=None))
+
+
+def test_identical_samples(bench: Bench) -> None:
+    same = np.repeat(bench.x[:1], 40, axis=0)
+    assert bench.codes(calibration=same + np.float32(0.01)) == {"calibration-samples-identical"}
+    assert "evaluation-samples-identical" in bench.codes(x=same, labels=np.repeat(bench.y[:1], 40))
+
+
+def test_repeated_samples(bench: Bench) -> None:
+    assert bench.codes(calibration=np.tile(bench.x[:10] + np.float32(0.01), (4, 1, 1, 1))) == {"samples-repeated"}
+
+
+def test_nearly_constant_data(bench: Bench) -> None:
+    offset = (1e4 + bench.x).astype(np.float32)
+    assert "data-nearly-constant" in bench.codes(calibration=offset)
+
+
+def test_a_missing_colour(bench: Bench) -> None:
+    grey = bench.x.copy()
+    grey[:, 2] = 0.5
+    found = [finding for finding in bench.findings(calibration=grey) if finding.code == "channel-constant"]
+    assert [finding.where for finding in found] == [{"input": "x", "channel": 2}]
+
+
+def test_evaluation_samples_among_those_of_calibration(bench: Bench) -> None:
+    assert bench.codes(calibration=bench.x) == {"evaluation-in-calibration"}
+    few = np.concatenate([bench.x[:3], bench.x[3:40] + np.float32(0.01)])
+    (found,) = bench.findings(calibration=few)
+    assert (found.code, found.severity) == ("some-evaluation-in-calibration", "info")
+    assert "3 of 160" in found.message
+
+
+def test_calibration_of_another_scale(bench: Bench) -> None:
+    assert bench.codes(calibration=bench.x * np.float32(255)) == {"calibration-unlike-evaluation"}
+    assert not bench.codes(calibration=bench.x * np.float32(1.5))
+
+
+def test_inputs_that_do_not_reach_the_decision(bench: Bench) -> None:
+    small = (bench.x * 1e-4).astype(np.float32)
+    assert "float-output-nearly-constant" in bench.codes(calibration=small + np.float32(1e-7), x=small, labels=None)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (lambda x: x[:, ::-1], "channel-order"),
+        (lambda x: x / 255, "scale"),
+        (lambda x: x + 6, "mean"),
+    ],
+)
+def test_a_planted_fault_is_found_and_named(bench: Bench, fault: object, kind: str) -> None:
+    wrong = np.ascontiguousarray(fault(bench.x), np.float32)  # type: ignore[operator]
+    found = [finding for finding in bench.findings(x=wrong) if finding.code == "input-fits-better-otherwise"]
+    assert [finding.where["fault"] for finding in found] == [kind]
+
+
+def test_critical_findings_are_logged_at_once(bench: Bench) -> None:
+    said: list[tuple[str, str]] = []
+
+    class Told(SilentRun):
+        def log(self, message: str, level: str = "info") -> None:
+            said.append((level, message))
+
+    case = bench.case(calibration=bench.x[:1] + np.float32(0.01))
+    examine(case, None, Services(run=Told(), threads=1))
+    ((level, message),) = said
+    assert level == "warning"
+    assert "1 calibration sample" in message
+
+
+def test_random_inputs_are_not_judged(bench: Bench) -> None:
+    from worker.quantizer.data import RandomDataset
+
+    case = bench.case()
+    config = parse_config({"preset": "int8", "random_calibration": {"shapes": {"x": [1, 3, 8, 8]}}})
+    random = RandomDataset(case.inputs, config.random_calibration, 0)  # type: ignore[arg-type]
+    bare = type(case)(config, case.summary, random, None, case.float_session)
+    assert examine(bare, None, Services(run=SilentRun(), threads=1)) == ()

@@ -1,0 +1,129 @@
+"""Markdown for a merge request: what it says, and that names are read as text and as nothing else."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from service.contracts.report import Report
+from service.reports.markdown import code, escaped, markdown, table
+from service.reports.names import name, shown
+from tests.support.front import make_report
+from tests.support.reports import HOSTILE, full_report, hostile_document, large_report, layer
+
+# Reads Markdown as a forge does, with HTML and tables.
+READER = MarkdownIt("commonmark", {"html": True}).enable("table")
+# A bar that GFM takes for the end of a cell.
+BAR = re.compile(r"(?<!\\)\|")
+
+
+def unescaped(text: str) -> str:
+    """As a reader of the rendered page sees it, without spaces of no width."""
+    plain = re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", text)
+    for entity, letter in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
+        plain = plain.replace(entity, letter)
+    return plain.replace("\u200b", "")
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        "# ❌ Quantization: FAIL", "1 of 4 conditions of the gate is broken", "1 critical finding",
+        "Critical**: The float model reaches 10.2 %", "What to do: Check the preprocessing.", "3.75× smaller",
+        "5 of 438 samples changed from right to wrong, 3 from wrong to right", "❔ undecided", "❌ broken",
+        "About 5,200 samples would decide it.", "Keep the two worst layers in float.", '"/classifier"',
+        "3 of 4 nodes quantized", "1 node left in float", "its output needs more than 8 bits near 0",
+        "weight scales raised", "`9d9d9d9d9d9d`", "| `/features/0` | `Conv` | 12.50 dB |",
+    ],
+)  # fmt: skip
+def test_the_document_tells(fact: str) -> None:
+    assert fact in unescaped(markdown(full_report()))
+
+
+def test_verdict_and_findings_come_first() -> None:
+    titles = re.findall(r"^#+ (.*)$", markdown(full_report()), re.MULTILINE)
+    assert titles == [
+        "❌ Quantization: FAIL", "Read this first", "What was gained, and what it cost", "Gate", "Accuracy",
+        "What would help", "Layers", "Notes",
+    ]  # fmt: skip
+
+
+def test_what_is_not_there_is_left_out() -> None:
+    text = markdown(make_report())
+    assert "## Gate" not in text
+    assert "## What would help" not in text
+    assert "➖ Quantization: NO VERDICT" in text
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=4))
+def test_a_table_keeps_its_columns_whatever_stands_in_it(cells: list[str]) -> None:
+    row = table([escaped("head")] * len(cells), [[escaped(cell) for cell in cells], [code(cell) for cell in cells]])
+    lines = row.split("\n")
+    assert len(lines) == 4
+    for line in lines:
+        assert len(BAR.findall(re.sub(r"\\\\", "", line))) == len(cells) + 1
+
+
+@given(st.text(max_size=80))
+def test_escaped_text_reads_as_it_is_shown(text: str) -> None:
+    read = unescape(READER.renderInline(escaped(text)))
+    assert read.replace("\u200b", "").strip() == shown(text).strip()
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_code_reads_as_it_is_shown(text: str) -> None:
+    (cell,) = re.findall("<td>(.*)</td>", READER.render(table(["head"], [[code(text)]])))
+    assert unescape(cell).removeprefix("<code>").removesuffix("</code>").strip() == name(text).strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "broken_up"),
+    [("@all", "@all"), ("see #12", "#12"), ("!7", "!7"), ("https://x.example", "https://"), ("www.x.example", "www.")],
+)
+def test_nobody_is_called_and_nothing_is_linked(text: str, broken_up: str) -> None:
+    assert broken_up not in escaped(text)
+
+
+@pytest.mark.parametrize("text", ["- a", "+ a", "1. a", "2) a", "# a", "=== a"])
+def test_the_beginning_of_a_line_makes_no_list_and_no_heading(text: str) -> None:
+    assert not re.match(r"[-+#=]|\d+[.)]", escaped(text))
+    assert unescaped(escaped(text)) == text
+
+
+@given(st.text(st.sampled_from("`|a \\<"), min_size=1, max_size=20))
+def test_code_is_closed_by_its_own_fence_alone(text: str) -> None:
+    told = code(text)
+    fence = re.match(r"`+", told)
+    assert fence is not None
+    inner = told[len(fence[0]) : -len(fence[0])]
+    assert told.endswith(fence[0])
+    assert fence[0] not in re.findall(r"`+", inner)
+
+
+def test_hostile_names_open_no_element() -> None:
+    text = markdown(Report.model_validate(hostile_document()))
+    text.encode()
+    tokens = [part for token in READER.parse(text) for part in (token, *(token.children or ()))]
+    raw = {part.content.strip() for part in tokens if part.type in ("html_inline", "html_block")}
+    summary = re.compile(r"<details><summary>[\w ]+</summary>|</details>|<sub>.*")
+    assert {piece for piece in raw if not summary.fullmatch(piece)} <= {"<sub>", "</sub>"}
+    assert not {part.type for part in tokens} & {"link_open", "image", "s_open", "em_open"}
+    tables = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(tables) > len(HOSTILE)
+
+
+def test_a_large_model_stays_a_page() -> None:
+    assert len(markdown(large_report(1000)).encode()) < 50_000
+
+
+def test_fences_of_fragments_are_longer_than_what_they_hold() -> None:
+    document = full_report().model_dump(by_alias=True)
+    document["advice"][0]["config"] = {"note": "```` not the end"}
+    text = markdown(Report.model_validate(document))
+    assert "`````json" in text
+    assert markdown(full_report(layers=[layer("``", sqnr_db=1.0)])).count("``` `` ```") == 1

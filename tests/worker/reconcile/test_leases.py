@@ -1,0 +1,172 @@
+"""Jobs of workers that fell silent, and of workers that could not reach the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from service.db import Database
+from service.jobs import transitions
+from service.workers import repository as workers
+from tests.worker.reconcile.rounds import claim
+from tests.worker.workbench import wait_for
+from worker.reconcile.deadlines import expire_deadlines
+from worker.reconcile.leases import LeaseKeeper
+
+
+class Reached(Database):
+    """A database that can be away."""
+
+    away = False
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        with super().write() as session:
+            if self.away:
+                raise OperationalError("SELECT 1", {}, OSError("connection refused"))
+            yield session
+
+
+@pytest.fixture
+def reached(bench) -> Iterator[Reached]:
+    database = Reached(bench.settings.database_url)
+    yield database
+    database.close()
+
+
+def test_expired_leases_are_taken_away(bench, reconciler):
+    silent, alive = bench.submit(), bench.submit()
+    claim(bench, silent, lease_seconds=-1)
+    claim(bench, alive)
+    assert reconciler.expire_leases() == 1
+    assert reconciler.expire_leases() == 0
+    assert (bench.job(silent).state, bench.job(alive).state) == ("queued", "running")
+
+
+def test_after_the_database_was_away_a_living_worker_comes_first(bench, reached):
+    keeper = LeaseKeeper(reached, lease_seconds=0.3, is_new=False)
+    assert keeper.expire() == 0
+    silent, alive = bench.submit(), bench.submit()
+    for job_id in (silent, alive):
+        claim(bench, job_id, lease_seconds=-1)
+    reached.away = True
+    for _ in range(2):
+        with pytest.raises(OperationalError):
+            keeper.expire()
+    reached.away = False
+    assert keeper.expire() == 0, "nobody could renew: nobody is blamed yet"
+    with bench.database.write() as session:
+        assert transitions.renew(session, alive, 1, lease_seconds=60).alive
+    wait_for(keeper.expire)
+    assert (bench.job(silent).state, bench.job(alive).state) == ("queued", "running")
+
+
+def test_the_other_reconciler_spares_them_too(bench, reached):
+    """It noticed nothing: what one of them saw stands in the leases."""
+    other, keeper = (LeaseKeeper(db, lease_seconds=60, is_new=False) for db in (bench.database, reached))
+    job_id = bench.submit()
+    claim(bench, job_id, lease_seconds=-1)
+    reached.away = True
+    with pytest.raises(OperationalError):
+        keeper.expire()
+    reached.away = False
+    assert [keeper.expire(), other.expire(), keeper.expire()] == [0, 0, 0]
+    assert bench.job(job_id).state == "running"
+
+
+def test_leases_are_spared_anew_after_every_absence(bench, reached):
+    keeper = LeaseKeeper(reached, lease_seconds=3600)
+    job_id = bench.submit()
+    claim(bench, job_id, lease_seconds=-1)
+    until = []
+    for _ in range(2):
+        reached.away = True
+        with pytest.raises(OperationalError):
+            keeper.expire()
+        reached.away = False
+        assert keeper.expire() == 0
+        until.append(bench.job(job_id).lease_until)
+    assert until[0] < until[1]
+
+
+def test_a_reconciler_that_slept_with_the_machine_is_patient_but_not_for_ever(bench):
+    """With leases of no time at all every round comes after a long pause."""
+    keeper = LeaseKeeper(bench.database, lease_seconds=0, is_new=False)
+    assert keeper.expire() == 0
+    job_id = bench.submit()
+    claim(bench, job_id, lease_seconds=-1)
+    assert keeper.expire() == 0
+    assert wait_for(keeper.expire) == 1
+    assert bench.job(job_id).state == "queued"
+
+
+def test_a_longer_lease_stays_as_it_is(bench):
+    job_id = bench.submit()
+    claim(bench, job_id, lease_seconds=60)
+    before = bench.job(job_id).lease_until
+    assert LeaseKeeper(bench.database, lease_seconds=5).expire() == 0
+    assert bench.job(job_id).lease_until == before
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Iterator[list[float]]:
+    """What the database's clock says to the keeper: the true time, and how far ahead it is of that."""
+    ahead = [0.0]
+    real = workers.now_seconds
+    monkeypatch.setattr(workers, "now_seconds", lambda session: real(session) + ahead[0])
+    yield ahead
+
+
+def test_a_reconciler_that_starts_with_the_database_is_patient(bench, monkeypatch):
+    """Nobody could renew while both were away, and it has seen nothing of that."""
+    silent, alive = bench.submit(), bench.submit()
+    for job_id in (silent, alive):
+        claim(bench, job_id, lease_seconds=-1)
+    keeper = LeaseKeeper(bench.database, lease_seconds=0.3)
+    assert keeper.expire() == 0
+    with bench.database.write() as session:
+        assert transitions.renew(session, alive, 1, lease_seconds=60).alive
+    wait_for(keeper.expire)
+    assert (bench.job(silent).state, bench.job(alive).state) == ("queued", "running")
+
+
+def test_a_clock_that_jumps_ahead_is_no_silence_of_workers(bench, clock):
+    keeper = LeaseKeeper(bench.database, lease_seconds=60, is_new=False)
+    assert keeper.expire() == 0
+    claim(bench, bench.submit(), lease_seconds=-1)
+    clock[0] = 2 * 3600.0
+    assert keeper.expire() == 0
+
+
+def test_an_absence_counts_against_no_queued_job(bench, clock):
+    """The loop of deadlines may come first: it waits until they have been put off."""
+    keeper = LeaseKeeper(bench.database, lease_seconds=60, is_new=False)
+    clock[0] = -7200.0
+    assert keeper.expire() == 0
+    given = {"kind": "quantize", "model_id": bench.add_model(), "config": {}}
+    saved, missed = (bench.submit(deadline_seconds=seconds, **given) for seconds in (-3600.0, -36000.0))
+    before = bench.job(saved).deadline_at
+    clock[0] = 0.0
+    assert expire_deadlines(bench.database, is_behind=keeper.is_behind) == 0
+    assert keeper.expire() == 0
+    assert expire_deadlines(bench.database, is_behind=keeper.is_behind) == 1
+    assert (bench.job(saved).state, bench.job(missed).state) == ("queued", "failed")
+    assert timedelta(seconds=7199) < bench.job(saved).deadline_at - before
+    before = bench.job(saved).deadline_at
+    assert keeper.expire() == 0
+    assert bench.job(saved).deadline_at == before, "put off once"
+
+
+def test_a_pause_within_a_lease_is_no_absence(bench, clock):
+    keeper = LeaseKeeper(bench.database, lease_seconds=60, is_new=False)
+    job_id = bench.submit(deadline_seconds=100.0)
+    before = bench.job(job_id).deadline_at
+    clock[0] = -50.0
+    for clock[0] in (-50.0, 0.0):
+        assert keeper.expire() == 0
+    assert bench.job(job_id).deadline_at == before

@@ -1,0 +1,444 @@
+"""``quantmill backup`` and ``quantmill restore``: with a service that runs, and step by step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import delete
+from typer.testing import CliRunner
+
+from service.client import QuantmillClient
+from service.contracts.command_errors import (
+    BackupDamagedError,
+    BackupPlaceError,
+    BackupUnsupportedError,
+    BackupVersionError,
+    DataDirInUseError,
+    DataDirNotEmptyError,
+    FileAccessError,
+)
+from service.contracts.errors import QuantmillError
+from service.db import Database, current_revision, head_revision, migrate
+from service.jobs import transitions
+from service.settings import Settings
+from service.storage import FileStore, file_sha256
+from service.tables import Dataset, Job, Model
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiny import Tiny
+from tests.worker.reconcile.rounds import add_upload, claim
+from tests.worker.running import Service, environment
+from tests.worker.upkeep.yard import ANY_AGE
+from tests.worker.workbench import Workbench, wait_for
+from worker.cli import app
+from worker.embedded import LOCK_FILE, lock_data_dir
+from worker.upkeep import garbage
+from worker.upkeep.backup import make_backup
+from worker.upkeep.copies import MANIFEST_FILE, CopiedFile, database_path, held, read_manifest, stored_path
+from worker.upkeep.restore import restore_backup
+
+BEFORE_WAITING = "20261122_workers"
+SLOW = {"evaluation": {"latency_runs": 1000, "layer_samples": 1024}}
+
+
+def quantmill(*words: str | Path, **variables: str) -> None:
+    """The command in a process of its own; it must succeed."""
+    command = [sys.executable, "-P", "-m", "worker.cli", *map(str, words)]
+    done = subprocess.run(command, env=environment(**variables), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def everything_of(client: QuantmillClient, job_id: str, folder: Path) -> tuple[object, ...]:
+    """What a client can see of a finished job, the bytes of its artifacts included."""
+    data = {}
+    folder.mkdir()
+    for artifact in client.artifacts(job_id):
+        client.download_artifact(artifact.id, folder / artifact.kind)
+        data[artifact.id] = (artifact, (folder / artifact.kind).read_bytes())
+    return client.job(job_id), list(client.events(job_id)), client.report(job_id), data
+
+
+def test_a_service_is_copied_under_submits_and_goes_on_elsewhere(tmp_path: Path, tiny: Tiny) -> None:
+    copy, home = tmp_path / "copy", tmp_path / "new" / "home"
+    with Service(tmp_path / "home") as service:
+        inputs = service.upload(tiny)
+        done = service.client.create_job(**inputs)
+        service.client.wait_succeeded(done.id, timeout_seconds=PATIENCE_SECONDS)
+        before = everything_of(service.client, done.id, tmp_path / "before")
+        running = service.client.create_job(**inputs, config=SLOW)
+        # frozen: it runs for as long as this test needs it to, and the next one waits
+        service.kill(wait_for(lambda: next(iter(service.pids("worker.runner")), 0)), signal.SIGSTOP)
+        service.wait_for_state(running.id, "running")
+        queued = service.client.create_job(**inputs)
+        with submitting(service.url, inputs) as submitted:
+            for _ in range(2):
+                quantmill("backup", copy, "--data-dir", service.folder)
+        service.process.kill()
+    shutil.rmtree(service.folder)
+
+    quantmill("restore", copy, "--data-dir", home)
+    with Service(home) as restored:
+        assert everything_of(restored.client, done.id, tmp_path / "after") == before
+        there = {job.id for job in restored.client.jobs(limit=200).items}
+        assert {done.id, running.id, queued.id} <= there <= {done.id, running.id, queued.id, *submitted}
+        restored.client.wait_succeeded(queued.id, timeout_seconds=PATIENCE_SECONDS)
+        again = restored.client.wait_succeeded(running.id, timeout_seconds=PATIENCE_SECONDS)
+        assert (again.attempt, again.interruptions) == (2, 1)
+
+
+class submitting:  # noqa: N801 - reads as what it does
+    """Some jobs come in while the block runs, at least one; gives the list of their ids, which grows."""
+
+    def __init__(self, url: str, inputs: dict[str, str]) -> None:
+        self._url, self._inputs = url, inputs
+        self._ids: list[str] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._submit)
+
+    def __enter__(self) -> list[str]:
+        self._thread.start()
+        wait_for(lambda: self._ids)
+        return self._ids
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(PATIENCE_SECONDS)
+        assert not self._thread.is_alive()
+
+    def _submit(self) -> None:
+        with QuantmillClient(self._url, patience_seconds=PATIENCE_SECONDS) as client:
+            # few: whoever waits for the queue's end waits for them
+            while len(self._ids) < 4 and not self._over.wait(0.5):
+                self._ids.append(client.create_job(**self._inputs).id)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return tmp_path / "copy"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Settings]:
+    """Settings of a data directory that is not there; whatever comes of it, nothing is left beside it."""
+    home = tmp_path / "elsewhere"
+    home.mkdir()
+    yield Settings(data_dir=home / "data", threads=1)
+    assert {path.name for path in home.iterdir()} <= {"data"}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(error: type[QuantmillError], settings: Settings, source: Path) -> str:
+    """Restoring is refused, and leaves everything as it was; what was said."""
+    home = settings.data_dir.parent
+    before = files_of(home)
+    with pytest.raises(error) as caught:
+        restore_backup(settings, source)
+    assert files_of(home) == before
+    assert caught.value.hint
+    return caught.value.detail
+
+
+def test_nothing_is_collected_beside_a_backup(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
+    models = [bench.add_model({"net.onnx": bytes([number])}) for number in range(3)]
+    bench.add_dataset(b"data")
+
+    def forget_and_collect(sha256: str) -> None:
+        with bench.database.write() as session:
+            session.execute(delete(Dataset))
+        assert garbage.discard_garbage(bench.database, bench.store, 100, age_seconds=ANY_AGE).items == 0
+        garbage.empty_trash(bench.database, bench.store, 100, age_seconds=ANY_AGE)
+
+    done = make_backup(bench.settings, copy, on_file=forget_and_collect)
+    assert (done.copied, done.manifest.missing) == (4, [])
+    assert garbage.discard_garbage(bench.database, bench.store, 100, age_seconds=ANY_AGE).items == 1
+    restore_backup(elsewhere, copy)
+    restored = Database(elsewhere.database_url)
+    with restored.read() as session:
+        assert session.query(Dataset).count() == 1
+        assert {model.id for model in session.query(Model)} == set(models)
+    restored.close()
+
+
+def test_the_second_backup_copies_what_is_new_and_forgets_what_is_gone(bench: Workbench, copy: Path) -> None:
+    kept, gone, new = b"kept", b"gone", b"new one"
+    bench.add_model({"net.onnx": kept})
+    bench.add_dataset(gone)
+    bench.put(b"no row names this")
+    first = make_backup(bench.settings, copy)
+    assert (first.copied, first.copied_bytes, len(first.manifest.files)) == (2, 8, 2)
+    with bench.database.write() as session:
+        session.execute(delete(Dataset))
+    bench.add_dataset(new)
+    second = make_backup(bench.settings, copy)
+    assert (second.copied, second.copied_bytes, len(second.manifest.files)) == (1, 7, 2)
+    assert read_manifest(copy) == second.manifest
+    found = files_of(copy)
+    blobs = {name: data for name, data in found.items() if name.startswith("store")}
+    assert sorted(blobs.values()) == sorted([kept, new])
+    assert set(found) - set(blobs) == {MANIFEST_FILE, "backup.lock", f"database/{second.manifest.database.sha256}.db"}
+
+
+def test_a_backup_that_is_cut_off_leaves_the_one_before(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
+    dataset = bench.add_dataset(b"first")
+    before = make_backup(bench.settings, copy).manifest
+    with bench.database.write() as session:
+        session.execute(delete(Dataset))
+    bench.add_dataset(b"second")
+
+    def cut_off(sha256: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_backup(bench.settings, copy, on_file=cut_off)
+    assert restore_backup(elsewhere, copy) == before
+    restored = Database(elsewhere.database_url)
+    with restored.read() as session:
+        assert [found.id for found in session.query(Dataset)] == [dataset]
+    restored.close()
+
+
+def test_a_first_backup_that_is_cut_off_is_none_and_can_be_made_again(
+    bench: Workbench, copy: Path, elsewhere: Settings
+) -> None:
+    bench.add_dataset(b"data")
+
+    def cut_off(sha256: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_backup(bench.settings, copy, on_file=cut_off)
+    refused(BackupPlaceError, elsewhere, copy)
+    assert make_backup(bench.settings, copy).copied == 1
+
+
+def test_jobs_stay_as_they_were_and_those_that_ran_are_not_charged(
+    bench: Workbench, copy: Path, elsewhere: Settings
+) -> None:
+    queued, ran, stopped = (bench.submit(deadline_seconds=3600.0) for _ in range(3))
+    claim(bench, ran)
+    claim(bench, stopped)
+    bench.cancel(stopped)
+    before = bench.job(queued)
+    make_backup(bench.settings, copy)
+    restore_backup(elsewhere, copy)
+    restored = Database(elsewhere.database_url)
+    with restored.write() as session:
+        assert transitions.expire_leases(session) == []
+        jobs = {job.id: job for job in session.query(Job)}
+    restored.close()
+    same = ("state", "attempt", "not_before", "created_at", "dispatched_at", "interruptions", "last_seq")
+    assert [getattr(jobs[queued], name) for name in same] == [getattr(before, name) for name in same]
+    assert jobs[queued].deadline_at > before.deadline_at
+    assert jobs[ran].deadline_at > bench.job(ran).deadline_at
+    assert (jobs[ran].state, jobs[ran].attempt, jobs[ran].interruptions) == ("queued", 1, 1)
+    assert jobs[ran].waiting["code"] == "restored"
+    assert jobs[stopped].state == "canceled"
+    assert {job_id: bench.job(job_id).state for job_id in jobs} == {
+        queued: "queued",
+        ran: "running",
+        stopped: "running",
+    }
+
+
+def test_every_flipped_byte_is_refused(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
+    bench.add_dataset(b"some data")
+    done = make_backup(bench.settings, copy)
+    (stored,) = (stored_path(copy, file.sha256) for file in done.manifest.files)
+    database = copy / "database" / f"{done.manifest.database.sha256}.db"
+    manifest = copy / MANIFEST_FILE
+    for path in (stored, database, manifest):
+        path.chmod(0o600)
+        data = path.read_bytes()
+        for position in (0, len(data) // 2, len(data) - 1):
+            path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+            assert str(path) in refused(BackupDamagedError, elsewhere, copy)
+        path.write_bytes(data)
+    stored.unlink()
+    assert str(stored) in refused(BackupDamagedError, elsewhere, copy)
+
+
+def test_verify_mends_a_copy_and_nothing_less_does(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
+    bench.add_dataset(b"some data")
+    (file,) = make_backup(bench.settings, copy).manifest.files
+    path = stored_path(copy, file.sha256)
+    path.chmod(0o600)
+    path.write_bytes(b"SOME DATA")
+    assert make_backup(bench.settings, copy).copied == 0
+    refused(BackupDamagedError, elsewhere, copy)
+    assert make_backup(bench.settings, copy, verify=True).copied == 1
+    restore_backup(elsewhere, copy)
+    assert FileStore(elsewhere.storage_dir).path(file.sha256).read_bytes() == b"some data"
+
+
+def test_damaged_and_missing_files_are_told_and_the_rest_is_copied(
+    bench: Workbench, copy: Path, elsewhere: Settings
+) -> None:
+    bench.add_dataset(b"whole")
+    bench.add_dataset(b"damaged")
+    bench.add_dataset(b"missing")
+    bench.add_dataset(b"unreadable")
+    upload = add_upload(bench, expires_in=3600.0)
+    (bench.store.incoming / upload).write_bytes(b"the beginning")
+    paths = {path.read_bytes(): path for path in bench.store.blobs.rglob("*") if path.is_file()}
+    paths[b"damaged"].chmod(0o600)
+    paths[b"damaged"].write_bytes(b"DAMAGED")
+    paths[b"missing"].unlink()
+    paths[b"unreadable"].unlink()
+    paths[b"unreadable"].symlink_to("/proc/self/mem")  # reading it fails with EIO
+    done = CliRunner().invoke(app, ["backup", str(copy), "--json", "--data-dir", str(bench.settings.data_dir)])
+    told = json.loads(done.stdout)
+    expected = {paths[b"damaged"].name: "digest", paths[b"missing"].name: "missing"}
+    expected[paths[b"unreadable"].name] = "unreadable"
+    assert (done.exit_code, told["copied"], told["open_uploads"]) == (1, 1, 1)
+    assert {file["sha256"]: file["damage"] for file in told["missing"]} == expected
+    done = CliRunner().invoke(app, ["restore", str(copy), "--data-dir", str(elsewhere.data_dir)])
+    assert done.exit_code == 0
+    assert all(f"{sha256}  {damage}: was not in the backup" in done.stdout for sha256, damage in expected.items())
+    assert [path.read_bytes() for path in (elsewhere.storage_dir / "sha256").rglob("*") if path.is_file()] == [b"whole"]
+
+
+def test_a_restored_data_directory_can_be_backed_up_in_turn(
+    bench: Workbench, copy: Path, elsewhere: Settings, tmp_path: Path
+) -> None:
+    bench.add_dataset(b"data")
+    first = make_backup(bench.settings, copy).manifest
+    restore_backup(elsewhere, copy)
+    # nobody has the database open: it has no log beside it
+    second = make_backup(elsewhere, tmp_path / "second").manifest
+    assert (second.files, second.revision) == (first.files, first.revision)
+    stored = FileStore(elsewhere.storage_dir).path(first.files[0].sha256)
+    assert file_sha256(stored) == stored.name
+
+
+def _stray(settings: Settings) -> None:
+    settings.data_dir.mkdir()
+    (settings.data_dir / "notes.txt").write_text("mine")
+
+
+def _file(settings: Settings) -> None:
+    settings.data_dir.write_text("no folder")
+
+
+@pytest.mark.parametrize("make", [_stray, _file])
+def test_only_an_empty_place_is_restored_into(
+    bench: Workbench, copy: Path, elsewhere: Settings, make: Callable[[Settings], None]
+) -> None:
+    make_backup(bench.settings, copy)
+    make(elsewhere)
+    refused(DataDirNotEmptyError, elsewhere, copy)
+
+
+def test_an_empty_folder_is_replaced_and_leftovers_of_a_killed_restore_go(
+    bench: Workbench, copy: Path, elsewhere: Settings
+) -> None:
+    make_backup(bench.settings, copy)
+    elsewhere.data_dir.mkdir()
+    left = elsewhere.data_dir.with_name(".data.restoring")
+    (left / "store").mkdir(parents=True)
+    (left / "service.db").write_bytes(b"half")
+    restore_backup(elsewhere, copy)
+    assert {path.name for path in elsewhere.data_dir.iterdir()} == {"service.db", "store", LOCK_FILE}
+
+
+def test_a_data_directory_in_use_is_refused(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
+    make_backup(bench.settings, copy)
+    elsewhere.data_dir.mkdir()
+    with lock_data_dir(elsewhere.data_dir):
+        refused(DataDirInUseError, elsewhere, copy)
+
+
+def test_two_do_not_work_on_one_backup(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
+    make_backup(bench.settings, copy)
+    with held(copy, writing=True):
+        refused(BackupPlaceError, elsewhere, copy)
+        with pytest.raises(BackupPlaceError):
+            make_backup(bench.settings, copy)
+    with held(copy, writing=False):
+        restore_backup(elsewhere, copy)
+
+
+def test_what_is_not_in_the_data_directory_is_refused(
+    bench: Workbench, copy: Path, elsewhere: Settings, tmp_path: Path
+) -> None:
+    make_backup(bench.settings, copy)
+    for url in ("postgresql://127.0.0.1/quantmill", f"sqlite:///{tmp_path / 'other.db'}"):
+        settings = Settings(data_dir=elsewhere.data_dir, database_url=url)
+        with pytest.raises(BackupUnsupportedError) as caught:
+            make_backup(settings, tmp_path / "other")
+        assert "pg_dump" in caught.value.hint
+        assert str(settings.storage_dir) in caught.value.hint
+        refused(BackupUnsupportedError, settings, copy)
+    refused(BackupUnsupportedError, Settings(data_dir=elsewhere.data_dir, storage_dir=tmp_path / "store"), copy)
+
+
+def test_no_service_no_backup(elsewhere: Settings, copy: Path) -> None:
+    with pytest.raises(FileAccessError):
+        make_backup(elsewhere, copy)
+    assert not copy.exists()
+
+
+def test_a_backup_takes_no_place_of_others(bench: Workbench, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for folder in (tmp_path / "mine", bench.settings.data_dir / "copy", bench.settings.storage_dir):
+        before = files_of(tmp_path)
+        with pytest.raises(BackupPlaceError):
+            make_backup(bench.settings, folder)
+        assert files_of(tmp_path) == before
+
+
+def test_what_only_looks_like_a_backup_is_left_alone(bench: Workbench, tmp_path: Path) -> None:
+    """Others have a manifest.json, too, and a folder called database."""
+    theirs, beside = tmp_path / "theirs", tmp_path / "beside"
+    (theirs / "database").mkdir(parents=True)
+    (theirs / "database" / "customers.db").write_text("theirs")
+    (theirs / MANIFEST_FILE).write_text('{"name": "a web page"}')
+    make_backup(bench.settings, beside)
+    (beside / "notes.txt").write_text("mine")
+    before = files_of(tmp_path)
+    for folder, error in ((theirs, BackupDamagedError), (beside, BackupPlaceError)):
+        with pytest.raises(error):
+            make_backup(bench.settings, folder)
+    assert files_of(tmp_path) == before
+    (beside / "notes.txt").unlink()
+    (beside / "database" / "older.sql").write_text("mine")
+    make_backup(bench.settings, beside)
+    assert (beside / "database" / "older.sql").read_text() == "mine"
+
+
+def test_a_backup_of_a_newer_version_is_refused(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
+    manifest = make_backup(bench.settings, copy).manifest
+    manifest.model_copy(update={"revision": "30000101_future"}).write(copy)
+    assert "30000101_future" in refused(BackupVersionError, elsewhere, copy)
+    manifest.model_copy(update={"format": 2}).write(copy)
+    assert "format 2" in refused(BackupVersionError, elsewhere, copy)
+
+
+def test_a_backup_of_an_older_version_is_brought_up_to_date(tmp_path: Path, copy: Path, elsewhere: Settings) -> None:
+    old = Settings(data_dir=tmp_path / "old", threads=1)
+    old.make_folders()
+    migrate(old.database_url)
+    manifest = make_backup(old, copy).manifest
+    path = database_path(copy, manifest.database)
+    migrate(f"sqlite:///{path}", BEFORE_WAITING)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
+    database = CopiedFile(sha256=file_sha256(path), size_bytes=path.stat().st_size)
+    path.replace(database_path(copy, database))
+    manifest.model_copy(update={"database": database, "revision": BEFORE_WAITING}).write(copy)
+    restore_backup(elsewhere, copy)
+    restored = Database(elsewhere.database_url)
+    assert current_revision(restored) == head_revision()
+    restored.close()

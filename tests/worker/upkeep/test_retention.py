@@ -1,0 +1,96 @@
+"""Old jobs and their progress, and what keeps them."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import func, select, update
+
+from service.contracts.runner import ProgressLine
+from service.db import Database, db_now
+from service.inspections import repository as inspections
+from service.jobs import transitions
+from service.settings import Settings
+from service.storage import FileStore
+from service.tables import Artifact, Job, JobEvent, ReportRow
+from tests.db.test_transitions import claim, in_succeeded, submit
+from worker.upkeep.registry import collectors
+
+DAY = 86400.0
+
+
+@pytest.fixture
+def collector(settings: Settings, database: Database):
+    def found(name: str, **changes: float):
+        chosen = Settings(**{**settings.model_dump(), **changes})
+        chosen.make_folders()
+        return next(one for one in collectors(chosen, database, FileStore(chosen.storage_dir)) if one.name == name)
+
+    return found
+
+
+def ended(database: Database, job_id: str, days: float) -> None:
+    with database.write() as session:
+        session.execute(update(Job).where(Job.id == job_id).values(finished_at=db_now() - days * DAY))
+
+
+def jobs(database: Database) -> set[str]:
+    with database.read() as session:
+        return set(session.scalars(select(Job.id)))
+
+
+def test_old_jobs_go_with_all_that_is_theirs_and_no_others(database, collector) -> None:
+    with database.write() as session:
+        old, young, queued, inspected = (
+            in_succeeded(session), in_succeeded(session), submit(session), in_succeeded(session),
+        )  # fmt: skip
+        inspections.create(session, inspected, config_sha256="0" * 64)
+    ended(database, old.id, 30)
+    ended(database, young.id, 10)
+    ended(database, inspected.id, 30)
+    found = collector("jobs", job_retention_seconds=20 * DAY)
+    assert found.count().items == 1
+    assert jobs(database) == {old.id, young.id, queued.id, inspected.id}, "counting removes nothing"
+    assert found.collect(100).items == 1
+    assert jobs(database) == {young.id, queued.id, inspected.id}
+    with database.read() as session:
+        for table in (JobEvent, Artifact, ReportRow):
+            assert old.id not in session.scalars(select(table.job_id)).all()
+
+
+def test_jobs_are_kept_for_ever_unless_told_otherwise(database, collector) -> None:
+    with database.write() as session:
+        job = in_succeeded(session)
+    ended(database, job.id, 10_000)
+    assert collector("jobs").collect is None
+    assert collector("jobs").count().items == 0
+
+
+def test_no_job_goes_while_a_repeated_request_is_answered_with_it(database, collector) -> None:
+    with database.write() as session:
+        job = in_succeeded(session)
+    ended(database, job.id, 2)
+    assert collector("jobs", job_retention_seconds=DAY, idempotency_seconds=3 * DAY).collect(10).items == 0
+    assert collector("jobs", job_retention_seconds=DAY, idempotency_seconds=DAY).collect(10).items == 1
+
+
+def test_progress_of_old_jobs_goes_and_everything_else_stays(database, collector) -> None:
+    with database.write() as session:
+        old = claim(session, submit(session))
+        running = claim(session, submit(session))
+        for job in (old, running):
+            for _ in range(3):
+                assert transitions.record_progress(session, job.id, job.attempt, ProgressLine(stage="calibrate"))
+        assert transitions.request_cancel(session, "default", old.id)
+        assert transitions.finish_cancel(session, old.id, old.attempt)
+    ended(database, old.id, 40)
+    found = collector("progress")
+    assert (found.count().items, found.collect(2).items, found.collect(100).items) == (3, 2, 1)
+    with database.read() as session:
+        kinds = dict(
+            session.execute(
+                select(JobEvent.job_id, func.count()).where(JobEvent.type == "progress").group_by(JobEvent.job_id)
+            ).all()
+        )
+        states = session.scalars(select(JobEvent.type).where(JobEvent.job_id == old.id)).all()
+    assert kinds == {running.id: 3}
+    assert states == ["state"] * 4

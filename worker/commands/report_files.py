@@ -1,0 +1,134 @@
+"""The report as files for people and for CI: beside a quantization, and of a report that lies there already."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from service.contracts.errors import InvalidRequestError
+from service.contracts.report import Report
+from worker.commands import options
+from worker.commands.files import publish
+
+if TYPE_CHECKING:
+    from service.reports.formats import FormatName
+
+Html = Annotated[Path | None, typer.Option(metavar="R.html", help="The report as one page for a browser.")]
+Markdown = Annotated[Path | None, typer.Option(metavar="R.md", help="The report for a merge request.")]
+Junit = Annotated[Path | None, typer.Option(metavar="R.xml", help="Gate and critical findings as JUnit XML, for CI.")]
+LayersCsv = Annotated[Path | None, typer.Option(metavar="L.csv", help="Every layer as a row of CSV.")]
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """Where each form of the report goes; None: nowhere."""
+
+    html: Path | None = None
+    markdown: Path | None = None
+    junit: Path | None = None
+    layers_csv: Path | None = None
+
+    @property
+    def by_option(self) -> dict[str, Path | None]:
+        """The paths by the options that name them."""
+        return {f"--{form.replace('_', '-')}": path for form, path in self._by_form.items()}
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Those that are named."""
+        return tuple(path for path in self._by_form.values() if path is not None)
+
+    def write(self, report: Report) -> None:
+        """Write every form that is asked for, each file whole or not at all, and name the files.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        from service.reports.formats import rendered
+
+        for form, path in self._by_form.items():
+            if path is not None:
+                write_whole(path, rendered(report, form))
+                typer.echo(f"{form.partition('_')[0]:<10}{path}")
+
+    @property
+    def _by_form(self) -> dict[FormatName, Path | None]:
+        return {
+            "html": self.html,
+            "markdown": self.markdown,
+            "junit": self.junit,
+            "layers_csv": self.layers_csv,
+        }
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that appears whole or not at all.
+
+    Raises:
+        OSError: the disk refused; nothing is left behind.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=".quantmill-", delete=False) as stream:
+        part = Path(stream.name)
+        try:
+            stream.write(data)
+            stream.flush()
+            publish(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a document as JSON that people can read, whole or not at all.
+
+    Raises:
+        OSError: the disk refused; nothing is left behind.
+    """
+    write_whole(path, f"{json.dumps(document, indent=2)}\n".encode())
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(report)
+
+
+def report(
+    file: Annotated[Path, typer.Argument(metavar="R.json", exists=True, dir_okay=False, readable=True)],
+    html: Html = None,
+    markdown: Markdown = None,
+    junit: Junit = None,
+    layers_csv: LayersCsv = None,
+) -> None:
+    """Print a report that an earlier run has written, and make other forms of it; older versions are read, too."""
+    from worker.commands.console import print_report
+
+    files = ReportFiles(html, markdown, junit, layers_csv)
+    for path in files.paths:
+        options.output_path(path)
+    options.distinct_paths(files.by_option, {"R.json": file})
+    found = read_report(file)
+    print_report(found, report_path=file)
+    files.write(found)
+
+
+def read_report(file: Path) -> Report:
+    """The report of a file.
+
+    Raises:
+        InvalidRequestError: it holds none.
+    """
+    try:
+        return Report.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = "/".join(str(part) for part in first["loc"])
+        raise InvalidRequestError(
+            f"{file} is no report: {f'{place}: ' if place else ''}{first['msg']}.",
+            hint="Give the file of --report of an earlier run, or what GET /v1/jobs/ID/report answers.",
+        ) from None

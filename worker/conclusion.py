@@ -1,0 +1,230 @@
+"""The end of an attempt: the transition that its outcome asks for, tried for as long as it takes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from service.contracts.errors import Problem
+from service.failpoints import reach
+from service.jobs import transitions
+from service.jobs.outcome import Outcome as JobOutcome
+from service.jobs.schemas import Waiting
+from service.quarantine import suspects as quarantine
+from service.settings import Settings
+from service.storage import FileStore, StorageAwayError, StorageFullError, StoredFileMissingError
+from service.tables import Job
+from worker.faults import storage_fault
+from worker.guard import StopClock
+from worker.lease import DATABASE_AWAY, Lease, Timing
+from worker.outcome import DATABASE_AWAY as PUT_BACK
+from worker.outcome import (
+    NOT_STARTED,
+    SHUTDOWN,
+    Canceled,
+    Failed,
+    Fenced,
+    Interrupted,
+    Outcome,
+    Retry,
+    Succeeded,
+    waiting_for,
+)
+from worker.publication import name_published
+from worker.tether import boot_seconds
+
+log = logging.getLogger(__name__)
+
+WORKER_FAULT = "worker-fault"
+# The longest pause before the next attempt, by what is wrong and not over yet; other interruptions need none.
+PAUSE_SECONDS = {StorageFullError.code: 60.0, StorageAwayError.code: 60.0, NOT_STARTED: 60.0, WORKER_FAULT: 600.0}
+_MOST_DOUBLINGS = 10
+# Database or store refuse just now; what was asked of them may be asked again.
+_PASSING = (*DATABASE_AWAY, OSError, StoredFileMissingError, StorageAwayError)
+
+
+def worker_fault(error: Exception, attempt: int) -> Interrupted:
+    """The attempt was interrupted by an error of the worker, or of its host, that means nothing known."""
+    said = type(error).__name__
+    if isinstance(error, OSError) and error.errno is not None:
+        said += f": {os.strerror(error.errno)}"
+    return Interrupted(
+        Waiting(
+            code=WORKER_FAULT,
+            message=f"Its worker failed on attempt {attempt}, not the job: {said}.",
+            hint="The worker's log tells the whole. It is tried again, ever more rarely.",
+        )
+    )
+
+
+class Conclusion:
+    """Writes how attempts end; any number of threads may call it.
+
+    Args:
+        settings: places.
+        store: where files are.
+        timing: periods.
+        stop: of this process.
+        backoff_seconds: delay before the attempt after this one.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: FileStore,
+        *,
+        timing: Timing,
+        stop: StopClock,
+        backoff_seconds: Callable[[int], float],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._timing = timing
+        self._stop = stop
+        self._backoff_seconds = backoff_seconds
+
+    def write(self, job: Job, lease: Lease, outcome: Outcome, published: JobOutcome | None) -> Outcome:
+        """End the attempt with its transition, unless the job is no longer ours.
+
+        A database that is away or has no room, and a store whose files cannot be seen, are tried again. What still
+        refuses after a lease and the time for which a runner is kept puts the job back, uncharged; so does an error
+        that means nothing known.
+
+        Returns:
+            What it ended with in the end.
+        """
+        refused = _Refused(self._timing)
+        while not isinstance(outcome, Fenced):
+            try:
+                done = self._try(job, lease, outcome, published)
+            except _PASSING as error:
+                log.warning("job.not_concluded job_id=%s attempt=%d: %s", job.id, job.attempt, error)
+                if self._stop.for_seconds(2 * self._timing.shutdown_grace):
+                    if published is None or lease.over():
+                        log.warning("job.left_behind job_id=%s attempt=%d", job.id, job.attempt)
+                        return outcome
+                    outcome, published = SHUTDOWN, None
+                elif lease.cancel_requested and published is not None:
+                    outcome, published = Canceled(), None
+                elif refused.for_good(lease) and not isinstance(outcome, Interrupted):
+                    outcome, published = self._put_back(error), None
+                time.sleep(self._timing.again)
+            except Exception as error:
+                log.exception("job.end_refused job_id=%s attempt=%d", job.id, job.attempt)
+                if isinstance(outcome, Interrupted):
+                    raise  # its lease runs out
+                outcome, published = worker_fault(error, job.attempt), None
+            else:
+                if done:
+                    log.info(
+                        "job.concluded job_id=%s attempt=%d outcome=%s", job.id, job.attempt, type(outcome).__name__
+                    )
+                    return outcome
+                break
+        log.warning("job.fenced job_id=%s attempt=%d", job.id, job.attempt)
+        return Fenced()
+
+    @staticmethod
+    def is_lasting(outcome: Outcome) -> bool:
+        """True if what ended the attempt is wrong with this host, and not over yet."""
+        return (
+            isinstance(outcome, Interrupted) and outcome.waiting is not None and outcome.waiting.code in PAUSE_SECONDS
+        )
+
+    def pause_seconds(self, job: Job, code: str) -> float:
+        """Before the next look at what keeps the job from running: longer each time, up to a bound."""
+        longest = PAUSE_SECONDS.get(code, 0.0)
+        return min(self._backoff_seconds(min(job.interruptions + 1, _MOST_DOUBLINGS)), longest)
+
+    def _try(self, job: Job, lease: Lease, outcome: Outcome, published: JobOutcome | None) -> bool:
+        done = lease.conclude(lambda session: self._transition(session, job, outcome, published))
+        if done and published is not None:
+            reach("after_succeed_commit")
+        return done
+
+    def _put_back(self, error: Exception) -> Interrupted:
+        """What the job waits for, whose end could not be written."""
+        fault = storage_fault(error, self._settings.storage_dir)
+        if isinstance(error, DBAPIError):
+            if not isinstance(fault, StorageFullError):
+                return PUT_BACK
+            fault = StorageFullError(
+                "There is no space left for the database.",
+                hint="Free some space, or enlarge its disk; the job goes on by itself then.",
+            )
+        elif fault is None:
+            fault = StorageAwayError(
+                f"What the job had stored is not to be seen any more: {error}",
+                hint="Look at the storage folder; the job goes on by itself.",
+            )
+        return waiting_for(fault.problem())
+
+    def _transition(self, session: Session, job: Job, outcome: Outcome, published: JobOutcome | None) -> bool:
+        match outcome:
+            case Succeeded() if published is not None:
+                return self._succeed(session, job, published)
+            case Failed(problem, suspicion):
+                if suspicion is not None:
+                    problem = _note_crash(session, job, suspicion, problem) or problem
+                return transitions.fail(session, job.id, job.attempt, problem=problem)
+            case Retry():
+                return self._crashed(session, job, outcome)
+            case Interrupted(waiting) if waiting is not None:
+                delay = self.pause_seconds(job, waiting.code)
+                return transitions.interrupt(session, job.id, job.attempt, delay_seconds=delay, waiting=waiting)
+            case Interrupted():
+                return transitions.requeue(
+                    session, job.id, job.attempt, delay_seconds=0, charged=False, reason="the runner was asked to stop"
+                )
+            case Canceled():
+                return transitions.finish_cancel(session, job.id, job.attempt)
+        raise TypeError(f"no transition for {outcome!r}")
+
+    def _succeed(self, session: Session, job: Job, published: JobOutcome) -> bool:
+        name_published(session, self._store, published)
+        # A cancel that came after the runner's end still wins: nothing was promised yet.
+        done = transitions.succeed(session, job.id, job.attempt, result=published) or transitions.finish_cancel(
+            session, job.id, job.attempt
+        )
+        if done:
+            quarantine.clear(session, job)
+        reach("before_succeed_commit")
+        return done
+
+    def _crashed(self, session: Session, job: Job, crash: Retry) -> bool:
+        if crash.deadly:
+            problem = _note_crash(session, job, crash.reason, crash.poison)
+            if problem is not None:
+                return transitions.fail(session, job.id, job.attempt, problem=problem)
+        charged = job.attempt - job.interruptions
+        if charged >= job.max_attempts:
+            return transitions.fail(session, job.id, job.attempt, problem=crash.poison)
+        delay = self._backoff_seconds(charged)
+        return transitions.requeue(session, job.id, job.attempt, delay_seconds=delay, charged=True, reason=crash.reason)
+
+
+def _note_crash(session: Session, job: Job, reason: str, problem: Problem) -> Problem | None:
+    """Count it against the model; what the job fails with if that brings it into quarantine."""
+    found = quarantine.note_crash(session, job, reason, problem)
+    if found is not None:
+        log.warning("model.quarantined model_id=%s job_id=%s", job.model_id, job.id)
+    return found
+
+
+class _Refused:
+    """Since when the end cannot be written although the lease can be renewed: this is no database that is away."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._bound = timing.lease + timing.frozen
+        self._since: float | None = None
+
+    def for_good(self, lease: Lease) -> bool:
+        """True if it was refused again, and for so long that it is not waited for any more."""
+        now = boot_seconds()
+        self._since = None if lease.over() else self._since or now
+        return self._since is not None and now - self._since > self._bound

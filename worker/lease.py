@@ -1,0 +1,223 @@
+"""The right to write for one attempt, kept by a thread of its own from the claim to the commit of the attempt's end.
+
+The thread renews the lease, learns of cancels, and writes what the runner told. All of it may hang for as long as the
+database does: whoever must act at the lease's end (see ``worker.attempt``) asks ``over()``, which looks at this
+machine's clock alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session
+
+from service.contracts.runner import LogLine, MetricLine, ProgressLine
+from service.db import Database
+from service.jobs import repository, transitions
+from service.tables import Job
+from worker.journal import Journal
+from worker.tether import boot_seconds
+
+log = logging.getLogger(__name__)
+
+# The database cannot be reached just now, or has no room; what was asked of it may be asked again.
+DATABASE_AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
+# The thread's own pause between looks at what is due.
+_TICK_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Periods of an attempt, in seconds.
+
+    Attributes:
+        lease: for how long a renewal is good.
+        renew: time between renewals while nothing else is written.
+        look: time between looks at the job's row, for a cancel.
+        flush: shortest time between two writes of progress; grows to a hundredth of the attempt's age.
+        flush_max: longest time between two writes of progress.
+        stall: silence after which the runner counts as stalled.
+        cancel_grace: time that a canceled runner has before it is killed.
+        shutdown_grace: time that an interrupted runner, or a publication under way, has before it is cut off.
+        again: time between two tries while the database is away.
+        frozen: time for which a runner without a lease is kept, stopped, in the hope of another one.
+    """
+
+    lease: float = 60.0
+    renew: float = 10.0
+    look: float = 1.0
+    flush: float = 0.5
+    flush_max: float = 5.0
+    stall: float = 3600.0
+    cancel_grace: float = 5.0
+    shutdown_grace: float = 10.0
+    again: float = 0.5
+    frozen: float = 300.0
+
+
+class Lease:
+    """The right to write for one attempt; use it as a context, the thread lives inside.
+
+    Args:
+        database: where the job is.
+        job: as claimed.
+        timing: see Timing.
+        claimed_at: when the claim was sent, by ``boot_seconds``.
+    """
+
+    def __init__(self, database: Database, job: Job, timing: Timing, *, claimed_at: float) -> None:
+        self._database = database
+        self._job = job
+        self._timing = timing
+        self._claimed_at = claimed_at
+        self._renewed_at = claimed_at
+        self._flushed_at = self._looked_at = self._tried_at = claimed_at
+        self._lapsed_at: float | None = None
+        self._lost = False
+        self._cancel_requested = False
+        self._failure: BaseException | None = None
+        self._journal = Journal(job.id, job.attempt)
+        # Held while something is written, so that what the runner told is written once, and before the end.
+        self._writing = threading.Lock()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"lease-{job.id}.{job.attempt}", daemon=True)
+
+    def __enter__(self) -> Lease:
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # this process may have no more threads
+            self._failure = error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.set()
+        # A call to the database may hang; nothing is lost if it ends after the attempt.
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_TICK_SECONDS)
+
+    @property
+    def lost(self) -> bool:
+        """True once the database has said that the job is no longer this attempt's: write nothing more."""
+        return self._lost
+
+    @property
+    def cancel_requested(self) -> bool:
+        """True once the owner has asked to stop."""
+        return self._cancel_requested
+
+    @property
+    def ends_at(self) -> float:
+        """When the lease runs out, by ``boot_seconds``; the database, which started its clock later, says no sooner."""
+        return self._renewed_at + self._timing.lease
+
+    def over(self) -> bool:
+        """True while the lease has run out and was not taken back: nothing may be computed meanwhile."""
+        return boot_seconds() > self.ends_at
+
+    def lapsed(self, within_seconds: float) -> bool:
+        """True if the lease is over, or was taken back not longer ago than that."""
+        return self.over() or (self._lapsed_at is not None and boot_seconds() - self._lapsed_at <= within_seconds)
+
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def tell(self, line: ProgressLine | MetricLine | LogLine) -> None:
+        """Take a line of the runner, to be written soon."""
+        self._journal.add(line)
+
+    def conclude(self, transition: Callable[[Session], bool]) -> bool:
+        """End the attempt: what was told and not yet written, and the transition, in one transaction.
+
+        Returns:
+            What ``transition`` did; False if the job is no longer this attempt's.
+
+        Raises:
+            OperationalError, InterfaceError, TimeoutError: the database is away or full (DATABASE_AWAY).
+        """
+        if self._lost:
+            return False
+        if not self._writing.acquire(timeout=self._timing.lease):
+            raise PoolTimeoutError("a call to the database does not come back")
+        try:
+            with self._database.write() as session:
+                renewal = self._renew_in(session)
+                return renewal.alive and transition(session)
+        finally:
+            self._writing.release()
+
+    def _keep(self) -> None:
+        """The thread."""
+        try:
+            while not self._lost and not self._ending.wait(self._pause()):
+                self._act(boot_seconds())
+        except BaseException as error:  # noqa: BLE001 - handed to the attempt's own thread, which raises it
+            self._failure = error
+
+    def _pause(self) -> float:
+        timing = self._timing
+        return min(_TICK_SECONDS, timing.renew / 4, timing.look, timing.flush_max, timing.again)
+
+    def _act(self, now: float) -> None:
+        """Do what is due."""
+        timing = self._timing
+        period = min(max(timing.flush, (now - self._claimed_at) / 100), timing.flush_max)
+        if self._tried_at > self._renewed_at:  # the last try failed
+            if now - self._tried_at >= timing.again:
+                self._write()
+        elif self._journal.waiting and now - self._flushed_at >= period:
+            self._flushed_at = now
+            self._write()
+        elif now - self._renewed_at >= timing.renew:
+            self._write()
+        elif now - self._looked_at >= timing.look:
+            self._looked_at = now
+            self._look()
+
+    def _write(self) -> None:
+        """Renew the lease and write what was told, in one transaction."""
+        with self._writing:
+            if self._ending.is_set():
+                return
+            started = self._tried_at = boot_seconds()
+            try:
+                with self._database.write() as session:
+                    renewal = self._renew_in(session)
+            except DATABASE_AWAY as error:
+                log.warning("lease.database_away job_id=%s attempt=%d: %s", self._job.id, self._job.attempt, error)
+                self._tried_at = boot_seconds()
+                return
+            if renewal.alive:
+                self._journal.settle()
+                if self.over():
+                    self._lapsed_at = boot_seconds()
+                self._renewed_at = started
+            self._lost = not renewal.alive
+            self._cancel_requested = renewal.cancel_requested
+
+    def _renew_in(self, session: Session) -> transitions.Renewal:
+        renewal = transitions.renew(session, self._job.id, self._job.attempt, lease_seconds=self._timing.lease)
+        if renewal.alive:
+            self._journal.write(session)
+        return renewal
+
+    def _look(self) -> None:
+        """Learn of a cancel (or of the loss of the job) without writing."""
+        try:
+            with self._database.read() as session:
+                now = repository.standing(session, self._job.id)
+        except DATABASE_AWAY:
+            return  # the next renewal judges
+        if now is None or now.state != "running" or now.attempt != self._job.attempt:
+            self._lost = not self._ending.is_set()  # after the end it is no news that the job does not run
+        else:
+            self._cancel_requested = now.cancel_requested

@@ -1,0 +1,153 @@
+"""Memory of this machine, of a job's share of it, and of a runner's processes: read from the kernel, never guessed.
+
+A job's share is what the machine (or the container) has, less a reserve for everything else, divided by the slots of
+all workers there. A watch ends a runner at its share, before the kernel's OOM killer looks for somebody to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from service.contracts.errors import ResourceLimitError
+from service.settings import Settings
+
+_MIB = 1024**2
+# Left for the rest of the machine: a tenth, within these bounds, and never more than half.
+_RESERVE_SHARE = 10
+_RESERVE_BYTES = (512 * _MIB, 4096 * _MIB)
+_LEAST_SHARE_BYTES = 64 * _MIB
+# A runner that took so much of its share when a SIGKILL came from nowhere was ended for its memory.
+NEAR_SHARE = 0.8
+HINT = "Use fewer calibration samples or a smaller model, or raise QUANTMILL_JOB_MEMORY_BYTES."
+_KERNEL_HINT = "Use fewer calibration samples or a smaller model, or give the worker more memory or fewer slots."
+
+_PROC = Path("/proc")
+_V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+
+
+def machine_memory_bytes() -> int:
+    """Memory of this machine, or the smallest limit of a container around this process."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for folder in _cgroups():
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):  # of the other version, or "max"
+                total = min(total, int((folder / name).read_text()))
+    return total
+
+
+def job_memory_bytes(settings: Settings) -> int:
+    """What one job of a worker with these settings may take; never more than there is, whatever was asked for."""
+    if settings.job_memory_bytes is not None:
+        return min(settings.job_memory_bytes, machine_memory_bytes())
+    return share_bytes(max(settings.host_slots, settings.worker_slots))
+
+
+def share_bytes(slots: int, total_bytes: int | None = None) -> int:
+    """What one of ``slots`` jobs may take.
+
+    Args:
+        slots: jobs that run at once.
+        total_bytes: to divide; None: what the machine has.
+    """
+    total = machine_memory_bytes() if total_bytes is None else total_bytes
+    reserve = min(max(total // _RESERVE_SHARE, _RESERVE_BYTES[0]), _RESERVE_BYTES[1], total // 2)
+    return max((total - reserve) // slots, _LEAST_SHARE_BYTES)
+
+
+def group_bytes(group: int) -> int:
+    """Memory that the processes of a group hold and nobody else could use: anonymous and shared, no mapped files."""
+    return sum(_process_bytes(folder) for folder in _members(group))
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has ended for want of memory around this process since it counts."""
+    for folder in _cgroups():
+        for name in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError):
+                return _figure(folder / name, "oom_kill")
+    with contextlib.suppress(OSError):
+        return _figure(_PROC / "vmstat", "oom_kill")
+    return 0
+
+
+class MemoryWatch:
+    """Follows the memory of one runner.
+
+    Args:
+        group: its process group.
+        limit_bytes: its share.
+    """
+
+    def __init__(self, group: int, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._group = group
+        self._kills_before = oom_kills()
+
+    def look(self) -> bool:
+        """Measure; True if the runner is beyond its share."""
+        self.used_bytes = group_bytes(self._group) or self.used_bytes  # 0: it has ended, and what it had counts
+        return self.used_bytes > self.limit_bytes
+
+    def near_share(self) -> bool:
+        """True if it came near its share, as far as it was seen."""
+        return self.used_bytes >= NEAR_SHARE * self.limit_bytes
+
+    def explains_kill(self) -> bool:
+        """True if a SIGKILL from elsewhere was for memory: the kernel counts one more, or it was near its share."""
+        return oom_kills() > self._kills_before or self.near_share()
+
+    def error(self) -> ResourceLimitError:
+        """What the owner of the job is told: it went beyond its share, or the kernel had no more before that."""
+        if self.near_share():
+            told, hint = f"The job needs more memory than its limit of {self.limit_bytes} bytes", HINT
+        else:
+            told, hint = "The machine ran out of memory and the kernel ended the job", _KERNEL_HINT
+        return ResourceLimitError(
+            f"{told}; it held {self.used_bytes} bytes when it was last looked at.",
+            hint=hint,
+            resource="memory",
+            limit_bytes=self.limit_bytes,
+            used_bytes=self.used_bytes,
+        )
+
+
+def _members(group: int) -> Iterator[Path]:
+    for folder in _PROC.iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # ended meanwhile
+                # state, parent, group; the name before them may hold anything, also brackets
+                if (folder / "stat").read_text().rpartition(")")[2].split()[2] == str(group):
+                    yield folder
+
+
+def _process_bytes(folder: Path) -> int:
+    total = 0
+    with contextlib.suppress(OSError):
+        for line in (folder / "status").read_text().splitlines():
+            if line.startswith(("RssAnon:", "RssShmem:")):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def _figure(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        word, _, value = line.partition(" ")
+        if word == name:
+            return int(value)
+    return 0
+
+
+def _cgroups() -> Iterator[Path]:
+    """Folders of the memory groups around this process, the innermost first."""
+    with contextlib.suppress(OSError):
+        for line in (_PROC / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if "memory" in controllers.split(",") or not controllers:
+                root = _V1 if controllers else _V2
+                # In a container the path may be that of the host: then only the root is there.
+                inner = Path(path.lstrip("/"))
+                yield from (folder for part in (inner, *inner.parents) if (folder := root / part).is_dir())

@@ -1,0 +1,228 @@
+"""From a report to advice: what hurt, what would take it away on this target, and what became of trying it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from service.contracts.errors import CanceledError, QuantmillError
+from service.contracts.report import Advice, Report
+from worker.quantizer.advice.damage import Damage, Kind, find_damage
+from worker.quantizer.advice.fitting import Document, Fitted, Fitting, Quantizer
+from worker.quantizer.advice.loss import Loss, find_loss
+from worker.quantizer.advice.table import RULES, AdviceRule, Setting, relief, worst_layers
+from worker.quantizer.advice.trial import Bench, Trial
+from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Quantized
+from worker.quantizer.run.forecast import trials_seconds
+from worker.quantizer.run.services import Services
+
+# Advice that goes together, without and with what takes long.
+TOGETHER, THOROUGH = "together", "together-thorough"
+# Pieces of advice in a report; what takes less of the noise away than this part of the best guess is not among them.
+_MOST, _LEAST_PART = 8, 0.1
+_LEAST_NOISE = 1e-4
+# What a rule has to take away of all noise to go together with others.
+_JOINED_PART = 0.005
+# Advice that costs so many passes over the data has to give twice as much.
+_DEAR_PASSES = 30.0
+# Causes that are named, and nodes.
+_TOLD = 2
+_NODES = 8
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A piece of advice before it is tried.
+
+    Attributes:
+        code: stable.
+        message: what to do.
+        relief: noise that it takes away, as a guess.
+        fitted: the change; None: it is no matter of the config.
+        kinds: causes that it treats.
+        cost: of a trial, in passes over the calibration data.
+        nodes: that it is about; empty: the whole network.
+    """
+
+    code: str
+    message: str
+    relief: float
+    fitted: Fitted | None
+    kinds: frozenset[Kind]
+    cost: float
+    nodes: tuple[str, ...] = ()
+
+
+def with_advice(report: Report, done: Quantized, case: Case, services: Services, quantizer: Quantizer) -> Report:
+    """The report with its advice; where that cannot be looked for, a note says why.
+
+    Args and errors are those of ``advise``, but that only a cancellation is raised: the model is made and measured.
+    """
+    notes, advice = report.notes, report.advice
+    try:
+        advice = advise(report, done, case, services, quantizer)
+    except CanceledError:
+        raise
+    except QuantmillError as error:
+        notes = (*notes, f"no advice could be looked for: {error.detail}")
+    stages = tuple(services.stages.figures)
+    return report.model_copy(update={"advice": advice, "notes": notes, "stages": stages})
+
+
+def advise(report: Report, done: Quantized, case: Case, services: Services, quantizer: Quantizer) -> tuple[Advice, ...]:
+    """What would help, the most helpful first; nothing where nothing was lost.
+
+    Which advice there is follows from the model, the data and the config; the clock decides which of it is tried, and
+    so in which order it stands.
+
+    Args:
+        report: whole, but for this.
+        done: what it is about.
+        case: what was quantized, on which data.
+        services: of the run.
+        quantizer: quantizes the same model under other configs.
+
+    Raises:
+        EngineError: the runtime failed on the float model.
+        CanceledError: the run was canceled.
+    """
+    loss = None if done.plan.is_empty else find_loss(report, case.config.evaluation)
+    if loss is None:
+        return ()
+    limit = case.config.evaluation.advice_seconds
+    with services.stages.stage("advice", expected_seconds=trials_seconds(services.stages.spent_seconds, limit)):
+        services.run.progress("advice")
+        bench = Bench(quantizer, loss, done, case, services, seconds=limit)
+        quiet = Services(bench.run, services.threads)
+        damage = find_damage(done.filled.draft, case, quiet, sqnr_db=report.fidelity.sqnr_db)
+        candidates = find_candidates(damage, Fitting(case.config, quantizer, services.run))
+        bench.run.total = len(candidates)
+        tried = []
+        for candidate in candidates:
+            if candidate.fitted is None:
+                trial = Trial(why="not tried: it is no setting")
+            else:
+                trial = bench.attempt(candidate.code, candidate.fitted.config, candidate.cost)
+            bench.run.done += 1
+            tried.append((candidate, trial))
+    tried.sort(key=lambda pair: _place(pair[1], loss))
+    return tuple(_advice(candidate, trial, damage, loss) for candidate, trial in tried)
+
+
+def find_candidates(damage: Damage, fitting: Fitting) -> list[Candidate]:
+    """Advice that suits the damage and the target, the best guess first."""
+    config = fitting.document
+    setting = Setting(config["target"], damage)
+    singles = sorted(_singles(damage, setting, fitting), key=lambda pair: -_worth(pair[0], pair[1].relief))
+    best = max((candidate.relief for _, candidate in singles), default=0.0)
+    if best < _LEAST_NOISE:
+        return []
+    kept = [(rule, candidate) for rule, candidate in singles if candidate.relief >= _LEAST_PART * best]
+    found = [candidate for _, candidate in kept][:_MOST]
+    rules = [rule for rule, _ in kept if not (rule.dear or rule.by_hand)]
+    known = [candidate.fitted.config for candidate in found if candidate.fitted is not None]
+    joined = []
+    for code, worth in ((TOGETHER, _worth), (THOROUGH, _regardless_of_time)):
+        candidate = _together(code, rules, worth, damage, setting, fitting)
+        if candidate is not None and candidate.fitted is not None and candidate.fitted.config not in known:
+            known.append(candidate.fitted.config)
+            joined.append(candidate)
+    return [*joined, *found][:_MOST]
+
+
+def _singles(damage: Damage, setting: Setting, fitting: Fitting) -> Iterator[tuple[AdviceRule, Candidate]]:
+    """Every rule of the table that has something to say."""
+    for rule in RULES:
+        guess = relief(rule, damage)
+        if guess <= 0:
+            continue
+        changed = rule.edit(fitting.document, setting)
+        fitted = None if changed is None or rule.by_hand else fitting.fit(changed)
+        if changed is None or (fitted is None and not rule.by_hand):
+            continue
+        kinds = frozenset(rule.treats) or frozenset(damage.harms)
+        nodes = tuple(worst_layers(damage)) if rule.code == "worst-in-float" else ()
+        yield rule, Candidate(rule.code, rule.message, guess, fitted, kinds, rule.cost, nodes)
+
+
+def _together(
+    code: str,
+    rules: list[AdviceRule],
+    worth: Callable[[AdviceRule, float], float],
+    damage: Damage,
+    setting: Setting,
+    fitting: Fitting,
+) -> Candidate | None:
+    """The rules that complement each other, applied one after another, each to what those before it leave.
+
+    Args:
+        code: of the advice.
+        rules: to choose from.
+        worth: of a rule and the noise that it takes away; the largest comes first.
+        damage: to be mended.
+        setting: what rules may look at.
+        fitting: keeps them to what the target can do.
+    """
+    left = {kind: damage.noise(kind) for kind in damage.harms}
+    document: Document = fitting.document
+    chosen: list[AdviceRule] = []
+    while rules:
+        rule = max(rules, key=lambda one: worth(one, _taken(one, left)))  # the first of equals
+        rules = [other for other in rules if other is not rule]
+        if _taken(rule, left) < _JOINED_PART * damage.total:
+            break
+        changed = rule.edit(document, setting)
+        if changed is None or fitting.fit(changed) is None:
+            continue
+        document = changed
+        chosen.append(rule)
+        left = {kind: noise * (1 - rule.treats.get(kind, 0.0)) for kind, noise in left.items()}
+    fitted = fitting.fit(document) if len(chosen) > 1 else None
+    if fitted is None:
+        return None
+    message = " ".join(rule.message for rule in chosen)
+    kinds = frozenset(kind for rule in chosen for kind in rule.treats)
+    taken = damage.total - sum(left.values())
+    return Candidate(code, message, taken, fitted, kinds, sum(rule.cost for rule in chosen))
+
+
+def _worth(rule: AdviceRule, taken: float) -> float:
+    """Of two that give about as much, the one comes first that is quicker, or costs neither bytes nor time."""
+    return taken / (1.0 + rule.cost / _DEAR_PASSES) / (2.0 if rule.dear else 1.0)
+
+
+def _regardless_of_time(rule: AdviceRule, taken: float) -> float:
+    """What takes away most comes first."""
+    return taken
+
+
+def _taken(rule: AdviceRule, left: dict[Kind, float]) -> float:
+    """Noise that a rule takes away of what is left."""
+    return sum(share * left.get(kind, 0.0) for kind, share in rule.treats.items())
+
+
+def _place(trial: Trial, loss: Loss) -> tuple[int, float, float]:
+    """What helped by its figures, what was not tried in the order of guesses, what did not help."""
+    if trial.helped and trial.score is not None:
+        first, second = loss.rank(trial.score)
+        return 0, -first, -second
+    return (1 if trial.helped is None else 2), 0.0, 0.0
+
+
+def _advice(candidate: Candidate, trial: Trial, damage: Damage, loss: Loss) -> Advice:
+    harms = [harm for harm in damage.harms.values() if harm.kind in candidate.kinds]
+    worst = sorted(harms, key=lambda harm: -harm.noise)[:_TOLD]
+    worst = [harm for harm in worst if harm.noise >= _LEAST_PART * worst[0].noise]
+    places = [place.node for harm in worst for place in harm.places if place.node]
+    told = "" if trial.why is None else f" ({trial.why})"
+    return Advice(
+        code=candidate.code,
+        because="; ".join([loss.words, *(harm.words for harm in worst)]),
+        message=f"{candidate.message}{told}",
+        config={} if candidate.fitted is None else candidate.fitted.patch,
+        nodes=candidate.nodes or tuple(dict.fromkeys(places))[:_NODES],
+        status="untried" if trial.helped is None else "tried",
+        helped=trial.helped,
+        figure=trial.figure,
+    )

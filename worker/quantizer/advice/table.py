@@ -1,0 +1,351 @@
+"""The table: causes of error -> edits of a config that take them away.
+
+An edit sees a config as a JSON document and returns the changed one, or None where there is nothing to change. What a
+target makes of it is judged elsewhere (``fitting``): a rule here need not know every target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from service.contracts.algorithms.union import ALGORITHMS
+from service.contracts.dtypes import bits_of, is_integer
+from service.contracts.targets import TARGET_OPTIONS
+from worker.quantizer.advice.damage import Damage, Kind
+from worker.quantizer.plan.targets import TARGETS
+
+Document = dict[str, Any]
+
+_CORRECTION = {"method": "bias_correction", "mode": "full"}
+_ROUNDING = ("adaround", "adaquant")
+_SEARCHES = ("autopilot", "mixed_precision", "qat")
+_PERCENTILE = 99.99
+_SEVEN_BITS = "x86_without_vnni"
+# Layers that are left in float, and the share of all noise that they must hold together to be worth it.
+_MOST_EXCLUDED, _EXCLUDED_PART, _WORTH = 8, 0.1, 0.3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an edit may look at.
+
+    Attributes:
+        target: name.
+        damage: of the network.
+    """
+
+    target: str
+    damage: Damage
+
+    @property
+    def whole(self) -> bool:
+        """True if the target wants the whole network in integers."""
+        return TARGETS[self.target].whole
+
+
+@dataclass(frozen=True)
+class AdviceRule:
+    """A piece of advice.
+
+    Attributes:
+        code: stable.
+        message: what to do, in one sentence.
+        treats: share of each cause that it takes away, about: what comes first is guessed by it.
+        edit: (config, setting) -> changed config; None: nothing to change, or it does not suit the target.
+        by_hand: what it asks for is no setting: the config stays as it is.
+        dear: the model gets larger or slower by it, so that it goes together with nothing else.
+        cost: seconds in multiples of a pass over the calibration data, about, on top of quantizing as before.
+    """
+
+    code: str
+    message: str
+    treats: Mapping[Kind, float]
+    edit: Callable[[Document, Setting], Document | None]
+    by_hand: bool = False
+    dear: bool = False
+    cost: float = 0.0
+
+
+def _equalize(document: Document, setting: Setting) -> Document | None:
+    if document["mode"] != "static" or _has(document, *_SEARCHES):
+        return None
+    kept = _without(document, "cross_layer_equalization")
+    made = _in_order([{"method": "cross_layer_equalization"}, *kept])
+    return _corrected({**document, "algorithms": made}) or {**document, "algorithms": made}
+
+
+def _correct(document: Document, setting: Setting) -> Document | None:
+    return None if document["mode"] != "static" or _has(document, *_SEARCHES) else _corrected(document)
+
+
+def _corrected(document: Document) -> Document | None:
+    """With bias correction on the quantized network; AdaRound and AdaQuant let biases follow by themselves."""
+    full = any(entry["method"] == "bias_correction" and entry.get("mode") == "full" for entry in _listed(document))
+    if full or _has(document, *_ROUNDING):
+        return None
+    made = _in_order([*_without(document, "bias_correction"), _CORRECTION])
+    return {**document, "algorithms": made}
+
+
+def _round_well(document: Document, setting: Setting) -> Document | None:
+    if document["mode"] != "static" or _has(document, *_SEARCHES, *_ROUNDING):
+        return None
+    spec = document["weight"]
+    if is_integer(spec["dtype"]):
+        made = {"method": "adaround", "scale_refit": spec["scale"] == "power_of_two"}
+    else:
+        made = {"method": "adaquant"}
+    return {**document, "algorithms": _in_order([*_without(document, "bias_correction"), made])}
+
+
+def _smooth(document: Document, setting: Setting) -> Document | None:
+    if document["mode"] != "static" or _has(document, "smooth_quant", *_SEARCHES):
+        return None
+    # A Mul in float between integers is no way for a target that runs nothing else.
+    made = {"method": "smooth_quant", **({"insert_mul": False} if setting.whole else {})}
+    return {**document, "algorithms": _in_order([made, *_listed(document)])}
+
+
+def _keep_function(document: Document, setting: Setting) -> Document | None:
+    listed = [
+        {**entry, "replace_relu6": "auto"} if entry.get("replace_relu6") == "relu" else entry
+        for entry in _listed(document)
+    ]
+    preparation = {**document["preparation"], "clip6_to_relu": False}
+    return {**document, "preparation": preparation, "algorithms": listed}
+
+
+def _seven_bits(document: Document, setting: Setting) -> Document | None:
+    options = document["target_options"]
+    if all(option.name != _SEVEN_BITS for option in TARGET_OPTIONS[setting.target]) or options.get(_SEVEN_BITS):
+        return None
+    return {**document, "target_options": {**options, _SEVEN_BITS: True}}
+
+
+def _per_channel(document: Document, setting: Setting) -> Document | None:
+    return _weight(document, granularity="per_channel")
+
+
+def _wider_weights(document: Document, setting: Setting) -> Document | None:
+    spec = document["weight"]
+    if bits_of(spec["dtype"]) >= 8:
+        return None
+    unsigned = spec["dtype"].startswith("uint")
+    return _weight(document, dtype="uint8" if unsigned else "int8")
+
+
+def _searched_weights(document: Document, setting: Setting) -> Document | None:
+    if not is_integer(document["weight"]["dtype"]):
+        return None
+    return _weight(document, calibration={"method": "mse"})
+
+
+def _searched_ranges(document: Document, setting: Setting) -> Document | None:
+    return _calibrated(document, {"method": "mse"})
+
+
+def _cut_ranges(document: Document, setting: Setting) -> Document | None:
+    now = document["activation"]["calibration"]
+    if now["method"] == "percentile" and now["percentile"] <= _PERCENTILE:
+        return None
+    return _calibrated(document, {"method": "percentile", "percentile": _PERCENTILE})
+
+
+def _whole_ranges(document: Document, setting: Setting) -> Document | None:
+    shifted = document["activation"]["scale"] == "power_of_two"
+    return _calibrated(document, {"method": "non_overflow" if shifted else "minmax"})
+
+
+def _calibrated(document: Document, calibration: Document) -> Document | None:
+    spec = document["activation"]
+    integers = document["mode"] == "static" and is_integer(spec["dtype"])
+    if not integers or (spec["calibration"]["method"] == calibration["method"] == "mse"):
+        return None
+    rest = {**document, "tensor_ranges": {}}  # supplied ranges would win over calibrated ones
+    return {**rest, "activation": {**spec, "calibration": calibration}}
+
+
+def _wider_activations(document: Document, setting: Setting) -> Document | None:
+    spec = document["activation"]
+    if document["mode"] != "static" or bits_of(spec["dtype"]) >= 16:
+        return None
+    if bits_of(spec["dtype"]) < 8:
+        return {**document, "activation": {**spec, "dtype": "int8" if spec["symmetric"] else "uint8"}}
+    return {**document, "activation": {**spec, "dtype": "int16", "symmetric": True}}
+
+
+def _wider_biases(document: Document, setting: Setting) -> Document | None:
+    return None if document["bias"]["dtype"] not in ("int8", "int16") else {**document, "bias": {"dtype": "int32"}}
+
+
+def _worst_in_float(document: Document, setting: Setting) -> Document | None:
+    worst = worst_layers(setting.damage)
+    if setting.whole or document["mode"] == "float16" or not worst or document["include"]:
+        return None
+    named = [{"node": name} for name in worst]
+    return {**document, "exclude": [*document["exclude"], *named]}
+
+
+def _mixed(document: Document, setting: Setting) -> Document | None:
+    if setting.whole or document["mode"] != "static" or _has(document, *_SEARCHES, *_ROUNDING):
+        return None
+    high = {"activation": "float32", "weight": "float32"}
+    low = {"activation": document["activation"], "weight": document["weight"]}
+    if not (is_integer(document["activation"]["dtype"]) and is_integer(document["weight"]["dtype"])):
+        return None
+    goal = {"kind": "distance", "metric": "sqnr", "limit": _GOAL_DB}
+    mixed = {"method": "mixed_precision", "high": high, "low": low, "optimize": "quality", "goal": goal}
+    return {**document, "algorithms": _in_order([*_listed(document), mixed])}
+
+
+def _more_data(document: Document, setting: Setting) -> Document | None:
+    whole = document["activation"]["calibration"]["method"] in ("minmax", "non_overflow")
+    return document if document["mode"] == "static" and whole else None
+
+
+_GOAL_DB = 15.0
+_ACTIVATIONS = (Kind.OUTLIERS, Kind.MAP_CHANNELS, Kind.PRODUCT_CHANNELS, Kind.ACTIVATION_ROUNDING)
+
+RULES: tuple[AdviceRule, ...] = (
+    AdviceRule(
+        "keep-function",
+        "Keep the limit of ReLU6: without it the network computes something else.",
+        {Kind.OTHER_FUNCTION: 1.0},
+        _keep_function,
+    ),
+    AdviceRule(
+        "seven-bit-weights",
+        "Keep int8 weights to 7 bits: on x86 CPUs without VNNI their products do not overflow; others lose a bit.",
+        {Kind.SATURATION: 1.0},
+        _seven_bits,
+    ),
+    AdviceRule(
+        "equalize",
+        "Equalize the channels of neighbouring layers, cut off silent ones, and let the biases follow.",
+        {Kind.CHANNEL_SPREAD: 0.8, Kind.MAP_CHANNELS: 0.3, Kind.BIAS_GRID: 0.6},
+        _equalize,
+        cost=4.0,
+    ),
+    AdviceRule(
+        "per-channel-weights",
+        "Give every output channel of a weight a scale of its own.",
+        {Kind.CHANNEL_SPREAD: 1.0},
+        _per_channel,
+    ),
+    AdviceRule(
+        "correct-biases",
+        "Correct the biases on the quantized network, layer after layer.",
+        {Kind.CHANNEL_SPREAD: 0.5, Kind.WEIGHT_ROUNDING: 0.3, Kind.BIAS_GRID: 0.6, Kind.OUTLIERS: 0.1},
+        _correct,
+        cost=2.5,
+    ),
+    AdviceRule(
+        "round-by-reconstruction",
+        "Choose the integers of the weights layer after layer by what the layer computes, with biases that follow.",
+        {Kind.WEIGHT_ROUNDING: 0.7, Kind.BIAS_GRID: 0.6, Kind.CHANNEL_SPREAD: 0.6},
+        _round_well,
+        cost=12.0,
+    ),
+    AdviceRule("wider-biases", "Give biases 32 bits.", {Kind.BIAS_GRID: 1.0}, _wider_biases),
+    AdviceRule("wider-weights", "Give weights 8 bits.", {Kind.WEIGHT_ROUNDING: 1.0}, _wider_weights, dear=True),
+    AdviceRule(
+        "searched-weight-ranges",
+        "Choose the ranges of weights by their square error.",
+        {Kind.WEIGHT_ROUNDING: 0.4, Kind.CHANNEL_SPREAD: 0.1},
+        _searched_weights,
+    ),
+    AdviceRule(
+        "searched-ranges",
+        "Choose the ranges of activations by their square error, which cuts off outliers.",
+        {Kind.OUTLIERS: 0.7, Kind.CLIPPING: 0.3},
+        _searched_ranges,
+    ),
+    AdviceRule(
+        "cut-ranges",
+        f"Take {_PERCENTILE} % of an activation's values for its range, which cuts off outliers.",
+        {Kind.OUTLIERS: 0.8},
+        _cut_ranges,
+    ),
+    AdviceRule(
+        "whole-ranges",
+        "Take all values of an activation for its range.",
+        {Kind.CLIPPING: 1.0},
+        _whole_ranges,
+    ),
+    AdviceRule(
+        "smooth-products",
+        "Move scale from the inputs of matrix products into their weights (SmoothQuant).",
+        {Kind.PRODUCT_CHANNELS: 0.8},
+        _smooth,
+        cost=3.0,
+    ),
+    AdviceRule(
+        "wider-activations",
+        "Give activations twice as many bits.",
+        dict.fromkeys(_ACTIVATIONS, 1.0),
+        _wider_activations,
+        dear=True,
+    ),
+    AdviceRule(
+        "worst-in-float",
+        "Leave the layers that are hurt most in float.",
+        {},
+        _worst_in_float,
+        dear=True,
+    ),
+    AdviceRule(
+        "mixed-precision",
+        f"Leave as few layers in float as it takes to reach {_GOAL_DB:g} dB.",
+        {kind: 0.9 for kind in Kind if kind is not Kind.OTHER_FUNCTION},
+        _mixed,
+        dear=True,
+        cost=60.0,
+    ),
+    AdviceRule(
+        "more-calibration-data",
+        "Calibrate with more samples, or with such as the model will meet: the ranges found do not hold for them.",
+        {Kind.CLIPPING: 0.5},
+        _more_data,
+        by_hand=True,
+    ),
+)
+
+
+def relief(rule: AdviceRule, damage: Damage) -> float:
+    """How much noise a rule takes away, as a guess."""
+    if rule.code == "worst-in-float":
+        return sum(damage.layers[name] for name in worst_layers(damage))
+    return sum(share * damage.noise(kind) for kind, share in rule.treats.items())
+
+
+def worst_layers(damage: Damage) -> list[str]:
+    """The few layers that hold much of the noise, the worst first; none if it is spread over all."""
+    ranked = sorted(damage.layers, key=lambda name: -damage.layers[name])
+    most = max(1, min(_MOST_EXCLUDED, int(len(ranked) * _EXCLUDED_PART)))
+    chosen = [name for name in ranked[:most] if damage.layers[name] > 0]
+    total = sum(damage.layers.values())
+    held = sum(damage.layers[name] for name in chosen)
+    return chosen if len(ranked) > 1 and total > 0 and held >= _WORTH * total else []
+
+
+def _weight(document: Document, **update: Any) -> Document | None:
+    return {**document, "weight": {**document["weight"], **update}}
+
+
+def _listed(document: Document) -> list[Document]:
+    return list(document["algorithms"])
+
+
+def _has(document: Document, *methods: str) -> bool:
+    return any(entry["method"] in methods for entry in document["algorithms"])
+
+
+def _without(document: Document, method: str) -> list[Document]:
+    return [entry for entry in document["algorithms"] if entry["method"] != method]
+
+
+def _in_order(entries: list[Document]) -> list[Document]:
+    """Such that none undoes what another has done."""
+    return sorted(entries, key=lambda entry: ALGORITHMS[entry["method"]].place)

@@ -1,0 +1,129 @@
+"""What both models decide, sample by sample."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+
+import numpy as np
+
+from worker.quantizer.evaluation.certainty.figures import CONFIDENT
+from worker.quantizer.evaluation.metrics.base import Array
+from worker.quantizer.evaluation.metrics.distances import are_probabilities, class_scores, decisions, log_softmax
+from worker.quantizer.run.extra import ExtraFile, ExtraFiles
+from worker.quantizer.run.interface import Run
+
+FILE_NAME = "samples.npz"
+# No time of day: the same decisions give the same bytes.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+class Decisions:
+    """Decisions of one output that gives one class per sample.
+
+    Attributes:
+        fits: as long as it does.
+    """
+
+    def __init__(self) -> None:
+        self.fits = True
+        self._columns: dict[str, list[Array]] = {
+            name: [] for name in ("float_class", "quantized_class", "float_confidence", "label")
+        }
+
+    def update(self, reference: Array, twin: Array, labels: Array | None) -> None:
+        """Take in one batch of both models' output without samples that fill up, and class numbers if there are any."""
+        before, after = decisions(reference), decisions(twin)
+        self.fits = self.fits and before is not None and after is not None and _one_each(reference, before)
+        self.fits = self.fits and _holds(before) and _holds(after)
+        if not self.fits or before is None or after is None:
+            return
+        samples = len(before)
+        fitting = labels is not None and labels.size == samples and labels.dtype.kind in "iu" and _holds(labels)
+        columns = {
+            "float_class": _narrowed(before.reshape(samples)),
+            "quantized_class": _narrowed(after.reshape(samples)),
+            "float_confidence": _confidence(reference, samples),
+            "label": _narrowed(labels.reshape(samples)) if fitting and labels is not None else None,
+        }
+        for name, column in columns.items():
+            if column is None:
+                self._columns.pop(name, None)
+            elif name in self._columns:
+                self._columns[name].append(column)
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """By name, each [sample]; empty where the output does not give one class per sample.
+
+        ``index``, ``float_class`` and ``quantized_class``, int32 or, where a number does not fit, int64;
+        ``float_confidence``, the float model's probability of its own decision, where it gives scores; with labels also
+        ``label``, ``float_correct`` and ``quantized_correct``.
+        """
+        if not self.fits or not self._columns["float_class"]:
+            return {}
+        found = {name: np.concatenate(blocks) for name, blocks in self._columns.items()}
+        arrays = {"index": np.arange(len(found["float_class"]), dtype=np.int32), **found}
+        if "label" in arrays:
+            for model in ("float", "quantized"):
+                arrays[f"{model}_correct"] = (arrays[f"{model}_class"] == arrays["label"]).astype(np.uint8)
+        return arrays
+
+    @property
+    def confident(self) -> Array | None:
+        """Which samples the float model decided with at least 90 % of its probability, bool [sample]; None: unknown."""
+        confidence = self.arrays.get("float_confidence")
+        return None if confidence is None else confidence >= CONFIDENT
+
+
+def publish_samples(arrays: dict[str, Array], files: ExtraFiles, run: Run) -> None:
+    """Add ``samples.npz``, if there is anything to tell, and room for it among the run's files."""
+    if not arrays:
+        return
+    file = ExtraFile("samples", FILE_NAME, "application/octet-stream", packed(arrays))
+    if files.has_room(file):
+        files.add(file)
+    else:
+        run.log(f"{FILE_NAME} is left out: there is no room for {file.size_bytes} bytes beside the model", "warning")
+
+
+def packed(arrays: dict[str, Array]) -> bytes:
+    """The arrays as .npz, compressed; the same arrays give the same bytes."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            entry = io.BytesIO()
+            np.lib.format.write_array(entry, array, allow_pickle=False)
+            info = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
+            info.compress_type, info.create_system = zipfile.ZIP_DEFLATED, 3
+            archive.writestr(info, entry.getvalue())
+    return stream.getvalue()
+
+
+def _one_each(output: Array, decided: Array) -> bool:
+    """True if there is one decision per sample."""
+    return output.ndim > 0 and len(output) > 0 and decided.size == len(output) and output.dtype.kind != "b"
+
+
+def _holds(numbers: Array | None) -> bool:
+    """True if int64 holds them."""
+    return numbers is not None and (numbers.dtype != np.uint64 or int(numbers.max(initial=0)) <= np.iinfo(np.int64).max)
+
+
+def _narrowed(numbers: Array) -> Array:
+    """As int32 if it holds them, else as int64."""
+    known = np.iinfo(np.int32)
+    fits = not numbers.size or (int(numbers.min()) >= known.min and int(numbers.max()) <= known.max)
+    found: Array = numbers.astype(np.int32 if fits else np.int64)
+    return found
+
+
+def _confidence(output: Array, samples: int) -> Array | None:
+    """Probability of the decision, float32 [sample]; None for class numbers, or scores that are not finite."""
+    scores = class_scores(output)
+    if scores is None:
+        return None
+    rows = scores.reshape(samples, -1)
+    best = rows.max(axis=1) if are_probabilities(rows) else np.exp(log_softmax(rows).max(axis=1))
+    found: Array = best.astype(np.float32)
+    return found

@@ -1,0 +1,1 @@
+"""Findings: what is wrong with the data or the model, said before any figure."""

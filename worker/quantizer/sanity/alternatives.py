@@ -1,0 +1,210 @@
+"""Other ways in which the same samples could have been meant: what a trial feeds in place of what was given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.contracts.dataset import InputSpec
+from service.contracts.model import TensorInfo
+from worker.quantizer.data import Dataset
+from worker.quantizer.sanity.look import Array, first_values
+
+_FLOATS = ("float16", "float32", "float64", "bfloat16")
+_BYTE = 255.0
+# Full scale of 16-bit sound.
+_SOUND = 32768.0
+# The usual ways of preparing pictures, as (scale, mean, std) of 8-bit values.
+_PICTURES: dict[str, tuple[float, tuple[float, ...], tuple[float, ...]]] = {
+    "values from 0 to 1": (1 / _BYTE, (0.0,), (1.0,)),
+    "values from -1 to 1": (1 / _BYTE, (0.5,), (0.5,)),
+    "ImageNet's mean and std": (1 / _BYTE, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "values from 0 to 255": (1.0, (0.0,), (1.0,)),
+}
+_RAW = "values from 0 to 255"
+_COLOURS = 3
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One other way.
+
+    Attributes:
+        kind: scale, mean, channel-order or layout.
+        words: what it is.
+        change: makes it of what was given, [samples, ...] in, the same shape out.
+        fragment: of the preprocessing, as JSON; None: no preprocessing makes it.
+        is_gross: tried only where the model hardly works as it is.
+    """
+
+    kind: str
+    words: str
+    change: Callable[[Array], Array]
+    fragment: str | None = None
+    is_gross: bool = True
+
+    @property
+    def hint(self) -> str:
+        """What to do."""
+        told = f"in the input's preprocessing give {self.fragment}" if self.fragment else "store or preprocess it so"
+        return f"{self.words[0].upper()}{self.words[1:]}: {told}"
+
+
+def main_input(picked: Dataset, inputs: tuple[TensorInfo, ...]) -> TensorInfo | None:
+    """The float input with the most elements per sample; None if there is none of more than one."""
+    sized = [(int(np.prod(picked.array_for(t)[0].shape[1:])), t) for t in inputs if t.dtype in _FLOATS]
+    size, tensor = max(sized, key=lambda found: found[0], default=(0, None))
+    return tensor if size > 1 else None
+
+
+def alternatives(picked: Dataset, tensor: TensorInfo) -> list[Alternative]:
+    """What may have been meant instead, the subtle ones first.
+
+    Args:
+        picked: samples.
+        tensor: input that they feed.
+    """
+    array, spec = picked.array_for(tensor)
+    values = first_values(picked, tensor).astype(np.float32)
+    axis = _channel_axis(values, spec)
+    stored_bytes = array.dtype == np.uint8
+    found = [
+        *_colours(values, spec, axis),
+        *_pictures(values, spec, axis, stored_bytes),
+        *_scales(values, spec),
+        *_means(values, axis),
+        *_layouts(values, spec, axis),
+    ]
+    return sorted(found, key=lambda one: one.is_gross)
+
+
+def _channel_axis(values: Array, spec: InputSpec) -> int | None:
+    """Of pictures, with the samples as axis 0; None for other data."""
+    if values.ndim != 4:
+        return None
+    if spec.layout is not None:
+        return 1 if spec.model_layout == "NCHW" else 3
+    return next((axis for axis in (1, 3) if values.shape[axis] in (1, _COLOURS)), None)
+
+
+def _shaped(column: tuple[float, ...], axis: int) -> Array:
+    values = np.array(column, np.float32)
+    return values.reshape(-1, 1, 1) if axis == 1 else values
+
+
+def _colours(values: Array, spec: InputSpec, axis: int | None) -> Iterator[Alternative]:
+    """RGB for BGR; where mean and std differ by channel, as it would have been before them."""
+    if axis is None or values.shape[axis] != _COLOURS:
+        return
+    words = "the three colour channels in the other order (RGB for BGR)"
+    mean, std = _shaped(spec.mean, axis), _shaped(spec.std, axis)
+    yield Alternative("channel-order", words, lambda x: (np.flip(x * std + mean, axis) - mean) / std, is_gross=False)
+
+
+def _pictures(values: Array, spec: InputSpec, axis: int | None, stored_bytes: bool) -> Iterator[Alternative]:
+    """The usual ways of preparing pictures; known for stored bytes, guessed by the range of floats."""
+    if axis is None or values.shape[axis] not in (1, _COLOURS):
+        return
+    to_bytes = _back(spec, axis) if stored_bytes else _guess(values)
+    if to_bytes is None:
+        return
+    pixels = to_bytes(values)
+    for words, (scale, mean, std) in _PICTURES.items():
+        if len(mean) not in (1, values.shape[axis]):
+            continue
+
+        change = _prepared(to_bytes, scale, _shaped(mean, axis), _shaped(std, axis))
+        if np.abs(change(values) - values).max() < 0.01 * (values.std() or 1.0):
+            continue
+        fragment = json.dumps({"scale": scale, "mean": mean, "std": std}) if stored_bytes else None
+        shifted = np.allclose(scale / np.mean(std), 1.0 / _slope(pixels, values), rtol=0.1)
+        yield Alternative("mean" if shifted else "scale", words, change, fragment, is_gross=words == _RAW)
+
+
+def _prepared(to_bytes: Callable[[Array], Array], scale: float, mean: Array, std: Array) -> Callable[[Array], Array]:
+    return lambda x: (to_bytes(x) * np.float32(scale) - mean) / std
+
+
+def _scaled(factor: float) -> Callable[[Array], Array]:
+    return lambda x: x * np.float32(factor)
+
+
+def _slope(pixels: Array, values: Array) -> float:
+    """Bytes per unit of what is fed."""
+    return float(pixels.std() / (values.std() or 1.0)) or 1.0
+
+
+def _back(spec: InputSpec, axis: int) -> Callable[[Array], Array]:
+    """What undoes the preprocessing."""
+    mean, std = _shaped(spec.mean, axis), _shaped(spec.std, axis)
+    return lambda x: (x * std + mean) / np.float32(spec.scale)
+
+
+def _guess(values: Array) -> Callable[[Array], Array] | None:
+    """What makes bytes of floats whose range tells how they were made."""
+    low, high = float(values.min()), float(values.max())
+    if -1.01 <= low < -0.6 and 0.6 < high <= 1.01:
+        return lambda x: (x + 1.0) * np.float32(_BYTE / 2)
+    if low >= 0.0 and 0.6 < high <= 1.01:
+        return lambda x: x * np.float32(_BYTE)
+    if low >= 0.0 and 128.0 < high <= 255.5:
+        return lambda x: x
+    return None
+
+
+def _scales(values: Array, spec: InputSpec) -> Iterator[Alternative]:
+    factors = {_BYTE: "255 times larger values", 1 / _BYTE: "255 times smaller values"}
+    if values.ndim < 4:
+        factors |= {_SOUND: "32768 times larger values", 1 / _SOUND: "32768 times smaller values"}
+    for factor, words in factors.items():
+        other = {"scale": spec.scale * factor, "mean": [mean * factor for mean in spec.mean]}
+        yield Alternative("scale", words, _scaled(factor), json.dumps(other))
+
+
+def _means(values: Array, axis: int | None) -> Iterator[Alternative]:
+    kept = tuple(k for k in range(values.ndim) if k != axis)
+    mean = values.mean(axis=kept, keepdims=True)[0]
+    std = values.std(axis=kept, keepdims=True)[0] + np.float32(1e-12)
+    yield Alternative("mean", "values less their mean", lambda x: x - mean)
+    yield Alternative("scale", "values less their mean, over their spread", lambda x: (x - mean) / std)
+
+
+def _layouts(values: Array, spec: InputSpec, axis: int | None) -> Iterator[Alternative]:
+    """Axes in another order: of rows and columns, and of the channels."""
+    if values.ndim < 3:
+        return
+    places = [k for k in range(1, values.ndim) if k != axis and values.shape[k] > 1]
+    if len(places) == 2:
+        one, other = places
+        yield Alternative("layout", "rows and columns exchanged", lambda x: _reread(x, one, other))
+    if axis is not None and values.shape[axis] > 1:
+        first = axis == 1
+        words = f"pictures stored {'height x width x channels' if first else 'channels x height x width'}"
+        yield Alternative(
+            "layout",
+            words,
+            _channels_last_read if first else _channels_first_read,
+            '{"layout": "NHWC"}' if first else None,
+        )
+
+
+def _reread(x: Array, one: int, other: int) -> Array:
+    """The bytes of [.., b, a] as which [.., a, b] was stored, with both axes exchanged."""
+    order = list(x.shape)
+    order[one], order[other] = order[other], order[one]
+    return x.reshape(order).swapaxes(one, other)
+
+
+def _channels_last_read(x: Array) -> Array:
+    """[n, c, h, w] whose bytes are those of [n, h, w, c]."""
+    n, c, h, w = x.shape
+    return x.reshape(n, h, w, c).transpose(0, 3, 1, 2)
+
+
+def _channels_first_read(x: Array) -> Array:
+    """[n, h, w, c] whose bytes are those of [n, c, h, w]."""
+    n, h, w, c = x.shape
+    return x.reshape(n, c, h, w).transpose(0, 2, 3, 1)

@@ -1,0 +1,69 @@
+"""Takes running jobs away from workers that fell silent, unless it was the database that was away."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+
+from service.db import Database
+from service.jobs import transitions
+from service.workers import repository as workers
+from worker.lease import DATABASE_AWAY
+
+_ROUND_JOBS = 100
+log = logging.getLogger(__name__)
+
+
+class LeaseKeeper:
+    """Expires leases, but not those that ran out only because nobody could renew them.
+
+    After the database was away, or this process was (frozen together with the workers, with the whole machine perhaps),
+    every lease is first made good for its whole time again: living workers renew it, of the others nothing is heard
+    until it ends. Nor does the absence count against the deadlines of queued jobs.
+
+    Args:
+        database: where jobs are; its clock alone is asked.
+        lease_seconds: for which a lease is good: after a longer pause between two rounds any may have run out unseen.
+        is_new: this process has just started, perhaps together with the database: what was before nobody knows.
+    """
+
+    def __init__(self, database: Database, *, lease_seconds: float, is_new: bool = True) -> None:
+        self._database = database
+        self._lease_seconds = lease_seconds
+        self._away = is_new
+        # When a round last came to its end; the last one spared the leases.
+        self._served_at: float | None = None
+        self._spared = False
+
+    def expire(self) -> int:
+        """Take running jobs away from workers that fell silent; returns how many."""
+        try:
+            with self._database.write() as session:
+                now = workers.now_seconds(session)
+                # A pause is believed once: rounds may be slow for ever, and leases must end all the same.
+                spare = self._away or (self.is_behind(now) and not self._spared)
+                spared = transitions.spare_leases(session, lease_seconds=self._lease_seconds) if spare else 0
+                jobs = transitions.expire_leases(session, limit=_ROUND_JOBS) if not spare else []
+                if self._served_at is not None and self.is_behind(now):
+                    deferred = transitions.defer_deadlines(session, datetime.fromtimestamp(self._served_at, UTC))
+                    log.warning("deadlines.deferred jobs=%d seconds=%.1f", deferred, now - self._served_at)
+        except DATABASE_AWAY:
+            self._away = True
+            raise
+        except Exception:
+            self._served_at = None  # deadlines do not wait for a round that may never come to its end
+            raise
+        self._served_at, self._away, self._spared = now, False, spare
+        if spared:
+            log.warning("leases.spared jobs=%d seconds=%.1f", spared, self._lease_seconds)
+        for job in jobs:
+            log.warning("job.lease_expired job_id=%s attempt=%d state=%s", job.id, job.attempt, job.state)
+        return len(jobs)
+
+    def is_behind(self, now: float) -> bool:
+        """True if so much time has passed since the last round that deadlines have yet to be put off by it.
+
+        Args:
+            now: by the database's clock.
+        """
+        return self._served_at is not None and now - self._served_at > self._lease_seconds

@@ -1,0 +1,134 @@
+"""Stored files that no row names: first to the trash, then away.
+
+Never is a file collected that a running upload, job or alias needs, however slow or paused: see
+``service.files.repository`` for the lock that the look at the rows and the naming of a file exclude each other by. Ages
+decide nothing here but when it is worth to look: a young file belongs to somebody who is about to name it, and what
+lies in the trash for a while can be taken back by whoever named it in spite of all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from service.db import Database
+from service.failpoints import reach
+from service.files import repository as files
+from service.storage import FileStore, is_sha256
+from service.uploads.writer import unwritten
+from worker.upkeep import repository
+from worker.upkeep.collector import BATCH, Tally, tally_of
+from worker.upkeep.folders import age_seconds_of, children, size_bytes_of
+
+log = logging.getLogger(__name__)
+
+# Temporary files of the store have no row at any time, and are written to for as long as they are needed.
+LEFTOVER_AGE_SECONDS = 24 * 3600.0
+
+
+def count_garbage(database: Database, store: FileStore, *, age_seconds: float) -> Tally:
+    """What no row names, and is older."""
+    return sum((tally_of(_unnamed(database, batch)) for batch in _old_files(store, age_seconds)), Tally())
+
+
+def discard_garbage(database: Database, store: FileStore, limit: int, *, age_seconds: float) -> Tally:
+    """Move stored files that no row names, and that are older, to the trash; ``limit`` at most."""
+    done = Tally()
+    for batch in _old_files(store, age_seconds):
+        suspects = _unnamed(database, batch)[: limit - done.items]
+        if suspects:
+            done += _discard(database, store, suspects, age_seconds)
+        if done.items >= limit:
+            break
+    return done
+
+
+def count_trash(store: FileStore, *, age_seconds: float) -> Tally:
+    """What has been in the trash for longer."""
+    return tally_of(_old_trash(store, age_seconds))
+
+
+def empty_trash(database: Database, store: FileStore, limit: int, *, age_seconds: float) -> Tally:
+    """Remove for good what has been in the trash for longer, ``limit`` files at most.
+
+    One that a row names after all, such as a row of a database that was set back, returns to its place.
+    """
+    done = Tally()
+    for path in islice(_old_trash(store, age_seconds), limit):
+        with store.collecting() as free, database.write() as session:
+            if not free or not files.hold_folder(session, path.name[:2]):
+                continue
+            if files.named(session, [path.name]):
+                log.warning("garbage.taken_back sha256=%s", path.name)
+                store.take_back(path.name)
+                continue
+            reach("before_trash_emptied")
+            size_bytes = size_bytes_of(path)
+            path.unlink(missing_ok=True)
+            done += Tally(1, size_bytes)
+    return done
+
+
+def count_leftovers(database: Database, store: FileStore, *, age_seconds: float = LEFTOVER_AGE_SECONDS) -> Tally:
+    """What uploads and copies that were cut off have left."""
+    return tally_of(_leftovers(database, store, age_seconds))
+
+
+def remove_leftovers(
+    database: Database, store: FileStore, limit: int, *, age_seconds: float = LEFTOVER_AGE_SECONDS
+) -> Tally:
+    """Remove what uploads and copies that were cut off have left; ``limit`` files at most."""
+    done = Tally()
+    for path in _leftovers(database, store, age_seconds)[:limit]:
+        with unwritten(path) as idle:
+            if idle and age_seconds_of(path) > age_seconds:
+                done += tally_of([path])
+                path.unlink(missing_ok=True)
+    return done
+
+
+def _old_files(store: FileStore, age_seconds: float) -> Iterator[list[Path]]:
+    """Stored files that are older, each folder by itself, some at a time."""
+    for folder in sorted(children(store.blobs)):
+        old = (path for path in children(folder) if is_sha256(path.name) and age_seconds_of(path) > age_seconds)
+        while batch := list(islice(old, BATCH)):
+            yield batch
+
+
+def _unnamed(database: Database, paths: Sequence[Path]) -> list[Path]:
+    """Those that no row names at this moment: a first look, which holds up nobody."""
+    with database.read() as session:
+        named = files.named(session, [path.name for path in paths])
+    return [path for path in paths if path.name not in named]
+
+
+def _discard(database: Database, store: FileStore, suspects: Sequence[Path], age_seconds: float) -> Tally:
+    """The second look, which counts: nobody names one of these files between it and their removal."""
+    with store.collecting() as free, database.write() as session:
+        if not free or not files.hold_folder(session, suspects[0].name[:2]):
+            return Tally()
+        named = files.named(session, [path.name for path in suspects])
+        garbage = [path for path in suspects if path.name not in named and age_seconds_of(path) > age_seconds]
+        removed = tally_of(garbage)
+        reach("before_files_discarded")
+        for path in garbage:
+            store.discard(path.name)
+    return removed
+
+
+def _old_trash(store: FileStore, age_seconds: float) -> Iterator[Path]:
+    return (path for path in children(store.trash) if is_sha256(path.name) and age_seconds_of(path) > age_seconds)
+
+
+def _leftovers(database: Database, store: FileStore, age_seconds: float) -> list[Path]:
+    old = [path for path in children(store.incoming) if age_seconds_of(path) > age_seconds]
+    # "ID.anew" belongs to the upload ID
+    owners = {path: path.name.partition(".")[0] for path in old}
+    known: set[str] = set()
+    ids = sorted(set(owners.values()))
+    with database.read() as session:
+        for first in range(0, len(ids), BATCH):
+            known |= repository.known_uploads(session, ids[first : first + BATCH])
+    return [path for path in old if owners[path] not in known]

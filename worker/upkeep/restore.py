@@ -1,0 +1,179 @@
+"""Makes a data directory of a backup: a whole one, or none at all.
+
+It is built beside its place, every file is verified on its way, and it is renamed when it is complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from service.contracts.command_errors import (
+    BackupDamagedError,
+    BackupUnsupportedError,
+    BackupVersionError,
+    DataDirNotEmptyError,
+)
+from service.contracts.version import VERSION
+from service.db import Database, is_known_revision, migrate
+from service.files import repository as files
+from service.jobs import transitions
+from service.jobs.schemas import Waiting
+from service.settings import Settings
+from service.storage import FileStore, StoredFile, sync_folder
+from worker.embedded import LOCK_FILE, lock_data_dir
+from worker.upkeep import repository
+from worker.upkeep.copies import (
+    DATABASE_FILE,
+    STORE_FOLDER,
+    CopiedFile,
+    Manifest,
+    copy_file,
+    database_path,
+    held,
+    read_manifest,
+    require_embedded,
+    stored_path,
+)
+from worker.upkeep.folders import children
+
+RESTORED = Waiting(
+    code="restored",
+    message="It was running when the backup was made that this service was restored from.",
+    hint="It runs again by itself.",
+)
+
+
+def restore_backup(settings: Settings, folder: Path) -> Manifest:
+    """Make the data directory of the backup in ``folder``; what the backup consists of.
+
+    Jobs stay as they were; those that ran are queued again, and nothing is charged for it. The time since the backup
+    does not count against anybody's deadline.
+
+    Args:
+        settings: name the data directory, which must not be there, or be empty.
+        folder: the backup; nothing is written there.
+
+    Raises:
+        BackupUnsupportedError: the settings name a database or a store elsewhere, or the place is a mount.
+        DataDirInUseError: a service runs on the data directory, or another restore makes it.
+        DataDirNotEmptyError: something is there.
+        BackupPlaceError: there is no backup in the folder.
+        BackupVersionError: a newer version wrote it.
+        BackupDamagedError: a file of it is missing, or is not what was written; names it.
+        OSError: a disk refused.
+    """
+    require_embedded(settings, store=True)
+    target = settings.data_dir.resolve()
+    _check_empty(target)
+    folder = folder.expanduser().absolute()
+    manifest = read_manifest(folder)
+    if not is_known_revision(manifest.revision):
+        raise BackupVersionError(
+            f"The backup was written by version {manifest.version}; this version, {VERSION}, does not know its schema "
+            f"{manifest.revision}.",
+            hint="Restore it with the version that wrote it, or a newer one.",
+        )
+    with held(folder, writing=False), _built_beside(target) as place:
+        _copy_verified(database_path(folder, manifest.database), manifest.database, place / DATABASE_FILE)
+        store = FileStore(place / STORE_FOLDER)
+        for file in manifest.files:
+            part = store.incoming / file.sha256
+            _copy_verified(stored_path(folder, file.sha256), file, part)
+            store.put_file(part, sha256=file.sha256)
+        _bring_up_to_date(f"sqlite:///{place / DATABASE_FILE}", manifest)
+    return manifest
+
+
+def _check_empty(target: Path) -> None:
+    if (target / LOCK_FILE).exists():
+        lock_data_dir(target).close()
+    if target.exists() and (not target.is_dir() or any(children(target))):
+        raise _not_empty(target)
+    if target.is_mount():
+        raise BackupUnsupportedError(
+            f"{target} is a mount: nothing can be built beside it and take its place at once.",
+            hint="Give a new folder in it by --data-dir, and let the service use that one.",
+        )
+
+
+@contextmanager
+def _built_beside(target: Path) -> Iterator[Path]:
+    """A folder that takes the place of ``target`` at the end of the block; none is left if the block raises."""
+    place = target.with_name(f".{target.name}.restoring")
+    place.mkdir(parents=True, exist_ok=True)
+    # the lock goes with the folder: no service starts on it before this is over
+    with lock_data_dir(place):
+        try:
+            _clear(place)  # of a restore that was killed
+            yield place
+            for folder, _, _ in os.walk(place):
+                sync_folder(Path(folder))
+            _rename(place, target)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+
+
+def _clear(place: Path) -> None:
+    for path in children(place):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK_FILE:
+            path.unlink()
+
+
+def _rename(place: Path, target: Path) -> None:
+    try:
+        place.rename(target)
+    except OSError as error:
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+            raise _not_empty(target) from None
+        raise
+    sync_folder(target.parent)
+
+
+def _copy_verified(source: Path, file: CopiedFile, target: Path) -> None:
+    try:
+        stream = source.open("rb")
+    except FileNotFoundError:
+        raise _damaged(source, "is missing") from None
+    with stream:
+        copied = copy_file(stream, target)
+    if copied != StoredFile(file.sha256, file.size_bytes):
+        raise _damaged(source, f"is damaged: it has {copied.size_bytes} bytes of sha256 {copied.sha256}")
+
+
+def _bring_up_to_date(url: str, manifest: Manifest) -> None:
+    migrate(url)
+    database = Database(url)
+    try:
+        with database.write() as session:
+            named = {file.sha256 for file in files.list_named(session)}
+            if lost := named - {file.sha256 for file in manifest.files} - {file.sha256 for file in manifest.missing}:
+                raise BackupDamagedError(
+                    f"The backup's database names {min(lost)}, which the backup does not have.",
+                    hint="Take another backup.",
+                )
+            for job_id, attempt in repository.running_jobs(session):
+                transitions.interrupt(session, job_id, attempt, delay_seconds=0.0, waiting=RESTORED)
+            transitions.defer_deadlines(session, manifest.created_at)
+    finally:
+        database.close()
+
+
+def _damaged(path: Path, how: str) -> BackupDamagedError:
+    return BackupDamagedError(
+        f"{path} {how}. Nothing was restored.",
+        hint="Restore another backup; quantmill backup --verify mends this one while its service is alive.",
+    )
+
+
+def _not_empty(target: Path) -> DataDirNotEmptyError:
+    return DataDirNotEmptyError(
+        f"{target} is not empty. Nothing was restored.", hint="Give a new folder by --data-dir, or move this one away."
+    )
