@@ -1,4 +1,4 @@
-"""Named places where a test makes a process fail as a bad night would: killed, stopped, out of space, or late.
+"""Named places where a test makes a process fail as a bad night would: killed, out of space, or late.
 
 A process reaches a failpoint by ``reach("name")``. That does nothing unless ``QUANTMILL_FAILPOINTS`` was set when the
 process started, which only the tests of faults do:
@@ -62,10 +62,6 @@ def _kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def _full() -> None:
     raise OSError(errno.ENOSPC, "no space left (failpoint)")
 
@@ -80,7 +76,6 @@ def _wait_while(path: Path) -> None:
 
 _ACTIONS: dict[str, Callable[[str], Callable[[], None]]] = {
     "kill": lambda _: _kill,
-    "stop": lambda _: _stop,
     "full": lambda _: _full,
     "sleep": lambda seconds: partial(time.sleep, float(seconds)),
     "wait": lambda path: partial(_wait_while, Path(path)),

@@ -76,10 +76,12 @@ def test_everything_killed_at_once(client, judge, installation):
 @pytest.mark.parametrize("place", ["after_runner_start", "after_runner_end"])
 def test_a_zombie_writes_nothing(place, client, judge, installation):
     """A worker that stood still for longer than its lease wakes up, and finds the job in other hands."""
-    installation.restart(installation.worker, **{place: "stop"})
     zombie = installation.worker
+    installation.hold(place)
     job_id = client.submit()
-    wait_for(lambda: zombie.stopped, message=f"the worker never reached {place}")
+    installation.wait_held(place)
+    installation.freeze(zombie)
+    installation.release(place)
     installation.wait_for(
         lambda: "job.lease_expired" in installation.states_told(job_id), "the lease of the stopped worker never ran out"
     )

@@ -46,6 +46,8 @@ QUICK = {
 }
 _PLACES = ("storage_dir", "scratch_dir")
 RUNNER = "worker.runner"
+# Longer than any transaction of ours takes.
+LOCK_PATIENCE_SECONDS = 2.0
 
 
 class Installation:
@@ -302,10 +304,28 @@ class Installation:
                 self.restart(process)
             process.turn_page()
 
+    def freeze(self, process: Process) -> None:
+        """SIGSTOP at a moment when the process holds no lock on SQLite: a stopped writer would lock everyone out."""
+        self.wait_for(lambda: self._frozen(process), f"{process.name} wrote whenever it was stopped")
+
+    def _frozen(self, process: Process) -> bool:
+        process.pause()
+        if self.servers is not None:
+            return True
+        probe = sqlite3.connect(self.home / "service.db", isolation_level=None, timeout=LOCK_PATIENCE_SECONDS)
+        try:
+            probe.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            process.resume()
+            return False
+        finally:
+            probe.close()
+        return True
+
     @contextmanager
     def paused(self, process: Process) -> Iterator[None]:
         """SIGSTOP, and SIGCONT at the end."""
-        process.pause()
+        self.freeze(process)
         try:
             yield
         finally:

@@ -98,11 +98,6 @@ class Process:
         """As of subprocess; None while it runs."""
         return None if self._process is None else self._process.poll()
 
-    @property
-    def stopped(self) -> bool:
-        """True while it is held by SIGSTOP."""
-        return self.alive and state_of(self.pid) == "T"
-
     def start(self, **variables: str) -> None:
         """Start it, with ``variables`` added to its environment this once."""
         assert not self.alive, f"{self.name} runs already"
