@@ -34,7 +34,7 @@ class ThreadedBodyRoute(APIRoute):
         async def handler(request: Request) -> Response:
             if _is_json(request):
                 desk = await get_desk(request)
-                await get_principal(desk, await BEARER(request))  # strangers are given no work
+                await get_principal(request, desk, await BEARER(request))  # strangers are given no work
                 data = await request.body()
                 record = await desk.checks.run(lambda: _record(model, data))
                 if record is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ EXIT_USAGE = 2
 # Event streams and long polls are open for as long as their clients like: a shutdown does not wait for them.
 SHUTDOWN_SECONDS = 5
 
+Open = Annotated[bool, typer.Option("--open", help="Serve loopback without a key, to everybody on this machine.")]
 DataDir = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Home of everything kept on local disk.")]
 
 
@@ -31,6 +33,7 @@ def api(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = None,
     data_dir: DataDir = None,
+    is_open: Open = False,
     fd: Annotated[int | None, typer.Option(help="Serve on this inherited listening socket.", hidden=True)] = None,
 ) -> None:
     """Serve the HTTP API. The database must have been migrated."""
@@ -38,11 +41,12 @@ def api(
 
     from service.app import create_app
     from service.connections import bounds_within, raise_descriptor_limit
+    from service.keys.start import start_refusal
     from service.schema import require_migrated
     from service.server import FrontServer
 
-    settings = load_settings(host=host, port=port, data_dir=data_dir)
-    refusal = binding_refusal(settings)
+    settings = load_settings(host=host, port=port, data_dir=data_dir, open=is_open or None)
+    refusal = start_refusal(settings)
     if refusal is not None:
         typer.echo(refusal, err=True)
         raise typer.Exit(EXIT_USAGE)
@@ -68,9 +72,27 @@ def api(
     )
     sockets = _listening(settings) if fd is None else [socket.socket(fileno=fd)]
     server = FrontServer(config, bounds, on_stop=desk_app.state.desk.notifier.release)
-    server.run(sockets=sockets)
+    with _announced(settings, sockets[0].getsockname()[1]):
+        server.run(sockets=sockets)
     if not server.started:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _announced(settings: Settings, port: int) -> Iterator[None]:
+    """Let programs of the same user find the service's own key while it runs."""
+    from service.keys import local
+    from service.keys.files import LOCAL_KEY_FILE
+
+    key_file = settings.data_dir / LOCAL_KEY_FILE
+    if settings.open or settings.api_key is not None or not key_file.exists():
+        yield
+        return
+    local.announce(port, key_file)
+    try:
+        yield
+    finally:
+        local.withdraw(port)
 
 
 def _listening(settings: Settings) -> list[socket.socket]:
@@ -143,22 +165,3 @@ def targets(
 def load_settings(**values: Any) -> Settings:
     """Settings from the environment, with the ``values`` that are not None on top."""
     return Settings(**{name: value for name, value in values.items() if value is not None})
-
-
-def binding_refusal(settings: Settings) -> str | None:
-    """Why the API must not listen where it is told to; None if it may."""
-    if settings.api_key is not None or is_loopback(settings.host):
-        return None
-    return (
-        f"error: refusing to listen on {settings.host} without a key: everybody on the network could use the service.\n"
-        "hint: set QUANTMILL_API_KEY, or listen on 127.0.0.1"
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """True if only this machine can reach a listener on ``host``: every address that it stands for is loopback."""
-    try:
-        found = socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)  # noqa: S104 - what "" means
-    except OSError:
-        return False
-    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 import threading
@@ -233,6 +234,7 @@ def migrate(url: str, revision: str = "head") -> None:
     from alembic.script import ScriptDirectory
 
     url = driver_url(url)
+    _make_private(url)
     # SQLite: tables are rebuilt to alter them, which foreign keys would take for deletions.
     engine = _create_engine(url, foreign_keys=False, patience=Patience()).execution_options(**{_WRITE: True})
     try:
@@ -250,6 +252,16 @@ def migrate(url: str, revision: str = "head") -> None:
                 raise RuntimeError("the migration left rows whose foreign keys point nowhere; nothing was changed")
     finally:
         engine.dispose()
+
+
+def _make_private(url: str) -> None:
+    """A SQLite file is its owner's alone; its journals are made as it is."""
+    path = make_url(url).database
+    if not url.startswith("sqlite") or not path or path == ":memory:":
+        return
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    if os.stat(path).st_uid == os.geteuid():  # noqa: PTH116 - as the rest of it
+        os.chmod(path, 0o600)  # noqa: PTH101
 
 
 def current_revision(database: Database) -> str | None:

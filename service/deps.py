@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-import hmac
+import asyncio
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from service.contracts.http_errors import HttpError
 from service.db import Database
 from service.health.service import Readiness
 from service.jobs.dispatch import Dispatcher
 from service.jobs.publisher import Publisher
+from service.keys import scopes
+from service.keys.errors import ScopeMissingError, UnauthorizedError
+from service.keys.keyring import Keyring
 from service.notifier import Notifier
 from service.patience import Patience
+from service.principal import Principal
 from service.settings import Settings
 from service.storage import FileStore
-from service.threads import Threads
+from service.threads import ServiceBusyError, Threads
 
-DEFAULT_TENANT = "default"
 # Reading calls to the database at a time; with the writers they need fewer connections than there are.
 READERS = 24
 # Bodies that are looked into at a time: whoever sends costly ones waits for others of the kind.
 CHECKERS = 2
-BEARER = HTTPBearer(auto_error=False, description="The key of QUANTMILL_API_KEY; not needed where none is set.")
-
-
-class UnauthorizedError(HttpError):
-    """The request carries no key, or a wrong one."""
-
-    code = "unauthorized"
-    title = "A key is needed"
-    status = 401
-
-    def headers(self) -> dict[str, str]:
-        """Names the scheme."""
-        return {"WWW-Authenticate": "Bearer"}
+BEARER = HTTPBearer(auto_error=False, description="A key: QUANTMILL_API_KEY, or one made by `quantmill keys create`.")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,6 +50,7 @@ class Desk:
     publisher: Publisher
     notifier: Notifier
     readiness: Readiness
+    keyring: Keyring
     reads: Threads
     writes: Threads
     checks: Threads
@@ -77,6 +72,7 @@ class Desk:
             publisher=Publisher(dispatcher, database),
             notifier=Notifier(database, reads),
             readiness=Readiness(settings, database, store, dispatcher),
+            keyring=Keyring(settings, database),
             reads=reads,
             writes=Threads(settings.api_writers, settings.api_lock_seconds),
             checks=Threads(CHECKERS, settings.api_answer_seconds),
@@ -101,13 +97,6 @@ def _patience(settings: Settings) -> Patience:
     )
 
 
-@dataclass(frozen=True)
-class Principal:
-    """Who asks. Every statement about a noun is bound to the tenant."""
-
-    tenant_id: str
-
-
 async def get_desk(request: Request) -> Desk:
     """The desk of the application that serves the request."""
     return cast(Desk, request.app.state.desk)
@@ -117,24 +106,65 @@ DeskDep = Annotated[Desk, Depends(get_desk)]
 
 
 async def get_principal(
-    desk: DeskDep, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
+    request: Request, desk: DeskDep, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
 ) -> Principal:
-    """Check the key, where one is set.
+    """Whom the request's key stands for; looked up once per request.
 
     Raises:
-        UnauthorizedError: no key, or a wrong one.
+        UnauthorizedError: no key, or none that is good.
+        ScopeMissingError: the key may not do this.
     """
-    wanted = desk.settings.api_key
-    if wanted is None:
-        return Principal(DEFAULT_TENANT)
-    given = "" if credentials is None else credentials.credentials
-    if not hmac.compare_digest(given.encode(), wanted.get_secret_value().encode()):
+    known: Principal | None = getattr(request.state, "principal", None)
+    if known is not None:
+        return known
+    text = None if credentials is None else credentials.credentials
+    holder = desk.keyring.remembered(text) or await desk.reads.run(lambda: desk.keyring.look_up(text))
+    if holder is None:
         raise UnauthorizedError(
             "The request carries no valid key.",
-            hint="Send 'Authorization: Bearer KEY' with the key of the service.",
+            hint="Send 'Authorization: Bearer KEY' with a key of the service.",
             header="Authorization",
         )
-    return Principal(DEFAULT_TENANT)
+    principal = Principal(
+        holder.tenant_id,
+        holder.actor,
+        holder.scope,
+        address=request.client.host if request.client else "",
+        request_id=request.state.request_id,
+    )
+    _check_scope(request, principal)
+    if desk.keyring.due(principal.actor):
+        _note_used(desk, principal.actor)
+    request.state.principal = principal
+    return principal
+
+
+def _check_scope(request: Request, principal: Principal) -> None:
+    route = request.scope["route"].path
+    scope = scopes.needed(request.method, route)
+    if not principal.may(scope):
+        raise ScopeMissingError(
+            f"{request.method} {route} needs a key of scope {scope!r}, and this one has {principal.scope!r}.",
+            hint="Use another key; `quantmill keys create --scope` makes one.",
+            header="Authorization",
+        )
+
+
+_noting: set[asyncio.Task[None]] = set()
+
+
+def _note_used(desk: Desk, actor: str) -> None:
+    """Beside the request, which does not wait for it."""
+
+    async def note() -> None:
+        try:
+            await desk.writes.run(lambda: desk.keyring.note_used(actor))
+        except (DBAPIError, PoolTimeoutError, ServiceBusyError) as error:
+            log.info("keys.use_not_noted actor=%s: %s", actor, error)
+
+    task = asyncio.get_running_loop().create_task(note())
+    _noting.add(task)
+    task.add_done_callback(_noting.discard)
 
 
 PrincipalDep = Annotated[Principal, Depends(get_principal)]

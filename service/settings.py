@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -37,7 +38,16 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    api_key: SecretStr | None = Field(default=None, description="Bearer key; without one only loopback is served.")
+    api_key: SecretStr | None = Field(
+        default=None,
+        description="A key of the default tenant that may do everything; `keys create` makes others.",
+    )
+    key_pepper: SecretStr | None = Field(
+        default=None,
+        description="What the secrets of keys are hashed with; the same on all hosts. Default: a file in data_dir, "
+        "where the database is SQLite.",
+    )
+    open: bool = Field(default=False, description="Without QUANTMILL_API_KEY, serve loopback to whoever has no key.")
     allowed_hosts: str = Field(
         default="", description="Names by which a service on loopback is reached besides those of loopback, by commas."
     )
@@ -167,8 +177,18 @@ class Settings(BaseSettings):
         """True if messages travel as files on this host."""
         return self.broker_url.startswith("filesystem://")
 
+    @property
+    def keyless(self) -> bool:
+        """True if whoever reaches the API may use it."""
+        return self.open and self.api_key is None
+
+    @property
+    def embedded_database(self) -> bool:
+        """True if the database is a file of this host."""
+        return self.database_url.startswith("sqlite")
+
     def make_folders(self) -> None:
-        """Create every local folder that the settings name, but for two.
+        """Create every local folder that the settings name, but for two; what lies in data_dir is its owner's alone.
 
         The cache is made by its first user; a checkpoint_dir of its own is a folder on shared storage, which must be
         there: one made where that storage is not mounted would look like it.
@@ -178,6 +198,14 @@ class Settings(BaseSettings):
             folders += [self.broker_dir / name for name in ("queue", "processed", "control")]
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
+        _keep_private(self.data_dir)
+
+
+def _keep_private(folder: Path) -> None:
+    """Take the folder from others; one that is not ours is its owner's business."""
+    found = folder.stat()
+    if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        folder.chmod(0o700)
 
 
 def driver_url(url: str) -> str:

@@ -11,6 +11,7 @@ import httpx
 from pydantic import ValidationError
 
 from service.contracts.errors import Problem, QuantmillError
+from service.keys import local
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PASSING_STATUS = frozenset({502, 503, 504})
@@ -78,7 +79,7 @@ class Transport:
 
     Args:
         base_url: such as ``http://127.0.0.1:8000``.
-        key: the service's key, where it has one.
+        key: a key of the service; None: that of the user's own service on this host, if it is one.
         timeout_seconds: for a single answer.
         patience_seconds: how long trouble may go on before it is reported.
     """
@@ -87,9 +88,10 @@ class Transport:
         self.base_url = base_url.rstrip("/")
         self.patience_seconds = patience_seconds
         self._timeout_seconds = timeout_seconds
+        found = key or local.key_for(self.base_url)
         self._http = httpx.Client(
             base_url=self.base_url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Authorization": f"Bearer {found}"} if found else {},
             timeout=self._timeout(timeout_seconds),
             # a proxy from the environment must not come between this host and itself
             trust_env=urlsplit(self.base_url).hostname not in _LOOPBACK,

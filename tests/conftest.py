@@ -29,6 +29,9 @@ from tests.support.browser import browser_trouble
 from tests.support.data import data_dir, missing_data
 
 sys.dont_write_bytecode = False
+# Tests that are not about keys need none; nothing is noted in the home of whoever runs them.
+os.environ["QUANTMILL_OPEN"] = "true"
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="quantmill-state-")
 _FOLDER = in_memory.use()
 # A shell that starts the tests in the background has them ignore Ctrl-C, and every process that they start, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -111,7 +114,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of the caller's shell must not leak into tests."""
     for name in list(os.environ):
         known = name in _TEST_VARIABLES[:2] or name.startswith(_TEST_VARIABLES[2])
-        if name.startswith("QUANTMILL_") and not known:
+        if name.startswith("QUANTMILL_") and not known and name != "QUANTMILL_OPEN":
             monkeypatch.delenv(name)
 
 

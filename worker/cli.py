@@ -19,8 +19,8 @@ from service.contracts.data_checks import check_data_given
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.version import VERSION
 from worker.commands import advice as advising
+from worker.commands import audit, datasets, jobs, keys, options, quarantine, report_files
 from worker.commands import backup as backing_up
-from worker.commands import datasets, jobs, options, quarantine, report_files
 from worker.commands import inspect as inspecting
 from worker.commands import queues as queue_figures
 from worker.commands import upkeep as upkeeping
@@ -85,13 +85,15 @@ def up(
         typer.Option(min=0, max=65535, help=f"Port; 0 takes any free one. Default: {options.default_of('port')}."),
     ] = None,
     data_dir: DataDir = None,
+    is_open: front_desk.Open = False,
 ) -> None:
     """Run the whole service on this host: API, workers and reconciler, on SQLite and local files."""
-    from worker.embedded import EmbeddedService, StopFlag
+    from service.keys.start import start_refusal
+    from worker.embedded import EmbeddedService, StopFlag, banner
 
     options.configure_logging()
-    settings = options.load_settings(host=host, port=port, data_dir=data_dir)
-    refusal = front_desk.binding_refusal(settings)
+    settings = options.load_settings(host=host, port=port, data_dir=data_dir, open=is_open or None)
+    refusal = start_refusal(settings)
     if refusal is not None:
         typer.echo(refusal, err=True)
         raise typer.Exit(front_desk.EXIT_USAGE)
@@ -99,7 +101,7 @@ def up(
     stop.install()
     service = EmbeddedService(settings)
     try:
-        service.run(stop, lambda url: typer.echo(f"Quantmill is ready: {url}  (API pages: {url}/docs)"))
+        service.run(stop, lambda url: typer.echo(banner(settings, url)))
     finally:
         service.close()
 
@@ -330,8 +332,10 @@ advising.register(app)
 queue_figures.register(app)
 upkeeping.register(app)
 backing_up.register(app)
+app.add_typer(audit.app)
 app.add_typer(datasets.app)
 app.add_typer(jobs.app)
+app.add_typer(keys.app)
 app.add_typer(quarantine.app)
 
 

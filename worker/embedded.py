@@ -24,6 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.contracts.command_errors import AddressError, DataDirInUseError, StartError
 from service.contracts.errors import QuantmillError
 from service.db import migrate
+from service.keys.files import LOCAL_KEY_FILE
+from service.loopback import is_loopback
 from service.settings import Settings
 from worker.children import Child, ChildKeeper, command_line
 
@@ -35,6 +37,17 @@ TICK_SECONDS = 0.1
 BACKLOG = 1024
 LOCK_FILE = "up.lock"
 INSPECTOR_SLOTS = 1
+
+
+def banner(settings: Settings, url: str) -> str:
+    """What a service that is ready tells of itself: where it is, and who may use it."""
+    line = f"Quantmill is ready: {url}  (API pages: {url}/docs)"
+    if settings.keyless:
+        return f"{line}\nWARNING: it is open: everybody on this machine may use it without a key."
+    if settings.api_key is None and is_loopback(settings.host):
+        key_file = settings.data_dir / LOCAL_KEY_FILE
+        return f"{line}\nIts key: {key_file}  (commands of the same user find it by themselves)"
+    return line
 
 
 class StopFlag:
@@ -88,6 +101,7 @@ class EmbeddedService:
                 "QUANTMILL_HOST_SLOTS": str(max(settings.host_slots, settings.worker_slots + INSPECTOR_SLOTS)),
                 "QUANTMILL_DATA_DIR": str(settings.data_dir),
                 "QUANTMILL_HOST": settings.host,
+                "QUANTMILL_OPEN": str(settings.open),
                 "QUANTMILL_PORT": str(self.port),
             },
             output=output,

@@ -10,6 +10,7 @@ from service.db import db_now
 from service.ids import is_id, new_id
 from service.jobs.outcome import NewArtifact
 from service.tables import Artifact, Job
+from service.tenancy import owned
 
 
 def add(session: Session, job: Job, artifact: NewArtifact) -> None:
@@ -36,7 +37,7 @@ def get(session: Session, tenant_id: str, artifact_id: str) -> Artifact:
     Raises:
         ArtifactNotFoundError: the tenant has no such artifact.
     """
-    statement = select(Artifact).where(Artifact.id == artifact_id, Artifact.tenant_id == tenant_id)
+    statement = select(Artifact).where(Artifact.id == artifact_id, owned(Artifact, tenant_id))
     artifact = session.scalar(statement) if is_id(artifact_id, "art") else None
     if artifact is None:
         raise ArtifactNotFoundError(artifact_id)
@@ -45,7 +46,5 @@ def get(session: Session, tenant_id: str, artifact_id: str) -> Artifact:
 
 def list_of_job(session: Session, tenant_id: str, job_id: str) -> list[Artifact]:
     """Artifacts of a job, in order of kind."""
-    statement = (
-        select(Artifact).where(Artifact.job_id == job_id, Artifact.tenant_id == tenant_id).order_by(Artifact.kind)
-    )
+    statement = select(Artifact).where(Artifact.job_id == job_id, owned(Artifact, tenant_id)).order_by(Artifact.kind)
     return list(session.scalars(statement))

@@ -14,6 +14,7 @@ from service.ids import is_id, new_id
 from service.pagination import Position
 from service.repository import outlined_page
 from service.tables import Dataset
+from service.tenancy import owned
 
 
 def settle(session: Session, dataset_id: str, **values: Any) -> bool:
@@ -64,7 +65,7 @@ def get(session: Session, tenant_id: str, dataset_id: str, *, pointer: str | Non
     Raises:
         DatasetNotFoundError: the tenant has no such dataset; carries ``pointer``.
     """
-    statement = select(Dataset).where(Dataset.id == dataset_id, Dataset.tenant_id == tenant_id)
+    statement = select(Dataset).where(Dataset.id == dataset_id, owned(Dataset, tenant_id))
     dataset = session.scalar(statement) if is_id(dataset_id, "dst") else None
     if dataset is None:
         raise DatasetNotFoundError(dataset_id, pointer=pointer)
@@ -75,7 +76,7 @@ def list_page(
     session: Session, tenant_id: str, *, status: str | None, after: Position | None, limit: int
 ) -> tuple[list[Dataset], Position | None]:
     """One page of the tenant's datasets, newest first; see ``outlined_page``."""
-    conditions = [Dataset.tenant_id == tenant_id]
+    conditions = [owned(Dataset, tenant_id)]
     if status is not None:
         conditions.append(Dataset.status == status)
     return outlined_page(session, Dataset, conditions, after, limit)

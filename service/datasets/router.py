@@ -13,7 +13,7 @@ from service.datasets import service
 from service.datasets.errors import ThumbnailsNotFoundError
 from service.datasets.schemas import DatasetCreate, DatasetOut
 from service.datasets.views import dataset_in_list, dataset_out, etag
-from service.deps import DeskDep, PrincipalDep, RequestIdDep
+from service.deps import DeskDep, PrincipalDep
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.nouns import NounStatus
@@ -44,13 +44,10 @@ async def create_dataset(
     body: DatasetCreate,
     desk: DeskDep,
     principal: PrincipalDep,
-    request_id: RequestIdDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Make a dataset of an upload. Validated in the background: ask with ?wait=25 until it is ready or rejected."""
-    return await desk.writes.run(
-        lambda: service.create(desk, principal.tenant_id, body, key=idempotency_key, request_id=request_id).response()
-    )
+    return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
 
 
 @router.get("", dependencies=[Depends(only_parameters("status", "limit", "cursor"))])

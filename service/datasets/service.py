@@ -19,6 +19,7 @@ from service.idempotency.answers import Answer
 from service.idempotency.service import submit_once
 from service.jobs import transitions
 from service.pagination import Position
+from service.principal import Principal
 from service.tables import Dataset, Job
 from service.uploads import repository as uploads
 from service.uploads.service import completed
@@ -27,7 +28,7 @@ _ROUTE = "POST /v1/datasets"
 _ENDINGS: dict[str, str] = {**{word: word for word in get_args(FileFormat)}, "tgz": "tar.gz"}
 
 
-def create(desk: Desk, tenant_id: str, body: DatasetCreate, *, key: str | None, request_id: str) -> Answer:
+def create(desk: Desk, by: Principal, body: DatasetCreate, *, key: str | None) -> Answer:
     """Store a dataset in validation and its inspect job, in one transaction; with a known key, answer as then.
 
     Raises:
@@ -38,12 +39,12 @@ def create(desk: Desk, tenant_id: str, body: DatasetCreate, *, key: str | None, 
     """
 
     def work(session: Session) -> tuple[Answer, Job]:
-        upload = uploads.hold(session, tenant_id, body.upload_id, pointer="/upload_id")
+        upload = uploads.hold(session, by.tenant_id, body.upload_id, pointer="/upload_id")
         stored = completed(upload, pointer="/upload_id")
         stored_files.name_files(session, desk.store, [stored.sha256])
         dataset = repository.create(
             session,
-            tenant_id,
+            by.tenant_id,
             name=body.name,
             format=body.format or _format_of(upload.filename),
             sha256=stored.sha256,
@@ -52,15 +53,15 @@ def create(desk: Desk, tenant_id: str, body: DatasetCreate, *, key: str | None, 
         )
         job = transitions.submit(
             session,
-            tenant_id=tenant_id,
+            tenant_id=by.tenant_id,
             kind="inspect_dataset",
             dataset_id=dataset.id,
             deadline_seconds=desk.settings.job_deadline_seconds,
-            request_id=request_id,
+            request_id=by.request_id,
         )
         return created(dataset), job
 
-    return submit_once(desk, tenant_id, _ROUTE, key, body, work)
+    return submit_once(desk, by, _ROUTE, key, body, work)
 
 
 def get(desk: Desk, tenant_id: str, dataset_id: str) -> Dataset:

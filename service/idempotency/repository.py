@@ -10,10 +10,11 @@ from sqlalchemy.orm import Session
 from service.db import db_now
 from service.idempotency.answers import IDEMPOTENCY_HEADER, Answer, IdempotencyInFlightError, IdempotencyKeyReuseError
 from service.tables import IdempotencyKey
+from service.tenancy import owned
 
 # Built once: that takes longer than the database does for the answer.
 _PLACE = (
-    IdempotencyKey.tenant_id == bindparam("of_tenant"),
+    owned(IdempotencyKey, bindparam("of_tenant")),
     IdempotencyKey.route == bindparam("of_route"),
     IdempotencyKey.key == bindparam("of_key"),
 )

@@ -8,22 +8,29 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from service import failpoints
+from service.audit.service import note
 from service.deps import Desk
 from service.idempotency import repository as keys
 from service.idempotency.answers import Answer, request_digest
+from service.principal import Principal
 from service.tables import Job
 
 Work = Callable[[Session], tuple[Answer, Job]]
 
 
 def submit_checked(
-    desk: Desk, tenant_id: str, route: str, key: str | None, body: BaseModel, check: Callable[[Session], Work]
+    desk: Desk,
+    by: Principal,
+    route: str,
+    key: str | None,
+    body: BaseModel,
+    check: Callable[[Session], Work],
 ) -> Answer:
     """As ``submit_once``, for requests that take computing to check: nobody else may write while a transaction does.
 
     Args:
         desk: as for ``submit_once``.
-        tenant_id: likewise.
+        by: likewise.
         route: likewise.
         key: likewise.
         body: likewise.
@@ -35,16 +42,16 @@ def submit_checked(
     with desk.database.read() as session:
         if key is not None:
             kept = desk.settings.idempotency_seconds
-            known = keys.look_up(session, tenant_id, route, key, request_digest(body), kept_seconds=kept)
+            known = keys.look_up(session, by.tenant_id, route, key, request_digest(body), kept_seconds=kept)
             if known is not None:
                 return known
         work = check(session)
-    return submit_once(desk, tenant_id, route, key, body, work)
+    return submit_once(desk, by, route, key, body, work)
 
 
 def submit_once(
     desk: Desk,
-    tenant_id: str,
+    by: Principal,
     route: str,
     key: str | None,
     body: BaseModel,
@@ -54,7 +61,7 @@ def submit_once(
 
     Args:
         desk: of the process.
-        tenant_id: who asks; keys of different tenants have nothing to do with each other.
+        by: who asks; keys of different tenants have nothing to do with each other.
         route: the endpoint, such as ``POST /v1/jobs``.
         key: the request's Idempotency-Key; with one that is known for the same body, the first answer comes back.
         body: the request.
@@ -69,13 +76,19 @@ def submit_once(
     with desk.database.write() as session:
         if key is not None:
             kept = desk.settings.idempotency_seconds
-            known = keys.recall(session, tenant_id, route, key, digest, kept_seconds=kept)
+            known = keys.recall(session, by.tenant_id, route, key, digest, kept_seconds=kept)
             if known is not None:
                 return known
         answer, job = work(session)
         if key is not None:
-            keys.remember(session, tenant_id, route, key, digest, answer)
+            keys.remember(session, by.tenant_id, route, key, digest, answer)
+        note(session, by, _deed(route), answer.body["id"])
         failpoints.reach("before_submit_commit")
     failpoints.reach("after_submit_commit")
     desk.publisher.put(job.id, job.queue)
     return answer
+
+
+def _deed(route: str) -> str:
+    """``POST /v1/models`` makes a model: ``model.create``."""
+    return f"{route.rpartition('/')[2].removesuffix('s')}.create"

@@ -9,13 +9,14 @@ from fastapi.responses import JSONResponse
 
 from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import AlreadyQuantizedError, InvalidConfigError
-from service.deps import Desk, DeskDep, Principal, PrincipalDep, RequestIdDep
+from service.deps import Desk, DeskDep, PrincipalDep
 from service.http import Wait, etag_matches, only_parameters, poll
 from service.inspections import service
 from service.inspections.errors import UnknownTargetError
 from service.inspections.schemas import InspectionCreate, InspectionOut
 from service.inspections.views import etag, inspection_out
 from service.models.errors import ModelNotReadyError, ModelRejectedError
+from service.principal import Principal
 from service.quarantine.errors import ModelQuarantinedError
 from service.responses import Responses, problems
 from service.tables import InspectionRow
@@ -44,7 +45,6 @@ async def inspect_model(
     model_id: str,
     desk: DeskDep,
     principal: PrincipalDep,
-    request_id: RequestIdDep,
     body: InspectionCreate | None = None,
     target: Annotated[str | None, Query(max_length=64, description="Takes the place of the config's target.")] = None,
     wait: Wait = 0,
@@ -58,9 +58,7 @@ async def inspect_model(
     with asked.pointing_into_request():
         config = service.aimed_at(asked.config, target)
         made = await desk.writes.run(
-            lambda: service.inspect(
-                desk, principal.tenant_id, model_id, config, request_id=request_id, notes=asked.translation_notes
-            )
+            lambda: service.inspect(desk, principal, model_id, config, notes=asked.translation_notes)
         )
     row = made
     if made.status == "running" and wait:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from service.audit.service import note
 from service.contracts.compatibility import check_float, check_selected
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.preparation import fixed_inputs
@@ -16,6 +17,7 @@ from service.inspections.errors import UnknownTargetError
 from service.jobs import events, transitions
 from service.models import repository as models
 from service.models.service import ready_summary
+from service.principal import Principal
 from service.quarantine import suspects as quarantine
 from service.tables import InspectionRow
 
@@ -37,16 +39,15 @@ def aimed_at(config: QuantizationConfig, target: str | None) -> QuantizationConf
 
 
 def inspect(
-    desk: Desk, tenant_id: str, model_id: str, config: QuantizationConfig, *, request_id: str, notes: Iterable[str] = ()
+    desk: Desk, by: Principal, model_id: str, config: QuantizationConfig, *, notes: Iterable[str] = ()
 ) -> InspectionRow:
     """The inspection of a model by a config; made by a new job unless it is there or being made.
 
     Args:
         desk: of the process.
-        tenant_id: who asks.
+        by: who asks.
         model_id: the model.
         config: resolved.
-        request_id: of the request.
         notes: what to tell in the job's log about the config's translation.
 
     Raises:
@@ -57,8 +58,8 @@ def inspect(
     """
     digest = config_digest(config)
     with desk.database.write() as session:
-        model = models.get(session, tenant_id, model_id)
-        quarantine.refuse(session, tenant_id, quarantine.uploaded(model))
+        model = models.get(session, by.tenant_id, model_id)
+        quarantine.refuse(session, by.tenant_id, quarantine.uploaded(model))
         summary = ready_summary(model, pointer="")
         check_float(summary, config.preparation, pointer="")
         check_selected(config, summary)
@@ -69,16 +70,17 @@ def inspect(
             return known
         job = transitions.submit(
             session,
-            tenant_id=tenant_id,
+            tenant_id=by.tenant_id,
             kind="inspect_target",
             model_id=model_id,
             config=config.model_dump(mode="json"),
             deadline_seconds=desk.settings.job_deadline_seconds,
-            request_id=request_id,
+            request_id=by.request_id,
         )
-        for note in notes:
-            events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {note}"})
+        for told in notes:
+            events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {told}"})
         row = repository.create(session, job, config_sha256=digest)
+        note(session, by, "inspection.create", row.id)
     desk.publisher.put(job.id, job.queue)
     return row
 

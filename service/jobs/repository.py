@@ -16,6 +16,7 @@ from service.jobs.errors import JobNotFoundError
 from service.pagination import Position
 from service.repository import newest_first
 from service.tables import Artifact, Job, ReportRow
+from service.tenancy import owned
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def get(session: Session, tenant_id: str, job_id: str, *, pointer: str | None = 
     Raises:
         JobNotFoundError: the tenant has no such job; carries ``pointer``.
     """
-    statement = select(Job).where(Job.id == job_id, Job.tenant_id == tenant_id)
+    statement = select(Job).where(Job.id == job_id, owned(Job, tenant_id))
     job = session.scalar(statement) if is_id(job_id, "job") else None
     if job is None:
         raise JobNotFoundError(job_id, pointer=pointer)
@@ -62,7 +63,7 @@ def list_page(
     session: Session, tenant_id: str, query: JobQuery, *, after: Position | None, limit: int
 ) -> tuple[list[Job], Position | None]:
     """One page of the tenant's quantize jobs without their configs, newest first; see ``newest_first``."""
-    conditions: list[ColumnElement[bool]] = [Job.tenant_id == tenant_id, Job.kind == "quantize"]
+    conditions: list[ColumnElement[bool]] = [owned(Job, tenant_id), Job.kind == "quantize"]
     if query.state == "canceling":
         conditions += [Job.state == "running", Job.cancel_requested_at.is_not(None)]
     elif query.state == "running":

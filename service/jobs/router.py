@@ -18,7 +18,7 @@ from service.contracts.errors import (
 )
 from service.contracts.report import REPORT_SCHEMA_VERSION, Report, upgraded
 from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
-from service.deps import DeskDep, PrincipalDep, RequestIdDep
+from service.deps import DeskDep, PrincipalDep
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs import service
@@ -78,13 +78,10 @@ async def create_job(
     body: JobCreate,
     desk: DeskDep,
     principal: PrincipalDep,
-    request_id: RequestIdDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Submit a quantization. 202 means that it is stored and will be run, whatever happens to this process."""
-    return await desk.writes.run(
-        lambda: service.create(desk, principal.tenant_id, body, key=idempotency_key, request_id=request_id).response()
-    )
+    return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
 
 
 @router.post("/v1/jobs:validate", responses=problems(*_JOB_REFUSALS))
@@ -172,7 +169,7 @@ async def get_job(
 )
 async def cancel_job(job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Cancel a job. 200: it is canceled, or had ended before; 202: it runs and stops soon. Never an error to repeat."""
-    view = await desk.writes.run(lambda: service.cancel(desk, principal.tenant_id, job_id))
+    view = await desk.writes.run(lambda: service.cancel(desk, principal, job_id))
     status = 202 if view.job.state == "running" else 200
     return JSONResponse(_out(view).model_dump(mode="json"), status_code=status, headers={"ETag": _etag(view)})
 

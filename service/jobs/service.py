@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from service.audit.service import note
 from service.contracts.compatibility import check_dataset, check_float, check_selected
 from service.contracts.data_checks import check_data_given
 from service.contracts.dataset import DatasetSummary
@@ -35,6 +36,7 @@ from service.jobs.waiting import waiting_for
 from service.models import repository as models
 from service.models import service as model_service
 from service.pagination import Position
+from service.principal import Principal
 from service.quarantine import suspects as quarantine
 from service.tables import Artifact, Job, JobEvent, ReportRow
 
@@ -68,7 +70,7 @@ class JobView:
     waiting: Waiting | None = None
 
 
-def create(desk: Desk, tenant_id: str, body: JobCreate, *, key: str | None, request_id: str) -> Answer:
+def create(desk: Desk, by: Principal, body: JobCreate, *, key: str | None) -> Answer:
     """Store a job and have it run; with a key known from before, answer as then.
 
     Raises:
@@ -76,28 +78,27 @@ def create(desk: Desk, tenant_id: str, body: JobCreate, *, key: str | None, requ
     """
 
     def checked(session: Session) -> Work:
-        asked = body.model_copy(update={"config": taken_over(session, tenant_id, body)})
+        asked = body.model_copy(update={"config": taken_over(session, by.tenant_id, body)})
         with body.pointing_into_request():
-            placement = placed(session, desk.settings, asked, _check(session, tenant_id, asked))
+            placement = placed(session, desk.settings, asked, _check(session, by.tenant_id, asked))
         config = asked.config.model_dump(mode="json")
-        return lambda writing: _submit(desk, writing, tenant_id, asked, config, placement, request_id)
+        return lambda writing: _submit(desk, writing, by, asked, config, placement)
 
-    return submit_checked(desk, tenant_id, _ROUTE, key, body, checked)
+    return submit_checked(desk, by, _ROUTE, key, body, checked)
 
 
 def _submit(
     desk: Desk,
     session: Session,
-    tenant_id: str,
+    by: Principal,
     asked: JobCreate,
     config: dict[str, Any],
     placement: Placement,
-    request_id: str,
 ) -> tuple[Answer, Job]:
     """Store what was checked; whether the model is in quarantine since then is asked by who begins the job."""
     job = transitions.submit(
         session,
-        tenant_id=tenant_id,
+        tenant_id=by.tenant_id,
         kind="quantize",
         queue=placement.queue,
         priority=asked.priority,
@@ -110,10 +111,10 @@ def _submit(
         name=asked.name,
         labels=asked.labels,
         deadline_seconds=desk.settings.job_deadline_seconds,
-        request_id=request_id,
+        request_id=by.request_id,
     )
-    for note in asked.translation_notes:
-        events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {note}"})
+    for told in asked.translation_notes:
+        events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {told}"})
     if asked.ranges_from is not None:
         message = f"tensor_ranges: the calibrated ranges of {asked.ranges_from} are taken over"
         events.append(session, job.id, 0, "log", {"level": "info", "message": message})
@@ -158,14 +159,15 @@ def list_page(
         return _views(desk, session, jobs), last
 
 
-def cancel(desk: Desk, tenant_id: str, job_id: str) -> JobView:
+def cancel(desk: Desk, by: Principal, job_id: str) -> JobView:
     """Cancel a queued job, ask a running one to stop, leave a finished one alone.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
     with desk.database.write() as session:
-        job = transitions.request_cancel(session, tenant_id, job_id)
+        job = transitions.request_cancel(session, by.tenant_id, job_id)
+        note(session, by, "job.cancel", job.id)
         return _views(desk, session, [job])[0]
 
 

@@ -15,6 +15,7 @@ from service.models.errors import ModelNotFoundError
 from service.pagination import Position
 from service.repository import outlined_page
 from service.tables import Model, ModelFile
+from service.tenancy import owned
 
 
 def settle(session: Session, model_id: str, **values: Any) -> bool:
@@ -84,7 +85,7 @@ def get(session: Session, tenant_id: str, model_id: str, *, pointer: str | None 
     Raises:
         ModelNotFoundError: the tenant has no such model; carries ``pointer``.
     """
-    statement = select(Model).where(Model.id == model_id, Model.tenant_id == tenant_id)
+    statement = select(Model).where(Model.id == model_id, owned(Model, tenant_id))
     model = session.scalar(statement) if is_id(model_id, "mdl") else None
     if model is None:
         raise ModelNotFoundError(model_id, pointer=pointer)
@@ -95,7 +96,7 @@ def list_page(
     session: Session, tenant_id: str, *, status: str | None, after: Position | None, limit: int
 ) -> tuple[list[Model], Position | None]:
     """One page of the tenant's models, newest first; see ``outlined_page``."""
-    conditions = [Model.tenant_id == tenant_id]
+    conditions = [owned(Model, tenant_id)]
     if status is not None:
         conditions.append(Model.status == status)
     return outlined_page(session, Model, conditions, after, limit)

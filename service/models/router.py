@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 
 from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import Pt2NotAllowedError
-from service.deps import DeskDep, PrincipalDep, RequestIdDep
+from service.deps import DeskDep, PrincipalDep
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.models import service
@@ -45,13 +45,10 @@ async def create_model(
     body: ModelCreate,
     desk: DeskDep,
     principal: PrincipalDep,
-    request_id: RequestIdDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Make a model of uploads. Validated in the background: ask with ?wait=25 until it is ready or rejected."""
-    return await desk.writes.run(
-        lambda: service.create(desk, principal.tenant_id, body, key=idempotency_key, request_id=request_id).response()
-    )
+    return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
 
 
 @router.get("", dependencies=[Depends(only_parameters("status", "limit", "cursor"))])

@@ -16,6 +16,7 @@ from service.models.errors import ModelNotReadyError, ModelRejectedError
 from service.models.schemas import ModelCreate, is_main
 from service.models.views import created
 from service.pagination import Position
+from service.principal import Principal
 from service.quarantine import suspects as quarantine
 from service.tables import Job, Model, ModelFile
 from service.uploads import repository as uploads
@@ -24,7 +25,7 @@ from service.uploads.service import completed
 _ROUTE = "POST /v1/models"
 
 
-def create(desk: Desk, tenant_id: str, body: ModelCreate, *, key: str | None, request_id: str) -> Answer:
+def create(desk: Desk, by: Principal, body: ModelCreate, *, key: str | None) -> Answer:
     """Store a model in validation and its inspect job, in one transaction; with a known key, answer as then.
 
     Raises:
@@ -39,32 +40,32 @@ def create(desk: Desk, tenant_id: str, body: ModelCreate, *, key: str | None, re
         raise Pt2NotAllowedError(pointer="/format")
 
     def work(session: Session) -> tuple[Answer, Job]:
-        skeleton = _skeleton(session, tenant_id, body.skeleton_model_id)
+        skeleton = _skeleton(session, by.tenant_id, body.skeleton_model_id)
         files = []
         for index, file in enumerate(body.files):
             pointer = f"/files/{index}/upload_id"
-            stored = completed(uploads.hold(session, tenant_id, file.upload_id, pointer=pointer), pointer=pointer)
+            stored = completed(uploads.hold(session, by.tenant_id, file.upload_id, pointer=pointer), pointer=pointer)
             files.append(
                 ModelFile(
                     path=file.path, sha256=stored.sha256, size_bytes=stored.size_bytes, is_main=is_main(file.path)
                 )
             )
-        quarantine.refuse(session, tenant_id, files, pointer="/files")
+        quarantine.refuse(session, by.tenant_id, files, pointer="/files")
         stored_files.name_files(session, desk.store, [file.sha256 for file in files])
         model = repository.create(
-            session, tenant_id, name=body.name, format=body.format, files=files, skeleton=skeleton
+            session, by.tenant_id, name=body.name, format=body.format, files=files, skeleton=skeleton
         )
         job = transitions.submit(
             session,
-            tenant_id=tenant_id,
+            tenant_id=by.tenant_id,
             kind="inspect_model",
             model_id=model.id,
             deadline_seconds=desk.settings.job_deadline_seconds,
-            request_id=request_id,
+            request_id=by.request_id,
         )
         return created(model), job
 
-    return submit_once(desk, tenant_id, _ROUTE, key, body, work)
+    return submit_once(desk, by, _ROUTE, key, body, work)
 
 
 def _skeleton(session: Session, tenant_id: str, model_id: str | None) -> Model | None:

@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.tables import Quarantine
+from service.tenancy import owned
 
 _REASON_CHARS = 255
 
@@ -15,7 +16,7 @@ def held(session: Session, tenant_id: str, digest: str) -> Quarantine | None:
     """The quarantine of these bytes, if they are in one."""
     return session.scalar(
         select(Quarantine).where(
-            Quarantine.tenant_id == tenant_id, Quarantine.digest == digest, Quarantine.quarantined_at.is_not(None)
+            owned(Quarantine, tenant_id), Quarantine.digest == digest, Quarantine.quarantined_at.is_not(None)
         )
     )
 
@@ -28,7 +29,7 @@ def add_crash(
     told = {"model_id": model_id, "job_id": job_id, "reason": reason[:_REASON_CHARS], "updated_at": now}
     counted = session.scalar(
         update(Quarantine)
-        .where(Quarantine.tenant_id == tenant_id, Quarantine.digest == digest)
+        .where(owned(Quarantine, tenant_id), Quarantine.digest == digest)
         .values(crashes=Quarantine.crashes + 1, **told)
         .returning(Quarantine.crashes)
         .execution_options(synchronize_session=False)
@@ -39,17 +40,17 @@ def add_crash(
     if counted >= most:
         session.execute(
             update(Quarantine)
-            .where(Quarantine.tenant_id == tenant_id, Quarantine.digest == digest)
+            .where(owned(Quarantine, tenant_id), Quarantine.digest == digest)
             .values(quarantined_at=func.coalesce(Quarantine.quarantined_at, now))
             .execution_options(synchronize_session=False)
         )
-    statement = select(Quarantine).where(Quarantine.tenant_id == tenant_id, Quarantine.digest == digest)
+    statement = select(Quarantine).where(owned(Quarantine, tenant_id), Quarantine.digest == digest)
     return session.scalars(statement, execution_options={"populate_existing": True}).one()
 
 
 def forget(session: Session, tenant_id: str, digest: str) -> bool:
     """Clear the count, and with it a quarantine; False if there was none."""
-    gone = delete(Quarantine).where(Quarantine.tenant_id == tenant_id, Quarantine.digest == digest)
+    gone = delete(Quarantine).where(owned(Quarantine, tenant_id), Quarantine.digest == digest)
     return session.execute(gone.returning(Quarantine.digest)).first() is not None
 
 
@@ -57,7 +58,7 @@ def list_held(session: Session, tenant_id: str) -> list[Quarantine]:
     """All that are in quarantine, the newest first."""
     statement = (
         select(Quarantine)
-        .where(Quarantine.tenant_id == tenant_id, Quarantine.quarantined_at.is_not(None))
+        .where(owned(Quarantine, tenant_id), Quarantine.quarantined_at.is_not(None))
         .order_by(Quarantine.quarantined_at.desc(), Quarantine.digest)
     )
     return list(session.scalars(statement))

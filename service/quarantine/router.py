@@ -23,5 +23,5 @@ def list_quarantine(desk: DeskDep, principal: PrincipalDep) -> QuarantineList:
 @router.delete("/{digest}", status_code=204, responses=problems(QuarantineNotFoundError))
 def release_model(digest: str, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Release a model from quarantine: jobs with it are accepted and run again."""
-    service.release(desk, principal.tenant_id, digest)
+    service.release(desk, principal, digest)
     return Response(status_code=204)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from service.audit.service import note
 from service.deps import Desk
+from service.principal import Principal
 from service.quarantine import repository
 from service.quarantine.errors import QuarantineNotFoundError
 from service.quarantine.schemas import QuarantineOut
@@ -15,13 +17,14 @@ def list_all(desk: Desk, tenant_id: str) -> list[QuarantineOut]:
         return [QuarantineOut.model_validate(row, from_attributes=True) for row in rows]
 
 
-def release(desk: Desk, tenant_id: str, digest: str) -> None:
+def release(desk: Desk, by: Principal, digest: str) -> None:
     """Have jobs tried again with these bytes.
 
     Raises:
         QuarantineNotFoundError: they are not in quarantine.
     """
     with desk.database.write() as session:
-        if repository.held(session, tenant_id, digest) is None:
+        if repository.held(session, by.tenant_id, digest) is None:
             raise QuarantineNotFoundError(digest)
-        repository.forget(session, tenant_id, digest)
+        repository.forget(session, by.tenant_id, digest)
+        note(session, by, "quarantine.release", digest)

@@ -1,6 +1,8 @@
 """SQLAlchemy tables, one file per noun. Importing this package declares them all."""
 
+from service.tables.api_keys import ApiKey
 from service.tables.artifacts import Artifact
+from service.tables.audit_events import AuditEvent, AuditHead
 from service.tables.base import Base
 from service.tables.datasets import Dataset
 from service.tables.idempotency import IdempotencyKey
@@ -11,11 +13,15 @@ from service.tables.models import Model, ModelFile
 from service.tables.quarantines import Quarantine
 from service.tables.reports import ReportRow
 from service.tables.stored_files import DamagedFile, ScrubPass
+from service.tables.tenants import TenantRow, TenantUsage
 from service.tables.uploads import Upload
 from service.tables.workers import Worker
 
 __all__ = [
+    "ApiKey",
     "Artifact",
+    "AuditEvent",
+    "AuditHead",
     "Base",
     "DamagedFile",
     "Dataset",
@@ -28,6 +34,8 @@ __all__ = [
     "Quarantine",
     "ReportRow",
     "ScrubPass",
+    "TenantRow",
+    "TenantUsage",
     "Upload",
     "Worker",
 ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, ForeignKeyConstraint, UniqueConstraint
+from sqlalchemy import ForeignKeyConstraint, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.base import Base, Bytes, Id, Moment, Name, Sha256, Tenant, Word
+from service.tables.base import Base, Bytes, Id, Moment, Name, Sha256, Tenant, Word, of_own_tenant
 
 
 class Artifact(Base):
@@ -14,6 +14,7 @@ class Artifact(Base):
     __tablename__ = "artifacts"
     __table_args__ = (
         UniqueConstraint("job_id", "kind"),
+        of_own_tenant("artifacts", "job_id", "jobs"),
         ForeignKeyConstraint(
             ["job_id", "attempt"],
             ["reports.job_id", "reports.attempt"],
@@ -25,7 +26,7 @@ class Artifact(Base):
 
     id: Mapped[Id] = mapped_column(primary_key=True)
     tenant_id: Mapped[Tenant]
-    job_id: Mapped[Id] = mapped_column(ForeignKey("jobs.id"))
+    job_id: Mapped[Id]
     attempt: Mapped[int]
     kind: Mapped[Word]
     filename: Mapped[Name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from sqlalchemy import JSON, BigInteger, MetaData, String
+from sqlalchemy import JSON, BigInteger, ForeignKeyConstraint, MetaData, String
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from service.db import UtcTimestamp
@@ -36,6 +36,12 @@ class Base(DeclarativeBase):
     """Base of all tables."""
 
     metadata = MetaData(naming_convention=NAMING)
+
+
+def of_own_tenant(table: str, column: str, referred: str) -> ForeignKeyConstraint:
+    """``table.column`` names a row of ``referred``, which must be of the same tenant."""
+    name = f"fk_{table}_tenant_{column}_{referred}"
+    return ForeignKeyConstraint(["tenant_id", column], [f"{referred}.tenant_id", f"{referred}.id"], name=name)
 
 
 def one_of(column: str, words: tuple[str, ...]) -> str:

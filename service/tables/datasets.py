@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Index
+from sqlalchemy import CheckConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.tables.base import Base, Bytes, Document, Id, Moment, Name, Sha256, Tenant, Word, one_of
@@ -23,6 +23,7 @@ class Dataset(Base):
         CheckConstraint(one_of("format", DATASET_FORMATS), name="format"),
         CheckConstraint("(status = 'ready') = (summary IS NOT NULL)", name="ready_has_summary"),
         CheckConstraint("(status = 'rejected') = (problems IS NOT NULL)", name="rejected_has_problems"),
+        UniqueConstraint("tenant_id", "id"),
         Index("ix_datasets_tenant_id_created_at_id", "tenant_id", "created_at", "id"),
     )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, text
+from sqlalchemy import CheckConstraint, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.base import Base, Document, Id, Moment, Sha256, Tenant, Word, one_of
+from service.tables.base import Base, Document, Id, Moment, Sha256, Tenant, Word, of_own_tenant, one_of
 
 INSPECTION_STATUSES = ("running", "ready", "failed")
 
@@ -18,6 +18,8 @@ class InspectionRow(Base):
         CheckConstraint(one_of("status", INSPECTION_STATUSES), name="status"),
         CheckConstraint("(status = 'ready') = (result IS NOT NULL)", name="ready_has_result"),
         CheckConstraint("(status = 'failed') = (problem IS NOT NULL)", name="failed_has_problem"),
+        of_own_tenant("inspections", "model_id", "models"),
+        of_own_tenant("inspections", "job_id", "jobs"),
         # a failed one may be tried again
         Index(
             "uq_inspections_model_id_config_sha256",
@@ -31,8 +33,8 @@ class InspectionRow(Base):
 
     id: Mapped[Id] = mapped_column(primary_key=True)
     tenant_id: Mapped[Tenant]
-    model_id: Mapped[Id] = mapped_column(ForeignKey("models.id"))
-    job_id: Mapped[Id] = mapped_column(ForeignKey("jobs.id"), unique=True)
+    model_id: Mapped[Id]
+    job_id: Mapped[Id] = mapped_column(unique=True)
     config: Mapped[Document]
     config_sha256: Mapped[Sha256]
     status: Mapped[Word]

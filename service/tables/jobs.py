@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Computed, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
+from sqlalchemy import CheckConstraint, Computed, ForeignKeyConstraint, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.base import Base, Document, Id, Moment, Name, Tenant, Word, one_of
+from service.tables.base import Base, Document, Id, Moment, Name, Tenant, Word, of_own_tenant, one_of
 
 JOB_KINDS = ("quantize", "inspect_model", "inspect_dataset", "inspect_target")
 # Their jobs validate what was uploaded, a noun that is ready or rejected at their end.
@@ -62,6 +62,11 @@ class Job(Base):
             "kind <> 'quantize' OR (model_id IS NOT NULL AND config IS NOT NULL)", name="quantize_has_inputs"
         ),
         UniqueConstraint("report_job_id", "attempt", name="uq_jobs_report_job_id_attempt"),
+        UniqueConstraint("tenant_id", "id"),
+        of_own_tenant("jobs", "model_id", "models"),
+        of_own_tenant("jobs", "dataset_id", "datasets"),
+        of_own_tenant("jobs", "calibration_dataset_id", "datasets"),
+        of_own_tenant("jobs", "evaluation_dataset_id", "datasets"),
         ForeignKeyConstraint(
             ["report_job_id", "attempt"],
             ["reports.job_id", "reports.attempt"],
@@ -103,10 +108,10 @@ class Job(Base):
     # As it was asked for; ``queue`` says where that led.
     device: Mapped[Word] = mapped_column(server_default=text("'auto'"))
 
-    model_id: Mapped[Id | None] = mapped_column(ForeignKey("models.id"))
-    dataset_id: Mapped[Id | None] = mapped_column(ForeignKey("datasets.id"))
-    calibration_dataset_id: Mapped[Id | None] = mapped_column(ForeignKey("datasets.id"))
-    evaluation_dataset_id: Mapped[Id | None] = mapped_column(ForeignKey("datasets.id"))
+    model_id: Mapped[Id | None]
+    dataset_id: Mapped[Id | None]
+    calibration_dataset_id: Mapped[Id | None]
+    evaluation_dataset_id: Mapped[Id | None]
     config: Mapped[Document | None]
     # What lists tell of the config, which may have megabytes: its preset, and the methods of its algorithms.
     preset: Mapped[Name | None]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, text
+from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from service.contracts.model import MADE_DATA, MADE_MODEL
-from service.tables.base import Base, Bytes, Document, Id, Moment, Name, Sha256, Tenant, Word, one_of
+from service.tables.base import Base, Bytes, Document, Id, Moment, Name, Sha256, Tenant, Word, of_own_tenant, one_of
 
 NOUN_STATUSES = ("validating", "ready", "rejected")
 
@@ -24,6 +24,8 @@ class Model(Base):
         CheckConstraint("(version > 1) = (skeleton_model_id IS NOT NULL)", name="version_has_skeleton"),
         CheckConstraint("(status = 'ready') = (summary IS NOT NULL)", name="ready_has_summary"),
         CheckConstraint("(status = 'rejected') = (problems IS NOT NULL)", name="rejected_has_problems"),
+        UniqueConstraint("tenant_id", "id"),
+        of_own_tenant("models", "skeleton_model_id", "models"),
         Index("ix_models_tenant_id_created_at_id", "tenant_id", "created_at", "id"),
     )
 
@@ -31,7 +33,7 @@ class Model(Base):
     tenant_id: Mapped[Tenant]
     name: Mapped[Name]
     format: Mapped[Word]
-    skeleton_model_id: Mapped[Id | None] = mapped_column(ForeignKey("models.id"))
+    skeleton_model_id: Mapped[Id | None]
     version: Mapped[int] = mapped_column(server_default=text("1"))
     status: Mapped[Word]
     summary: Mapped[Document | None]

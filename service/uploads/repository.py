@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from service.db import db_now
 from service.ids import is_id, new_id
 from service.tables import Upload
+from service.tenancy import owned
 from service.uploads.errors import UploadNotFoundError
 
 
@@ -47,7 +48,7 @@ def get(session: Session, tenant_id: str, upload_id: str, *, pointer: str | None
     Raises:
         UploadNotFoundError: the tenant has no such upload; carries ``pointer``.
     """
-    statement = select(Upload).where(Upload.id == upload_id, Upload.tenant_id == tenant_id)
+    statement = select(Upload).where(Upload.id == upload_id, owned(Upload, tenant_id))
     upload = session.scalar(statement) if is_id(upload_id, "upl") else None
     if upload is None:
         raise UploadNotFoundError(upload_id, pointer=pointer)
@@ -60,7 +61,7 @@ def hold(session: Session, tenant_id: str, upload_id: str, *, pointer: str | Non
     Raises:
         UploadNotFoundError: the tenant has no such upload (any more); carries ``pointer``.
     """
-    statement = select(Upload).where(Upload.id == upload_id, Upload.tenant_id == tenant_id).with_for_update(read=True)
+    statement = select(Upload).where(Upload.id == upload_id, owned(Upload, tenant_id)).with_for_update(read=True)
     upload = session.scalar(statement) if is_id(upload_id, "upl") else None
     if upload is None:
         raise UploadNotFoundError(upload_id, pointer=pointer)

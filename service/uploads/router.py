@@ -50,7 +50,7 @@ ContentDigest = Annotated[
 @router.post("", status_code=201, responses=problems(UploadEmptyError, UploadTooLargeError, StorageFullError))
 async def create_upload(body: UploadCreate, desk: DeskDep, principal: PrincipalDep, response: Response) -> UploadOut:
     """Announce a file. Then send its bytes."""
-    upload = await desk.writes.run(lambda: service.create(desk, principal.tenant_id, body))
+    upload = await desk.writes.run(lambda: service.create(desk, principal, body))
     response.headers["Location"] = f"/v1/uploads/{upload.id}"
     response.headers["Upload-Offset"] = "0"
     return _out(upload, 0)
@@ -90,7 +90,7 @@ async def append_to_upload(
     incoming = service.Incoming(
         request.stream(), upload_offset, content_length, service.parse_content_digest(content_digest)
     )
-    upload, offset = await service.receive(desk, principal.tenant_id, upload_id, incoming)
+    upload, offset = await service.receive(desk, principal, upload_id, incoming)
     return Response(status_code=204, headers=_offset_headers(upload, offset))
 
 
@@ -110,7 +110,7 @@ async def put_content(
 ) -> UploadOut:
     """Send the whole file at once: ``curl -T model.onnx URL/v1/uploads/ID/content``."""
     incoming = service.Incoming(request.stream(), None, content_length, service.parse_content_digest(content_digest))
-    upload, offset = await service.receive(desk, principal.tenant_id, upload_id, incoming)
+    upload, offset = await service.receive(desk, principal, upload_id, incoming)
     response.headers.update(_offset_headers(upload, offset))
     return _out(upload, offset)
 

@@ -16,9 +16,11 @@ from typing import NamedTuple, NoReturn
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from service.audit.service import note
 from service.contracts.errors import InvalidRequestError
 from service.deps import Desk
 from service.files import repository as files
+from service.principal import Principal
 from service.storage import BLOCK_BYTES, FileStore, StorageFullError, StoredFile
 from service.tables import Upload
 from service.uploads import repository
@@ -63,7 +65,7 @@ class Incoming:
     digest: bytes | None
 
 
-def create(desk: Desk, tenant_id: str, body: UploadCreate) -> Upload:
+def create(desk: Desk, by: Principal, body: UploadCreate) -> Upload:
     """Open an upload.
 
     Raises:
@@ -81,15 +83,17 @@ def create(desk: Desk, tenant_id: str, body: UploadCreate) -> Upload:
     if desk.store.free_bytes() < (size_bytes or 0) + desk.settings.min_free_bytes:
         raise StorageFullError("There is no room for this file.", hint="Free some space on the storage folder.")
     with desk.database.write() as session:
-        return repository.create(
+        upload = repository.create(
             session,
-            tenant_id,
+            by.tenant_id,
             filename=body.filename,
             kind=body.kind,
             size_bytes=size_bytes,
             sha256=body.sha256,
             expiry_seconds=desk.settings.upload_expiry_seconds,
         )
+        note(session, by, "upload.create", upload.id)
+        return upload
 
 
 def get(desk: Desk, tenant_id: str, upload_id: str) -> tuple[Upload, int]:
@@ -105,7 +109,7 @@ def get(desk: Desk, tenant_id: str, upload_id: str) -> tuple[Upload, int]:
     )
 
 
-async def receive(desk: Desk, tenant_id: str, upload_id: str, incoming: Incoming) -> tuple[Upload, int]:
+async def receive(desk: Desk, by: Principal, upload_id: str, incoming: Incoming) -> tuple[Upload, int]:
     """Take the bytes of one request; memory does not grow with their number.
 
     They are durable when this returns, and the upload is complete if they were the last. If the client breaks off, what
@@ -120,9 +124,9 @@ async def receive(desk: Desk, tenant_id: str, upload_id: str, incoming: Incoming
         QuantmillError: see ``service.uploads.errors``.
         ClientDisconnect: the client is gone.
     """
-    file = await run_in_threadpool(_open, desk, tenant_id, upload_id)
+    file = await run_in_threadpool(_open, desk, by.tenant_id, upload_id)
     with file:
-        upload = await run_in_threadpool(_current, desk, tenant_id, upload_id, file)
+        upload = await run_in_threadpool(_current, desk, by.tenant_id, upload_id, file)
         limit = _limit(desk, upload)
         await run_in_threadpool(_begin, upload, file, incoming, limit)
         try:
@@ -134,7 +138,7 @@ async def receive(desk: Desk, tenant_id: str, upload_id: str, incoming: Incoming
             await run_in_threadpool(file.undo)
             raise
         ended = await run_in_threadpool(_end, desk, upload, file, incoming)
-        return await desk.writes.run(lambda: _note(desk, upload, file, ended))
+        return await desk.writes.run(lambda: _record(desk, by, upload, file, ended))
 
 
 def completed(upload: Upload, *, pointer: str) -> StoredFile:
@@ -287,16 +291,19 @@ def _end(desk: Desk, upload: Upload, file: UploadFile, incoming: Incoming) -> _E
     return _Ended(size_bytes, sha256)
 
 
-def _note(desk: Desk, upload: Upload, file: UploadFile, ended: _Ended) -> tuple[Upload, int]:
+def _record(desk: Desk, by: Principal, upload: Upload, file: UploadFile, ended: _Ended) -> tuple[Upload, int]:
     """Write down what has arrived."""
     if ended.sha256 is None:
         with desk.database.write() as session:
             repository.prolong(session, upload.id, expiry_seconds=desk.settings.upload_expiry_seconds)
+            note(session, by, "upload.append", upload.id)
         return upload, ended.size_bytes
     with desk.database.write() as session:
         files.name_files(session, desk.store, [ended.sha256])
         files.clear_damaged(session, [ended.sha256])
         done = repository.complete(session, upload.id, sha256=ended.sha256, size_bytes=ended.size_bytes)
+        if done is not None:
+            note(session, by, "upload.complete", upload.id)
     desk.store.forget_source(file.path, ended.sha256)
     if done is None:  # it expired while its last bytes came in
         raise UploadNotFoundError(upload.id)

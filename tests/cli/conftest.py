@@ -16,7 +16,7 @@ from tests.worker.running import Service
 from worker import cli
 
 ROOT = Path(__file__).parents[2]
-KEY = "a-key-for-tests"
+KEY = "a-key-for-these-tests"
 Quantmill = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -37,11 +37,13 @@ def test_what_lists_tell_is_found_in_older_rows(own_url: str) -> None:
         session.execute(update(Dataset).where(Dataset.id == dataset_id).values(summary={"media": media}, **ready))
         session.execute(update(Dataset).where(Dataset.id == plain_id).values(summary={"media": None}, **ready))
         config = {"preset": "int8", "algorithms": [{"method": "adaround"}, {"method": "qat"}]}
-        given = {"kind": "quantize", "model_id": model_id, "calibration_dataset_id": dataset_id}
+        given = {"tenant_id": "default", "kind": "quantize", "model_id": model_id, "calibration_dataset_id": dataset_id}
         jobs = [
-            transitions.submit(session, tenant_id="t", config=config, size_class="short", device="cpu", **given).id,
-            transitions.submit(session, tenant_id="t", config={"preset": "int8", "algorithms": []}, **given).id,
-            transitions.submit(session, tenant_id="t", kind="inspect_model", model_id=model_id).id,
+            transitions.submit(
+                session, tenant_id="default", config=config, size_class="short", device="cpu", **given
+            ).id,
+            transitions.submit(session, config={"preset": "int8", "algorithms": []}, **given).id,
+            transitions.submit(session, tenant_id="default", kind="inspect_model", model_id=model_id).id,
         ]
     database.close()
     migrate(own_url, BEFORE)

@@ -29,12 +29,12 @@ OUTCOME = QuantizeOutcome(
 )
 
 
-def add_model(session: Session) -> str:
+def add_model(session: Session, tenant: str = "default") -> str:
     now, model_id = db_now(), new_id("mdl")
     session.execute(
         insert(Model).values(
             id=model_id,
-            tenant_id="default",
+            tenant_id=tenant,
             name="m",
             format="onnx",
             status="validating",

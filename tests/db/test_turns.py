@@ -28,7 +28,7 @@ INDEXES = (
 
 def flood(session: Session, tenant: str, count: int, **changes: object) -> list[str]:
     """So many queued jobs of a tenant, oldest first."""
-    model_id, now = add_model(session), session.execute(select(db_now())).scalar_one()
+    model_id, now = add_model(session, tenant), session.execute(select(db_now())).scalar_one()
     ids = [new_id("job") for _ in range(count)]
     values = {
         "tenant_id": tenant, "kind": "quantize", "labels": {}, "state": "queued", "queue": "cpu", "priority": 0,

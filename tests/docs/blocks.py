@@ -25,7 +25,6 @@ from worker import launcher
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-KEY = "choose-one"
 SERVE = ".venv/bin/quantmill up"
 _SAMPLES = 24
 
@@ -98,7 +97,7 @@ def served(block: str, folder: Path) -> Iterator[str]:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", launcher.__file__, spec, shutil.which("bash") or "bash", "up.sh"],
             cwd=folder,
-            env=environment(**QUICK, QUANTMILL_PORT="0"),
+            env=environment(**QUICK, QUANTMILL_PORT="0", QUANTMILL_OPEN="false"),
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import (
-    KEY,
     PAGES,
     ROOT,
     SERVE,
@@ -42,12 +41,24 @@ def _tools() -> None:
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The service that the README starts."""
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the README's service runs."""
     folder = tmp_path_factory.mktemp("up")
     make_workplace(folder)
-    with served(UP, folder) as url:
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(home: Path) -> Iterator[str]:
+    """The service that the README starts."""
+    with served(UP, home) as url:
         yield url
+
+
+@pytest.fixture
+def key(home: Path, address: str) -> str:
+    """The key that the service has made."""
+    return (home / ".quantmill" / "local.key").read_text().strip()
 
 
 @pytest.fixture
@@ -68,9 +79,10 @@ def test_the_readme_quantizes_on_the_command_line(folder: Path) -> None:
     assert '"top1"' in done.stdout
 
 
-def test_the_readme_quantizes_over_http(folder: Path, address: str) -> None:
+def test_the_readme_quantizes_over_http(folder: Path, home: Path, address: str) -> None:
     (folder / "preprocessing.json").write_text(preprocessing())
-    done = run_block(OVER_HTTP, folder, API=address, QUANTMILL_API_KEY=KEY)
+    (folder / ".quantmill").symlink_to(home / ".quantmill")
+    done = run_block(OVER_HTTP, folder, API=address)
     assert done.returncode == 0, done.stderr
     check_quantized(folder / "quantized.onnx", folder)
     assert verdict(folder / "report.json") == "none"
@@ -79,19 +91,19 @@ def test_the_readme_quantizes_over_http(folder: Path, address: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SCRIPTS)
-def test_the_blocks_of_a_page_run(page: str, folder: Path, address: str) -> None:
-    done = run_block(SCRIPTS[page], folder, API=address, QUANTMILL_API_KEY=KEY)
+def test_the_blocks_of_a_page_run(page: str, folder: Path, address: str, key: str) -> None:
+    done = run_block(SCRIPTS[page], folder, API=address, QUANTMILL_API_KEY=key)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     check_quantized(folder / "quantized.onnx", folder)
 
 
-def break_requests(folder: Path, pattern: str) -> dict[str, str]:
+def break_requests(folder: Path, pattern: str, key: str) -> dict[str, str]:
     """Variables under which ``curl`` sends a wrong key with every request that matches the shell pattern."""
     tools = folder / "tools"
     tools.mkdir()
     (tools / "curl").write_text(
         "#!/usr/bin/env bash\n"
-        f'case " $* " in {pattern.replace(" ", chr(92) + " ")}) set -- "${{@//{KEY}/wrong}}";; esac\n'
+        f'case " $* " in {pattern.replace(" ", chr(92) + " ")}) set -- "${{@//{key}/wrong}}";; esac\n'
         f'exec {shutil.which("curl")} "$@"\n'
     )
     (tools / "curl").chmod(0o755)
@@ -99,9 +111,9 @@ def break_requests(folder: Path, pattern: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("pattern", REQUESTS)
-def test_the_readme_stops_at_the_first_request_that_fails(folder: Path, address: str, pattern: str) -> None:
+def test_the_readme_stops_at_the_first_request_that_fails(folder: Path, address: str, key: str, pattern: str) -> None:
     (folder / "preprocessing.json").write_text(preprocessing())
-    variables = {"API": address, "QUANTMILL_API_KEY": KEY, **break_requests(folder, pattern)}
+    variables = {"API": address, "QUANTMILL_API_KEY": key, **break_requests(folder, pattern, key)}
     done = run_block(OVER_HTTP, folder, **variables)
     assert done.returncode != 0
     assert "error: 401" in done.stderr
@@ -120,23 +132,25 @@ def test_the_readme_stops_at_a_command_that_fails(folder: Path) -> None:
     ("broken", "reason"),
     [("model.onnx", "not-onnx"), ("calibration.npz", "dataset-format"), ("preprocessing.json", "std")],
 )
-def test_the_readme_stops_at_what_the_service_rejects(folder: Path, address: str, broken: str, reason: str) -> None:
+def test_the_readme_stops_at_what_the_service_rejects(
+    folder: Path, address: str, key: str, broken: str, reason: str
+) -> None:
     (folder / "preprocessing.json").write_text(preprocessing())
     (folder / broken).write_text('{"inputs": {"input": {"std": [0]}}}' if broken.endswith("json") else "broken")
-    done = run_block(OVER_HTTP, folder, API=address, QUANTMILL_API_KEY=KEY)
+    done = run_block(OVER_HTTP, folder, API=address, QUANTMILL_API_KEY=key)
     assert done.returncode != 0
     assert reason in done.stderr
     assert not (folder / "quantized.onnx").exists()
 
 
 @pytest.mark.parametrize("kind", ["node", "tensor"])
-def test_the_readme_stops_at_a_job_that_fails(folder: Path, address: str, kind: str) -> None:
+def test_the_readme_stops_at_a_job_that_fails(folder: Path, address: str, key: str, kind: str) -> None:
     """One that is refused at once, and one that is taken and ends as failed."""
     (folder / "preprocessing.json").write_text(preprocessing())
     config = rf"{{\"exclude\": [{{\"{kind}\": \"missing one\"}}]}}"
     block = OVER_HTTP.replace(r"{\"preset\": \"int8\"}", config)
     assert config in block
-    done = run_block(block + "echo went on\n", folder, API=address, QUANTMILL_API_KEY=KEY)
+    done = run_block(block + "echo went on\n", folder, API=address, QUANTMILL_API_KEY=key)
     assert done.returncode != 0
     assert "'missing one'" in done.stderr
     assert ("error: 422" in done.stderr) == (kind == "node")
@@ -150,7 +164,7 @@ def test_waiting_goes_on_until_the_end(folder: Path, address: str) -> None:
     for number, state in enumerate(("queued", "running", "canceling", "canceled")):
         (folder / "answers" / str(number)).write_text(json.dumps({"state": state, "error": None}))
     fake = 'call() { local n; n=$(cat n 2>/dev/null || echo 0); cat "answers/$n"; echo $((n + 1)) > n; }\n'
-    done = run_block(HELPERS + fake + "settle jobs/one\necho went on\n", folder, API=address)
+    done = run_block(HELPERS + fake + "settle jobs/one\necho went on\n", folder, API=address, QUANTMILL_API_KEY="none")
     assert done.returncode != 0
     assert "canceled" in done.stderr
     assert (folder / "n").read_text().strip() == "4"
@@ -174,5 +188,4 @@ def test_other_commands_are_targets_of_make() -> None:
             for line in block.splitlines():
                 words = line.partition("#")[0].split()
                 assert "docker compose up" in line or (words[0] == "make" and {*words[1:]} <= targets), line
-    assert KEY in UP
     assert SERVE in UP

@@ -33,7 +33,7 @@ QUICK = {
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment without any setting of ours, and with ``variables``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("QUANTMILL_")}
-    return {**kept, "PYTHONPATH": str(ROOT), **variables}
+    return {**kept, "PYTHONPATH": str(ROOT), "QUANTMILL_OPEN": "true", **variables}
 
 
 def start_up(folder: Path, *options: str, stderr: int, **variables: str) -> subprocess.Popen[bytes]:

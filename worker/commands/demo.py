@@ -17,6 +17,7 @@ from service.contracts.command_errors import DemoError
 from service.contracts.config import parse_config
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.report import Report
+from service.keys.files import LOCAL_KEY_FILE, own_secret
 from worker.children import command_line, start_child
 from worker.commands import remote
 from worker.commands.console import ProgressView, print_report, size_ratio
@@ -57,7 +58,7 @@ def run_demo(output: Path, data_dir: Path | None) -> Report:
                     evaluation=source(output / "evaluation.npz", spec),
                     output=output / "digits.int8.onnx",
                     server=url,
-                    key=None,
+                    key=own_secret(home / LOCAL_KEY_FILE),
                     view=view,
                 ).report
     write_json(output / "report.json", report.to_json_dict())

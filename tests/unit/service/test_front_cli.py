@@ -8,8 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from service.cli import binding_refusal, is_loopback, register
+from service.cli import register
 from service.db import Database, current_revision, head_revision
+from service.keys.start import start_refusal
+from service.loopback import is_loopback
 from service.settings import Settings
 
 
@@ -38,8 +40,8 @@ def test_the_api_is_not_opened_to_all_without_a_key(app: typer.Typer, tmp_path: 
 
 
 def test_with_a_key_it_may_be(tmp_path: Path) -> None:
-    assert binding_refusal(Settings(data_dir=tmp_path, host="0.0.0.0", api_key="key")) is None
-    assert binding_refusal(Settings(data_dir=tmp_path, host="127.0.0.1")) is None
+    assert start_refusal(Settings(data_dir=tmp_path, host="0.0.0.0", api_key="0123-of-some-length", open=False)) is None
+    assert start_refusal(Settings(data_dir=tmp_path, host="127.0.0.1")) is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])

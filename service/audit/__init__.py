@@ -1,0 +1,1 @@
+"""The audit: who did what, one row per deed, chained so that tampering is found."""

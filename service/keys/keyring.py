@@ -1,0 +1,134 @@
+"""Whom a key stands for: looked up by its id, remembered for a moment."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import cast
+
+from service.db import Database
+from service.keys import repository
+from service.keys.errors import PepperMissingError
+from service.keys.files import LOCAL_KEY_FILE, own_secret
+from service.keys.secrets import hash_of, parts_of, pepper_id
+from service.keys.service import pepper_of
+from service.loopback import is_loopback
+from service.principal import DEFAULT_TENANT, INSTALLATION_KEY, LOCAL_KEY, NO_KEY, Scope
+from service.settings import Settings
+
+# A key that is revoked is good for so long yet, in a process that has just seen it.
+REMEMBERED_SECONDS = 2.0
+REMEMBERED_KEYS = 10_000
+# How exactly it is known when a key was last used.
+USE_NOTED_SECONDS = 60.0
+# What a secret is compared with where no key has the id: both refusals take the same time.
+_NO_HASH = "0" * 64
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Whom a key stands for; see Principal."""
+
+    tenant_id: str
+    actor: str
+    scope: Scope
+
+
+_OPEN = Holder(DEFAULT_TENANT, NO_KEY, "admin")
+
+
+class Keyring:
+    """The keys of one API process.
+
+    Args:
+        settings: give the installation's own keys and the pepper.
+        database: has the tenants' keys.
+    """
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._database = database
+        self._open = settings.keyless
+        self._fixed = _fixed_keys(settings)
+        try:
+            self._pepper: str | None = pepper_of(settings)
+        except PepperMissingError:
+            self._pepper = None  # an installation of one key needs none; see service.keys.start
+        self._lock = threading.Lock()
+        self._seen: OrderedDict[bytes, tuple[float, Holder]] = OrderedDict()
+        self._noted: dict[str, float] = {}
+
+    def remembered(self, text: str | None) -> Holder | None:
+        """Whom the key stands for, where that takes no look into the database; None: it does, or nobody."""
+        if self._open and (text is None or parts_of(text) is None):
+            return _OPEN
+        if text is None:
+            return None
+        for fixed, holder in self._fixed:
+            if hmac.compare_digest(text.encode(), fixed.encode()):
+                return holder
+        with self._lock:
+            at, holder = self._seen.get(_digest(text), (0.0, _OPEN))
+        return holder if at and time.monotonic() - at < REMEMBERED_SECONDS else None
+
+    def look_up(self, text: str | None) -> Holder | None:
+        """Whom the key stands for, by the database; None: nobody."""
+        parts = parts_of(text or "")
+        if parts is None or self._pepper is None:
+            return None
+        key_id, secret = parts
+        with self._database.read() as session:
+            row = repository.live(session, key_id)
+        kept = _NO_HASH if row is None else row.secret_hash
+        good = hmac.compare_digest(hash_of(secret, self._pepper), kept)
+        if row is None or not good:
+            if row is not None and row.pepper_id != pepper_id(self._pepper):
+                log.warning("keys.other_pepper key_id=%s: it was made with another QUANTMILL_KEY_PEPPER", key_id)
+            return None
+        holder = Holder(row.tenant_id, row.id, cast(Scope, row.scope))
+        self._remember(text or "", holder)
+        return holder
+
+    def due(self, actor: str) -> bool:
+        """Whether it is time to note that the key is used; the caller then does."""
+        if not actor.startswith("key_"):
+            return False
+        now = time.monotonic()
+        with self._lock:
+            if now - self._noted.get(actor, -USE_NOTED_SECONDS) < USE_NOTED_SECONDS:
+                return False
+            if len(self._noted) >= REMEMBERED_KEYS:
+                self._noted.clear()
+            self._noted[actor] = now
+        return True
+
+    def note_used(self, actor: str) -> None:
+        """Write that the key was used just now."""
+        with self._database.write() as session:
+            repository.note_used(session, [actor])
+
+    def _remember(self, text: str, holder: Holder) -> None:
+        with self._lock:
+            self._seen[_digest(text)] = (time.monotonic(), holder)
+            self._seen.move_to_end(_digest(text))
+            if len(self._seen) > REMEMBERED_KEYS:
+                self._seen.popitem(last=False)
+
+
+def _fixed_keys(settings: Settings) -> tuple[tuple[str, Holder], ...]:
+    """The keys of which there is no row: the one of the settings, or that of the file on this host."""
+    if settings.api_key is not None:
+        return ((settings.api_key.get_secret_value(), Holder(DEFAULT_TENANT, INSTALLATION_KEY, "admin")),)
+    if settings.open or not is_loopback(settings.host):
+        return ()
+    return ((own_secret(settings.data_dir / LOCAL_KEY_FILE), Holder(DEFAULT_TENANT, LOCAL_KEY, "admin")),)
+
+
+def _digest(text: str) -> bytes:
+    """Keys themselves are not kept in memory for longer than a request."""
+    return hashlib.sha256(text.encode()).digest()

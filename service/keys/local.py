@@ -1,0 +1,66 @@
+"""How programs on the same host find the key of a service on loopback: by a note of its port, in the user's home.
+
+The note names the file of the key, which only its owner can read, and says nothing of the key itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from service.loopback import is_loopback
+
+_SCHEME_PORTS = {"http": 80, "https": 443}
+_LISTENING = "0A"
+log = logging.getLogger(__name__)
+
+
+def announce(port: int, key_file: Path) -> None:
+    """Note where the key of the service on ``port`` is. A home that cannot be written has no note."""
+    note = _note(port)
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        note.write_text(f"{key_file}\n")
+    except OSError as error:
+        log.info("keys.not_announced port=%d: %s; clients need the key of %s", port, error, key_file)
+
+
+def withdraw(port: int) -> None:
+    """The service on ``port`` has ended."""
+    try:
+        _note(port).unlink(missing_ok=True)
+    except OSError as error:
+        log.info("keys.not_withdrawn port=%d: %s", port, error)
+
+
+def key_for(url: str) -> str | None:
+    """The key of the service at ``url``, if it is this user's own on this host; None: it has to be given."""
+    parts = urlsplit(url)
+    port = parts.port or _SCHEME_PORTS.get(parts.scheme, 0)
+    if not is_loopback(parts.hostname or "") or not _is_ours(port):
+        return None
+    try:
+        return Path(_note(port).read_text().strip()).read_text().strip() or None
+    except OSError:
+        return None  # there is no note, or its service is another user's
+
+
+def _note(port: int) -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "quantmill" / "servers" / str(port)
+
+
+def _is_ours(port: int) -> bool:
+    """Whether a process of this user listens there: another's would be given our key by a note that was left over."""
+    wanted, owner = f"{port:04X}", str(os.geteuid())
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue  # no such system or no such protocol here
+        for fields in map(str.split, rows):
+            if fields[1].rpartition(":")[2] == wanted and fields[3] == _LISTENING and fields[7] == owner:
+                return True
+    return False

@@ -1,0 +1,90 @@
+"""Statements about keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, or_, select, type_coerce, update
+from sqlalchemy.orm import Session
+
+from service.db import UtcTimestamp, db_now
+from service.principal import Scope
+from service.tables import ApiKey
+
+
+def add(
+    session: Session,
+    tenant_id: str,
+    key_id: str,
+    *,
+    name: str,
+    scope: Scope,
+    secret_hash: str,
+    pepper_id: str,
+    last4: str,
+    expires_at: datetime | None,
+) -> ApiKey:
+    """Insert a key."""
+    now = datetime_now(session)
+    row = ApiKey(
+        id=key_id, tenant_id=tenant_id, name=name, scope=scope, secret_hash=secret_hash, pepper_id=pepper_id,
+        last4=last4, created_at=now, expires_at=expires_at,
+    )  # fmt: skip
+    session.add(row)
+    session.flush()
+    return row
+
+
+def datetime_now(session: Session) -> datetime:
+    """The database's clock."""
+    return session.execute(select(type_coerce(db_now(), UtcTimestamp))).scalar_one()
+
+
+def find(session: Session, key_id: str) -> ApiKey | None:
+    """The key of whatever tenant, used up or not."""
+    return session.get(ApiKey, key_id, populate_existing=True)
+
+
+def live(session: Session, key_id: str) -> ApiKey | None:
+    """The key, if it has been neither revoked nor has expired."""
+    return session.scalar(select(ApiKey).where(ApiKey.id == key_id, *_is_live()))
+
+
+def any_live(session: Session) -> bool:
+    """Whether anybody holds a key that is good."""
+    return session.scalar(select(ApiKey.id).where(*_is_live()).limit(1)) is not None
+
+
+def list_all(session: Session, tenant_id: str | None) -> list[ApiKey]:
+    """Keys of one tenant or of all, the newest first."""
+    statement = select(ApiKey).order_by(ApiKey.created_at.desc(), ApiKey.id.desc())
+    return list(session.scalars(statement if tenant_id is None else statement.where(ApiKey.tenant_id == tenant_id)))
+
+
+def revoke(session: Session, key_id: str, *, after_seconds: float = 0.0) -> bool:
+    """End a key now, or so many seconds from now. False if it has ended before."""
+    ends_at = db_now() + after_seconds
+    values = {"revoked_at": ends_at} if not after_seconds else {"expires_at": ends_at}
+    statement = (
+        update(ApiKey)
+        .where(ApiKey.id == key_id, *_is_live())
+        .values(**values)
+        .returning(ApiKey.id)
+        .execution_options(synchronize_session=False)
+    )
+    return session.scalar(statement) is not None
+
+
+def note_used(session: Session, key_ids: Iterable[str]) -> None:
+    """These keys were used just now."""
+    session.execute(
+        update(ApiKey)
+        .where(ApiKey.id.in_(list(key_ids)))
+        .values(last_used_at=db_now())
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _is_live() -> tuple[ColumnElement[bool], ...]:
+    return ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now())

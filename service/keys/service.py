@@ -1,0 +1,103 @@
+"""What becomes of keys: made, listed, ended, replaced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy.orm import Session
+
+from service.audit.service import note
+from service.keys import repository
+from service.keys.errors import KeyNotFoundError, PepperMissingError
+from service.keys.files import PEPPER_FILE, own_secret
+from service.keys.secrets import hash_of, make_key, pepper_id
+from service.principal import Principal, Scope
+from service.settings import Settings
+from service.tables import ApiKey
+
+
+@dataclass(frozen=True)
+class MadeKey:
+    """A new key; ``text`` is shown once and kept nowhere."""
+
+    row: ApiKey
+    text: str
+
+
+def pepper_of(settings: Settings) -> str:
+    """The pepper of this installation; one on a single host makes its own.
+
+    Raises:
+        PepperMissingError: hosts that share a database need one that they share.
+    """
+    if settings.key_pepper is not None:
+        return settings.key_pepper.get_secret_value()
+    if not settings.embedded_database:
+        raise PepperMissingError(
+            "Keys in a database that several hosts use need a pepper that all of them know.",
+            hint="Set QUANTMILL_KEY_PEPPER to the same random text on every host: openssl rand -hex 32.",
+        )
+    settings.make_folders()
+    return own_secret(settings.data_dir / PEPPER_FILE)
+
+
+def create(
+    session: Session, pepper: str, by: Principal, *, tenant_id: str, name: str, scope: Scope, days: float | None
+) -> MadeKey:
+    """Make a key of a tenant.
+
+    Args:
+        session: writes.
+        pepper: see ``pepper_of``.
+        by: who does it.
+        tenant_id: whose nouns the key sees.
+        name: what people call it.
+        scope: the highest of what it may do.
+        days: until it expires; None: never.
+    """
+    made = make_key()
+    now = repository.datetime_now(session)
+    row = repository.add(
+        session,
+        tenant_id,
+        made.id,
+        name=name,
+        scope=scope,
+        secret_hash=hash_of(made.secret, pepper),
+        pepper_id=pepper_id(pepper),
+        last4=made.secret[-4:],
+        expires_at=None if days is None else now + timedelta(days=days),
+    )
+    note(session, by, "key.create", made.id)
+    return MadeKey(row, made.text)
+
+
+def revoke(session: Session, by: Principal, key_id: str) -> None:
+    """End a key at once.
+
+    Raises:
+        KeyNotFoundError: there is none of this id that is good.
+    """
+    if not repository.revoke(session, key_id):
+        raise _not_found(key_id)
+    note(session, by, "key.revoke", key_id)
+
+
+def rotate(session: Session, pepper: str, by: Principal, key_id: str, *, grace_seconds: float) -> MadeKey:
+    """A new key in place of one, which stays good for some time: its users are given the new one meanwhile.
+
+    Raises:
+        KeyNotFoundError: there is none of this id that is good.
+    """
+    old = repository.live(session, key_id)
+    if old is None or not repository.revoke(session, key_id, after_seconds=grace_seconds):
+        raise _not_found(key_id)
+    days = None if old.expires_at is None else (old.expires_at - old.created_at) / timedelta(days=1)
+    note(session, by, "key.rotate", key_id)
+    scope: Scope = old.scope  # type: ignore[assignment] # the table allows no other
+    return create(session, pepper, by, tenant_id=old.tenant_id, name=old.name, scope=scope, days=days)
+
+
+def _not_found(key_id: str) -> KeyNotFoundError:
+    return KeyNotFoundError(f"There is no key {key_id!r} that is good.", hint="`quantmill keys list` shows all.")

@@ -1,0 +1,39 @@
+"""Who asks: every statement about a noun is bound to the tenant, every deed to the key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Scope = Literal["read", "submit", "manage", "admin"]
+# In this order; each allows what those before it allow.
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+DEFAULT_TENANT = "default"
+# Actors that no row of a key stands for.
+INSTALLATION_KEY = "installation-key"
+LOCAL_KEY = "local-key"
+NO_KEY = "no-key"
+COMMAND_LINE = "command-line"
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who asks.
+
+    Attributes:
+        tenant_id: whose nouns are seen and made.
+        actor: id of the key, or one of the words above.
+        scope: the highest that the key has.
+        address: of the peer; behind a proxy the proxy's.
+        request_id: of the request.
+    """
+
+    tenant_id: str
+    actor: str
+    scope: Scope
+    address: str = ""
+    request_id: str = ""
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the key's scope allows what needs ``scope``."""
+        return SCOPES.index(self.scope) >= SCOPES.index(scope)

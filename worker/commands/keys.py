@@ -1,0 +1,163 @@
+"""``quantmill keys``: who may use the service. Works on the database itself, so that the first key can be made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from service.db import Database
+from service.keys import repository, service
+from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
+from service.settings import Settings
+from service.tables import ApiKey
+from worker.commands import options
+from worker.commands.options import DataDir
+
+app = typer.Typer(name="keys", help="Keys of the service: create, list, revoke, rotate.", no_args_is_help=True)
+
+KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="As list shows it: key_...")]
+Tenant = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Whose models, data and jobs the key sees: letters, digits, - and _, up to 64."),
+]
+As_json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+_TENANT_LENGTH = 64
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What people call it, such as nightly-ci.")],
+    tenant: Tenant = DEFAULT_TENANT,
+    scope: Annotated[
+        Scope,
+        typer.Option(help="read; submit: also upload, submit, cancel; manage: also release; admin: everything."),
+    ] = "submit",
+    days: Annotated[float | None, typer.Option(min=0.001, help="Expires after so many days. Default: never.")] = None,
+    as_json: As_json = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Make a key. Its text is printed on standard output, once; the database keeps only a hash of it."""
+    _check_name(name, 255)
+    checked = check_tenant(tenant)
+    with installation(data_dir) as (settings, database):
+        pepper = service.pepper_of(settings)
+        with database.write() as session:
+            made = service.create(session, pepper, operator(), tenant_id=checked, name=name, scope=scope, days=days)
+    _show_made(made, as_json)
+
+
+@app.command("list")
+def list_keys(
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Of this tenant. Default: of all.")] = None,
+    as_json: As_json = False,
+    data_dir: DataDir = None,
+) -> None:
+    """All keys, the newest first: whose, what they may do, when they were last used, whether they are good."""
+    with installation(data_dir) as (_, database), database.read() as session:
+        rows, now = repository.list_all(session, tenant), repository.datetime_now(session)
+    if as_json:
+        typer.echo(json.dumps([_fields(row, now) for row in rows], indent=2))
+        return
+    for row in rows:
+        used = "never used" if row.last_used_at is None else f"last used {row.last_used_at:%Y-%m-%d %H:%M}"
+        facts = f"{row.id}  ...{row.last4}  {row.tenant_id}  {row.scope:<6}"
+        typer.echo(f"{facts}  {_state(row, now):<8} {used}  {row.name}")
+    if not rows:
+        typer.echo("There are no keys.")
+
+
+@app.command()
+def revoke(key_id: KeyId, data_dir: DataDir = None) -> None:
+    """End a key: within two seconds no API process takes it any more."""
+    with installation(data_dir) as (_, database), database.write() as session:
+        service.revoke(session, operator(), key_id)
+    typer.echo(f"{key_id} is revoked")
+
+
+@app.command()
+def rotate(
+    key_id: KeyId,
+    grace_hours: Annotated[
+        float, typer.Option(min=0.0, help="The old key stays good for so long; 0 ends it at once.")
+    ] = 24.0,
+    as_json: As_json = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Make a key in place of another: same tenant, name, scope and time to live. The old one ends after the grace."""
+    with installation(data_dir) as (settings, database):
+        pepper = service.pepper_of(settings)
+        with database.write() as session:
+            made = service.rotate(session, pepper, operator(), key_id, grace_seconds=grace_hours * 3600.0)
+    _show_made(made, as_json)
+
+
+@contextmanager
+def installation(data_dir: Any) -> Iterator[tuple[Settings, Database]]:
+    """The settings and the migrated database.
+
+    Raises:
+        SchemaBehindError: it has not been migrated.
+    """
+    from service.db import migrate
+    from service.schema import require_current
+
+    settings = options.load_settings(data_dir=data_dir)
+    settings.make_folders()
+    if settings.embedded_database:
+        migrate(settings.database_url)  # as `up` does: the first key may come before the first start
+    database = Database(settings.database_url)
+    try:
+        require_current(database)
+        yield settings, database
+    finally:
+        database.close()
+
+
+def operator() -> Principal:
+    """Who works on the database itself."""
+    return Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
+
+
+def check_tenant(name: str) -> str:
+    """The tenant's name.
+
+    Raises:
+        typer.BadParameter: it cannot be one.
+    """
+    plain = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+    if not plain or len(name) > _TENANT_LENGTH:
+        raise typer.BadParameter(f"{name!r} is no tenant's name: letters, digits, - and _, up to {_TENANT_LENGTH}")
+    return name
+
+
+def _check_name(name: str, length: int) -> None:
+    if not name.strip() or not name.isprintable() or len(name) > length:
+        raise typer.BadParameter(f"{name!r} is no name: printable characters, up to {length}")
+
+
+def _show_made(made: service.MadeKey, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({**_fields(made.row, datetime.now(UTC)), "key": made.text}, indent=2))
+        return
+    typer.echo(made.text)
+    typer.echo(f"{made.row.id} of tenant {made.row.tenant_id}, scope {made.row.scope}: shown this once", err=True)
+
+
+def _fields(row: ApiKey, now: datetime) -> dict[str, Any]:
+    moments = {
+        name: None if (at := getattr(row, name)) is None else at.isoformat()
+        for name in ("created_at", "expires_at", "last_used_at", "revoked_at")
+    }
+    facts = {"id": row.id, "tenant": row.tenant_id, "name": row.name, "scope": row.scope, "last4": row.last4}
+    return {**facts, "state": _state(row, now), **moments}
+
+
+def _state(row: ApiKey, now: datetime) -> str:
+    if row.revoked_at is not None:
+        return "revoked"
+    return "expired" if row.expires_at is not None and row.expires_at <= now else "good"
