@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -15,6 +15,7 @@ from service.jobs.queues import queue_of, size_class_of
 from service.jobs.transitions import rows, table
 from service.jobs.transitions.budget import MAX_ATTEMPTS
 from service.tables import Job
+from service.tenancy import owned
 
 
 def submit(
@@ -84,8 +85,10 @@ def request_cancel(session: Session, tenant_id: str, job_id: str) -> Job:
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    job = rows.locked(session, job_id) if is_id(job_id, "job") else None
-    if job is None or job.tenant_id != tenant_id:
+    # another tenant's row is not even waited for
+    own = select(Job.id).where(Job.id == job_id, owned(Job, tenant_id))
+    job = rows.locked(session, job_id) if is_id(job_id, "job") and session.scalar(own) else None
+    if job is None:
         raise JobNotFoundError(job_id)
     if job.state == "queued":
         return rows.cancel(session, table.CANCEL, job) or job

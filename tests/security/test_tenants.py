@@ -1,0 +1,180 @@
+"""Tenants: what is another's is not there, on every route of the document, and no statement is without its tenant."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, select, text, update
+from sqlalchemy.exc import IntegrityError
+
+from service.ids import new_id
+from service.keys import service as keys
+from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal
+from service.settings import Settings
+from service.tables import Artifact, Base, Dataset, InspectionRow, Job, Model
+from tests.api.conftest import app, front
+from tests.api.test_quarantine import quarantine
+from tests.support.front import Front, problem
+
+__all__ = ["app", "front"]
+PEPPER = "0a1b2c3d4e5f-of-some-length"
+SERVICE = Path(__file__).parents[2] / "service"
+# Written by the key's own use, and by nothing that it asks for.
+_OF_KEYS = ("api_keys", "alembic_version")
+
+
+@dataclass
+class Estate:
+    """What the default tenant has, by the name of the parameter that names it."""
+
+    front: Front
+    ids: dict[str, str]
+    foreign: dict[str, str]
+
+    def ask(self, method: str, path: str, **request: Any) -> Any:
+        """As the other tenant."""
+        headers = {"Upload-Offset": "0", **self.foreign}
+        return self.front.http.request(method, path, headers=headers, **request)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str) -> Settings:
+    return Settings(data_dir=tmp_path / "data", database_url=database_url, min_free_bytes=0, key_pepper=PEPPER)
+
+
+@pytest.fixture
+def estate(front: Front) -> Iterator[Estate]:
+    by = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
+    with front.desk.database.write() as session:
+        made = keys.create(session, PEPPER, by, tenant_id="other", name="ci", scope="manage", days=None)
+    model_id, job_id = front.ready_model(), front.succeeded_job()
+    inspection = front.http.post(f"/v1/models/{model_id}/inspect", json={}).json()
+    artifact = front.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"][0]
+    open_upload = front.http.post("/v1/uploads", json={"filename": "a.bin", "size_bytes": 4}).json()
+    ids = {
+        "upload_id": open_upload["id"],
+        "model_id": model_id,
+        "dataset_id": front.ready_dataset(),
+        "job_id": job_id,
+        "inspection_id": inspection["id"],
+        "artifact_id": artifact["id"],
+        "digest": quarantine(front, front.ready_model()),
+    }
+    yield Estate(front, ids, {"Authorization": f"Bearer {made.text}"})
+
+
+def contents(front: Front) -> dict[str, list[str]]:
+    """All rows of all tables."""
+    with front.desk.database.read() as session:
+        names = [name for name in Base.metadata.tables if name not in _OF_KEYS]
+        return {name: sorted(map(repr, session.execute(text(f"SELECT * FROM {name}")).all())) for name in names}
+
+
+def by_id(front: Front) -> list[tuple[str, str]]:
+    """Every operation whose path names something by an id."""
+    document = front.http.get("/openapi.json").json()
+    operations = [(m.upper(), path) for path, found in document["paths"].items() for m in found if "{" in path]
+    # of the installation, not of a tenant
+    return [place for place in operations if not any(name in place[1] for name in ("{name}", "{tenant}"))]
+
+
+def test_another_tenants_id_is_no_id_on_any_route(estate: Estate) -> None:
+    before = contents(estate.front)
+    operations = by_id(estate.front)
+    assert len(operations) >= 20
+    for method, path in operations:
+        reading = method in ("GET", "HEAD")
+        own = estate.front.http.request(method if reading else "OPTIONS", path.format(**estate.ids))
+        request: dict[str, Any] = {} if reading else {"content": b"1234"} if "uploads" in path else {"json": {}}
+        answer = estate.ask(method, path.format(**estate.ids), **request)
+        missing = estate.ask(method, path.format(**{n: _other(v) for n, v in estate.ids.items()}), **request)
+        assert answer.status_code == missing.status_code == 404, f"{method} {path}: {answer.status_code} {answer.text}"
+        if method != "HEAD":
+            assert answer.json()["code"] == missing.json()["code"], "a foreign id is told as one that is not there"
+            assert own.status_code != 404 or own.json()["code"] != answer.json()["code"], (
+                f"{path} asks for something else"
+            )
+    assert contents(estate.front) == before
+
+
+def _other(known: str) -> str:
+    """An id of the same form that nobody has."""
+    return known[:-4] + ("0000" if not known.endswith("0000") else "1111")
+
+
+def test_another_tenants_ids_in_bodies_are_no_ids(estate: Estate) -> None:
+    file = estate.front.upload()
+    before = contents(estate.front)
+    model, data, job = (estate.ids[name] for name in ("model_id", "dataset_id", "job_id"))
+    files = [{"upload_id": file, "path": "model.onnx"}]
+    for path, body, code in (
+        ("/v1/models", {"name": "m", "files": files}, "upload-not-found"),
+        ("/v1/datasets", {"name": "d", "upload_id": file, "format": "npz"}, "upload-not-found"),
+        ("/v1/jobs", {"model_id": model, "calibration_dataset_id": data}, "model-not-found"),
+        ("/v1/jobs:validate", {"model_id": model, "calibration_dataset_id": data}, "model-not-found"),
+        ("/v1/jobs", {"model_id": model, "calibration_dataset_id": data, "ranges_from": job}, "job-not-found"),
+    ):
+        problem(estate.ask("POST", path, json=body), 404, code)
+    assert contents(estate.front) == before
+
+
+def test_lists_hold_ones_own(estate: Estate) -> None:
+    for path in ("/v1/models", "/v1/datasets", "/v1/jobs", "/v1/quarantine"):
+        assert estate.front.http.get(path).json()["items"], path
+        assert estate.ask("GET", path).json()["items"] == [], path
+
+
+def test_an_idempotency_key_of_another_tenant_is_free(estate: Estate) -> None:
+    headers = {"Idempotency-Key": "same"}
+    body = {"name": "m", "files": [{"upload_id": estate.front.upload(b"others"), "path": "model.onnx"}]}
+    assert estate.front.http.post("/v1/models", json=body, headers=headers).status_code == 201
+    answer = estate.front.http.post("/v1/models", json=body, headers=headers | estate.foreign)
+    problem(answer, 404, "upload-not-found")
+
+
+@pytest.mark.parametrize("column", ["model_id", "dataset_id", "calibration_dataset_id", "evaluation_dataset_id"])
+def test_the_database_refuses_a_job_of_anothers_nouns(estate: Estate, column: str) -> None:
+    noun = estate.ids["model_id" if column == "model_id" else "dataset_id"]
+    database = estate.front.desk.database
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.execute(update(Job).where(Job.id == estate.ids["job_id"]).values({column: noun, "tenant_id": "other"}))
+
+
+@pytest.mark.parametrize("table", [Artifact, InspectionRow, Model, Dataset])
+def test_the_database_lets_no_row_change_hands(estate: Estate, table: Any) -> None:
+    """Nothing that another row names, or that names another."""
+    name = {Artifact: "artifact_id", InspectionRow: "inspection_id", Model: "model_id", Dataset: "dataset_id"}[table]
+    database = estate.front.desk.database
+    with database.write() as session:
+        used = estate.ids[name]
+        if table is Dataset:
+            used = session.scalars(select(Job.calibration_dataset_id).where(Job.id == estate.ids["job_id"])).one()
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.execute(update(table).where(table.id == used).values(tenant_id="other"))
+
+
+def test_a_version_is_of_its_skeletons_tenant(estate: Estate) -> None:
+    with estate.front.desk.database.read() as session:
+        model = session.get_one(Model, estate.ids["model_id"])
+    values = {column.name: getattr(model, column.name) for column in Model.__table__.columns}
+    values |= {"id": new_id("mdl"), "tenant_id": "other", "skeleton_model_id": model.id, "version": 2}
+    with pytest.raises(IntegrityError), estate.front.desk.database.write() as session:
+        session.execute(insert(Model).values(values))
+
+
+def test_one_place_filters_by_tenant() -> None:
+    """A comparison with a tenant's id stands there alone: nobody can forget half of it."""
+    places = set()
+    for path in SERVICE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare) and any(
+                isinstance(side, ast.Attribute) and side.attr == "tenant_id" for side in (node.left, *node.comparators)
+            ):
+                places.add(str(path.relative_to(SERVICE)))
+    # keys and the audit are the installation's, and are asked for by tenant
+    assert places == {"tenancy.py", "keys/repository.py", "audit/repository.py"}
