@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast soak lint up bench lock clean
+.PHONY: help demo test test-fast soak lint audit up bench lock clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,11 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+audit: ## Compare requirements.lock with PyPI's advisories; needs the network
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(VENV)-audit/bin/pip-audit --requirement requirements.lock --no-deps --disable-pip
+
 up: $(STAMP) ## Start the service on the embedded default (SQLite, filesystem broker, local files)
 	$(BIN)/quantmill up
 
@@ -57,5 +62,5 @@ lock: $(STAMP) ## Resolve requirements.lock anew from pyproject.toml
 	# A local build's tag, and the project itself (its extras name it), do not belong into the lock file.
 	sed -i 's/^\(torch==[0-9.]*\)+cpu/\1/; /^quantmill @/d' requirements.lock
 
-clean: ## Remove the virtual environment and caches
+clean: ## Remove the virtual environments and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from service import errors, openapi
 from service.artifacts.router import router as artifacts
+from service.audit.router import router as audit
 from service.contracts.version import VERSION
 from service.datasets.router import router as datasets
 from service.deps import Desk
@@ -23,6 +24,7 @@ from service.presets.router import router as presets
 from service.problems.router import router as problems
 from service.quarantine.router import router as quarantine
 from service.queues.router import router as queues
+from service.quotas.router import router as quotas
 from service.reports.router import router as reports
 from service.settings import Settings, get_settings
 from service.targets.router import router as targets
@@ -52,7 +54,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.desk = desk
-    nouns = (uploads, models, datasets, inspections, jobs, queues, reports, artifacts, quarantine)
+    nouns = (uploads, models, datasets, inspections, jobs, queues, reports, artifacts, quarantine, quotas, audit)
     for router in (*nouns, presets, targets, problems, health, docs):
         app.include_router(router)
     errors.install(app)

@@ -13,6 +13,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from service.contracts.quota import Quota
 from service.db import Database
 from service.health.service import Readiness
 from service.jobs.dispatch import Dispatcher
@@ -23,6 +24,8 @@ from service.keys.keyring import Keyring
 from service.notifier import Notifier
 from service.patience import Patience
 from service.principal import Principal
+from service.quotas import service as quotas
+from service.quotas.rates import Meter
 from service.settings import Settings
 from service.storage import FileStore
 from service.threads import ServiceBusyError, Threads
@@ -54,6 +57,7 @@ class Desk:
     reads: Threads
     writes: Threads
     checks: Threads
+    meters: dict[str, Meter] = field(default_factory=dict)
     opened_at: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -77,6 +81,10 @@ class Desk:
             writes=Threads(settings.api_writers, settings.api_lock_seconds),
             checks=Threads(CHECKERS, settings.api_answer_seconds),
         )
+
+    def meter_of(self, tenant_id: str) -> Meter:
+        """What the tenant does in this process; made anew for one that has done nothing yet."""
+        return self.meters.setdefault(tenant_id, Meter(self.settings.quota))
 
     def close(self) -> None:
         """Let go of connections and threads."""
@@ -113,6 +121,7 @@ async def get_principal(
     Raises:
         UnauthorizedError: no key, or none that is good.
         ScopeMissingError: the key may not do this.
+        RateLimitedError: the tenant sends more than it may.
     """
     known: Principal | None = getattr(request.state, "principal", None)
     if known is not None:
@@ -133,10 +142,26 @@ async def get_principal(
         request_id=request.state.request_id,
     )
     _check_scope(request, principal)
+    await _count(request, desk, principal.tenant_id)
     if desk.keyring.due(principal.actor):
         _note_used(desk, principal.actor)
     request.state.principal = principal
     return principal
+
+
+async def _count(request: Request, desk: Desk, tenant_id: str) -> None:
+    """Count the request by the tenant's limits, which are read now and then."""
+    meter = desk.meters.get(tenant_id)
+    if meter is None or not meter.known():
+        quota = await desk.reads.run(lambda: _quota(desk, tenant_id))
+        meter = desk.meter_of(tenant_id)
+        meter.update(quota)
+    request.state.headers = meter.request()
+
+
+def _quota(desk: Desk, tenant_id: str) -> Quota:
+    with desk.database.read() as session:
+        return quotas.quota_of(session, desk.settings, tenant_id)
 
 
 def _check_scope(request: Request, principal: Principal) -> None:

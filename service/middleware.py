@@ -17,7 +17,10 @@ _UPLOAD_METHODS = ("PATCH", "PUT")
 
 
 class RequestIdMiddleware:
-    """Takes the client's X-Request-ID, or makes one; the answer carries it, and so do problems and jobs."""
+    """Takes the client's X-Request-ID, or makes one; the answer carries it, and so do problems and jobs.
+
+    It also carries what is in ``request.state.headers``.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -33,7 +36,9 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = request_id
+                headers.update(scope["state"].get("headers", {}))
             await send(message)
 
         await self.app(scope, receive, send_with_id)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service.contracts.quota import Quota
 from service.cores import available_cores
 
 _MIB = 1024**2
@@ -52,6 +53,9 @@ class Settings(BaseSettings):
         default="", description="Names by which a service on loopback is reached besides those of loopback, by commas."
     )
 
+    quota: Quota = Field(
+        default=Quota(), description="Limits of tenants that have none of their own, as JSON. Default: none."
+    )
     max_upload_bytes: int = Field(default=8 * _GIB, ge=1)
     max_body_bytes: int = Field(default=4 * _MIB, ge=1024, description="Largest JSON body.")
     min_free_bytes: int = Field(default=256 * _MIB, ge=0, description="Disk floor: below it uploads are refused.")

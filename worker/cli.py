@@ -19,7 +19,7 @@ from service.contracts.data_checks import check_data_given
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.version import VERSION
 from worker.commands import advice as advising
-from worker.commands import audit, datasets, jobs, keys, options, quarantine, report_files
+from worker.commands import audit, datasets, jobs, keys, options, quarantine, report_files, tenants
 from worker.commands import backup as backing_up
 from worker.commands import inspect as inspecting
 from worker.commands import queues as queue_figures
@@ -337,6 +337,7 @@ app.add_typer(datasets.app)
 app.add_typer(jobs.app)
 app.add_typer(keys.app)
 app.add_typer(quarantine.app)
+app.add_typer(tenants.app)
 
 
 def main() -> None:

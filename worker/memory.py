@@ -25,6 +25,8 @@ HINT = "Use fewer calibration samples or a smaller model, or raise QUANTMILL_JOB
 _KERNEL_HINT = "Use fewer calibration samples or a smaller model, or give the worker more memory or fewer slots."
 
 _PROC = Path("/proc")
+# Fields of /proc/PID/stat after the name: group; user and system time, of itself and of children, in ticks.
+_GROUP, _TIMES = 2, slice(11, 15)
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
@@ -62,6 +64,12 @@ def group_bytes(group: int) -> int:
     return sum(_process_bytes(folder) for folder in _members(group))
 
 
+def group_cpu_seconds(group: int) -> float:
+    """CPU time of the processes of a group, and of those of their children that they have waited for."""
+    ticks = sum(sum(map(int, fields[_TIMES])) for folder in _members(group) if (fields := _stat(folder)))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def oom_kills() -> int:
     """How many processes the kernel has ended for want of memory around this process since it counts."""
     for folder in _cgroups():
@@ -74,7 +82,7 @@ def oom_kills() -> int:
 
 
 class MemoryWatch:
-    """Follows the memory of one runner.
+    """Follows the memory of one runner, and its CPU time.
 
     Args:
         group: its process group.
@@ -84,12 +92,14 @@ class MemoryWatch:
     def __init__(self, group: int, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.cpu_seconds = 0.0
         self._group = group
         self._kills_before = oom_kills()
 
     def look(self) -> bool:
         """Measure; True if the runner is beyond its share."""
         self.used_bytes = group_bytes(self._group) or self.used_bytes  # 0: it has ended, and what it had counts
+        self.cpu_seconds = max(self.cpu_seconds, group_cpu_seconds(self._group))
         return self.used_bytes > self.limit_bytes
 
     def near_share(self) -> bool:
@@ -118,10 +128,17 @@ class MemoryWatch:
 def _members(group: int) -> Iterator[Path]:
     for folder in _PROC.iterdir():
         if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # ended meanwhile
-                # state, parent, group; the name before them may hold anything, also brackets
-                if (folder / "stat").read_text().rpartition(")")[2].split()[2] == str(group):
-                    yield folder
+            fields = _stat(folder)
+            if fields and fields[_GROUP] == str(group):
+                yield folder
+
+
+def _stat(folder: Path) -> list[str]:
+    """Fields of a process after its name, which may hold anything, also brackets; none for one that has ended."""
+    try:
+        return (folder / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _process_bytes(folder: Path) -> int:

@@ -61,7 +61,8 @@ def run_worker_process(settings: Settings, queues: tuple[str, ...], devices: tup
         )
         for part in parts
     ]
-    slots, received = Slots(parallel, database, queues, stopping=stopping, rest=rest), Received()
+    slots = Slots(parallel, database, queues, stopping=stopping, rest=rest, default_quota=settings.quota)
+    received = Received()
     register(app, slots, stopping, received)
     deafness = Deafness(
         database,

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from service.contracts.command_errors import InvalidSettingsError
+from service.contracts.quota import Quota
 from service.cores import affinity
 from service.db import Database
+from service.quotas.service import full_tenants
 from service.settings import Settings
 from worker.rest import Rest
 from worker.sandbox import GPU_VARIABLE, Sandbox
@@ -106,6 +108,7 @@ class Slots:
         stopping: True once the worker shuts down.
         look_seconds: see LOOK_SECONDS.
         rest: that the slots' supervisors share.
+        default_quota: of tenants that have no limits of their own.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class Slots:
         stopping: Callable[[], bool] = lambda: False,
         look_seconds: float = LOOK_SECONDS,
         rest: Rest | None = None,
+        default_quota: Quota = Quota(),  # noqa: B008 - frozen
     ) -> None:
         self._slots = list(slots)
         self._free = list(range(len(slots)))
@@ -128,6 +132,7 @@ class Slots:
         self._stopping = stopping
         self._look_seconds = look_seconds
         self._rest = rest or Rest()
+        self._default_quota = default_quota
 
     @property
     def free(self) -> int:
@@ -143,7 +148,9 @@ class Slots:
         if not free or not queues:
             return False
         with self._database.read() as session:
-            return next_due(session, queues, short_only=all(slot.short_only for slot in free)) is not None
+            short_only = all(slot.short_only for slot in free)
+            full = full_tenants(session, self._default_quota)
+            return next_due(session, queues, short_only=short_only, without=full) is not None
 
     def retire(self) -> bool:
         """Take no job any more, for good; False, and nothing is done, while one runs."""
@@ -196,4 +203,4 @@ class Slots:
 
     def _anything_due(self) -> bool:
         with self._database.read() as session:
-            return next_due(session, self._queues) is not None
+            return next_due(session, self._queues, without=full_tenants(session, self._default_quota)) is not None

@@ -16,6 +16,9 @@ from collections.abc import Callable, Collection
 from contextlib import closing
 from pathlib import Path
 
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
 from service.contracts.errors import QuantmillError
 from service.contracts.runner import LogLine, RunnerTask
 from service.db import Database
@@ -23,6 +26,8 @@ from service.failpoints import reach
 from service.jobs import transitions
 from service.jobs.outcome import Outcome as JobOutcome
 from service.quarantine import suspects as quarantine
+from service.quotas import repository as usage
+from service.quotas import service as quotas
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Job
@@ -108,7 +113,7 @@ class Supervisor:
             return False
         claimed_at = boot_seconds()
         with self._database.write() as session:
-            job = transitions.claim(session, job_id, worker_id=self._worker_id, lease_seconds=self._timing.lease)
+            job = self._claim(session, job_id)
         if job is None:
             log.info("job.not_claimed job_id=%s", job_id)
             return False
@@ -126,6 +131,12 @@ class Supervisor:
         self._collect_checkpoints()
         return True
 
+    def _claim(self, session: Session, job_id: str) -> Job | None:
+        tenant_id = session.scalar(select(Job.tenant_id).where(Job.id == job_id))
+        if tenant_id is None or not quotas.may_start(session, self._settings, tenant_id):
+            return None
+        return transitions.claim(session, job_id, worker_id=self._worker_id, lease_seconds=self._timing.lease)
+
     def run_next(self, queues: Collection[str], *, short_only: bool = False) -> bool:
         """Run the job whose turn it is in these queues; False if there is none.
 
@@ -138,7 +149,8 @@ class Supervisor:
             if self._stop() or not queues:
                 return False
             with self._database.read() as session:
-                job_id = next_due(session, queues, short_only=short_only)
+                full = quotas.full_tenants(session, self._settings.quota)
+                job_id = next_due(session, queues, short_only=short_only, without=full)
             if job_id is None:
                 return False
             if self.run(job_id):
@@ -214,6 +226,7 @@ class Supervisor:
         with closing(process):
             log.info("runner.started job_id=%s attempt=%d pid=%d", job.id, job.attempt, process.pid)
             reach("after_runner_start")
+            memory = MemoryWatch(process.pid, self._memory_bytes)
             watch = Watch(
                 process,
                 lease,
@@ -222,13 +235,21 @@ class Supervisor:
                 deadline_at=None if remaining is None else claimed_at + remaining,
                 stopping=self._stop,
                 scratch=scratch,
-                memory=MemoryWatch(process.pid, self._memory_bytes),
+                memory=memory,
             )
             ending = watch.to_end()
+        self._count_cpu(job, memory.cpu_seconds)
         reach("after_runner_end")
         outcome = classify(ending)
         _log_ending(job, ending, outcome)
         return outcome
+
+    def _count_cpu(self, job: Job, seconds: float) -> None:
+        try:
+            with self._database.write() as session:
+                usage.add_cpu_seconds(session, job.tenant_id, seconds)
+        except DATABASE_AWAY as error:
+            log.warning("quota.cpu_not_counted job_id=%s seconds=%.1f: %s", job.id, seconds, error)
 
     def _prepare(self, job: Job, lease: Lease, guard: Guard, scratch: Path) -> Path:
         """Lay out the scratch folder; no transaction is open meanwhile. Returns the task file."""

@@ -6,7 +6,7 @@ import re
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from pydantic import AwareDatetime
 
 from service.bodies import ThreadedBodyRoute
@@ -37,7 +37,7 @@ from service.jobs.schemas import (
     ShownState,
 )
 from service.jobs.service import JobView, ReportNotFoundError, ReportNotReadyError
-from service.jobs.streaming import event_stream
+from service.jobs.streaming import CountedStream, event_stream
 from service.jobs.views import event_out, job_listed, job_out
 from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import CursorCodec, Page, link_header
@@ -199,7 +199,8 @@ async def get_events(
         next_after = page[-1].seq if page else start
         return EventPage(items=page, next_after=next_after, has_more=len(events) > limit, state=state)
     await desk.reads.run(lambda: service.log_after(desk, principal.tenant_id, job_id, start, 1))  # 404 comes first
-    return StreamingResponse(
+    return CountedStream(
+        desk.meter_of(principal.tenant_id).stream(),
         event_stream(desk, principal.tenant_id, job_id, start),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},

@@ -38,6 +38,7 @@ from service.models import service as model_service
 from service.pagination import Position
 from service.principal import Principal
 from service.quarantine import suspects as quarantine
+from service.quotas import service as quotas
 from service.tables import Artifact, Job, JobEvent, ReportRow
 
 _ROUTE = "POST /v1/jobs"
@@ -96,6 +97,7 @@ def _submit(
     placement: Placement,
 ) -> tuple[Answer, Job]:
     """Store what was checked; whether the model is in quarantine since then is asked by who begins the job."""
+    quotas.admit_job(session, desk.settings, by.tenant_id)
     job = transitions.submit(
         session,
         tenant_id=by.tenant_id,

@@ -6,10 +6,14 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.types import Receive, Scope, Send
 
 from service.deps import Desk
 from service.jobs import service
@@ -42,6 +46,26 @@ class Tail:
     last_seq: int
     state: str
     more: bool
+
+
+class CountedStream(StreamingResponse):
+    """An event stream that counts as open until it has ended, however it ends.
+
+    Args:
+        opened: see ``Meter.stream``; entered here.
+        frames: the stream.
+        how: as of StreamingResponse.
+    """
+
+    def __init__(self, opened: AbstractContextManager[None], frames: AsyncIterator[bytes], **how: Any) -> None:
+        self._open = ExitStack()
+        self._open.enter_context(opened)
+        super().__init__(frames, **how)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it."""
+        with self._open:
+            await super().__call__(scope, receive, send)
 
 
 async def event_stream(desk: Desk, tenant_id: str, job_id: str, after: int) -> AsyncIterator[bytes]:

@@ -21,6 +21,8 @@ from service.contracts.errors import InvalidRequestError
 from service.deps import Desk
 from service.files import repository as files
 from service.principal import Principal
+from service.quotas import service as quotas
+from service.quotas.rates import Meter
 from service.storage import BLOCK_BYTES, FileStore, StorageFullError, StoredFile
 from service.tables import Upload
 from service.uploads import repository
@@ -83,6 +85,7 @@ def create(desk: Desk, by: Principal, body: UploadCreate) -> Upload:
     if desk.store.free_bytes() < (size_bytes or 0) + desk.settings.min_free_bytes:
         raise StorageFullError("There is no room for this file.", hint="Free some space on the storage folder.")
     with desk.database.write() as session:
+        quotas.admit_bytes(session, desk.settings, by.tenant_id, size_bytes or 0)
         upload = repository.create(
             session,
             by.tenant_id,
@@ -130,7 +133,7 @@ async def receive(desk: Desk, by: Principal, upload_id: str, incoming: Incoming)
         limit = _limit(desk, upload)
         await run_in_threadpool(_begin, upload, file, incoming, limit)
         try:
-            await _copy(incoming.blocks, file, limit, desk.settings.upload_idle_seconds)
+            await _copy(incoming.blocks, file, limit, desk.settings.upload_idle_seconds, desk.meter_of(by.tenant_id))
         except (ClientDisconnect, UploadStalledError):
             await run_in_threadpool(file.keep)
             raise
@@ -227,7 +230,9 @@ def _begin(upload: Upload, file: UploadFile, incoming: Incoming, limit: _Limit) 
         _refuse_size(too_many, *limit)
 
 
-async def _copy(blocks: AsyncIterator[bytes], file: UploadFile, limit: _Limit, idle_seconds: float) -> None:
+async def _copy(
+    blocks: AsyncIterator[bytes], file: UploadFile, limit: _Limit, idle_seconds: float, meter: Meter
+) -> None:
     buffer = bytearray()
     size_bytes = file.size_bytes
     try:
@@ -236,6 +241,7 @@ async def _copy(blocks: AsyncIterator[bytes], file: UploadFile, limit: _Limit, i
             if size_bytes > limit.size_bytes:
                 _refuse_size(size_bytes, *limit)
             buffer += block
+            await asyncio.sleep(meter.upload_pause_seconds(len(block)))
             if len(buffer) >= BLOCK_BYTES:
                 await run_in_threadpool(file.write, buffer)
                 buffer.clear()
@@ -299,6 +305,8 @@ def _record(desk: Desk, by: Principal, upload: Upload, file: UploadFile, ended: 
             note(session, by, "upload.append", upload.id)
         return upload, ended.size_bytes
     with desk.database.write() as session:
+        if upload.expected_size_bytes is None:  # nothing was reserved when it was opened
+            quotas.admit_bytes(session, desk.settings, by.tenant_id, ended.size_bytes)
         files.name_files(session, desk.store, [ended.sha256])
         files.clear_damaged(session, [ended.sha256])
         done = repository.complete(session, upload.id, sha256=ended.sha256, size_bytes=ended.size_bytes)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import CTE, ColumnElement, Double, Select, TextClause, func, or_, select, text, type_coerce
+from sqlalchemy import CTE, ColumnElement, Double, Select, TextClause, bindparam, func, or_, select, text, type_coerce
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -23,7 +23,9 @@ class _Head(NamedTuple):
     id: str
 
 
-def next_due(session: Session, queues: Collection[str], *, short_only: bool = False) -> str | None:
+def next_due(
+    session: Session, queues: Collection[str], *, short_only: bool = False, without: Collection[str] = ()
+) -> str | None:
     """Id of the queued job of these queues whose turn it is; None if no job may start now.
 
     The highest priority comes first. Within it tenants take turns: first the one with the fewest running jobs in the
@@ -34,11 +36,15 @@ def next_due(session: Session, queues: Collection[str], *, short_only: bool = Fa
         session: reads.
         queues: that the slot serves.
         short_only: leave long jobs to other slots.
+        without: tenants whose jobs may not start now.
     """
+    left_out = {"without": sorted(without)} if without else {}
     names = tuple(sorted(set(queues)))
     waiting = IS_QUEUED_SHORT if short_only else IS_QUEUED
     while names:
-        tops = dict(zip(names, session.execute(_top_priorities(names, waiting)).one(), strict=True))
+        tops = dict(
+            zip(names, session.execute(_top_priorities(names, waiting, bool(left_out)), left_out).one(), strict=True)
+        )
         found = [priority for priority in tops.values() if priority is not None]
         if not found:
             return None
@@ -46,7 +52,9 @@ def next_due(session: Session, queues: Collection[str], *, short_only: bool = Fa
             _Head(running, started_at or 0.0, not_before, job_id)
             for queue in names
             if tops[queue] == max(found)
-            for job_id, not_before, running, started_at in session.execute(_heads(queue, max(found), waiting))
+            for job_id, not_before, running, started_at in session.execute(
+                _heads(queue, max(found), waiting, bool(left_out)), left_out
+            )
             if job_id is not None  # all of this tenant's may only start later
         ]
         if heads:
@@ -60,12 +68,16 @@ def _due(not_before: Any = Job.not_before) -> tuple[ColumnElement[bool], ...]:
     return not_before <= now, or_(Job.deadline_at.is_(None), Job.deadline_at > now)
 
 
+def _let_in(some_left_out: bool) -> tuple[ColumnElement[bool], ...]:
+    return (Job.tenant_id.not_in(bindparam("without", expanding=True)),) if some_left_out else ()
+
+
 # Workers ask all the time, and building a statement takes longer than the database does for the answer.
 @cache
-def _top_priorities(queues: tuple[str, ...], waiting: str) -> Select[Any]:
+def _top_priorities(queues: tuple[str, ...], waiting: str, some_left_out: bool) -> Select[Any]:
     """One row: for each queue the highest priority of a job that may start, by a look into the index of its own."""
     # The sum keeps SQLite from taking the index by this time, of which it would have to sort all that is due.
-    due = _due(Job.not_before + 0)
+    due = (*_due(Job.not_before + 0), *_let_in(some_left_out))
     tops = (
         select(Job.priority).where(text(waiting), Job.queue == queue, *due).order_by(Job.priority.desc()).limit(1)
         for queue in queues
@@ -74,12 +86,12 @@ def _top_priorities(queues: tuple[str, ...], waiting: str) -> Select[Any]:
 
 
 @cache
-def _heads(queue: str, priority: int, waiting: str) -> Select[Any]:
+def _heads(queue: str, priority: int, waiting: str, some_left_out: bool) -> Select[Any]:
     """One row per tenant with jobs of this priority: its next job and since when it may start, the number of its
     running jobs, and its last start.
     """
     is_waiting = text(waiting)
-    tenants = _tenants(queue, priority, is_waiting)
+    tenants = _tenants(queue, priority, is_waiting, some_left_out)
     tenant = tenants.c.tenant_id
     of_tenant = (Job.queue == queue, Job.priority == priority, Job.tenant_id == tenant)
     mine = select(Job.id).where(is_waiting, *of_tenant, *_due())
@@ -96,9 +108,9 @@ def _heads(queue: str, priority: int, waiting: str) -> Select[Any]:
     ).where(tenant.is_not(None))
 
 
-def _tenants(queue: str, priority: int, waiting: TextClause) -> CTE:
+def _tenants(queue: str, priority: int, waiting: TextClause, some_left_out: bool) -> CTE:
     """The tenants with jobs of this priority, one look into the index for each: jobs are not counted through."""
-    least = select(Job.tenant_id).where(waiting, Job.queue == queue, Job.priority == priority)
+    least = select(Job.tenant_id).where(waiting, Job.queue == queue, Job.priority == priority, *_let_in(some_left_out))
     least = least.order_by(Job.tenant_id).limit(1)
     found = select(least.scalar_subquery().label("tenant_id")).cte("tenants", recursive=True)
     following = least.where(Job.tenant_id > found.c.tenant_id).scalar_subquery()

@@ -1,0 +1,58 @@
+"""HTTP face of the audit, for admins."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, Field
+
+from service.audit import repository
+from service.deps import DeskDep, PrincipalDep
+from service.http import only_parameters
+
+router = APIRouter(tags=["audit"])
+
+_SEQ_MAX = 2**62
+
+
+class AuditOut(BaseModel):
+    """One deed."""
+
+    seq: int
+    tenant_id: str
+    actor: str = Field(description="Id of the key, or what stands in its place, such as local-key.")
+    action: str = Field(description="Noun and verb, such as job.cancel.")
+    object: str = Field(description="Id of what it was done to.")
+    request_id: str
+    address: str = Field(description="Of the peer; behind a proxy the proxy's.")
+    at: datetime
+    previous_hash: str
+    hash: str
+
+
+class AuditPage(BaseModel):
+    """Deeds, the newest first."""
+
+    items: list[AuditOut]
+    next_before: int | None = Field(default=None, description="Send it as ?before= to get the next page.")
+
+
+@router.get("/v1/audit", dependencies=[Depends(only_parameters("tenant", "before", "limit"))])
+async def list_audit(
+    desk: DeskDep,
+    _: PrincipalDep,
+    tenant: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Of this tenant alone.")] = None,
+    before: Annotated[int | None, Query(ge=1, le=_SEQ_MAX, description="Only rows with numbers below this.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> AuditPage:
+    """Who did what, in all tenants or in one."""
+
+    def read() -> AuditPage:
+        with desk.database.read() as session:
+            rows = repository.page(session, tenant_id=tenant, before=before, limit=limit + 1)
+        items = [AuditOut.model_validate(row, from_attributes=True) for row in rows[:limit]]
+        return AuditPage(items=items, next_before=items[-1].seq if len(rows) > limit else None)
+
+    return await desk.reads.run(read)

@@ -1,0 +1,46 @@
+"""A tenant wants more than it may have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from service.contracts.http_errors import HttpError
+
+
+class _TooMuchError(HttpError):
+    """Base: asking again later may help."""
+
+    status = 429
+
+    def __init__(self, detail: str, *, hint: str, retry_after_seconds: float, **where: Any) -> None:
+        super().__init__(detail, hint=hint, **where)
+        self.retry_after_seconds = retry_after_seconds
+
+    def headers(self) -> dict[str, str]:
+        """Says when to ask again."""
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after_seconds)))}
+
+
+class QuotaExceededError(_TooMuchError):
+    """The tenant has or does as much as its quota allows; nothing was stored."""
+
+    code = "quota-exceeded"
+    title = "The quota is used up"
+
+    def __init__(self, name: str, limit: float, used: float, *, retry_after_seconds: float) -> None:
+        super().__init__(
+            f"The quota {name} is {limit:g}, and {used:g} are used.",
+            hint="Wait until some are free again, or ask the operator: `quantmill tenants set` changes it.",
+            retry_after_seconds=retry_after_seconds,
+            quota=name,
+            limit=limit,
+            used=used,
+        )
+
+
+class RateLimitedError(_TooMuchError):
+    """The tenant sends more requests than it may; this one was not looked at."""
+
+    code = "rate-limited"
+    title = "Too many requests"

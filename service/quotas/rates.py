@@ -1,0 +1,128 @@
+"""Limits of pace, which each API process keeps for itself: token buckets, and a count of open streams.
+
+The headers are those of draft-ietf-httpapi-ratelimit-headers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from service.contracts.quota import Quota
+from service.quotas.errors import QuotaExceededError, RateLimitedError
+
+# So much of its rate a tenant may save up.
+BURST_SECONDS = 10.0
+# For so long the limits of a tenant are taken as they were read.
+KNOWN_SECONDS = 5.0
+_STREAM_RETRY_SECONDS = 5.0
+
+
+@dataclass
+class Bucket:
+    """A token bucket: ``rate`` tokens come in per second, and ``depth`` of them fit in."""
+
+    rate: float
+    depth: float
+    tokens: float = field(init=False)
+    _at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens, self._at = self.depth, time.monotonic()
+
+    def take(self, count: float = 1.0) -> float:
+        """Take tokens if they are there; for how many seconds one has to wait for them otherwise."""
+        self._fill()
+        if self.tokens >= count:
+            self.tokens -= count
+            return 0.0
+        return (count - self.tokens) / self.rate
+
+    def owe(self, count: float) -> float:
+        """Take tokens that may not be there yet; after how many seconds they will be."""
+        self._fill()
+        self.tokens -= count
+        return max(0.0, -self.tokens / self.rate)
+
+    def full_in_seconds(self) -> float:
+        """When all tokens are there again."""
+        return (self.depth - self.tokens) / self.rate
+
+    def _fill(self) -> None:
+        now = time.monotonic()
+        self.tokens = min(self.depth, self.tokens + (now - self._at) * self.rate)
+        self._at = now
+
+
+class Meter:
+    """What one tenant does in this process; used by the event loop alone."""
+
+    def __init__(self, quota: Quota) -> None:
+        self.quota = quota
+        self.read_at = time.monotonic()
+        self.streams = 0
+        self._requests = _bucket(quota.requests_per_second)
+        self._bytes = _bucket(quota.upload_bytes_per_second)
+
+    def known(self) -> bool:
+        """Whether the limits need not be read again yet."""
+        return time.monotonic() - self.read_at < KNOWN_SECONDS
+
+    def update(self, quota: Quota) -> None:
+        """The limits were read again."""
+        self.read_at = time.monotonic()
+        if quota != self.quota:
+            self.quota = quota
+            self._requests = _bucket(quota.requests_per_second)
+            self._bytes = _bucket(quota.upload_bytes_per_second)
+
+    def request(self) -> dict[str, str]:
+        """Count a request; the headers that tell how many may follow.
+
+        Raises:
+            RateLimitedError: there were too many.
+        """
+        bucket = self._requests
+        if bucket is None:
+            return {}
+        wait = bucket.take()
+        if wait:
+            raise RateLimitedError(
+                f"More than {bucket.rate:g} requests per second on average.",
+                hint="Ask less often: ?wait= and event streams tell what is new without being asked again.",
+                retry_after_seconds=wait,
+                quota="requests_per_second",
+                limit=bucket.rate,
+            )
+        left, full = math.floor(bucket.tokens), math.ceil(bucket.full_in_seconds())
+        return {
+            "RateLimit-Policy": f'"requests";q={math.floor(bucket.depth)};w={math.ceil(bucket.depth / bucket.rate)}',
+            "RateLimit": f'"requests";r={left};t={full}',
+        }
+
+    def upload_pause_seconds(self, size_bytes: int) -> float:
+        """For how long to read no more after so many bytes."""
+        return 0.0 if self._bytes is None else self._bytes.owe(size_bytes)
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """An event stream is open.
+
+        Raises:
+            QuotaExceededError: as many are open as may be.
+        """
+        limit = self.quota.open_streams
+        if limit is not None and self.streams >= limit:
+            raise QuotaExceededError("open_streams", limit, self.streams, retry_after_seconds=_STREAM_RETRY_SECONDS)
+        self.streams += 1
+        try:
+            yield
+        finally:
+            self.streams -= 1
+
+
+def _bucket(rate: float | None) -> Bucket | None:
+    return None if rate is None else Bucket(rate, max(1.0, rate * BURST_SECONDS))

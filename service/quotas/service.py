@@ -1,0 +1,115 @@
+"""Whether a tenant may have more: asked in the transaction that gives it, so that two cannot take the last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from service.audit.service import note
+from service.contracts.quota import Quota
+from service.principal import Principal
+from service.quotas import repository
+from service.quotas.errors import QuotaExceededError
+from service.quotas.schemas import TenantOut, UsageOut
+from service.settings import Settings
+
+# When to ask again for what becomes free at no time that is known.
+_LATER_SECONDS = 30.0
+_MUCH_LATER_SECONDS = 3600.0
+
+
+def quota_of(session: Session, settings: Settings, tenant_id: str) -> Quota:
+    """What the tenant may use: its own limits over the installation's."""
+    return Quota.model_validate(repository.quota_of(session, tenant_id)).over(settings.quota)
+
+
+def admit_job(session: Session, settings: Settings, tenant_id: str) -> None:
+    """A job may be queued for the tenant; until the commit nobody else asks this for it.
+
+    Raises:
+        QuotaExceededError: of jobs queued, of jobs per day, of CPU time.
+    """
+    quota = quota_of(session, settings, tenant_id)
+    if quota.jobs_queued is quota.jobs_per_day is quota.cpu_seconds_per_day is None:
+        return
+    repository.hold(session, tenant_id)
+    if quota.jobs_queued is not None:
+        used = repository.queued(session, tenant_id)
+        _check("jobs_queued", quota.jobs_queued, used, 1, _LATER_SECONDS)
+    if quota.jobs_per_day is not None:
+        used = repository.submitted(session, tenant_id)
+        if used >= quota.jobs_per_day:
+            wait = repository.seconds_until_one_less(session, tenant_id)
+            _check("jobs_per_day", quota.jobs_per_day, used, 1, wait)
+    if quota.cpu_seconds_per_day is not None:
+        spent = repository.cpu_seconds(session, tenant_id)
+        if spent >= quota.cpu_seconds_per_day:
+            wait = repository.seconds_until_tomorrow(session)
+            raise QuotaExceededError("cpu_seconds_per_day", quota.cpu_seconds_per_day, spent, retry_after_seconds=wait)
+
+
+def admit_bytes(session: Session, settings: Settings, tenant_id: str, size_bytes: int) -> None:
+    """So many bytes more may be stored for the tenant, in one file.
+
+    Raises:
+        QuotaExceededError: of the largest file, of bytes stored.
+    """
+    quota = quota_of(session, settings, tenant_id)
+    if quota.upload_bytes is not None:
+        _check("upload_bytes", quota.upload_bytes, 0, size_bytes, _MUCH_LATER_SECONDS)
+    if quota.stored_bytes is not None:
+        repository.hold(session, tenant_id)
+        used = repository.stored_bytes(session, tenant_id)
+        _check("stored_bytes", quota.stored_bytes, used, size_bytes, _MUCH_LATER_SECONDS)
+
+
+def full_tenants(session: Session, default: Quota) -> frozenset[str]:
+    """Tenants of whom as many jobs run as may.
+
+    Args:
+        session: reads.
+        default: limits of tenants that have none of their own.
+    """
+    own = {tenant_id: Quota.model_validate(quota) for tenant_id, quota in repository.quotas(session).items()}
+    limits = {tenant_id: quota.over(default).jobs_running for tenant_id, quota in own.items()}
+    if default.jobs_running is None and set(limits.values()) <= {None}:
+        return frozenset()
+    running = repository.running(session)
+    known = limits | {tenant: default.jobs_running for tenant in running if tenant not in limits}
+    return frozenset(tenant for tenant, limit in known.items() if limit is not None and running.get(tenant, 0) >= limit)
+
+
+def may_start(session: Session, settings: Settings, tenant_id: str) -> bool:
+    """Another of the tenant's jobs may run; until the commit nobody else asks this for it."""
+    limit = quota_of(session, settings, tenant_id).jobs_running
+    if limit is None:
+        return True
+    repository.hold(session, tenant_id)
+    return repository.running_of(session, tenant_id) < limit
+
+
+def tenant_out(session: Session, settings: Settings, tenant_id: str) -> TenantOut:
+    """A tenant's limits, and how much of them it uses."""
+    usage = UsageOut(
+        stored_bytes=repository.stored_bytes(session, tenant_id),
+        jobs_queued=repository.queued(session, tenant_id),
+        jobs_running=repository.running_of(session, tenant_id),
+        jobs_per_day=repository.submitted(session, tenant_id),
+        cpu_seconds_per_day=repository.cpu_seconds(session, tenant_id),
+    )
+    own = Quota.model_validate(repository.quota_of(session, tenant_id))
+    return TenantOut(
+        tenant=tenant_id, quota=own.over(settings.quota), own=own.model_dump(exclude_unset=True), usage=usage
+    )
+
+
+def set_quota(session: Session, by: Principal, tenant_id: str, own: dict[str, Any]) -> None:
+    """Set the tenant's own limits, in place of all that were set before."""
+    repository.set_quota(session, tenant_id, Quota.model_validate(own).model_dump(exclude_unset=True))
+    note(session, by, "tenant.set_quota", tenant_id)
+
+
+def _check(name: str, limit: int, used: int, wanted: int, retry_after_seconds: float) -> None:
+    if used + wanted > limit:
+        raise QuotaExceededError(name, limit, used, retry_after_seconds=retry_after_seconds)

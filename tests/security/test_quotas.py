@@ -1,0 +1,272 @@
+"""Quotas: what a tenant may have is counted without a race, told in the answer, and set by those who may."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import update
+
+from service.contracts.quota import Quota
+from service.db import Database, db_now
+from service.jobs import transitions
+from service.keys import service as keys
+from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
+from service.quotas import rates, repository, service
+from service.quotas.errors import QuotaExceededError
+from service.settings import Settings
+from service.tables import Job
+from tests.api.conftest import app, front, front_of
+from tests.db.test_transitions import add_dataset, add_model
+from tests.support.front import Front, problem
+from worker.turns.repository import next_due
+
+__all__ = ["app", "front"]
+PEPPER = "0a1b2c3d4e5f-of-some-length"
+BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
+AT_ONCE, ALLOWED = 200, 10
+
+
+def limit(database: Database, tenant: str = DEFAULT_TENANT, **limits: float | None) -> None:
+    with database.write() as session:
+        service.set_quota(session, BY, tenant, dict(limits))
+
+
+def refused(response: Any, name: str) -> None:
+    told = problem(response, 429, "quota-exceeded")
+    assert told["where"]["quota"] == name
+    assert int(response.headers["retry-after"]) >= 1
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str) -> Settings:
+    return Settings(data_dir=tmp_path / "data", database_url=database_url, min_free_bytes=0, key_pepper=PEPPER)
+
+
+def test_two_hundred_at_once_take_no_more_than_there_is(database: Database, settings: Settings) -> None:
+    limit(database, jobs_queued=ALLOWED)
+    with database.write() as session:
+        model_id, dataset_id = add_model(session), add_dataset(session)
+
+    def submit(_: int) -> bool:
+        try:
+            with database.write() as session:
+                service.admit_job(session, settings, DEFAULT_TENANT)
+                transitions.submit(
+                    session, tenant_id=DEFAULT_TENANT, kind="quantize", model_id=model_id,
+                    calibration_dataset_id=dataset_id, config={},
+                )  # fmt: skip
+        except QuotaExceededError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sum(pool.map(submit, range(AT_ONCE))) == ALLOWED
+    with database.read() as session:
+        assert repository.queued(session, DEFAULT_TENANT) == ALLOWED
+
+
+def test_queued_jobs_are_limited_and_counted_anew_when_they_start(front: Front) -> None:
+    body = front.job_body()
+    limit(front.desk.database, jobs_queued=1)
+    job_id = front.http.post("/v1/jobs", json=body).json()["id"]
+    refused(front.http.post("/v1/jobs", json=body), "jobs_queued")
+    front.claim(job_id)
+    assert front.http.post("/v1/jobs", json=body).status_code == 202
+
+
+def test_jobs_of_a_day_are_limited_until_one_is_a_day_old(front: Front) -> None:
+    body = front.job_body()
+    limit(front.desk.database, jobs_per_day=1)
+    job_id = front.http.post("/v1/jobs", json=body).json()["id"]
+    answer = front.http.post("/v1/jobs", json=body)
+    refused(answer, "jobs_per_day")
+    assert 86_000 < int(answer.headers["retry-after"]) <= 86_400
+    with front.desk.database.write() as session:
+        session.execute(update(Job).where(Job.id == job_id).values(created_at=db_now() - 86_401))
+    assert front.http.post("/v1/jobs", json=body).status_code == 202
+
+
+def test_cpu_time_of_a_day_is_limited(front: Front) -> None:
+    body = front.job_body()
+    limit(front.desk.database, cpu_seconds_per_day=10)
+    with front.desk.database.write() as session:
+        repository.add_cpu_seconds(session, DEFAULT_TENANT, 6.0)
+    assert front.http.post("/v1/jobs", json=body).status_code == 202
+    with front.desk.database.write() as session:
+        repository.add_cpu_seconds(session, DEFAULT_TENANT, 5.0)
+        repository.add_cpu_seconds(session, "other", 5.0)
+    refused(front.http.post("/v1/jobs", json=body), "cpu_seconds_per_day")
+    assert front.http.get("/v1/quota").json()["usage"]["cpu_seconds_per_day"] == 11.0
+
+
+def test_bytes_are_limited_as_they_are_declared_and_as_they_come(front: Front) -> None:
+    limit(front.desk.database, stored_bytes=100, upload_bytes=80)
+    refused(front.http.post("/v1/uploads", json={"filename": "a", "size_bytes": 81}), "upload_bytes")
+    assert front.http.post("/v1/uploads", json={"filename": "a", "size_bytes": 60}).status_code == 201
+    refused(front.http.post("/v1/uploads", json={"filename": "b", "size_bytes": 41}), "stored_bytes")
+    opened = front.http.post("/v1/uploads", json={"filename": "c"}).json()["id"]
+    refused(front.http.put(f"/v1/uploads/{opened}/content", content=b"x" * 41), "stored_bytes")
+    assert front.http.get("/v1/quota").json()["usage"]["stored_bytes"] == 60
+    assert front.http.put(f"/v1/uploads/{opened}/content", content=b"x" * 40).status_code == 200
+    assert front.http.get("/v1/quota").json()["usage"]["stored_bytes"] == 100
+
+
+def test_equal_files_are_counted_once(front: Front) -> None:
+    front.ready_model()
+    before = front.http.get("/v1/quota").json()["usage"]["stored_bytes"]
+    front.ready_model()
+    assert front.http.get("/v1/quota").json()["usage"]["stored_bytes"] == before > 0
+
+
+def test_a_tenant_at_its_limit_of_running_jobs_hides_nobody(database: Database, settings: Settings) -> None:
+    limit(database, jobs_running=1)
+    with database.write() as session:
+        ids = {
+            tenant: [
+                transitions.submit(
+                    session, tenant_id=tenant, kind="quantize", model_id=add_model(session, tenant), config={},
+                    priority=priority,
+                ).id
+                for _ in range(2)
+            ]
+            for tenant, priority in ((DEFAULT_TENANT, 5), ("other", 0))
+        }  # fmt: skip
+
+    def take() -> str | None:
+        with database.write() as session:
+            full = service.full_tenants(session, settings.quota)
+            job_id = next_due(session, ("cpu",), without=full)
+            if job_id is None:
+                return None
+            job = transitions.claim(session, job_id, worker_id="w", lease_seconds=60)
+            return None if job is None else job.id
+
+    assert take() in ids[DEFAULT_TENANT]
+    with database.read() as session:
+        assert not service.may_start(session, settings, DEFAULT_TENANT)
+        assert service.may_start(session, settings, "other")
+    assert {take(), take()} == set(ids["other"])
+    assert take() is None
+
+
+def test_claims_at_once_take_no_more_than_may_run(database: Database, settings: Settings) -> None:
+    limit(database, jobs_running=3)
+    with database.write() as session:
+        model_id = add_model(session)
+        ids = [
+            transitions.submit(session, tenant_id=DEFAULT_TENANT, kind="quantize", model_id=model_id, config={}).id
+            for _ in range(24)
+        ]
+
+    def claim(job_id: str) -> bool:
+        with database.write() as session:
+            if not service.may_start(session, settings, DEFAULT_TENANT):
+                return False
+            return transitions.claim(session, job_id, worker_id="w", lease_seconds=60) is not None
+
+    with ThreadPoolExecutor(12) as pool:
+        assert sum(pool.map(claim, ids)) == 3
+
+
+def test_the_installations_limits_are_those_of_tenants_without_any(app: FastAPI, settings: Settings) -> None:
+    default = settings.model_copy(update={"quota": Quota(jobs_queued=1, stored_bytes=10**9)})
+    with front_of(app, default) as front:
+        body = front.job_body()
+        assert front.http.post("/v1/jobs", json=body).status_code == 202
+        refused(front.http.post("/v1/jobs", json=body), "jobs_queued")
+        limit(front.desk.database, jobs_queued=None)
+        assert front.http.post("/v1/jobs", json=body).status_code == 202
+        told = front.http.get("/v1/quota").json()
+        assert (told["quota"]["jobs_queued"], told["quota"]["stored_bytes"]) == (None, 10**9)
+        assert told["own"] == {"jobs_queued": None}
+
+
+@pytest.fixture
+def known_for_no_time(monkeypatch) -> Iterator[None]:
+    """Limits are read again with every request."""
+    monkeypatch.setattr(rates, "KNOWN_SECONDS", 0.0)
+    yield
+
+
+@pytest.mark.usefixtures("known_for_no_time")
+def test_too_many_requests_are_refused_and_told_beforehand(front: Front, monkeypatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    limit(front.desk.database, requests_per_second=0.5)
+    left = []
+    for _ in range(5):
+        answer = front.http.get("/v1/jobs")
+        assert answer.status_code == 200
+        left.append(answer.headers["ratelimit"])
+        assert answer.headers["ratelimit-policy"] == '"requests";q=5;w=10'
+    assert left[0] == '"requests";r=4;t=2'
+    assert left[-1] == '"requests";r=0;t=10'
+    answer = front.http.get("/v1/jobs")
+    problem(answer, 429, "rate-limited")
+    assert answer.headers["retry-after"] == "2"
+    assert front.http.get("/healthz").status_code == 200
+    now[0] += 2.0
+    assert front.http.get("/v1/jobs").status_code == 200
+
+
+def test_without_limits_there_are_no_such_headers(front: Front) -> None:
+    assert "ratelimit" not in front.http.get("/v1/jobs").headers
+
+
+@pytest.mark.usefixtures("known_for_no_time")
+def test_open_streams_are_limited(front: Front) -> None:
+    job_id = front.succeeded_job()
+    limit(front.desk.database, open_streams=1)
+    stream = {"Accept": "text/event-stream"}
+    assert front.http.get(f"/v1/jobs/{job_id}/events", headers=stream).status_code == 200
+    meter = front.desk.meter_of(DEFAULT_TENANT)
+    assert meter.streams == 0, "it has ended with the job"
+    with meter.stream():
+        refused(front.http.get(f"/v1/jobs/{job_id}/events", headers=stream), "open_streams")
+        page = {"Accept": "application/json"}
+        assert front.http.get(f"/v1/jobs/{job_id}/events", headers=page).status_code == 200
+    assert front.http.get(f"/v1/jobs/{job_id}/events", headers=stream).status_code == 200
+
+
+def test_uploads_are_slowed_down_to_their_pace(monkeypatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    meter = rates.Meter(Quota(upload_bytes_per_second=1024))
+    assert meter.upload_pause_seconds(10 * 1024) == 0.0
+    assert meter.upload_pause_seconds(2048) == pytest.approx(2.0)
+    now[0] += 1.0
+    assert meter.upload_pause_seconds(0) == pytest.approx(1.0)
+    assert rates.Meter(Quota()).upload_pause_seconds(10**9) == 0.0
+
+
+def bearer(front: Front, scope: Scope) -> dict[str, str]:
+    with front.desk.database.write() as session:
+        made = keys.create(session, PEPPER, BY, tenant_id="acme", name="ci", scope=scope, days=None)
+    return {"Authorization": f"Bearer {made.text}"}
+
+
+def test_admins_see_and_set_the_limits_of_all(front: Front) -> None:
+    admin, other = bearer(front, "admin"), bearer(front, "manage")
+    place = "/v1/tenants/beta/quota"
+    problem(front.http.put(place, json={"jobs_queued": 5}, headers=other), 403, "scope-missing")
+    answer = front.http.put(place, json={"jobs_queued": 5}, headers=admin)
+    assert (answer.status_code, answer.json()["own"]) == (200, {"jobs_queued": 5})
+    assert front.http.get("/v1/tenants/beta", headers=admin).json()["quota"]["jobs_queued"] == 5
+    problem(front.http.get("/v1/tenants/beta", headers=other), 403, "scope-missing")
+    assert front.http.get("/v1/quota", headers=other).json()["tenant"] == "acme"
+    problem(front.http.put(place, json={"jobs_queued": -1}, headers=admin), 422, "invalid-request")
+    problem(front.http.put(place, json={"jobs": 1}, headers=admin), 422, "invalid-request")
+    problem(front.http.put("/v1/tenants/a.b/quota", json={}, headers=admin), 422, "invalid-request")
+
+
+def test_the_quota_of_one_tenant_is_not_used_by_another(front: Front) -> None:
+    front.new_job()
+    limit(front.desk.database, "acme", jobs_queued=0)
+    body = front.job_body()
+    assert front.http.post("/v1/jobs", json=body).status_code == 202
