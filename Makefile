@@ -37,7 +37,7 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter
 audit: ## Compare requirements.lock with PyPI's advisories; needs the network
 	$(PYTHON) -m venv $(VENV)-audit
 	$(VENV)-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
-	$(VENV)-audit/bin/pip-audit --requirement requirements.lock --no-deps --disable-pip
+	$(VENV)-audit/bin/pip-audit --requirement requirements.lock --no-deps --disable-pip --strict
 
 up: $(STAMP) ## Start the service on the embedded default (SQLite, filesystem broker, local files)
 	$(BIN)/quantmill up
@@ -63,4 +63,4 @@ lock: $(STAMP) ## Resolve requirements.lock anew from pyproject.toml
 	sed -i 's/^\(torch==[0-9.]*\)+cpu/\1/; /^quantmill @/d' requirements.lock
 
 clean: ## Remove the virtual environments and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

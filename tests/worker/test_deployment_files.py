@@ -72,10 +72,16 @@ def test_every_variable_is_a_setting(compose):
 
 def test_no_secret_has_a_default(compose):
     text = (ROOT / "docker-compose.yml").read_text()
-    for name in ("POSTGRES_PASSWORD", "QUANTMILL_API_KEY"):
+    for name in ("POSTGRES_PASSWORD", "QUANTMILL_API_KEY", "QUANTMILL_KEY_PEPPER"):
         references = re.findall(r"\$\{" + name + r"([^}]*)\}", text)
         assert references
         assert all(reference.startswith(":?") for reference in references)
+
+
+def test_the_front_desks_secrets_are_its_own(compose):
+    for name, service in compose["services"].items():
+        secrets = {"QUANTMILL_API_KEY", "QUANTMILL_KEY_PEPPER"} & set(service.get("environment", {}))
+        assert len(secrets) == (2 if name == "api" else 0), name
 
 
 def test_stopping_a_worker_leaves_time_to_put_jobs_back(compose):
