@@ -17,9 +17,13 @@ from service.db import Database
 from service.keys.files import LOCAL_KEY_FILE
 from service.tables import AuditEvent
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiny import Tiny
+from tests.worker.conftest import tiny
 from tests.worker.running import Service
 from tests.worker.workbench import wait_for
 from worker.cli import app
+
+__all__ = ["tiny"]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +87,15 @@ def test_limits_are_set_and_shown(service: Service) -> None:
     for wrong in ("jobs=5", "jobs_queued=-1", "jobs_queued=many", "jobs_queued"):
         run(service, "tenants", "set", "vision", wrong, code=2)
     assert json.loads(run(service, "tenants", "show", "vision", "--json").stdout)["own"]["jobs_queued"] == 5
+
+
+def test_the_time_that_jobs_compute_is_counted(service: Service, tiny: Tiny) -> None:
+    job = service.client.create_job(**service.upload(tiny), config={"preset": "int8"})
+    assert service.wait_for_state(job.id, "succeeded", "failed").state == "succeeded"
+    usage = json.loads(run(service, "tenants", "show", "default", "--json").stdout)["usage"]
+    assert usage["cpu_seconds_per_day"] > 0
+    assert usage["stored_bytes"] > 0
+    assert usage["jobs_per_day"] == 1
 
 
 def test_what_was_done_stands_in_the_audit_and_a_change_of_it_is_found(service: Service) -> None:
