@@ -19,6 +19,11 @@ def running_attempts(session: Session) -> set[tuple[str, int]]:
     }
 
 
+def tenant_of(session: Session, job_id: str) -> str | None:
+    """Whose job it is; None for one that is not there."""
+    return session.scalar(select(Job.tenant_id).where(Job.id == job_id))
+
+
 def live_jobs(session: Session, job_ids: Collection[str]) -> set[str]:
     """Which of the ``job_ids`` are jobs that have not ended."""
     return set(session.scalars(select(Job.id).where(Job.id.in_(list(job_ids)), Job.state.in_(LIVE_STATES))))

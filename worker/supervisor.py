@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection
 from contextlib import closing
 from pathlib import Path
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.contracts.errors import QuantmillError
@@ -41,6 +40,7 @@ from worker.materials import OUTPUT_FOLDER, Keeping, Materials
 from worker.memory import MemoryWatch, job_memory_bytes
 from worker.outcome import Ending, Failed, Outcome, Succeeded, classify, waiting_for
 from worker.publication import publish
+from worker.repository import tenant_of
 from worker.rest import Rest
 from worker.runner import resource_limit
 from worker.sandbox import Limits, Sandbox
@@ -132,7 +132,7 @@ class Supervisor:
         return True
 
     def _claim(self, session: Session, job_id: str) -> Job | None:
-        tenant_id = session.scalar(select(Job.tenant_id).where(Job.id == job_id))
+        tenant_id = tenant_of(session, job_id)
         if tenant_id is None or not quotas.may_start(session, self._settings, tenant_id):
             return None
         return transitions.claim(session, job_id, worker_id=self._worker_id, lease_seconds=self._timing.lease)

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
-from service.audit import repository
+from service.audit import service
 from service.deps import DeskDep, PrincipalDep
 from service.http import only_parameters
 
@@ -51,7 +51,7 @@ async def list_audit(
 
     def read() -> AuditPage:
         with desk.database.read() as session:
-            rows = repository.page(session, tenant_id=tenant, before=before, limit=limit + 1)
+            rows = service.page(session, tenant_id=tenant, before=before, limit=limit + 1)
         items = [AuditOut.model_validate(row, from_attributes=True) for row in rows[:limit]]
         return AuditPage(items=items, next_before=items[-1].seq if len(rows) > limit else None)
 

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from service.audit import repository
 from service.audit.repository import BEGINNING, Link
 from service.principal import Principal
+from service.tables import AuditEvent
 
 Fault = Literal["changed", "missing", "moved", "cut-off"]
 
@@ -54,6 +55,11 @@ def note(session: Session, by: Principal, action: str, about: str) -> None:
         repository.now_seconds(session), previous, "",
     )  # fmt: skip
     repository.append(session, link._replace(hash=hash_of(link)))
+
+
+def page(session: Session, *, tenant_id: str | None, before: int | None, limit: int) -> list[AuditEvent]:
+    """Rows, the newest first: of one tenant or of all, with numbers below ``before``."""
+    return repository.page(session, tenant_id=tenant_id, before=before, limit=limit)
 
 
 def hash_of(link: Link) -> str:

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from service.app import create_app
 from service.contracts.runner import MetricLine
@@ -70,6 +71,8 @@ def written(name: str, value: object) -> str:
     for unit, word in _UNITS.get(name.rpartition("_")[2], ()):
         if isinstance(value, int | float) and value % unit == 0:
             return f"{value / unit:g} {word}" if unit > 1 else f"{value:.0f} {word}"
+    if isinstance(value, BaseModel):
+        return f"`{value.model_dump_json(exclude_defaults=True)}`"
     return f"`{value}`"
 
 
