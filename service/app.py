@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import anyio
+import anyio.to_thread
 from fastapi import FastAPI
 
 from service import errors, openapi
@@ -41,6 +43,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # What the first thread loads is loaded while there are files to be had.
+        await anyio.to_thread.run_sync(desk.keyring.remembered, None)
         yield
         desk.close()
 

@@ -362,17 +362,17 @@ def test_something_else_there(server: ApiProcess) -> None:
 
 
 def test_the_key(tmp_path: Path, quick_settings: Settings) -> None:
-    settings = quick_settings.model_copy(update={"api_key": Settings(api_key="secret-key").api_key})
+    settings = quick_settings.model_copy(update={"api_key": Settings(api_key="0a1b2c3d4e5f-of-a-test").api_key})
     process = ApiProcess(settings)
     try:
-        with QuantmillClient(process.url, "secret-key") as client:
+        with QuantmillClient(process.url, "0a1b2c3d4e5f-of-a-test") as client:
             path = tmp_path / "net.onnx"
             path.write_bytes(b"model")
             assert client.create_model(path).status == "validating"
         with QuantmillClient(process.url, "wrong") as client, pytest.raises(ApiError) as caught:
             client.job("job_x")
         assert caught.value.problem().code == "unauthorized"
-        assert "secret-key" not in process.log.read_text()
+        assert "0a1b2c3d4e5f-of-a-test" not in process.log.read_text()
     finally:
         process.close()
 
