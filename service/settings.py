@@ -6,10 +6,11 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.cores import available_cores
+from service.egress.allowed import parse_allowed
 
 _MIB = 1024**2
 _GIB = 1024**3
@@ -40,6 +41,10 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(default=None, description="Bearer key; without one only loopback is served.")
     allowed_hosts: str = Field(
         default="", description="Names by which a service on loopback is reached besides those of loopback, by commas."
+    )
+
+    egress_allowed: str = Field(
+        default="", description="Networks and hosts beyond the public internet that the service may call, by commas."
     )
 
     max_upload_bytes: int = Field(default=8 * _GIB, ge=1)
@@ -130,6 +135,12 @@ class Settings(BaseSettings):
     def hosts(self) -> tuple[str, ...]:
         """``allowed_hosts``, one by one."""
         return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
+
+    @field_validator("egress_allowed")
+    @classmethod
+    def _check_egress_allowed(cls, text: str) -> str:
+        parse_allowed(text)
+        return text
 
     @model_validator(mode="after")
     def _fill_locations(self) -> Settings:
