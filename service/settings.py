@@ -70,6 +70,16 @@ class Settings(BaseSettings):
         default=10.0, gt=0, description="Silence after which a connection without a request is closed."
     )
     body_seconds: float = Field(default=60.0, gt=0, description="Time in which a JSON body must have arrived.")
+    request_seconds: float = Field(
+        default=120.0,
+        gt=0,
+        description="Time after which a request without an answer gets a 503; not uploads, downloads and streams.",
+    )
+    reading_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="Time that a client may take nothing of an answer that waits for it, before it is cut off.",
+    )
     max_connections: int = Field(
         default=2000, ge=1, description="Of one API process; fewer where it may not open so many files."
     )

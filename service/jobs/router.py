@@ -7,7 +7,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import AwareDatetime
 
 from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import (
@@ -19,7 +18,7 @@ from service.contracts.errors import (
 from service.contracts.report import REPORT_SCHEMA_VERSION, Report, upgraded
 from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.deps import DeskDep, PrincipalDep, RequestIdDep
-from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
+from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Moment, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs import service
 from service.jobs.errors import NoGpuWorkerError, RangesNotUsableError
@@ -108,8 +107,8 @@ def list_jobs(
     response: Response,
     state: Annotated[ShownState | None, Query()] = None,
     model_id: Annotated[str | None, Query(max_length=64, pattern="^[a-z0-9_]*$")] = None,
-    created_after: Annotated[AwareDatetime | None, Query()] = None,
-    created_before: Annotated[AwareDatetime | None, Query()] = None,
+    created_after: Annotated[Moment | None, Query()] = None,
+    created_before: Annotated[Moment | None, Query()] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: CursorParameter = None,
 ) -> Page[JobListed]:
