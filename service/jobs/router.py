@@ -48,11 +48,22 @@ router = APIRouter(route_class=ThreadedBodyRoute, tags=["jobs"])
 
 _LABEL = "label."
 _SEQ_MAX = 2**31 - 1
+# Of an event stream the schema is that of one event.
+_STREAMED = {
+    "type": "object",
+    "description": "One event; ``data`` is JSON: of ``end`` the job's id and state, else an event as in a page.",
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"enum": ["state", "progress", "log", "metric", "end"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+    "required": ["event", "data"],
+}
 _EVENT_RESPONSES: Responses = {
     200: {
         "model": EventPage,
         "description": "The log: a page of it as JSON, or all of it, as it grows, as an event stream.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": _STREAMED}},
     }
 }
 _NOT_CHANGED: Responses = {304: {"description": "Not changed"}}
