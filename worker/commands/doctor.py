@@ -6,22 +6,26 @@ import importlib
 import importlib.metadata
 import platform
 import shutil
+import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.text import Text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from service.cli import is_loopback
 from service.contracts.errors import QuantmillError
 from service.contracts.runner import InspectDatasetTask
 from service.contracts.version import VERSION
 from service.db import Database, current_revision, head_revision
-from service.jobs.dispatch import Dispatcher
+from service.jobs.dispatch import Dispatcher, broker_tls
 from service.settings import Settings
 from worker.commands.console import make_console
 from worker.quantizer.runtime.cpu import saturates_pairs
@@ -44,7 +48,7 @@ class Finding:
 
 def examine(settings: Settings, *, engine: bool) -> list[Finding]:
     """Look at everything; ``engine=False`` leaves out what only a worker needs."""
-    checks: list[Callable[[Settings], Iterator[Finding]]] = [_python, _folders, _database, _broker]
+    checks: list[Callable[[Settings], Iterator[Finding]]] = [_python, _folders, _database, _broker, _protections]
     if engine:
         checks += [_engine, _cpu, _runner]
     return [finding for check in checks for finding in check(settings)]
@@ -124,6 +128,46 @@ def _broker(settings: Settings) -> Iterator[Finding]:
         yield Finding("broker", True, shown)
     finally:
         dispatcher.close()
+
+
+class Protection(NamedTuple):
+    """Whether strangers on the way to a server are kept out, and in words."""
+
+    ok: bool
+    detail: str
+
+
+def broker_protection(url: str) -> Protection:
+    """Of the way to the broker."""
+    parts = urlsplit(url)
+    tls = broker_tls(url)
+    if tls is not None:
+        verified = tls["ssl_cert_reqs"] is ssl.CERT_REQUIRED and tls["ssl_check_hostname"]
+        return Protection(verified, "certificate and host are verified" if verified else "the host is not verified")
+    local = parts.scheme == "filesystem" or _is_local(parts.hostname)
+    return Protection(local, "stays on this host" if local else "not encrypted, not verified: rediss:// is both")
+
+
+def database_protection(url: str) -> Protection:
+    """Of the way to the database."""
+    parts = make_url(url)
+    if parts.get_backend_name() == "sqlite" or _is_local(parts.host):
+        return Protection(True, "stays on this host")
+    mode = str(parts.query.get("sslmode", "prefer"))
+    if mode == "verify-full":
+        return Protection(True, "certificate and host are verified")
+    return Protection(False, f"sslmode={mode}: the host is not verified; sslmode=verify-full in the URL does that")
+
+
+def _is_local(host: str | None) -> bool:
+    """True for a socket file and for loopback."""
+    return not host or host.startswith("/") or is_loopback(host)
+
+
+def _protections(settings: Settings) -> Iterator[Finding]:
+    """Advice: an operator may trust the network."""
+    yield Finding("database tls", True, database_protection(settings.database_url).detail)
+    yield Finding("broker tls", True, broker_protection(settings.broker_url).detail)
 
 
 def _engine(settings: Settings) -> Iterator[Finding]:
