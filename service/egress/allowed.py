@@ -63,15 +63,16 @@ def parse_allowed(text: str) -> Allowed:
     hosts: set[str] = set()
     ports: set[tuple[str, int]] = set()
     plain: set[tuple[str, int]] = set()
-    for entry in filter(None, map(str.strip, text.split(","))):
-        network = _network(entry)
+    for number, entry in enumerate(filter(None, map(str.strip, text.split(","))), start=1):
+        network = _network(entry, number)
         if network is not None:
             networks.append(network)
             continue
         match = _HOST.fullmatch(entry)
         port = int((match and match["port"]) or 0)
         if match is None or port > _PORT_MAX or (match["port"] and not port):
-            raise ValueError(f"{entry!r} is neither a network, nor HOST, HOST:PORT or http://HOST:PORT")
+            # not shown: whoever mixes up two variables may have put a key here
+            raise ValueError(f"entry {number} is neither a network, nor HOST, HOST:PORT or http://HOST:PORT")
         host = match["host"].casefold().strip("[]").rstrip(".")
         hosts.add(host)
         if match["plain"]:
@@ -81,12 +82,12 @@ def parse_allowed(text: str) -> Allowed:
     return Allowed(tuple(networks), frozenset(hosts), frozenset(ports), frozenset(plain))
 
 
-def _network(text: str) -> Network | None:
+def _network(text: str, number: int) -> Network | None:
     try:
         return ipaddress.ip_network(text)
     except ValueError:
         if "/" in text and not text.startswith("http://"):
             raise ValueError(
-                f"{text!r} is no network: give its first address and its length, such as 10.1.0.0/16"
+                f"entry {number} is no network: give its first address and its length, such as 10.1.0.0/16"
             ) from None
         return None

@@ -123,6 +123,7 @@ def run_schemathesis(folder: Path, url: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.timeout(3600)
 def test_every_answer_is_one_that_the_document_tells_of(
     server: ApiProcess, known: dict[str, list[str]], tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ from worker.sandbox import Limits, Sandbox
 _ENGINE = ("numpy", "onnx", "onnx_ir", "onnxruntime", "PIL", "safetensors")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 _PYTHON = (3, 11)
+_ENCODE = "Percent-encode @, / and : in the user and the password of {}."
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,9 @@ def _folders(settings: Settings) -> Iterator[Finding]:
 
 
 def _database(settings: Settings) -> Iterator[Finding]:
+    if _is_ambiguous(settings.database_url):
+        yield Finding("database", False, "the URL cannot be read", _ENCODE.format("QUANTMILL_DATABASE_URL"))
+        return
     url = make_url(settings.database_url)
     shown = url.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
@@ -118,6 +122,9 @@ def _broker(settings: Settings) -> Iterator[Finding]:
     if settings.embedded_broker and not settings.broker_dir.exists():
         yield Finding("broker", True, f"{settings.broker_dir} is not there yet; `quantmill up` makes it")
         return
+    if _is_ambiguous(settings.broker_url):
+        yield Finding("broker", False, "the URL cannot be read", _ENCODE.format("QUANTMILL_BROKER_URL"))
+        return
     shown = str(settings.broker_dir) if settings.embedded_broker else make_url(settings.broker_url).render_as_string()
     dispatcher = Dispatcher(settings)
     try:
@@ -128,6 +135,11 @@ def _broker(settings: Settings) -> Iterator[Finding]:
         yield Finding("broker", True, shown)
     finally:
         dispatcher.close()
+
+
+def _is_ambiguous(url: str) -> bool:
+    """True if a password that was not encoded may have been taken for the host, and would be shown as such."""
+    return url.count("@") > 1
 
 
 class Protection(NamedTuple):
