@@ -19,7 +19,8 @@ from service.docs.router import router as docs
 from service.health.router import router as health
 from service.inspections.router import router as inspections
 from service.jobs.router import router as jobs
-from service.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from service.limiting import LimitMiddleware
+from service.middleware import RequestIdMiddleware
 from service.models.router import router as models
 from service.origins import OriginMiddleware
 from service.presets.router import router as presets
@@ -64,7 +65,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     errors.install(app)
     openapi.install(app)
     # the last one added is the first to see a request
-    app.add_middleware(BodyLimitMiddleware, max_bytes=desk.settings.max_body_bytes, seconds=desk.settings.body_seconds)
+    app.add_middleware(
+        LimitMiddleware,
+        max_body_bytes=desk.settings.max_body_bytes,
+        body_seconds=desk.settings.body_seconds,
+        request_seconds=desk.settings.request_seconds,
+    )
     app.add_middleware(OriginMiddleware, allowed_hosts=desk.settings.hosts)
     app.add_middleware(RequestIdMiddleware)
     return app

@@ -40,8 +40,9 @@ def api(
     import uvicorn
 
     from service.app import create_app
-    from service.connections import bounds_within, raise_descriptor_limit
+    from service.connections import Bounds, bounds_within, raise_descriptor_limit
     from service.keys.start import start_refusal
+    from service.limits import HEAD_BYTES
     from service.schema import require_migrated
     from service.server import FrontServer
 
@@ -51,13 +52,13 @@ def api(
         typer.echo(refusal, err=True)
         raise typer.Exit(EXIT_USAGE)
     configure_logging()
-    limit = raise_descriptor_limit()
-    bounds = bounds_within(
-        limit,
+    asked = Bounds(
         total=settings.max_connections,
         per_address=settings.max_connections_per_address,
         idle_seconds=settings.connection_idle_seconds,
+        reading_seconds=settings.reading_seconds,
     )
+    bounds = bounds_within(raise_descriptor_limit(), asked)
     desk_app = create_app(settings)
     require_migrated(desk_app.state.desk.database, settings.schema_wait_seconds)
     config = uvicorn.Config(
@@ -66,6 +67,7 @@ def api(
         access_log=False,
         server_header=False,
         http="h11",
+        h11_max_incomplete_event_size=HEAD_BYTES,
         ws="none",
         timeout_keep_alive=max(1, round(settings.connection_idle_seconds)),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import resource
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.contracts.http_errors import TransientError
+from service.security_headers import security_headers
 
 HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
 RESERVED = 32
@@ -43,11 +44,13 @@ class Bounds:
         total: in all.
         per_address: from one address.
         idle_seconds: without a request.
+        reading_seconds: in which a client takes nothing of an answer that waits for it.
     """
 
     total: int
     per_address: int
     idle_seconds: float
+    reading_seconds: float
 
 
 class Transport(Protocol):
@@ -160,6 +163,7 @@ class HealthOnly:
         )
         body = error.problem(instance=scope["path"]).model_dump_json(exclude_none=True).encode()
         headers = {
+            **security_headers(),
             **error.headers(),
             "Content-Type": "application/problem+json",
             "Content-Length": str(len(body)),
@@ -182,9 +186,10 @@ def raise_descriptor_limit() -> int:
     return hard
 
 
-def bounds_within(limit: int, *, total: int, per_address: int, idle_seconds: float) -> Bounds:
+def bounds_within(limit: int, asked: Bounds) -> Bounds:
     """The bounds that were asked for, or fewer where the process may open no more than ``limit`` files."""
+    total = asked.total
     possible = max(limit - RESERVED - OWN_DESCRIPTORS, limit // 4, 1) if limit != resource.RLIM_INFINITY else total
     if possible < total:
         log.warning("connections.few asked=%d possible=%d: raise the limit of open files (ulimit -n)", total, possible)
-    return Bounds(min(total, possible), per_address, idle_seconds)
+    return replace(asked, total=min(total, possible))

@@ -21,8 +21,10 @@ from service.contracts.http_errors import HttpError, TransientError
 from service.contracts.pointers import below
 from service.contracts.validation import field_problems
 from service.deps import get_desk
+from service.limits import BodyTooLargeError
 from service.middleware import REQUEST_ID_HEADER
 from service.schema import SchemaBehindError, require_current
+from service.security_headers import security_headers
 from service.storage import StorageFullError
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -48,14 +50,6 @@ class MethodNotAllowedError(QuantmillError):
     code = "method-not-allowed"
     title = "The method is not allowed here"
     status = 405
-
-
-class BodyTooLargeError(QuantmillError):
-    """The JSON body is larger than the service takes."""
-
-    code = "body-too-large"
-    title = "The body is too large"
-    status = 413
 
 
 class MalformedRequestError(QuantmillError):
@@ -118,7 +112,7 @@ def problem_response(request: Request, error: QuantmillError, headers: dict[str,
         problem.model_dump_json(exclude_none=True),
         status_code=problem.status,
         media_type=PROBLEM_MEDIA_TYPE,
-        headers={"Cache-Control": "no-store", **identity, **own, **(headers or {})},
+        headers={**security_headers(), "Cache-Control": "no-store", **identity, **own, **(headers or {})},
     )
 
 

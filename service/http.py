@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
 from fastapi import Query, Request
+from pydantic import AwareDatetime, BeforeValidator
 
 from service.contracts.errors import InvalidRequestError
 from service.deps import Desk
 from service.notifier import Watched
 from service.repository import Version
 
+
+def _written_out(value: object) -> object:
+    """Refuse a number: pydantic would take it for seconds since 1970, which no schema tells of."""
+    if isinstance(value, str) and not _DATE.match(value):
+        raise ValueError("must be a date and time with a zone (RFC 3339), such as 2026-01-05T08:00:00Z")
+    return value
+
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}[Tt _]")
+Moment = Annotated[AwareDatetime, BeforeValidator(_written_out)]
 MAX_WAIT_SECONDS = 30.0
 MAX_LIMIT = 200
 DEFAULT_LIMIT = 50

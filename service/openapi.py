@@ -10,11 +10,12 @@ from fastapi import FastAPI
 from service.artifacts.errors import ArtifactNotFoundError
 from service.contracts.errors import InvalidRequestError, Problem, QuantmillError
 from service.datasets.errors import DatasetNotFoundError
-from service.errors import PROBLEM_MEDIA_TYPE, BodyTooLargeError, DatabaseUnavailableError
+from service.errors import PROBLEM_MEDIA_TYPE, DatabaseUnavailableError
 from service.idempotency.answers import IDEMPOTENCY_HEADER, IdempotencyInFlightError, IdempotencyKeyReuseError
 from service.inspections.errors import InspectionNotFoundError
 from service.jobs.errors import JobNotFoundError
 from service.keys.errors import UnauthorizedError
+from service.limits import BodyTooLargeError
 from service.models.errors import ModelNotFoundError
 from service.pagination import InvalidCursorError
 from service.problems.catalog import problem_types

@@ -17,20 +17,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.contracts.errors import QuantmillError
 from service.errors import problem_response
+from service.security_headers import security_headers
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITES = frozenset({"same-origin", "none"})
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain"})
-_EVERYWHERE = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
-_POLICY = "Content-Security-Policy"
-_OF_PAGES = "frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'"
-_OF_OTHERS = "default-src 'none'; frame-ancestors 'none'; sandbox"
 
 
 class ForeignOriginError(QuantmillError):
@@ -70,10 +61,9 @@ class OriginMiddleware:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in _EVERYWHERE.items():
-                    headers.setdefault(name, value)
                 is_page = headers.get("content-type", "").startswith("text/html")
-                headers.setdefault(_POLICY, _OF_PAGES if is_page else _OF_OTHERS)
+                for name, value in security_headers(page=is_page).items():
+                    headers.setdefault(name, value)
             await send(message)
 
         error = self._refusal(scope)

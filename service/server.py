@@ -14,13 +14,22 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import h11
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE, Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from service.connections import Bounds, Connections, HealthOnly
+from service.contracts.errors import QuantmillError
+from service.errors import PROBLEM_MEDIA_TYPE, MalformedRequestError
+from service.limits import HEAD_BYTES, HeadersTooLargeError
+from service.security_headers import security_headers
 
 BACKLOG = 1024
+# Of an answer, what the kernel holds that was not sent: with less of it the loop is told that there is room for more.
+UNSENT_BYTES = 128 * 1024
+# Of what waits to be sent, a client has to take so much in the time that it is given, or all of it.
+READ_BYTES = 64 * 1024
 # Connections taken in one go: the requests of others are not to wait for a whole crowd.
 _ACCEPTS = 64
 # After no file could be opened: while those without a request are closed, and where there are none.
@@ -31,18 +40,24 @@ log = logging.getLogger(__name__)
 
 
 class FrontProtocol(H11Protocol):
-    """One connection: as uvicorn's, but it may not be idle for ever, nor take its time with the head of a request."""
+    """One connection: as uvicorn's, but it may not be idle for ever, nor take its time with the head of a request.
+
+    Nor may it leave an answer unread: what waits to be sent has to move on, or the connection is given up.
+    """
 
     def __init__(self, connections: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.address = ""
         self._connections_kept = connections
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """It was accepted."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
+        # to be told of every byte that has to wait, and of the moment when none does any more
+        transport.set_write_buffer_limits(high=0)
         if not self._connections_kept.admit(self):
             self.app = cast(Any, HealthOnly(cast(Any, self.app)))
         self._set_deadline()
@@ -57,10 +72,43 @@ class FrontProtocol(H11Protocol):
         super().on_response_complete()
         self._note()
 
+    def pause_writing(self) -> None:
+        """Something of an answer waits: the client has to take it."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """It has taken all of it."""
+        super().resume_writing()
+        self._clear_unread()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, or has too large a head, in the form of every other problem."""
+        error = sys.exception()
+        too_large = getattr(error, "error_status_hint", 400) == HeadersTooLargeError.status
+        problem: QuantmillError = (
+            HeadersTooLargeError(f"The head of the request is larger than {HEAD_BYTES} bytes.", hint="Send less of it.")
+            if too_large
+            else MalformedRequestError("This is no HTTP request.", hint="Look at the request's form.")
+        )
+        body = problem.problem().model_dump_json(exclude_none=True).encode()
+        headers = {
+            **security_headers(),
+            "Content-Type": PROBLEM_MEDIA_TYPE,
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+        }
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(self.conn.send(h11.Response(status_code=problem.status, headers=raw)) or b"")
+            self.transport.write(self.conn.send(h11.Data(data=body)) or b"")
+        self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed."""
         self._connections_kept.forget(self)
         self._clear_deadline()
+        self._clear_unread()
         super().connection_lost(exc)
 
     def _note(self) -> None:
@@ -87,6 +135,26 @@ class FrontProtocol(H11Protocol):
         self._deadline = None
         if not self.transport.is_closing():
             self.transport.close()
+
+    def _watch_reader(self) -> None:
+        self._clear_unread()
+        waiting = self.transport.get_write_buffer_size()
+        seconds = self._connections_kept.bounds.reading_seconds
+        self._unread = self.loop.call_later(seconds, self._on_unread, waiting)
+
+    def _clear_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _on_unread(self, waited: int) -> None:
+        """Not closed but aborted: to close is to wait until the rest was read."""
+        self._unread = None
+        if waited - self.transport.get_write_buffer_size() >= READ_BYTES:
+            self._watch_reader()
+            return
+        log.warning("connections.unread address=%s: an answer is not read", self.address)
+        self.transport.abort()
 
 
 class Listener:
@@ -138,6 +206,8 @@ class Listener:
                 self._pause(error)
                 return
             connection.setblocking(False)
+            # what the client does not take waits here, where it is counted, and not in the kernel
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             task = self._loop.create_task(self._connect(connection))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)

@@ -7,11 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.contracts.quota import Quota
 from service.cores import available_cores
+from service.egress.allowed import parse_allowed
 
 _MIB = 1024**2
 _GIB = 1024**3
@@ -53,6 +54,10 @@ class Settings(BaseSettings):
         default="", description="Names by which a service on loopback is reached besides those of loopback, by commas."
     )
 
+    egress_allowed: str = Field(
+        default="", description="Networks and hosts beyond the public internet that the service may call, by commas."
+    )
+
     quota: Quota = Field(
         default=Quota(), description="Limits of tenants that have none of their own, as JSON. Default: none."
     )
@@ -79,6 +84,16 @@ class Settings(BaseSettings):
         default=10.0, gt=0, description="Silence after which a connection without a request is closed."
     )
     body_seconds: float = Field(default=60.0, gt=0, description="Time in which a JSON body must have arrived.")
+    request_seconds: float = Field(
+        default=120.0,
+        gt=0,
+        description="Time after which a request without an answer gets a 503; not uploads, downloads and streams.",
+    )
+    reading_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="Time that a client may take nothing of an answer that waits for it, before it is cut off.",
+    )
     max_connections: int = Field(
         default=2000, ge=1, description="Of one API process; fewer where it may not open so many files."
     )
@@ -144,6 +159,12 @@ class Settings(BaseSettings):
     def hosts(self) -> tuple[str, ...]:
         """``allowed_hosts``, one by one."""
         return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
+
+    @field_validator("egress_allowed")
+    @classmethod
+    def _check_egress_allowed(cls, text: str) -> str:
+        parse_allowed(text)
+        return text
 
     @model_validator(mode="after")
     def _fill_locations(self) -> Settings:

@@ -164,11 +164,17 @@ class Patience:
             if isinstance(error, ApiError):
                 raise error
             raise ServerUnreachableError(
-                f"The service at {self._transport.base_url} does not answer: {error or type(error).__name__}",
+                f"The service at {_shown(self._transport.base_url)} does not answer: {error or type(error).__name__}",
                 hint="Check the address, and that the service runs: GET /healthz.",
             ) from error
         time.sleep(self._pause)
         self._pause = min(_PAUSE_SECONDS[1], self._pause * 2)
+
+
+def _shown(url: str) -> str:
+    """Without user, password and query: somebody may report what is shown."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def raise_for_problem(response: httpx.Response) -> None:
@@ -184,11 +190,12 @@ def raise_for_problem(response: httpx.Response) -> None:
         problem = Problem.model_validate_json(response.content)
     except ValidationError:
         # not from the service itself: a proxy, or something else at this address; a HEAD has no body
+        asked = f"{response.request.method} {_shown(str(response.request.url))}"
         problem = Problem(
             type="about:blank",
             title=response.reason_phrase or "Error",
             status=response.status_code,
-            detail=f"{response.request.method} {response.request.url} was answered with {response.status_code}.",
+            detail=f"{asked} was answered with {response.status_code}.",
             code=f"http-{response.status_code}",
             hint="Check that this is the address of a Quantmill service.",
         )

@@ -56,7 +56,7 @@ async def inspect_model(
     """
     asked = body or InspectionCreate()
     with asked.pointing_into_request():
-        config = service.aimed_at(asked.config, target)
+        config = await desk.checks.run(lambda: service.aimed_at(asked.config, target))
         made = await desk.writes.run(
             lambda: service.inspect(desk, principal, model_id, config, notes=asked.translation_notes)
         )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from sqlalchemy.orm import Session
+
 from service.audit.service import note
 from service.contracts.compatibility import check_float, check_selected
 from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 from service.contracts.version import VERSION
@@ -57,13 +60,14 @@ def inspect(
         InvalidConfigError: the config does not fit the model.
     """
     digest = config_digest(config)
+    with desk.database.read() as session:
+        summary = _summary(session, by.tenant_id, model_id)
+    check_float(summary, config.preparation, pointer="")
+    check_selected(config, summary)
+    fixed_inputs(summary.inputs, config.preparation)
     with desk.database.write() as session:
-        model = models.get(session, by.tenant_id, model_id)
-        quarantine.refuse(session, by.tenant_id, quarantine.uploaded(model))
-        summary = ready_summary(model, pointer="")
-        check_float(summary, config.preparation, pointer="")
-        check_selected(config, summary)
-        fixed_inputs(summary.inputs, config.preparation)
+        # what is known of a ready model does not change; the model may be in quarantine since
+        _summary(session, by.tenant_id, model_id)
         repository.hold(session, model_id)
         known = repository.lasting(session, model_id, digest)
         if known is not None:
@@ -83,6 +87,12 @@ def inspect(
         note(session, by, "inspection.create", row.id)
     desk.publisher.put(job.id, job.queue)
     return row
+
+
+def _summary(session: Session, tenant_id: str, model_id: str) -> ModelSummary:
+    model = models.get(session, tenant_id, model_id)
+    quarantine.refuse(session, tenant_id, quarantine.uploaded(model))
+    return ready_summary(model, pointer="")
 
 
 def get(desk: Desk, tenant_id: str, inspection_id: str) -> InspectionRow:

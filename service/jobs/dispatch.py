@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from celery import Celery
+from kombu.utils.url import parse_url
 
 from service.jobs.errors import DispatchError
 from service.jobs.queues import QUEUES
@@ -25,6 +27,7 @@ def celery_settings(settings: Settings) -> dict[str, Any]:
     """Celery configuration that the senders and the worker share: JSON only, no results, no delays in the broker."""
     return {
         "broker_url": "filesystem://" if settings.embedded_broker else settings.broker_url,
+        "broker_use_ssl": broker_tls(settings.broker_url),
         "broker_transport_options": _transport_options(settings),
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
@@ -49,6 +52,18 @@ def celery_settings(settings: Settings) -> dict[str, Any]:
         "worker_soft_shutdown_timeout": 30,
         "worker_enable_remote_control": False,
     }
+
+
+def broker_tls(url: str) -> dict[str, Any] | None:
+    """How TLS with the broker is done; None without TLS.
+
+    By itself kombu takes any certificate for ``rediss://``. Parameters of the URL (``ssl_ca_certs``, ``ssl_certfile``,
+    ``ssl_keyfile``, ``ssl_cert_reqs``, ``ssl_check_hostname``) add to this, or change it.
+    """
+    if not url.startswith("rediss://"):
+        return None
+    given = parse_url(url).get("ssl", {})
+    return {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True, **given}
 
 
 def _transport_options(settings: Settings) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import AwareDatetime
 
 from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import (
@@ -19,7 +18,7 @@ from service.contracts.errors import (
 from service.contracts.report import REPORT_SCHEMA_VERSION, Report, upgraded
 from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.deps import DeskDep, PrincipalDep
-from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
+from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Moment, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs import service
 from service.jobs.errors import NoGpuWorkerError, RangesNotUsableError
@@ -49,11 +48,22 @@ router = APIRouter(route_class=ThreadedBodyRoute, tags=["jobs"])
 
 _LABEL = "label."
 _SEQ_MAX = 2**31 - 1
+# Of an event stream the schema is that of one event.
+_STREAMED = {
+    "type": "object",
+    "description": "One event; ``data`` is JSON: of ``end`` the job's id and state, else an event as in a page.",
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"enum": ["state", "progress", "log", "metric", "end"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+    "required": ["event", "data"],
+}
 _EVENT_RESPONSES: Responses = {
     200: {
         "model": EventPage,
         "description": "The log: a page of it as JSON, or all of it, as it grows, as an event stream.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": _STREAMED}},
     }
 }
 _NOT_CHANGED: Responses = {304: {"description": "Not changed"}}
@@ -105,8 +115,8 @@ def list_jobs(
     response: Response,
     state: Annotated[ShownState | None, Query()] = None,
     model_id: Annotated[str | None, Query(max_length=64, pattern="^[a-z0-9_]*$")] = None,
-    created_after: Annotated[AwareDatetime | None, Query()] = None,
-    created_before: Annotated[AwareDatetime | None, Query()] = None,
+    created_after: Annotated[Moment | None, Query()] = None,
+    created_before: Annotated[Moment | None, Query()] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: CursorParameter = None,
 ) -> Page[JobListed]:

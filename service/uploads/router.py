@@ -64,7 +64,7 @@ def get_upload(upload_id: str, desk: DeskDep, principal: PrincipalDep, response:
     return _out(upload, offset)
 
 
-@router.head("/{upload_id}", status_code=200)
+@router.head("/{upload_id}", status_code=200, response_class=Response)
 def head_upload(upload_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Where to go on after a broken connection: Upload-Offset is the number of bytes that are safe on disk."""
     upload, offset = service.get(desk, principal.tenant_id, upload_id)

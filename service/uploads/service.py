@@ -47,6 +47,8 @@ _DIGEST_HEADER = "Content-Digest"
 _SIZE_POINTER = "/size_bytes"
 _SHA256_POINTER = "/sha256"
 _WHOLE_BODY = ""
+# A body that drips in, byte by byte, would hold its upload for ever.
+_LEAST_BYTES = 4096
 log = logging.getLogger(__name__)
 
 
@@ -252,17 +254,25 @@ async def _copy(
 
 
 async def _in_time(blocks: AsyncIterator[bytes], idle_seconds: float) -> AsyncIterator[bytes]:
+    """The blocks, as long as they come: of each span of ``idle_seconds`` some kilobytes have to, or the end."""
+    loop = asyncio.get_running_loop()
+    arrived, left_seconds = 0, idle_seconds
     while True:
+        begun = loop.time()
         try:
-            async with asyncio.timeout(idle_seconds):
+            async with asyncio.timeout(left_seconds):
                 block = await anext(blocks)
         except StopAsyncIteration:
             return
         except TimeoutError:
             raise UploadStalledError(
-                f"Nothing arrived for {idle_seconds:g} s; what had arrived is kept.",
+                f"In {idle_seconds:g} s {arrived} bytes arrived, which are fewer than {_LEAST_BYTES}; they are kept.",
                 hint="Ask for the offset with HEAD and go on from there.",
             ) from None
+        arrived += len(block)
+        left_seconds -= loop.time() - begun  # of what the disk takes, nothing
+        if arrived >= _LEAST_BYTES:
+            arrived, left_seconds = 0, idle_seconds
         yield block
 
 

@@ -295,15 +295,15 @@ def test_docs_need_no_other_host(sqlite_front: Front) -> None:
     assert page.status_code == 200
     assert "/openapi.json" in page.text
     assert "://" not in page.text
-    assert '"validatorUrl": null' in page.text
+    assert "validatorUrl: null" in sqlite_front.http.get("/docs/start.js").text
     assets = re.findall(r'(?:src|href)="([^"]+)"', page.text)
-    assert len(assets) == 3
+    assert len(assets) == 4
     for asset in assets:
         answer = sqlite_front.http.get(asset)
         assert answer.status_code == 200
         kind = "image/png" if asset.endswith(".png") else "text/css" if asset.endswith(".css") else "text/javascript"
         assert answer.headers["content-type"].partition(";")[0] == kind
-        assert len(answer.content) > 500
+        assert len(answer.content) > 200
     script = sqlite_front.http.get("/docs/assets/swagger-ui-bundle.js").text
     assert "SwaggerUIBundle" in script[:1000]
 

@@ -20,6 +20,7 @@ from tests.support import services
 from tests.support.browser import ARGUMENTS, browser_trouble, chromium
 from tests.support.front import problem
 from tests.support.server import ApiProcess
+from tests.worker.workbench import wait_for
 
 HEADERS = ("X-Content-Type-Options", "X-Frame-Options", "Referrer-Policy", "Content-Security-Policy")
 OWN = "127.0.0.1:8000"
@@ -178,4 +179,37 @@ def test_a_page_of_another_origin_in_a_browser(server: ApiProcess, evil: str, sq
         body = """'{"filename": "x.npz"}'"""
         assert page.evaluate(f"{own.replace('BODY', body)}.then(answer => answer.status)") == 201
         assert uploads(sqlite_url) == 1
+        browser.close()
+
+
+VIOLATIONS = """window.violations = [];
+document.addEventListener("securitypolicyviolation", event => window.violations.push(
+  event.violatedDirective + " " + event.blockedURI + " " + event.sample));"""
+
+
+@pytest.mark.slow
+def test_the_page_of_the_documentation_obeys_its_strict_policy(server: ApiProcess) -> None:
+    """It shows everything without a script or a style of its own, and runs none that somebody else puts into it."""
+    services.require(browser_trouble())
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium(), args=list(ARGUMENTS))
+        page = browser.new_page()
+        page.add_init_script(VIOLATIONS)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        answer = page.goto(f"{server.url}/docs")
+        assert answer is not None
+        policy = answer.headers["content-security-policy"]
+        assert "unsafe" not in policy
+        assert policy.startswith("default-src 'none'; script-src 'self'; ")
+        page.wait_for_selector(".opblock")
+        page.click(".opblock button")
+        page.wait_for_selector(".opblock-body")
+        assert page.evaluate("window.violations") == []
+        assert all(url.startswith((server.url, "data:")) for url in asked)
+        page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.ran = 1\">')")
+        wait_for(lambda: page.evaluate("window.violations.length"))
+        assert page.evaluate("window.ran") is None
         browser.close()

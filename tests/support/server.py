@@ -42,6 +42,7 @@ class ApiProcess:
         names = ("data_dir", "database_url", "broker_url", "min_free_bytes", "max_upload_bytes", "ping_seconds")
         names += ("upload_idle_seconds", "max_body_bytes", "api_lock_seconds", "api_answer_seconds", "publish_seconds")
         names += ("connection_idle_seconds", "body_seconds", "max_connections", "max_connections_per_address")
+        names += ("request_seconds", "reading_seconds")
         chosen = {f"QUANTMILL_{name.upper()}": str(getattr(self.settings, name)) for name in names}
         if self.settings.api_key is not None:
             chosen["QUANTMILL_API_KEY"] = self.settings.api_key.get_secret_value()
@@ -73,8 +74,12 @@ class ApiProcess:
 
     def leave_files(self, count: int) -> None:
         """Let the process open so many files more than it has open now, whatever it reckoned with at its start."""
-        limit = len(list(Path(f"/proc/{self._process.pid}/fd").iterdir())) + count
+        limit = self.open_files() + count
         resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+
+    def open_files(self) -> int:
+        """How many files and sockets the process has open."""
+        return len(list(Path(f"/proc/{self._process.pid}/fd").iterdir()))
 
     def rss_bytes(self, *, peak: bool = False) -> int:
         """Memory of the process: resident now, or at its highest."""

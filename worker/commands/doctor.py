@@ -6,11 +6,14 @@ import importlib
 import importlib.metadata
 import platform
 import shutil
+import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.text import Text
@@ -21,7 +24,8 @@ from service.contracts.errors import QuantmillError
 from service.contracts.runner import InspectDatasetTask
 from service.contracts.version import VERSION
 from service.db import Database, current_revision, head_revision
-from service.jobs.dispatch import Dispatcher
+from service.jobs.dispatch import Dispatcher, broker_tls
+from service.loopback import is_loopback
 from service.settings import Settings
 from worker.commands.console import make_console
 from worker.quantizer.runtime.cpu import saturates_pairs
@@ -30,6 +34,7 @@ from worker.sandbox import Limits, Sandbox
 _ENGINE = ("numpy", "onnx", "onnx_ir", "onnxruntime", "PIL", "safetensors")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 _PYTHON = (3, 11)
+_ENCODE = "Percent-encode @, / and : in the user and the password of {}."
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Finding:
 
 def examine(settings: Settings, *, engine: bool) -> list[Finding]:
     """Look at everything; ``engine=False`` leaves out what only a worker needs."""
-    checks: list[Callable[[Settings], Iterator[Finding]]] = [_python, _folders, _database, _broker]
+    checks: list[Callable[[Settings], Iterator[Finding]]] = [_python, _folders, _database, _broker, _protections]
     if engine:
         checks += [_engine, _cpu, _runner]
     return [finding for check in checks for finding in check(settings)]
@@ -88,6 +93,9 @@ def _folders(settings: Settings) -> Iterator[Finding]:
 
 
 def _database(settings: Settings) -> Iterator[Finding]:
+    if _is_ambiguous(settings.database_url):
+        yield Finding("database", False, "the URL cannot be read", _ENCODE.format("QUANTMILL_DATABASE_URL"))
+        return
     url = make_url(settings.database_url)
     shown = url.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
@@ -114,6 +122,9 @@ def _broker(settings: Settings) -> Iterator[Finding]:
     if settings.embedded_broker and not settings.broker_dir.exists():
         yield Finding("broker", True, f"{settings.broker_dir} is not there yet; `quantmill up` makes it")
         return
+    if _is_ambiguous(settings.broker_url):
+        yield Finding("broker", False, "the URL cannot be read", _ENCODE.format("QUANTMILL_BROKER_URL"))
+        return
     shown = str(settings.broker_dir) if settings.embedded_broker else make_url(settings.broker_url).render_as_string()
     dispatcher = Dispatcher(settings)
     try:
@@ -124,6 +135,51 @@ def _broker(settings: Settings) -> Iterator[Finding]:
         yield Finding("broker", True, shown)
     finally:
         dispatcher.close()
+
+
+def _is_ambiguous(url: str) -> bool:
+    """True if a password that was not encoded may have been taken for the host, and would be shown as such."""
+    return url.count("@") > 1
+
+
+class Protection(NamedTuple):
+    """Whether strangers on the way to a server are kept out, and in words."""
+
+    ok: bool
+    detail: str
+
+
+def broker_protection(url: str) -> Protection:
+    """Of the way to the broker."""
+    parts = urlsplit(url)
+    tls = broker_tls(url)
+    if tls is not None:
+        verified = tls["ssl_cert_reqs"] is ssl.CERT_REQUIRED and tls["ssl_check_hostname"]
+        return Protection(verified, "certificate and host are verified" if verified else "the host is not verified")
+    local = parts.scheme == "filesystem" or _is_local(parts.hostname)
+    return Protection(local, "stays on this host" if local else "not encrypted, not verified: rediss:// is both")
+
+
+def database_protection(url: str) -> Protection:
+    """Of the way to the database."""
+    parts = make_url(url)
+    if parts.get_backend_name() == "sqlite" or _is_local(parts.host):
+        return Protection(True, "stays on this host")
+    mode = str(parts.query.get("sslmode", "prefer"))
+    if mode == "verify-full":
+        return Protection(True, "certificate and host are verified")
+    return Protection(False, f"sslmode={mode}: the host is not verified; sslmode=verify-full in the URL does that")
+
+
+def _is_local(host: str | None) -> bool:
+    """True for a socket file and for loopback."""
+    return not host or host.startswith("/") or is_loopback(host)
+
+
+def _protections(settings: Settings) -> Iterator[Finding]:
+    """Advice: an operator may trust the network."""
+    yield Finding("database tls", True, database_protection(settings.database_url).detail)
+    yield Finding("broker tls", True, broker_protection(settings.broker_url).detail)
 
 
 def _engine(settings: Settings) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import httpx
 
 from service.client import ApiError, QuantmillClient, ServerUnreachableError
 from service.contracts.command_errors import InvalidServerError
+from worker.commands.crash import without_secrets
 
 KNOCK_SECONDS = 10.0
 _UNAUTHORIZED = 401
@@ -22,18 +23,19 @@ def checked_address(server: str) -> str:
         InvalidServerError: it is no http or https URL.
     """
     address = server.strip()
+    shown = without_secrets(address, (), {})
     hint = "An address looks like http://127.0.0.1:8000."
     if "://" not in address:
         raise InvalidServerError(
-            f"{server!r} does not start with http:// or https://.", hint=f"Did you mean http://{address}?"
+            f"{shown!r} does not start with http:// or https://.", hint=f"Did you mean http://{shown}?"
         )
     try:
         parts = urlsplit(address)
         usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError as error:  # a port that is no number, half a bracket
-        raise InvalidServerError(f"{server!r} is not an address: {error}.", hint=hint) from None
+    except ValueError:  # a port that is no number, half a bracket
+        raise InvalidServerError(f"{shown!r} is not an address.", hint=hint) from None
     if not usable:
-        raise InvalidServerError(f"{server!r} is not the http or https address of a host.", hint=hint)
+        raise InvalidServerError(f"{shown!r} is not the http or https address of a host.", hint=hint)
     return address.rstrip("/")
 
 
@@ -65,5 +67,6 @@ def _knock(address: str) -> None:
         httpx.get(f"{address}/healthz", timeout=KNOCK_SECONDS, trust_env=False).raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ServerUnreachableError(
-            f"No service answers at {address}: {error}", hint="Check the address; `quantmill up` starts a service."
+            f"No service answers at {without_secrets(address, (), {})}: {error}",
+            hint="Check the address; `quantmill up` starts a service.",
         ) from None

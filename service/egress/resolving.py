@@ -1,0 +1,69 @@
+"""Names into addresses, and the verdict on all of them."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from service.egress.addresses import Address
+from service.egress.allowed import Allowed
+from service.egress.errors import AddressNotAllowedError, HostUnresolvedError
+from service.egress.urls import Destination
+
+# Of a host and the seconds there are: every address of it, as text.
+Resolver = Callable[[str, float], Sequence[str]]
+# A name with more is not looked at: each would be judged and perhaps tried.
+MOST_ADDRESSES = 32
+_THREADS = 4
+# The system's resolver takes no deadline: a name that hangs keeps a thread of these, and nobody else.
+_POOL = ThreadPoolExecutor(_THREADS, thread_name_prefix="resolve")
+
+
+def system_resolver(host: str, seconds: float) -> Sequence[str]:
+    """Every address of ``host``, as the system resolves it.
+
+    Raises:
+        OSError: it has none, or did not say so in time (TimeoutError).
+    """
+    asked = _POOL.submit(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+    found = asked.result(timeout=max(0.0, seconds))
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def checked_addresses(
+    destination: Destination, allowed: Allowed, resolver: Resolver, seconds: float
+) -> tuple[Address, ...]:
+    """All addresses of a destination, if every one of them may be connected to.
+
+    One that may not refuses them all: a name that answers with a public and a private address is meant to deceive.
+
+    Raises:
+        HostUnresolvedError: there is none.
+        AddressNotAllowedError: one of them may not.
+    """
+    literal = destination.literal
+    addresses = (literal,) if literal is not None else _resolved(destination.host, resolver, seconds)
+    for address in addresses:
+        if not allowed.reaches(destination.host, address):
+            # which address it is stays untold: whoever gives URLs learns nothing of the names in our network
+            raise AddressNotAllowedError(
+                f"The host {destination.host} has an address that is not on the public internet.",
+                hint="Give a host that is; an operator allows others by QUANTMILL_EGRESS_ALLOWED.",
+                host=destination.host,
+            )
+    return addresses
+
+
+def _resolved(host: str, resolver: Resolver, seconds: float) -> tuple[Address, ...]:
+    try:
+        told = resolver(host, seconds)
+        addresses = tuple(ipaddress.ip_address(text) for text in told)
+    except (OSError, UnicodeError, ValueError):
+        addresses = ()
+    if not 0 < len(addresses) <= MOST_ADDRESSES:
+        raise HostUnresolvedError(
+            f"The host {host} has no address, or more than {MOST_ADDRESSES}.", hint="Check its name.", host=host
+        )
+    return addresses

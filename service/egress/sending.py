@@ -1,0 +1,136 @@
+"""One request to another host, and its reply."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import httpcore
+import httpx
+
+from service.egress.allowed import Allowed
+from service.egress.errors import PayloadTooLargeError, UrlNotAllowedError
+from service.egress.resolving import Resolver, checked_addresses, system_resolver
+from service.egress.urls import check_url
+from service.egress.wire import Deadline, PinnedBackend, as_egress_error
+
+MOST_SENT_BYTES = 1024**2
+MOST_REPLY_BYTES = 64 * 1024
+# Heads, chunk sizes and what informational replies (1xx) there may be before the one that counts.
+_HEAD_BYTES = 64 * 1024
+SECONDS = 10.0
+# Set here, of what was checked; a caller's own would say something else to whoever reads the reply's other end.
+_OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding", "upgrade"})
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one request may cost.
+
+    Attributes:
+        seconds: from the resolution of the name to the last byte of the reply.
+        sent_bytes: of the body.
+        reply_bytes: of the reply's body that are read.
+    """
+
+    seconds: float = SECONDS
+    sent_bytes: int = MOST_SENT_BYTES
+    reply_bytes: int = MOST_REPLY_BYTES
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the other host said. A redirect is a reply like any other: it is not followed.
+
+    Attributes:
+        status: of HTTP.
+        headers: by their lower-case names; of several of one name the last.
+        body: as it was sent, not unpacked, as far as the bounds let it be read.
+        complete: False if there was more of the body, or if it came too slowly.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    complete: bool
+
+    @property
+    def is_success(self) -> bool:
+        """True for 2xx."""
+        return 200 <= self.status < 300
+
+
+@dataclass(frozen=True)
+class Egress:
+    """Sends requests to URLs that clients have named. May be shared between threads.
+
+    Attributes:
+        allowed: what may be reached beyond the public internet.
+        bounds: of every request.
+        resolver: tells a name's addresses; asked once per request.
+        tls: whose certificates are believed. Default: the system's, or those of SSL_CERT_FILE.
+    """
+
+    allowed: Allowed = field(default_factory=Allowed)
+    bounds: Bounds = field(default_factory=Bounds)
+    resolver: Resolver = system_resolver
+    tls: ssl.SSLContext = field(default_factory=httpx.create_ssl_context)
+
+    def send(self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Reply:
+        """Send one request over a connection of its own, without cookies, proxies and redirects.
+
+        Raises:
+            UrlNotAllowedError: of the URL's form, or a header that may not be given.
+            AddressNotAllowedError: of an address of its host.
+            HostUnresolvedError: its host has none.
+            PayloadTooLargeError: of the body.
+            UnreachableError: there was no connection, or not with the host's own certificate.
+            NoReplyError: there was no reply.
+        """
+        destination = check_url(url, self.allowed)
+        if len(body) > self.bounds.sent_bytes:
+            raise PayloadTooLargeError(
+                f"{len(body)} bytes are more than the {self.bounds.sent_bytes} that are sent.", hint="Send less."
+            )
+        sent: dict[str | bytes, str | bytes] = {
+            "Host": destination.authority,
+            "Connection": "close",
+            "Accept-Encoding": "identity",
+        }
+        if body or method in ("POST", "PUT", "PATCH"):
+            sent["Content-Length"] = str(len(body))
+        if refused := sorted(name for name in headers or () if name.casefold() in _OWN_HEADERS):
+            raise UrlNotAllowedError(f"The header {refused[0]} cannot be given.", hint="Leave it out.", part="headers")
+        sent.update((name, value) for name, value in (headers or {}).items())
+        deadline = Deadline(self.bounds.seconds)
+        addresses = checked_addresses(destination, self.allowed, self.resolver, deadline.left_seconds)
+        backend = PinnedBackend(addresses, deadline, _HEAD_BYTES + self.bounds.reply_bytes)
+        request_url = httpcore.URL(
+            scheme=destination.scheme, host=destination.host, port=destination.port, target=destination.target
+        )
+        with httpcore.ConnectionPool(ssl_context=self.tls, network_backend=backend, retries=0) as pool:
+            try:
+                with pool.stream(method, request_url, headers=sent, content=body) as response:
+                    return self._read(response)
+            except httpcore.LocalProtocolError as error:
+                raise UrlNotAllowedError(
+                    "A header holds a character that HTTP does not carry.", hint="Leave it out.", part="headers"
+                ) from error
+            except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+                raise as_egress_error(error, destination.host) from error
+
+    def _read(self, response: httpcore.Response) -> Reply:
+        """The status is there; a body that is too large, too slow or breaks off does not take it back."""
+        body = bytearray()
+        complete = True
+        try:
+            for part in response.iter_stream():
+                body += part
+                if len(body) > self.bounds.reply_bytes:
+                    complete = False
+                    break
+        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError):
+            complete = False
+        headers = {name.decode("latin-1").casefold(): value.decode("latin-1") for name, value in response.headers}
+        return Reply(response.status, headers, bytes(body[: self.bounds.reply_bytes]), complete)

@@ -1,0 +1,163 @@
+"""ASGI middleware that holds every request to the limits of its route, in size and in time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.contracts.errors import QuantmillError
+from service.errors import problem_response
+from service.limits import (
+    BodyTooLargeError,
+    HeadersTooLargeError,
+    Limits,
+    RequestOverdueError,
+    UrlTooLongError,
+    limits_of,
+)
+
+log = logging.getLogger(__name__)
+
+
+class LimitMiddleware:
+    """Refuses what is too large before it is held in memory, and gives up what takes too long.
+
+    Args:
+        app: what serves the requests.
+        max_body_bytes: of any JSON body, whatever the table allows.
+        body_seconds: in which such a body must have arrived.
+        request_seconds: after which a request that has no answer yet gets one.
+    """
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int, body_seconds: float, request_seconds: float) -> None:
+        self.app = app
+        self._max_body_bytes = max_body_bytes
+        self._body_seconds = body_seconds
+        self._request_seconds = request_seconds
+        # cancelled, but a call in a thread goes on to its end
+        self._overdue: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        limits = limits_of(scope["method"], scope["path"])
+        most = None if limits.body_bytes is None else min(limits.body_bytes, self._max_body_bytes)
+        error = _refusal(scope, limits, most)
+        if error is not None:
+            await problem_response(Request(scope), error)(scope, receive, send)
+            return
+        limited = receive if most is None else _Body(scope, receive, most, self._body_seconds)
+        if limits.timed:
+            await self._serve_in_time(scope, limited, send)
+        else:
+            await self.app(scope, limited, send)
+
+    async def _serve_in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve, or tell that it takes too long. Not by cancelling alone: that waits for the end of a thread's call."""
+        begun = given_up = False
+
+        async def send_in_time(message: Message) -> None:
+            nonlocal begun
+            if not given_up:
+                begun = True
+                await send(message)
+
+        task = asyncio.ensure_future(_call(self.app, scope, receive, send_in_time))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._request_seconds)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if done or begun:
+            await task
+            return
+        given_up = True
+        self._overdue.add(task)
+        task.add_done_callback(self._forget)
+        task.cancel()
+        log.error("request.overdue %s %s", scope["method"], scope["path"])
+        error = RequestOverdueError(
+            f"There was no answer within {self._request_seconds:g} s; what was begun may still be carried out.",
+            hint="Look whether it was done, or send it again with the same Idempotency-Key.",
+        )
+        await problem_response(Request(scope), error)(scope, receive, send)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._overdue.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("request.overdue ended with an error", exc_info=error)
+
+
+async def _call(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    await app(scope, receive, send)
+
+
+class _Body:
+    """What a request receives, up to its limit of bytes and of time."""
+
+    def __init__(self, scope: Scope, receive: Receive, most_bytes: int, seconds: float) -> None:
+        self._receive = receive
+        self._most_bytes = most_bytes
+        self._seconds = seconds
+        self._received = 0
+        self._complete = False
+        self._ends = asyncio.get_running_loop().time() + seconds
+
+    async def __call__(self) -> Message:
+        try:
+            # after the body come only news of a client that leaves, for which there is no time
+            async with asyncio.timeout_at(None if self._complete else self._ends):
+                message = await self._receive()
+        except TimeoutError:
+            told = f"The body did not arrive within {self._seconds:g} s."
+            raise HTTPException(408, told, headers={"Connection": "close"}) from None
+        self._complete = not message.get("more_body", False)
+        self._received += len(message.get("body", b""))
+        if self._received > self._most_bytes:
+            raise HTTPException(413, f"The body is larger than {self._most_bytes} bytes.")
+        return message
+
+
+def _refusal(scope: Scope, limits: Limits, most_body_bytes: int | None) -> QuantmillError | None:
+    """What is wrong with the head of a request, if anything."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    path, query = scope.get("raw_path") or b"", scope["query_string"]
+    checks: tuple[tuple[int, int, Callable[[int, int], QuantmillError]], ...] = (
+        (len(path), limits.path_bytes, _too_long("path", "bytes")),
+        (len(query), limits.query_bytes, _too_long("query", "bytes")),
+        (query.count(b"&") + 1 if query else 0, limits.query_parameters, _too_long("query", "parameters")),
+        (len(headers), limits.headers, _too_many_headers("lines")),
+        (sum(len(name) + len(value) for name, value in headers), limits.header_bytes, _too_many_headers("bytes")),
+    )
+    for found, most, error in checks:
+        if found > most:
+            return error(found, most)
+    declared = Headers(scope=scope).get("content-length", "")
+    if most_body_bytes is not None and declared.isdecimal() and int(declared) > most_body_bytes:
+        return BodyTooLargeError(
+            f"The body is larger than {most_body_bytes} bytes.",
+            hint="Files go through /v1/uploads, which streams them to disk.",
+            pointer="",
+        )
+    return None
+
+
+def _too_long(part: str, unit: str) -> Callable[[int, int], QuantmillError]:
+    return lambda found, most: UrlTooLongError(
+        f"The {part} of the URL has {found} {unit}, and may have {most}.", hint="Ask for less at a time.", part=part
+    )
+
+
+def _too_many_headers(unit: str) -> Callable[[int, int], QuantmillError]:
+    return lambda found, most: HeadersTooLargeError(
+        f"The head of the request has {found} {unit} of headers, and may have {most}.",
+        hint="Leave out those that the service does not read.",
+    )

@@ -1,0 +1,105 @@
+"""What a request may bring, route by route: one table, read before anything of the request is.
+
+A route that is not listed has the limits of ``ORDINARY``: a new endpoint is bounded from its first day on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from service.contracts.errors import QuantmillError
+from service.contracts.http_errors import TransientError
+
+KIB = 1024
+MIB = 1024**2
+# Head of a request, as the HTTP parser collects it; what is longer is not even taken apart.
+HEAD_BYTES = 64 * KIB
+
+
+class BodyTooLargeError(QuantmillError):
+    """The body is larger than this endpoint takes."""
+
+    code = "body-too-large"
+    title = "The body is too large"
+    status = 413
+
+
+class UrlTooLongError(QuantmillError):
+    """Path or query are longer, or have more parameters, than this endpoint takes."""
+
+    code = "url-too-long"
+    title = "The URL is too long"
+    status = 414
+
+
+class HeadersTooLargeError(QuantmillError):
+    """The headers are larger, or there are more of them, than the service takes."""
+
+    code = "headers-too-large"
+    title = "The headers are too large"
+    status = 431
+
+
+class RequestOverdueError(TransientError):
+    """The request was not done in the time that any may take; what it began may still be carried out."""
+
+    code = "request-overdue"
+    title = "The request took too long"
+    retry_after_seconds = 5
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one route.
+
+    Attributes:
+        body_bytes: most bytes of the body; None: the endpoint streams it, and has limits of its own.
+        query_bytes: most bytes of the query, as it is sent.
+        query_parameters: most parameters in it.
+        path_bytes: most bytes of the path, as it is sent.
+        header_bytes: of names and values together.
+        headers: most of them.
+        timed: False for what may last: uploads, downloads and event streams, which are watched for silence instead.
+    """
+
+    body_bytes: int | None = 64 * KIB
+    query_bytes: int = 2 * KIB
+    query_parameters: int = 16
+    path_bytes: int = 1 * KIB
+    header_bytes: int = 32 * KIB
+    headers: int = 100
+    timed: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """Limits of the routes whose method and path are these; ``path`` is a regular expression for all of it."""
+
+    methods: frozenset[str]
+    path: re.Pattern[str]
+    limits: Limits
+
+
+def _row(methods: str, path: str, limits: Limits) -> Row:
+    return Row(frozenset(methods.split()), re.compile(path.replace("ID", "[^/]+")), limits)
+
+
+ORDINARY = Limits()
+TABLE: tuple[Row, ...] = (
+    _row("PATCH", "/v1/uploads/ID", Limits(body_bytes=None, timed=False)),
+    _row("PUT", "/v1/uploads/ID/content", Limits(body_bytes=None, timed=False)),
+    # a config within its bounds has up to megabytes; QUANTMILL_MAX_BODY_BYTES may be less
+    _row("POST", "/v1/jobs|/v1/jobs:validate|/v1/models/ID/inspect", Limits(body_bytes=64 * MIB)),
+    # 256 file names; a mean and a deviation per channel
+    _row("POST", "/v1/models|/v1/datasets", Limits(body_bytes=1 * MIB)),
+    # 32 labels with their values
+    _row("GET", "/v1/jobs", Limits(query_bytes=24 * KIB, query_parameters=48)),
+    _row("GET", "/v1/jobs/ID/events", Limits(timed=False)),
+    _row("GET HEAD", "/v1/artifacts/ID/content|/v1/datasets/ID/thumbnails", Limits(timed=False)),
+)
+
+
+def limits_of(method: str, path: str) -> Limits:
+    """The limits of the route that a request means."""
+    return next((row.limits for row in TABLE if method in row.methods and row.path.fullmatch(path)), ORDINARY)

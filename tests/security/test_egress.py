@@ -1,0 +1,309 @@
+"""Requests that the service sends to hosts of strangers: real servers that deceive, stall and flood."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import trustme
+
+from service.egress.allowed import Allowed, parse_allowed
+from service.egress.errors import (
+    AddressNotAllowedError,
+    HostUnresolvedError,
+    NoReplyError,
+    PayloadTooLargeError,
+    UnreachableError,
+    UrlNotAllowedError,
+)
+from service.egress.resolving import Resolver, system_resolver
+from service.egress.sending import Bounds, Egress
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.scripted import Script, Scripted, endless, replying, scripted
+
+HOST = "hooks.example"
+fine = replying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+PATIENT = Bounds(seconds=PATIENCE_SECONDS)
+SOON = Bounds(seconds=0.5)
+Serve = Callable[..., Scripted]
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def serve(authority: trustme.CA) -> Iterator[Serve]:
+    """Starts servers with a certificate of the authority, by default for HOST; ``names=()``: without TLS."""
+    with ExitStack() as stack:
+
+        def start(script: Script = fine, *, names: tuple[str, ...] = (HOST,), host: str = "127.0.0.1"):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if names else None
+            if context is not None:
+                authority.issue_cert(*names).configure_cert(context)
+            return stack.enter_context(scripted(script, host=host, tls=context))
+
+        yield start
+
+
+def egress(
+    authority: trustme.CA, allowed: str, *, resolver: Resolver | None = None, bounds: Bounds = PATIENT
+) -> Egress:
+    """HOST is 127.0.0.1; the authority alone is believed."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return Egress(parse_allowed(allowed), bounds, resolver or (lambda *_: ["127.0.0.1"]), context)
+
+
+def test_a_request_and_its_reply(authority: trustme.CA, serve: Serve) -> None:
+    server = serve(replying(b"HTTP/1.1 201 Created\r\nX-One: 1\r\nContent-Length: 3\r\n\r\nyes"))
+    out = egress(authority, f"{HOST}:{server.port}")
+    reply = out.send("POST", f"https://{HOST}:{server.port}/in?a=b", headers={"Webhook-Id": "7"}, body=b'{"a": 1}')
+    assert (reply.status, reply.body, reply.complete, reply.headers["x-one"]) == (201, b"yes", True, "1")
+    head, _, body = server.requests[0].partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert lines[0] == b"POST /in?a=b HTTP/1.1"
+    assert body == b'{"a": 1}'
+    assert {f"Host: {HOST}:{server.port}".encode(), b"Webhook-Id: 7", b"Connection: close"} <= set(lines)
+    assert not any(line.lower().startswith((b"cookie", b"authorization", b"user-agent")) for line in lines)
+
+
+def test_the_name_is_resolved_once_and_the_connection_goes_there(authority: trustme.CA, serve: Serve) -> None:
+    """DNS rebinding: the first answer is harmless, every later one is where the attacker wants us."""
+    meant = serve(host="127.0.0.2")
+    inner = socket.create_server(("127.0.0.1", meant.port))
+    asked: list[str] = []
+
+    def rebinding(host: str, _: float) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.2"] if len(asked) == 1 else ["127.0.0.1"]
+
+    networks = "127.0.0.2/32"
+    out = egress(authority, networks, resolver=rebinding)
+    out = Egress(Allowed(out.allowed.networks, ports=frozenset({(HOST, meant.port)})), PATIENT, rebinding, out.tls)
+    assert out.send("POST", f"https://{HOST}:{meant.port}/").status == 200
+    assert asked == [HOST]
+    with pytest.raises(AddressNotAllowedError):
+        out.send("POST", f"https://{HOST}:{meant.port}/")
+    inner.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        inner.accept()
+    inner.close()
+    assert meant.connections == 1
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "169.254.169.254", "10.0.0.1"])
+def test_nothing_is_connected_to_where_an_address_is_private(
+    authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: pytest.fail("connected"))
+    for told in ([address], ["8.8.8.8", address]):
+        with pytest.raises(AddressNotAllowedError):
+            egress(authority, "", resolver=lambda *_, told=told: told).send("POST", f"https://{HOST}/")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_replies(authority: trustme.CA, serve: Serve, status: int) -> None:
+    inner = serve(names=())
+    for target in ("http://169.254.169.254/latest/meta-data/", f"http://127.0.0.1:{inner.port}/"):
+        server = serve(replying(f"HTTP/1.1 {status} Go\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode()))
+        reply = egress(authority, f"{HOST}:{server.port}").send("POST", f"https://{HOST}:{server.port}/")
+        assert (reply.status, reply.is_success) == (status, False)
+        assert server.connections == 1
+    assert inner.connections == 0
+
+
+def test_plain_http_only_where_an_operator_says_so(authority: trustme.CA, serve: Serve) -> None:
+    server = serve(names=())
+    url = f"http://{HOST}:{server.port}/"
+    assert egress(authority, f"http://{HOST}:{server.port}").send("GET", url).status == 200
+    with pytest.raises(UrlNotAllowedError):
+        egress(authority, f"{HOST}:{server.port}").send("GET", url)
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize("names", [("other.example",), ("127.0.0.1",), ("*.hooks.example",), ()])
+def test_the_certificate_must_be_that_of_the_name(authority: trustme.CA, serve: Serve, names: tuple[str, ...]) -> None:
+    """The address is pinned, but it is the name in the URL that the certificate has to bear."""
+    server = serve(names=names)
+    out = egress(authority, f"{HOST}:{server.port}", bounds=PATIENT if names else SOON)
+    with pytest.raises(UnreachableError):
+        out.send("POST", f"https://{HOST}:{server.port}/", body=b"secret")
+    assert b"secret" not in b"".join(server.requests)
+
+
+def test_an_authority_that_is_not_believed(serve: Serve) -> None:
+    server = serve()
+    with pytest.raises(UnreachableError):
+        egress(trustme.CA(), f"{HOST}:{server.port}").send("POST", f"https://{HOST}:{server.port}/")
+    assert server.requests == []
+
+
+def test_the_system_believes_no_authority_of_ours(serve: Serve) -> None:
+    server = serve()
+    out = Egress(parse_allowed(f"{HOST}:{server.port}"), PATIENT, lambda *_: ["127.0.0.1"])
+    with pytest.raises(UnreachableError):
+        out.send("POST", f"https://{HOST}:{server.port}/")
+
+
+HUGE = b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [
+        (HUGE, b"x" * 65536),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536),
+        (CHUNKED, b"1\r\nx\r\n" * 1000),
+        (CHUNKED, b"10000\r\n" + b"x" * 65536 + b"\r\n"),
+        (CHUNKED, b"1;" + b"e" * 5000 + b"\r\nx\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n", b"\x1f\x8b" * 1000),
+    ],
+    ids=["a length", "no length", "small chunks", "large chunks", "chunk extensions", "compressed"],
+)
+def test_a_reply_without_end_is_cut_off(authority: trustme.CA, serve: Serve, head: bytes, part: bytes) -> None:
+    server = serve(endless(head, part))
+    reply = egress(authority, f"{HOST}:{server.port}").send("POST", f"https://{HOST}:{server.port}/")
+    assert (reply.status, reply.complete) == (200, False)
+    assert len(reply.body) <= 64 * 1024
+    assert server.ended.wait(PATIENCE_SECONDS), "the connection was left open"
+
+
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [
+        (b"", b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 50),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\n", b"X-Flood: 1\r\n" * 100),
+        (b"HTTP/1.1 200 OK\r\nX-Flood: ", b"x" * 65536),
+        (b"HTTP/1.1 200 ", b"O" * 65536),
+        (b"", b"x" * 65536),
+        (b"", b"\r\n" * 1000),
+        (b"", b"\x00\xff\xfe" * 1000),
+    ],
+    ids=["early hints", "continue", "headers", "one header", "a reason", "no line", "empty lines", "no HTTP"],
+)
+def test_a_head_without_end_is_no_reply(authority: trustme.CA, serve: Serve, head: bytes, part: bytes) -> None:
+    server = serve(endless(head, part))
+    with pytest.raises(NoReplyError):
+        egress(authority, f"{HOST}:{server.port}").send("POST", f"https://{HOST}:{server.port}/")
+    assert server.ended.wait(PATIENCE_SECONDS), "the connection was left open"
+
+
+def dripping(head: bytes, part: bytes = b"x") -> Script:
+    """Never silent for long, so that no timeout of a single read ends it."""
+
+    def script(connection: socket.socket) -> None:
+        connection.sendall(head)
+        pause = threading.Event()
+        while not pause.wait(0.02):
+            connection.sendall(part)
+
+    return script
+
+
+def test_a_slow_reply_is_given_up(authority: trustme.CA, serve: Serve) -> None:
+    for script in (dripping(b"HTTP/1.1 200 OK\r\nX: "), dripping(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), silent):
+        server = serve(script)
+        with pytest.raises(NoReplyError):
+            egress(authority, f"{HOST}:{server.port}", bounds=SOON).send("POST", f"https://{HOST}:{server.port}/")
+        assert server.ended.wait(PATIENCE_SECONDS)
+
+
+def test_of_a_slow_body_the_status_counts(authority: trustme.CA, serve: Serve) -> None:
+    server = serve(dripping(HUGE))
+    reply = egress(authority, f"{HOST}:{server.port}", bounds=SOON).send("POST", f"https://{HOST}:{server.port}/")
+    assert (reply.status, reply.complete) == (200, False)
+
+
+def silent(connection: socket.socket) -> None:
+    connection.recv(1)
+
+
+def test_a_server_that_does_not_read(authority: trustme.CA) -> None:
+    """Megabytes that nobody takes: the sender does not wait for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        out = egress(authority, f"http://{HOST}:{port}", bounds=Bounds(seconds=0.5, sent_bytes=64 * 1024**2))
+        with pytest.raises(NoReplyError):
+            out.send("POST", f"http://{HOST}:{port}/", body=b"x" * 64 * 1024**2)
+
+
+def test_a_handshake_that_does_not_come(authority: trustme.CA) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(UnreachableError):
+            egress(authority, f"{HOST}:{port}", bounds=SOON).send("POST", f"https://{HOST}:{port}/")
+
+
+def test_an_address_that_answers_is_looked_for(authority: trustme.CA, serve: Serve) -> None:
+    server = serve()
+    out = egress(authority, f"{HOST}:{server.port}", resolver=lambda *_: ["127.0.0.9", "127.0.0.1"])
+    assert out.send("POST", f"https://{HOST}:{server.port}/").status == 200
+    with pytest.raises(UnreachableError):
+        egress(authority, f"{HOST}:{server.port}", resolver=lambda *_: ["127.0.0.9"]).send(
+            "POST", f"https://{HOST}:{server.port}/"
+        )
+
+
+def test_a_name_that_takes_too_long(authority: trustme.CA, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(PATIENCE_SECONDS) and [])
+    out = egress(authority, "", resolver=system_resolver, bounds=Bounds(seconds=0.1))
+    with pytest.raises(HostUnresolvedError):
+        out.send("POST", f"https://{HOST}/")
+    release.set()
+
+
+def test_the_system_resolves_names(authority: trustme.CA, serve: Serve) -> None:
+    server = serve(names=("localhost",))
+    out = egress(authority, f"localhost:{server.port}", resolver=system_resolver)
+    assert out.send("GET", f"https://localhost:{server.port}/").status == 200
+    with pytest.raises(AddressNotAllowedError):
+        egress(authority, "", resolver=system_resolver).send("GET", "https://localhost/")
+
+
+def test_too_much_to_send(authority: trustme.CA, serve: Serve) -> None:
+    server = serve()
+    with pytest.raises(PayloadTooLargeError):
+        egress(authority, f"{HOST}:{server.port}").send(
+            "POST", f"https://{HOST}:{server.port}/", body=b"x" * (1024**2 + 1)
+        )
+    assert server.connections == 0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "inner"}, {"host": "inner"}, {"Transfer-Encoding": "chunked"}, {"X": "a\r\nY: b"}, {"X\r\nY": "b"}],
+)
+def test_headers_that_say_something_else(authority: trustme.CA, serve: Serve, headers: dict[str, str]) -> None:
+    server = serve()
+    with pytest.raises(UrlNotAllowedError):
+        egress(authority, f"{HOST}:{server.port}").send("GET", f"https://{HOST}:{server.port}/", headers=headers)
+    assert server.requests in ([], [b""])
+
+
+def test_switching_protocols_is_no_reply(authority: trustme.CA, serve: Serve) -> None:
+    server = serve(
+        endless(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", b"x" * 4096)
+    )
+    with pytest.raises(NoReplyError):
+        egress(authority, f"{HOST}:{server.port}").send("GET", f"https://{HOST}:{server.port}/")
+    assert server.ended.wait(PATIENCE_SECONDS)
+
+
+def test_proxies_of_the_environment_are_not_asked(
+    authority: trustme.CA, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy would resolve the name itself."""
+    proxy, server = serve(names=()), serve()
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+    assert egress(authority, f"{HOST}:{server.port}").send("GET", f"https://{HOST}:{server.port}/").status == 200
+    assert proxy.connections == 0

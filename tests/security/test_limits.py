@@ -1,0 +1,150 @@
+"""What a request may bring, route by route, and how long it may take; what is beyond that is refused."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.jobs import service as jobs
+from service.limits import HEAD_BYTES, KIB, MIB, ORDINARY, TABLE, Limits, limits_of
+from service.settings import Settings
+from tests.support.front import Front, problem
+from tests.support.patience import PATIENCE_SECONDS
+
+UPLOADS = {("patch", "/v1/uploads/{upload_id}"), ("put", "/v1/uploads/{upload_id}/content")}
+LASTING = UPLOADS | {
+    ("get", "/v1/jobs/{job_id}/events"),
+    ("get", "/v1/artifacts/{artifact_id}/content"),
+    ("head", "/v1/artifacts/{artifact_id}/content"),
+    ("get", "/v1/datasets/{dataset_id}/thumbnails"),
+}
+CONFIGS = {("post", "/v1/jobs"), ("post", "/v1/jobs:validate"), ("post", "/v1/models/{model_id}/inspect")}
+
+
+def operations(front: Front) -> list[tuple[str, str]]:
+    paths = front.http.get("/openapi.json").json()["paths"]
+    return [(method, path) for path, methods in paths.items() for method in methods]
+
+
+def concrete(path: str) -> str:
+    return re.sub(r"{\w+}", "x_1", path)
+
+
+def limits_by_operation(front: Front) -> dict[tuple[str, str], Limits]:
+    return {(method, path): limits_of(method.upper(), concrete(path)) for method, path in operations(front)}
+
+
+def test_every_row_is_of_a_route_that_exists(sqlite_front: Front) -> None:
+    known = [(method.upper(), concrete(path)) for method, path in operations(sqlite_front)]
+    for row in TABLE:
+        found = {method for method, path in known if method in row.methods and row.path.fullmatch(path)}
+        assert row.methods - {"HEAD"} <= found
+
+
+def test_only_what_streams_is_untimed_and_only_uploads_are_unlimited(sqlite_front: Front) -> None:
+    limits = limits_by_operation(sqlite_front)
+    assert {where for where, some in limits.items() if not some.timed} == LASTING
+    assert {where for where, some in limits.items() if some.body_bytes is None} == UPLOADS
+    large = {where for where, some in limits.items() if some.body_bytes is not None and some.body_bytes > MIB}
+    assert large == CONFIGS
+
+
+def test_an_endpoint_that_nobody_has_thought_of_is_bounded() -> None:
+    assert limits_of("POST", "/v1/whatever") is ORDINARY
+    assert limits_of("PUT", "/v1/uploads/a/content/b") is ORDINARY
+    assert limits_of("PATCH", "/v1/uploads/a/b") is ORDINARY
+
+
+def test_no_body_is_larger_than_its_route_takes(sqlite_front: Front) -> None:
+    """Declared or not; also where the endpoint reads none."""
+    for (method, path), limits in limits_by_operation(sqlite_front).items():
+        if limits.body_bytes is None or method == "head":
+            continue
+        most = min(limits.body_bytes, sqlite_front.desk.settings.max_body_bytes)
+        sent = sqlite_front.http.request(method, concrete(path), content=b" " * (most + 1))
+        told = problem(sent, 413, "body-too-large")
+        assert str(most) in told["detail"]
+
+
+def test_a_body_of_no_declared_length_is_counted(sqlite_front: Front) -> None:
+    def endless() -> Iterator[bytes]:
+        for _ in range(10_000):
+            yield b" " * 65536
+
+    problem(sqlite_front.http.post("/v1/uploads", content=endless()), 413, "body-too-large")
+
+
+@pytest.mark.parametrize("path", ["/v1/presets", "/v1/jobs", "/docs", "/nothing/at/all"])
+def test_queries_are_bounded(sqlite_front: Front, path: str) -> None:
+    limits = limits_of("GET", path)
+    long = "a=" + "b" * limits.query_bytes
+    many = "&".join(f"p{number}=1" for number in range(limits.query_parameters + 1))
+    for query in (long, many, "&" * limits.query_parameters):
+        told = problem(sqlite_front.http.get(f"{path}?{query}"), 414, "url-too-long")
+        assert told["where"] == {"part": "query"}
+
+
+def test_paths_are_bounded(sqlite_front: Front) -> None:
+    told = problem(sqlite_front.http.get("/v1/jobs/" + "a" * KIB), 414, "url-too-long")
+    assert told["where"] == {"part": "path"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[("X-Large", "a" * 33 * KIB)], [(f"X-{number}", "1") for number in range(101)], [("X", "a" * 400)] * 90],
+    ids=["one", "many", "together"],
+)
+def test_headers_are_bounded(sqlite_front: Front, headers: list[tuple[str, str]]) -> None:
+    answer = sqlite_front.http.get("/v1/jobs", headers=headers)
+    problem(answer, 431, "headers-too-large")
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_the_table_lies_below_what_the_parser_takes() -> None:
+    for limits in (ORDINARY, *(row.limits for row in TABLE)):
+        assert limits.header_bytes + limits.query_bytes + limits.path_bytes < HEAD_BYTES
+
+
+@pytest.fixture
+def hurried(tmp_path: Path, sqlite_url: str) -> Iterator[TestClient]:
+    """A service that gives requests almost no time."""
+    settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0, request_seconds=0.2)
+    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+        yield client
+
+
+def test_a_request_that_takes_too_long_is_answered(hurried: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is stuck in a thread that nobody can end; others are served meanwhile."""
+    release, ended = threading.Event(), threading.Event()
+    real = jobs.list_page
+
+    def stuck(*given: object, **named: object) -> object:
+        release.wait(PATIENCE_SECONDS)
+        ended.set()
+        return real(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(jobs, "list_page", stuck)
+    answer = hurried.get("/v1/jobs")
+    problem(answer, 503, "request-overdue")
+    assert int(answer.headers["Retry-After"]) > 0
+    assert not ended.is_set()
+    assert hurried.get("/healthz").status_code == 200
+    release.set()
+    assert ended.wait(PATIENCE_SECONDS)
+    monkeypatch.undo()
+    assert hurried.get("/v1/jobs").status_code == 200
+
+
+def test_a_request_that_waits_too_long_is_answered(hurried: TestClient) -> None:
+    """In the event loop, where it is canceled."""
+    upload = hurried.post("/v1/uploads", json={"filename": "a.npz"}).json()["id"]
+    hurried.put(f"/v1/uploads/{upload}/content", content=b"data")
+    made = hurried.post("/v1/datasets", json={"name": "a", "upload_id": upload}).json()["id"]
+    problem(hurried.get(f"/v1/datasets/{made}?wait=30"), 503, "request-overdue")
+    assert hurried.get(f"/v1/datasets/{made}").status_code == 200
