@@ -12,43 +12,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from service.contracts.errors import ExternalDataError, ModelError, ResourceLimitError
-
-_MAX_ELEMENTS = 1 << 40
+from service.contracts.errors import ExternalDataError, ResourceLimitError
+from worker.quantizer.intake.prescan.tensors import tensor_bytes
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
     """True if the tensor's bytes lie in another file."""
     return tensor.data_location == onnx.TensorProto.EXTERNAL
-
-
-def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Bytes that the elements take; 0 for strings, whose size is not fixed.
-
-    Raises:
-        ModelError: unknown type, negative or impossible dimensions.
-    """
-    try:
-        dtype = ir.DataType(tensor.data_type)
-    except ValueError:
-        raise bad_tensor(tensor, f"unknown data type {tensor.data_type}") from None
-    if dtype == ir.DataType.UNDEFINED:
-        raise bad_tensor(tensor, "its data type is undefined")
-    if any(axis < 0 for axis in tensor.dims) or math.prod(tensor.dims) > _MAX_ELEMENTS:
-        raise bad_tensor(tensor, f"impossible shape {list(tensor.dims)}")
-    if dtype == ir.DataType.STRING:
-        return 0
-    bits: int = math.prod(tensor.dims) * dtype.bitwidth
-    return (bits + 7) // 8
-
-
-def bad_tensor(tensor: onnx.TensorProto, why: str) -> ModelError:
-    """The error for a tensor whose bytes do not match its type and shape."""
-    return ModelError(
-        f"tensor {tensor.name!r} is damaged: {why}",
-        hint="Export the model again, with its weights.",
-        tensor=tensor.name,
-    )
 
 
 def attach(graph: ir.Graph, files: ExternalFiles) -> None:
@@ -89,7 +59,7 @@ class ExternalFiles:
         """
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
-        needed = tensor_bytes(tensor)
+        needed = tensor_bytes(tensor.data_type, tensor.dims, tensor.name)
         if len(entries) != len(tensor.external_data):
             raise _bad_external(tensor, location, "an entry is given twice")
         if tensor.data_type == onnx.TensorProto.STRING:
