@@ -34,7 +34,6 @@ STOP_SECONDS = 25.0
 TICK_SECONDS = 0.1
 BACKLOG = 1024
 LOCK_FILE = "up.lock"
-INSPECTOR_SLOTS = 1
 
 
 class StopFlag:
@@ -75,17 +74,19 @@ class EmbeddedService:
             raise
         self.port: int = self._socket.getsockname()[1]
         descriptor = self._socket.fileno()
+        inspections = str(settings.inspection_slots)
         self._keeper = ChildKeeper(
             (
                 Child("api", command_line("api", "--fd", str(descriptor)), pass_fds=(descriptor,)),
                 Child("reconciler", command_line("reconcile")),
                 Child("worker", command_line("worker", "--queues", "cpu")),
-                # A slot of its own: an upload is validated within seconds also while a job runs for hours.
-                Child("inspector", command_line("worker", "--queues", "inspect", "--slots", str(INSPECTOR_SLOTS))),
+                # Slots of their own: an upload is validated within seconds also while a job runs for hours.
+                Child("inspector", command_line("worker", "--queues", "inspect", "--slots", inspections)),
             ),
             variables={
-                # two worker processes on one machine: their jobs share its memory, whichever runs them
-                "QUANTMILL_HOST_SLOTS": str(max(settings.host_slots, settings.worker_slots + INSPECTOR_SLOTS)),
+                # Two worker processes on one machine share its memory. All inspections count as one job: each has
+                # what the size of its file gives it, which is far less.
+                "QUANTMILL_HOST_SLOTS": str(max(settings.host_slots, settings.worker_slots + 1)),
                 "QUANTMILL_DATA_DIR": str(settings.data_dir),
                 "QUANTMILL_HOST": settings.host,
                 "QUANTMILL_PORT": str(self.port),

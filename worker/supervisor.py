@@ -7,6 +7,7 @@ does an error here, of this host or a bug of ours. A host on which attempts end 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -31,6 +32,7 @@ from worker.checkpoints import collect_checkpoints, open_checkpoints
 from worker.conclusion import Conclusion, worker_fault
 from worker.faults import storage_fault
 from worker.guard import Guard, StopClock, StoppedError
+from worker.inspection_budget import InspectionBudget, budget_of
 from worker.lease import DATABASE_AWAY, Lease, Timing
 from worker.materials import OUTPUT_FOLDER, Keeping, Materials
 from worker.memory import MemoryWatch, job_memory_bytes
@@ -207,9 +209,10 @@ class Supervisor:
         task_file = self._prepare(job, lease, guard, scratch)
         reach("after_inputs")
         remaining = _remaining_seconds(job)
+        budget = budget_of(job, scratch, self._settings, self._memory_bytes)
         guard.await_lease(self._timing.frozen)
         process = self._sandbox.start(
-            task_file, scratch=scratch, limits=self._limits(job, remaining), lease_ends_at=lease.ends_at
+            task_file, scratch=scratch, limits=self._limits(job, remaining, budget), lease_ends_at=lease.ends_at
         )
         with closing(process):
             log.info("runner.started job_id=%s attempt=%d pid=%d", job.id, job.attempt, process.pid)
@@ -222,7 +225,8 @@ class Supervisor:
                 deadline_at=None if remaining is None else claimed_at + remaining,
                 stopping=self._stop,
                 scratch=scratch,
-                memory=MemoryWatch(process.pid, self._memory_bytes),
+                memory=MemoryWatch(process.pid, self._memory_bytes if budget is None else budget.memory_bytes),
+                budget=budget,
             )
             ending = watch.to_end()
         reach("after_runner_end")
@@ -266,7 +270,10 @@ class Supervisor:
             check=guard.check,
         )
 
-    def _limits(self, job: Job, remaining_seconds: float | None) -> Limits:
+    def _limits(self, job: Job, remaining_seconds: float | None, budget: InspectionBudget | None) -> Limits:
+        if budget is not None:
+            cpu_seconds = math.ceil(budget.cpu_seconds)
+            return Limits(memory_bytes=budget.memory_bytes, cpu_seconds=cpu_seconds, gpus=job.device != "cpu")
         cpu = None if remaining_seconds is None else int(remaining_seconds * self._settings.threads) + SPARE_CPU_SECONDS
         # CUDA reserves far more address space than it uses: a limit on it would forbid every GPU job.
         memory = None if job.queue == "gpu" else self._memory_bytes
