@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import os
@@ -14,6 +15,12 @@ import onnx_ir as ir
 
 from service.contracts.errors import ExternalDataError, ResourceLimitError
 from worker.quantizer.intake.prescan.tensors import tensor_bytes
+
+# What onnx.proto says an entry may be called. A reader that takes over others, as attributes of an object, can be made
+# to do what it should not (CVE-2026-34445); a base path would lead out of the folder.
+KNOWN_KEYS = frozenset({"location", "offset", "length", "checksum"})
+_SHOWN_CHARACTERS = 100
+_MOST_DIGITS = 20
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
@@ -44,6 +51,7 @@ class ExternalFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: dict[str, mmap.mmap | bytes] = {}
+        self._checksums: dict[str, str] = {}
 
     @property
     def locations(self) -> set[str]:
@@ -62,20 +70,23 @@ class ExternalFiles:
         needed = tensor_bytes(tensor.data_type, tensor.dims, tensor.name)
         if len(entries) != len(tensor.external_data):
             raise _bad_external(tensor, location, "an entry is given twice")
+        unknown = next((key for key in entries if key not in KNOWN_KEYS), None)
+        if unknown is not None:
+            raise _bad_external(tensor, location, f"it has an entry {unknown[:_SHOWN_CHARACTERS]!r}, which is not read")
         if tensor.data_type == onnx.TensorProto.STRING:
             raise _bad_external(tensor, location, "strings cannot be external")
-        try:
-            offset = int(entries.get("offset") or 0)
-            length = int(entries.get("length") or needed)
-        except ValueError:
-            raise _bad_external(tensor, location, "its offset or length is not a number") from None
-        if offset < 0 or length != needed:
+        offset = _number(tensor, location, entries.get("offset") or "0")
+        length = _number(tensor, location, entries.get("length") or str(needed))
+        if length != needed:
             why = f"it declares {length} bytes at offset {offset}, its shape {list(tensor.dims)} needs {needed}"
             raise _bad_external(tensor, location, why)
         size = len(self._open(tensor, location))
         if offset + needed > size:
             why = f"the file has {size} bytes, the tensor ends at {offset + needed}: it is too short"
             raise _bad_external(tensor, location, why)
+        checksum = entries.get("checksum")
+        if checksum and checksum.lower() != self._checksum(location):
+            raise _bad_external(tensor, location, "the file is not what the model's checksum says")
         return location, offset, needed
 
     def inline(self, tensor: onnx.TensorProto) -> None:
@@ -99,12 +110,19 @@ class ExternalFiles:
             values = values.copy()  # not every consumer takes unaligned memory
         return ir.Tensor(values, tensor.dtype, shape=ir.Shape(shape), name=tensor.name, doc_string=tensor.doc_string)
 
+    def _checksum(self, location: str) -> str:
+        """SHA-1 of an opened file, as onnx.proto has it: against damage; it proves nothing of who made the file."""
+        if location not in self._checksums:
+            self._checksums[location] = hashlib.sha1(self._maps[location], usedforsecurity=False).hexdigest()
+        return self._checksums[location]
+
     def _open(self, tensor: onnx.TensorProto, location: str) -> mmap.mmap | bytes:
         if location in self._maps:
             return self._maps[location]
         parts = PurePosixPath(location).parts
-        unsafe = not parts or location.startswith("/") or ".." in parts or "\\" in location or "\0" in location
-        if unsafe:
+        # One spelling for each file, that of the manifest; exporters that write "./" before it mean no other.
+        plain = "/".join(parts) == location.removeprefix("./") and ".." not in parts and not location.startswith("/")
+        if not parts or not plain or "\\" in location or "\0" in location:
             raise _bad_external(tensor, location, "the path is not a plain path within the model's folder")
         try:
             descriptor = _open_beneath(self._folder, parts)
@@ -127,6 +145,13 @@ class ExternalFiles:
         finally:
             os.close(descriptor)
         return self._maps[location]
+
+
+def _number(tensor: onnx.TensorProto, location: str, text: str) -> int:
+    """A number as every reader of it takes it: digits alone, in 64 bits."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise _bad_external(tensor, location, f"its offset or length is not a number: {text[:_SHOWN_CHARACTERS]!r}")
+    return int(text)
 
 
 def _open_beneath(folder: Path, parts: tuple[str, ...]) -> int:
