@@ -26,6 +26,7 @@ from service.contracts.errors import QuantmillError
 from service.db import migrate
 from service.settings import Settings
 from worker.children import Child, ChildKeeper, command_line
+from worker.memory import inspection_slots
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class EmbeddedService:
             raise
         self.port: int = self._socket.getsockname()[1]
         descriptor = self._socket.fileno()
-        inspections = str(settings.inspection_slots)
+        inspections = str(inspection_slots(settings))
         self._keeper = ChildKeeper(
             (
                 Child("api", command_line("api", "--fd", str(descriptor)), pass_fds=(descriptor,)),
@@ -84,8 +85,7 @@ class EmbeddedService:
                 Child("inspector", command_line("worker", "--queues", "inspect", "--slots", inspections)),
             ),
             variables={
-                # Two worker processes on one machine share its memory. All inspections count as one job: each has
-                # what the size of its file gives it, which is far less.
+                # two worker processes on one machine share its memory; all inspections together count as one job
                 "QUANTMILL_HOST_SLOTS": str(max(settings.host_slots, settings.worker_slots + 1)),
                 "QUANTMILL_DATA_DIR": str(settings.data_dir),
                 "QUANTMILL_HOST": settings.host,

@@ -124,12 +124,11 @@ class ExternalFiles:
         plain = "/".join(parts) == location.removeprefix("./") and ".." not in parts and not location.startswith("/")
         if not parts or not plain or "\\" in location or "\0" in location:
             raise _bad_external(tensor, location, "the path is not a plain path within the model's folder")
-        try:
-            descriptor = _open_beneath(self._folder, parts)
-        except OSError as error:
-            missing = isinstance(error, FileNotFoundError)
-            why = "the file is missing" if missing else f"it cannot be opened: {error.strerror}"
-            raise _bad_external(tensor, location, why) from None
+        descriptor = _open_beneath(self._folder, parts)
+        if isinstance(descriptor, OSError):
+            missing = isinstance(descriptor, FileNotFoundError)
+            why = "the file is missing" if missing else f"it cannot be opened: {descriptor.strerror}"
+            raise _bad_external(tensor, location, why)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -154,12 +153,20 @@ def _number(tensor: onnx.TensorProto, location: str, text: str) -> int:
     return int(text)
 
 
-def _open_beneath(folder: Path, parts: tuple[str, ...]) -> int:
+def _open_beneath(folder: Path, parts: tuple[str, ...]) -> int | OSError:
     """Open a file for reading without following a link in any of ``parts``.
 
-    Raises:
-        OSError: missing, a link, or not readable.
+    Returns:
+        Its descriptor; or why there is none: missing, a link, or not readable. It is not raised, so that nobody takes
+        what a model says for a fault of the disk.
     """
+    try:
+        return _descend(folder, parts)
+    except OSError as error:
+        return error
+
+
+def _descend(folder: Path, parts: tuple[str, ...]) -> int:
     current = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:

@@ -36,7 +36,7 @@ MOST_OF_A_KIND: dict[str, tuple[str, int]] = {
 }
 _MOST_OF_OTHERS = 500_000
 MOST: dict[str, int] = {
-    "messages": 5_000_000,
+    "messages": 3_000_000,
     # values of packed and repeated fields: 8 bytes each in memory, where one may stand for it in the file
     "elements": 1 << 28,
     "strings": 4_000_000,
