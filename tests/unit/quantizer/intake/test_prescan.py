@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 from service.contracts.errors import ModelError, NotOnnxError, QuantmillError, TooComplexError, UnsupportedModelError
 from tests.support.data import required_data_dir, requires_data
+from tests.support.source import ROOT
 from tests.unit.quantizer.intake.random_protos import counted, models
 from worker.quantizer.intake.prescan import limits, walk
 from worker.quantizer.intake.prescan.limits import MOST, MOST_OF_A_KIND
@@ -348,3 +349,17 @@ def test_tensors_are_held_against_their_shapes_before_anything_is_parsed() -> No
         scan_model(data)
     assert caught.value.code == "invalid-model"
     assert caught.value.where["tensor"] == "w\n"
+
+
+def test_the_documentation_names_each_limit_with_its_number() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    most = dict(MOST_OF_A_KIND.values()) | MOST | {"subgraph_depth": limits.MAX_SUBGRAPH_DEPTH}
+    most |= {
+        "nesting": limits.MAX_NESTING,
+        "call_depth": limits.MAX_CALL_DEPTH,
+        "bytes_of_a_name": limits.MAX_NAME_BYTES,
+    }
+    for name, number in most.items():
+        assert f"| `{name}` | {number} |" in page
+    assert f"| {limits.FREE_UNFOLDED_NODES} and {limits.UNFOLDED_PER_NODE} per node of the file" in page
+    assert f"| `unfolded_bytes` | {limits.MAX_UNFOLDED_BYTES} |" in page
