@@ -6,6 +6,8 @@ import logging
 import time
 from dataclasses import dataclass
 
+from service.reports.names import shown
+
 MINUTE_SECONDS = 60.0
 # Per minute: lines that are equal to the letter, and troubles that differ only in what they are about.
 EQUAL_LINES = 5
@@ -69,9 +71,21 @@ class CollapsingHandler(logging.StreamHandler):  # type: ignore[type-arg]
                 super().emit(logging.LogRecord(name, level, "", 0, told, None, None))
 
 
+class LineFormatter(logging.Formatter):
+    """Writes a record such that nothing in it can be taken for another one.
+
+    Messages may hold names from files, paths of requests and the last words of a runner. What is no printable letter is
+    written as its escape; lines after the first, as of a traceback, are indented, which no record's first line is.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as text."""
+        return "\n    ".join(shown(line) for line in super().format(record).split("\n"))
+
+
 def configure_logging(level: int = logging.INFO) -> None:
     """One line per record on standard error, UTC."""
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter = LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler = CollapsingHandler()
     handler.setFormatter(formatter)

@@ -125,6 +125,15 @@ class Settings(BaseSettings):
         default=4 * _GIB, ge=0, description="Size of cache_dir; the least recently used go first. 0: no cache."
     )
     job_deadline_seconds: float = Field(default=24 * 3600.0, gt=0)
+    inspection_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="CPU time, and time on the clock, of one inspection of a small file; a sixth of it more per 100 MB "
+        "of a model, half of it per 100 MB of a dataset.",
+    )
+    inspection_slots: int = Field(
+        default=3, ge=1, description="Inspections at a time that `up` runs: one that is slow holds up nobody."
+    )
     job_retention_seconds: float | None = Field(
         default=None, gt=0, description="Time after its end at which a job is forgotten. Default: never."
     )

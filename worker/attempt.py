@@ -18,8 +18,9 @@ from service.contracts.runner import ErrorLine, LogLine, MetricLine, ProgressLin
 from service.tables import Job
 from service.tables.jobs import UPLOAD_KINDS
 from worker.faults import has_room, no_room
+from worker.inspection_budget import InspectionBudget
 from worker.lease import DATABASE_AWAY, Lease, Timing
-from worker.memory import MemoryWatch
+from worker.memory import MemoryWatch, group_cpu_seconds
 from worker.outcome import Ending, Result, StopReason
 from worker.runner import CANCEL_FLAG
 from worker.sandbox import RunnerProcess
@@ -45,6 +46,7 @@ class Watch:
         stopping: True once the worker shuts down.
         scratch: the runner's folder, where it looks for the cancel flag.
         memory: follows the runner's; None: nobody does.
+        budget: of an inspection; None: it is none.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Watch:
         stopping: Callable[[], bool],
         scratch: Path,
         memory: MemoryWatch | None = None,
+        budget: InspectionBudget | None = None,
     ) -> None:
         self._process = process
         self._lease = lease
@@ -67,7 +70,10 @@ class Watch:
         self._scratch = scratch
         self._memory = memory
         self._ends = deadline_at
+        self._budget = budget
+        self._cpu_seconds = 0.0
         self._measured_at = boot_seconds()
+        self._budget_ends = None if budget is None else self._measured_at + budget.wall_seconds
         # By the clock that stands still while the machine sleeps: its runner says nothing then, and does not stall.
         self._heard_at = time.monotonic()
         self._silence_seconds = 0.0
@@ -106,6 +112,8 @@ class Watch:
             storage=None if has_room(self._scratch) else no_room(self._scratch).problem(),
             heard=self._heard,
             within_share=self._memory is not None and not self._memory.near_share(),
+            budget=self._budget,
+            cpu_seconds=self._cpu_seconds,
         )
 
     def _step(self) -> None:
@@ -147,6 +155,8 @@ class Watch:
         elif not over and self._frozen_at is not None:
             log.warning("runner.thawed job_id=%s attempt=%d", self._job.id, self._job.attempt)
             self._heard_at = time.monotonic() - self._silence_seconds  # meanwhile it was not silent of its own will
+            if self._budget_ends is not None:
+                self._budget_ends += now - self._frozen_at
             self._frozen_at = None
             self._process.thaw()
 
@@ -160,6 +170,9 @@ class Watch:
             self._kill(StopReason.DEADLINE)
         elif self._frozen_at is not None:
             self._judge_frozen(now)
+        elif self._budget_ends is not None and now >= self._budget_ends:
+            self._cpu_seconds = group_cpu_seconds(self._process.pid)
+            self._kill(StopReason.BUDGET)
         elif time.monotonic() - self._heard_at >= self._timing.stall:
             self._kill(StopReason.STALLED)
         elif self._kill_at is not None:

@@ -28,6 +28,7 @@ from service.keys.files import LOCAL_KEY_FILE
 from service.loopback import is_loopback
 from service.settings import Settings
 from worker.children import Child, ChildKeeper, command_line
+from worker.memory import inspection_slots
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,6 @@ STOP_SECONDS = 25.0
 TICK_SECONDS = 0.1
 BACKLOG = 1024
 LOCK_FILE = "up.lock"
-INSPECTOR_SLOTS = 1
 
 
 def banner(settings: Settings, url: str) -> str:
@@ -88,17 +88,18 @@ class EmbeddedService:
             raise
         self.port: int = self._socket.getsockname()[1]
         descriptor = self._socket.fileno()
+        inspections = str(inspection_slots(settings))
         self._keeper = ChildKeeper(
             (
                 Child("api", command_line("api", "--fd", str(descriptor)), pass_fds=(descriptor,)),
                 Child("reconciler", command_line("reconcile")),
                 Child("worker", command_line("worker", "--queues", "cpu")),
-                # A slot of its own: an upload is validated within seconds also while a job runs for hours.
-                Child("inspector", command_line("worker", "--queues", "inspect", "--slots", str(INSPECTOR_SLOTS))),
+                # Slots of their own: an upload is validated within seconds also while a job runs for hours.
+                Child("inspector", command_line("worker", "--queues", "inspect", "--slots", inspections)),
             ),
             variables={
-                # two worker processes on one machine: their jobs share its memory, whichever runs them
-                "QUANTMILL_HOST_SLOTS": str(max(settings.host_slots, settings.worker_slots + INSPECTOR_SLOTS)),
+                # two worker processes on one machine share its memory; all inspections together count as one job
+                "QUANTMILL_HOST_SLOTS": str(max(settings.host_slots, settings.worker_slots + 1)),
                 "QUANTMILL_DATA_DIR": str(settings.data_dir),
                 "QUANTMILL_HOST": settings.host,
                 "QUANTMILL_OPEN": str(settings.open),

@@ -19,6 +19,7 @@ _MIB = 1024**2
 _RESERVE_SHARE = 10
 _RESERVE_BYTES = (512 * _MIB, 4096 * _MIB)
 _LEAST_SHARE_BYTES = 64 * _MIB
+_LEAST_INSPECTION_BYTES = 1024 * _MIB
 # A runner that took so much of its share when a SIGKILL came from nowhere was ended for its memory.
 NEAR_SHARE = 0.8
 HINT = "Use fewer calibration samples or a smaller model, or raise QUANTMILL_JOB_MEMORY_BYTES."
@@ -45,6 +46,19 @@ def job_memory_bytes(settings: Settings) -> int:
     if settings.job_memory_bytes is not None:
         return min(settings.job_memory_bytes, machine_memory_bytes())
     return share_bytes(max(settings.host_slots, settings.worker_slots))
+
+
+def inspection_slots(settings: Settings) -> int:
+    """How many inspections run at a time beside the jobs: as many as are asked for, while each has a gibibyte."""
+    return max(1, min(settings.inspection_slots, share_bytes(settings.worker_slots + 1) // _LEAST_INSPECTION_BYTES))
+
+
+def as_one_job(settings: Settings) -> Settings:
+    """Settings of a worker that only inspects, whose slots share what one job may take."""
+    if settings.job_memory_bytes is not None:
+        return settings
+    share = share_bytes(max(settings.host_slots, 1)) // settings.worker_slots
+    return settings.model_copy(update={"job_memory_bytes": max(share, _LEAST_SHARE_BYTES)})
 
 
 def share_bytes(slots: int, total_bytes: int | None = None) -> int:

@@ -31,6 +31,7 @@ from service.contracts.runner import (
 from service.jobs.errors import DeadlineExceededError
 from service.jobs.schemas import Waiting
 from service.jobs.transitions import LATE_VALIDATION
+from worker.inspection_budget import InspectionBudget
 
 NOT_STARTED = "runner-not-started"
 Result = QuantizeResult | ModelResult | DatasetResult | InspectionResult
@@ -51,6 +52,7 @@ class StopReason(Enum):
     STALLED = "stalled"
     PROTOCOL = "protocol"
     MEMORY = "memory"
+    BUDGET = "budget"
     AWAY = "away"
 
 
@@ -142,6 +144,8 @@ class Ending:
         storage: what to tell where its disk has no room left; None: there is room.
         heard: it has sent a line, of whatever kind.
         within_share: it held far less memory than its share: whatever else had the machine's, this job had not.
+        budget: of an inspection; None: it is none.
+        cpu_seconds: that it had used when its time on the clock was over.
     """
 
     returncode: int
@@ -156,6 +160,8 @@ class Ending:
     storage: Problem | None = None
     heard: bool = True
     within_share: bool = False
+    budget: InspectionBudget | None = None
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -221,14 +227,22 @@ def _stalled(_: Ending) -> Outcome:
     return Failed(error.problem())
 
 
-def _memory(ending: Ending) -> Outcome:
+def _memory(ending: Ending, suspicion: str | None = None) -> Outcome:
     assert ending.memory is not None  # noqa: S101 - see TABLE
-    return Failed(ending.memory)
+    return Failed(_beyond_memory(ending, ending.memory), suspicion)
 
 
-def _out_of_memory(ending: Ending) -> Outcome:
-    assert ending.memory is not None  # noqa: S101 - see TABLE
-    return Failed(ending.memory, suspicion="the kernel ended it for the memory that it took")
+def _told_limit(ending: Ending) -> Outcome:
+    return Failed(_beyond_memory(ending, _problem(ending)))
+
+
+def _beyond_memory(ending: Ending, problem: Problem) -> Problem:
+    return problem if ending.budget is None else ending.budget.judged(problem)
+
+
+def _over_time(ending: Ending) -> Outcome:
+    problem = None if ending.budget is None else ending.budget.overrun(ending.cpu_seconds)
+    return Interrupted(LATE_VALIDATION) if problem is None else Failed(problem)
 
 
 def _starved(ending: Ending) -> Outcome:
@@ -251,7 +265,9 @@ def _not_started(ending: Ending) -> Outcome:
     )
 
 
-def _cpu(_: Ending) -> Outcome:
+def _cpu(ending: Ending) -> Outcome:
+    if ending.budget is not None:
+        return Failed(ending.budget.cpu_problem())
     error = ResourceLimitError(
         "The job used more CPU time than its limit.",
         hint="Use fewer calibration samples, or raise QUANTMILL_JOB_DEADLINE_SECONDS.",
@@ -320,11 +336,19 @@ TABLE = (
         _stopped(StopReason.DEADLINE),
         _deadline,
     ),
+    Row(
+        "inspection's time",
+        "an inspection, still running when its time on the clock was over",
+        "failed: too-complex, if it had used three quarters of its CPU time; else queued again, not charged, with "
+        "twice the time, waiting: validation-overdue",
+        _stopped(StopReason.BUDGET),
+        _over_time,
+    ),
     Row("stalled", "silent for an hour", "failed: stalled", _stopped(StopReason.STALLED), _stalled),
     Row(
         "memory",
         "ended at its share of memory",
-        "failed: resource-limit",
+        "failed: resource-limit; too-complex for an inspection beyond the memory that its file's size gives it",
         lambda ending: ending.stopped is StopReason.MEMORY,
         _memory,
     ),
@@ -338,9 +362,9 @@ TABLE = (
     Row(
         "resource limit",
         f"exit code {EXIT_RESOURCE_LIMIT} and an error: memory, file size, files beside the model",
-        "failed: resource-limit",
+        "failed: resource-limit, or too-complex as above",
         _told(EXIT_RESOURCE_LIMIT),
-        lambda ending: Failed(_problem(ending)),
+        _told_limit,
     ),
     Row(
         "installation",
@@ -377,7 +401,13 @@ TABLE = (
         lambda ending: ending.lease_over and ending.returncode == -signal.SIGKILL,
         lambda _: DATABASE_AWAY,
     ),
-    Row("CPU time", "SIGXCPU", "failed: resource-limit", lambda ending: ending.returncode == -signal.SIGXCPU, _cpu),
+    Row(
+        "CPU time",
+        "SIGXCPU",
+        "failed: resource-limit; too-complex for an inspection",
+        lambda ending: ending.returncode == -signal.SIGXCPU,
+        _cpu,
+    ),
     Row(
         "memory of others",
         "SIGKILL by the kernel's count of such ends, with memory far below its share",
@@ -390,7 +420,7 @@ TABLE = (
         "SIGKILL from nobody here, with memory near its share",
         "failed: resource-limit; counts towards the model's quarantine, as a fault does",
         lambda ending: ending.memory is not None and ending.returncode == -signal.SIGKILL,
-        _out_of_memory,
+        lambda ending: _memory(ending, "the kernel ended it for the memory that it took"),
     ),
     Row(
         "mapped file",

@@ -7,7 +7,7 @@ import logging
 from service.contracts.command_errors import InvalidSettingsError
 from service.db import Database
 from service.jobs.dispatch import Dispatcher
-from service.jobs.queues import QUEUES
+from service.jobs.queues import QUEUES, queue_of
 from service.schema import require_migrated
 from service.settings import Settings
 from service.storage import FileStore
@@ -16,7 +16,7 @@ from worker.celery_app import make_app, run_worker, stopping
 from worker.deafness import Deafness
 from worker.embedded import StopFlag
 from worker.heartbeat import Heartbeat
-from worker.memory import job_memory_bytes
+from worker.memory import as_one_job, job_memory_bytes
 from worker.reconcile.loops import Reconciler, run_forever, run_once
 from worker.reconcile.scratch import collect_scratch
 from worker.rest import Rest
@@ -43,6 +43,8 @@ def run_worker_process(settings: Settings, queues: tuple[str, ...], devices: tup
     if unknown:
         raise InvalidSettingsError(f"There is no queue {unknown[0]!r}.", hint=f"The queues are: {', '.join(QUEUES)}.")
     parts = shares(settings, devices)
+    if set(queues) == {queue_of("inspect_model")}:
+        settings = as_one_job(settings)
     settings.make_folders()
     log.info("worker.share slots=%d job_memory_bytes=%d", len(parts), job_memory_bytes(settings))
     database = Database(settings.database_url)

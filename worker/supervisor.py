@@ -7,6 +7,7 @@ does an error here, of this host or a bug of ours. A host on which attempts end 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -14,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy.orm import Session
@@ -35,6 +37,7 @@ from worker.checkpoints import collect_checkpoints, open_checkpoints
 from worker.conclusion import Conclusion, worker_fault
 from worker.faults import storage_fault
 from worker.guard import Guard, StopClock, StoppedError
+from worker.inspection_budget import InspectionBudget, budget_of
 from worker.lease import DATABASE_AWAY, Lease, Timing
 from worker.materials import OUTPUT_FOLDER, Keeping, Materials
 from worker.memory import MemoryWatch, job_memory_bytes
@@ -64,6 +67,13 @@ def scratch_name(job_id: str, attempt: int) -> str:
 def new_worker_id() -> str:
     """A name for this worker process that no other has."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"[:255]
+
+
+@dataclass
+class _Used:
+    """What an attempt has cost."""
+
+    cpu_seconds: float = 0.0
 
 
 class Supervisor:
@@ -120,13 +130,14 @@ class Supervisor:
         log.info("job.claimed job_id=%s kind=%s attempt=%d", job.id, job.kind, job.attempt)
         with Lease(self._database, job, self._timing, claimed_at=claimed_at) as lease:
             reach("after_claim")
-            folder = self._settings.scratch_dir / scratch_name(job.id, job.attempt)
+            folder, used = self._settings.scratch_dir / scratch_name(job.id, job.attempt), _Used()
             try:
-                outcome, published = self._work(job, lease, folder, claimed_at)
+                outcome, published = self._work(job, lease, folder, claimed_at, used)
             finally:
                 # Before the end is written: it may need the room. What cannot be removed now the reconciler collects.
                 shutil.rmtree(folder, ignore_errors=True)
             outcome = self._conclusion.write(job, lease, outcome, published)
+        self._count_cpu(job, used.cpu_seconds)
         self._rest.note(job.queue, failed=self._conclusion.is_lasting(outcome))
         self._collect_checkpoints()
         return True
@@ -185,10 +196,12 @@ class Supervisor:
         except DATABASE_AWAY as error:
             log.warning("checkpoints.database_away: %s", error)  # they go after the next attempt on this host
 
-    def _work(self, job: Job, lease: Lease, scratch: Path, claimed_at: float) -> tuple[Outcome, JobOutcome | None]:
+    def _work(
+        self, job: Job, lease: Lease, scratch: Path, claimed_at: float, used: _Used
+    ) -> tuple[Outcome, JobOutcome | None]:
         """Prepare, run and publish; what is wrong with the host interrupts the attempt, wherever it shows."""
         try:
-            outcome = self._attempt(job, lease, scratch, claimed_at)
+            outcome = self._attempt(job, lease, scratch, claimed_at, used)
             published = self._publish(outcome, lease, scratch) if isinstance(outcome, Succeeded) else None
         except StoppedError as stop:
             return stop.outcome, None
@@ -213,20 +226,21 @@ class Supervisor:
         log.error("worker.fault job_id=%s attempt=%d", job.id, job.attempt, exc_info=error)
         return worker_fault(error, job.attempt)
 
-    def _attempt(self, job: Job, lease: Lease, scratch: Path, claimed_at: float) -> Outcome:
+    def _attempt(self, job: Job, lease: Lease, scratch: Path, claimed_at: float, used: _Used) -> Outcome:
         """Prepare, start the runner, and watch it to its end."""
         guard = Guard(lease, self._stop)
         task_file = self._prepare(job, lease, guard, scratch)
         reach("after_inputs")
         remaining = _remaining_seconds(job)
+        budget = budget_of(job, scratch, self._settings, self._memory_bytes)
         guard.await_lease(self._timing.frozen)
         process = self._sandbox.start(
-            task_file, scratch=scratch, limits=self._limits(job, remaining), lease_ends_at=lease.ends_at
+            task_file, scratch=scratch, limits=self._limits(job, remaining, budget), lease_ends_at=lease.ends_at
         )
         with closing(process):
             log.info("runner.started job_id=%s attempt=%d pid=%d", job.id, job.attempt, process.pid)
             reach("after_runner_start")
-            memory = MemoryWatch(process.pid, self._memory_bytes)
+            memory = MemoryWatch(process.pid, self._memory_bytes if budget is None else budget.memory_bytes)
             watch = Watch(
                 process,
                 lease,
@@ -236,9 +250,10 @@ class Supervisor:
                 stopping=self._stop,
                 scratch=scratch,
                 memory=memory,
+                budget=budget,
             )
             ending = watch.to_end()
-        self._count_cpu(job, memory.cpu_seconds)
+        used.cpu_seconds = memory.cpu_seconds
         reach("after_runner_end")
         outcome = classify(ending)
         _log_ending(job, ending, outcome)
@@ -287,7 +302,10 @@ class Supervisor:
             check=guard.check,
         )
 
-    def _limits(self, job: Job, remaining_seconds: float | None) -> Limits:
+    def _limits(self, job: Job, remaining_seconds: float | None, budget: InspectionBudget | None) -> Limits:
+        if budget is not None:
+            cpu_seconds = math.ceil(budget.cpu_seconds)
+            return Limits(memory_bytes=budget.memory_bytes, cpu_seconds=cpu_seconds, gpus=job.device != "cpu")
         cpu = None if remaining_seconds is None else int(remaining_seconds * self._settings.threads) + SPARE_CPU_SECONDS
         # CUDA reserves far more address space than it uses: a limit on it would forbid every GPU job.
         memory = None if job.queue == "gpu" else self._memory_bytes

@@ -174,6 +174,13 @@ class UnsupportedModelError(ModelError):
     title = "The model is not supported"
 
 
+class TooComplexError(UnsupportedModelError):
+    """What was uploaded holds more than may be looked into, or takes more time or memory; names the limit."""
+
+    code = "too-complex"
+    title = "The file is too complex"
+
+
 class NotDifferentiableError(UnsupportedModelError):
     """An operator between the parameters and the loss of a training has no derivative here; names the node."""
 

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from service.contracts.base import Contract
+from service.contracts.spreadsheets import cell
 
 
 class KindSensitivity(Contract):
@@ -51,7 +52,7 @@ class Sensitivity(Contract):
     layers: tuple[LayerSensitivity, ...]
 
     def to_csv(self) -> str:
-        """One row per layer and level, the most sensitive first."""
+        """One row per layer and level, the most sensitive first; names as cells that no spreadsheet runs."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(
@@ -62,5 +63,6 @@ class Sensitivity(Contract):
                 checked = layer.verified if level == self.measured else None
                 values = (found.weight, found.activation, found.both, checked)
                 shown = ["" if value is None else f"{value:.6g}" for value in values]
-                rows.writerow([layer.rank, layer.node, layer.op, layer.group, layer.parameters, level, *shown])
+                named = [cell(text) for text in (layer.node, layer.op, layer.group)]
+                rows.writerow([layer.rank, *named, layer.parameters, level, *shown])
         return text.getvalue()

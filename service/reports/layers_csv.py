@@ -7,9 +7,8 @@ import io
 from collections.abc import Callable
 
 from service.contracts.report import Histogram, LayerFigures, Report
+from service.contracts.spreadsheets import cell
 
-# What a spreadsheet takes for the beginning of a formula, in either width, and what it passes over before one.
-_FORMULA = tuple("=+-@\t\r\n|%＝＋－＠")
 _COLUMNS: dict[str, Callable[[LayerFigures], str | float | int | None]] = {
     "name": lambda layer: layer.name,
     "op": lambda layer: layer.op,
@@ -40,25 +39,11 @@ def layers_csv(report: Report) -> str:
     methods = list(dict.fromkeys(method for layer in report.layers for method in layer.gain))
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
-    writer.writerow([*_COLUMNS, *(_cell(f"gain_db_{method}") for method in methods)])
+    writer.writerow([*_COLUMNS, *(cell(f"gain_db_{method}") for method in methods)])
     for layer in report.layers:
         cells = [column(layer) for column in _COLUMNS.values()]
-        writer.writerow([_cell(value) for value in (*cells, *(layer.gain.get(method) for method in methods))])
+        writer.writerow([cell(value) for value in (*cells, *(layer.gain.get(method) for method in methods))])
     return stream.getvalue()
-
-
-def _cell(value: str | float | int | None) -> str | float | int:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        return value
-    clean = "".join(letter if _kept(letter) else "\N{REPLACEMENT CHARACTER}" for letter in value)
-    return f"'{clean}" if clean.lstrip(" ").startswith(_FORMULA) else clean
-
-
-def _kept(letter: str) -> bool:
-    code = ord(letter)
-    return letter in "\t\r\n" or not (code < 0x20 or 0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000)
 
 
 def _clipped(histogram: Histogram | None) -> float | None:

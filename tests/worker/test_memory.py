@@ -19,7 +19,9 @@ from tests.worker.workbench import WRITE_PID, Workbench, finish, process_gone, r
 from worker import memory
 from worker.memory import (
     MemoryWatch,
+    as_one_job,
     group_bytes,
+    inspection_slots,
     job_memory_bytes,
     machine_memory_bytes,
     oom_kills,
@@ -61,8 +63,17 @@ def test_workers_that_know_of_each_other_share_the_machine(tmp_path):
 def test_the_workers_of_one_command_promise_the_machine_once(embedded):
     """One takes jobs, one inspects uploads; each may have been started more than once."""
     told = wait_for(lambda: len(found := _shares(embedded)) >= 2 and found, message="no worker told its share")
-    assert set(told) == {(1, share_bytes(2))}
-    assert 2 * share_bytes(2) < machine_memory_bytes()
+    slots = max(slots for slots, _ in told)
+    assert set(told) == {(1, share_bytes(2)), (slots, share_bytes(2) // slots)}
+    assert sum(slots * share for slots, share in set(told)) < machine_memory_bytes()
+
+
+def test_inspections_share_what_one_job_may_take(tmp_path):
+    settings = Settings(data_dir=tmp_path, worker_slots=3, host_slots=2)
+    assert job_memory_bytes(as_one_job(settings)) == share_bytes(2) // 3
+    assert job_memory_bytes(as_one_job(settings.model_copy(update={"job_memory_bytes": LIMIT}))) == LIMIT
+    assert inspection_slots(settings) <= settings.inspection_slots
+    assert inspection_slots(settings.model_copy(update={"worker_slots": 10_000})) == 1
 
 
 def _shares(service: Service) -> list[tuple[int, int]]:

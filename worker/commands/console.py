@@ -10,14 +10,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from service.contracts.errors import FieldProblem, Problem
 from service.contracts.inspection import Inspection, NodeInspection
 from service.contracts.report import Interval, MetricFigures, ModelFigures, Report
+from service.reports.names import shown
 from worker.commands.advice_view import print_advice
 
 WIDTH_WITHOUT_TERMINAL = 120
@@ -31,7 +33,31 @@ _POINTS = {"%": "points", "dB": "dB"}
 def make_console(*, stderr: bool = False) -> Console:
     """A console that is as wide as the terminal, and wide enough for tables where there is none."""
     console = Console(stderr=stderr, highlight=False, soft_wrap=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+    if not console.is_terminal:
+        console = Console(stderr=stderr, highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+    console.push_render_hook(_Printable())
+    return console
+
+
+class _Printable(RenderHook):
+    """Whatever is printed: names from a model must not steer the terminal (CWE-150)."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Cleaned(renderable) for renderable in renderables]
+
+
+class _Cleaned:
+    """What is drawn, with the escape of each character that is no printable letter."""
+
+    def __init__(self, inner: ConsoleRenderable) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._inner, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment("\n".join(map(shown, segment.text.split("\n"))), segment.style)
 
 
 class ProgressView:

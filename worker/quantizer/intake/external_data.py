@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import os
@@ -12,43 +13,19 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from service.contracts.errors import ExternalDataError, ModelError, ResourceLimitError
+from service.contracts.errors import ExternalDataError, ResourceLimitError
+from worker.quantizer.intake.prescan.tensors import tensor_bytes
 
-_MAX_ELEMENTS = 1 << 40
+# What onnx.proto says an entry may be called. A reader that takes over others, as attributes of an object, can be made
+# to do what it should not (CVE-2026-34445); a base path would lead out of the folder.
+KNOWN_KEYS = frozenset({"location", "offset", "length", "checksum"})
+_SHOWN_CHARACTERS = 100
+_MOST_DIGITS = 20
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
     """True if the tensor's bytes lie in another file."""
     return tensor.data_location == onnx.TensorProto.EXTERNAL
-
-
-def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Bytes that the elements take; 0 for strings, whose size is not fixed.
-
-    Raises:
-        ModelError: unknown type, negative or impossible dimensions.
-    """
-    try:
-        dtype = ir.DataType(tensor.data_type)
-    except ValueError:
-        raise bad_tensor(tensor, f"unknown data type {tensor.data_type}") from None
-    if dtype == ir.DataType.UNDEFINED:
-        raise bad_tensor(tensor, "its data type is undefined")
-    if any(axis < 0 for axis in tensor.dims) or math.prod(tensor.dims) > _MAX_ELEMENTS:
-        raise bad_tensor(tensor, f"impossible shape {list(tensor.dims)}")
-    if dtype == ir.DataType.STRING:
-        return 0
-    bits: int = math.prod(tensor.dims) * dtype.bitwidth
-    return (bits + 7) // 8
-
-
-def bad_tensor(tensor: onnx.TensorProto, why: str) -> ModelError:
-    """The error for a tensor whose bytes do not match its type and shape."""
-    return ModelError(
-        f"tensor {tensor.name!r} is damaged: {why}",
-        hint="Export the model again, with its weights.",
-        tensor=tensor.name,
-    )
 
 
 def attach(graph: ir.Graph, files: ExternalFiles) -> None:
@@ -74,6 +51,7 @@ class ExternalFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: dict[str, mmap.mmap | bytes] = {}
+        self._checksums: dict[str, str] = {}
 
     @property
     def locations(self) -> set[str]:
@@ -89,23 +67,26 @@ class ExternalFiles:
         """
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
-        needed = tensor_bytes(tensor)
+        needed = tensor_bytes(tensor.data_type, tensor.dims, tensor.name)
         if len(entries) != len(tensor.external_data):
             raise _bad_external(tensor, location, "an entry is given twice")
+        unknown = next((key for key in entries if key not in KNOWN_KEYS), None)
+        if unknown is not None:
+            raise _bad_external(tensor, location, f"it has an entry {unknown[:_SHOWN_CHARACTERS]!r}, which is not read")
         if tensor.data_type == onnx.TensorProto.STRING:
             raise _bad_external(tensor, location, "strings cannot be external")
-        try:
-            offset = int(entries.get("offset") or 0)
-            length = int(entries.get("length") or needed)
-        except ValueError:
-            raise _bad_external(tensor, location, "its offset or length is not a number") from None
-        if offset < 0 or length != needed:
+        offset = _number(tensor, location, entries.get("offset") or "0")
+        length = _number(tensor, location, entries.get("length") or str(needed))
+        if length != needed:
             why = f"it declares {length} bytes at offset {offset}, its shape {list(tensor.dims)} needs {needed}"
             raise _bad_external(tensor, location, why)
         size = len(self._open(tensor, location))
         if offset + needed > size:
             why = f"the file has {size} bytes, the tensor ends at {offset + needed}: it is too short"
             raise _bad_external(tensor, location, why)
+        checksum = entries.get("checksum")
+        if checksum and checksum.lower() != self._checksum(location):
+            raise _bad_external(tensor, location, "the file is not what the model's checksum says")
         return location, offset, needed
 
     def inline(self, tensor: onnx.TensorProto) -> None:
@@ -129,19 +110,25 @@ class ExternalFiles:
             values = values.copy()  # not every consumer takes unaligned memory
         return ir.Tensor(values, tensor.dtype, shape=ir.Shape(shape), name=tensor.name, doc_string=tensor.doc_string)
 
+    def _checksum(self, location: str) -> str:
+        """SHA-1 of an opened file, as onnx.proto has it: against damage; it proves nothing of who made the file."""
+        if location not in self._checksums:
+            self._checksums[location] = hashlib.sha1(self._maps[location], usedforsecurity=False).hexdigest()
+        return self._checksums[location]
+
     def _open(self, tensor: onnx.TensorProto, location: str) -> mmap.mmap | bytes:
         if location in self._maps:
             return self._maps[location]
         parts = PurePosixPath(location).parts
-        unsafe = not parts or location.startswith("/") or ".." in parts or "\\" in location or "\0" in location
-        if unsafe:
+        # One spelling for each file, that of the manifest; exporters that write "./" before it mean no other.
+        plain = "/".join(parts) == location.removeprefix("./") and ".." not in parts and not location.startswith("/")
+        if not parts or not plain or "\\" in location or "\0" in location:
             raise _bad_external(tensor, location, "the path is not a plain path within the model's folder")
-        try:
-            descriptor = _open_beneath(self._folder, parts)
-        except OSError as error:
-            missing = isinstance(error, FileNotFoundError)
-            why = "the file is missing" if missing else f"it cannot be opened: {error.strerror}"
-            raise _bad_external(tensor, location, why) from None
+        descriptor = _open_beneath(self._folder, parts)
+        if isinstance(descriptor, OSError):
+            missing = isinstance(descriptor, FileNotFoundError)
+            why = "the file is missing" if missing else f"it cannot be opened: {descriptor.strerror}"
+            raise _bad_external(tensor, location, why)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -159,12 +146,27 @@ class ExternalFiles:
         return self._maps[location]
 
 
-def _open_beneath(folder: Path, parts: tuple[str, ...]) -> int:
+def _number(tensor: onnx.TensorProto, location: str, text: str) -> int:
+    """A number as every reader of it takes it: digits alone, in 64 bits."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise _bad_external(tensor, location, f"its offset or length is not a number: {text[:_SHOWN_CHARACTERS]!r}")
+    return int(text)
+
+
+def _open_beneath(folder: Path, parts: tuple[str, ...]) -> int | OSError:
     """Open a file for reading without following a link in any of ``parts``.
 
-    Raises:
-        OSError: missing, a link, or not readable.
+    Returns:
+        Its descriptor; or why there is none: missing, a link, or not readable. It is not raised, so that nobody takes
+        what a model says for a fault of the disk.
     """
+    try:
+        return _descend(folder, parts)
+    except OSError as error:
+        return error
+
+
+def _descend(folder: Path, parts: tuple[str, ...]) -> int:
     current = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:

@@ -19,11 +19,9 @@ import onnx_ir as ir
 from service.contracts.errors import AlreadyQuantizedError, UnsupportedModelError
 from service.contracts.model import MAX_NODE_NAME_CHARACTERS, MAX_NODE_NAMES, ModelSummary, TensorInfo
 from worker.quantizer.intake.loading import (
-    MAX_NODES,
     check_representable,
-    check_tensors,
     external_files,
-    parse_proto,
+    parse_scanned,
     read_file,
     tensors_of,
     to_ir,
@@ -35,11 +33,8 @@ from worker.quantizer.runtime.session import Session
 
 __all__ = ["Uploaded", "file_sha256", "inspect_model", "open_model", "summarize_model"]
 
-MAX_SUBGRAPH_DEPTH = 8
 # Domains whose operators onnxruntime's CPU build knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
-
-_FunctionKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -95,8 +90,7 @@ def open_model(path: Path) -> Uploaded:
         UnsupportedModelError: no nodes, too many or too deep, or unknown operators.
     """
     data = read_file(path)
-    proto = parse_proto(data)
-    check_tensors(proto)
+    proto = parse_scanned(data)
     check_representable(proto)
     check_structure(proto)
     summary = summarize_model(proto, path, sha256=hashlib.sha256(data).hexdigest())
@@ -139,7 +133,7 @@ def _with_names(uploaded: Uploaded) -> ModelSummary:
         return summary
     check_channels(prepared.graph)
     known = [*prepared.op_types.items(), *prepared.known_nodes()]
-    names = dict.fromkeys([*(node.name for node, _ in _nodes(proto) if node.name), *(name for name, _ in known)])
+    names = dict.fromkeys([*(node.name for node in _nodes(proto) if node.name), *(name for name, _ in known)])
     op_types = {op_type for _, op_type in known} - summary.op_counts.keys()
     few = len(names) <= MAX_NODE_NAMES and sum(map(len, names)) <= MAX_NODE_NAME_CHARACTERS
     return summary.model_copy(
@@ -156,7 +150,7 @@ def _ask_runtime(path: Path, proto: onnx.ModelProto, *, threads: int, optimized:
 
 def _with_node(refusal: RuntimeRefusalError, proto: onnx.ModelProto) -> UnsupportedModelError:
     """The refusal as a user reads it, with the node's name as far as the runtime's message allows to find it."""
-    found = next((node for node, _ in _nodes(proto) if refusal.is_about(node)), None)
+    found = next((node for node in _nodes(proto) if refusal.is_about(node)), None)
     return UnsupportedModelError(
         f"{refusal.runtime} refuses {'the model' if found is None else _describe(found)}: {refusal.reason}",
         hint="Export the model again with standard ONNX operators and an opset that this runtime knows.",
@@ -178,7 +172,7 @@ def summarize_model(proto: onnx.ModelProto, path: Path, *, sha256: str) -> Model
     files = external_files(proto, path.parent)
     digests = {"": sha256} | {location: file_sha256(file) for location, file in files.items()}
     lines = "".join(f"{digest}  {location}\n" for location, digest in digests.items())
-    nodes = [node for node, _ in _nodes(proto)]
+    nodes = list(_nodes(proto))
     inputs, outputs = tensor_infos(proto)
     return ModelSummary(
         ir_version=proto.ir_version,
@@ -240,17 +234,11 @@ def file_sha256(path: Path) -> str:
 
 
 def check_structure(proto: onnx.ModelProto) -> None:
-    """Refuse what must not reach the runtime: no nodes, unknown domains, endless nesting or calls."""
+    """Refuse what must not reach the runtime: no nodes, unknown domains."""
     if not proto.graph.node:
         raise UnsupportedModelError("the model has no nodes", hint="Upload a model that computes something.")
     functions = {(function.domain, function.name): function for function in proto.functions}
-    for node, depth in _nodes(proto):
-        if depth > MAX_SUBGRAPH_DEPTH:
-            raise UnsupportedModelError(
-                f"{_describe(node)} lies {depth} sub-graphs deep; at most {MAX_SUBGRAPH_DEPTH} are supported",
-                hint="Flatten nested If, Loop and Scan bodies.",
-                node=node.name or None,
-            )
+    for node in _nodes(proto):
         if node.domain not in KNOWN_DOMAINS and (node.domain, node.op_type) not in functions:
             raise UnsupportedModelError(
                 f"{_describe(node)} is of operator domain {node.domain!r}, which this service cannot execute",
@@ -259,53 +247,18 @@ def check_structure(proto: onnx.ModelProto) -> None:
                 op_type=node.op_type,
                 domain=node.domain,
             )
-    _check_calls(proto, functions)
 
 
-def _check_calls(proto: onnx.ModelProto, functions: dict[_FunctionKey, onnx.FunctionProto]) -> None:
-    """Refuse functions that call themselves, or that unfold to more than MAX_NODES nodes."""
-    sizes: dict[_FunctionKey, int] = {}
-    open_calls: list[_FunctionKey] = []
-
-    def unfolded(nodes: Iterator[onnx.NodeProto]) -> int:
-        return sum(size_of((node.domain, node.op_type)) for node in nodes)
-
-    def size_of(key: _FunctionKey) -> int:
-        if key not in functions:
-            return 1
-        if key in open_calls or len(open_calls) > MAX_SUBGRAPH_DEPTH * 4:
-            raise UnsupportedModelError(
-                f"function {key[1]!r} of domain {key[0]!r} calls itself, or calls are nested too deep",
-                hint="Export the model without recursive functions.",
-                function=key[1],
-            )
-        if key not in sizes:
-            open_calls.append(key)
-            sizes[key] = unfolded(node for node, _ in _walk(functions[key].node))
-            open_calls.pop()
-        return sizes[key]
-
-    total = unfolded(node for node, _ in _walk(proto.graph.node))
-    if total > MAX_NODES:
-        raise UnsupportedModelError(f"the model's functions unfold to {total} nodes; at most {MAX_NODES} are supported")
-
-
-def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, int]]:
-    """Every node with its sub-graph depth; functions count as depth 0."""
-    yield from _walk(proto.graph.node)
-    for function in proto.functions:
-        yield from _walk(function.node)
-
-
-def _walk(nodes: Iterator[onnx.NodeProto]) -> Iterator[tuple[onnx.NodeProto, int]]:
-    work = [(node, 0) for node in nodes]
-    work.reverse()
-    while work:
-        node, depth = work.pop()
-        yield node, depth
-        for attribute in node.attribute:
-            graphs = [*attribute.graphs, attribute.g] if attribute.HasField("g") else attribute.graphs
-            work += [(inner, depth + 1) for graph in graphs for inner in graph.node]
+def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node, those of sub-graphs and functions too."""
+    for part in (proto.graph, *proto.functions):
+        work = list(reversed(part.node))
+        while work:
+            node = work.pop()
+            yield node
+            for attribute in node.attribute:
+                graphs = [*attribute.graphs, attribute.g] if attribute.HasField("g") else attribute.graphs
+                work += [inner for graph in graphs for inner in graph.node]
 
 
 def _describe(node: onnx.NodeProto) -> str:

@@ -1,8 +1,7 @@
-"""Loads ONNX files as hostile input: bounded parse, every tensor's bytes accounted for, external data confined."""
+"""Loads ONNX files as hostile input: looked at before they are parsed, and external data confined."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,25 +12,10 @@ from google.protobuf.message import DecodeError
 from service.contracts.errors import NotOnnxError, UnsupportedModelError
 from service.contracts.model import ModelSummary
 from worker.quantizer.graph.serialized import to_bytes
-from worker.quantizer.intake.external_data import ExternalFiles, attach, bad_tensor, is_external, tensor_bytes
-from worker.quantizer.intake.wire import not_onnx, scan_model
+from worker.quantizer.intake.external_data import ExternalFiles, attach, is_external
+from worker.quantizer.intake.prescan.scan import mapped, scan_model
+from worker.quantizer.intake.wire import not_onnx
 from worker.quantizer.preparation.prepare import undo_quantization
-
-MAX_NODES = 200_000
-MAX_MODEL_FILE_BYTES = (1 << 31) - 1  # protobuf's own limit
-
-_TensorProto = onnx.TensorProto
-# Where typed data lies when raw_data is not used, and how many entries one element takes there.
-_TYPED_FIELDS: dict[int, tuple[str, int]] = {
-    _TensorProto.FLOAT: ("float_data", 1),
-    _TensorProto.COMPLEX64: ("float_data", 2),
-    _TensorProto.DOUBLE: ("double_data", 1),
-    _TensorProto.COMPLEX128: ("double_data", 2),
-    _TensorProto.INT64: ("int64_data", 1),
-    _TensorProto.UINT32: ("uint64_data", 1),
-    _TensorProto.UINT64: ("uint64_data", 1),
-    _TensorProto.STRING: ("string_data", 1),
-}
 
 
 def load_model(path: Path) -> ir.Model:
@@ -46,55 +30,56 @@ def load_model(path: Path) -> ir.Model:
         ModelError: a tensor whose bytes do not match its shape.
         UnsupportedModelError: valid ONNX that the graph library cannot represent.
     """
-    proto = read_proto(path)
-    check_tensors(proto)
-    return to_ir(proto, path.parent)
+    return to_ir(read_proto(path), path.parent)
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
     """Parse the .onnx file without touching external data.
 
     Raises:
-        NotOnnxError: missing, empty, cut short, too large, or not an ONNX file.
-        UnsupportedModelError: more than MAX_NODES nodes.
+        QuantmillError: as ``read_file`` and ``parse_scanned``.
     """
-    return parse_proto(read_file(path))
+    return parse_scanned(read_file(path))
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of the .onnx file.
+    """The bytes of the .onnx file, which have passed the look at them.
 
     Raises:
-        NotOnnxError: missing or too large.
+        NotOnnxError: missing, empty, too large, cut short, damaged, or not an ONNX file.
+        ModelError: a tensor whose bytes do not match its shape.
+        TooComplexError: more of something than is accepted; names it.
+        UnsupportedModelError: functions that call themselves.
     """
-    try:
-        size = path.stat().st_size
-        if size > MAX_MODEL_FILE_BYTES:
-            raise NotOnnxError(
-                f"the file has {size} bytes; an ONNX file holds at most {MAX_MODEL_FILE_BYTES}",
-                hint="Store the weights as external data.",
-            )
-        return path.read_bytes()
-    except OSError as error:
-        raise NotOnnxError(f"the model cannot be read: {error.strerror}") from None
+    with mapped(path) as data:
+        scan_model(data)
+        return data[:]
 
 
 def parse_proto(data: bytes) -> onnx.ModelProto:
     """Parse the bytes of an .onnx file without touching external data.
 
     Raises:
-        NotOnnxError: empty, cut short, or not an ONNX file.
-        UnsupportedModelError: more than MAX_NODES nodes.
+        QuantmillError: as ``read_file`` and ``parse_scanned``.
     """
     if not data:
         raise NotOnnxError("the model file is empty", hint="Upload the .onnx file again.")
-    scan_model(data, max_nodes=MAX_NODES)
+    scan_model(data)
+    return parse_scanned(data)
+
+
+def parse_scanned(data: bytes) -> onnx.ModelProto:
+    """Parse what ``read_file`` has given.
+
+    Raises:
+        NotOnnxError: the parser refuses it, or it is not an ONNX model.
+    """
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
     except DecodeError:
         raise NotOnnxError(
-            "the file cannot be decoded as an ONNX model: it is damaged, or its sub-graphs are nested too deep",
+            "the file cannot be decoded as an ONNX model: it is damaged",
             hint="Export the model again and upload it anew.",
         ) from None
     if not proto.ir_version or not proto.HasField("graph"):
@@ -236,30 +221,6 @@ def graphs_of(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
             for graph in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
                 yield graph
                 nodes.extend(graph.node)
-
-
-def check_tensors(proto: onnx.ModelProto) -> None:
-    """Check that the bytes of every tensor within the file match its type and shape.
-
-    Raises:
-        ModelError: naming the tensor; a file of a few bytes must not make anyone allocate gigabytes.
-    """
-    for tensor in tensors_of(proto):
-        expected = tensor_bytes(tensor)
-        if is_external(tensor):
-            continue
-        if tensor.HasField("raw_data"):
-            got, unit = len(tensor.raw_data), "bytes"
-            if tensor.data_type == _TensorProto.STRING:
-                raise bad_tensor(tensor, "strings cannot be raw bytes")
-        else:
-            field, per_element = _TYPED_FIELDS.get(int(tensor.data_type), ("int32_data", 1))
-            got, unit = len(getattr(tensor, field)), f"entries in {field}"
-            bits = ir.DataType(tensor.data_type).bitwidth if tensor.data_type != _TensorProto.STRING else 8
-            count = math.prod(tensor.dims) * per_element
-            expected = -(-count * bits // 8) if bits < 8 else count
-        if got != expected:
-            raise bad_tensor(tensor, f"its shape {list(tensor.dims)} needs {expected} {unit}, the file holds {got}")
 
 
 def uploaded_bytes(path: Path, summary: ModelSummary, undo: bool) -> bytes:

@@ -15,6 +15,8 @@ from worker.quantizer.runtime.session import RUNTIME_ERRORS, session_options
 _REFUSALS = (*RUNTIME_ERRORS, state.NoModel, state.NoSuchFile, ValueError)
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")
 _MAX_REASON_CHARACTERS = 600
+# Products of constants are computed whatever they cost; preparation folds within a budget.
+_UNBOUNDED = ["ConstantFolding"]
 
 # What onnxruntime puts around the sentence that matters.
 _NOISE = tuple(
@@ -79,7 +81,8 @@ def check_runtime(path: Path, *, threads: int, optimized: bool) -> None:
     Args:
         path: the .onnx file, external data beside it.
         threads: threads that the runtime may use.
-        optimized: let it rewrite the graph as well, which takes most of the time.
+        optimized: let it rewrite the graph as well, which takes most of the time; but for the folding of constants, on
+            which it knows no bound.
 
     Raises:
         RuntimeRefusalError: the runtime refuses the model.
@@ -87,7 +90,10 @@ def check_runtime(path: Path, *, threads: int, optimized: bool) -> None:
     """
     try:
         ort.InferenceSession(
-            str(path), session_options(threads, optimized=optimized), providers=["CPUExecutionProvider"]
+            str(path),
+            session_options(threads, optimized=optimized),
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=_UNBOUNDED,
         )
     except MemoryError:
         raise _out_of_memory() from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -166,7 +167,7 @@ def test_a_missing_file_names_tensor_and_path(tmp_path: Path) -> None:
         ({"offset": "99999999999999999999"}, 48, "too short"),
         ({"length": "47"}, 48, r"declares 47 bytes at offset 0, its shape \[3, 4\] needs 48"),
         ({"length": "34359738368"}, 48, "declares 34359738368"),
-        ({"offset": "-4"}, 48, "offset -4"),
+        ({"offset": "-4"}, 48, "not a number"),
         ({"offset": "abc"}, 48, "not a number"),
         ({"length": "1e3"}, 48, "not a number"),
     ],
@@ -273,3 +274,38 @@ def test_weights_beyond_the_memory_limit_end_in_a_typed_error(tmp_path: Path) ->
     command = [sys.executable, "-c", UNDER_A_LIMIT, str(path), str(2 << 30)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.stdout.split() == ["resource-limit", "memory"], done.stderr
+
+
+@pytest.mark.parametrize("key", ["basepath", "__class__", "__dict__", "LOCATION", "location ", "", "x" * 10_000, "\0"])
+def test_only_known_entries_are_read(tmp_path: Path, key: str) -> None:
+    """A reader that makes attributes of entries can be led anywhere (CVE-2026-34445)."""
+    path = laid_out(tmp_path, model_with(external(**{key: "/etc"})), model_data=VALUES.tobytes())
+    assert len(refused(path, "which is not read").detail) < 400
+
+
+@pytest.mark.parametrize("number", ["-1", "+0", " 0", "0 ", "1_0", "0x0", "1e0", "٣", "9" * 30, "9" * 5000, "0\n"])
+@pytest.mark.parametrize("key", ["offset", "length"])
+def test_numbers_are_digits(tmp_path: Path, key: str, number: str) -> None:
+    path = laid_out(tmp_path, model_with(external(**{key: number})), model_data=VALUES.tobytes() + bytes(64))
+    refused(path, "not a number")
+
+
+def test_a_checksum_is_verified_where_it_is_given(tmp_path: Path) -> None:
+    digest = hashlib.sha1(VALUES.tobytes()).hexdigest()
+    for right in (digest, digest.upper()):
+        path = laid_out(tmp_path, model_with(external(checksum=right)), model_data=VALUES.tobytes())
+        assert inspect_model(path, threads=1).parameter_count == VALUES.size
+    for wrong in ("0" * 40, digest[:-1], digest + "0", "none"):
+        path = laid_out(tmp_path, model_with(external(checksum=wrong)), model_data=VALUES.tobytes())
+        refused(path, "not what the model's checksum says")
+
+
+@pytest.mark.parametrize(
+    "location", [".//model.data", "././model.data", "sub/../model.data", "model.data/", "sub//model.data"]
+)
+def test_a_file_has_one_spelling(tmp_path: Path, location: str) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "model.data").write_bytes(VALUES.tobytes())
+    refused(
+        laid_out(tmp_path, model_with(external(location=location)), model_data=VALUES.tobytes()), "not a plain path"
+    )

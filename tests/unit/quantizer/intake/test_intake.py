@@ -15,13 +15,16 @@ from onnx import TensorProto, helper
 from service.contracts.errors import (
     ModelError,
     NotOnnxError,
+    TooComplexError,
     UnsupportedModelError,
 )
 from service.contracts.model import ModelSummary, TensorInfo
 from worker.quantizer.intake import inspect as intake
-from worker.quantizer.intake import loading, wire
+from worker.quantizer.intake import loading
 from worker.quantizer.intake.inspect import inspect_model
 from worker.quantizer.intake.loading import load_model
+from worker.quantizer.intake.prescan.limits import MAX_NODES
+from worker.quantizer.intake.prescan.scan import scan_model
 
 
 def tensor(name: str, shape: Any = (1, 3), dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -252,26 +255,16 @@ def test_four_bit_and_typed_tensors_are_counted_right(tmp_path: Path) -> None:
     wide = helper.make_tensor("c", TensorProto.COMPLEX64, [2], [1 + 2j, 3 + 4j])
     text = helper.make_tensor("s", TensorProto.STRING, [2], [b"a", b"b"])
     none = helper.make_tensor("n", TensorProto.FLOAT, [0], [])
-    loading.check_tensors(model_of(relu(), weights=[packed, typed, halves, wide, text, none]))
+    scan_model(model_of(relu(), weights=[packed, typed, halves, wide, text, none]).SerializeToString())
 
 
 def test_too_many_nodes_are_refused_before_they_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = b"\x0a\x00"  # GraphProto.node, empty: two bytes in the file
-    graph = node * (loading.MAX_NODES + 1)
+    graph = node * (MAX_NODES + 1)
     size = wire_varint(len(graph))
     monkeypatch.setattr(loading.onnx, "ModelProto", lambda: pytest.fail("the bytes were parsed"))
-    with pytest.raises(UnsupportedModelError, match="more than 200000 nodes"):
+    with pytest.raises(TooComplexError, match="more than 200000 nodes"):
         inspect(tmp_path, b"\x08\x08\x3a" + size + graph)
-
-
-def test_nodes_of_sub_graphs_and_functions_count() -> None:
-    body = helper.make_graph([relu(), relu()], "body", [], [])
-    inner = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
-    function = helper.make_function("f", "F", ["x"], ["y"], [relu(), inner], [])
-    data = model_of(relu(), inner, functions=[function]).SerializeToString()
-    wire.scan_model(data, max_nodes=12)
-    with pytest.raises(UnsupportedModelError):
-        wire.scan_model(data, max_nodes=11)
 
 
 def wire_varint(number: int) -> bytes:
@@ -293,8 +286,10 @@ def nested(depth: int) -> onnx.ModelProto:
 
 def test_sub_graph_depth_is_bounded(tmp_path: Path) -> None:
     assert inspect(tmp_path, nested(3)).op_counts["If"] == 7
-    with pytest.raises(UnsupportedModelError, match="9 sub-graphs deep"):
+    with pytest.raises(TooComplexError) as caught:
         inspect(tmp_path, nested(9))
+    assert caught.value.where["limit"] == "subgraph_depth"
+    assert caught.value.where["node"] == "if0"
 
 
 def test_nesting_beyond_the_parser_is_a_typed_error(tmp_path: Path) -> None:
@@ -303,7 +298,7 @@ def test_nesting_beyond_the_parser_is_a_typed_error(tmp_path: Path) -> None:
         attribute = b"\x32" + wire_varint(len(inner)) + inner
         node = b"\x2a" + wire_varint(len(attribute)) + attribute
         inner = b"\x0a" + wire_varint(len(node)) + node
-    with pytest.raises(NotOnnxError, match="nested too deep"):
+    with pytest.raises(TooComplexError, match="more than 8 subgraph depth"):
         inspect(tmp_path, b"\x08\x08\x3a" + wire_varint(len(inner)) + inner)
 
 
@@ -328,7 +323,7 @@ def test_functions_that_unfold_without_end(tmp_path: Path) -> None:
     for level in range(1, 20):
         nodes = [call(f"F{level - 1}", "a", "m"), call(f"F{level - 1}", "m", "b")]
         functions.append(helper.make_function("f", f"F{level}", ["a"], ["b"], nodes, imports))
-    with pytest.raises(UnsupportedModelError, match="unfold to 524288 nodes"):
+    with pytest.raises(TooComplexError, match="unfolded nodes: 524288"):
         inspect(tmp_path, model_of(call("F19", "x", "y"), domains=["f"], functions=functions))
 
 
@@ -430,7 +425,6 @@ def test_random_damage_never_escapes_the_error_tree(tmp_path: Path) -> None:
         path = saved(tmp_path, bytes(damaged))
         try:
             proto = loading.read_proto(path)
-            loading.check_tensors(proto)
             intake.check_structure(proto)
             intake.summarize_model(proto, path, sha256="0")
             loading.to_ir(proto, tmp_path)

@@ -21,7 +21,7 @@ from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitEr
 from worker.quantizer.graph.serialized import serialized, to_bytes
 from worker.quantizer.intake.external_data import is_external
 from worker.quantizer.intake.inspect import check_structure, tensor_infos
-from worker.quantizer.intake.loading import check_tensors, load_model, parse_proto, tensors_of
+from worker.quantizer.intake.loading import load_model, parse_proto, tensors_of
 from worker.quantizer.runtime.session import Session
 
 _HINT = "Make the graph with opset 11 or later of standard operators, and try it in onnxruntime."
@@ -149,7 +149,6 @@ def read_graph(source: GraphSource, files: Mapping[str, Path], pointer: str, *, 
                 pointer=pointer,
                 hint="Save it with all data inside, or upload it as a model with its external data.",
             )
-        check_tensors(proto)
     else:
         path = files.get(str(source.model_id))
         if path is None:

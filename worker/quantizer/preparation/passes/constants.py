@@ -8,21 +8,28 @@ from onnxscript.optimizer import fold_constants_ir
 
 from worker.quantizer.graph.metadata import Metadata
 from worker.quantizer.graph.outcome import Outcome
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, name_of
+from worker.quantizer.graph.skeleton import weight_bytes
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, name_of, node_name
+from worker.quantizer.preparation.passes.folding import FoldingBudget
 
 _FOLD_INPUT_BYTES = 64 * 2**20
 _FOLD_OUTPUT_BYTES = 64 * 2**20
 
 
 def fold_constants(model: ir.Model) -> Outcome:
-    """Replace what depends on constants alone by its value, and remove nodes without effect."""
+    """Replace what depends on constants alone by its value, and remove nodes without effect.
+
+    What costs more than the budget of folding is left as it is, and told.
+    """
     before = model.graph.num_nodes()
     metadata = Metadata(model.graph)
+    budget = FoldingBudget(model.opset_imports, weight_bytes=weight_bytes(model))
     fold_constants_ir(
         model,
         onnx_shape_inference=True,
         input_size_limit=_FOLD_INPUT_BYTES,
         output_size_limit=_FOLD_OUTPUT_BYTES,
+        should_fold=budget.should_fold,
     )
     _forget_dropped_branches(model.graph)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -31,7 +38,13 @@ def fold_constants(model: ir.Model) -> Outcome:
     common.RemoveUnusedNodesPass()(model)
     metadata.restore(model.graph)
     removed = before - model.graph.num_nodes()
-    return Outcome.counted(model, removed, "nodes folded away")
+    there = _names(model) if budget.left_alone else set()
+    left = {name: reason for name, reason in budget.left_alone.items() if name in there}
+    return Outcome.counted(model, removed, "nodes folded away", left=left)
+
+
+def _names(model: ir.Model) -> set[str]:
+    return {node_name(node) for node in model.graph.all_nodes()}
 
 
 def remove_dead_code(model: ir.Model) -> Outcome:

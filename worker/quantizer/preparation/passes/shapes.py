@@ -14,6 +14,11 @@ from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.skeleton import Skeleton
 
 NO_SHAPES_ASKED = declare("no-shapes-asked-for", "no shapes are asked for")
+# Operators whose values inference carries along, with those that it may come to carry.
+_JOINING = frozenset(
+    {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Sub", "Unsqueeze"}
+)
+_MOST_PROPAGATED = 1 << 22
 SHAPES_KNOWN = declare("shapes-known", "shape inference finds nothing new")
 
 
@@ -56,16 +61,38 @@ def infer_shapes(model: ir.Model) -> Outcome:
     """Infer types and shapes of all values, from the operators' own rules and without reading weights."""
     proto = Skeleton(model).proto
     note = ""
+    values = _values_of_shapes(model) <= _MOST_PROPAGATED
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=values)
     except onnx.shape_inference.InferenceError as error:
         # One operator whose rule fails must not leave all others without shapes; the model ran when it was uploaded.
         note = f"; strict inference failed: {' '.join(str(error).split())[:200]}"
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=values)
     modified = _merge(model.graph, inferred.graph)
     unknown = sum(1 for node in model.graph for value in node.outputs if value.name and value.dtype is None)
     said = (f"{unknown} tensors of unknown type" if unknown else "all tensor types known") + note
     return Outcome(model, said if modified else SHAPES_KNOWN.saying(said))
+
+
+def _values_of_shapes(model: ir.Model) -> int:
+    """At most how many values inference would carry along: those of one axis, whatever is joined of them.
+
+    A chain of Concat doubles them with each node; each is a message of its own in the memory of the inference.
+    """
+    lengths: dict[ir.Value, int] = {}
+    total = 0
+
+    def length(value: ir.Value) -> int:
+        tensor = value.const_value
+        known = 0 if tensor is None or len(tensor.shape) > 1 else tensor.size
+        return lengths.get(value, known)
+
+    for node in model.graph.all_nodes():
+        if node.op_type in _JOINING:
+            found = min(sum(length(value) for value in node.inputs if value is not None), _MOST_PROPAGATED + 1)
+            lengths.update(dict.fromkeys(node.outputs, found))
+            total += found
+    return total
 
 
 def _merge(graph: ir.Graph, inferred: onnx.GraphProto) -> bool:

@@ -1,0 +1,1 @@
+"""Files made to do harm, each with the code that it has to end with."""

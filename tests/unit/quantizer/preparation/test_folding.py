@@ -1,0 +1,125 @@
+"""Constants are computed beforehand as far as that costs little; what would cost much stays, and is told."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.quantizer.toolbox import make_model
+from worker.quantizer.preparation.passes import folding
+from worker.quantizer.preparation.passes.constants import fold_constants
+from worker.quantizer.preparation.passes.folding import BEYOND_BUDGET, FoldingBudget
+from worker.quantizer.preparation.passes.names import name_everything
+
+OPSETS = {"": 17}
+
+
+def folded(text: str, constants: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Operators that are left, and the nodes that were left alone."""
+    model = name_everything(ir.from_proto(make_model(text, constants))).model
+    outcome = fold_constants(model)
+    return [node.op_type for node in outcome.model.graph], dict(outcome.left)
+
+
+def integers(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def test_small_constants_are_folded() -> None:
+    left, alone = folded(
+        "(float[1,4] x) => (float[1,4] y) { a = MatMul(w, w) b = ReduceSum<keepdims=0>(a) y = Add(x, b) }",
+        {"w": np.ones((4, 4), np.float32)},
+    )
+    assert (left, alone) == (["Add"], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "constants"),
+    [
+        ("a = Expand(one, huge)", {"one": np.ones(1, np.float32), "huge": integers(1 << 20, 1 << 14)}),
+        ("a = Tile(one, huge)", {"one": np.ones(1, np.float32), "huge": integers(1 << 34)}),
+        ("a = Pad(one, huge)", {"one": np.ones(1, np.float32), "huge": integers(0, 1 << 34)}),
+        ("a = Range(none, most, step)", {k: np.float32(v) for k, v in (("none", 0), ("most", 1e12), ("step", 1))}),
+        ("a = Add(row, column)", {"row": np.ones((1, 1 << 15), "f4"), "column": np.ones((1 << 15, 1), "f4")}),
+        ("a = MatMul(column, row)", {"row": np.ones((1, 1 << 15), "f4"), "column": np.ones((1 << 15, 1), "f4")}),
+        ("a = OneHot(i, depth, values)", {"i": integers(0), "depth": integers(1 << 40), "values": np.ones(2, "f4")}),
+        ("a = Gather(wide, many)", {"wide": np.ones((2, 1 << 16), np.float32), "many": np.zeros(1 << 14, np.int64)}),
+    ],
+)  # fmt: skip
+def test_what_would_become_gigabytes_is_left_alone(text: str, constants: dict[str, Any]) -> None:
+    """Nothing is allocated, or this process of a test would be ended for it."""
+    left, alone = folded(f"(float x) => (float y) {{ {text} b = ReduceSum<keepdims=0>(a) y = Add(x, b) }}", constants)
+    assert left[-1] == "Add"
+    assert len(left) == 3
+    assert list(alone.values()) == [BEYOND_BUDGET()]
+
+
+def test_a_chain_of_products_is_cut_where_the_budget_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "MOST_FLOP", 7 * 2 * 64**3)
+    chain = " ".join(f"a{k + 1} = MatMul(a{k}, a{k})" for k in range(12))
+    left, alone = folded(
+        f"(float x) => (float y) {{ {chain} b = ReduceSum<keepdims=0>(a12) y = Add(x, b) }}",
+        {"a0": np.ones((64, 64), np.float32)},
+    )
+    assert left == ["MatMul"] * 5 + ["ReduceSum", "Add"]
+    assert len(alone) == 1  # the others have an operand that is no constant
+
+
+def test_doubling_is_cut_where_the_budget_ends() -> None:
+    chain = " ".join(f"a{k + 1} = Concat<axis=0>(a{k}, a{k})" for k in range(40))
+    left, alone = folded(
+        f"(float x) => (float y) {{ {chain} b = ReduceSum<keepdims=0>(a40) y = Add(x, b) }}",
+        {"a0": np.ones(1, np.float32)},
+    )
+    assert 10 < left.count("Concat") < 20
+    assert len(alone) == 1
+
+
+def test_a_declared_shape_is_not_believed() -> None:
+    proto = make_model(
+        "(float x) => (float y) { a = Expand(one, huge) b = ReduceSum<keepdims=0>(a) y = Add(x, b) }",
+        {"one": np.ones(1, np.float32), "huge": integers(1 << 34)},
+    )
+    proto.graph.value_info.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, [1]))
+    outcome = fold_constants(name_everything(ir.from_proto(proto)).model)
+    assert [node.op_type for node in outcome.model.graph] == ["Expand", "ReduceSum", "Add"]
+
+
+def test_large_weights_are_still_transposed() -> None:
+    """The budget grows with the weights: what folds each of them once is within it."""
+    weights = {f"w{k}": np.ones((1 << 11, 1 << 11), np.float32) for k in range(8)}
+    nodes = " ".join(f"t{k} = Transpose(w{k}) x{k + 1} = MatMul(x{k}, t{k})" for k in range(8))
+    left, alone = folded(f"(float[1,2048] x0) => (float[1,2048] x8) {{ {nodes} }}", weights)
+    assert (left, alone) == (["MatMul"] * 8, {})
+
+
+@given(st.sampled_from(["MatMul", "Conv", "Gemm"]), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+def test_products_are_counted_as_they_are_computed(kind: str, rows: int, inner: int, columns: int) -> None:
+    first, second = np.ones((rows, inner), np.float32), np.ones((inner, columns), np.float32)
+    expected = 2 * rows * inner * columns
+    if kind == "Conv":
+        first, second = np.ones((1, inner, rows, 1), np.float32), np.ones((columns, inner, 1, 1), np.float32)
+    values = [ir.Value(name=f"v{k}", const_value=ir.tensor(array)) for k, array in enumerate((first, second))]
+    node = ir.Node("", kind, values, outputs=[ir.Value(name="out")])
+    cost = FoldingBudget(OPSETS, weight_bytes=0)._cost(node)
+    assert cost == (expected, 4 * rows * columns)
+
+
+def test_what_is_slow_counts_for_more() -> None:
+    def flop(kind: str) -> int:
+        value = ir.Value(name="v", const_value=ir.tensor(np.ones((1, 1, 8, 8), np.float32)))
+        attributes = [ir.AttrInt64s("kernel_shape", [2, 2])] if kind == "MaxPool" else []
+        node = ir.Node("", kind, [value], attributes, outputs=[ir.Value(name="out")])
+        cost = FoldingBudget(OPSETS, weight_bytes=0)._cost(node)
+        assert cost is not None
+        return cost[0]
+
+    assert flop("MaxPool") > 1000 * flop("Relu")
+    assert math.isfinite(flop("Relu"))
