@@ -1,4 +1,4 @@
-"""First step of a child process: bind its life to the parent's, set its limits, confine it, then become the real command.
+"""First step of a child process: bind it to its parent, set its limits, confine it, then become the real command.
 
 Runs as a plain script (``python -I -S launcher.py SPEC COMMAND...``), so that nothing has to be done between fork and
 exec of a parent that has threads. SPEC is a JSON object:
@@ -12,10 +12,10 @@ exec of a parent that has threads. SPEC is a JSON object:
     controls        {name: what it needs}, see CONTROLS; what stands here must hold, or nothing is started
     probe           true: apply each control, print {name: why it is not here, or null} and start nothing
 
-The kernel is spoken to directly, through ctypes: Landlock is three calls and a filter is one, while the bindings on PyPI
-are libraries to be imported in every start (this interpreter has no site-packages, which saves half of its own start), want
-libseccomp on the host, or know no Landlock beyond its first versions. Numbers and structures are the kernel's promise to
-user space (linux/landlock.h, linux/seccomp.h, linux/capability.h, linux/prctl.h).
+The kernel is spoken to directly, through ctypes: Landlock is three calls and a filter is one, while the bindings on
+PyPI are libraries to be imported in every start (this interpreter has no site-packages, which saves half of its own
+start), want libseccomp on the host, or know no Landlock beyond its first versions. Numbers and structures are the
+kernel's promise to user space (linux/landlock.h, linux/seccomp.h, linux/capability.h, linux/prctl.h).
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ import resource
 import sys
 from _thread import start_new_thread
 from base64 import b64decode
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes long to import
+    from collections.abc import Callable
+    from typing import Any
 
 LINE_FD = 3
 EXIT_NOT_STARTED = 127
@@ -211,7 +215,7 @@ def filter_calls(needs: dict[str, Any]) -> None:
 
 
 def _let_one_through(listener: int) -> None:
-    """Let the next call that the filter reports go on. It is the exec, which ends this thread and closes the listener."""
+    """Let the next call that the filter reports go on: the exec, which ends this thread and closes the listener."""
     notice = bytearray(_NOTIF_BYTES)
     _checked(_libc.ioctl(listener, ctypes.c_ulong(_NOTIF_RECV), (ctypes.c_char * len(notice)).from_buffer(notice)))
     # struct seccomp_notif_resp: id, value, error, flags
@@ -220,7 +224,7 @@ def _let_one_through(listener: int) -> None:
 
 
 # In this order: a namespace is made with rights that are dropped next, and without new privileges anybody may go on.
-CONTROLS = {
+CONTROLS: dict[str, Callable[[Any], None]] = {
     "namespaces": leave_network,
     "capabilities": drop_capabilities,
     "no_new_privileges": refuse_new_privileges,

@@ -2,8 +2,8 @@
 
 The child is a new session and process group with an environment from an allow-list, the scratch folder as working
 directory, rlimits, the controls of ``worker.confinement``, a death signal bound to this process, and three channels:
-standard input (the end of the lease, see ``worker.tether``), descriptor 3 (RunnerLines) and standard error (kept up to a
-cap).
+standard input (the end of the lease, see ``worker.tether``), descriptor 3 (RunnerLines) and standard error (kept up to
+a cap).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ LINE_CAP_BYTES = 256 * 1024 * 1024
 STDERR_CAP_BYTES = 64 * 1024
 DEFAULT_FILE_BYTES = 64 * 1024**3
 DEFAULT_OPEN_FILES = 1024
-# Threads that a runner may have beside all that runs on the machine when it starts: the kernel counts those of the user.
+# Threads that a runner may have beside all that runs on the machine when it starts: the kernel counts those of the
+# user.
 DEFAULT_MORE_THREADS = 4096
 # Virtual memory that a process reserves on top of what a job uses: libraries, thread stacks, allocator arenas.
 RESERVED_BYTES = 2 * 1024**3

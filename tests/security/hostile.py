@@ -1,9 +1,11 @@
 """A runner that was taken over: it tries everything that a runner must not do, and says of each how it went.
 
-Started by the tests as the command of a sandbox. The task file holds what it aims at (addresses, paths, pids); the answer is
-one line of the runner's protocol for each try, ``NAME: refused ERROR`` or ``NAME: DONE what came of it``. What is refused
-by the kernel is an OSError; whatever else happens counts as done.
+Started by the tests as the command of a sandbox. The task file holds what it aims at (addresses, paths, pids); the
+answer is one line of the runner's protocol for each try, ``NAME: refused ERROR`` or ``NAME: DONE what came of it``.
+What is refused by the kernel is an OSError; whatever else happens counts as done.
 """
+
+# ruff: noqa: PTH101, PTH104, PTH108, PTH123, PTH208, PTH211 - what is tried are calls of the kernel, by their own names
 
 from __future__ import annotations
 
@@ -26,18 +28,19 @@ AIM: dict[str, Any] = json.loads(Path(sys.argv[-1]).read_text())
 TRIES: dict[str, Callable[[], object]] = {}
 # Numbers on x86-64; on other machines these tries are left out.
 RARE = {
-    "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "pidfd_open": 434, "pidfd_getfd": 438, "kcmp": 312,
-    "process_madvise": 440, "io_uring_setup": 425, "bpf": 321, "keyctl": 250, "add_key": 248, "request_key": 249,
-    "userfaultfd": 323, "perf_event_open": 298, "mount": 165, "umount2": 166, "move_mount": 429, "fsopen": 430,
-    "open_tree": 428, "pivot_root": 155, "chroot": 161, "unshare": 272, "setns": 308, "mknod": 133, "mknodat": 259,
-    "open_by_handle_at": 304, "name_to_handle_at": 303, "init_module": 175, "finit_module": 313, "kexec_load": 246,
-    "reboot": 169, "swapon": 167, "acct": 163, "settimeofday": 164, "clock_settime": 227, "sethostname": 170,
-    "iopl": 172, "ioperm": 173, "quotactl": 179, "syslog": 103, "personality": 135, "shmget": 29, "msgget": 68,
-    "semget": 64, "mq_open": 240, "memfd_secret": 447, "setuid": 105, "setgid": 106, "setgroups": 116, "setresuid": 117,
-    "capset": 126, "setpriority": 141, "sched_setscheduler": 144, "ioprio_set": 251, "migrate_pages": 256,
-    "move_pages": 279, "inotify_init1": 294, "fanotify_init": 300, "landlock_create_ruleset": 444, "seccomp": 317,
-    "vmsplice": 278, "splice": 275, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "tkill": 200, "setxattr": 188,
-    "fsetxattr": 190, "truncate": 76, "utime": 132, "utimes": 235, "futimesat": 261, "a call of the future": 900,
+    "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "pidfd_open": 434, "pidfd_getfd": 438,
+    "kcmp": 312, "process_madvise": 440, "io_uring_setup": 425, "bpf": 321, "keyctl": 250, "add_key": 248,
+    "request_key": 249, "userfaultfd": 323, "perf_event_open": 298, "mount": 165, "umount2": 166, "move_mount": 429,
+    "fsopen": 430, "open_tree": 428, "pivot_root": 155, "chroot": 161, "unshare": 272, "setns": 308, "mknod": 133,
+    "mknodat": 259, "open_by_handle_at": 304, "name_to_handle_at": 303, "init_module": 175, "finit_module": 313,
+    "kexec_load": 246, "reboot": 169, "swapon": 167, "acct": 163, "settimeofday": 164, "clock_settime": 227,
+    "sethostname": 170, "iopl": 172, "ioperm": 173, "quotactl": 179, "syslog": 103, "personality": 135, "shmget": 29,
+    "msgget": 68, "semget": 64, "mq_open": 240, "memfd_secret": 447, "setuid": 105, "setgid": 106, "setgroups": 116,
+    "setresuid": 117, "capset": 126, "setpriority": 141, "sched_setscheduler": 144, "ioprio_set": 251,
+    "migrate_pages": 256, "move_pages": 279, "inotify_init1": 294, "fanotify_init": 300,
+    "landlock_create_ruleset": 444, "seccomp": 317, "vmsplice": 278, "splice": 275, "rt_sigqueueinfo": 129,
+    "rt_tgsigqueueinfo": 297, "tkill": 200, "setxattr": 188, "fsetxattr": 190, "truncate": 76, "utime": 132,
+    "utimes": 235, "futimesat": 261, "a call of the future": 900,
 }  # fmt: skip
 
 
@@ -115,7 +118,7 @@ TRIES["write to /tmp"] = lambda: Path("/tmp/planted-by-a-test").write_text("x")
 TRIES["write to /dev/shm"] = lambda: Path("/dev/shm/planted-by-a-test").write_text("x")
 TRIES["make a named pipe"] = lambda: os.mkfifo("pipe")
 TRIES["make a device"] = lambda: os.mknod("device", 0o600 | 0o020000, os.makedev(1, 1))
-TRIES["change own package"] = lambda: overwrite(AIM["package"])
+TRIES["open own package for writing"] = lambda: os.close(os.open(AIM["package"], os.O_RDWR))
 TRIES["lower its oom score"] = lambda: Path("/proc/self/oom_score_adj").write_text("-1000")
 TRIES["open a disk"] = lambda: [read(f"/dev/{name}") for name in ("vda", "sda", "nvme0n1", "mem", "kmsg")]
 
@@ -202,7 +205,9 @@ def main() -> None:
     thread = threading.Thread(target=Path("made").write_text, args=("by a thread",))
     thread.start()
     thread.join()
-    os.write(3, (json.dumps({"line": "log", "message": f"honest: {read('made')} {read(AIM['input'])}"}) + "\n").encode())
+    os.write(
+        3, (json.dumps({"line": "log", "message": f"honest: {read('made')} {read(AIM['input'])}"}) + "\n").encode()
+    )
 
 
 main()

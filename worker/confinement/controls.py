@@ -1,8 +1,8 @@
 """The controls that hold a runner: which of them the kernel and the surroundings of this process let us have.
 
-What is here is found out by trying, in a process that does nothing else. A runner is started under all that was found, or
-not at all. What is missing is told: in the worker's log, by ``quantmill doctor``, and by a worker that is to have them all
-and refuses to start.
+What is here is found out by trying, in a process that does nothing else. A runner is started under all that was found,
+or not at all. What is missing is told: in the worker's log, by ``quantmill doctor``, and by a worker that is to have
+them all and refuses to start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from service.contracts.errors import QuantmillError
+from service.contracts.command_errors import SandboxIncompleteError
 from worker import launcher
 from worker.confinement.seccomp import filter_for
 
@@ -45,7 +45,7 @@ class Control:
 NAMESPACES = Control(
     "namespaces",
     "any network, also where a socket was opened in spite of seccomp; shared memory of others",
-    "CAP_SYS_ADMIN, or user namespaces for plain users (sysctl user.max_user_namespaces, AppArmor, seccomp of a container)",
+    "CAP_SYS_ADMIN, or user namespaces for plain users (sysctl, AppArmor and a container's filter may forbid them)",
     required=False,
 )
 CAPABILITIES = Control("capabilities", "acting as root, also for a worker that is", "any Linux")
@@ -62,14 +62,6 @@ SECCOMP = Control(
 )
 EXEC = Control("exec", "executing another program", "Linux 5.5, beside seccomp")
 CONTROLS = (NAMESPACES, CAPABILITIES, NO_NEW_PRIVILEGES, LANDLOCK, SECCOMP, EXEC)
-
-
-class SandboxIncompleteError(QuantmillError):
-    """Controls that runners must have are not to be had here."""
-
-    code = "sandbox-incomplete"
-    title = "The sandbox is incomplete"
-    status = 500
 
 
 @dataclass(frozen=True)
@@ -158,7 +150,7 @@ def _probed(needs: dict[str, Any]) -> dict[str, str]:
     """
     spec = json.dumps({"probe": True, "controls": needs})
     command = [sys.executable, "-I", "-S", launcher.__file__, spec]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, env={}, check=False)
     if done.returncode != 0:
         raise OSError(f"the controls of runners cannot be tried: exit code {done.returncode}: {done.stderr[-1000:]}")
     found: dict[str, str | None] = json.loads(done.stdout)

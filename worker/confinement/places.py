@@ -1,8 +1,8 @@
-"""Which files a runner may reach: what its interpreter needs of this system, its inputs to read, its own folders to write.
+"""Which files a runner may reach: what its interpreter needs of this system, its inputs, its own folders to write.
 
-Whatever is not named here does not exist for it beyond its name: not the store, the database, other scratch folders, the
-homes of users, the configuration below /etc, or the processes below /proc. Rules of Landlock only ever add, so there is
-none for a folder that holds more than a runner may have.
+Whatever is not named here does not exist for it beyond its name: not the store, the database, other scratch folders,
+the homes of users, the configuration below /etc, or the processes below /proc. Rules of Landlock only ever add, so
+there is none for a folder that holds more than a runner may have.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PACKAGES_FOLDER = ".packages"
 
 # Libraries, data of the C library, and what numeric libraries read of the machine to choose their kernels.
 _SYSTEM_READ = (
-    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/local/lib", "/usr/share/zoneinfo", "/usr/share/locale",
+    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/usr/share/locale",
     "/etc/ld.so.cache", "/etc/localtime", "/opt/rocm", "/sys/devices", "/sys/bus", "/sys/class", "/sys/fs/cgroup",
     "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/vmstat", "/proc/version", "/proc/loadavg",
     "/proc/sys/kernel/osrelease", "/proc/sys/vm/overcommit_memory", "/dev/zero", "/dev/random", "/dev/urandom",
@@ -84,8 +84,8 @@ def rules_for(command: Sequence[str], scratch: Path, places: Places, *, gpus: bo
 def import_root(scratch: Path) -> Path:
     """The folder from which a runner imports our packages.
 
-    Where they are installed, that is their own. A checkout holds much else, and often a data directory, and whoever imports
-    from a folder has to list it: there it is a folder in ``scratch`` with links to the packages.
+    Where they are installed, that is their own. A checkout holds much else, and often a data directory, and whoever
+    imports from a folder has to list it: there it is a folder in ``scratch`` with links to the packages.
     """
     if _is_installed():
         return PACKAGE_ROOT
@@ -108,12 +108,10 @@ def _system() -> tuple[Rule, ...]:
     packages = () if _is_installed() else (str(PACKAGE_ROOT / name) for name in _PACKAGES)
     folder, pattern = _LOADERS_OF_MUSL
     loaders = (*_LOADERS, *map(str, Path(folder).glob(pattern)))
-    return tuple(
-        [
-            *_each((*_SYSTEM_READ, *sorted(own), *packages, *filter(os.path.isabs, libraries)), READ),
-            *_each(_SYSTEM_WRITE, READ_FILE | WRITE_FILE),
-            *_each(loaders, READ_FILE | EXECUTE),
-        ]
+    return (
+        *_each((*_SYSTEM_READ, *sorted(own), *packages, *filter(os.path.isabs, libraries)), READ),
+        *_each(_SYSTEM_WRITE, READ_FILE | WRITE_FILE),
+        *_each(loaders, READ_FILE | EXECUTE),
     )
 
 

@@ -1,12 +1,14 @@
 """The filter of system calls that a runner lives under: a program for the kernel's classic BPF machine.
 
-It is assembled here, once for a worker, and loaded by the launcher. A call is allowed, or refused with EPERM, or does not
-exist (ENOSYS, upon which libraries take the older way); nothing ends the process but calls of a foreign architecture. The
-kernel remembers which calls are allowed whatever their arguments (since Linux 5.11), so these cost next to nothing.
+It is assembled here, once for a worker, and loaded by the launcher. A call is allowed, or refused with EPERM, or does
+not exist (ENOSYS, upon which libraries take the older way); nothing ends the process but calls of a foreign
+architecture. The kernel remembers which calls are allowed whatever their arguments (since Linux 5.11), so these cost
+next to nothing.
 
-No process comes of a runner: ``clone`` makes threads alone, and ``execve`` is left to whoever listens on the filter. The
-launcher listens for one moment, lets its own call through and closes the listener with it; from then on there is none,
-and the kernel refuses. So there is nothing that a daemon could be made of, and no group, session or subreaper to escape.
+No process comes of a runner: ``clone`` makes threads alone, and ``execve`` is left to whoever listens on the filter.
+The launcher listens for one moment, lets its own call through and closes the listener with it; from then on there is
+none, and the kernel refuses. So there is nothing that a daemon could be made of, and no group, session or subreaper to
+escape.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ _CLONE_THREAD = 0x00010000
 _CLONE_NAMESPACES = 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x00020000 | 0x80
 # Names and figures of the process itself. Not among them: the death signal, dumpable, the memory map.
 _PRCTL = (3, 7, 15, 16, 21, 23, 27, 30, 39, 0x53564D41)
-# Requests that are refused; all others are allowed. ioctl: characters into a terminal's input (CVE-2017-5226 and its kin),
-# acts on a console. Both: who gets the signal of a descriptor, and which one; by that any process of the user is killed.
+# Requests that are refused; all others are allowed. ioctl: characters into a terminal's input (CVE-2017-5226 and its
+# kin), acts on a console. Both: who gets the signal of a descriptor, and which one; by that any process of the user is
+# killed.
 _REQUESTS_REFUSED = {"ioctl": (0x5412, 0x541C, 0x8901, 0x8902), "fcntl": (8, 10, 15, 1026)}
 
 

@@ -1,8 +1,9 @@
 """System calls that a runner may make, by name, with their numbers on x86-64 and on 64-bit Arm.
 
-An allow-list, for what nobody thought of is the attack: io_uring, bpf, userfaultfd, perf_event_open, keyctl and whatever
-the next kernel brings are refused because they do not stand here. The numbers are the kernel's promise to user space and
-never change (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h); "-" where there is no such call.
+An allow-list, for what nobody thought of is the attack: io_uring, bpf, userfaultfd, perf_event_open, keyctl and
+whatever the next kernel brings are refused because they do not stand here. The numbers are the kernel's promise to user
+space and never change (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h); "-" where there is
+no such call.
 """
 
 from __future__ import annotations
