@@ -53,12 +53,12 @@ _SECCOMP_USER_NOTIF_FLAG_CONTINUE = 1
 # Rights of Landlock by the version that brought them (man 7 landlock): all of a version's are ruled over.
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
-_REFER, _TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
-_FILE_RIGHTS = {1: (1 << 13) - 1, 2: _REFER, 3: _TRUNCATE, 5: IOCTL_DEV}
-_OF_ONE_FILE = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | IOCTL_DEV
+_REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+_FILE_RIGHTS = {1: (1 << 13) - 1, 2: _REFER, 3: TRUNCATE, 5: IOCTL_DEV}
+_OF_ONE_FILE = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 READ = READ_FILE | READ_DIR
 # No devices, sockets, pipes or links are made, and nothing is executed.
-WRITE = READ | WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _REFER | _TRUNCATE
+WRITE = READ | WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _REFER | TRUNCATE
 # To bind and to connect TCP; abstract UNIX sockets and signals of processes outside.
 _NETWORK_RIGHTS, _NETWORK_SINCE = 3, 4
 _SCOPES, _SCOPES_SINCE = 3, 6

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from worker.launcher import EXECUTE, IOCTL_DEV, READ, READ_FILE, WRITE, WRITE_FILE
+from worker.launcher import EXECUTE, IOCTL_DEV, READ, READ_FILE, TRUNCATE, WRITE, WRITE_FILE
 
 # Path, rights, and whether it has to be there.
 Rule = tuple[str, int, bool]
@@ -27,7 +27,8 @@ _PACKAGES_FOLDER = ".packages"
 # Libraries, data of the C library, and what numeric libraries read of the machine to choose their kernels.
 _SYSTEM_READ = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/usr/share/locale",
-    "/etc/ld.so.cache", "/etc/localtime", "/opt/rocm", "/sys/devices", "/sys/bus", "/sys/class", "/sys/fs/cgroup",
+    "/etc/ld.so.cache", "/etc/localtime", "/etc/locale.alias", "/etc/ssl/openssl.cnf", "/opt/rocm", "/sys/devices",
+    "/sys/bus", "/sys/class", "/sys/fs/cgroup",
     "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/vmstat", "/proc/version", "/proc/loadavg",
     "/proc/sys/kernel/osrelease", "/proc/sys/vm/overcommit_memory", "/dev/zero", "/dev/random", "/dev/urandom",
 )  # fmt: skip
@@ -110,7 +111,7 @@ def _system() -> tuple[Rule, ...]:
     loaders = (*_LOADERS, *map(str, Path(folder).glob(pattern)))
     return (
         *_each((*_SYSTEM_READ, *sorted(own), *packages, *filter(os.path.isabs, libraries)), READ),
-        *_each(_SYSTEM_WRITE, READ_FILE | WRITE_FILE),
+        *_each(_SYSTEM_WRITE, READ_FILE | WRITE_FILE | TRUNCATE),
         *_each(loaders, READ_FILE | EXECUTE),
     )
 
