@@ -71,8 +71,13 @@ class Surroundings:
 
 
 @contextmanager
-def surroundings(folder: Path) -> Iterator[Surroundings]:
-    """A store, files of others, servers on every kind of address, and a process that minds its own business."""
+def surroundings(folder: Path, user: int | None = None) -> Iterator[Surroundings]:
+    """A store, files of others, servers on every kind of address, and a process that minds its own business.
+
+    Args:
+        folder: exists.
+        user: whose they are; None: this one's.
+    """
     scratch, store = folder / "scratch", folder / "store"
     for made in (scratch, store):
         made.mkdir(mode=0o700)
@@ -81,7 +86,7 @@ def surroundings(folder: Path) -> Iterator[Surroundings]:
     (store / "input").write_text(INPUT)
     (scratch / "input").symlink_to(store / "input")
     with ExitStack() as stack:
-        bystander = stack.enter_context(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        bystander = stack.enter_context(subprocess.Popen(["/bin/sleep", "600"], user=user, group=user))
         stack.callback(bystander.kill)
         addresses = {name: stack.enter_context(_server(*where)) for name, where in _servers(folder).items()}
         aim = {
@@ -95,6 +100,9 @@ def surroundings(folder: Path) -> Iterator[Surroundings]:
             "bystander": bystander.pid,
         }
         (scratch / "task.json").write_text(json.dumps(aim))
+        if user is not None:
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, user, user, follow_symlinks=False)
         yield Surroundings(folder, bystander)
 
 

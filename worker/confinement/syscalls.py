@@ -74,8 +74,19 @@ def allowed(machine: str) -> list[int]:
     Raises:
         KeyError: nothing is known of this machine.
     """
-    column = _COLUMNS[machine]
-    return sorted(number for group in _ALLOWED for number in _numbers(group, column).values())
+    return sorted(named(machine).values())
+
+
+def named(machine: str) -> dict[str, int]:
+    """The same by name.
+
+    Args:
+        machine: as ``os.uname().machine`` says.
+
+    Raises:
+        KeyError: nothing is known of this machine.
+    """
+    return _numbers(" ".join(_ALLOWED), _COLUMNS[machine])
 
 
 def judged(machine: str) -> dict[str, int]:
