@@ -229,7 +229,8 @@ class Supervisor:
             places=places,
         )
         with closing(process):
-            log.info("runner.started job_id=%s attempt=%d pid=%d", job.id, job.attempt, process.pid)
+            held = ",".join(self._sandbox.controls().held) or "none"
+            log.info("runner.started job_id=%s attempt=%d pid=%d held=%s", job.id, job.attempt, process.pid, held)
             reach("after_runner_start")
             watch = Watch(
                 process,

@@ -150,7 +150,8 @@ def _probed(needs: dict[str, Any]) -> dict[str, str]:
     """
     spec = json.dumps({"probe": True, "controls": needs})
     command = [sys.executable, "-I", "-S", launcher.__file__, spec]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, env={}, check=False)
+    libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, env=libraries, check=False)
     if done.returncode != 0:
         raise OSError(f"the controls of runners cannot be tried: exit code {done.returncode}: {done.stderr[-1000:]}")
     found: dict[str, str | None] = json.loads(done.stdout)
