@@ -215,12 +215,18 @@ def filter_calls(needs: dict[str, Any]) -> None:
 
 
 def _let_one_through(listener: int) -> None:
-    """Let the next call that the filter reports go on: the exec, which ends this thread and closes the listener."""
-    notice = bytearray(_NOTIF_BYTES)
-    _checked(_libc.ioctl(listener, ctypes.c_ulong(_NOTIF_RECV), (ctypes.c_char * len(notice)).from_buffer(notice)))
-    # struct seccomp_notif_resp: id, value, error, flags
-    answer = bytes(notice[:8]) + bytes(12) + _SECCOMP_USER_NOTIF_FLAG_CONTINUE.to_bytes(4, sys.byteorder)
-    _checked(_libc.ioctl(listener, ctypes.c_ulong(_NOTIF_SEND), answer))
+    """Let the next call that the filter reports go on, which is the exec, and none after it.
+
+    Without a listener the kernel refuses the call, also this one if it could not be answered: nothing hangs.
+    """
+    try:
+        notice = (ctypes.c_char * _NOTIF_BYTES)()
+        _checked(_libc.ioctl(listener, ctypes.c_ulong(_NOTIF_RECV), notice))
+        # struct seccomp_notif_resp: id, value, error, flags
+        answer = notice.raw[:8] + bytes(12) + _SECCOMP_USER_NOTIF_FLAG_CONTINUE.to_bytes(4, sys.byteorder)
+        _checked(_libc.ioctl(listener, ctypes.c_ulong(_NOTIF_SEND), answer))
+    finally:
+        os.close(listener)
 
 
 # In this order: a namespace is made with rights that are dropped next, and without new privileges anybody may go on.
