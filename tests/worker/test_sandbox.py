@@ -115,6 +115,12 @@ def test_limits_are_set(run):
     assert messages(process) == [str((value, value)) for value in values] + [str((60, hard))]
 
 
+def test_threads_are_limited_by_what_the_machine_has_and_some_more(run):
+    process = run("import resource; say(resource.getrlimit(resource.RLIMIT_NPROC)[0])", Limits(more_threads=100))
+    (told,) = messages(process)
+    assert 100 < int(told) < 2**22
+
+
 def test_too_much_memory_is_an_ordinary_error_in_the_child(run):
     process = run(
         f"""

@@ -36,13 +36,15 @@ _SYSTEM_READ = (
 _SYSTEM_WRITE = ("/dev/null", "/proc/self/clear_refs")
 # Executables of the kernel's own making need the program that loads them, too.
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
-_LOADERS_OF_MUSL = ("/lib", "ld-musl-*.so.1")
-# Drivers of GPUs talk by requests to these devices; what they read beside.
-_DEVICES = (("/dev", "nvidia*"), ("/dev", "dri"), ("/dev", "kfd"), ("/dev", "dxg"), ("/dev", "shm"))
+_LOADERS_OF_MUSL = ("/lib", ("ld-musl-*.so.1",))
+# Drivers of GPUs talk by requests to these devices. Those of /dev/dri show pictures as well, and a server without any
+# GPU to compute on may have them: they go with AMD's.
+_DEVICES, _DEVICES_OF_AMD = ("nvidia*", "kfd", "dxg"), ("dri",)
 _DRIVER_READ = (
-    "/usr/local", "/usr/share/nvidia", "/etc/nvidia", "/sys/module", "/sys/kernel/mm", "/proc/driver", "/proc/devices",
+    "/usr/share/nvidia", "/etc/nvidia", "/sys/module", "/sys/kernel/mm", "/proc/driver", "/proc/devices",
     "/proc/modules", "/proc/sys/vm",
 )  # fmt: skip
+_DRIVER_LIBRARIES = ("/usr/local", ("cuda*", "nvidia"))
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,7 @@ def _system() -> tuple[Rule, ...]:
     own = {sys.prefix, str(Path(sys.base_prefix) / "lib"), str(Path(sys.exec_prefix) / "lib")}
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     packages = () if _is_installed() else (str(PACKAGE_ROOT / name) for name in _PACKAGES)
-    folder, pattern = _LOADERS_OF_MUSL
-    loaders = (*_LOADERS, *map(str, Path(folder).glob(pattern)))
+    loaders = (*_LOADERS, *_matching(*_LOADERS_OF_MUSL))
     return (
         *_each((*_SYSTEM_READ, *sorted(own), *packages, *filter(os.path.isabs, libraries)), READ),
         *_each(_SYSTEM_WRITE, READ_FILE | WRITE_FILE | TRUNCATE),
@@ -117,12 +118,18 @@ def _system() -> tuple[Rule, ...]:
 
 
 def _gpus() -> Iterator[Rule]:
-    devices = [str(path) for folder, pattern in _DEVICES for path in Path(folder).glob(pattern)]
-    drivers = [path for path in devices if path != "/dev/shm"]  # noqa: S108 - compared, not written to
-    if drivers:
-        yield from _each(drivers, READ | WRITE_FILE | IOCTL_DEV)
-        yield from _each(("/dev/shm",), WRITE)  # noqa: S108 - drivers share memory between their threads there
-        yield from _each(_DRIVER_READ, READ)
+    devices = list(_matching("/dev", _DEVICES))
+    if not devices:
+        return
+    if "/dev/kfd" in devices:
+        devices += _matching("/dev", _DEVICES_OF_AMD)
+    yield from _each(devices, READ | WRITE_FILE | IOCTL_DEV)
+    yield from _each(("/dev/shm",), WRITE)  # noqa: S108 - drivers share memory between their threads there
+    yield from _each((*_DRIVER_READ, *_matching(*_DRIVER_LIBRARIES)), READ)
+
+
+def _matching(folder: str, patterns: Iterable[str]) -> Iterator[str]:
+    return (str(path) for pattern in patterns for path in Path(folder).glob(pattern))
 
 
 def _each(paths: Iterable[str], rights: int) -> Iterator[Rule]:
