@@ -44,6 +44,7 @@ def api(
     from service.keys.start import start_refusal
     from service.limits import HEAD_BYTES
     from service.schema import require_migrated
+    from service.secrecy import hide_process
     from service.server import FrontServer
 
     settings = load_settings(host=host, port=port, data_dir=data_dir, open=is_open or None)
@@ -52,6 +53,7 @@ def api(
         typer.echo(refusal, err=True)
         raise typer.Exit(EXIT_USAGE)
     configure_logging()
+    hide_process()
     asked = Bounds(
         total=settings.max_connections,
         per_address=settings.max_connections_per_address,

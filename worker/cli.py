@@ -89,6 +89,7 @@ def up(
 ) -> None:
     """Run the whole service on this host: API, workers and reconciler, on SQLite and local files."""
     from service.keys.start import start_refusal
+    from service.secrecy import hide_process
     from worker.embedded import EmbeddedService, StopFlag, banner
 
     options.configure_logging()
@@ -99,6 +100,7 @@ def up(
         raise typer.Exit(front_desk.EXIT_USAGE)
     stop = StopFlag()
     stop.install()
+    hide_process()
     service = EmbeddedService(settings)
     try:
         service.run(stop, lambda url: typer.echo(banner(settings, url)))
