@@ -29,6 +29,8 @@ GIB = 1 << 30
 CPU_SECONDS = 20
 MEMORY_BYTES = GIB
 BUDGET = InspectionBudget(cpu_seconds=CPU_SECONDS, wall_seconds=60, memory_bytes=MEMORY_BYTES, memory_is_own=True)
+# What the look at a model's bytes may hold, as long as it alone has been at work.
+BESIDE_THE_FILE_BYTES = 64 << 20
 SKELETON = "skeleton/model.onnx"
 
 pytestmark = pytest.mark.slow
@@ -42,6 +44,7 @@ class Ended:
     problem: dict[str, Any]
     exit: int
     peak_bytes: int
+    base_bytes: int
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +88,7 @@ def run(ask: Callable[[dict[str, Any]], dict[str, Any]], case: Case, folder: Pat
     problem = answer["problem"]
     if answer["exit"] == EXIT_RESOURCE_LIMIT:  # as the supervisor reads it
         problem = BUDGET.judged(Problem.model_validate(problem)).model_dump(mode="json")
-    return Ended(problem.get("code", "none"), problem, answer["exit"], answer["peak_bytes"])
+    return Ended(problem.get("code", "none"), problem, answer["exit"], answer["peak_bytes"], answer["base_bytes"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -100,6 +103,8 @@ def test_a_hostile_file_ends_as_it_must(
     assert ended.exit in {EXIT_OK} if case.code == READY else {EXIT_USER_ERROR, EXIT_RESOURCE_LIMIT}
     if case.limit is not None:
         assert ended.problem["where"]["limit"] == case.limit
+        size = sum(path.stat().st_size for path in (tmp_path / "in").iterdir())
+        assert ended.peak_bytes < ended.base_bytes + size + BESIDE_THE_FILE_BYTES
     if case.code == "too-complex":
         assert ended.problem["where"]["found"] > 0
         assert ended.problem["where"]["most"] > 0

@@ -10,10 +10,12 @@ import pytest
 
 from service.contracts.errors import NotOnnxError, ResourceLimitError
 from service.contracts.runner import EXIT_RESOURCE_LIMIT, ErrorLine
-from tests.worker.workbench import Workbench, finish, run_in_thread, wait_for
+from tests.security.corpus import models
+from tests.worker.workbench import QUICK, Workbench, finish, run_in_thread, wait_for
 from worker.inspection_budget import InspectionBudget, budget_of
 from worker.outcome import Ending, Failed, Interrupted, StopReason, classify
 from worker.slots import Slot, Slots
+from worker.supervisor import Supervisor
 
 MIB = 1 << 20
 BUDGET = InspectionBudget(cpu_seconds=60.0, wall_seconds=60.0, memory_bytes=2 << 30, memory_is_own=True)
@@ -167,6 +169,25 @@ def test_another_error_stays_what_it_is(hasty: Workbench) -> None:
     hasty.supervisor(f"say(line='error', problem=json.loads({problem!r}))\nsys.exit(10)").run(job)
     (problem_found,) = hasty.model(hasty.job(job).model_id).problems
     assert problem_found["code"] == "not-onnx"
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "limit"),
+    [
+        (models.fan(16), "too-complex", "unfolded_nodes"),
+        (models.nests(9), "too-complex", "subgraph_depth"),
+        (models.circle(2), "unsupported-model", None),
+    ],
+)
+def test_a_bomb_is_rejected_by_a_real_runner(bench: Workbench, data: bytes, code: str, limit: str | None) -> None:
+    job = bench.submit(model_id=bench.add_model({"net.onnx": data}))
+    Supervisor(bench.settings, bench.database, bench.store, timing=QUICK).run(job)
+    model = bench.model(bench.job(job).model_id)
+    assert model.status == "rejected"
+    (problem,) = model.problems
+    assert problem["code"] == code
+    assert problem["where"].get("limit") == limit
+    assert problem["hint"]
 
 
 def test_one_slow_file_holds_up_nobody(bench: Workbench) -> None:

@@ -31,6 +31,11 @@ def address_space_bytes() -> int:
     return pages * resource.getpagesize()
 
 
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
 def in_child(order: dict[str, Any], answer: int) -> int:
     """Do the task under its limits; the last line goes to the descriptor ``answer``."""
     memory, cpu = address_space_bytes() + order["memory_bytes"], order["cpu_seconds"]
@@ -70,6 +75,7 @@ def main() -> None:
             "problem": json.loads(found) if found else {},
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "peak_bytes": usage.ru_maxrss * 1024,
+            "base_bytes": resident_bytes(),
         }
         print(json.dumps(answer), flush=True)
 
