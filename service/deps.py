@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Annotated, cast
@@ -34,6 +35,8 @@ from service.threads import ServiceBusyError, Threads
 READERS = 24
 # Bodies that are looked into at a time: whoever sends costly ones waits for others of the kind.
 CHECKERS = 2
+# Uploads whose bytes are read again, hashed or made durable at a time, which takes as long as the disk does.
+DISK_WORKERS = 8
 BEARER = HTTPBearer(auto_error=False, description="A key: QUANTMILL_API_KEY, or one made by `quantmill keys create`.")
 log = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ class Desk:
     """Everything that one API process shares between requests; ``opened_at`` is a moment of the monotonic clock.
 
     ``reads`` and ``writes`` are the threads for calls to the database: writers that wait for a lock keep no reader
-    waiting. ``checks`` are those that compute, on bodies of requests.
+    waiting. ``checks`` are those that compute, on bodies of requests and on reports; ``disk`` those that end uploads.
     """
 
     settings: Settings
@@ -57,6 +60,7 @@ class Desk:
     reads: Threads
     writes: Threads
     checks: Threads
+    disk: Threads
     meters: dict[str, Meter] = field(default_factory=dict)
     opened_at: float = field(default_factory=time.monotonic)
 
@@ -80,6 +84,7 @@ class Desk:
             reads=reads,
             writes=Threads(settings.api_writers, settings.api_lock_seconds),
             checks=Threads(CHECKERS, settings.api_answer_seconds),
+            disk=Threads(DISK_WORKERS, math.inf),
         )
 
     def meter_of(self, tenant_id: str) -> Meter:

@@ -15,6 +15,20 @@ from service.deps import Desk
 from service.notifier import Watched
 from service.repository import Version
 
+MAX_WAIT_SECONDS = 30.0
+MAX_LIMIT = 200
+DEFAULT_LIMIT = 50
+# Without news, a long poll looks for itself after this.
+_AGAIN_SECONDS = 10.0
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}[Tt _]")
+_Seen = TypeVar("_Seen")
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items per page.")]
+CursorParameter = Annotated[str | None, Query(max_length=512, description="next_cursor of the page before.")]
+Wait = Annotated[
+    float,
+    Query(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to hold the answer back, if nothing changes before."),
+]
+
 
 def _written_out(value: object) -> object:
     """Refuse a number: pydantic would take it for seconds since 1970, which no schema tells of."""
@@ -23,20 +37,7 @@ def _written_out(value: object) -> object:
     return value
 
 
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}[Tt _]")
 Moment = Annotated[AwareDatetime, BeforeValidator(_written_out)]
-MAX_WAIT_SECONDS = 30.0
-MAX_LIMIT = 200
-DEFAULT_LIMIT = 50
-# Without news, a long poll looks for itself after this.
-_AGAIN_SECONDS = 10.0
-_Seen = TypeVar("_Seen")
-Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items per page.")]
-CursorParameter = Annotated[str | None, Query(max_length=512, description="next_cursor of the page before.")]
-Wait = Annotated[
-    float,
-    Query(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to hold the answer back, if nothing changes before."),
-]
 
 
 def etag_matches(header: str | None, etag: str) -> bool:

@@ -222,18 +222,18 @@ async def get_events(
     response_model=Report,
     responses=_NOT_CHANGED | problems(ReportNotReadyError, ReportNotFoundError),
 )
-def get_report(
+async def get_report(
     job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
     """The accuracy report of a succeeded job."""
-    row = service.report(desk, principal.tenant_id, job_id)
+    row = await desk.reads.run(lambda: service.report(desk, principal.tenant_id, job_id))
     headers = {
         "ETag": f'"{row.job_id}.{row.attempt}.{REPORT_SCHEMA_VERSION}"',
         "Cache-Control": "private, no-cache",
     }
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    return JSONResponse(upgraded(row.body), headers=headers)
+    return await desk.checks.run(lambda: JSONResponse(upgraded(row.body), headers=headers))
 
 
 def _etag(view: JobView) -> str:

@@ -16,6 +16,7 @@ from service.reports.errors import ReportNotRenderableError
 from service.reports.formats import FORMATS, FormatName, rendered, renderer_version
 from service.reports.html import SECURITY_POLICY
 from service.responses import Responses, problems
+from service.tables import ReportRow
 
 router = APIRouter(tags=["jobs"])
 
@@ -31,43 +32,45 @@ def _responses(form: FormatName) -> Responses:
 
 
 @router.get("/v1/jobs/{job_id}/report.html", response_class=Response, responses=_responses("html"))
-def get_report_html(job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None) -> Response:
+async def get_report_html(
+    job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
+) -> Response:
     """The report as one HTML page for people: no script, nothing loaded from anywhere."""
-    return _answer(desk, principal.tenant_id, job_id, "html", if_none_match)
+    return await _answer(desk, principal.tenant_id, job_id, "html", if_none_match)
 
 
 @router.get("/v1/jobs/{job_id}/report.md", response_class=Response, responses=_responses("markdown"))
-def get_report_markdown(
+async def get_report_markdown(
     job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
 ) -> Response:
     """The report as Markdown, for a merge request."""
-    return _answer(desk, principal.tenant_id, job_id, "markdown", if_none_match)
+    return await _answer(desk, principal.tenant_id, job_id, "markdown", if_none_match)
 
 
 @router.get("/v1/jobs/{job_id}/report.junit.xml", response_class=Response, responses=_responses("junit"))
-def get_report_junit(
+async def get_report_junit(
     job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
 ) -> Response:
     """The gate and the critical findings as JUnit XML, for CI."""
-    return _answer(desk, principal.tenant_id, job_id, "junit", if_none_match)
+    return await _answer(desk, principal.tenant_id, job_id, "junit", if_none_match)
 
 
 @router.get("/v1/jobs/{job_id}/report/layers.csv", response_class=Response, responses=_responses("layers_csv"))
-def get_report_layers(
+async def get_report_layers(
     job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Every layer as a row of CSV."""
-    return _answer(desk, principal.tenant_id, job_id, "layers_csv", if_none_match)
+    return await _answer(desk, principal.tenant_id, job_id, "layers_csv", if_none_match)
 
 
-def _answer(desk: Desk, tenant_id: str, job_id: str, form: FormatName, if_none_match: str | None) -> Response:
+async def _answer(desk: Desk, tenant_id: str, job_id: str, form: FormatName, if_none_match: str | None) -> Response:
     """The document, or 304 where the client has it.
 
     Raises:
         JobNotFoundError, ReportNotReadyError, ReportNotFoundError: as for the report itself.
         ReportNotRenderableError: it is of a form that is not known here.
     """
-    row = service.report(desk, tenant_id, job_id)
+    row = await desk.reads.run(lambda: service.report(desk, tenant_id, job_id))
     shape = FORMATS[form]
     # A page is shown, cut off from this host by its policy; all else is stored.
     place = "inline" if form == "html" else "attachment"
@@ -82,6 +85,17 @@ def _answer(desk: Desk, tenant_id: str, job_id: str, form: FormatName, if_none_m
     }
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
+    # a report of thousands of layers takes a second to draw
+    document = await desk.checks.run(lambda: _rendered(row, form))
+    return Response(document, media_type=shape.media_type, headers=headers)
+
+
+def _rendered(row: ReportRow, form: FormatName) -> bytes:
+    """The document.
+
+    Raises:
+        ReportNotRenderableError: the report is of a form that is not known here.
+    """
     try:
         report = Report.model_validate(row.body)
     except ValidationError:
@@ -89,4 +103,4 @@ def _answer(desk: Desk, tenant_id: str, job_id: str, form: FormatName, if_none_m
             f"The report of {row.job_id} is not of a form that this service knows.",
             hint=f"Take the JSON: GET /v1/jobs/{row.job_id}/report",
         ) from None
-    return Response(rendered(report, form), media_type=shape.media_type, headers=headers)
+    return rendered(report, form)

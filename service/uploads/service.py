@@ -137,12 +137,12 @@ async def receive(desk: Desk, by: Principal, upload_id: str, incoming: Incoming)
         try:
             await _copy(incoming.blocks, file, limit, desk.settings.upload_idle_seconds, desk.meter_of(by.tenant_id))
         except (ClientDisconnect, UploadStalledError):
-            await run_in_threadpool(file.keep)
+            await desk.disk.run(file.keep)
             raise
         except BaseException:
             await run_in_threadpool(file.undo)
             raise
-        ended = await run_in_threadpool(_end, desk, upload, file, incoming)
+        ended = await desk.disk.run(lambda: _end(desk, upload, file, incoming))
         return await desk.writes.run(lambda: _record(desk, by, upload, file, ended))
 
 

@@ -129,6 +129,7 @@ def test_where_all_connections_are_busy_health_is_still_served(place: Settings) 
             refused = httpx.get(f"{server.url}/v1/jobs", timeout=PATIENCE_SECONDS)
             assert refused.json()["code"] == "too-many-connections"
             assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["x-content-type-options"] == "nosniff"
             healthy(server)
             assert httpx.get(f"{server.url}/readyz", timeout=PATIENCE_SECONDS).status_code == 200
         wait_for(lambda: httpx.get(f"{server.url}/v1/jobs", timeout=PATIENCE_SECONDS).status_code == 200)

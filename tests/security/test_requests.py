@@ -14,6 +14,7 @@ from service import bodies
 from service.contracts import compatibility
 from service.jobs import service as jobs
 from service.jobs.schemas import JobCreate
+from service.reports import router as reports
 from tests.support.front import Front, model_summary, problem
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -150,6 +151,36 @@ def test_others_are_served_while_a_body_is_validated(sqlite_front: Front, stuck)
     assert answers == [202, 202]
 
 
+def test_others_are_served_while_a_report_is_drawn(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ask for it: those beyond the first two wait for their turn, and hold no thread."""
+    release, drawing = threading.Event(), []
+    real = reports.rendered
+
+    def rendered(*given: Any) -> bytes:
+        drawing.append(threading.current_thread().name)
+        assert release.wait(PATIENCE_SECONDS)
+        return real(*given)
+
+    job_id = sqlite_front.succeeded_job()
+    monkeypatch.setattr(reports, "rendered", rendered)
+    answers: list[int] = []
+    path = f"/v1/jobs/{job_id}/report.html"
+    readers = [
+        threading.Thread(target=lambda: answers.append(sqlite_front.http.get(path).status_code)) for _ in range(50)
+    ]
+    for reader in readers:
+        reader.start()
+    while len(drawing) < 2:
+        assert sqlite_front.http.get("/healthz").status_code == 200
+    assert sqlite_front.http.get("/v1/jobs").status_code == 200
+    assert len(drawing) == 2
+    release.set()
+    for reader in readers:
+        reader.join()
+    assert set(answers) <= {200, 503}
+    assert 200 in answers
+
+
 def test_strangers_are_given_no_work(sqlite_front: Front, monkeypatch) -> None:
     settings = sqlite_front.desk.settings.model_copy(update={"api_key": "a-key-of-some-length"})
     monkeypatch.setattr(bodies, "_record", lambda *_: pytest.fail("read for a stranger"))
@@ -182,6 +213,14 @@ def test_no_job_has_so_many_labels(sqlite_front: Front) -> None:
     many = "&".join(f"label.k{number}=v" for number in range(40))
     told = problem(sqlite_front.http.get(f"/v1/jobs?{many}"), 422, "invalid-request")
     assert told["hint"] == "No job has more than 32 labels."
+
+
+@pytest.mark.parametrize("moment", ["0.5", "0", "1700000000", "-1", "2026-01-05", "2026-01-05T08:00:00", "now", "inf"])
+def test_a_moment_is_written_out(sqlite_front: Front, moment: str) -> None:
+    told = problem(sqlite_front.http.get("/v1/jobs", params={"created_after": moment}), 422, "invalid-request")
+    assert told["errors"][0]["where"] == {"query": "created_after"}
+    for good in ("2026-01-05T08:00:00Z", "2026-01-05T08:00:00.5+01:00"):
+        assert sqlite_front.http.get("/v1/jobs", params={"created_after": good}).status_code == 200
 
 
 def test_the_rules_are_those_of_the_engine() -> None:

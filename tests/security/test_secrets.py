@@ -141,11 +141,15 @@ def test_no_command_tells_a_secret(wrong: str, tmp_path: Path) -> None:
         with logs[name].open("wb") as log:
             command = [sys.executable, "-c", "from worker.cli import main; main()", *COMMANDS[name]]
             running[name] = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log)
-    for name, process in running.items():
-        wait_for(lambda name=name, process=process: process.poll() is not None or logs[name].stat().st_size)
-        if name in SERVERS:
-            process.terminate()
-    for process in running.values():
-        process.wait(PATIENCE_SECONDS)
+    try:
+        for name, process in running.items():
+            wait_for(lambda name=name, process=process: process.poll() is not None or logs[name].stat().st_size)
+            if name in SERVERS:
+                process.terminate()
+        for process in running.values():
+            process.wait(PATIENCE_SECONDS)
+    finally:
+        for process in running.values():
+            process.kill()
     assert all(log.stat().st_size for log in logs.values()), "somebody said nothing at all"
     without_secrets(traces(tmp_path))
