@@ -39,6 +39,7 @@ def api(
     from service.app import create_app
     from service.connections import bounds_within, raise_descriptor_limit
     from service.schema import require_migrated
+    from service.secrecy import hide_process
     from service.server import FrontServer
 
     settings = load_settings(host=host, port=port, data_dir=data_dir)
@@ -47,6 +48,7 @@ def api(
         typer.echo(refusal, err=True)
         raise typer.Exit(EXIT_USAGE)
     configure_logging()
+    hide_process()
     limit = raise_descriptor_limit()
     bounds = bounds_within(
         limit,

@@ -99,6 +99,13 @@ def _parsed(text: str) -> dict[str, _Armed]:
     return armed
 
 
+def waiting_places() -> list[Path]:
+    """Folders in which ``wait:PATH`` says that somebody is held: a process that may write little has to write there."""
+    entries = os.environ.get(VARIABLE, "").split(";")
+    actions = [entry.partition("=")[2].partition("@")[0].partition(":") for entry in entries]
+    return [Path(argument).parent for verb, _, argument in actions if verb == "wait"]
+
+
 _lock = threading.Lock()
 _armed = _parsed(os.environ.get(VARIABLE, ""))
 

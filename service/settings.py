@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
@@ -117,6 +118,11 @@ class Settings(BaseSettings):
     allow_pt2: bool = Field(
         default=False, description="Accept archives of torch.export: loading one runs its author's code."
     )
+    sandbox: Literal["auto", "require", "off"] = Field(
+        default="auto",
+        description="Controls of the kernel that hold runners: those that are here; all, or the worker does not start; "
+        "none.",
+    )
     worker_slots: int = Field(default=1, ge=1)
     threads: int = Field(default=0, ge=0, description="Threads per job; 0 means cores // slots.")
     pin_cores: bool = Field(default=False, description="Bind the jobs of each slot to cores of its own.")
@@ -155,6 +161,14 @@ class Settings(BaseSettings):
         own = self.scratch_dir if self.checkpoint_dir == unset else self.checkpoint_dir
         object.__setattr__(self, "checkpoint_dir", own.expanduser().absolute())
         return self
+
+    @classmethod
+    def secret_variables(cls) -> tuple[str, ...]:
+        """Names of the variables that hold keys, or addresses with passwords in them."""
+        prefix = cls.model_config["env_prefix"]
+        fields = cls.model_fields.items()
+        secret = [name for name, field in fields if "SecretStr" in str(field.annotation) or name.endswith("_url")]
+        return tuple(f"{prefix}{name}".upper() for name in secret)
 
     @property
     def broker_dir(self) -> Path:

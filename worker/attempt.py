@@ -9,6 +9,7 @@ job is somebody else's, or if it takes too long.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -196,7 +197,10 @@ class Watch:
 
     def _cancel(self) -> None:
         try:
-            (self._scratch / CANCEL_FLAG).touch()
+            # not through a link that the runner may have put there
+            os.close(
+                os.open(self._scratch / CANCEL_FLAG, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            )
         except OSError as error:  # a full disk must not keep a canceled job running
             log.warning("runner.no_cancel_flag job_id=%s: %s", self._job.id, error)
             self._kill(StopReason.CANCELED)

@@ -87,6 +87,7 @@ def up(
     data_dir: DataDir = None,
 ) -> None:
     """Run the whole service on this host: API, workers and reconciler, on SQLite and local files."""
+    from service.secrecy import hide_process
     from worker.embedded import EmbeddedService, StopFlag
 
     options.configure_logging()
@@ -97,6 +98,7 @@ def up(
         raise typer.Exit(front_desk.EXIT_USAGE)
     stop = StopFlag()
     stop.install()
+    hide_process()
     service = EmbeddedService(settings)
     try:
         service.run(stop, lambda url: typer.echo(f"Quantmill is ready: {url}  (API pages: {url}/docs)"))

@@ -6,14 +6,16 @@
                        /data/...
                        /output/        what the runner writes
 
-Model files are copied, not linked: the runtime refuses external data with a second link, and a hard link would give
-a runner that was taken over a way into the store. Datasets are only ever read by our own code and are linked.
+Nothing here is a hard link: that would give a runner that was taken over a way into the store. Model files are copied,
+since the runtime takes no external data through links. Datasets may be large and are only ever read by our own code:
+where Landlock holds the runner, a symbolic link names the file of the store, and a rule lets it read this one and no
+other; where it does not, they are copied.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -36,9 +38,14 @@ from service.datasets import repository as datasets
 from service.models import repository as models
 from service.storage import BLOCK_BYTES, FileStore, check_digest, file_sha256
 from service.tables import Job, Model
+from worker.confinement.places import Places
+from worker.quantizer.run.cache import scope_folder
+
+log = logging.getLogger(__name__)
 
 TASK_FILE = "task.json"
 OUTPUT_FOLDER = "output"
+_PRIVATE_FOLDER = 0o700
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ class Materials:
         threads: how many threads the runner may use.
         keeping: what is kept beyond this attempt.
         allow_pt2: archives of torch.export may be loaded.
+        borrow: the runner may read only what ``places`` names, so that datasets need not be copied.
         check: called every now and then while files are copied; what it raises ends that.
     """
 
@@ -80,15 +88,24 @@ class Materials:
         threads: int,
         keeping: Keeping | None = None,
         allow_pt2: bool = False,
+        borrow: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._check = check
         self._work: list[Callable[[], None]] = []
         self._allow_pt2 = allow_pt2
+        self._borrow = borrow
+        self._borrowed: list[Path] = []
+        self._lent: list[Path] = []
         self._scratch = scratch
         self._store = store
         self._threads = threads
         self._keeping = Keeping() if keeping is None else keeping
+
+    @property
+    def places(self) -> Places:
+        """What the runner has to reach beside the scratch folder, once everything was laid out."""
+        return Places(tuple(self._borrowed), tuple(self._lent))
 
     def read(self, session: Session, job: Job) -> RunnerTask:
         """What the runner is to do; nothing is touched before ``lay_out``.
@@ -98,6 +115,8 @@ class Materials:
             Pt2NotAllowedError: an archive of torch.export, where they are switched off.
         """
         self._work.clear()
+        self._borrowed.clear()
+        self._lent.clear()
         return self._task(session, job)
 
     def lay_out(self, task: RunnerTask) -> Path:
@@ -139,6 +158,10 @@ class Materials:
         if job.evaluation_dataset_id is not None:
             evaluation = self._dataset(session, job, job.evaluation_dataset_id, "evaluation")
         keeping = self._keeping
+        if keeping.checkpoint_dir is not None:
+            self._lent.append(keeping.checkpoint_dir)
+        if keeping.cache_dir is not None:
+            self._work.append(partial(self._open_cache, scope_folder(keeping.cache_dir, job.tenant_id)))
         config = QuantizationConfig.model_validate(job.config)
         return QuantizeTask(
             model_path=str(self._model(session, job, job.model_id)),
@@ -203,18 +226,29 @@ class Materials:
         if dataset is None:
             raise _missing(job.id, f"dataset {dataset_id}")
         path = self._scratch / "data" / f"{word}.{dataset.format}"
-        self._work.append(partial(self._link, job.id, dataset.sha256, path))
+        lay = self._refer if self._borrow else self._copy
+        self._work.append(partial(lay, job.id, dataset.sha256, path))
         return DatasetSource(path=str(path), preprocessing=PreprocessingSpec.model_validate(dataset.preprocessing))
 
     def _copy(self, job_id: str, sha256: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         copy_checked(self._stored(job_id, sha256), path, sha256=sha256, check=self._check)
 
-    def _link(self, job_id: str, sha256: str, path: Path) -> None:
+    def _refer(self, job_id: str, sha256: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        link_or_copy(self._stored(job_id, sha256), path, check=self._check)
-        # by what was linked: nobody can put another file in its place any more
-        check_digest(file_sha256(path, check=self._check), sha256)
+        stored = self._stored(job_id, sha256)
+        check_digest(file_sha256(stored, check=self._check), sha256)
+        path.symlink_to(stored)
+        self._borrowed.append(stored)
+
+    def _open_cache(self, folder: Path) -> None:
+        """Of this tenant alone: what a runner that was taken over put there would reach no other."""
+        try:
+            folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
+        except OSError as error:  # the runner will find it so, say it to the job, and do without
+            log.warning("cache.unavailable folder=%s: %s", folder, error)
+        else:
+            self._lent.append(folder)
 
     def _stored(self, job_id: str, sha256: str) -> Path:
         path = self._store.path(sha256)
@@ -249,17 +283,6 @@ def copy_checked(source: Path, destination: Path, *, sha256: str, check: Callabl
             digest.update(block)
             writer.write(block)
     check_digest(digest.hexdigest(), sha256)
-
-
-def link_or_copy(source: Path, destination: Path, *, check: Callable[[], None] = lambda: None) -> None:
-    """Hard link where both lie on one filesystem, else copy; ``check`` is called before each block."""
-    try:
-        os.link(source, destination)
-    except OSError:
-        with source.open("rb") as reader, destination.open("wb") as writer:
-            while block := reader.read(BLOCK_BYTES):
-                check()
-                writer.write(block)
 
 
 def _missing(job_id: str, what: str) -> EngineError:

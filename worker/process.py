@@ -9,10 +9,12 @@ from service.db import Database
 from service.jobs.dispatch import Dispatcher
 from service.jobs.queues import QUEUES
 from service.schema import require_migrated
+from service.secrecy import forget_variables, hide_process
 from service.settings import Settings
 from service.storage import FileStore
 from worker.broker import QueueDepths
 from worker.celery_app import make_app, run_worker, stopping
+from worker.confinement.controls import Found
 from worker.deafness import Deafness
 from worker.embedded import StopFlag
 from worker.heartbeat import Heartbeat
@@ -38,12 +40,15 @@ def run_worker_process(settings: Settings, queues: tuple[str, ...], devices: tup
 
     Raises:
         InvalidSettingsError: there is no such queue, or there are fewer devices than slots.
+        SandboxIncompleteError: its runners are to have all controls, and one of them is not here.
     """
     unknown = [name for name in queues if name not in QUEUES]
     if unknown:
         raise InvalidSettingsError(f"There is no queue {unknown[0]!r}.", hint=f"The queues are: {', '.join(QUEUES)}.")
     parts = shares(settings, devices)
+    guard_secrets(settings)
     settings.make_folders()
+    tell_controls(settings, parts[0].sandbox().controls())
     log.info("worker.share slots=%d job_memory_bytes=%d", len(parts), job_memory_bytes(settings))
     database = Database(settings.database_url)
     require_migrated(database, settings.schema_wait_seconds)
@@ -79,11 +84,32 @@ def run_worker_process(settings: Settings, queues: tuple[str, ...], devices: tup
         database.close()
 
 
+def guard_secrets(settings: Settings) -> None:
+    """Keep the keys and passwords of ``settings``, which have been read, from the runners of this process."""
+    forget_variables(settings.secret_variables())
+    if not hide_process():
+        log.warning("worker.not_hidden: other processes of this user may read this one's memory and environment")
+
+
+def tell_controls(settings: Settings, found: Found) -> None:
+    """Say once which controls hold the runners of this worker, and which do not.
+
+    Raises:
+        SandboxIncompleteError: all are to hold, and one of them is not here.
+    """
+    if settings.sandbox == "require":
+        found.require()
+    log.info("worker.sandbox mode=%s held=%s", settings.sandbox, ",".join(found.held) or "none")
+    for name, why in found.missing.items():
+        log.warning("worker.sandbox_missing control=%s: %s", name, why)
+
+
 def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] | None:
     """Keep the loops going until asked to stop; with ``once`` do one round and say what it did."""
     stop = StopFlag()
     if not once:
         stop.install()
+        hide_process()
     settings.make_folders()
     database = Database(settings.database_url)
     require_migrated(database, settings.schema_wait_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,8 @@ def publish(
         OSError: the disk refused.
     """
     store.check_there()
+    if output.is_symlink():
+        raise EngineError("The runner put a link in the place of its folder.")
     put = partial(_stored, output, store, check)
     if isinstance(result, ModelResult):
         return _publish_model(result, put)
@@ -60,7 +63,7 @@ def publish(
         return result.inspection
     _check_size([_written(output, file.file) for file in result.files], extra_bytes)
     report = output / REPORT_FILE
-    report.write_text(json.dumps(result.report.to_json_dict(), indent=2) + "\n")
+    _write_new(report, json.dumps(result.report.to_json_dict(), indent=2) + "\n")
     return _publish_quantized(result, put, store.put_file(report, check=check))
 
 
@@ -115,10 +118,32 @@ def _stored(output: Path, store: FileStore, check: Callable[[], None], name: str
 
 
 def _written(output: Path, name: str) -> Path:
+    """The runner's file, if it is one and nothing else: no link to a file of others, under which name ever.
+
+    Raises:
+        EngineError: it is not there, or something else is.
+    """
     path = output / plain_name(name)
-    if path.is_symlink() or not path.is_file():
+    try:
+        state = path.lstat()
+    except OSError:
+        state = None
+    if output.is_symlink() or state is None or not stat.S_ISREG(state.st_mode):
         raise EngineError(f"The runner reported {name}, which is not there.")
+    if state.st_nlink != 1:
+        raise EngineError(f"The runner reported {name}, which is a file with another name beside.")
     return path
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file of our own into the runner's folder, in place of whatever lies there, and never through a link.
+
+    Raises:
+        OSError: the disk refused, or a folder lies there.
+    """
+    path.unlink(missing_ok=True)
+    with path.open("x") as stream:  # exclusively: a link that appears meanwhile is not followed
+        stream.write(text)
 
 
 def _check_size(files: Sequence[Path], limit_bytes: int | None) -> None:

@@ -1,8 +1,9 @@
 """Starts the runner as a fresh process under limits, and ends it with everything it started.
 
 The child is a new session and process group with an environment from an allow-list, the scratch folder as working
-directory, rlimits, a death signal bound to this process, and three channels: standard input (the end of the lease, see
-``worker.tether``), descriptor 3 (RunnerLines) and standard error (kept up to a cap).
+directory, rlimits, the controls of ``worker.confinement``, a death signal bound to this process, and three channels:
+standard input (the end of the lease, see ``worker.tether``), descriptor 3 (RunnerLines) and standard error (kept up to
+a cap).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from service import failpoints
 from service.contracts.errors import EngineError
 from service.contracts.runner import LINE_ADAPTER, RunnerLine
 from worker import launcher
+from worker.confinement.controls import LANDLOCK, Found, Mode, find_controls, switched_off
+from worker.confinement.places import PACKAGE_ROOT, Places, import_root, rules_for
 from worker.tether import lease_line
 
 # -P: the scratch folder is the working directory and holds files that users named; nothing is imported from there.
@@ -35,6 +38,9 @@ LINE_CAP_BYTES = 256 * 1024 * 1024
 STDERR_CAP_BYTES = 64 * 1024
 DEFAULT_FILE_BYTES = 64 * 1024**3
 DEFAULT_OPEN_FILES = 1024
+# Threads that a runner may have beside all that runs on the machine when it starts: the kernel counts those of the
+# user.
+DEFAULT_MORE_THREADS = 4096
 # Virtual memory that a process reserves on top of what a job uses: libraries, thread stacks, allocator arenas.
 RESERVED_BYTES = 2 * 1024**3
 # Of 1000: where memory runs out, the kernel ends a runner, not its worker or the database.
@@ -54,7 +60,7 @@ _KEPT_VARIABLES = (
 # Both CUDA and ROCm heed it.
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 NO_GPUS = {GPU_VARIABLE: ""}
-_PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+_LOADAVG = Path("/proc/loadavg")
 _QUEUED_LINES = 256
 
 
@@ -67,6 +73,7 @@ class Limits:
         cpu_seconds: CPU time over all threads.
         file_bytes: largest file it may write.
         open_files: descriptors it may hold.
+        more_threads: threads that its user may have beside those that the machine has now; root may have any number.
         gpus: False: it sees none.
     """
 
@@ -74,16 +81,23 @@ class Limits:
     cpu_seconds: int | None = None
     file_bytes: int = DEFAULT_FILE_BYTES
     open_files: int = DEFAULT_OPEN_FILES
+    more_threads: int = DEFAULT_MORE_THREADS
     gpus: bool = True
 
     def rlimits(self) -> dict[str, int]:
         """Names and values for setrlimit."""
         limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": self.file_bytes, "RLIMIT_NOFILE": self.open_files}
+        limits["RLIMIT_NPROC"] = _machine_threads() + self.more_threads
         if self.memory_bytes is not None:
             limits["RLIMIT_AS"] = self.memory_bytes + RESERVED_BYTES
         if self.cpu_seconds is not None:
             limits["RLIMIT_CPU"] = max(1, self.cpu_seconds)
         return limits
+
+
+def _machine_threads() -> int:
+    """Threads of all processes of this machine: its load average names them behind the slash (man 5 proc_loadavg)."""
+    return int(_LOADAVG.read_text().split()[3].partition("/")[2])
 
 
 class RunnerProcess:
@@ -239,6 +253,8 @@ class Sandbox:
         command: what to start; the task file's path is appended.
         variables: environment variables given to the runner in addition to the allow-list.
         cores: numbers of the cores that it is bound to; none: it may use all that this process may.
+        mode: auto and require: under all controls that are here; off: under limits alone.
+        places: what every runner may reach beside its scratch folder.
     """
 
     def __init__(
@@ -247,18 +263,30 @@ class Sandbox:
         *,
         variables: Mapping[str, str] | None = None,
         cores: Sequence[int] = (),
+        mode: Mode = "auto",
+        places: Places | None = None,
     ) -> None:
         self._command = tuple(command)
         self._variables = dict(variables or {})
         self._cores = tuple(cores)
+        self._mode = mode
+        self._places = Places() if places is None else places
 
-    def environment(self, scratch: Path) -> dict[str, str]:
+    def controls(self) -> Found:
+        """Those that hold the runners.
+
+        Raises:
+            OSError: they could not be looked for.
+        """
+        return switched_off() if self._mode == "off" else find_controls()
+
+    def environment(self, scratch: Path, *, confined: bool = False) -> dict[str, str]:
         """The runner's whole environment: no settings, no keys, no addresses of ours."""
         environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         environment |= {
             "HOME": str(scratch),
             "TMPDIR": str(scratch),
-            "PYTHONPATH": str(_PACKAGE_ROOT),
+            "PYTHONPATH": str(import_root(scratch) if confined else PACKAGE_ROOT),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONHASHSEED": "0",
             # On a machine with many cores the allocator would reserve more address space than the limit leaves.
@@ -267,7 +295,13 @@ class Sandbox:
         return environment | self._variables
 
     def start(
-        self, task_file: Path, *, scratch: Path, limits: Limits, lease_ends_at: float | None = None
+        self,
+        task_file: Path,
+        *,
+        scratch: Path,
+        limits: Limits,
+        lease_ends_at: float | None = None,
+        places: Places | None = None,
     ) -> RunnerProcess:
         """Start a runner on ``task_file``, with ``scratch`` as its working directory.
 
@@ -276,10 +310,16 @@ class Sandbox:
             scratch: exists.
             limits: see Limits.
             lease_ends_at: what it is told from the start, see ``RunnerProcess.tell_lease``; None: nothing.
+            places: what this one may reach beside its scratch folder.
 
         Raises:
             OSError: no process or pipe could be made.
         """
+        found = self.controls()
+        command = [*self._command, str(task_file)]
+        reached = self._places + (places or Places()) + Places(writable=tuple(failpoints.waiting_places()))
+        confined = found.has(LANDLOCK)
+        rules = rules_for(command, scratch, reached, gpus=limits.gpus) if confined else []
         read_fd, write_fd = os.pipe()
         try:
             told_fd, tether_fd = os.pipe()
@@ -297,12 +337,13 @@ class Sandbox:
             "line_fd": write_fd,
             "oom_score_adj": OOM_SCORE_ADJUSTMENT,
             "cores": self._cores,
+            "controls": found.spec(rules),
         }
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec), *self._command, str(task_file)],
+                [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec), *command],
                 cwd=scratch,
-                env=self.environment(scratch) | ({} if limits.gpus else NO_GPUS),
+                env=self.environment(scratch, confined=confined) | ({} if limits.gpus else NO_GPUS),
                 stdin=told_fd,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -18,6 +18,7 @@ from service.contracts.command_errors import InvalidSettingsError
 from service.cores import affinity
 from service.db import Database
 from service.settings import Settings
+from worker.confinement.controls import Mode
 from worker.rest import Rest
 from worker.sandbox import GPU_VARIABLE, Sandbox
 from worker.supervisor import Supervisor
@@ -36,16 +37,18 @@ class Share:
         short_only: it takes short jobs alone.
         devices: GPUs that they see, as the driver numbers them; None: those of this process.
         cores: that they are bound to; none: all that this process may use.
+        mode: of their sandbox.
     """
 
     short_only: bool = False
     devices: tuple[str, ...] | None = None
     cores: tuple[int, ...] = ()
+    mode: Mode = "auto"
 
     def sandbox(self) -> Sandbox:
         """Starts runners within this share."""
         visible = {} if self.devices is None else {GPU_VARIABLE: ",".join(self.devices)}
-        return Sandbox(variables=visible, cores=self.cores)
+        return Sandbox(variables=visible, cores=self.cores, mode=self.mode)
 
 
 def shares(settings: Settings, devices: Sequence[str] = ()) -> list[Share]:
@@ -73,6 +76,7 @@ def shares(settings: Settings, devices: Sequence[str] = ()) -> list[Share]:
             short_only=k >= slots - kept,
             devices=tuple(_part(devices, k, slots)) if devices else None,
             cores=tuple(_part(cores, k, slots)) if len(cores) >= slots else (),
+            mode=settings.sandbox,
         )
         for k in range(slots)
     ]

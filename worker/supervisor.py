@@ -29,6 +29,8 @@ from service.tables import Job
 from worker.attempt import Watch
 from worker.checkpoints import collect_checkpoints, open_checkpoints
 from worker.conclusion import Conclusion, worker_fault
+from worker.confinement.controls import LANDLOCK
+from worker.confinement.places import Places
 from worker.faults import storage_fault
 from worker.guard import Guard, StopClock, StoppedError
 from worker.lease import DATABASE_AWAY, Lease, Timing
@@ -36,6 +38,7 @@ from worker.materials import OUTPUT_FOLDER, Keeping, Materials
 from worker.memory import MemoryWatch, job_memory_bytes
 from worker.outcome import Ending, Failed, Outcome, Succeeded, classify, waiting_for
 from worker.publication import publish
+from worker.quantizer.run.cache import evict
 from worker.rest import Rest
 from worker.runner import resource_limit
 from worker.sandbox import Limits, Sandbox
@@ -92,7 +95,7 @@ class Supervisor:
         self._settings = settings
         self._database = database
         self._store = store
-        self._sandbox = sandbox or Sandbox()
+        self._sandbox = sandbox or Sandbox(mode=settings.sandbox)
         self._worker_id = worker_id or new_worker_id()
         self._timing = timing or Timing(lease=settings.lease_seconds, renew=settings.renew_seconds)
         self._stop = StopClock(stopping)
@@ -122,6 +125,7 @@ class Supervisor:
                 # Before the end is written: it may need the room. What cannot be removed now the reconciler collects.
                 shutil.rmtree(folder, ignore_errors=True)
             outcome = self._conclusion.write(job, lease, outcome, published)
+        self._collect_cache()
         self._rest.note(job.queue, failed=self._conclusion.is_lasting(outcome))
         self._collect_checkpoints()
         return True
@@ -167,6 +171,15 @@ class Supervisor:
             cache_bytes=settings.cache_bytes,
         )
 
+    def _collect_cache(self) -> None:
+        """Keep the cache below its size over all tenants; a runner sees that of its own alone."""
+        settings = self._settings
+        if settings.cache_bytes and settings.cache_dir.is_dir():
+            try:
+                evict(settings.cache_dir, settings.cache_bytes)
+            except OSError as error:
+                log.warning("cache.unavailable: %s", error)  # the next attempt tries again
+
     def _collect_checkpoints(self) -> None:
         try:
             collect_checkpoints(self._settings, self._database)
@@ -204,15 +217,20 @@ class Supervisor:
     def _attempt(self, job: Job, lease: Lease, scratch: Path, claimed_at: float) -> Outcome:
         """Prepare, start the runner, and watch it to its end."""
         guard = Guard(lease, self._stop)
-        task_file = self._prepare(job, lease, guard, scratch)
+        task_file, places = self._prepare(job, lease, guard, scratch)
         reach("after_inputs")
         remaining = _remaining_seconds(job)
         guard.await_lease(self._timing.frozen)
         process = self._sandbox.start(
-            task_file, scratch=scratch, limits=self._limits(job, remaining), lease_ends_at=lease.ends_at
+            task_file,
+            scratch=scratch,
+            limits=self._limits(job, remaining),
+            lease_ends_at=lease.ends_at,
+            places=places,
         )
         with closing(process):
-            log.info("runner.started job_id=%s attempt=%d pid=%d", job.id, job.attempt, process.pid)
+            held = ",".join(self._sandbox.controls().held) or "none"
+            log.info("runner.started job_id=%s attempt=%d pid=%d held=%s", job.id, job.attempt, process.pid, held)
             reach("after_runner_start")
             watch = Watch(
                 process,
@@ -230,8 +248,8 @@ class Supervisor:
         _log_ending(job, ending, outcome)
         return outcome
 
-    def _prepare(self, job: Job, lease: Lease, guard: Guard, scratch: Path) -> Path:
-        """Lay out the scratch folder; no transaction is open meanwhile. Returns the task file."""
+    def _prepare(self, job: Job, lease: Lease, guard: Guard, scratch: Path) -> tuple[Path, Places]:
+        """Lay out the scratch folder, while no transaction is open; returns the task file and what it refers to."""
         scratch.mkdir(mode=SCRATCH_MODE, parents=True)
         materials = Materials(
             scratch,
@@ -239,9 +257,11 @@ class Supervisor:
             threads=self._settings.threads,
             keeping=self._keeping(job, lease),
             allow_pt2=self._settings.allow_pt2,
+            borrow=self._sandbox.controls().has(LANDLOCK),
             check=guard.check,
         )
-        return materials.lay_out(self._read(job, materials, guard))
+        task_file = materials.lay_out(self._read(job, materials, guard))
+        return task_file, materials.places
 
     def _read(self, job: Job, materials: Materials, guard: Guard) -> RunnerTask:
         """The task; a database that is away is asked again."""

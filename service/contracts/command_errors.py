@@ -101,6 +101,14 @@ class EngineMissingError(QuantmillError):
     status = 500
 
 
+class SandboxIncompleteError(QuantmillError):
+    """Controls that runners must have are not to be had here."""
+
+    code = "sandbox-incomplete"
+    title = "The sandbox is incomplete"
+    status = 500
+
+
 class InvalidSettingsError(QuantmillError):
     """A setting from the environment or the command line is not valid."""
 

@@ -70,7 +70,10 @@ class Said:
         self.bench = bench
 
     def run(self, files: list[dict[str, str]], *, prepare: str = "") -> str:
-        """A job whose runner writes a model and ``data.csv``, does ``prepare`` and tells of ``files``."""
+        """A job whose runner writes a model and ``data.csv``, does ``prepare`` and tells of ``files``.
+
+        No control holds it: under them it could make no links.
+        """
         job_id = submit(self.bench)
         line = {"line": "quantized", "model_file": "model.onnx", "report": self.report, "files": files}
         (self.bench.folder / "line.json").write_text(json.dumps(line))
@@ -82,7 +85,7 @@ open("data.csv", "wb").write(b"a,b")
 os.write(3, open(os.environ["BENCH"] + "/line.json", "rb").read() + b"\\n")
 sys.exit(0)
 """
-        self.bench.supervisor(code).run(job_id)
+        self.bench.supervisor(code, mode="off").run(job_id)
         return job_id
 
 
@@ -110,6 +113,8 @@ def test_what_is_told_truly_is_published(bench, said):
         ({"file": "link.csv"}, "os.symlink('data.csv', 'link.csv')", "link.csv, which is not there"),
         ({"file": "passwd"}, "os.symlink('/etc/passwd', 'passwd')", "passwd, which is not there"),
         ({"file": "folder"}, "os.mkdir('folder')", "folder, which is not there"),
+        ({}, "os.link('data.csv', 'kept.csv')", "data.csv, which is a file with another name beside"),
+        ({}, "os.chdir('..'); os.rename('output', 'real'); os.symlink('real', 'output')", "in the place of its folder"),
     ],
 )
 def test_a_file_that_is_not_what_was_told_fails_the_job(bench, said, changes, prepare, words):
@@ -119,6 +124,15 @@ def test_a_file_that_is_not_what_was_told_fails_the_job(bench, said, changes, pr
     assert words in job.error["detail"]
     assert artifacts(bench, job_id) == {}
     assert Path("/etc/passwd").exists()
+
+
+def test_the_report_is_not_written_through_a_link(bench, said):
+    victim = bench.folder / "victim"
+    victim.write_text("of somebody else")
+    job_id = said.run([told()], prepare=f"os.symlink({str(victim)!r}, 'report.json')")
+    assert bench.job(job_id).state == "succeeded"
+    assert victim.read_text() == "of somebody else"
+    assert bench.store.path(artifacts(bench, job_id)["report"].sha256).read_bytes().startswith(b"{")
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ def test_the_whole_group_stands_still(bench):
             "child = subprocess.Popen([sys.executable, '-c', 'while True: pass'])\n"
             "open(os.environ['BENCH'] + '/child', 'w').write(str(child.pid))\n" + UNTIL_GO,
             timing=SHORT,
+            mode="off",  # under the controls it could start none
         ),
         job_id,
     )

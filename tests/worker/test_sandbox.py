@@ -16,11 +16,14 @@ from service.contracts.runner import LogLine
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.workbench import process_gone, wait_for
 from worker import launcher
+from worker.confinement.controls import Mode
 from worker.memory import machine_memory_bytes
 from worker.sandbox import RESERVED_BYTES, Limits, RunnerProcess, Sandbox
 
 
-def start(tmp_path: Path, code: str, limits: Limits | None = None, **variables: str) -> RunnerProcess:
+def start(
+    tmp_path: Path, code: str, limits: Limits | None = None, mode: Mode = "auto", **variables: str
+) -> RunnerProcess:
     """Start python on ``code``; ``say(text)`` writes a log line to descriptor 3."""
     head = """
         import json, os, sys, time, signal, subprocess
@@ -33,7 +36,7 @@ def start(tmp_path: Path, code: str, limits: Limits | None = None, **variables: 
     program.write_text(textwrap.dedent(head) + textwrap.dedent(code))
     task_file = scratch / "task.json"
     task_file.write_text("{}")
-    sandbox = Sandbox((sys.executable, "-P", str(program)), variables=variables)
+    sandbox = Sandbox((sys.executable, "-P", str(program)), variables=variables, mode=mode)
     return sandbox.start(task_file, scratch=scratch, limits=limits or Limits())
 
 
@@ -49,8 +52,8 @@ def gone(pid: int) -> bool:
 def run(tmp_path):
     started = []
 
-    def runner(code: str, limits: Limits | None = None, **variables: str) -> RunnerProcess:
-        process = start(tmp_path, code, limits, **variables)
+    def runner(code: str, limits: Limits | None = None, mode: Mode = "auto", **variables: str) -> RunnerProcess:
+        process = start(tmp_path, code, limits, mode, **variables)
         started.append(process)
         return process
 
@@ -112,6 +115,12 @@ def test_limits_are_set(run):
     assert messages(process) == [str((value, value)) for value in values] + [str((60, hard))]
 
 
+def test_threads_are_limited_by_what_the_machine_has_and_some_more(run):
+    process = run("import resource; say(resource.getrlimit(resource.RLIMIT_NPROC)[0])", Limits(more_threads=100))
+    (told,) = messages(process)
+    assert 100 < int(told) < 2**22
+
+
 def test_too_much_memory_is_an_ordinary_error_in_the_child(run):
     process = run(
         f"""
@@ -138,7 +147,8 @@ def test_terminate_asks_and_kill_ends_the_whole_group(run):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         say(child.pid)
         while True: time.sleep(0.05)
-        """
+        """,
+        mode="off",  # under the controls it could start none
     )
     line = process.next_line(PATIENCE_SECONDS)
     assert isinstance(line, LogLine)
@@ -150,7 +160,7 @@ def test_terminate_asks_and_kill_ends_the_whole_group(run):
 
 
 def test_close_ends_what_the_child_left_behind(run):
-    process = run("say(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)")
+    process = run("say(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)", mode="off")
     line = process.next_line(PATIENCE_SECONDS)
     assert isinstance(line, LogLine)
     process.close()

@@ -20,6 +20,8 @@ from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Base, Dataset, Job, JobEvent, Model, ModelFile
 from tests.support.patience import PATIENCE_SECONDS
+from worker.confinement.controls import Mode
+from worker.confinement.places import Places
 from worker.lease import Timing
 from worker.sandbox import Sandbox
 from worker.supervisor import Supervisor
@@ -176,12 +178,15 @@ class Workbench:
         with self.database.write() as session:
             return transitions.submit(session, tenant_id="default", **values).id
 
-    def supervisor(self, code: str, *, timing: Timing = QUICK, **options: Any) -> Supervisor:
-        """A supervisor whose runners run ``code``."""
+    def supervisor(self, code: str, *, timing: Timing = QUICK, mode: Mode = "auto", **options: Any) -> Supervisor:
+        """A supervisor whose runners run ``code``; they may write into the bench's folder."""
         program = self.folder / f"runner-{len(list(self.folder.glob('runner-*')))}.py"
         program.write_text(RUNNER_HEAD + textwrap.dedent(code))
         options.setdefault("backoff_seconds", lambda attempt: 0.0)
-        sandbox = Sandbox((sys.executable, "-P", str(program)), variables={"BENCH": str(self.folder)})
+        sandbox = Sandbox(
+            (sys.executable, "-P", str(program)), variables={"BENCH": str(self.folder)}, mode=mode,
+            places=Places(writable=(self.folder,)),
+        )  # fmt: skip
         return Supervisor(self.settings, self.database, self.store, sandbox=sandbox, timing=timing, **options)
 
     def job(self, job_id: str) -> Job:

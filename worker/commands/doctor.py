@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import platform
 import shutil
 import sys
@@ -24,6 +25,7 @@ from service.db import Database, current_revision, head_revision
 from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
 from worker.commands.console import make_console
+from worker.confinement.controls import CONTROLS
 from worker.quantizer.runtime.cpu import saturates_pairs
 from worker.sandbox import Limits, Sandbox
 
@@ -34,19 +36,24 @@ _PYTHON = (3, 11)
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, whether it is well, what was seen, and what to do if it is not."""
+    """What was looked at, whether it is well, what was seen, and what to do if it is not.
+
+    Attributes:
+        missing: it is not there, and nobody has said that it must be.
+    """
 
     name: str
     ok: bool
     detail: str
     hint: str = ""
+    missing: bool = False
 
 
 def examine(settings: Settings, *, engine: bool) -> list[Finding]:
     """Look at everything; ``engine=False`` leaves out what only a worker needs."""
     checks: list[Callable[[Settings], Iterator[Finding]]] = [_python, _folders, _database, _broker]
     if engine:
-        checks += [_engine, _cpu, _runner]
+        checks += [_engine, _cpu, _sandbox, _runner]
     return [finding for check in checks for finding in check(settings)]
 
 
@@ -54,9 +61,9 @@ def print_findings(findings: list[Finding], console: Console | None = None) -> N
     """One line each; what is wrong with its hint."""
     console = console or make_console()
     for finding in findings:
-        word = ("ok  ", "green") if finding.ok else ("BAD ", "bold red")
+        word = ("BAD ", "bold red") if not finding.ok else ("--  ", "yellow") if finding.missing else ("ok  ", "green")
         console.print(Text.assemble(word, f" {finding.name:<12} {finding.detail}"))
-        if finding.hint and not finding.ok:
+        if finding.hint and (finding.missing or not finding.ok):
             console.print(Text(f"                  {finding.hint}"))
 
 
@@ -151,12 +158,30 @@ def _cpu(settings: Settings) -> Iterator[Finding]:
     yield Finding("cpu", True, f"{settings.threads} threads per job, {' '.join(found) or 'no known features'}{note}")
 
 
+def _sandbox(settings: Settings) -> Iterator[Finding]:
+    """One line for each control that holds runners, or does not."""
+    found = Sandbox(mode=settings.sandbox).controls()
+    yield Finding("sandbox", True, f"QUANTMILL_SANDBOX is {settings.sandbox}; {_user()}")
+    for control in CONTROLS:
+        here, wanted = found.has(control), settings.sandbox == "require" and control.required
+        told = (
+            f"stops {control.stops}" if here else f"not here: {found.missing[control.name]}; would stop {control.stops}"
+        )
+        yield Finding(control.name, here or not wanted, told, f"Needs {control.needs}.", missing=not here)
+
+
+def _user() -> str:
+    if os.geteuid() == 0:
+        return "this user is root: use a plain one, to whom the system's files do not belong"
+    return f"this user is {os.geteuid()}, not root"
+
+
 def _runner(settings: Settings) -> Iterator[Finding]:
     """A runner process under its limits, on a dataset that is not there: it has to answer with a typed error."""
     with tempfile.TemporaryDirectory(prefix="quantmill-doctor-") as folder:
         task_file = Path(folder) / "task.json"
         task_file.write_text(InspectDatasetTask(path=str(Path(folder) / "none.npz")).model_dump_json())
-        process = Sandbox().start(
+        process = Sandbox(mode=settings.sandbox).start(
             task_file, scratch=Path(folder), limits=Limits(memory_bytes=settings.job_memory_bytes)
         )
         lines = list(process.remaining_lines(60))

@@ -6,7 +6,8 @@ more ``Collector`` in this list, and with it its count, its line in ``quantmill 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from sqlalchemy.orm import Session
 
@@ -14,6 +15,7 @@ from service.db import Database
 from service.settings import Settings
 from service.storage import FileStore
 from worker.checkpoints import settled_checkpoints
+from worker.quantizer.run.cache import LOCK_FILE
 from worker.upkeep import garbage, repository, scratch, uploads
 from worker.upkeep.collector import Collector, Tally, in_batches, tally_of
 from worker.upkeep.folders import children
@@ -100,10 +102,14 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
             "what jobs computed for later ones: all there is",
             f"by its users, least recently used first, beyond {settings.cache_bytes} bytes",
             _HOUR,
-            lambda: tally_of(path for scope in children(settings.cache_dir) for path in children(scope)),
+            lambda: tally_of(_cached(settings.cache_dir)),
             None,
         ),
     )
+
+
+def _cached(cache_dir: Path) -> Iterator[Path]:
+    return (path for scope in children(cache_dir) for path in children(scope) if path.name != LOCK_FILE)
 
 
 def collect_everything(found: Collector) -> Tally:

@@ -18,7 +18,7 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from worker.quantizer.run.interface import Run, SilentRun
@@ -41,7 +41,8 @@ class Cache:
     Args:
         folder: made if it is not there; None: nothing is kept and nothing is found.
         scope: whose contents these are; another scope finds none of them.
-        limit_bytes: that the folder may take over all scopes; None: no limit.
+        limit_bytes: that this scope may take; None: no limit. Over all scopes whoever owns the folder keeps it, see
+            ``evict``: a run may reach no scope but its own.
         run: takes what a person may want to read.
     """
 
@@ -74,7 +75,8 @@ class Cache:
         path = self._path(self._root, key)
         try:
             data = read_sealed(path, self._label(key))
-            os.utime(path)  # used just now: among the last to be evicted
+            with path.open("rb") as stream:
+                os.utime(stream.fileno())  # used just now: among the last to be evicted
         except FileNotFoundError:
             return None
         except DamagedFileError as error:
@@ -107,7 +109,7 @@ class Cache:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_sealed(path, self._label(key), data, durable=False)
             if self._limit is not None and self._is_to_be_counted(HEADER_BYTES + len(data), self._limit):
-                _evict(self._root, self._limit, keep=path)
+                _evict([path.parent], self._limit, lock=path.parent / LOCK_FILE, keep=path)
         except OSError as error:
             self._refuse(error)
 
@@ -121,7 +123,7 @@ class Cache:
     def _path(self, root: Path, key: str) -> Path:
         if not _KEY.fullmatch(key):
             raise ValueError(f"not a sha256: {key!r}")
-        return root / hashlib.sha256(self._scope.encode()).hexdigest() / key
+        return scope_folder(root, self._scope) / key
 
     def _label(self, key: str) -> str:
         return f"cache {self._scope} {key}"
@@ -132,15 +134,35 @@ class Cache:
             self._run.log(f"the cache {self._root} cannot be used: {error.strerror or error}", "warning")
 
 
-def _evict(root: Path, limit_bytes: int, *, keep: Path) -> None:
+def scope_folder(root: Path, scope: str) -> Path:
+    """Where the contents of a scope lie."""
+    return root / hashlib.sha256(scope.encode()).hexdigest()
+
+
+def evict(root: Path, limit_bytes: int) -> None:
+    """Keep the folder of a cache below its size: of all scopes, what was not used for longest goes.
+
+    Args:
+        root: exists.
+        limit_bytes: that it may take over all scopes.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    folders = [entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink()]
+    _evict(folders, limit_bytes, lock=root / LOCK_FILE)
+
+
+def _evict(folders: Sequence[Path], limit_bytes: int, *, lock: Path, keep: Path | None = None) -> None:
     """Remove what was not used for longest until all entries fit, unless another process is doing so just now."""
-    with _lock(root) as ours:
+    with _lock(lock) as ours:
         if not ours:
             return
         found = []
-        for folder in (entry for entry in root.iterdir() if entry.is_dir()):
+        for folder in folders:
             remove_parts(folder, _PART_AGE_SECONDS)
-            found += [(path, state) for path in folder.iterdir() if (state := _state(path)) is not None]
+            entries = (path for path in folder.iterdir() if path.name != LOCK_FILE)
+            found += [(path, state) for path in entries if (state := _state(path)) is not None]
         total = sum(state.st_size for _, state in found)
         if total <= limit_bytes:
             return
@@ -153,9 +175,9 @@ def _evict(root: Path, limit_bytes: int, *, keep: Path) -> None:
 
 
 @contextlib.contextmanager
-def _lock(root: Path) -> Iterator[bool]:
+def _lock(path: Path) -> Iterator[bool]:
     """Whether the eviction is this process's to do."""
-    with (root / LOCK_FILE).open("a") as stream:
+    with path.open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

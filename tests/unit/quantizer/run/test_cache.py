@@ -72,6 +72,8 @@ def test_the_least_recently_used_go_first_whosever_they_are(tmp_path):
         os.utime(entry, (1e9 - age, 1e9 - age))
     assert caches[0].get(key_of("0")) is not None
     caches[0].put(key_of("4"), bytes(1000))
+    assert len(entries(tmp_path)) == 5, "a run reaches no scope but its own"
+    module.evict(tmp_path, 4 * room)
     there = [number for number in range(5) if caches[number % 2].get(key_of(str(number))) is not None]
     assert there == [0, 3, 4]
     assert sum(path.stat().st_size for path in entries(tmp_path)) <= 4 * room
@@ -89,7 +91,9 @@ def test_what_is_larger_than_the_cache_evicts_nothing(tmp_path):
 
 def test_an_eviction_that_another_process_does_is_left_to_it(tmp_path):
     cache = Cache(tmp_path, limit_bytes=1000)
-    with module._lock(tmp_path) as ours:
+    folder = module.scope_folder(tmp_path, "")
+    folder.mkdir()
+    with module._lock(folder / module.LOCK_FILE) as ours:
         assert ours
         for number in range(3):
             cache.put(key_of(str(number)), bytes(500))
@@ -113,7 +117,7 @@ def test_a_folder_that_knows_no_locks_keeps_its_limit(tmp_path, monkeypatch):
 
 def test_many_small_entries_are_counted_now_and_then_only(tmp_path, monkeypatch):
     counted = []
-    monkeypatch.setattr(module, "_evict", lambda root, limit, *, keep: counted.append(keep))
+    monkeypatch.setattr(module, "_evict", lambda folders, limit, *, lock, keep: counted.append(keep))
     cache = Cache(tmp_path, limit_bytes=100 * 10 * (HEADER_BYTES + 100))
     for number in range(31):
         cache.put(key_of(str(number)), bytes(100))
