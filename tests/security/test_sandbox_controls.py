@@ -1,0 +1,83 @@
+"""A runner that was taken over tries everything that it must not do, under the controls of this kernel and of lesser
+ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.security.taken_over import INPUT, SECRET, Surroundings, surroundings
+from worker.confinement.controls import CONTROLS, LANDLOCK, SECCOMP, find_controls
+
+pytestmark = pytest.mark.slow  # starts processes
+
+# What stands between a runner and the files of its user, and its traces, where there is no Landlock.
+FILES = ("read", "write", "list", "create in", "remove", "open", "touch", "rename across", "lower its oom score")
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Iterator[Surroundings]:
+    with surroundings(tmp_path) as made:
+        yield made
+
+
+def require(*names: str) -> None:
+    missing = [name for name in names if name in find_controls().missing]
+    if missing:
+        pytest.skip(f"THIS KERNEL LACKS {', '.join(missing)}: nothing of it can be shown here")
+
+
+def done(answers: dict[str, str]) -> dict[str, str]:
+    return {name: told for name, told in answers.items() if not told.startswith("refused ")}
+
+
+def assert_honest(answers: dict[str, str]) -> None:
+    """What a runner is there for works: threads, files of its own, its input."""
+    told = answers.pop("honest")
+    assert "by a thread" in told
+    assert INPUT in told
+
+
+def test_every_line_of_a_hostile_runner_fails(around: Surroundings) -> None:
+    require(*(control.name for control in CONTROLS))
+    answers = around.tries()
+    assert_honest(answers)
+    assert done(answers) == {}
+    assert len(answers) > 150
+    around.undisturbed()
+
+
+def test_every_line_fails_in_a_container_without_namespaces(around: Surroundings) -> None:
+    require(*(control.name for control in CONTROLS if control.required))
+    answers = around.tries(lacking=["unshare"])
+    assert_honest(answers)
+    assert done(answers) == {}
+    around.undisturbed()
+
+
+def test_without_landlock_only_files_of_the_user_are_open(around: Surroundings) -> None:
+    """Nothing is executed or started, nobody is reached or harmed; what the worker's user may read is open."""
+    require(SECCOMP.name)
+    answers = around.tries(lacking=["landlock"])
+    assert_honest(answers)
+    through = [name for name in done(answers) if not name.startswith((*FILES, "write to", "make an input"))]
+    assert through == []
+    assert around.bystander.poll() is None
+
+
+def test_without_seccomp_files_and_secrets_are_closed(around: Surroundings) -> None:
+    require(LANDLOCK.name)
+    answers = around.tries(lacking=["seccomp"])
+    closed = ("read", "write", "list", "create in", "trace the parent", "kill the parent", "connect to TCP", "regain")
+    assert not any(name.startswith(closed) for name in done(answers)), done(answers)
+
+
+def test_a_runner_without_controls_gets_through(around: Surroundings) -> None:
+    """That the tries are real: without the sandbox they succeed, and what is stolen is the secret."""
+    harmless = ["list store", "connect to TCP on loopback", "connect to an abstract UNIX socket", "run a program"]
+    answers = around.tries(mode="off", only=["read environ of the parent", "read canary", *harmless])
+    assert SECRET in answers["read environ of the parent"]
+    assert SECRET in answers["read canary"]
+    assert [name for name in harmless if name not in done(answers)] == []
