@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -55,7 +56,7 @@ from service.contracts.runner import (
     RunnerLine,
     RunnerTask,
 )
-from worker.faults import storage_fault
+from worker.faults import has_room, no_room, storage_fault
 from worker.launcher import LINE_FD
 from worker.memory import HINT
 from worker.tether import Tether
@@ -328,6 +329,9 @@ def execute(task: RunnerTask, send: Callable[[RunnerLine], None], stop: Callable
             send(ErrorLine(problem=error.problem()))
             return EXIT_USER_ERROR
         traceback.print_exc()
+        if not has_room(Path.cwd()):  # libraries that write files themselves do not say that they could not
+            send(ErrorLine(problem=no_room(Path.cwd()).problem()))
+            return EXIT_INSTALLATION
         return EXIT_NOT_STARTED if isinstance(error, NotLoadedError) else EXIT_CRASH
     return EXIT_OK
 
@@ -344,6 +348,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m worker.runner TASK.json", file=sys.stderr)  # noqa: T201 - not a user's command
         return 2
+    # Without a try: on a full disk the module would look for another folder, and say only that there is none.
+    tempfile.tempdir = os.environ.get("TMPDIR")
     task_file = Path(arguments[0])
     stop = StopSignal(task_file.with_name(CANCEL_FLAG))
     stop.install()

@@ -107,6 +107,28 @@ def test_full_while_running(bench):
     assert bench.job(job_id).state == "succeeded"
 
 
+def test_a_library_that_does_not_say_that_the_disk_is_full(bench):
+    """It leaves half a file, and whoever reads that complains of something else; temporary files stay in scratch."""
+    job_id = bench.submit()
+    supervisor = bench.supervisor(
+        """
+        import tempfile
+        from worker import runner
+        def perform(task, run):
+            assert tempfile.gettempdir() == os.getcwd()
+            with open("hole", "wb", buffering=0) as stream:
+                try:
+                    while True: stream.write(bytes(65536))
+                except OSError: pass
+            json.loads("")
+        runner.perform = perform
+        sys.exit(runner.main([task_file]))
+        """
+    )
+    assert supervisor.run(job_id)
+    assert_waits(bench, job_id, 1)
+
+
 def test_a_mapped_file_on_a_full_disk_is_no_crash_of_the_job(bench):
     job_id = bench.submit()
     supervisor = bench.supervisor(
