@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from service.contracts.base import Contract
 
@@ -11,6 +11,8 @@ class Quota(Contract):
     """Limits of one tenant; null: none. Those of jobs and bytes are counted over the whole installation, those of
     requests by each API process for itself.
     """
+
+    model_config = ConfigDict(strict=True)
 
     stored_bytes: int | None = Field(
         default=None, ge=0, description="Models, data, results and open uploads, equal files counted once."
@@ -23,7 +25,7 @@ class Quota(Contract):
         default=None, ge=0, description="CPU time of all jobs in a day of UTC; beyond it none is accepted."
     )
     requests_per_second: float | None = Field(
-        default=None, gt=0, description="Mean rate; ten seconds' worth may come at once."
+        default=None, ge=0.01, description="Mean rate; ten seconds' worth may come at once."
     )
     upload_bytes_per_second: int | None = Field(
         default=None, ge=1024, description="Pace of all uploads together: faster ones are slowed down."

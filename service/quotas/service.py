@@ -36,12 +36,12 @@ def admit_job(session: Session, settings: Settings, tenant_id: str) -> None:
     repository.hold(session, tenant_id)
     if quota.jobs_queued is not None:
         used = repository.queued(session, tenant_id)
-        _check("jobs_queued", quota.jobs_queued, used, 1, _LATER_SECONDS)
+        _refuse_beyond("jobs_queued", quota.jobs_queued, used, 1, _LATER_SECONDS)
     if quota.jobs_per_day is not None:
         used = repository.submitted(session, tenant_id)
         if used >= quota.jobs_per_day:
             wait = repository.seconds_until_one_less(session, tenant_id)
-            _check("jobs_per_day", quota.jobs_per_day, used, 1, wait)
+            _refuse_beyond("jobs_per_day", quota.jobs_per_day, used, 1, wait)
     if quota.cpu_seconds_per_day is not None:
         spent = repository.cpu_seconds(session, tenant_id)
         if spent >= quota.cpu_seconds_per_day:
@@ -57,11 +57,11 @@ def admit_bytes(session: Session, settings: Settings, tenant_id: str, size_bytes
     """
     quota = quota_of(session, settings, tenant_id)
     if quota.upload_bytes is not None:
-        _check("upload_bytes", quota.upload_bytes, 0, size_bytes, _MUCH_LATER_SECONDS)
+        _refuse_beyond("upload_bytes", quota.upload_bytes, 0, size_bytes, _MUCH_LATER_SECONDS)
     if quota.stored_bytes is not None:
         repository.hold(session, tenant_id)
         used = repository.stored_bytes(session, tenant_id)
-        _check("stored_bytes", quota.stored_bytes, used, size_bytes, _MUCH_LATER_SECONDS)
+        _refuse_beyond("stored_bytes", quota.stored_bytes, used, size_bytes, _MUCH_LATER_SECONDS)
 
 
 def full_tenants(session: Session, default: Quota) -> frozenset[str]:
@@ -110,6 +110,6 @@ def set_quota(session: Session, by: Principal, tenant_id: str, own: dict[str, An
     note(session, by, "tenant.set_quota", tenant_id)
 
 
-def _check(name: str, limit: int, used: int, wanted: int, retry_after_seconds: float) -> None:
+def _refuse_beyond(name: str, limit: int, used: int, wanted: int, retry_after_seconds: float) -> None:
     if used + wanted > limit:
         raise QuotaExceededError(name, limit, used, retry_after_seconds=retry_after_seconds)

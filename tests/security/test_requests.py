@@ -14,7 +14,9 @@ from service import bodies
 from service.contracts import compatibility
 from service.jobs import service as jobs
 from service.jobs.schemas import JobCreate
+from service.keys.keyring import Keyring
 from service.reports import router as reports
+from service.settings import Settings
 from tests.support.front import Front, model_summary, problem
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -182,9 +184,9 @@ def test_others_are_served_while_a_report_is_drawn(sqlite_front: Front, monkeypa
 
 
 def test_strangers_are_given_no_work(sqlite_front: Front, monkeypatch) -> None:
-    settings = sqlite_front.desk.settings.model_copy(update={"api_key": "a-key-of-some-length"})
+    settings = Settings(data_dir=sqlite_front.desk.settings.data_dir, api_key="0a1b2c3d4e5f-of-some-length")
     monkeypatch.setattr(bodies, "_record", lambda *_: pytest.fail("read for a stranger"))
-    object.__setattr__(sqlite_front.desk, "settings", type(settings).model_validate(settings.model_dump()))
+    object.__setattr__(sqlite_front.desk, "keyring", Keyring(settings, sqlite_front.desk.database))
     problem(sqlite_front.http.post("/v1/jobs", content=b"{", headers=JSON), 401, "unauthorized")
 
 

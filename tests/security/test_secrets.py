@@ -25,7 +25,7 @@ from tests.worker.workbench import wait_for
 pytestmark = pytest.mark.slow  # starts processes
 
 MARK = "s3cr3t"
-KEY, BROKER, DATABASE, WRONG, COOKIE, QUERY, URL = (f"{MARK}-{number}-value" for number in range(7))
+KEY, BROKER, DATABASE, WRONG, COOKIE, QUERY, URL = (f"{MARK}-{number}-value-of-a-test" for number in range(7))
 CLOSED = "127.0.0.1:1"
 BROKER_URL = f"redis://someone:{BROKER}@{CLOSED}/0"
 DATABASE_URL = f"postgresql://someone:{DATABASE}@{CLOSED}/service"

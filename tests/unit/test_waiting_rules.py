@@ -14,8 +14,14 @@ from tests.support.source import files, parsed
 # Of these modules any function may take a tenth of a second on a config within its bounds.
 COMPUTING_MODULES = ("service.contracts", "service.quark", "service.bodies", "hashlib", "re2")
 COMPUTING = {"model_validate", "model_validate_json", "loads", "parse_config", "placed", "taken_over", "file_sha256"}
-# A key of some characters into a number; one small record per job that waits; a header of some bytes.
-SMALL = {"service/idempotency/repository.py:_hold", "service/jobs/waiting.py:waiting_for"}
+# A key of some characters into a number; one small record per job that waits, or per tenant; a row of the audit.
+SMALL = {
+    "service/idempotency/repository.py:_hold",
+    "service/jobs/waiting.py:waiting_for",
+    "service/quotas/service.py:quota_of",
+    "service/quotas/service.py:set_quota",
+    "service/audit/service.py:note",
+}
 LIGHT = {"parse_content_digest"}
 SUBMITS = {"submit_once"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -51,6 +51,16 @@ def set_quota(
     typer.echo(f"{checked}: {json.dumps(own)}")
 
 
+def _number(text: str) -> float | str:
+    """A number, or what is none as it is: the contract tells what is wrong with it."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 def _parsed(limits: list[str]) -> dict[str, Any]:
     """The limits of the command line.
 
@@ -60,7 +70,7 @@ def _parsed(limits: list[str]) -> dict[str, Any]:
     own: dict[str, Any] = {}
     for entry in limits:
         name, _, value = entry.partition("=")
-        own[name] = None if value == "none" else value
+        own[name] = None if value == "none" else _number(value)
     try:
         return Quota.model_validate(own).model_dump(exclude_unset=True)
     except ValidationError as error:
