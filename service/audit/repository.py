@@ -39,26 +39,23 @@ _COLUMNS = tuple(
 )
 
 
-def hold_head(session: Session) -> tuple[int, str]:
-    """Number and hash of the newest row; nobody else appends until the commit."""
-    found = session.execute(select(AuditHead.seq, AuditHead.hash).with_for_update()).one_or_none()
+def hold_head(session: Session) -> tuple[int, str, float]:
+    """Number and hash of the newest row, and the database's clock; nobody else appends until the commit."""
+    held = select(AuditHead.seq, AuditHead.hash, db_now()).with_for_update()
+    found = session.execute(held).one_or_none()
     if found is None:
         dialect = insert_postgresql if session.get_bind().dialect.name == "postgresql" else insert_sqlite
         first = dialect(AuditHead).values(name=HEAD, seq=0, hash=BEGINNING)
         session.execute(first.on_conflict_do_nothing())
-        found = session.execute(select(AuditHead.seq, AuditHead.hash).with_for_update()).one()
-    return found.seq, found.hash
+        found = session.execute(held).one()
+    seq, newest, now = found
+    return seq, newest, now
 
 
 def head(session: Session) -> tuple[int, str]:
     """Number and hash of the newest row."""
     found = session.execute(select(AuditHead.seq, AuditHead.hash)).one_or_none()
     return (0, BEGINNING) if found is None else (found.seq, found.hash)
-
-
-def now_seconds(session: Session) -> float:
-    """The database's clock."""
-    return float(session.execute(select(db_now())).scalar_one())
 
 
 def append(session: Session, link: Link) -> None:

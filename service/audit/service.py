@@ -49,10 +49,10 @@ def note(session: Session, by: Principal, action: str, about: str) -> None:
         action: noun and verb, such as ``job.cancel``.
         about: id of what it is done to.
     """
-    seq, previous = repository.hold_head(session)
+    seq, previous, now = repository.hold_head(session)
     link = Link(
         seq + 1, by.tenant_id, by.actor, action, about, by.request_id, by.address,
-        repository.now_seconds(session), previous, "",
+        now, previous, "",
     )  # fmt: skip
     repository.append(session, link._replace(hash=hash_of(link)))
 

@@ -38,7 +38,10 @@ def withdraw(port: int) -> None:
 def key_for(url: str) -> str | None:
     """The key of the service at ``url``, if it is this user's own on this host; None: it has to be given."""
     parts = urlsplit(url)
-    port = parts.port or _SCHEME_PORTS.get(parts.scheme, 0)
+    try:
+        port = parts.port or _SCHEME_PORTS.get(parts.scheme, 0)
+    except ValueError:
+        return None  # no address: whoever sends to it tells so
     if not is_loopback(parts.hostname or "") or not _is_ours(port):
         return None
     try:

@@ -142,7 +142,7 @@ def test_a_job_that_is_not_there(quantmill, service, command):
         ("127.0.0.1:8000", "http://127.0.0.1:8000"),
         ("ftp://127.0.0.1", "http or https"),
         ("http://", "http or https"),
-        ("http://127.0.0.1:port", "Port could not be cast"),
+        ("http://127.0.0.1:port", "is not an address"),
     ],
 )
 def test_an_address_that_is_none(quantmill, tiny, address, expected):

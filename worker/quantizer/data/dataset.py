@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -221,17 +222,44 @@ class _Plan:
 
 
 def _read_ahead(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
-    """Prepare at most one batch in a thread of its own; unpacking and arithmetic release the interpreter lock."""
-    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
-        pending = pool.submit(next, batches, None)
-        try:
-            while (batch := pending.result()) is not None:
-                pending = pool.submit(next, batches, None)
-                yield batch
-        finally:
-            # Also when the caller stops early: let the thread finish its batch, then close the files.
-            wait([pending])
-            batches.close()
+    """Prepare at most one batch in a thread of its own; unpacking and arithmetic release the interpreter lock.
+
+    A caller that stops early may leave this to the garbage collector, which comes at any moment, also while the same
+    thread holds locks of ``threading``: so the end takes no lock and waits for nobody, and the files are closed by the
+    thread that reads them. ``SimpleQueue.put`` is made for such moments.
+    """
+    wanted: SimpleQueue[bool] = SimpleQueue()
+    found: SimpleQueue[Batch | BaseException | None] = SimpleQueue()
+    threading.Thread(target=_read, args=(batches, wanted, found), name="read-ahead", daemon=True).start()
+    wanted.put(True)
+    try:
+        while (batch := found.get()) is not None:
+            if isinstance(batch, BaseException):
+                raise batch
+            wanted.put(True)
+            yield batch
+    finally:
+        wanted.put(False)
+
+
+def _read(
+    batches: Generator[Batch, None, None],
+    wanted: SimpleQueue[bool],
+    found: SimpleQueue[Batch | BaseException | None],
+) -> None:
+    """Read a batch for each that is wanted; None is the end, and an error is one, too."""
+    batch: Batch | BaseException | None
+    try:
+        while wanted.get():
+            try:
+                batch = next(batches, None)
+            except BaseException as error:  # noqa: BLE001 - raised where the batch is wanted
+                batch = error
+            found.put(batch)
+            if not isinstance(batch, Batch):
+                return
+    finally:
+        batches.close()
 
 
 class FileDataset(Dataset):

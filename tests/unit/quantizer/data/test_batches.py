@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.errors import DatasetArraysError, DatasetMismatchError
 from service.contracts.model import TensorInfo
+from tests.support.patience import PATIENCE_SECONDS
 from worker.quantizer.data import ArrayDataset, Dataset, choose_batch_size, open_dataset
 
 
@@ -129,16 +131,46 @@ def test_a_file_is_read_again_from_the_start_while_another_pass_is_open(tmp_path
     np.testing.assert_array_equal(outer, floats(40, 5)[3:])
 
 
+def reading() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
+
+
 def test_stopping_early_leaves_no_thread_and_no_open_file(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     np.savez(path, x=floats(40, 5))
     dataset = open_dataset(path, PreprocessingSpec())
     batches = dataset.batches([tensor("x", "n", 5)], 3)
     next(batches)
+    (thread,) = reading()
     del batches
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
+    thread.join(PATIENCE_SECONDS)
+    assert reading() == []
     open_files = [link.resolve() for link in Path("/proc/self/fd").iterdir() if link.exists()]
     assert path.resolve() not in open_files
+
+
+def test_one_that_is_left_to_the_garbage_collector_waits_for_no_lock(tmp_path: Path) -> None:
+    """The collector comes at any moment, also to a thread that just holds a lock of ``threading``."""
+    np.savez(tmp_path / "x.npz", x=floats(100, 2))
+    dataset = open_dataset(tmp_path / "x.npz", PreprocessingSpec())
+
+    def leave() -> None:
+        batches = dataset.batches([tensor("x", "n", 2)], 10)
+        next(batches)
+        assert reading()
+        cycle: list[Any] = [batches]
+        cycle.append(cycle)
+
+    def collect() -> None:
+        leave()
+        with threading._shutdown_locks_lock:  # type: ignore[attr-defined] # held while a thread starts
+            gc.collect()
+        ended.set()
+
+    ended = threading.Event()
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    assert ended.wait(PATIENCE_SECONDS), "it waits for itself"
 
 
 def test_no_more_than_one_batch_is_read_ahead() -> None:
