@@ -155,9 +155,12 @@ def test_one_that_is_left_to_the_garbage_collector_waits_for_no_lock(tmp_path: P
     dataset = open_dataset(tmp_path / "x.npz", PreprocessingSpec())
 
     def leave() -> None:
+        # a thread takes over from the one that starts it whether it is waited for at the end of all, by that lock
+        threading.current_thread()._daemonic = False  # type: ignore[attr-defined]
         batches = dataset.batches([tensor("x", "n", 2)], 10)
         next(batches)
         assert reading()
+        threading.current_thread()._daemonic = True  # type: ignore[attr-defined]
         cycle: list[Any] = [batches]
         cycle.append(cycle)
 
