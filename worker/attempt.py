@@ -74,9 +74,9 @@ class Watch:
         self._budget = budget
         self._cpu_seconds = 0.0
         self._measured_at = boot_seconds()
-        self._budget_ends = None if budget is None else self._measured_at + budget.wall_seconds
-        # By the clock that stands still while the machine sleeps: its runner says nothing then, and does not stall.
+        # By the clock that stands still while the machine sleeps: its runner says and does nothing then.
         self._heard_at = time.monotonic()
+        self._budget_ends = None if budget is None else self._heard_at + budget.wall_seconds
         self._silence_seconds = 0.0
         self._kill_at: float | None = None
         self._frozen_at: float | None = None
@@ -155,10 +155,11 @@ class Watch:
             self._frozen_at, self._silence_seconds = now, time.monotonic() - self._heard_at
         elif not over and self._frozen_at is not None:
             log.warning("runner.thawed job_id=%s attempt=%d", self._job.id, self._job.attempt)
-            self._heard_at = time.monotonic() - self._silence_seconds  # meanwhile it was not silent of its own will
+            # meanwhile it was not silent of its own will, and had no use of its time
+            heard_at = time.monotonic() - self._silence_seconds
             if self._budget_ends is not None:
-                self._budget_ends += now - self._frozen_at
-            self._frozen_at = None
+                self._budget_ends += heard_at - self._heard_at
+            self._heard_at, self._frozen_at = heard_at, None
             self._process.thaw()
 
     def _judge(self, now: float) -> None:
@@ -171,7 +172,7 @@ class Watch:
             self._kill(StopReason.DEADLINE)
         elif self._frozen_at is not None:
             self._judge_frozen(now)
-        elif self._budget_ends is not None and now >= self._budget_ends:
+        elif self._budget_ends is not None and time.monotonic() >= self._budget_ends:
             self._cpu_seconds = group_cpu_seconds(self._process.pid)
             self._kill(StopReason.BUDGET)
         elif time.monotonic() - self._heard_at >= self._timing.stall:
