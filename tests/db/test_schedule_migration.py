@@ -39,9 +39,7 @@ def test_what_lists_tell_is_found_in_older_rows(own_url: str) -> None:
         config = {"preset": "int8", "algorithms": [{"method": "adaround"}, {"method": "qat"}]}
         given = {"tenant_id": "default", "kind": "quantize", "model_id": model_id, "calibration_dataset_id": dataset_id}
         jobs = [
-            transitions.submit(
-                session, tenant_id="default", config=config, size_class="short", device="cpu", **given
-            ).id,
+            transitions.submit(session, config=config, size_class="short", device="cpu", **given).id,
             transitions.submit(session, config={"preset": "int8", "algorithms": []}, **given).id,
             transitions.submit(session, tenant_id="default", kind="inspect_model", model_id=model_id).id,
         ]
