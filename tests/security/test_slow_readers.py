@@ -150,6 +150,9 @@ def test_an_upload_that_drips_in(place: Settings) -> None:
                     break
                 except TimeoutError:
                     continue
+            one.settimeout(PATIENCE_SECONDS)
+            while more := one.recv(65536):
+                answer += more
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"upload-stalled"' in answer
         kept = httpx.head(f"{server.url}/v1/uploads/{made}", timeout=PATIENCE_SECONDS)
