@@ -13,19 +13,25 @@ WORKDIR /data
 FROM base AS source
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/quantmill
-COPY pyproject.toml README.md LICENSE requirements.lock /src/
+COPY pyproject.toml README.md LICENSE requirements-*.lock /src/
 COPY quantmill /src/quantmill
 COPY service /src/service
 COPY worker /src/worker
 COPY migrations /src/migrations
 
+# Only what the lock files name, by hash; setuptools, which builds the project, is among it.
 FROM source AS build-api
-RUN pip install --constraint /src/requirements.lock /src
+RUN pip install --require-hashes --no-deps --requirement /src/requirements-api.lock \
+    && pip install --no-deps --no-build-isolation /src \
+    && pip check
 
 FROM source AS build-worker
-# The CPU build of torch; the one on PyPI brings several gigabytes of CUDA libraries.
+# The CPU build of torch; the one on PyPI brings several gigabytes of CUDA libraries. (PyPI's for arm64 is taken there.)
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip install --extra-index-url ${TORCH_INDEX} --constraint /src/requirements.lock "/src[worker]"
+RUN pip install --extra-index-url ${TORCH_INDEX} --require-hashes --no-deps --requirement /src/requirements-cpu.lock \
+    && pip install --require-hashes --no-deps --requirement /src/requirements-worker.lock \
+    && pip install --no-deps --no-build-isolation /src \
+    && pip check
 
 FROM base AS api
 COPY --from=build-api /opt/quantmill /opt/quantmill

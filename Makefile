@@ -4,16 +4,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
+PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Only what a lock file names, and of it only files whose hashes it holds.
+LOCKED = install --require-hashes --no-deps --requirement
+LOCKS := requirements.lock requirements-cpu.lock requirements-cuda.lock
 .PHONY: help demo test test-fast soak lint audit up bench lock clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# The lock file is installed in full first; the project itself adds nothing to it.
-$(STAMP): pyproject.toml requirements.lock
+# The lock file is installed in full first; the project itself adds nothing to it. PyPI's build of torch for Linux on
+# x86-64 wants CUDA's libraries; the CPU build, where pip finds one, does not.
+$(STAMP): pyproject.toml $(LOCKS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(PIP) $(LOCKED) requirements-cpu.lock || echo "no CPU build of torch that pip can find: taking the one of PyPI"
+	$(PIP) $(LOCKED) requirements.lock
+	if $(BIN)/python -c "from importlib.metadata import requires; exit(not any('nvidia' in name for name in requires('torch')))"; \
+		then $(PIP) $(LOCKED) requirements-cuda.lock; fi
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(PIP) check
 	@touch $@
 
 demo: $(STAMP) ## Train a small CNN, quantize it through the service, print the report
@@ -34,10 +43,10 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-audit: ## Compare requirements.lock with PyPI's advisories; needs the network
+audit: ## Compare the lock files with PyPI's advisories; needs the network
 	$(PYTHON) -m venv $(VENV)-audit
 	$(VENV)-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
-	$(VENV)-audit/bin/pip-audit --requirement requirements.lock --no-deps --disable-pip --strict
+	$(VENV)-audit/bin/pip-audit --requirement requirements.lock --requirement requirements-cuda.lock --no-deps --disable-pip --strict
 
 up: $(STAMP) ## Start the service on the embedded default (SQLite, filesystem broker, local files)
 	$(BIN)/quantmill up
@@ -56,11 +65,8 @@ bench: $(STAMP) ## Print the tables of docs/benchmarks.md; needs the real models
 	$(BIN)/python -m benchmarks.service
 	$(BIN)/python -m benchmarks.submit_latency
 
-lock: $(STAMP) ## Resolve requirements.lock anew from pyproject.toml
-	$(BIN)/python -m piptools compile --quiet --all-extras --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links \
-		--upgrade --constraint constraints.txt --output-file requirements.lock pyproject.toml
-	# A local build's tag, and the project itself (its extras name it), do not belong into the lock file.
-	sed -i 's/^\(torch==[0-9.]*\)+cpu/\1/; /^quantmill @/d' requirements.lock
+lock: $(STAMP) ## Resolve the lock files from pyproject.toml (LOCK_ARGS=--upgrade: with the newest versions)
+	$(BIN)/python tools/lock.py $(LOCK_ARGS)
 
 clean: ## Remove the virtual environments and caches
 	rm -rf $(VENV) $(VENV)-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -31,7 +31,7 @@ from typing import Any, Self
 
 from sqlalchemy import func, insert, select
 
-from service.client import QuantmillClient
+from service.client import Client
 from service.contracts.runner import ProgressLine
 from service.db import Database, db_now, migrate
 from service.ids import new_id
@@ -101,8 +101,8 @@ class Place:
     def upload(self) -> dict[str, str]:
         """A small model and data; ids as a job takes them."""
         tiny = make_tiny(self._folder)
-        with QuantmillClient(f"http://127.0.0.1:{self.port}") as client:
-            model, data = client.create_model(tiny.model), client.create_dataset(tiny.calibration)
+        with Client(f"http://127.0.0.1:{self.port}") as client:
+            model, data = client.push_model(tiny.model), client.push_dataset(tiny.calibration)
             return {"model_id": client.wait_ready(model).id, "calibration_dataset_id": client.wait_ready(data).id}
 
     def cpu_seconds(self) -> float:
@@ -167,7 +167,8 @@ def _insert(database: Database, template_id: str, ids: list[str], **values: Any)
         row = {name: value for name in kept if (value := getattr(template, name)) is not None} | fresh | times | values
         session.execute(insert(Job).values([{**row, "id": job_id} for job_id in ids]))
         told = {"seq": 1, "attempt": 0, "type": "state", "data": {"name": "job.queued", "state": "queued"}}
-        session.execute(insert(JobEvent).values([{**told, "job_id": job_id, "created_at": now} for job_id in ids]))
+        told |= {"tenant_id": template.tenant_id, "created_at": now}
+        session.execute(insert(JobEvent).values([{**told, "job_id": job_id} for job_id in ids]))
 
 
 @contextmanager
@@ -288,9 +289,9 @@ def main(arguments: list[str] | None = None) -> int:
         stack.callback(database.close)
         place = stack.enter_context(Place(folder, url))
         inputs, config = place.upload(), dict(CONFIG)
-        with QuantmillClient(f"http://127.0.0.1:{place.port}") as first:
-            template_id = first.create_job(
-                model_id=inputs["model_id"], calibration_dataset_id=inputs["calibration_dataset_id"], config=config
+        with Client(f"http://127.0.0.1:{place.port}") as first:
+            template_id = first.submit(
+                model=inputs["model_id"], calibration=inputs["calibration_dataset_id"], config=config
             ).id
         if options.idle:
             place.stop_workers()

@@ -24,7 +24,7 @@ from statistics import median
 import numpy as np
 
 from benchmarks.service import write_inputs
-from service.client import ApiError, QuantmillClient
+from service.client import ApiError, Client, WaitTimeoutError
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
 from tests.security.corpus import models
@@ -40,29 +40,27 @@ ENDS_WITHIN_SECONDS = 900.0
 class Honest:
     """An honest tenant: one job after the other, and a new upload each."""
 
-    def __init__(self, client: QuantmillClient, model_file: Path, data_file: Path) -> None:
+    def __init__(self, client: Client, model_file: Path, data_file: Path) -> None:
         self._client, self._model_file = client, model_file
-        self._model = client.wait_ready(client.create_model(model_file)).id
-        self._data = client.wait_ready(client.create_dataset(data_file, PreprocessingSpec())).id
+        self._model = client.wait_ready(client.push_model(model_file)).id
+        self._data = client.wait_ready(client.push_dataset(data_file, PreprocessingSpec())).id
 
     def job_seconds(self) -> float:
         begun = time.perf_counter()
-        job = self._client.create_job(
-            model_id=self._model, calibration_dataset_id=self._data, config=QuantizationConfig()
-        )
+        job = self._client.submit(model=self._model, calibration=self._data, config=QuantizationConfig())
         self._client.wait_succeeded(job.id)
         return time.perf_counter() - begun
 
     def upload_seconds(self) -> float:
         begun = time.perf_counter()
-        self._client.wait_ready(self._client.create_model(self._model_file))
+        self._client.wait_ready(self._client.push_model(self._model_file))
         return time.perf_counter() - begun
 
 
 class Gets:
     """Asks for lists at a fixed rate until it is stopped."""
 
-    def __init__(self, client: QuantmillClient) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._stop = threading.Event()
         self.milliseconds: list[float] = []
@@ -79,7 +77,7 @@ class Gets:
     def _run(self) -> None:
         while not self._stop.wait(GET_PERIOD_SECONDS):
             begun = time.perf_counter()
-            self._client.jobs(limit=20)
+            self._client.jobs_page(limit=20)
             self.milliseconds.append((time.perf_counter() - begun) * 1e3)
 
 
@@ -90,11 +88,13 @@ def attack(url: str, key: str, cases: list[Case], folder: Path) -> Counter[str]:
         place = folder / str(zlib.crc32(case.name.encode()))
         place.mkdir()
         main = case.lay_out(place, place / "canary")
-        with QuantmillClient(url, key) as client:
+        with Client(url, key) as client:
             try:
-                return client.wait_ready(client.create_model(main)).status
+                return client.wait_ready(client.push_model(main)).status
             except ApiError as error:
                 return error.sent.code
+            except WaitTimeoutError:
+                return "tried again later"
 
     with ThreadPoolExecutor(UPLOADERS) as pool:
         return Counter(pool.map(one, cases))
@@ -119,7 +119,7 @@ def main() -> None:
         model_file, data_file = write_inputs(folder)
         with serving(home, folder / "service.log") as url:
             honest_key, hostile_key = make_key(home, "honest"), make_key(home, "stranger")
-            with QuantmillClient(url, honest_key) as client, QuantmillClient(url, honest_key) as other:
+            with Client(url, honest_key) as client, Client(url, honest_key) as other:
                 honest = Honest(client, model_file, data_file)
                 jobs = [honest.job_seconds() for _ in range(arguments.times)]
                 uploads = [honest.upload_seconds() for _ in range(arguments.times)]

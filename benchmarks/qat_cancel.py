@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import W4A4, case_of, data_folder
-from service.client import QuantmillClient
+from service.client import Client
 from service.contracts.config import parse_config
 from worker.commands.demo import serving
 
@@ -30,23 +30,23 @@ def compare(words: list[str]) -> None:
     print("| model | median s | most s | goal |\n" + "|" + "---|" * 4)
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
-        with serving(scratch / "home", scratch / "service.log") as url, QuantmillClient(url) as client:
+        with serving(scratch / "home", scratch / "service.log") as url, Client(url) as client:
             for name in MODELS:
                 if not any(word in name for word in words):
                     continue
                 case = case_of(name)
-                model = client.wait_ready(client.create_model(folder / case.model))
+                model = client.wait_ready(client.push_model(folder / case.model))
                 path, preprocessing = case.calibration
-                data = client.wait_ready(client.create_dataset(folder / path, preprocessing))
+                data = client.wait_ready(client.push_dataset(folder / path, preprocessing))
                 seconds = [_cancel(client, model.id, data.id, dice.uniform(0.5, 4.0)) for _ in range(_CANCELS)]
                 met = "met" if max(seconds) <= GOAL_SECONDS else "missed"
                 print(f"| {name} | {statistics.median(seconds):.2f} | {max(seconds):.2f} | {met} |", flush=True)
 
 
-def _cancel(client: QuantmillClient, model_id: str, data_id: str, after_seconds: float) -> float:
+def _cancel(client: Client, model_id: str, data_id: str, after_seconds: float) -> float:
     """Let a job train for a while, cancel it, and wait until it has ended; seconds of the last."""
-    job = client.create_job(model_id=model_id, calibration_dataset_id=data_id, config=parse_config(_CONFIG))
-    for event in client.events(job.id):
+    job = client.submit(model=model_id, calibration=data_id, config=parse_config(_CONFIG))
+    for event in client.follow(job.id):
         if event.type == "metric":  # that of the start: steps follow
             break
     time.sleep(after_seconds)

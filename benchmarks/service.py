@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnx.parser
 
-from service.client import QuantmillClient
+from service.client import Client
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
 from worker.commands.demo import serving
@@ -53,12 +53,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         model_file, data_file = write_inputs(folder)
-        with serving(folder / "home", folder / "service.log") as url, QuantmillClient(url) as client:
-            model = client.wait_ready(client.create_model(model_file))
-            data = client.wait_ready(client.create_dataset(data_file, PreprocessingSpec()))
+        with serving(folder / "home", folder / "service.log") as url, Client(url) as client:
+            model = client.wait_ready(client.push_model(model_file))
+            data = client.wait_ready(client.push_dataset(data_file, PreprocessingSpec()))
             overheads = []
             for _ in range(arguments.jobs):
-                job = client.create_job(model_id=model.id, calibration_dataset_id=data.id, config=QuantizationConfig())
+                job = client.submit(model=model.id, calibration=data.id, config=QuantizationConfig())
                 job = client.wait_succeeded(job.id)
                 engine = sum(stage.seconds for stage in client.report(job.id).stages)
                 assert job.finished_at is not None

@@ -22,6 +22,7 @@ from service.jobs.router import router as jobs
 from service.limiting import LimitMiddleware
 from service.middleware import RequestIdMiddleware
 from service.models.router import router as models
+from service.names.aliases.router import routers as aliases
 from service.origins import OriginMiddleware
 from service.presets.router import router as presets
 from service.problems.router import router as problems
@@ -32,6 +33,7 @@ from service.reports.router import router as reports
 from service.settings import Settings, get_settings
 from service.targets.router import router as targets
 from service.uploads.router import router as uploads
+from service.webhooks.router import router as webhooks
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -60,7 +62,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.desk = desk
     nouns = (uploads, models, datasets, inspections, jobs, queues, reports, artifacts, quarantine, quotas, audit)
-    for router in (*nouns, presets, targets, problems, health, docs):
+    for router in (*nouns, *aliases, webhooks, presets, targets, problems, health, docs):
         app.include_router(router)
     errors.install(app)
     openapi.install(app)

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from service.contracts.exits import ExitCode
 from service.logs import configure_logging
 from service.settings import Settings
 
-EXIT_USAGE = 2
 # Event streams and long polls are open for as long as their clients like: a shutdown does not wait for them.
 SHUTDOWN_SECONDS = 5
 
@@ -51,7 +51,7 @@ def api(
     refusal = start_refusal(settings)
     if refusal is not None:
         typer.echo(refusal, err=True)
-        raise typer.Exit(EXIT_USAGE)
+        raise typer.Exit(ExitCode.USAGE)
     configure_logging()
     hide_process()
     asked = Bounds(

@@ -37,6 +37,8 @@ READERS = 24
 CHECKERS = 2
 # Uploads whose bytes are read again, hashed or made durable at a time, which takes as long as the disk does.
 DISK_WORKERS = 8
+# Names that clients give are resolved by so many at a time: who gives slow ones keeps nobody else waiting.
+LOOKUPS = 4
 BEARER = HTTPBearer(auto_error=False, description="A key: QUANTMILL_API_KEY, or one made by `quantmill keys create`.")
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,8 @@ class Desk:
     """Everything that one API process shares between requests; ``opened_at`` is a moment of the monotonic clock.
 
     ``reads`` and ``writes`` are the threads for calls to the database: writers that wait for a lock keep no reader
-    waiting. ``checks`` are those that compute, on bodies of requests and on reports; ``disk`` those that end uploads.
+    waiting. ``checks`` are those that compute, on bodies of requests and on reports; ``disk`` those that end uploads;
+    ``lookups`` those that resolve names.
     """
 
     settings: Settings
@@ -61,6 +64,7 @@ class Desk:
     writes: Threads
     checks: Threads
     disk: Threads
+    lookups: Threads
     meters: dict[str, Meter] = field(default_factory=dict)
     opened_at: float = field(default_factory=time.monotonic)
 
@@ -85,6 +89,7 @@ class Desk:
             writes=Threads(settings.api_writers, settings.api_lock_seconds),
             checks=Threads(CHECKERS, settings.api_answer_seconds),
             disk=Threads(DISK_WORKERS, math.inf),
+            lookups=Threads(LOOKUPS, settings.api_answer_seconds),
         )
 
     def meter_of(self, tenant_id: str) -> Meter:

@@ -48,7 +48,9 @@ FILE_NAMES = (
     "before_trash_emptied",
     "before_uploads_forgotten",
 )
-NAMES = JOB_NAMES + FILE_NAMES
+# Between the receiver's answer and the note of it.
+WEBHOOK_NAMES = ("after_webhook_sent",)
+NAMES = JOB_NAMES + FILE_NAMES + WEBHOOK_NAMES
 
 
 @dataclass

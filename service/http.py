@@ -11,6 +11,7 @@ from fastapi import Query, Request
 from pydantic import AwareDatetime, BeforeValidator
 
 from service.contracts.errors import InvalidRequestError
+from service.contracts.labels import LABEL_KEY
 from service.deps import Desk
 from service.notifier import Watched
 from service.repository import Version
@@ -46,6 +47,29 @@ def etag_matches(header: str | None, etag: str) -> bool:
         return False
     tags = [tag.strip().removeprefix("W/") for tag in header.split(",")]
     return "*" in tags or etag in tags
+
+
+def keyed_filters(request: Request, prefix: str, *, most: int) -> dict[str, str]:
+    """What a list is filtered by, as ``PREFIX.KEY=VALUE``: labels, tags.
+
+    Raises:
+        InvalidRequestError: a key is none, or given twice, or there are too many.
+    """
+    word = prefix.rstrip(".")
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if not name.startswith(prefix):
+            continue
+        key = name.removeprefix(prefix)
+        if not re.fullmatch(LABEL_KEY, key) or key in found or "\0" in value:
+            raise InvalidRequestError(
+                f"{name!r} is no {word} to filter by.", hint=f"Give {prefix}KEY=VALUE once per key.", query=name
+            )
+        found[key] = value
+        if len(found) > most:
+            hint = f"Nothing has more than {most} {word}s."
+            raise InvalidRequestError(f"There are too many {word}s to filter by.", hint=hint, query=name)
+    return found
 
 
 async def poll(

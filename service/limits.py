@@ -86,17 +86,24 @@ def _row(methods: str, path: str, limits: Limits) -> Row:
 
 
 ORDINARY = Limits()
+# 200 characters of a name, each up to 12 bytes as it is sent, and an alias or two
+_NAMED_PATH = 3 * KIB
 TABLE: tuple[Row, ...] = (
     _row("PATCH", "/v1/uploads/ID", Limits(body_bytes=None, timed=False)),
     _row("PUT", "/v1/uploads/ID/content", Limits(body_bytes=None, timed=False)),
     # a config within its bounds has up to megabytes; QUANTMILL_MAX_BODY_BYTES may be less
-    _row("POST", "/v1/jobs|/v1/jobs:validate|/v1/models/ID/inspect", Limits(body_bytes=64 * MIB)),
+    _row("POST", "/v1/jobs|/v1/jobs:validate|/v1/jobs/ID/clone", Limits(body_bytes=64 * MIB)),
+    _row("POST", "/v1/models/ID/inspect", Limits(body_bytes=64 * MIB, path_bytes=_NAMED_PATH)),
     # 256 file names; a mean and a deviation per channel
     _row("POST", "/v1/models|/v1/datasets", Limits(body_bytes=1 * MIB)),
-    # 32 labels with their values
-    _row("GET", "/v1/jobs", Limits(query_bytes=24 * KIB, query_parameters=48)),
+    # 32 labels, or tags, with their values
+    _row("GET", "/v1/jobs|/v1/models|/v1/datasets", Limits(query_bytes=24 * KIB, query_parameters=48)),
     _row("GET", "/v1/jobs/ID/events", Limits(timed=False)),
-    _row("GET HEAD", "/v1/artifacts/ID/content|/v1/datasets/ID/thumbnails", Limits(timed=False)),
+    _row("GET HEAD", "/v1/artifacts/ID/content", Limits(timed=False)),
+    _row("GET HEAD", "/v1/datasets/ID/thumbnails", Limits(timed=False, path_bytes=_NAMED_PATH)),
+    # 64 tags with their values, and a description
+    _row("PATCH", "/v1/(models|datasets)/ID", Limits(body_bytes=512 * KIB, path_bytes=_NAMED_PATH)),
+    _row("GET PUT DELETE", "/v1/(models|datasets)/ID(/aliases.*)?", Limits(path_bytes=_NAMED_PATH)),
 )
 
 

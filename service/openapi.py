@@ -9,18 +9,19 @@ from fastapi import FastAPI
 
 from service.artifacts.errors import ArtifactNotFoundError
 from service.contracts.errors import InvalidRequestError, Problem, QuantmillError
-from service.datasets.errors import DatasetNotFoundError
+from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.errors import PROBLEM_MEDIA_TYPE, DatabaseUnavailableError
 from service.idempotency.answers import IDEMPOTENCY_HEADER, IdempotencyInFlightError, IdempotencyKeyReuseError
 from service.inspections.errors import InspectionNotFoundError
 from service.jobs.errors import JobNotFoundError
 from service.keys.errors import UnauthorizedError
 from service.limits import BodyTooLargeError
-from service.models.errors import ModelNotFoundError
+from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import InvalidCursorError
 from service.problems.catalog import problem_types
 from service.responses import PROBLEM_CODES, describe
 from service.uploads.errors import UploadNotFoundError
+from service.webhooks.errors import DeliveryNotFoundError, WebhookNotFoundError
 
 DESCRIPTION = """
 A quantization service: a float ONNX model and data go in, a quantized model, an accuracy report and a verdict come out.
@@ -33,11 +34,13 @@ The config, key by key: [/docs/config.md](/docs/config.md). Configs of AMD Quark
 
 _BY_PARAMETER: dict[tuple[str, str], tuple[type[QuantmillError], ...]] = {
     ("path", "upload_id"): (UploadNotFoundError,),
-    ("path", "model_id"): (ModelNotFoundError,),
-    ("path", "dataset_id"): (DatasetNotFoundError,),
+    ("path", "model_id"): (ModelNotFoundError, ModelNotReadyError, ModelRejectedError),
+    ("path", "dataset_id"): (DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError),
     ("path", "inspection_id"): (InspectionNotFoundError,),
     ("path", "job_id"): (JobNotFoundError,),
     ("path", "artifact_id"): (ArtifactNotFoundError,),
+    ("path", "webhook_id"): (WebhookNotFoundError,),
+    ("path", "delivery_id"): (DeliveryNotFoundError,),
     ("query", "cursor"): (InvalidCursorError,),
     ("header", IDEMPOTENCY_HEADER): (IdempotencyKeyReuseError, IdempotencyInFlightError),
 }

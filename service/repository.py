@@ -5,20 +5,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Double, literal, select, true, tuple_, type_coerce, update
+from sqlalchemy import ColumnElement, Double, inspect, literal, select, true, tuple_, type_coerce, update
+from sqlalchemy.dialects.postgresql import insert as insert_postgresql
+from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer
 from sqlalchemy.orm.attributes import set_committed_value
 
 from service.db import db_now
 from service.pagination import Position
-from service.tables import Dataset, InspectionRow, Job, Model
+from service.tables import Base, Dataset, InspectionRow, Job, Model, WebhookDelivery, WebhookEndpoint
 
-_Row = TypeVar("_Row", Job, Model, Dataset)
+_Row = TypeVar("_Row", Job, Model, Dataset, WebhookDelivery, WebhookEndpoint)
 # Of a row: its row_version, and the number of its last event, where it has events.
 Version = tuple[int, int]
 # In one statement: databases have a limit of parameters.
 _IDS = 500
 _Noun = TypeVar("_Noun", Model, Dataset)
+
+
+_NOW = select(db_now())
+
+
+def now_seconds(session: Session) -> float:
+    """The database's clock, in seconds since 1970 UTC."""
+    return float(session.execute(_NOW).scalar_one())
+
+
+def insert_of(session: Session, table: type[Base]) -> Any:
+    """An INSERT as the session's database spells it, for ``on_conflict_do_update`` and the like."""
+    return (insert_postgresql if session.get_bind().dialect.name == "postgresql" else insert_sqlite)(table)
+
+
+def upsert(session: Session, table: type[Base], row: dict[str, Any], changes: dict[str, Any] | None = None) -> None:
+    """Insert a row, or set ``changes`` on the one that has its primary key; without changes that one stays as it is."""
+    statement = insert_of(session, table).values(row)
+    if changes is None:
+        session.execute(statement.on_conflict_do_nothing())
+        return
+    keys = [column.name for column in inspect(table).primary_key]
+    session.execute(statement.on_conflict_do_update(index_elements=keys, set_=changes))
 
 
 def settle(

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from service.contracts.quota import Quota
 from service.cores import available_cores
 from service.egress.allowed import parse_allowed
+from service.webhooks.deliveries.retries import parse_schedule
 
 _MIB = 1024**2
 _GIB = 1024**3
@@ -57,6 +58,22 @@ class Settings(BaseSettings):
 
     egress_allowed: str = Field(
         default="", description="Networks and hosts beyond the public internet that the service may call, by commas."
+    )
+
+    webhook_seconds: float = Field(default=15.0, gt=0, description="Time that a receiver of events has to answer.")
+    webhook_slots: int = Field(
+        default=16, ge=1, le=64, description="Deliveries that one reconciler has under way; a tenant has half of them."
+    )
+    webhook_endpoint_slots: int = Field(default=4, ge=1, le=64, description="Deliveries under way to one receiver.")
+    webhook_retry_seconds: str = Field(
+        default="5,30,120,600,1800,3600,10800,21600,43200",
+        description="Pauses after each failure of a delivery, by commas; behind the last one it has failed.",
+    )
+    webhook_failing_seconds: float = Field(
+        default=24 * 3600.0, gt=0, description="Time after which a receiver that only fails is sent nothing more."
+    )
+    webhook_retention_seconds: float = Field(
+        default=30 * 24 * 3600.0, gt=0, description="Age at which a delivery is forgotten, sent or not."
     )
 
     quota: Quota = Field(
@@ -133,7 +150,10 @@ class Settings(BaseSettings):
         "of a model, half of it per 100 MB of a dataset.",
     )
     inspection_slots: int = Field(
-        default=3, ge=1, description="Inspections at a time that `up` runs: one that is slow holds up nobody."
+        default=4,
+        ge=1,
+        description="Inspections at a time that `up` runs: one that is slow holds up nobody. One of several is kept "
+        "for tenants that have none running.",
     )
     job_retention_seconds: float | None = Field(
         default=None, gt=0, description="Time after its end at which a job is forgotten. Default: never."
@@ -179,6 +199,12 @@ class Settings(BaseSettings):
     @classmethod
     def _check_egress_allowed(cls, text: str) -> str:
         parse_allowed(text)
+        return text
+
+    @field_validator("webhook_retry_seconds")
+    @classmethod
+    def _check_webhook_retry_seconds(cls, text: str) -> str:
+        parse_schedule(text)
         return text
 
     @model_validator(mode="after")

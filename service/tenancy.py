@@ -1,20 +1,45 @@
-"""The one condition that keeps tenants apart: every statement about a noun that somebody asks for has it."""
+"""The one condition that keeps tenants apart: every statement about what somebody asks for has it."""
 
 from __future__ import annotations
 
 from sqlalchemy import BindParameter, ColumnElement
 
-from service.tables import Artifact, Dataset, IdempotencyKey, InspectionRow, Job, Model, Quarantine, Upload
+from service.tables import (
+    Alias,
+    AliasMove,
+    Artifact,
+    Dataset,
+    IdempotencyKey,
+    InspectionRow,
+    Job,
+    JobEvent,
+    Model,
+    ModelFile,
+    NounName,
+    Quarantine,
+    ReportRow,
+    Upload,
+    WebhookDelivery,
+    WebhookEndpoint,
+)
 
 Owned = (
-    type[Artifact]
+    type[Alias]
+    | type[AliasMove]
+    | type[Artifact]
     | type[Dataset]
     | type[IdempotencyKey]
     | type[InspectionRow]
     | type[Job]
+    | type[JobEvent]
     | type[Model]
+    | type[ModelFile]
+    | type[NounName]
     | type[Quarantine]
+    | type[ReportRow]
     | type[Upload]
+    | type[WebhookDelivery]
+    | type[WebhookEndpoint]
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # numpy and torch on one thread, told before they are loaded: the processes of pytest-xdist take all cores already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,9 +24,11 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from service.db import Database, migrate
+from service.keys import service as key_service
+from service.keys.secrets import NewKey
 from service.settings import Settings
 from service.tables import Base
-from tests.support import in_memory, services
+from tests.support import in_memory, leaks, services
 from tests.support.browser import browser_trouble
 from tests.support.data import data_dir, missing_data
 
@@ -32,6 +36,7 @@ sys.dont_write_bytecode = False
 # Tests that are not about keys need none; nothing is noted in the home of whoever runs them.
 os.environ["QUANTMILL_OPEN"] = "true"
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="quantmill-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 _FOLDER = in_memory.use()
 # A shell that starts the tests in the background has them ignore Ctrl-C, and every process that they start, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -118,6 +123,36 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _secrets_are_known() -> Iterator[None]:
+    """Every key that is made in this process, and every secret of its settings, is looked for where it must not be."""
+    make, settle = key_service.make_key, Settings.__init__
+
+    def made() -> NewKey:
+        key = make()
+        leaks.remember("key", key.secret)
+        return key
+
+    def settled(self: Settings, **values: Any) -> None:
+        settle(self, **values)
+        held = {name: getattr(self, name.removeprefix("QUANTMILL_").lower()) for name in leaks.KINDS}
+        leaks.remember_variables({name: leaks.plain(value) for name, value in held.items() if value is not None})
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(key_service, "make_key", made)
+        patched.setattr(Settings, "__init__", settled)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_secret_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test has left behind in its folder, logs and databases, holds no secret."""
+    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    if folder is not None:
+        leaks.refuse(leaks.files_of(folder))
+
+
 @pytest.fixture(scope="session")
 def _sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sqlite-template") / "service.db"
@@ -142,15 +177,16 @@ def _postgres_session_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def postgres_url(_postgres_session_url: str) -> str:
-    """A migrated PostgreSQL database, empty; of this process's own."""
+def postgres_url(_postgres_session_url: str) -> Iterator[str]:
+    """A migrated PostgreSQL database, empty; of this process's own. No secret stands in it at the end of the test."""
     database = Database(_postgres_session_url)
     with database.write() as session:
         # Of a few rows each: TRUNCATE makes new files of every table and index.
         for table in reversed(Base.metadata.sorted_tables):
             session.execute(table.delete())
     database.close()
-    return _postgres_session_url
+    yield _postgres_session_url
+    leaks.refuse(leaks.rows_of(_postgres_session_url))
 
 
 @pytest.fixture

@@ -16,10 +16,23 @@ import typer
 
 from service import cli as front_desk
 from service.contracts.data_checks import check_data_given
+from service.contracts.exits import EXITS_BY_CODE, GATE_EXITS, ExitCode
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.version import VERSION
 from worker.commands import advice as advising
-from worker.commands import audit, datasets, jobs, keys, options, quarantine, report_files, tenants
+from worker.commands import (
+    audit,
+    datasets,
+    job_records,
+    jobs,
+    keys,
+    nouns,
+    options,
+    quarantine,
+    report_files,
+    tenants,
+    webhooks,
+)
 from worker.commands import backup as backing_up
 from worker.commands import inspect as inspecting
 from worker.commands import queues as queue_figures
@@ -41,13 +54,6 @@ from worker.commands.options import (
 )
 from worker.threads import wait_quietly
 
-EXIT_ERROR = 1
-EXIT_GATE_FAILED = 3
-EXIT_GATE_UNDECIDED = 4
-# A fault of ours, as in sysexits.h.
-EXIT_INTERNAL = 70
-EXIT_INTERRUPTED = 130
-_GATE_EXITS = {"fail": EXIT_GATE_FAILED, "undecided": EXIT_GATE_UNDECIDED}
 PRESET_HELP = f"Name of a preset: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}."
 
 app = typer.Typer(
@@ -55,7 +61,6 @@ app = typer.Typer(
     help="Quantize float ONNX models and prove what that cost.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 
@@ -97,7 +102,7 @@ def up(
     refusal = start_refusal(settings)
     if refusal is not None:
         typer.echo(refusal, err=True)
-        raise typer.Exit(front_desk.EXIT_USAGE)
+        raise typer.Exit(ExitCode.USAGE)
     stop = StopFlag()
     stop.install()
     hide_process()
@@ -171,6 +176,7 @@ def quantize(
     device: options.Device = None,
     server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
     key: Key = None,
+    quiet: options.Quiet = False,
     extra_dir: ExtraDir = None,
     checkpoint_dir: CheckpointDir = None,
     cache_dir: CacheDir = None,
@@ -223,7 +229,7 @@ def quantize(
         if evaluation is not None:
             evaluation_file = stack.enter_context(local.packed(evaluation, "evaluation"))
             evaluation_data = local.source(evaluation_file, evaluation_spec)
-        view = stack.enter_context(ProgressView())
+        view = stack.enter_context(ProgressView(quiet=quiet))
         if server is None:
             settings = options.load_settings()
             done = local.quantize(
@@ -258,14 +264,15 @@ def quantize(
     result = done.report
     if report is not None:
         report_files.write_json(report, result.to_json_dict())
-    print_report(result, report_path=report)
+    if not quiet:
+        print_report(result, report_path=report)
     typer.echo(f"model     {output}")
     if report is not None:
         typer.echo(f"report    {report}")
     forms.write(result)
     print_files(done)
-    if fail_on_gate and result.verdict in _GATE_EXITS:
-        raise typer.Exit(_GATE_EXITS[result.verdict])
+    if fail_on_gate and result.verdict in GATE_EXITS:
+        raise typer.Exit(GATE_EXITS[result.verdict])
 
 
 @app.command()
@@ -318,7 +325,7 @@ def doctor(
     findings = examine(options.load_settings(data_dir=data_dir), engine=engine)
     print_findings(findings)
     if any(not finding.ok for finding in findings):
-        raise typer.Exit(EXIT_ERROR)
+        raise typer.Exit(ExitCode.ERROR)
 
 
 @app.command()
@@ -336,10 +343,15 @@ upkeeping.register(app)
 backing_up.register(app)
 app.add_typer(audit.app)
 app.add_typer(datasets.app)
+for command in job_records.COMMANDS:
+    jobs.app.command()(command)
 app.add_typer(jobs.app)
 app.add_typer(keys.app)
+for noun in nouns.apps:
+    app.add_typer(noun)
 app.add_typer(quarantine.app)
 app.add_typer(tenants.app)
+app.add_typer(webhooks.app)
 
 
 def main() -> None:
@@ -349,14 +361,14 @@ def main() -> None:
         with options.settings_errors():
             app()
     except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     except Exception as error:  # noqa: BLE001 - whatever was not foreseen is a fault of ours
         from worker.commands.console import print_problem
         from worker.commands.crash import crash_error
 
         typed = options.typed_error(error)
         print_problem((typed or crash_error(error)).problem())
-        sys.exit(EXIT_ERROR if typed is not None else EXIT_INTERNAL)
+        sys.exit(ExitCode.INTERNAL if typed is None else EXITS_BY_CODE.get(typed.code, ExitCode.ERROR))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ exec of a parent that has threads. SPEC is a JSON object:
     line_fd         descriptor that becomes number 3 of the command, or null
     oom_score_adj   how much sooner than others the kernel ends the command when memory runs out; null: as its parent
     cores           numbers of the cores that the command is bound to; left out or empty: those of the parent
+    niceness        how far the command stands back behind its parent where CPU time is short; left out: not at all
     controls        {name: what it needs}, see CONTROLS; what stands here must hold, or nothing is started
     probe           true: apply each control, print {name: why it is not here, or null} and start nothing
 
@@ -25,6 +26,7 @@ import json
 import os
 import resource
 import sys
+import time
 from _thread import start_new_thread
 from base64 import b64decode
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:  # typing takes long to import
 LINE_FD = 3
 EXIT_NOT_STARTED = 127
 CPU_GRACE_SECONDS = 5
+_AUTOGROUP_TRIES, _AUTOGROUP_SECONDS = 5, 0.1
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT = 1, 38, 23, 24, 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
@@ -99,6 +102,24 @@ def prefer_for_oom(adjustment: int) -> None:
         adjustment = max(adjustment, int(stream.read()))
         stream.seek(0)
         stream.write(str(adjustment))
+
+
+def stand_back(niceness: int) -> None:
+    """Get less of the CPU time where it is short (man 2 nice; man 7 sched, "The autogroup feature").
+
+    A session of its own, as every runner has, is weighed as a whole where the kernel groups by sessions: what its
+    processes say counts between themselves alone.
+    """
+    reached = os.nice(niceness)
+    for _ in range(_AUTOGROUP_TRIES):
+        try:
+            _write("/proc/self/autogroup", str(reached))
+        except BlockingIOError:
+            time.sleep(_AUTOGROUP_SECONDS)  # plain users may do so ten times a second, all together
+        except OSError:
+            return  # the kernel does not group, or nobody may say so here: it costs others time, and no more
+        else:
+            return
 
 
 def leave_network(_: object) -> None:
@@ -312,6 +333,8 @@ def main(arguments: list[str]) -> int:
         set_limits(spec.get("limits", {}))
         if spec.get("cores"):
             os.sched_setaffinity(0, spec["cores"])
+        if spec.get("niceness"):
+            stand_back(spec["niceness"])
         confine(controls)
         become(command)
     except OSError as error:

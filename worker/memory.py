@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from service.contracts.errors import ResourceLimitError
-from service.settings import Settings
+
+if TYPE_CHECKING:  # runners need nothing but a sentence from here, and settings take long to import
+    from service.settings import Settings
 
 _MIB = 1024**2
 # Left for the rest of the machine: a tenth, within these bounds, and never more than half.
@@ -75,13 +78,12 @@ def share_bytes(slots: int, total_bytes: int | None = None) -> int:
 
 def group_bytes(group: int) -> int:
     """Memory that the processes of a group hold and nobody else could use: anonymous and shared, no mapped files."""
-    return sum(_process_bytes(folder) for folder in _members(group))
+    return _bytes_of(_members(group))
 
 
 def group_cpu_seconds(group: int) -> float:
     """CPU time of the processes of a group, and of those of their children that they have waited for."""
-    ticks = sum(sum(map(int, fields[_TIMES])) for folder in _members(group) if (fields := _stat(folder)))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return _cpu_seconds_of(_members(group))
 
 
 def oom_kills() -> int:
@@ -112,8 +114,9 @@ class MemoryWatch:
 
     def look(self) -> bool:
         """Measure; True if the runner is beyond its share."""
-        self.used_bytes = group_bytes(self._group) or self.used_bytes  # 0: it has ended, and what it had counts
-        self.cpu_seconds = max(self.cpu_seconds, group_cpu_seconds(self._group))
+        members = list(_members(self._group))
+        self.used_bytes = _bytes_of(members) or self.used_bytes  # 0: it has ended, and what it had counts
+        self.cpu_seconds = max(self.cpu_seconds, _cpu_seconds_of(members))
         return self.used_bytes > self.limit_bytes
 
     def near_share(self) -> bool:
@@ -139,12 +142,25 @@ class MemoryWatch:
         )
 
 
-def _members(group: int) -> Iterator[Path]:
+# A process: its folder, and the fields of its ``stat`` after the name.
+_Member = tuple[Path, list[str]]
+
+
+def _members(group: int) -> Iterator[_Member]:
+    """The processes of a group; all processes of the machine are looked at for it."""
     for folder in _PROC.iterdir():
         if folder.name.isdigit():
             fields = _stat(folder)
             if fields and fields[_GROUP] == str(group):
-                yield folder
+                yield folder, fields
+
+
+def _bytes_of(members: Iterable[_Member]) -> int:
+    return sum(_process_bytes(folder) for folder, _ in members)
+
+
+def _cpu_seconds_of(members: Iterable[_Member]) -> float:
+    return sum(sum(map(int, fields[_TIMES])) for _, fields in members) / os.sysconf("SC_CLK_TCK")
 
 
 def _stat(folder: Path) -> list[str]:

@@ -14,6 +14,7 @@ from service.settings import Settings
 from service.storage import FileStore
 from worker.broker import QueueDepths
 from worker.celery_app import make_app, run_worker, stopping
+from worker.company import Company
 from worker.confinement.controls import Found
 from worker.deafness import Deafness
 from worker.embedded import StopFlag
@@ -21,6 +22,7 @@ from worker.heartbeat import Heartbeat
 from worker.memory import as_one_job, job_memory_bytes
 from worker.reconcile.loops import Reconciler, run_forever, run_once
 from worker.reconcile.scratch import collect_scratch
+from worker.reconcile.webhooks import DeliveryThread, deliver_once
 from worker.rest import Rest
 from worker.slots import Slot, Slots, shares
 from worker.supervisor import Supervisor, new_worker_id
@@ -46,7 +48,8 @@ def run_worker_process(settings: Settings, queues: tuple[str, ...], devices: tup
     if unknown:
         raise InvalidSettingsError(f"There is no queue {unknown[0]!r}.", hint=f"The queues are: {', '.join(QUEUES)}.")
     parts = shares(settings, devices)
-    if set(queues) == {queue_of("inspect_model")}:
+    inspects = set(queues) == {queue_of("inspect_model")}
+    if inspects:
         settings = as_one_job(settings)
     guard_secrets(settings)
     settings.make_folders()
@@ -59,16 +62,27 @@ def run_worker_process(settings: Settings, queues: tuple[str, ...], devices: tup
     collect_scratch(settings, database)
     worker_id = new_worker_id()
     store, rest = FileStore(settings.storage_dir), Rest()
+    # Inspections are short, and somebody waits for each: one slot is kept for whoever has none running here.
+    company = Company(len(parts) - 1 if inspects and len(parts) > 1 else None)
     parallel = [
         Slot(
             Supervisor(
-                settings, database, store, sandbox=part.sandbox(), worker_id=worker_id, stopping=stopping, rest=rest
+                settings,
+                database,
+                store,
+                sandbox=part.sandbox(),
+                worker_id=worker_id,
+                stopping=stopping,
+                rest=rest,
+                company=company,
             ),
             short_only=part.short_only,
         )
         for part in parts
     ]
-    slots = Slots(parallel, database, queues, stopping=stopping, rest=rest, default_quota=settings.quota)
+    slots = Slots(
+        parallel, database, queues, stopping=stopping, rest=rest, default_quota=settings.quota, company=company
+    )
     received = Received()
     register(app, slots, stopping, received)
     deafness = Deafness(
@@ -121,8 +135,8 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
     reconciler = Reconciler(settings, database, store, dispatcher, QueueDepths(settings), is_new=not once)
     try:
         if once:
-            return run_once(reconciler)
-        with ScrubThread(settings, database, store):
+            return {**run_once(reconciler), "deliver_webhooks": deliver_once(settings, database)}
+        with ScrubThread(settings, database, store), DeliveryThread(settings, database):
             run_forever(reconciler, stop)
         return None
     finally:

@@ -75,6 +75,7 @@ class Limits:
         open_files: descriptors it may hold.
         more_threads: threads that its user may have beside those that the machine has now; root may have any number.
         gpus: False: it sees none.
+        niceness: how far it stands back where CPU time is short (man 2 nice).
     """
 
     memory_bytes: int | None = None
@@ -83,6 +84,7 @@ class Limits:
     open_files: int = DEFAULT_OPEN_FILES
     more_threads: int = DEFAULT_MORE_THREADS
     gpus: bool = True
+    niceness: int = 0
 
     def rlimits(self) -> dict[str, int]:
         """Names and values for setrlimit."""
@@ -337,6 +339,7 @@ class Sandbox:
             "line_fd": write_fd,
             "oom_score_adj": OOM_SCORE_ADJUSTMENT,
             "cores": self._cores,
+            "niceness": limits.niceness,
             "controls": found.spec(rules),
         }
         try:

@@ -14,12 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from sqlalchemy.orm import Session
+
 from service.contracts.command_errors import InvalidSettingsError
 from service.contracts.quota import Quota
 from service.cores import affinity
 from service.db import Database
 from service.quotas.service import full_tenants
 from service.settings import Settings
+from worker.company import Company
 from worker.confinement.controls import Mode
 from worker.rest import Rest
 from worker.sandbox import GPU_VARIABLE, Sandbox
@@ -113,6 +116,7 @@ class Slots:
         look_seconds: see LOOK_SECONDS.
         rest: that the slots' supervisors share.
         default_quota: of tenants that have no limits of their own.
+        company: that the slots' supervisors share.
     """
 
     def __init__(
@@ -125,6 +129,7 @@ class Slots:
         look_seconds: float = LOOK_SECONDS,
         rest: Rest | None = None,
         default_quota: Quota = Quota(),  # noqa: B008 - frozen
+        company: Company | None = None,
     ) -> None:
         self._slots = list(slots)
         self._free = list(range(len(slots)))
@@ -137,6 +142,7 @@ class Slots:
         self._look_seconds = look_seconds
         self._rest = rest or Rest()
         self._default_quota = default_quota
+        self._company = company or Company()
 
     @property
     def free(self) -> int:
@@ -153,8 +159,7 @@ class Slots:
             return False
         with self._database.read() as session:
             short_only = all(slot.short_only for slot in free)
-            full = full_tenants(session, self._default_quota)
-            return next_due(session, queues, short_only=short_only, without=full) is not None
+            return next_due(session, queues, short_only=short_only, without=self._left_out(session)) is not None
 
     def retire(self) -> bool:
         """Take no job any more, for good; False, and nothing is done, while one runs."""
@@ -207,4 +212,8 @@ class Slots:
 
     def _anything_due(self) -> bool:
         with self._database.read() as session:
-            return next_due(session, self._queues, without=full_tenants(session, self._default_quota)) is not None
+            return next_due(session, self._queues, without=self._left_out(session)) is not None
+
+    def _left_out(self, session: Session) -> frozenset[str]:
+        """Tenants whose jobs may not start here now."""
+        return full_tenants(session, self._default_quota) | self._company.crowds()

@@ -14,7 +14,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Collection
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from service.storage import FileStore
 from service.tables import Job
 from worker.attempt import Watch
 from worker.checkpoints import collect_checkpoints, open_checkpoints
+from worker.company import Company
 from worker.conclusion import Conclusion, worker_fault
 from worker.confinement.controls import LANDLOCK
 from worker.confinement.places import Places
@@ -92,6 +93,7 @@ class Supervisor:
         backoff_seconds: delay before the attempt after this one.
         stopping: True once the worker shuts down: no job is claimed any more, and running ones are put back.
         rest: of all supervisors of this process.
+        company: of all supervisors of this process.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Supervisor:
         backoff_seconds: Callable[[int], float] = transitions.backoff_seconds,
         stopping: Callable[[], bool] = lambda: False,
         rest: Rest | None = None,
+        company: Company | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -115,6 +118,7 @@ class Supervisor:
         self._timing = timing or Timing(lease=settings.lease_seconds, renew=settings.renew_seconds)
         self._stop = StopClock(stopping)
         self._rest = rest or Rest()
+        self._company = company or Company()
         self._conclusion = Conclusion(
             settings, store, timing=self._timing, stop=self._stop, backoff_seconds=backoff_seconds
         )
@@ -125,11 +129,16 @@ class Supervisor:
         if self._stop():
             return False
         claimed_at = boot_seconds()
-        with self._database.write() as session:
-            job = self._claim(session, job_id)
-        if job is None:
-            log.info("job.not_claimed job_id=%s", job_id)
-            return False
+        with ExitStack() as place:
+            with self._database.write() as session:
+                job = self._claim(session, job_id, place)
+            if job is None:
+                log.info("job.not_claimed job_id=%s", job_id)
+                return False
+            self._see_through(job, claimed_at)
+        return True
+
+    def _see_through(self, job: Job, claimed_at: float) -> None:
         log.info("job.claimed job_id=%s kind=%s attempt=%d", job.id, job.kind, job.attempt)
         with Lease(self._database, job, self._timing, claimed_at=claimed_at) as lease:
             reach("after_claim")
@@ -144,12 +153,15 @@ class Supervisor:
         self._collect_cache()
         self._rest.note(job.queue, failed=self._conclusion.is_lasting(outcome))
         self._collect_checkpoints()
-        return True
 
-    def _claim(self, session: Session, job_id: str) -> Job | None:
+    def _claim(self, session: Session, job_id: str, place: ExitStack) -> Job | None:
+        """The job, whose tenant has a place in this worker until ``place`` is closed; None: it is not to be had."""
         tenant_id = tenant_of(session, job_id)
         if tenant_id is None or not quotas.may_start(session, self._settings, tenant_id):
             return None
+        if not self._company.join(tenant_id):
+            return None
+        place.callback(self._company.leave, tenant_id)
         return transitions.claim(session, job_id, worker_id=self._worker_id, lease_seconds=self._timing.lease)
 
     def run_next(self, queues: Collection[str], *, short_only: bool = False) -> bool:
@@ -164,7 +176,7 @@ class Supervisor:
             if self._stop() or not queues:
                 return False
             with self._database.read() as session:
-                full = quotas.full_tenants(session, self._settings.quota)
+                full = quotas.full_tenants(session, self._settings.quota) | self._company.crowds()
                 job_id = next_due(session, queues, short_only=short_only, without=full)
             if job_id is None:
                 return False
@@ -278,6 +290,8 @@ class Supervisor:
         return outcome
 
     def _count_cpu(self, job: Job, seconds: float) -> None:
+        if not seconds:
+            return  # no runner was started
         try:
             with self._database.write() as session:
                 usage.add_cpu_seconds(session, job.tenant_id, seconds)
@@ -325,7 +339,12 @@ class Supervisor:
     def _limits(self, job: Job, remaining_seconds: float | None, budget: InspectionBudget | None) -> Limits:
         if budget is not None:
             cpu_seconds = math.ceil(budget.cpu_seconds)
-            return Limits(memory_bytes=budget.memory_bytes, cpu_seconds=cpu_seconds, gpus=job.device != "cpu")
+            return Limits(
+                memory_bytes=budget.memory_bytes,
+                cpu_seconds=cpu_seconds,
+                gpus=job.device != "cpu",
+                niceness=self._company.niceness(job.tenant_id),
+            )
         cpu = None if remaining_seconds is None else int(remaining_seconds * self._settings.threads) + SPARE_CPU_SECONDS
         # CUDA reserves far more address space than it uses: a limit on it would forbid every GPU job.
         memory = None if job.queue == "gpu" else self._memory_bytes

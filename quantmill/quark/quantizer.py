@@ -24,7 +24,7 @@ from service.quark import read_config, translate_document
 if TYPE_CHECKING:
     import onnx
 
-    from service.client import QuantmillClient
+    from service.client import Client
     from worker.quantizer.run.interface import Run
 
 _LOG = logging.getLogger("quantmill.quark")
@@ -52,7 +52,7 @@ class ModelQuantizer:
         self,
         config: Config | QConfig | QuantizationConfig,
         *,
-        client: QuantmillClient | None = None,
+        client: Client | None = None,
         threads: int | None = None,
         run: Run | None = None,
     ) -> None:
@@ -193,21 +193,19 @@ def _here(
     return result.report
 
 
-def _there(client: QuantmillClient, model: Path, recipe: Recipe, data: DatasetSource | None, made: Path) -> Report:
-    from worker.quantizer.intake.loading import external_files, read_proto
+def _there(client: Client, model: Path, recipe: Recipe, data: DatasetSource | None, made: Path) -> Report:
 
-    uploaded = client.create_model(model, *external_files(read_proto(model), model.parent).values())
-    dataset = None if data is None else client.create_dataset(Path(data.path), data.preprocessing)
+    uploaded = client.push_model(model)
+    dataset = None if data is None else client.push_dataset(Path(data.path), data.preprocessing)
     model_id = client.wait_ready(uploaded).id
-    job = client.create_job(
-        model_id=model_id,
-        calibration_dataset_id=None if dataset is None else client.wait_ready(dataset).id,
+    job = client.submit(
+        model=model_id,
+        calibration=None if dataset is None else client.wait_ready(dataset).id,
         config=recipe,
         name=model.name[:200],
     )
     client.wait_succeeded(job.id)
-    artifact = next(item for item in client.artifacts(job.id) if item.kind == "model")
-    client.download_artifact(artifact.id, made)
+    client.download(job, made)
     return client.report(job.id)
 
 

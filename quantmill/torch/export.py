@@ -24,12 +24,10 @@ from quantmill.torch.graph import tidy
 from quantmill.torch.stubs import CalledStubs
 from quantmill.torch.verification import compare, threads_here
 from service.contracts.errors import QuantmillError
-from worker.quantizer.graph.skeleton import weight_bytes
+from worker.quantizer.graph.serialized import save_whole
 from worker.quantizer.intake.exported import BATCH, OPSET, free_axis, name_batch
 from worker.quantizer.runtime.session import Session
 
-# What a single file may hold; larger weights go into a file beside it.
-_LARGEST_FILE_BYTES = 2_000_000_000
 _FOREIGN = frozenset({torch.bfloat16, torch.complex32, torch.complex64, torch.complex128})
 _FOREIGN_HINT = "Export the module in float32: module.float()."
 _STATIC_HINT = "Give dynamic_batch=False: the model then takes batches of the example's size alone."
@@ -156,7 +154,7 @@ class _Export:
         compare(session, self._example, expected, "the example inputs")
         if more:
             self._compare_batch(session, more, expected_of_more)
-        _save(model, path)
+        save_whole(model, path)
         names = [value.name or "" for value in model.graph.inputs]
         inputs = tuple(
             Input(name, tensor.dtype, tuple(tensor.shape), own in self._batched)
@@ -353,8 +351,3 @@ def output_path(path: str | Path | None, name: str) -> Path:
     if path is not None:
         return Path(path)
     return Path(tempfile.mkdtemp(dir=_temporary_folder().name)) / name
-
-
-def _save(model: ir.Model, path: Path) -> None:
-    data = f"{path.name}.data" if weight_bytes(model) > _LARGEST_FILE_BYTES else None
-    ir.save(model, path, external_data=data)

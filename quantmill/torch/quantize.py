@@ -16,7 +16,7 @@ from quantmill.torch.data import Stored, store
 from quantmill.torch.export import Exported, export, output_path
 from quantmill.torch.result import Quantized
 from quantmill.torch.verification import threads_here
-from service.client import DownloadCorruptError, QuantmillClient
+from service.client import Client, DownloadCorruptError
 from service.contracts.command_errors import FileAccessError
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.runner import FILE_PATTERN, DatasetSource, QuantizeTask
@@ -34,7 +34,7 @@ def quantize(
     config: Config = "int8",
     *,
     evaluation_loader: Iterable[Any] | None = None,
-    client: QuantmillClient | None = None,
+    client: Client | None = None,
     output: str | Path | None = None,
     dynamic_batch: bool = True,
     threads: int | None = None,
@@ -85,7 +85,7 @@ def quantize_exported(
     config: Config = "int8",
     *,
     evaluation: Stored | None = None,
-    client: QuantmillClient | None = None,
+    client: Client | None = None,
     output: str | Path | None = None,
     threads: int | None = None,
     run: Run | None = None,
@@ -159,7 +159,7 @@ class _Here:
 class _There:
     """A service."""
 
-    def __init__(self, client: QuantmillClient) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
 
     def quantize(
@@ -173,16 +173,15 @@ class _There:
         """Upload, wait, download into ``folder``."""
         client = self._client
         path = exported.onnx_path
-        data = path.with_name(f"{path.name}.data")
-        model = client.create_model(path, *([data] if data.exists() else []), name=exported.name)
+        model = client.push_model(path, name=exported.name)
         stored = [calibration, *([] if evaluation is None else [evaluation])]
-        datasets = [client.create_dataset(entry.path, entry.preprocessing) for entry in stored]
+        datasets = [client.push_dataset(entry.path, entry.preprocessing) for entry in stored]
         model_id = client.wait_ready(model).id
         ids = [client.wait_ready(dataset).id for dataset in datasets]
-        job = client.create_job(
-            model_id=model_id,
-            calibration_dataset_id=ids[0],
-            evaluation_dataset_id=ids[1] if evaluation is not None else None,
+        job = client.submit(
+            model=model_id,
+            calibration=ids[0],
+            evaluation=ids[1] if evaluation is not None else None,
             config=config,
             name=exported.name,
         )

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from sqlalchemy import Double, insert, select, type_coerce, update
-from sqlalchemy.dialects.postgresql import insert as insert_postgresql
-from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Session
 
 from service.db import db_now
+from service.repository import upsert
 from service.tables import AuditEvent, AuditHead
 
 HEAD = "audit"
@@ -44,9 +43,7 @@ def hold_head(session: Session) -> tuple[int, str, float]:
     held = select(AuditHead.seq, AuditHead.hash, db_now()).with_for_update()
     found = session.execute(held).one_or_none()
     if found is None:
-        dialect = insert_postgresql if session.get_bind().dialect.name == "postgresql" else insert_sqlite
-        first = dialect(AuditHead).values(name=HEAD, seq=0, hash=BEGINNING)
-        session.execute(first.on_conflict_do_nothing())
+        upsert(session, AuditHead, {"name": HEAD, "seq": 0, "hash": BEGINNING})
         found = session.execute(held).one()
     seq, newest, now = found
     return seq, newest, now

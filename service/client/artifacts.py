@@ -4,61 +4,101 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import httpx
 
-from service.artifacts.schemas import ArtifactOut
-from service.client.connection import BLOCK_BYTES, Connection
-from service.transport import ApiError, DownloadCorruptError, Patience, raise_for_problem
+from service.artifacts.schemas import ArtifactList, ArtifactOut
+from service.client.connection import Connection, Noun, id_of
+from service.client.driving import Call
+from service.client.errors import ApiError, DownloadCorruptError, raise_for_problem
+from service.client.steps import Steps, next_block, open_stream, work
+from service.contracts.errors import InvalidRequestError
+
+_SILENCE_SECONDS = 60.0
 
 
 class ArtifactCalls(Connection):
     """Calls of ``/v1/artifacts``."""
 
-    def artifacts(self, job_id: str) -> list[ArtifactOut]:
+    @Call
+    def artifacts(self, job: Noun | str) -> Steps[list[ArtifactOut]]:
         """Files that the job produced."""
-        found = self._json("GET", f"/v1/jobs/{job_id}/artifacts")["items"]
-        return [ArtifactOut.model_validate(item) for item in found]
+        return (yield from self._artifacts(job))
 
-    def download_artifact(self, artifact_id: str, path: Path) -> ArtifactOut:
+    @Call
+    def download(self, job: Noun | str, path: Path | str, *, kind: str = "model") -> Steps[ArtifactOut]:
+        """Write what a succeeded job produced to ``path``, which appears whole or not at all.
+
+        Args:
+            job: the job, or its id.
+            path: of the file.
+            kind: ``model``, ``report``, or the kind of a further file of the recipe; ``artifacts`` lists them.
+
+        Raises:
+            InvalidRequestError: the job has no such artifact; names those that it has.
+            DownloadCorruptError: the bytes are not those of the artifact.
+        """
+        found = {item.kind: item for item in (yield from self._artifacts(job))}
+        if kind not in found:
+            raise InvalidRequestError(
+                f"The job {id_of(job)} has no artifact {kind!r}.",
+                hint=f"It has: {', '.join(found)}." if found else "It has none: wait until it has succeeded.",
+            )
+        return (yield from self._download(found[kind], Path(path)))
+
+    @Call
+    def download_artifact(self, artifact: Noun | str, path: Path | str) -> Steps[ArtifactOut]:
         """Write an artifact to ``path``, which appears only once all bytes are there and their sha256 is right.
 
         Raises:
             DownloadCorruptError: the bytes are not those of the artifact.
         """
-        artifact = ArtifactOut.model_validate(self._json("GET", f"/v1/artifacts/{artifact_id}"))
+        found = ArtifactOut.model_validate((yield from self._json("GET", f"/v1/artifacts/{id_of(artifact)}")))
+        return (yield from self._download(found, Path(path)))
+
+    def _artifacts(self, job: Noun | str) -> Steps[list[ArtifactOut]]:
+        found = yield from self._json("GET", f"/v1/jobs/{id_of(job)}/artifacts")
+        return ArtifactList.model_validate(found).items
+
+    def _download(self, artifact: ArtifactOut, path: Path) -> Steps[ArtifactOut]:
         part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
         try:
             with part.open("wb") as stream:
-                digest = self._receive(artifact, stream)
+                digest = yield from self._receive(artifact, stream)
             if digest != artifact.sha256:
                 raise DownloadCorruptError(
                     f"The download has sha256 {digest}, the artifact {artifact.sha256}.", hint="Download it again."
                 )
             part.replace(path)
         finally:
-            with suppress(FileNotFoundError):
-                part.unlink()
+            part.unlink(missing_ok=True)
         return artifact
 
-    def _receive(self, artifact: ArtifactOut, stream: IO[bytes]) -> str:
-        patience = Patience(self._transport)
+    def _receive(self, artifact: ArtifactOut, stream: IO[bytes]) -> Steps[str]:
+        """Write all bytes, going on where the connection broke off; gives their sha256."""
+        patience = self._patience()
         digest, received = hashlib.sha256(), 0
+
+        def keep(block: bytes) -> None:
+            stream.write(block)
+            digest.update(block)
+
         while received < artifact.size_bytes:
             headers = {"Range": f"bytes={received}-", "Accept-Encoding": "identity"} if received else {}
             try:
-                with self._transport.stream(artifact.links.content, headers=headers, silence_seconds=60.0) as response:
-                    raise_for_problem(response)
-                    if received and response.status_code != httpx.codes.PARTIAL_CONTENT:
-                        raise DownloadCorruptError("The service did not go on where the download broke off.")
-                    for block in response.iter_bytes(BLOCK_BYTES):
-                        stream.write(block)
-                        digest.update(block)
-                        received += len(block)
-                        patience.renew()
+                opened = yield from open_stream(
+                    artifact.links.content, headers, silence_seconds=_SILENCE_SECONDS, lines=False
+                )
+                raise_for_problem(opened.response)
+                if received and opened.response.status_code != httpx.codes.PARTIAL_CONTENT:
+                    raise DownloadCorruptError("The service did not go on where the download broke off.")
+                while (block := (yield from next_block(opened))) is not None:
+                    received += len(block)
+                    yield from work(partial(keep, block))
+                    patience.renew()
             except (httpx.TransportError, ApiError) as error:
-                patience.endure(error)
+                yield from patience.endure(error)
         return digest.hexdigest()

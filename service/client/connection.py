@@ -3,57 +3,182 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
 
+import httpx
+from pydantic import BaseModel
+
+from service.client.address import find_service
+from service.client.errors import ApiError, WaitTimeoutError, raise_for_problem
+from service.client.patience import Patience
+from service.client.steps import FilePart, Give, Items, Send, Steps
 from service.contracts.config import QuantizationConfig
-from service.transport import Transport, WaitTimeoutError
 
-BLOCK_BYTES = 1024 * 1024
 LONG_POLL_SECONDS = 25.0
+MOST_PER_PAGE = 200
+_REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE", "PATCH"})
+_IDEMPOTENCY = "Idempotency-Key"
 _Seen = TypeVar("_Seen")
+_Item = TypeVar("_Item", bound=BaseModel)
+
+
+class Noun(Protocol):
+    """What the service has an id for."""
+
+    @property
+    def id(self) -> str:
+        """The id."""
 
 
 class Connection:
-    """See ``QuantmillClient``."""
+    """See ``Client``. Calls of nouns are mixed into it; what they share is here.
+
+    Attributes:
+        place: the service.
+    """
 
     def __init__(
-        self, base_url: str, key: str | None = None, *, timeout_seconds: float = 30.0, patience_seconds: float = 30.0
+        self,
+        base_url: str | None = None,
+        key: str | None = None,
+        *,
+        timeout_seconds: float = 30.0,
+        patience_seconds: float = 30.0,
     ) -> None:
-        self._transport = Transport(base_url, key, timeout_seconds=timeout_seconds, patience_seconds=patience_seconds)
+        self.place = find_service(base_url, key)
+        self._timeout_seconds = timeout_seconds
+        self._patience_seconds = patience_seconds
 
-    def __enter__(self) -> Self:
-        return self
+    def _patience(self) -> Patience:
+        return Patience(self._patience_seconds, self.place.url)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        wait_seconds: float = 0.0,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
+        json: Any = None,
+        content: FilePart | None = None,
+    ) -> Steps[httpx.Response]:
+        """One request, once. ``wait_seconds`` is added to the time that the answer may take.
 
-    def close(self) -> None:
-        """Close all connections."""
-        self._transport.close()
+        Raises:
+            ApiError: the service refused.
+            httpx.TransportError: the connection failed.
+        """
+        seconds = self._timeout_seconds + wait_seconds
+        response: httpx.Response = yield Send(method, path, seconds, headers or {}, params or {}, json, content)
+        raise_for_problem(response)
+        return response
 
-    def _json(self, method: str, path: str, *, wait_seconds: float = 0.0, **request: Any) -> Any:
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool = False,
+        headers: Mapping[str, str] | None = None,
+        **given: Any,
+    ) -> Steps[httpx.Response]:
+        """One request, sent again while trouble may pass, where that is safe.
+
+        Args:
+            method: POST is safe to repeat under an idempotency key alone, all others are.
+            path: of the request.
+            repeatable: a POST that changes nothing if it is done twice.
+            headers: of the request.
+            given: as for ``_send``.
+
+        Raises:
+            ApiError: the service refused for good.
+            ServerUnreachableError: the connection kept failing.
+        """
+        patience = self._patience()
+        safe = repeatable or method in _REPEATABLE or _IDEMPOTENCY in (headers or {})
+        while True:
+            try:
+                return (yield from self._send(method, path, headers=headers, **given))
+            except (httpx.TransportError, ApiError) as error:
+                if not safe and not _nothing_done(error):
+                    raise error if isinstance(error, ApiError) else patience.unreachable(error) from error
+                yield from patience.endure(error)
+
+    def _json(self, method: str, path: str, *, wait_seconds: float = 0.0, **given: Any) -> Steps[Any]:
         if wait_seconds:
-            request["params"] = {"wait": f"{wait_seconds:g}"}
-        send = self._transport.send
-        return self._transport.patiently(lambda: send(method, path, wait_seconds=wait_seconds, **request)).json()
+            given["params"] = {**given.get("params", {}), "wait": f"{wait_seconds:g}"}
+        response = yield from self._request(method, path, wait_seconds=wait_seconds, **given)
+        return response.json()
+
+    def _create(self, path: str, body: Mapping[str, Any], key: str | None = None) -> Steps[Any]:
+        """POST what must not be made twice, under an idempotency key: a fresh one, unless it is given."""
+        headers = {_IDEMPOTENCY: key or uuid.uuid4().hex}
+        return (yield from self._json("POST", path, json=dict(body), headers=headers))
+
+    def _all(
+        self, path: str, kind: type[_Item], filters: Mapping[str, object], limit: int | None
+    ) -> Items[_Item, None]:
+        """The items of a list, page by page as they are wanted, at most ``limit``."""
+        params: dict[str, object] = as_parameters(filters)
+        left = limit
+        while left is None or left > 0:
+            params["limit"] = MOST_PER_PAGE if left is None else min(MOST_PER_PAGE, left)
+            page = yield from self._json("GET", path, params=params)
+            for item in page["items"]:
+                yield Give(kind.model_validate(item))
+            if page["next_cursor"] is None:
+                return
+            params["cursor"] = page["next_cursor"]
+            left = None if left is None else left - len(page["items"])
 
     def _wait(
-        self, look: Callable[[float], _Seen], done: Callable[[_Seen], bool], timeout_seconds: float | None, what: str
-    ) -> _Seen:
+        self,
+        look: Callable[[float], Steps[_Seen]],
+        done: Callable[[_Seen], bool],
+        timeout_seconds: float | None,
+        what: str,
+    ) -> Steps[_Seen]:
         ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
             left = LONG_POLL_SECONDS if ends is None else max(0.0, ends - time.monotonic())
-            seen = look(min(LONG_POLL_SECONDS, left))
+            seen = yield from look(min(LONG_POLL_SECONDS, left))
             if done(seen):
                 return seen
             if ends is not None and time.monotonic() >= ends:
-                raise WaitTimeoutError(
-                    f"{what} has not ended within {timeout_seconds:g} s.", hint="It goes on in the service: ask again."
-                )
+                raise too_late(what, timeout_seconds or 0.0)
+
+
+def _nothing_done(error: httpx.TransportError | ApiError) -> bool:
+    """Whether the service has surely not done what it was asked for."""
+    if isinstance(error, ApiError):
+        return error.retry_after_seconds is not None
+    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+
+
+def too_late(what: str, timeout_seconds: float) -> WaitTimeoutError:
+    """What was waited for did not come in time."""
+    return WaitTimeoutError(
+        f"{what} has not ended within {timeout_seconds:g} s.", hint="It goes on in the service: ask again."
+    )
+
+
+def as_parameters(filters: Mapping[str, object]) -> dict[str, object]:
+    """Filters as a query holds them, without those that are None."""
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in filters.items()
+        if value is not None
+    }
+
+
+def id_of(noun: Noun | str) -> str:
+    """The id of what a call was given, which may be the id itself."""
+    return noun if isinstance(noun, str) else noun.id
 
 
 def plain_config(config: QuantizationConfig | Mapping[str, Any] | None) -> dict[str, Any]:

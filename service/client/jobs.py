@@ -2,160 +2,266 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
-import httpx
-
-from service.client.connection import Connection, plain_config
+from service.client.connection import Noun, id_of, plain_config
+from service.client.driving import Call, Each
+from service.client.errors import JobFailedError, JobNotSucceededError
+from service.client.following import Follower
+from service.client.steps import Items, Steps, heard
+from service.client.validation import ValidationCalls
 from service.contracts.config import QuantizationConfig
 from service.contracts.devices import DeviceChoice
-from service.contracts.report import Report
-from service.jobs.schemas import TERMINAL, EventOut, JobListed, JobOut
+from service.contracts.errors import InvalidRequestError
+from service.contracts.report import Report, Verdict
+from service.datasets.schemas import DatasetOut
+from service.jobs.schemas import TERMINAL, EventOut, JobListed, JobOut, JobValidated, ShownState
+from service.models.schemas import ModelOut
 from service.pagination import Page
 from service.reports.formats import FORMATS, FormatName
-from service.transport import ApiError, JobNotSucceededError, Patience, raise_for_problem
 
-# The service pings every 15 s: a stream that is silent for so long is dead.
-STREAM_SILENCE_SECONDS = 45.0
+Config = QuantizationConfig | Mapping[str, Any]
 
 
-class JobCalls(Connection):
+class JobCalls(ValidationCalls):
     """Calls of ``/v1/jobs``."""
 
-    def create_job(
+    @Call
+    def submit(
         self,
         *,
-        model_id: str,
-        calibration_dataset_id: str | None = None,
-        evaluation_dataset_id: str | None = None,
-        config: QuantizationConfig | Mapping[str, Any] | None = None,
+        model: ModelOut | str,
+        calibration: DatasetOut | str | None = None,
+        evaluation: DatasetOut | str | None = None,
+        config: Config | None = None,
+        preset: str | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
-        idempotency_key: str | None = None,
-        ranges_from: str | None = None,
         priority: int = 0,
         device: DeviceChoice = "auto",
-    ) -> JobOut:
-        """Submit a quantization.
+        ranges_from: Noun | str | None = None,
+        reuse: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Steps[JobOut]:
+        """Submit a quantization. What is still being validated is waited for.
 
         Args:
-            model_id: a ready model.
-            calibration_dataset_id: a ready dataset that fits the model; None: random data, if the config has it.
-            evaluation_dataset_id: another, to measure accuracy on.
+            model: the model, or the id of a ready one.
+            calibration: a dataset that fits it, or the id of a ready one; None: random data, if the config has it.
+            evaluation: another, to measure accuracy on.
             config: the recipe, resolved or as sparse as can be.
+            preset: instead of a config, the name of a preset.
             name: for people.
             labels: to find the job by.
-            idempotency_key: default: a fresh one, so that only this call's own retries are the same request.
-            ranges_from: a succeeded job of the same graph, whose calibrated ranges are taken over.
             priority: -100 to 100; of the jobs that wait, those with the highest number start first.
             device: cpu, gpu, or auto: a GPU if the config asks for one.
+            ranges_from: a succeeded job of the same graph, whose calibrated ranges are taken over.
+            reuse: take a job that would give the same, where there is one; ``reused_from`` of the answer tells.
+            idempotency_key: default: a fresh one, so that only this call's own retries are the same request.
+
+        Raises:
+            RejectedError: the model or a dataset was rejected.
+            ConfigRefusedError: the config is not valid; names the fields.
+            QuotaExceededError: the tenant has as many jobs as it may.
         """
+        if preset is not None and config is not None:
+            raise InvalidRequestError("preset and config exclude each other.", hint="A config may name its preset.")
+        ids = []
+        for noun in (model, calibration, evaluation):
+            if isinstance(noun, ModelOut) and noun.status != "ready":
+                yield from self._ready(noun, None)
+            if isinstance(noun, DatasetOut) and noun.status != "ready":
+                yield from self._ready(noun, None)
+            ids.append(None if noun is None else id_of(noun))
         body = {
-            "model_id": model_id,
-            "calibration_dataset_id": calibration_dataset_id,
-            "evaluation_dataset_id": evaluation_dataset_id,
-            "config": plain_config(config),
+            "model_id": ids[0],
+            "calibration_dataset_id": ids[1],
+            "evaluation_dataset_id": ids[2],
+            "config": plain_config(config if preset is None else {"preset": preset}),
             "name": name,
             "labels": dict(labels or {}),
-            "ranges_from": ranges_from,
+            "ranges_from": None if ranges_from is None else id_of(ranges_from),
             "priority": priority,
             "device": device,
+            "reuse": reuse,
         }
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        return JobOut.model_validate(self._json("POST", "/v1/jobs", json=body, headers=headers))
+        return JobOut.model_validate((yield from self._create("/v1/jobs", body, idempotency_key)))
 
-    def jobs(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[JobListed]:
-        """One page of the jobs, newest first, without their configs: ``job`` gives those.
+    @Call
+    def validate(
+        self,
+        config: Config | None = None,
+        *,
+        model: Noun | str | None = None,
+        calibration: Noun | str | None = None,
+        evaluation: Noun | str | None = None,
+        device: DeviceChoice = "auto",
+    ) -> Steps[JobValidated]:
+        """What a job would be, without submitting it: the resolved config, warnings, and where it would run.
+
+        Raises:
+            ConfigRefusedError: the config is not valid; names the fields.
+        """
+        given = {"model_id": model, "calibration_dataset_id": calibration, "evaluation_dataset_id": evaluation}
+        body: dict[str, Any] = {name: id_of(noun) for name, noun in given.items() if noun is not None}
+        body |= {"config": plain_config(config), "device": device}
+        found = yield from self._json("POST", "/v1/jobs:validate", json=body, repeatable=True)
+        return JobValidated.model_validate(found)
+
+    @Each
+    def jobs(
+        self,
+        *,
+        state: ShownState | None = None,
+        model: Noun | str | None = None,
+        labels: Mapping[str, str] | None = None,
+        name: str | None = None,
+        search: str | None = None,
+        preset: str | None = None,
+        verdict: Verdict | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        limit: int | None = None,
+    ) -> Items[JobListed, None]:
+        """Jobs, newest first, without their configs (``job`` gives those), read page by page as they are wanted.
 
         Args:
             state: only those in this state, as it is shown.
+            model: only those of this model.
+            labels: only those with all of these.
+            name: only those of this name.
+            search: only those with this in their name, in any case.
+            preset: only those of this preset.
+            verdict: only those whose report has this verdict.
+            created_after: only later ones.
+            created_before: only earlier ones.
+            limit: at most so many.
+        """
+        filters = {
+            "state": state,
+            "model_id": None if model is None else id_of(model),
+            "name": name,
+            "search": search,
+            "preset": preset,
+            "verdict": verdict,
+            "created_after": created_after,
+            "created_before": created_before,
+            **{f"label.{name}": value for name, value in (labels or {}).items()},
+        }
+        yield from self._all("/v1/jobs", JobListed, filters, limit)
+
+    @Call
+    def jobs_page(
+        self,
+        *,
+        state: str | None = None,
+        search: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Steps[Page[JobListed]]:
+        """One page of the jobs, as the service gives it.
+
+        Args:
+            state: only those in this state, as it is shown.
+            search: only those with this in their name, in any case.
+            labels: only those with all of these.
             limit: jobs per page, at most 200.
             cursor: ``next_cursor`` of the page before.
         """
-        given = {"state": state, "limit": limit, "cursor": cursor}
+        given = {"state": state, "search": search, "limit": limit, "cursor": cursor}
         params = {name: value for name, value in given.items() if value is not None}
-        return Page[JobListed].model_validate(self._json("GET", "/v1/jobs", params=params))
+        params |= {f"label.{name}": value for name, value in (labels or {}).items()}
+        return Page[JobListed].model_validate((yield from self._json("GET", "/v1/jobs", params=params)))
 
-    def job(self, job_id: str) -> JobOut:
+    @Call
+    def job(self, job: Noun | str) -> Steps[JobOut]:
         """The job as it is now."""
-        return JobOut.model_validate(self._json("GET", f"/v1/jobs/{job_id}"))
+        return JobOut.model_validate((yield from self._json("GET", f"/v1/jobs/{id_of(job)}")))
 
-    def events(self, job_id: str, *, after: int = 0) -> Iterator[EventOut]:
+    @Each
+    def follow(self, job: Noun | str, *, after: int = 0) -> Items[EventOut, None]:
         """The job's events, each once and in order, as they happen; ends when the job has ended.
 
-        A stream that breaks off is taken up again after the last event. Of figures (type metric) those of the last
-        attempt hold: ``latest_metrics`` of ``service.jobs.metric_events`` picks them.
-        """
-        patience = Patience(self._transport)
-        while True:
-            try:
-                for name, data in self._stream_events(job_id, after):
-                    patience.renew()
-                    if name == "end":
-                        return
-                    event = EventOut.model_validate_json(data)
-                    after = event.seq
-                    yield event
-            except (httpx.TransportError, ApiError) as error:
-                patience.endure(error)
+        A stream that breaks off is taken up again after the last event; where streams are cut, they are polled for.
+        Of figures (type metric) those of the last attempt hold: ``latest_metrics`` of ``service.jobs.metric_events``
+        picks them.
 
-    def wait(self, job_id: str, *, timeout_seconds: float | None = None) -> JobOut:
+        Args:
+            job: the job, or its id.
+            after: only events with higher numbers.
+        """
+        yield from Follower(self, id_of(job), after).events()
+
+    @Call
+    def wait(
+        self,
+        job: Noun | str,
+        *,
+        on_event: Callable[[EventOut], None] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Steps[JobOut]:
         """Wait until the job has ended, however it did.
+
+        Args:
+            job: the job, or its id.
+            on_event: told each event of the job meanwhile, from the first one on.
+            timeout_seconds: how long; None: as long as it takes.
 
         Raises:
             WaitTimeoutError: it takes longer than that.
         """
-        path = f"/v1/jobs/{job_id}"
+        return (yield from self._ended(id_of(job), on_event, timeout_seconds))
 
-        def look(wait_seconds: float) -> JobOut:
-            return JobOut.model_validate(self._json("GET", path, wait_seconds=wait_seconds))
-
-        return self._wait(look, lambda seen: seen.state in TERMINAL, timeout_seconds, path)
-
-    def wait_succeeded(self, job_id: str, *, timeout_seconds: float | None = None) -> JobOut:
-        """Wait until the job has succeeded.
+    @Call
+    def wait_succeeded(
+        self,
+        job: Noun | str,
+        *,
+        on_event: Callable[[EventOut], None] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Steps[JobOut]:
+        """Wait until the job has succeeded; arguments as for ``wait``.
 
         Raises:
-            ApiError: it failed; carries its error.
+            JobFailedError: it failed; carries its error.
             JobNotSucceededError: it was canceled.
             WaitTimeoutError: it takes longer than that.
         """
-        job = self.wait(job_id, timeout_seconds=timeout_seconds)
-        if job.error is not None:
-            raise ApiError(job.error)
-        if job.state != "succeeded":
-            raise JobNotSucceededError(f"The job {job_id} was canceled.", hint="Submit it again.")
-        return job
+        ended = yield from self._ended(id_of(job), on_event, timeout_seconds)
+        if ended.error is not None:
+            raise JobFailedError(ended.error)
+        if ended.state != "succeeded":
+            raise JobNotSucceededError(f"The job {ended.id} was canceled.", hint="Submit it again.")
+        return ended
 
-    def report(self, job_id: str) -> Report:
+    @Call
+    def report(self, job: Noun | str) -> Steps[Report]:
         """The report of a succeeded job."""
-        return Report.model_validate(self._json("GET", f"/v1/jobs/{job_id}/report"))
+        return Report.model_validate((yield from self._json("GET", f"/v1/jobs/{id_of(job)}/report")))
 
-    def report_file(self, job_id: str, form: FormatName) -> bytes:
+    @Call
+    def report_file(self, job: Noun | str, form: FormatName) -> Steps[bytes]:
         """The report of a succeeded job as the service renders it: HTML, Markdown, JUnit XML, or CSV of its layers."""
-        path = f"/v1/jobs/{job_id}/{FORMATS[form].path}"
-        return self._transport.patiently(lambda: self._transport.send("GET", path)).content
+        return (yield from self._request("GET", f"/v1/jobs/{id_of(job)}/{FORMATS[form].path}")).content
 
-    def cancel(self, job_id: str) -> JobOut:
+    @Call
+    def cancel(self, job: Noun | str) -> Steps[JobOut]:
         """Cancel the job; one that has ended stays as it is."""
-        return JobOut.model_validate(self._json("POST", f"/v1/jobs/{job_id}/cancel"))
+        found = yield from self._json("POST", f"/v1/jobs/{id_of(job)}/cancel", repeatable=True)
+        return JobOut.model_validate(found)
 
-    def _stream_events(self, job_id: str, after: int) -> Iterator[tuple[str, str]]:
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
-        url = f"/v1/jobs/{job_id}/events"
-        with self._transport.stream(url, headers=headers, silence_seconds=STREAM_SILENCE_SECONDS) as response:
-            raise_for_problem(response)
-            name, data = "message", ""
-            for line in response.iter_lines():
-                key, _, value = line.partition(":")
-                value = value.removeprefix(" ")
-                if key == "event":
-                    name = value
-                elif key == "data":
-                    data = value
-                elif not line and data:
-                    yield name, data
-                    name, data = "message", ""
-        raise httpx.RemoteProtocolError("the event stream ended before the job")
+    def _ended(
+        self, job_id: str, on_event: Callable[[EventOut], None] | None, timeout_seconds: float | None
+    ) -> Steps[JobOut]:
+        path = f"/v1/jobs/{job_id}"
+
+        def look(wait_seconds: float) -> Steps[JobOut]:
+            return JobOut.model_validate((yield from self._json("GET", path, wait_seconds=wait_seconds)))
+
+        if on_event is None:
+            return (yield from self._wait(look, lambda seen: seen.state in TERMINAL, timeout_seconds, path))
+        yield from heard(Follower(self, job_id, 0, timeout_seconds).events(), on_event)
+        return (yield from look(0.0))

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from service.client.connection import Connection
+from service.client.driving import Call
+from service.client.steps import Steps
 from service.quarantine.schemas import QuarantineList, QuarantineOut
 
 
 class QuarantineCalls(Connection):
     """Calls of ``/v1/quarantine``."""
 
-    def quarantine(self) -> list[QuarantineOut]:
+    @Call
+    def quarantine(self) -> Steps[list[QuarantineOut]]:
         """All models in quarantine, the newest first."""
-        return QuarantineList.model_validate(self._json("GET", "/v1/quarantine")).items
+        return QuarantineList.model_validate((yield from self._json("GET", "/v1/quarantine"))).items
 
-    def release(self, digest: str) -> None:
+    @Call
+    def release(self, digest: str) -> Steps[None]:
         """Release the model of this digest.
 
         Raises:
-            ApiError: it is not in quarantine.
+            NotFoundError: it is not in quarantine.
         """
-        send = self._transport.send
-        self._transport.patiently(lambda: send("DELETE", f"/v1/quarantine/{digest}"))
+        yield from self._request("DELETE", f"/v1/quarantine/{digest}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from service.client.connection import Connection
+from service.client.driving import Call
+from service.client.steps import Steps
 from service.queues.schemas import QueueList, QueueOut
 
 
 class QueueCalls(Connection):
     """Calls of ``/v1/queues``."""
 
-    def queues(self) -> list[QueueOut]:
+    @Call
+    def queues(self) -> Steps[list[QueueOut]]:
         """Every queue: what waits in it, what runs, and the slots of its live workers."""
-        return QueueList.model_validate(self._json("GET", "/v1/queues")).items
+        return QueueList.model_validate((yield from self._json("GET", "/v1/queues"))).items

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TypeVar
 
 from service.client.connection import Connection
+from service.client.driving import Call
+from service.client.errors import RejectedError, WaitTimeoutError
+from service.client.steps import Steps
 from service.datasets.schemas import DatasetOut
 from service.jobs.schemas import Waiting
 from service.models.schemas import ModelOut
-from service.transport import ApiError, WaitTimeoutError
 
 _Noun = TypeVar("_Noun", ModelOut, DatasetOut)
 
@@ -16,27 +18,31 @@ _Noun = TypeVar("_Noun", ModelOut, DatasetOut)
 class ValidationCalls(Connection):
     """Calls that models and datasets share."""
 
-    def wait_ready(self, noun: _Noun, *, timeout_seconds: float | None = None) -> _Noun:
+    @Call
+    def wait_ready(self, noun: _Noun, *, timeout_seconds: float | None = None) -> Steps[_Noun]:
         """Wait until a model or dataset is validated; returns it as it is then.
 
         Raises:
-            ApiError: it was rejected; carries the reason.
+            RejectedError: it was rejected; carries the reason.
             WaitTimeoutError: it takes longer than that, or than the service gives itself: it goes on there.
         """
+        return (yield from self._ready(noun, timeout_seconds))
+
+    def _ready(self, noun: _Noun, timeout_seconds: float | None) -> Steps[_Noun]:
         path, kind = noun.links.self, type(noun)
 
-        def look(wait_seconds: float) -> _Noun:
-            return kind.model_validate(self._json("GET", path, wait_seconds=wait_seconds))
+        def look(wait_seconds: float) -> Steps[_Noun]:
+            return kind.model_validate((yield from self._json("GET", path, wait_seconds=wait_seconds)))
 
         def over(seen: _Noun) -> bool:
             return seen.status != "validating" or _late(seen) is not None
 
-        noun = self._wait(look, over, timeout_seconds, path)
+        noun = yield from self._wait(look, over, timeout_seconds, path)
         late = _late(noun)
         if late is not None:
             raise WaitTimeoutError(late.message, hint=late.hint)
         if noun.status == "rejected":
-            raise ApiError(noun.problems[0])
+            raise RejectedError(noun.problems[0])
         return noun
 
 

@@ -8,7 +8,7 @@ problem+json; a failed job stores the same object.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -76,9 +76,10 @@ class QuantmillError(Exception):
         where: node, tensor, field, offset: anything that locates the fault.
     """
 
-    code: ClassVar[str] = "internal-error"
-    title: ClassVar[str] = "Internal error"
-    status: ClassVar[int] = 500
+    code: str = "internal-error"
+    title: str = "Internal error"
+    status: int = 500
+    request_id: str | None = None
 
     def __init__(
         self,

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from service.contracts.errors import Problem, QuantmillError
-from service.nouns import NounNotReadyError, NounRejectedError
+from service.contracts.errors import QuantmillError
+from service.nouns import NounInUseError, NounNotFoundError, NounNotReadyError, NounRejectedError
 
 
-class DatasetNotFoundError(QuantmillError):
+class DatasetNotFoundError(NounNotFoundError):
     """There is no such dataset (or it belongs to somebody else)."""
 
     code = "dataset-not-found"
     title = "No such dataset"
-    status = 404
-
-    def __init__(self, dataset_id: str, *, pointer: str | None = None) -> None:
-        super().__init__(
-            f"There is no dataset {dataset_id!r}.",
-            pointer=pointer,
-            path_parameter="dataset_id" if pointer is None else None,
-            hint="GET /v1/datasets lists them.",
-        )
+    word = "dataset"
 
 
 class ThumbnailsNotFoundError(QuantmillError):
@@ -42,9 +34,7 @@ class DatasetNotReadyError(NounNotReadyError):
 
     code = "dataset-not-ready"
     title = "The dataset is still being validated"
-
-    def __init__(self, dataset_id: str, *, pointer: str) -> None:
-        super().__init__("dataset", dataset_id, pointer)
+    word = "dataset"
 
 
 class DatasetRejectedError(NounRejectedError):
@@ -52,6 +42,12 @@ class DatasetRejectedError(NounRejectedError):
 
     code = "dataset-rejected"
     title = "The dataset was rejected"
+    word = "dataset"
 
-    def __init__(self, dataset_id: str, *, pointer: str, reasons: list[Problem]) -> None:
-        super().__init__("dataset", dataset_id, pointer, reasons)
+
+class DatasetInUseError(NounInUseError):
+    """The dataset cannot be deleted: something that is there needs it."""
+
+    code = "dataset-in-use"
+    title = "The dataset is in use"
+    word = "dataset"

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from service import repository
-from service.datasets.errors import DatasetNotFoundError
 from service.db import db_now
-from service.ids import is_id, new_id
-from service.pagination import Position
-from service.repository import outlined_page
+from service.ids import new_id
+from service.names.kinds import DATASETS
+from service.names.repository import look_up, next_version
 from service.tables import Dataset
-from service.tenancy import owned
 
 
 def settle(session: Session, dataset_id: str, **values: Any) -> bool:
@@ -37,7 +35,7 @@ def create(
     size_bytes: int,
     preprocessing: dict[str, Any],
 ) -> Dataset:
-    """Insert a dataset in validation."""
+    """Insert a dataset in validation, the next version of its name."""
     now = db_now()
     statement = (
         insert(Dataset)
@@ -45,6 +43,7 @@ def create(
             id=new_id("dst"),
             tenant_id=tenant_id,
             name=name,
+            version=next_version(session, tenant_id, "dataset", name),
             format=format,
             status="validating",
             sha256=sha256,
@@ -59,24 +58,13 @@ def create(
     return session.scalars(statement).one()
 
 
-def get(session: Session, tenant_id: str, dataset_id: str, *, pointer: str | None = None) -> Dataset:
-    """The tenant's dataset.
+def resolved(
+    session: Session, tenant_id: str, dataset_id: str, *, pointer: str | None = None, query: str | None = None
+) -> Dataset:
+    """The tenant's dataset, by its id or by a reference such as ``NAME@latest``.
 
     Raises:
-        DatasetNotFoundError: the tenant has no such dataset; carries ``pointer``.
+        DatasetNotFoundError: the tenant has no such dataset; carries ``pointer`` or ``query``.
+        DatasetNotReadyError, DatasetRejectedError: ``NAME@latest``, and no version is ready.
     """
-    statement = select(Dataset).where(Dataset.id == dataset_id, owned(Dataset, tenant_id))
-    dataset = session.scalar(statement) if is_id(dataset_id, "dst") else None
-    if dataset is None:
-        raise DatasetNotFoundError(dataset_id, pointer=pointer)
-    return dataset
-
-
-def list_page(
-    session: Session, tenant_id: str, *, status: str | None, after: Position | None, limit: int
-) -> tuple[list[Dataset], Position | None]:
-    """One page of the tenant's datasets, newest first; see ``outlined_page``."""
-    conditions = [owned(Dataset, tenant_id)]
-    if status is not None:
-        conditions.append(Dataset.status == status)
-    return outlined_page(session, Dataset, conditions, after, limit)
+    return look_up(session, DATASETS, tenant_id, dataset_id, pointer=pointer, query=query)

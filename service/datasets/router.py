@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Request, Response
 
 from service.artifacts.content import Content, content_range, file_response, not_modified
 from service.artifacts.errors import RangeNotSatisfiableError
 from service.bodies import ThreadedBodyRoute
+from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
+from service.contracts.errors import InvalidRequestError
 from service.datasets import service
-from service.datasets.errors import ThumbnailsNotFoundError
+from service.datasets.errors import DatasetInUseError, ThumbnailsNotFoundError
 from service.datasets.schemas import DatasetCreate, DatasetOut
-from service.datasets.views import dataset_in_list, dataset_out, etag
+from service.datasets.views import dataset_in_list, dataset_out
 from service.deps import DeskDep, PrincipalDep
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
-from service.nouns import NounStatus
+from service.names.deletion.service import delete
+from service.names.kinds import DATASETS
+from service.names.repository import NounQuery
+from service.names.schemas import FILTERS, TAG, NounPatch, noun_query
+from service.names.service import identify, list_page, row_etag, update
 from service.pagination import CursorCodec, Page, link_header
 from service.responses import Responses, problems
 from service.storage import StoredFileCorruptError, StoredFileMissingError
@@ -50,21 +56,23 @@ async def create_dataset(
     return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
 
 
-@router.get("", dependencies=[Depends(only_parameters("status", "limit", "cursor"))])
+@router.get("", dependencies=[Depends(only_parameters(*FILTERS, prefix=TAG))])
 def list_datasets(
     desk: DeskDep,
     principal: PrincipalDep,
     response: Response,
-    status: Annotated[NounStatus | None, Query()] = None,
+    request: Request,
+    query: Annotated[NounQuery, Depends(noun_query)],
     limit: Limit = DEFAULT_LIMIT,
     cursor: CursorParameter = None,
 ) -> Page[DatasetOut]:
-    """Datasets, newest first."""
-    codec = CursorCodec(desk.settings, f"datasets|{principal.tenant_id}|{status}")
+    """Datasets, newest first. Any number of ``tag.KEY=VALUE`` parameters filter by tag."""
+    codec = CursorCodec(desk.settings, f"datasets|{principal.tenant_id}|{query}")
     after = None if cursor is None else codec.decode(cursor)
-    datasets, last = service.list_page(desk, principal.tenant_id, status=status, after=after, limit=limit)
+    datasets, last = list_page(desk, DATASETS, principal.tenant_id, query, after=after, limit=limit)
     next_cursor = None if last is None else codec.encode(last)
-    response.headers.update(link_header("/v1/datasets", next_cursor, status=status, limit=limit))
+    given = {name: value for name, value in request.query_params.items() if name != "cursor"}
+    response.headers.update(link_header("/v1/datasets", next_cursor, **given))
     return Page(
         items=[dataset_in_list(dataset) for dataset in datasets], next_cursor=next_cursor, has_more=last is not None
     )
@@ -80,22 +88,48 @@ async def get_dataset(
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | DatasetOut:
     """A dataset. With ?wait= the answer comes once validation has ended, or when the time is over."""
+    found_id = await desk.reads.run(lambda: identify(desk, DATASETS, principal.tenant_id, dataset_id))
     dataset = await poll(
         desk,
         Dataset,
-        dataset_id,
-        lambda: service.get(desk, principal.tenant_id, dataset_id),
+        found_id,
+        lambda: service.get(desk, principal.tenant_id, found_id),
         version=lambda seen: (seen.row_version, 0),
         done=lambda seen: seen.status != "validating",
         wait_seconds=wait,
     )
-    headers = {"ETag": etag(dataset), "Cache-Control": "no-cache"}
+    headers = {"ETag": row_etag(dataset), "Cache-Control": "no-cache"}
     if dataset.status == "validating":
         headers["Retry-After"] = "1"
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     response.headers.update(headers)
     return dataset_out(dataset)
+
+
+@router.patch(
+    "/{dataset_id}", response_model=DatasetOut, responses=problems(PreconditionFailedError, PreconditionRequiredError)
+)
+async def update_dataset(
+    dataset_id: str,
+    body: NounPatch,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    response: Response,
+    if_match: IfMatch = None,
+) -> DatasetOut:
+    """Change its tags and its description. Needs If-Match with its ETag, or ``*``."""
+    conditions = Conditions(if_match)
+    dataset = await desk.writes.run(lambda: update(desk, principal, DATASETS, dataset_id, body, conditions))
+    response.headers["ETag"] = row_etag(dataset)
+    return dataset_out(dataset)
+
+
+@router.delete("/{dataset_id}", status_code=204, responses=problems(InvalidRequestError, DatasetInUseError))
+async def delete_dataset(dataset_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Delete it, unless something needs it: a job that has not ended, an alias. Never an error to repeat."""
+    await desk.writes.run(lambda: delete(desk, principal, DATASETS, dataset_id))
+    return Response(status_code=204)
 
 
 @router.get(
@@ -106,8 +140,9 @@ async def get_dataset(
 )
 def get_thumbnails(dataset_id: str, request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
     """A sheet of 16 samples, small, in the order of the data, as the model sees them but for scale and mean. PNG."""
-    found = service.thumbnails(desk, principal.tenant_id, dataset_id)
-    content = Content(f"{dataset_id}-{found.file}", _PNG, found.size_bytes, found.sha256)
+    found_id = identify(desk, DATASETS, principal.tenant_id, dataset_id)
+    found = service.thumbnails(desk, principal.tenant_id, found_id)
+    content = Content(f"{found_id}-{found.file}", _PNG, found.size_bytes, found.sha256)
     if not_modified(content, request.headers):
         return Response(status_code=304, headers=content.headers())
     part = content_range(content, request.headers)

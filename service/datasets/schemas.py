@@ -45,8 +45,11 @@ class DatasetOut(BaseModel):
 
     id: str
     name: str
+    version: int = Field(default=1, description="Counted by name.")
     format: FileFormat
     status: NounStatus
+    tags: dict[str, str] = Field(default_factory=dict)
+    description: str | None = Field(default=None, description="For people.")
     sha256: str
     size_bytes: int
     preprocessing: PreprocessingSpec

@@ -7,9 +7,9 @@ from typing import get_args
 from sqlalchemy.orm import Session
 
 from service.contracts.dataset import DatasetSummary, FileFormat, Thumbnails
-from service.contracts.errors import InvalidRequestError, Problem
+from service.contracts.errors import InvalidRequestError
 from service.datasets import repository
-from service.datasets.errors import DatasetNotReadyError, DatasetRejectedError, ThumbnailsNotFoundError
+from service.datasets.errors import ThumbnailsNotFoundError
 from service.datasets.schemas import DatasetCreate
 from service.datasets.views import created
 from service.deps import Desk
@@ -18,7 +18,8 @@ from service.files.serving import ServedFile, open_file
 from service.idempotency.answers import Answer
 from service.idempotency.service import submit_once
 from service.jobs import transitions
-from service.pagination import Position
+from service.names.kinds import DATASETS
+from service.names.readiness import require_ready
 from service.principal import Principal
 from service.tables import Dataset, Job
 from service.uploads import repository as uploads
@@ -71,15 +72,7 @@ def get(desk: Desk, tenant_id: str, dataset_id: str) -> Dataset:
         DatasetNotFoundError: the tenant has no such dataset.
     """
     with desk.database.read() as session:
-        return repository.get(session, tenant_id, dataset_id)
-
-
-def list_page(
-    desk: Desk, tenant_id: str, *, status: str | None, after: Position | None, limit: int
-) -> tuple[list[Dataset], Position | None]:
-    """One page of datasets, newest first, and the position to go on from."""
-    with desk.database.read() as session:
-        return repository.list_page(session, tenant_id, status=status, after=after, limit=limit)
+        return repository.resolved(session, tenant_id, dataset_id)
 
 
 def thumbnails(desk: Desk, tenant_id: str, dataset_id: str) -> Thumbnails:
@@ -113,11 +106,7 @@ def ready_summary(dataset: Dataset, *, pointer: str) -> DatasetSummary:
         DatasetNotReadyError: validation has not ended.
         DatasetRejectedError: it was found unusable.
     """
-    if dataset.status == "validating":
-        raise DatasetNotReadyError(dataset.id, pointer=pointer)
-    if dataset.status == "rejected":
-        reasons = [Problem.model_validate(problem) for problem in dataset.problems or []]
-        raise DatasetRejectedError(dataset.id, pointer=pointer, reasons=reasons)
+    require_ready(DATASETS, dataset, pointer=pointer)
     return DatasetSummary.model_validate(dataset.summary)
 
 

@@ -7,12 +7,8 @@ from service.contracts.errors import Problem
 from service.datasets.schemas import DatasetLinks, DatasetOut
 from service.idempotency.answers import Answer
 from service.jobs.schemas import Waiting
+from service.names.service import row_etag
 from service.tables import Dataset
-
-
-def etag(dataset: Dataset) -> str:
-    """Entity tag: changes whenever the dataset does."""
-    return f'"{dataset.row_version}"'
 
 
 def dataset_out(dataset: Dataset) -> DatasetOut:
@@ -32,8 +28,11 @@ def _shown(dataset: Dataset, summary: DatasetSummary | None) -> DatasetOut:
     return DatasetOut(
         id=dataset.id,
         name=dataset.name,
+        version=dataset.version,
         format=dataset.format,
         status=dataset.status,
+        tags=dataset.tags,
+        description=dataset.description,
         sha256=dataset.sha256,
         size_bytes=dataset.size_bytes,
         preprocessing=PreprocessingSpec.model_validate(dataset.preprocessing),
@@ -48,5 +47,5 @@ def _shown(dataset: Dataset, summary: DatasetSummary | None) -> DatasetOut:
 
 def created(dataset: Dataset) -> Answer:
     """The answer to the request that made it."""
-    headers = {"Location": f"/v1/datasets/{dataset.id}", "Retry-After": "1", "ETag": etag(dataset)}
+    headers = {"Location": f"/v1/datasets/{dataset.id}", "Retry-After": "1", "ETag": row_etag(dataset)}
     return Answer(201, dataset_out(dataset).model_dump(mode="json"), headers)

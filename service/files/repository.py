@@ -21,13 +21,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, func, insert, literal, null, select, union, union_all, update
+from sqlalchemy import CompoundSelect, delete, func, insert, literal, null, select, union, union_all, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.db import db_now
 from service.failpoints import reach
-from service.storage import FileStore, Identity, StoredFileCorruptError
-from service.tables import Artifact, DamagedFile, Dataset, ModelFile, ScrubPass, Upload
+from service.storage import FileStore, Identity, StoredFileCorruptError, StoredFileMissingError
+from service.tables import Artifact, DamagedFile, Dataset, Model, ModelFile, ScrubPass, Upload
+from service.tenancy import owned
 
 # Space of our advisory locks; the other half of the key is the folder.
 _LOCKS = 0x71746D66
@@ -78,6 +79,34 @@ def name_files(session: Session, store: FileStore, digests: Collection[str]) -> 
     for digest in digests:
         store.ensure(digest)
     reach("after_files_named")
+
+
+def name_known(session: Session, store: FileStore, sha256: str) -> bool:
+    """As ``name_files``, for a file that was there a moment ago; False if it is not, or is known to be damaged."""
+    if session.get(DamagedFile, sha256) is not None:
+        return False
+    try:
+        name_files(session, store, [sha256])
+    except StoredFileMissingError:  # collected since then
+        return False
+    return True
+
+
+def of_tenant(tenant_id: str) -> CompoundSelect[Any]:
+    """Digest and size of each file that rows of the tenant name, equal ones once."""
+    return union(
+        select(ModelFile.sha256, ModelFile.size_bytes).join(Model).where(owned(Model, tenant_id)),
+        select(Dataset.sha256, Dataset.size_bytes).where(owned(Dataset, tenant_id)),
+        select(Artifact.sha256, Artifact.size_bytes).where(owned(Artifact, tenant_id)),
+        select(Upload.sha256, Upload.size_bytes).where(owned(Upload, tenant_id), Upload.state == "complete"),
+    )
+
+
+def has_file(session: Session, tenant_id: str, sha256: str, size_bytes: int) -> bool:
+    """Some row of the tenant names this file; what others have is nothing that it may know of."""
+    files = of_tenant(tenant_id).subquery()
+    statement = select(files.c.sha256).where(files.c.sha256 == sha256, files.c.size_bytes == size_bytes)
+    return session.scalar(statement.limit(1)) is not None
 
 
 def hold_folder(session: Session, folder: str) -> bool:

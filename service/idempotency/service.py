@@ -15,7 +15,8 @@ from service.idempotency.answers import Answer, request_digest
 from service.principal import Principal
 from service.tables import Job
 
-Work = Callable[[Session], tuple[Answer, Job]]
+# Stores everything; gives the answer and the job that is to be run, if there is one.
+Work = Callable[[Session], tuple[Answer, Job | None]]
 
 
 def submit_checked(
@@ -65,7 +66,7 @@ def submit_once(
         route: the endpoint, such as ``POST /v1/jobs``.
         key: the request's Idempotency-Key; with one that is known for the same body, the first answer comes back.
         body: the request.
-        work: stores everything, and gives the answer and the job.
+        work: see Work.
 
     Raises:
         IdempotencyKeyReuseError: the key was used for another body.
@@ -82,13 +83,15 @@ def submit_once(
         answer, job = work(session)
         if key is not None:
             keys.remember(session, by.tenant_id, route, key, digest, answer)
-        note(session, by, _deed(route), answer.body["id"])
+        note(session, by, _deed(route, made=job is not None), answer.body["id"])
         failpoints.reach("before_submit_commit")
     failpoints.reach("after_submit_commit")
-    desk.publisher.put(job.id, job.queue)
+    if job is not None:
+        desk.publisher.put(job.id, job.queue)
     return answer
 
 
-def _deed(route: str) -> str:
-    """``POST /v1/models`` makes a model: ``model.create``."""
-    return f"{route.rpartition('/')[2].removesuffix('s')}.create"
+def _deed(route: str, *, made: bool) -> str:
+    """``POST /v1/models`` makes a model: ``model.create``; what is done to one of them bears its own name."""
+    noun, _, deed = route.partition("/v1/")[2].partition("/")
+    return f"{noun.removesuffix('s')}.{deed.rpartition('/')[2] or ('create' if made else 'reuse')}"

@@ -20,9 +20,11 @@ from service.inspections.errors import UnknownTargetError
 from service.jobs import events, transitions
 from service.models import repository as models
 from service.models.service import ready_summary
+from service.names import repository as names
+from service.names.kinds import MODELS
 from service.principal import Principal
 from service.quarantine import suspects as quarantine
-from service.tables import InspectionRow
+from service.tables import InspectionRow, Model
 
 
 def aimed_at(config: QuantizationConfig, target: str | None) -> QuantizationConfig:
@@ -49,7 +51,7 @@ def inspect(
     Args:
         desk: of the process.
         by: who asks.
-        model_id: the model.
+        model_id: the model, by its id or by a reference.
         config: resolved.
         notes: what to tell in the job's log about the config's translation.
 
@@ -61,22 +63,24 @@ def inspect(
     """
     digest = config_digest(config)
     with desk.database.read() as session:
-        summary = _summary(session, by.tenant_id, model_id)
+        model, summary = _model(session, by.tenant_id, model_id)
     check_float(summary, config.preparation, pointer="")
     check_selected(config, summary)
     fixed_inputs(summary.inputs, config.preparation)
     with desk.database.write() as session:
-        # what is known of a ready model does not change; the model may be in quarantine since
-        _summary(session, by.tenant_id, model_id)
-        repository.hold(session, model_id)
-        known = repository.lasting(session, model_id, digest)
+        repository.hold(session, model.id)
+        # what is known of a ready model does not change; the model may be in quarantine since, or deleted
+        quarantine.refuse(
+            session, by.tenant_id, quarantine.uploaded(names.by_id(session, MODELS, by.tenant_id, model.id))
+        )
+        known = repository.lasting(session, model.id, digest)
         if known is not None:
             return known
         job = transitions.submit(
             session,
             tenant_id=by.tenant_id,
             kind="inspect_target",
-            model_id=model_id,
+            model_id=model.id,
             config=config.model_dump(mode="json"),
             deadline_seconds=desk.settings.job_deadline_seconds,
             request_id=by.request_id,
@@ -89,10 +93,10 @@ def inspect(
     return row
 
 
-def _summary(session: Session, tenant_id: str, model_id: str) -> ModelSummary:
-    model = models.get(session, tenant_id, model_id)
+def _model(session: Session, tenant_id: str, model_id: str) -> tuple[Model, ModelSummary]:
+    model = models.resolved(session, tenant_id, model_id)
     quarantine.refuse(session, tenant_id, quarantine.uploaded(model))
-    return ready_summary(model, pointer="")
+    return model, ready_summary(model, pointer="")
 
 
 def get(desk: Desk, tenant_id: str, inspection_id: str) -> InspectionRow:

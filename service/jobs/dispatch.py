@@ -28,6 +28,7 @@ def celery_settings(settings: Settings) -> dict[str, Any]:
     return {
         "broker_url": "filesystem://" if settings.embedded_broker else settings.broker_url,
         "broker_use_ssl": broker_tls(settings.broker_url),
+        **({"broker_transport": "service.jobs.letterbox:Transport"} if settings.embedded_broker else {}),
         "broker_transport_options": _transport_options(settings),
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,

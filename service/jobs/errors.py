@@ -21,6 +21,33 @@ class JobNotFoundError(QuantmillError):
         )
 
 
+class JobNotEndedError(QuantmillError):
+    """What was asked for is done to jobs that have ended."""
+
+    code = "job-not-ended"
+    title = "The job has not ended"
+    status = 409
+
+    def __init__(self, job_id: str, state: str, *, hint: str) -> None:
+        super().__init__(f"The job {job_id} is {state}.", hint=hint)
+
+
+class JobInUseError(QuantmillError):
+    """Something that is still there refers to the job."""
+
+    code = "job-in-use"
+    title = "The job is still needed"
+    status = 409
+
+
+class NotRepeatableError(QuantmillError):
+    """The job cannot be asked for once more as it was."""
+
+    code = "job-not-repeatable"
+    title = "The job cannot be repeated"
+    status = 409
+
+
 class RangesNotUsableError(QuantmillError):
     """The job whose ranges were to be taken over has none, or none for this graph."""
 

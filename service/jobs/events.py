@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.jobs.errors import JobNotFoundError
 from service.tables import Base, Job, JobEvent
+from service.tenancy import owned
+from service.webhooks.repository import anybody_enabled
 
 EventType = Literal["state", "progress", "log", "metric"]
 # What an event is and what it tells.
 Entry = tuple[EventType, dict[str, Any]]
 
-# In one INSERT: databases have a limit of parameters.
-_ROWS = 200
 _INSERT = insert(Base.metadata.tables[JobEvent.__tablename__]).values(created_at=db_now())
+# The answer comes with the row: asking by itself would cost each transition another way to the database and back.
+_INSERT_AND_ASK = _INSERT.returning(anybody_enabled(bindparam("of_tenant")))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an event stands: in whose job's log, under which number, of which attempt."""
+
+    tenant_id: str
+    job_id: str
+    seq: int
+    attempt: int
+
+    @classmethod
+    def newest(cls, job: Job) -> Self:
+        """That of the number that was drawn last from the job's row."""
+        return cls(job.tenant_id, job.id, job.last_seq, job.attempt)
 
 
 def append(session: Session, job_id: str, attempt: int, type: EventType, data: dict[str, Any]) -> int:  # noqa: A002
@@ -34,7 +52,7 @@ def append(session: Session, job_id: str, attempt: int, type: EventType, data: d
 
 
 def append_all(session: Session, job_id: str, attempt: int, entries: Sequence[Entry]) -> int:
-    """Append events in their order, at least one, some hundred by a statement.
+    """Append events in their order, at least one.
 
     Returns:
         The number of the last one.
@@ -42,32 +60,43 @@ def append_all(session: Session, job_id: str, attempt: int, entries: Sequence[En
     Raises:
         JobNotFoundError: there is no such job.
     """
-    last = session.scalar(
+    drawn = session.execute(
         update(Job)
         .where(Job.id == job_id)
         .values(last_seq=Job.last_seq + len(entries))
-        .returning(Job.last_seq)
+        .returning(Job.tenant_id, Job.last_seq)
         .execution_options(synchronize_session=False)
-    )
-    if last is None:
+    ).one_or_none()
+    if drawn is None:
         raise JobNotFoundError(job_id)
-    rows = [
-        {"job_id": job_id, "seq": seq, "attempt": attempt, "type": kind, "data": data, "created_at": db_now()}
-        for seq, (kind, data) in enumerate(entries, start=last - len(entries) + 1)
-    ]
-    for first in range(0, len(rows), _ROWS):
-        session.execute(insert(JobEvent).values(rows[first : first + _ROWS]))
+    tenant_id, last = drawn
+    of_all = {"tenant_id": tenant_id, "job_id": job_id, "attempt": attempt}
+    first = last - len(entries) + 1
+    rows = [{**of_all, "seq": seq, "type": kind, "data": data} for seq, (kind, data) in enumerate(entries, start=first)]
+    session.execute(_INSERT, rows)
     return last
 
 
-def record(session: Session, job_id: str, seq: int, attempt: int, type: EventType, data: dict[str, Any]) -> None:  # noqa: A002
-    """Insert the event whose number ``seq`` was just drawn from the job's row, in the same transaction."""
-    session.execute(_INSERT, {"job_id": job_id, "seq": seq, "attempt": attempt, "type": type, "data": data})
+def record(session: Session, place: Place, type: EventType, data: dict[str, Any]) -> None:  # noqa: A002
+    """Insert the event whose number was just drawn from the job's row, in the same transaction."""
+    session.execute(_INSERT, {**vars(place), "type": type, "data": data})
 
 
-def list_after(session: Session, job_id: str, seq: int, limit: int) -> list[JobEvent]:
-    """Events with numbers above ``seq``, oldest first, at most ``limit``."""
-    statement = (
-        select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.seq > seq).order_by(JobEvent.seq).limit(limit)
-    )
-    return list(session.scalars(statement))
+def record_state(session: Session, place: Place, data: dict[str, Any]) -> bool:
+    """As ``record``, for a change of the job's state.
+
+    Returns:
+        Whether the tenant has webhooks at all, which may be told of it.
+    """
+    row = {**vars(place), "type": "state", "data": data}
+    return bool(session.execute(_INSERT_AND_ASK, {**row, "of_tenant": place.tenant_id}).scalar_one())
+
+
+def list_after(
+    session: Session, tenant_id: str, job_id: str, seq: int, limit: int, *, only: EventType | None = None
+) -> list[JobEvent]:
+    """Events of the tenant's job with numbers above ``seq``, oldest first, at most ``limit``; of one type or of all."""
+    statement = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.seq > seq, owned(JobEvent, tenant_id))
+    if only is not None:
+        statement = statement.where(JobEvent.type == only)
+    return list(session.scalars(statement.order_by(JobEvent.seq).limit(limit)))

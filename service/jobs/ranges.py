@@ -35,7 +35,7 @@ def taken_over(session: Session, tenant_id: str, body: JobCreate | JobValidate) 
     if body.ranges_from is None:
         return body.config
     job = repository.get(session, tenant_id, body.ranges_from, pointer=_PLACE)
-    row = repository.report(session, job.id)
+    row = repository.report(session, tenant_id, job.id)
     if job.state != "succeeded" or row is None or job.model_id is None:
         raise RangesNotUsableError(
             f"The job {job.id} is a {job.kind} job that is {job.state}; it has no report.",
@@ -56,15 +56,16 @@ def taken_over(session: Session, tenant_id: str, body: JobCreate | JobValidate) 
 
 
 def _check_same_graph(session: Session, tenant_id: str, model_id: str, other_id: str) -> None:
-    model = models.get(session, tenant_id, model_id, pointer="/model_id")
+    model = models.resolved(session, tenant_id, model_id, pointer="/model_id")
     model_service.ready_summary(model, pointer="/model_id")
-    other = models.get(session, tenant_id, other_id, pointer=_PLACE)
-    firsts = [models.first_version(session, one) for one in (model, other)]
-    summaries = [model_service.ready_summary(first, pointer="/model_id") for first in firsts]
+    other = models.find(session, other_id)  # which may be deleted: its report is there
+    assert other is not None  # noqa: S101 - the job refers to it
+    sources = [models.graph_source(session, one) for one in (model, other)]
+    summaries = [model_service.ready_summary(source, pointer="/model_id") for source in sources]
     # the same file uploaded twice is the same graph, too
     if summaries[0].sha256 != summaries[1].sha256:
         raise RangesNotUsableError(
-            f"The job ran on the model {other_id}, which is no version of {model_id}: their graphs may differ.",
+            f"The job ran on the model {other_id}, whose graph is not that of {model_id}.",
             pointer=_PLACE,
             hint="Make the new model by new weights for the graph of the other: format safetensors with "
             "skeleton_model_id. Or give the report's tensor_ranges in the config.",

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, insert, select
+from sqlalchemy import ColumnElement, and_, delete, exists, insert, or_, select
 from sqlalchemy.orm import Session
 
 from service.contracts.report import Report
+from service.contracts.report.outline import ReportOutline
 from service.db import db_now
 from service.ids import is_id
 from service.jobs.errors import JobNotFoundError
 from service.pagination import Position
 from service.repository import newest_first
-from service.tables import Artifact, Job, ReportRow
+from service.tables import Artifact, Base, Job, JobEvent, Model, ReportRow
+from service.tables.jobs import LIVE_STATES
 from service.tenancy import owned
+
+# What belongs to a job and goes with it. Whatever else refers to a job keeps it.
+PARTS = (JobEvent, Artifact, ReportRow)
 
 
 @dataclass(frozen=True)
 class JobQuery:
-    """Filters of a list of jobs; ``state`` as it is shown."""
+    """Filters of a list of jobs; ``state`` as it is shown, ``search`` a part of the name in any case."""
 
     state: str | None = None
     model_id: str | None = None
+    name: str | None = None
+    search: str | None = None
+    preset: str | None = None
+    verdict: str | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
     labels: dict[str, str] = field(default_factory=dict)
@@ -72,6 +82,15 @@ def list_page(
         conditions.append(Job.state == query.state)
     if query.model_id is not None:
         conditions.append(Job.model_id == query.model_id)
+    if query.name is not None:
+        conditions.append(Job.name == query.name)
+    if query.search is not None:
+        conditions.append(Job.name.icontains(query.search, autoescape=True))
+    if query.preset is not None:
+        conditions.append(Job.preset == query.preset)
+    if query.verdict is not None:
+        told = select(ReportRow.job_id).where(owned(ReportRow, tenant_id), ReportRow.verdict == query.verdict)
+        conditions.append(Job.id.in_(told))
     if query.created_after is not None:
         conditions.append(Job.created_at > query.created_after)
     if query.created_before is not None:
@@ -84,30 +103,103 @@ def add_report(session: Session, job: Job, report: Report) -> None:
     """Insert the report of the job's current attempt; there can be only one."""
     session.execute(
         insert(ReportRow).values(
+            tenant_id=job.tenant_id,
             job_id=job.id,
             attempt=job.attempt,
             verdict=report.verdict,
             body=report.to_json_dict(),
+            outline=ReportOutline.of(report).model_dump(mode="json", by_alias=True),
             created_at=db_now(),
         )
     )
 
 
-def report(session: Session, job_id: str) -> ReportRow | None:
-    """The job's report with its body."""
-    return session.get(ReportRow, job_id)
+def report(session: Session, tenant_id: str, job_id: str) -> ReportRow | None:
+    """The report of the tenant's job with its body."""
+    return session.scalar(select(ReportRow).where(ReportRow.job_id == job_id, owned(ReportRow, tenant_id)))
 
 
-def verdicts(session: Session, job_ids: Iterable[str]) -> dict[str, str]:
-    """Verdict by job id, for those that have a report."""
-    statement = select(ReportRow.job_id, ReportRow.verdict).where(ReportRow.job_id.in_(list(job_ids)))
-    return {row.job_id: row.verdict for row in session.execute(statement)}
+@dataclass(frozen=True)
+class Result:
+    """What lists tell of a job's report; ``outline`` is None for one that older code has written."""
+
+    verdict: str
+    outline: dict[str, Any] | None
 
 
-def artifacts(session: Session, job_ids: Iterable[str]) -> dict[str, list[Artifact]]:
-    """Artifacts by job id, for those that have any, in order of kind."""
-    statement = select(Artifact).where(Artifact.job_id.in_(list(job_ids))).order_by(Artifact.kind)
+def results(session: Session, tenant_id: str, job_ids: Iterable[str]) -> dict[str, Result]:
+    """What was found, by job id, for those of the tenant's jobs that have a report."""
+    statement = select(ReportRow.job_id, ReportRow.verdict, ReportRow.outline)
+    statement = statement.where(ReportRow.job_id.in_(list(job_ids)), owned(ReportRow, tenant_id))
+    return {row.job_id: Result(row.verdict, row.outline) for row in session.execute(statement)}
+
+
+def models_of(session: Session, tenant_id: str, jobs: Iterable[Job]) -> dict[str, tuple[str, int]]:
+    """Name and version by model id, of the models that the jobs were given."""
+    ids = {job.model_id for job in jobs if job.model_id is not None}
+    statement = select(Model.id, Model.name, Model.version).where(Model.id.in_(ids), owned(Model, tenant_id))
+    return {model_id: (name, version) for model_id, name, version in session.execute(statement)} if ids else {}
+
+
+def artifacts(session: Session, tenant_id: str, job_ids: Iterable[str]) -> dict[str, list[Artifact]]:
+    """Artifacts by job id, for those of the tenant's jobs that have any, in order of kind."""
+    statement = select(Artifact).where(Artifact.job_id.in_(list(job_ids)), owned(Artifact, tenant_id))
     found: dict[str, list[Artifact]] = {}
-    for artifact in session.scalars(statement):
+    for artifact in session.scalars(statement.order_by(Artifact.kind)):
         found.setdefault(artifact.job_id, []).append(artifact)
     return found
+
+
+def hold(session: Session, tenant_id: str, job_id: str) -> Job:
+    """The tenant's job; nobody else changes it until the commit.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    statement = select(Job).where(Job.id == job_id, owned(Job, tenant_id)).with_for_update()
+    job = session.scalar(statement) if is_id(job_id, "job") else None
+    if job is None:
+        raise JobNotFoundError(job_id)
+    return job
+
+
+def same_result(session: Session, tenant_id: str, fingerprint: str) -> Job | None:
+    """The tenant's job with this fingerprint that has succeeded or may yet; succeeded and newer ones come first."""
+    statement = select(Job).where(
+        owned(Job, tenant_id), Job.fingerprint == fingerprint, Job.state.in_(("succeeded", *LIVE_STATES)),
+        Job.cancel_requested_at.is_(None),
+    )  # fmt: skip
+    first = statement.order_by(Job.state != "succeeded", Job.created_at.desc(), Job.id.desc()).limit(1)
+    return session.scalar(first)
+
+
+def is_referred_to(session: Session, job_id: str) -> bool:
+    """True if a row that is no part of the job refers to it."""
+    return bool(session.scalar(select(or_(*references())).select_from(Job).where(Job.id == job_id)))
+
+
+def references() -> list[ColumnElement[bool]]:
+    """For each column of a table that refers to jobs and is none of their parts: some row there names this job.
+
+    Read off the foreign keys, so that a table that is added later keeps its jobs.
+    """
+    own = {part.__table__ for part in PARTS}
+    found: list[ColumnElement[bool]] = []
+    for table in Base.metadata.sorted_tables:
+        if table in own:
+            continue
+        for key in table.foreign_keys:
+            if key.column.table is Job.__table__ and key.column.name == "id":
+                other = table.alias()
+                found.append(exists().where(and_(other.c[key.parent.name] == Job.id)))
+    return found
+
+
+def remove(session: Session, job_ids: Sequence[str]) -> None:
+    """Forget jobs that have ended and nothing refers to, with their events, reports and artifacts.
+
+    The files of their artifacts are collected once no other row names them.
+    """
+    for part in PARTS:
+        session.execute(delete(part).where(part.job_id.in_(job_ids)))
+    session.execute(delete(Job).where(Job.id.in_(job_ids)))

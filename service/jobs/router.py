@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import (
     AlreadyQuantizedError,
     DatasetMismatchError,
     InvalidConfigError,
-    InvalidRequestError,
 )
-from service.contracts.report import REPORT_SCHEMA_VERSION, Report, upgraded
+from service.contracts.labels import MOST_LABELS
+from service.contracts.references import MOST_REFERENCE_CHARS
+from service.contracts.report import REPORT_SCHEMA_VERSION, Report, Verdict, upgraded
 from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.deps import DeskDep, PrincipalDep
-from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Moment, Wait, etag_matches, only_parameters, poll
+from service.http import (
+    DEFAULT_LIMIT,
+    CursorParameter,
+    Limit,
+    Moment,
+    Wait,
+    etag_matches,
+    keyed_filters,
+    only_parameters,
+    poll,
+)
 from service.idempotency.answers import IdempotencyHeader
-from service.jobs import service
-from service.jobs.errors import NoGpuWorkerError, RangesNotUsableError
+from service.jobs import records, service
+from service.jobs.errors import (
+    JobInUseError,
+    JobNotEndedError,
+    NoGpuWorkerError,
+    NotRepeatableError,
+    RangesNotUsableError,
+)
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import (
-    LABEL_KEY,
-    MOST_LABELS,
     TERMINAL,
     EventPage,
     JobCreate,
     JobListed,
     JobOut,
+    JobPatch,
     JobValidate,
     JobValidated,
     ShownState,
 )
-from service.jobs.service import JobView, ReportNotFoundError, ReportNotReadyError
+from service.jobs.service import ReportNotFoundError, ReportNotReadyError
 from service.jobs.streaming import CountedStream, event_stream
-from service.jobs.views import event_out, job_listed, job_out
+from service.jobs.views import JobView, event_out, job_listed, job_out
 from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import CursorCodec, Page, link_header
 from service.quarantine.errors import ModelQuarantinedError
@@ -48,6 +63,7 @@ router = APIRouter(route_class=ThreadedBodyRoute, tags=["jobs"])
 
 _LABEL = "label."
 _SEQ_MAX = 2**31 - 1
+_NO_CONTROL = r"^[^\x00-\x1f\x7f]*$"
 # Of an event stream the schema is that of one event.
 _STREAMED = {
     "type": "object",
@@ -81,9 +97,10 @@ _JOB_REFUSALS = (
     NoGpuWorkerError,
     RangesNotUsableError,
 )
+_REUSED: Responses = {200: {"model": JobOut, "description": "Asked with reuse: a job that was there has succeeded."}}
 
 
-@router.post("/v1/jobs", status_code=202, response_model=JobOut, responses=problems(*_JOB_REFUSALS))
+@router.post("/v1/jobs", status_code=202, response_model=JobOut, responses=_REUSED | problems(*_JOB_REFUSALS))
 async def create_job(
     body: JobCreate,
     desk: DeskDep,
@@ -104,7 +121,19 @@ async def validate_job(body: JobValidate, desk: DeskDep, principal: PrincipalDep
     "/v1/jobs",
     dependencies=[
         Depends(
-            only_parameters("state", "model_id", "created_after", "created_before", "limit", "cursor", prefix=_LABEL)
+            only_parameters(
+                "state",
+                "model_id",
+                "name",
+                "search",
+                "preset",
+                "verdict",
+                "created_after",
+                "created_before",
+                "limit",
+                "cursor",
+                prefix=_LABEL,
+            )
         )
     ],
 )
@@ -114,7 +143,14 @@ def list_jobs(
     principal: PrincipalDep,
     response: Response,
     state: Annotated[ShownState | None, Query()] = None,
-    model_id: Annotated[str | None, Query(max_length=64, pattern="^[a-z0-9_]*$")] = None,
+    model_id: Annotated[str | None, Query(max_length=MOST_REFERENCE_CHARS, pattern=_NO_CONTROL)] = None,
+    name: Annotated[str | None, Query(max_length=200, pattern=_NO_CONTROL, description="Exactly this.")] = None,
+    search: Annotated[
+        str | None,
+        Query(min_length=1, max_length=200, pattern=_NO_CONTROL, description="A part of the name, in any case."),
+    ] = None,
+    preset: Annotated[str | None, Query(max_length=64, pattern=_NO_CONTROL)] = None,
+    verdict: Annotated[Verdict | None, Query(description="Of the report.")] = None,
     created_after: Annotated[Moment | None, Query()] = None,
     created_before: Annotated[Moment | None, Query()] = None,
     limit: Limit = DEFAULT_LIMIT,
@@ -123,10 +159,14 @@ def list_jobs(
     """Quantize jobs, newest first, without configs. Any number of ``label.KEY=VALUE`` parameters filter by label."""
     query = JobQuery(
         state=state,
-        model_id=model_id,
+        model_id=None if model_id is None else service.filtered_model(desk, principal.tenant_id, model_id),
+        name=name,
+        search=search,
+        preset=preset,
+        verdict=verdict,
         created_after=created_after,
         created_before=created_before,
-        labels=_label_filters(request),
+        labels=keyed_filters(request, _LABEL, most=MOST_LABELS),
     )
     codec = CursorCodec(desk.settings, f"jobs|{principal.tenant_id}|{query}")
     after = None if cursor is None else codec.decode(cursor)
@@ -134,8 +174,7 @@ def list_jobs(
     next_cursor = None if last is None else codec.encode(last)
     given = {name: value for name, value in request.query_params.items() if name != "cursor"}
     response.headers.update(link_header("/v1/jobs", next_cursor, **given))
-    items = [job_listed(view.job, view.verdict, view.artifacts, view.waiting) for view in views]
-    return Page(items=items, next_cursor=next_cursor, has_more=last is not None)
+    return Page(items=[job_listed(view) for view in views], next_cursor=next_cursor, has_more=last is not None)
 
 
 @router.get("/v1/jobs/{job_id}", response_model=JobOut, responses=_NOT_CHANGED)
@@ -169,7 +208,7 @@ async def get_job(
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     response.headers.update(headers)
-    return _out(view)
+    return job_out(view)
 
 
 @router.post(
@@ -181,7 +220,76 @@ async def cancel_job(job_id: str, desk: DeskDep, principal: PrincipalDep) -> Res
     """Cancel a job. 200: it is canceled, or had ended before; 202: it runs and stops soon. Never an error to repeat."""
     view = await desk.writes.run(lambda: service.cancel(desk, principal, job_id))
     status = 202 if view.job.state == "running" else 200
-    return JSONResponse(_out(view).model_dump(mode="json"), status_code=status, headers={"ETag": _etag(view)})
+    return JSONResponse(_document(view), status_code=status, headers={"ETag": _etag(view)})
+
+
+@router.post(
+    "/v1/jobs/{job_id}/retry",
+    status_code=202,
+    response_model=JobOut,
+    responses=problems(*_JOB_REFUSALS, JobNotEndedError, NotRepeatableError),
+)
+async def retry_job(
+    job_id: str, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
+) -> Response:
+    """Submit what a job that has ended was asked for, with the config as it was resolved then: a new job."""
+    return await desk.writes.run(lambda: service.retry(desk, principal, job_id, key=idempotency_key).response())
+
+
+@router.post(
+    "/v1/jobs/{job_id}/clone",
+    status_code=202,
+    response_model=JobOut,
+    responses=_REUSED | problems(*_JOB_REFUSALS, NotRepeatableError),
+)
+async def clone_job(
+    job_id: str,
+    body: dict[str, Any],
+    desk: DeskDep,
+    principal: PrincipalDep,
+    idempotency_key: IdempotencyHeader = None,
+) -> Response:
+    """Submit what a job was asked for with changes: the body is a JSON merge patch (RFC 7396) of its request.
+
+    A patch with another preset begins from that preset: of the job's config nothing is left but what the patch says.
+    """
+    return await desk.writes.run(lambda: service.clone(desk, principal, job_id, body, key=idempotency_key).response())
+
+
+@router.patch("/v1/jobs/{job_id}")
+async def rename_job(job_id: str, body: JobPatch, desk: DeskDep, principal: PrincipalDep, response: Response) -> JobOut:
+    """Give a job another name or other labels, in whatever state; what is left out stays, null takes away."""
+    view = await desk.writes.run(lambda: records.rename(desk, principal, job_id, body))
+    response.headers["ETag"] = _etag(view)
+    return job_out(view)
+
+
+@router.delete("/v1/jobs/{job_id}", status_code=204, responses=problems(JobNotEndedError, JobInUseError))
+async def delete_job(job_id: str, desk: DeskDep, principal: PrincipalDep) -> None:
+    """Forget a job that has ended, with its log, report and artifacts."""
+    await desk.writes.run(lambda: records.remove(desk, principal, job_id))
+
+
+@router.get(
+    "/v1/jobs/{job_id}/logs",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def get_logs(
+    job_id: str,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    after: Annotated[int, Query(ge=0, le=_SEQ_MAX, description="Only entries with numbers above this.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Entries per page.")] = 1000,
+) -> Response:
+    """The entries of the job's log as text, one per line: time in UTC, attempt, level, message."""
+    entries, more = await desk.reads.run(
+        lambda: records.log_page(desk, principal.tenant_id, job_id, after=after, limit=limit)
+    )
+    headers = {"Cache-Control": "no-cache"}
+    if more:
+        headers["Link"] = f'</v1/jobs/{job_id}/logs?after={entries[-1].seq}&limit={limit}>; rel="next"'
+    return PlainTextResponse(records.log_text(entries), headers=headers)
 
 
 @router.get("/v1/jobs/{job_id}/events", response_model=None, responses=_EVENT_RESPONSES)
@@ -241,26 +349,9 @@ def _etag(view: JobView) -> str:
     return f'"{view.job.row_version}{"" if view.waiting is None else "." + view.waiting.code}"'
 
 
-def _out(view: JobView) -> JobOut:
-    return job_out(view.job, view.verdict, view.artifacts, view.waiting)
+def _document(view: JobView) -> dict[str, Any]:
+    return job_out(view).model_dump(mode="json", by_alias=True)
 
 
 def _wants_json(accept: str) -> bool:
     return "application/json" in accept and "text/event-stream" not in accept
-
-
-def _label_filters(request: Request) -> dict[str, str]:
-    found = {}
-    for name, value in request.query_params.multi_items():
-        if not name.startswith(_LABEL):
-            continue
-        key = name.removeprefix(_LABEL)
-        if not re.fullmatch(LABEL_KEY, key) or key in found or "\0" in value:
-            raise InvalidRequestError(
-                f"{name!r} is no label to filter by.", hint="Give label.KEY=VALUE once per key.", query=name
-            )
-        found[key] = value
-        if len(found) > MOST_LABELS:
-            hint = f"No job has more than {MOST_LABELS} labels."
-            raise InvalidRequestError("There are too many labels to filter by.", hint=hint, query=name)
-    return found

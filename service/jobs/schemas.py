@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -24,8 +23,11 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.devices import Device, DeviceChoice
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, Problem, QuantmillError, problem_summary
 from service.contracts.evaluation_checks import check_no_function
+from service.contracts.labels import MOST_LABELS, LabelKey, Labels, LabelValue
+from service.contracts.references import MOST_REFERENCE_CHARS
 from service.contracts.report import Verdict
-from service.contracts.texts import Text, plain_text
+from service.contracts.report.outline import ReportOutline
+from service.contracts.texts import Text
 from service.contracts.validation import field_problems
 from service.jobs.queues import SizeClass
 from service.quark import Translation, missing_envelope, translate_document
@@ -34,13 +36,12 @@ StoredState = Literal["queued", "running", "succeeded", "failed", "canceled"]
 ShownState = Literal["queued", "running", "canceling", "succeeded", "failed", "canceled"]
 TERMINAL = frozenset({"succeeded", "failed", "canceled"})
 _CONFIG = "/config"
-LABEL_KEY = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$"
-
-LabelKey = Annotated[str, StringConstraints(pattern=LABEL_KEY)]
-LabelValue = Annotated[str, StringConstraints(max_length=255), AfterValidator(plain_text)]
-MOST_LABELS = 32
-Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=MOST_LABELS)]
-NounId = Annotated[str, StringConstraints(max_length=64)]
+JobId = Annotated[str, StringConstraints(max_length=64)]
+Reference = Annotated[
+    str,
+    StringConstraints(max_length=MOST_REFERENCE_CHARS),
+    Field(description="An id, or NAME@VERSION, NAME@ALIAS or NAME@latest, which is looked up once."),
+]
 
 _RANGES_FROM = (
     "A succeeded job on the same model or on another version of it: the calibrated ranges of its report become the "
@@ -55,6 +56,10 @@ _DEVICE = (
     "workers have GPUs. cpu: it sees no GPU, wherever it runs."
 )
 _SIZE_CLASS = "A short job may also start in the slots that workers keep for such; a long one waits for the others."
+_REUSE = (
+    "Where another job would give the same (the same bytes of model and data, resolved config, device and engine) and "
+    "has succeeded, the answer is 200 with that job; 202 with it while it may yet. None is stored then."
+)
 MOST_PRIORITY = 100
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY, description=_PRIORITY)]
 
@@ -119,27 +124,51 @@ def _refusal(error: ValidationError, model: type[BaseModel], translation: Transl
 class JobCreate(WithConfig):
     """A quantization to run."""
 
-    model_id: NounId
-    calibration_dataset_id: NounId | None = Field(
+    model_id: Reference
+    calibration_dataset_id: Reference | None = Field(
         default=None, description="May be left out where the config has random_calibration, or calibrates nothing."
     )
-    evaluation_dataset_id: NounId | None = Field(
+    evaluation_dataset_id: Reference | None = Field(
         default=None, description="Without one, the models are compared on the calibration data."
     )
-    ranges_from: NounId | None = Field(default=None, description=_RANGES_FROM)
+    ranges_from: JobId | None = Field(default=None, description=_RANGES_FROM)
     priority: Priority = 0
     device: DeviceChoice = Field(default="auto", description=_DEVICE)
     name: Text | None = None
     labels: Labels = Field(default_factory=dict)
+    reuse: bool = Field(default=False, description=_REUSE)
+
+
+class JobPatch(BaseModel):
+    """Changes of a job's name and labels; what is left out stays, null takes away."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Text | None = None
+    labels: Annotated[dict[LabelKey, LabelValue | None], Field(max_length=MOST_LABELS)] | None = None
+
+    @staticmethod
+    def check_labels(labels: dict[str, str]) -> None:
+        """Refuse more labels than a job may have.
+
+        Raises:
+            InvalidRequestError: there are too many, with those that stay.
+        """
+        if len(labels) > MOST_LABELS:
+            raise InvalidRequestError(
+                f"The job would have {len(labels)} labels; a job has {MOST_LABELS} at most.",
+                pointer="/labels",
+                hint="Take some away: give null for them.",
+            )
 
 
 class JobValidate(WithConfig):
     """As JobCreate, but nouns may be left out; what is given is checked."""
 
-    model_id: NounId | None = None
-    calibration_dataset_id: NounId | None = None
-    evaluation_dataset_id: NounId | None = None
-    ranges_from: NounId | None = Field(default=None, description=_RANGES_FROM)
+    model_id: Reference | None = None
+    calibration_dataset_id: Reference | None = None
+    evaluation_dataset_id: Reference | None = None
+    ranges_from: JobId | None = Field(default=None, description=_RANGES_FROM)
     priority: Priority = 0
     device: DeviceChoice = Field(default="auto", description=_DEVICE)
     name: Text | None = None
@@ -202,6 +231,7 @@ class JobLinks(BaseModel):
     events: str
     cancel: str
     report: str
+    logs: str
     artifacts: str
 
 
@@ -226,11 +256,17 @@ class JobListed(BaseModel):
     size_class: SizeClass = Field(default="long", description=_SIZE_CLASS)
     interruptions: int = Field(description="Attempts that were cut short by a shutdown and are not held against it.")
     model_id: str | None
+    model_name: str | None = Field(default=None, description="Of the model.")
+    model_version: int | None = Field(default=None, description="Of the model.")
     dataset_id: str | None = Field(description="Of an inspect_dataset job.")
     calibration_dataset_id: str | None
     evaluation_dataset_id: str | None
     preset: str | None = Field(default=None, description="Of the config.")
     algorithms: list[str] | None = Field(default=None, description="Methods of the config's algorithms, in order.")
+    figures: ReportOutline | None = Field(default=None, description="Of the report, once succeeded.")
+    seconds: float | None = Field(default=None, description="From its first start to its end.")
+    retry_of: str | None = Field(default=None, description="The job that it repeats.")
+    cloned_from: str | None = Field(default=None, description="The job whose request it changes.")
     artifacts: list[ArtifactLink]
     request_id: str | None
     created_at: datetime
@@ -247,6 +283,9 @@ class JobOut(JobListed):
     """A job. Tolerate states and stages that you do not know: there may be more of them one day."""
 
     config: dict[str, Any] | None = Field(description="The resolved QuantizationConfig.")
+    reused_from: str | None = Field(
+        default=None, description="Of an answer to a request with reuse: the job that was there, which this one is."
+    )
 
 
 class EventOut(BaseModel):

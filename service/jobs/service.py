@@ -20,6 +20,7 @@ from service.contracts.http_errors import TransientError
 from service.contracts.metrics import GraphMetric
 from service.contracts.model import ModelSummary, TensorInfo
 from service.contracts.preparation import fixed_inputs
+from service.contracts.references import SIGN
 from service.contracts.training_checks import check_training, graph_losses
 from service.datasets import repository as datasets
 from service.datasets import service as dataset_service
@@ -29,17 +30,23 @@ from service.idempotency.service import Work, submit_checked
 from service.jobs import events, repository, transitions
 from service.jobs.placement import Materials, Placement, placed
 from service.jobs.ranges import taken_over
+from service.jobs.references import hold, with_ids
+from service.jobs.repeats import changed_request, same_request
 from service.jobs.repository import JobQuery
-from service.jobs.schemas import TERMINAL, JobCreate, JobValidate, JobValidated, Waiting
-from service.jobs.views import job_out, shown_state
+from service.jobs.reuse import result_digest
+from service.jobs.schemas import TERMINAL, JobCreate, JobValidate, JobValidated
+from service.jobs.views import JobView, job_out, shown_state
 from service.jobs.waiting import waiting_for
 from service.models import repository as models
 from service.models import service as model_service
+from service.names.kinds import MODELS
+from service.names.service import identify
 from service.pagination import Position
 from service.principal import Principal
 from service.quarantine import suspects as quarantine
+from service.quotas import repository as usage
 from service.quotas import service as quotas
-from service.tables import Artifact, Job, JobEvent, ReportRow
+from service.tables import Job, JobEvent, ReportRow
 
 _ROUTE = "POST /v1/jobs"
 
@@ -62,30 +69,72 @@ class ReportNotFoundError(QuantmillError):
 
 
 @dataclass(frozen=True)
-class JobView:
-    """A job with what it produced."""
+class Origin:
+    """What a request was made of.
 
-    job: Job
-    verdict: str | None
-    artifacts: list[Artifact]
-    waiting: Waiting | None = None
+    Attributes:
+        route: that it came by.
+        retry_of: the job that it repeats.
+        cloned_from: the job whose request it changes.
+    """
+
+    route: str = _ROUTE
+    retry_of: str | None = None
+    cloned_from: str | None = None
 
 
-def create(desk: Desk, by: Principal, body: JobCreate, *, key: str | None) -> Answer:
+def create(desk: Desk, by: Principal, body: JobCreate, *, key: str | None, origin: Origin = Origin()) -> Answer:
     """Store a job and have it run; with a key known from before, answer as then.
+
+    Args:
+        desk: of the process.
+        by: who asks.
+        body: the request.
+        key: its Idempotency-Key.
+        origin: what it was made of.
 
     Raises:
         QuantmillError: something about the request is wrong; nothing was stored.
     """
 
     def checked(session: Session) -> Work:
-        asked = body.model_copy(update={"config": taken_over(session, by.tenant_id, body)})
+        with body.pointing_into_request():
+            asked = with_ids(session, by.tenant_id, body)
+        asked = asked.model_copy(update={"config": taken_over(session, by.tenant_id, asked)})
         with body.pointing_into_request():
             placement = placed(session, desk.settings, asked, _check(session, by.tenant_id, asked))
         config = asked.config.model_dump(mode="json")
-        return lambda writing: _submit(desk, writing, by, asked, config, placement)
+        digest = result_digest(session, by.tenant_id, asked, config)
+        return lambda writing: _submit(desk, writing, by, asked, config, placement, digest, origin)
 
-    return submit_checked(desk, by, _ROUTE, key, body, checked)
+    return submit_checked(desk, by, origin.route, key, body, checked)
+
+
+def retry(desk: Desk, by: Principal, job_id: str, *, key: str | None) -> Answer:
+    """Ask for a job that has ended once more, unchanged.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+        JobNotEndedError: it is still queued or running.
+        NotRepeatableError: it was no client's request, or its config is no longer accepted.
+        QuantmillError: as for ``create``.
+    """
+    route = f"POST /v1/jobs/{job_id}/retry"
+    body = same_request(get(desk, by.tenant_id, job_id).job)
+    return create(desk, by, body, key=key, origin=Origin(route, retry_of=job_id))
+
+
+def clone(desk: Desk, by: Principal, job_id: str, patch: dict[str, Any], *, key: str | None) -> Answer:
+    """Ask for what a job was asked for, with changes.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+        NotRepeatableError: it was no client's request.
+        QuantmillError: as for ``create``.
+    """
+    route = f"POST /v1/jobs/{job_id}/clone"
+    body = changed_request(get(desk, by.tenant_id, job_id).job, patch)
+    return create(desk, by, body, key=key, origin=Origin(route, cloned_from=job_id))
 
 
 def _submit(
@@ -95,8 +144,20 @@ def _submit(
     asked: JobCreate,
     config: dict[str, Any],
     placement: Placement,
-) -> tuple[Answer, Job]:
-    """Store what was checked; whether the model is in quarantine since then is asked by who begins the job."""
+    digest: str,
+    origin: Origin,
+) -> tuple[Answer, Job | None]:
+    """Store what was checked; whether the model is in quarantine since then is asked by who begins the job.
+
+    Returns:
+        The answer, and the job that is to be run; None: one was there whose result will do.
+    """
+    hold(session, by.tenant_id, asked)
+    if asked.reuse:
+        usage.hold(session, by.tenant_id)  # of two that ask at once, the second finds the first's
+        there = repository.same_result(session, by.tenant_id, digest)
+        if there is not None:
+            return _reused(views(desk, session, by.tenant_id, [there])[0]), None
     quotas.admit_job(session, desk.settings, by.tenant_id)
     job = transitions.submit(
         session,
@@ -112,6 +173,9 @@ def _submit(
         config=config,
         name=asked.name,
         labels=asked.labels,
+        retry_of=origin.retry_of,
+        cloned_from=origin.cloned_from,
+        fingerprint=digest,
         deadline_seconds=desk.settings.job_deadline_seconds,
         request_id=by.request_id,
     )
@@ -120,7 +184,7 @@ def _submit(
     if asked.ranges_from is not None:
         message = f"tensor_ranges: the calibrated ranges of {asked.ranges_from} are taken over"
         events.append(session, job.id, 0, "log", {"level": "info", "message": message})
-    return _accepted(job), job
+    return _accepted(views(desk, session, by.tenant_id, [job])[0]), job
 
 
 def check(desk: Desk, tenant_id: str, body: JobValidate) -> JobValidated:
@@ -130,7 +194,9 @@ def check(desk: Desk, tenant_id: str, body: JobValidate) -> JobValidated:
         QuantmillError: as for ``create``.
     """
     with desk.database.read() as session:
-        asked = body.model_copy(update={"config": taken_over(session, tenant_id, body)})
+        with body.pointing_into_request():
+            asked = with_ids(session, tenant_id, body)
+        asked = asked.model_copy(update={"config": taken_over(session, tenant_id, asked)})
         with body.pointing_into_request():
             placement = placed(session, desk.settings, asked, _check(session, tenant_id, asked))
     return JobValidated(
@@ -149,7 +215,7 @@ def get(desk: Desk, tenant_id: str, job_id: str) -> JobView:
         JobNotFoundError: the tenant has no such job.
     """
     with desk.database.read() as session:
-        return _views(desk, session, [repository.get(session, tenant_id, job_id)])[0]
+        return views(desk, session, tenant_id, [repository.get(session, tenant_id, job_id)])[0]
 
 
 def list_page(
@@ -158,7 +224,17 @@ def list_page(
     """One page of quantize jobs, newest first, and the position to go on from."""
     with desk.database.read() as session:
         jobs, last = repository.list_page(session, tenant_id, query, after=after, limit=limit)
-        return _views(desk, session, jobs), last
+        return views(desk, session, tenant_id, jobs), last
+
+
+def filtered_model(desk: Desk, tenant_id: str, text: str) -> str:
+    """The id of the model whose jobs are asked for, by its id or by a reference; an id that is nobody's has no jobs.
+
+    Raises:
+        ModelNotFoundError: a reference names nothing.
+        ModelNotReadyError, ModelRejectedError: ``NAME@latest``, and no version is ready.
+    """
+    return identify(desk, MODELS, tenant_id, text, query="model_id") if SIGN in text else text
 
 
 def cancel(desk: Desk, by: Principal, job_id: str) -> JobView:
@@ -170,7 +246,7 @@ def cancel(desk: Desk, by: Principal, job_id: str) -> JobView:
     with desk.database.write() as session:
         job = transitions.request_cancel(session, by.tenant_id, job_id)
         note(session, by, "job.cancel", job.id)
-        return _views(desk, session, [job])[0]
+        return views(desk, session, by.tenant_id, [job])[0]
 
 
 def log_after(desk: Desk, tenant_id: str, job_id: str, seq: int, limit: int) -> tuple[str, list[JobEvent]]:
@@ -183,7 +259,7 @@ def log_after(desk: Desk, tenant_id: str, job_id: str, seq: int, limit: int) -> 
     """
     with desk.database.read() as session:
         state = shown_state(repository.get(session, tenant_id, job_id))
-        return state, events.list_after(session, job_id, seq, limit)
+        return state, events.list_after(session, tenant_id, job_id, seq, limit)
 
 
 def report(desk: Desk, tenant_id: str, job_id: str) -> ReportRow:
@@ -196,7 +272,7 @@ def report(desk: Desk, tenant_id: str, job_id: str) -> ReportRow:
     """
     with desk.database.read() as session:
         job = repository.get(session, tenant_id, job_id)
-        row = repository.report(session, job_id)
+        row = repository.report(session, tenant_id, job_id)
     if row is not None:
         return row
     if job.state in TERMINAL:
@@ -265,7 +341,7 @@ def _check_graphs(
 def _model(session: Session, tenant_id: str, model_id: str | None, pointer: str = "/model_id") -> ModelSummary | None:
     if model_id is None:
         return None
-    model = models.get(session, tenant_id, model_id, pointer=pointer)
+    model = models.resolved(session, tenant_id, model_id, pointer=pointer)
     quarantine.refuse(session, tenant_id, quarantine.uploaded(model), pointer=pointer)
     return model_service.ready_summary(model, pointer=pointer)
 
@@ -273,7 +349,7 @@ def _model(session: Session, tenant_id: str, model_id: str | None, pointer: str 
 def _dataset(session: Session, tenant_id: str, dataset_id: str | None, field: str) -> DatasetSummary | None:
     if dataset_id is None:
         return None
-    dataset = datasets.get(session, tenant_id, dataset_id, pointer=f"/{field}")
+    dataset = datasets.resolved(session, tenant_id, dataset_id, pointer=f"/{field}")
     return dataset_service.ready_summary(dataset, pointer=f"/{field}")
 
 
@@ -286,15 +362,33 @@ def _warnings(body: JobValidate) -> list[str]:
     return found
 
 
-def _accepted(job: Job) -> Answer:
-    body = job_out(job, None, []).model_dump(mode="json")
+def _accepted(view: JobView) -> Answer:
+    job = view.job
+    body = job_out(view).model_dump(mode="json", by_alias=True)
     return Answer(202, body, {"Location": f"/v1/jobs/{job.id}", "Retry-After": "2", "ETag": f'"{job.row_version}"'})
 
 
-def _views(desk: Desk, session: Session, jobs: list[Job]) -> list[JobView]:
+def _reused(view: JobView) -> Answer:
+    job = view.job
+    body = job_out(view, reused=True).model_dump(mode="json", by_alias=True)
+    return Answer(200 if job.state in TERMINAL else 202, body, {"Location": f"/v1/jobs/{job.id}"})
+
+
+def views(desk: Desk, session: Session, tenant_id: str, jobs: list[Job]) -> list[JobView]:
+    """The tenant's jobs with all that is told beside their rows."""
     # What a job produced is committed with its success, so the job has to be read first.
     done = [job.id for job in jobs if job.state == "succeeded"]
-    verdicts = repository.verdicts(session, done) if done else {}
-    artifacts = repository.artifacts(session, done) if done else {}
+    results = repository.results(session, tenant_id, done) if done else {}
+    artifacts = repository.artifacts(session, tenant_id, done) if done else {}
     waiting = waiting_for(session, jobs, watched_seconds=time.monotonic() - desk.opened_at)
-    return [JobView(job, verdicts.get(job.id), artifacts.get(job.id, []), waiting.get(job.id)) for job in jobs]
+    named = repository.models_of(session, tenant_id, jobs)
+    return [
+        JobView(
+            job,
+            results.get(job.id),
+            artifacts.get(job.id, ()),
+            waiting.get(job.id),
+            None if job.model_id is None else named.get(job.model_id),
+        )
+        for job in jobs
+    ]

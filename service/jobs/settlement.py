@@ -14,7 +14,7 @@ from service.contracts.inspection import Inspection
 from service.contracts.model import ModelSummary
 from service.datasets import repository as datasets
 from service.inspections import repository as inspections
-from service.jobs import repository
+from service.jobs import announcing, repository
 from service.jobs.outcome import MadeModel, Outcome, QuantizeOutcome
 from service.models import repository as models
 from service.nouns import with_pointer
@@ -38,18 +38,15 @@ def accept(session: Session, job: Job, result: Outcome) -> None:
             ModelFile(path=file.path, sha256=file.sha256, size_bytes=file.size_bytes, is_main=k == 0)
             for k, file in enumerate(result.files)
         ]
-        models.add_files(session, job.model_id, files)
-        models.settle(session, job.model_id, status="ready", **_summaries(result.summary))
+        models.add_files(session, job.tenant_id, job.model_id, files)
+        _settle_model(session, job, job.model_id, result.summary)
     elif isinstance(result, ModelSummary) and job.kind == "inspect_model" and job.model_id is not None:
-        models.settle(session, job.model_id, status="ready", **_summaries(result))
+        _settle_model(session, job, job.model_id, result)
     elif isinstance(result, DatasetSummary) and job.kind == "inspect_dataset" and job.dataset_id is not None:
-        datasets.settle(
-            session,
-            job.dataset_id,
-            status="ready",
-            **_summaries(result),
-            thumbnails_sha256=None if result.thumbnails is None else result.thumbnails.sha256,
-        )
+        thumbnails = None if result.thumbnails is None else result.thumbnails.sha256
+        values = {**_summaries(result), "thumbnails_sha256": thumbnails}
+        if datasets.settle(session, job.dataset_id, status="ready", **values):
+            announcing.tell_dataset(session, job, "ready")
     elif isinstance(result, Inspection) and job.kind == "inspect_target":
         inspections.settle(session, job.id, status="ready", result=result.model_dump(mode="json"))
     else:
@@ -60,9 +57,11 @@ def reject(session: Session, job: Job, problem: Problem) -> None:
     """The job has failed or was canceled: a noun that it should have accepted must not stay in validation for ever."""
     if job.kind == "inspect_model" and job.model_id is not None:
         pointer = _file_pointer(models.find(session, job.model_id), problem)
-        models.settle(session, job.model_id, status="rejected", problems=_stored(problem, pointer))
+        if models.settle(session, job.model_id, status="rejected", problems=_stored(problem, pointer)):
+            announcing.tell_model(session, job, "rejected", problem)
     elif job.kind == "inspect_dataset" and job.dataset_id is not None:
-        datasets.settle(session, job.dataset_id, status="rejected", problems=_stored(problem, "/upload_id"))
+        if datasets.settle(session, job.dataset_id, status="rejected", problems=_stored(problem, "/upload_id")):
+            announcing.tell_dataset(session, job, "rejected", problem)
     elif job.kind == "inspect_target":
         inspections.settle(session, job.id, status="failed", problem=problem.model_dump(mode="json"))
 
@@ -73,6 +72,11 @@ def tell_waiting(session: Session, job: Job) -> None:
         note_waiting(session, Model, job.model_id, job.waiting)
     elif job.kind == "inspect_dataset" and job.dataset_id is not None:
         note_waiting(session, Dataset, job.dataset_id, job.waiting)
+
+
+def _settle_model(session: Session, job: Job, model_id: str, found: ModelSummary) -> None:
+    if models.settle(session, model_id, status="ready", **_summaries(found)):
+        announcing.tell_model(session, job, "ready")
 
 
 def _summaries(found: ModelSummary | DatasetSummary) -> dict[str, Any]:

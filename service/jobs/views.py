@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from service.contracts.errors import Problem
+from service.contracts.report.outline import ReportOutline
+from service.jobs.repository import Result
 from service.jobs.schemas import ArtifactLink, EventOut, JobLinks, JobListed, JobOut, Progress, ShownState, Waiting
 from service.tables import Artifact, Job, JobEvent
 
@@ -21,14 +26,42 @@ def _progress(job: Job) -> Progress | None:
     return told.model_copy(update={"share": 1.0, "seconds_left": 0.0}) if job.state == "succeeded" else told
 
 
-def job_out(job: Job, verdict: str | None, artifacts: list[Artifact], waiting: Waiting | None = None) -> JobOut:
-    """A job with its verdict and its artifacts."""
-    return JobOut(**dict(job_listed(job, verdict, artifacts, waiting)), config=job.config)
+@dataclass(frozen=True)
+class JobView:
+    """A job with what is told beside its row.
+
+    Attributes:
+        job: the row.
+        result: of its report, if it has one.
+        artifacts: what it produced.
+        waiting: why it does not start.
+        model: name and version of its model.
+    """
+
+    job: Job
+    result: Result | None = None
+    artifacts: Sequence[Artifact] = ()
+    waiting: Waiting | None = None
+    model: tuple[str, int] | None = None
 
 
-def job_listed(job: Job, verdict: str | None, artifacts: list[Artifact], waiting: Waiting | None = None) -> JobListed:
+def job_out(view: JobView, *, reused: bool = False) -> JobOut:
+    """A job with all that is told of it."""
+    job = view.job
+    return JobOut(**dict(job_listed(view)), config=job.config, reused_from=job.id if reused else None)
+
+
+def _seconds(job: Job) -> float | None:
+    if job.started_at is None or job.finished_at is None:
+        return None
+    return max(0.0, (job.finished_at - job.started_at).total_seconds())
+
+
+def job_listed(view: JobView) -> JobListed:
     """The same for lists: the config is not so much as read."""
+    job, result = view.job, view.result
     path = f"/v1/jobs/{job.id}"
+    name, version = view.model or (None, None)
     return JobListed(
         id=job.id,
         kind=job.kind,
@@ -37,8 +70,8 @@ def job_listed(job: Job, verdict: str | None, artifacts: list[Artifact], waiting
         state=shown_state(job),
         stage=job.stage,
         progress=_progress(job),
-        waiting=waiting,
-        verdict=verdict,
+        waiting=view.waiting,
+        verdict=None if result is None else result.verdict,
         error=None if job.error is None else Problem.model_validate(job.error),
         attempt=job.attempt,
         max_attempts=job.max_attempts,
@@ -48,11 +81,17 @@ def job_listed(job: Job, verdict: str | None, artifacts: list[Artifact], waiting
         size_class=job.size_class,
         interruptions=job.interruptions,
         model_id=job.model_id,
+        model_name=name,
+        model_version=version,
         dataset_id=job.dataset_id,
         calibration_dataset_id=job.calibration_dataset_id,
         evaluation_dataset_id=job.evaluation_dataset_id,
         preset=job.preset,
         algorithms=job.algorithms,
+        figures=None if result is None or result.outline is None else ReportOutline.model_validate(result.outline),
+        seconds=_seconds(job),
+        retry_of=job.retry_of,
+        cloned_from=job.cloned_from,
         artifacts=[
             ArtifactLink(
                 id=artifact.id,
@@ -61,7 +100,7 @@ def job_listed(job: Job, verdict: str | None, artifacts: list[Artifact], waiting
                 size_bytes=artifact.size_bytes,
                 content=f"/v1/artifacts/{artifact.id}/content",
             )
-            for artifact in artifacts
+            for artifact in view.artifacts
         ],
         request_id=job.request_id,
         created_at=job.created_at,
@@ -76,6 +115,7 @@ def job_listed(job: Job, verdict: str | None, artifacts: list[Artifact], waiting
             events=f"{path}/events",
             cancel=f"{path}/cancel",
             report=f"{path}/report",
+            logs=f"{path}/logs",
             artifacts=f"{path}/artifacts",
         ),
     )

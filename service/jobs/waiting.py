@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
+from service import repository
 from service.jobs.schemas import Waiting
 from service.tables import Job
 from service.workers import repository as workers
@@ -27,7 +28,7 @@ def waiting_for(session: Session, jobs: Sequence[Job], *, watched_seconds: float
     told = {job.id: Waiting.model_validate(job.waiting) for job in queued if job.waiting is not None}
     if not queued or watched_seconds < workers.ALIVE_SECONDS:
         return told
-    now = workers.now_seconds(session)
+    now = repository.now_seconds(session)
     waiting = [job for job in queued if now - max(job.queued_at, job.not_before).timestamp() > workers.ALIVE_SECONDS]
     alive = workers.live_queues(session, {job.queue for job in waiting})
     idle = {

@@ -110,7 +110,7 @@ class Keyring:
     def note_used(self, actor: str) -> None:
         """Write that the key was used just now."""
         with self._database.write() as session:
-            repository.note_used(session, [actor])
+            repository.note_used(session, actor)
 
     def _remember(self, text: str, holder: Holder) -> None:
         with self._lock:

@@ -50,20 +50,39 @@ def key_for(url: str) -> str | None:
         return None  # there is no note, or its service is another user's
 
 
+def own_services() -> list[str]:
+    """Addresses of the services that this user runs on this host and that have noted their key, by port."""
+    try:
+        names = [entry.name for entry in _notes().iterdir()]
+    except OSError:
+        return []  # nothing was noted yet, or this user has no home
+    ports = sorted(int(name) for name in names if name.isdecimal())
+    return [f"http://{host}:{port}" for port in ports if (host := _host(port)) is not None]
+
+
 def _note(port: int) -> Path:
+    return _notes() / str(port)
+
+
+def _notes() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "quantmill" / "servers" / str(port)
+    return Path(state) / "quantmill" / "servers"
 
 
 def _is_ours(port: int) -> bool:
     """Whether a process of this user listens there: another's would be given our key by a note that was left over."""
+    return _host(port) is not None
+
+
+def _host(port: int) -> str | None:
+    """The loopback address on which a process of this user listens at ``port``, if one does."""
     wanted, owner = f"{port:04X}", str(os.geteuid())
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for table, host in (("/proc/net/tcp", "127.0.0.1"), ("/proc/net/tcp6", "[::1]")):
         try:
             rows = Path(table).read_text().splitlines()[1:]
         except OSError:
             continue  # no such system or no such protocol here
         for fields in map(str.split, rows):
             if fields[1].rpartition(":")[2] == wanted and fields[3] == _LISTENING and fields[7] == owner:
-                return True
-    return False
+                return host
+    return None

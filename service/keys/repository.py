@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, or_, select, type_coerce, update
+from sqlalchemy import ColumnElement, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.db import UtcTimestamp, db_now
+from service.db import db_now
 from service.principal import Scope
+from service.repository import now_seconds
 from service.tables import ApiKey
 
 
@@ -23,13 +23,13 @@ def add(
     secret_hash: str,
     pepper_id: str,
     last4: str,
+    created_at: datetime,
     expires_at: datetime | None,
 ) -> ApiKey:
     """Insert a key."""
-    now = datetime_now(session)
     row = ApiKey(
         id=key_id, tenant_id=tenant_id, name=name, scope=scope, secret_hash=secret_hash, pepper_id=pepper_id,
-        last4=last4, created_at=now, expires_at=expires_at,
+        last4=last4, created_at=created_at, expires_at=expires_at,
     )  # fmt: skip
     session.add(row)
     session.flush()
@@ -38,12 +38,7 @@ def add(
 
 def datetime_now(session: Session) -> datetime:
     """The database's clock."""
-    return session.execute(select(type_coerce(db_now(), UtcTimestamp))).scalar_one()
-
-
-def find(session: Session, key_id: str) -> ApiKey | None:
-    """The key of whatever tenant, used up or not."""
-    return session.get(ApiKey, key_id, populate_existing=True)
+    return datetime.fromtimestamp(now_seconds(session), tz=UTC)
 
 
 def live(session: Session, key_id: str) -> ApiKey | None:
@@ -76,11 +71,11 @@ def revoke(session: Session, key_id: str, *, after_seconds: float = 0.0) -> bool
     return session.scalar(statement) is not None
 
 
-def note_used(session: Session, key_ids: Iterable[str]) -> None:
-    """These keys were used just now."""
+def note_used(session: Session, key_id: str) -> None:
+    """The key was used just now."""
     session.execute(
         update(ApiKey)
-        .where(ApiKey.id.in_(list(key_ids)))
+        .where(ApiKey.id == key_id)
         .values(last_used_at=db_now())
         .execution_options(synchronize_session=False)
     )

@@ -67,6 +67,7 @@ def create(
         secret_hash=hash_of(made.secret, pepper),
         pepper_id=pepper_id(pepper),
         last4=made.secret[-4:],
+        created_at=now,
         expires_at=None if days is None else now + timedelta(days=days),
     )
     note(session, by, "key.create", made.id)

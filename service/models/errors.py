@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from service.contracts.errors import Problem, QuantmillError
-from service.nouns import NounNotReadyError, NounRejectedError
+from service.nouns import NounInUseError, NounNotFoundError, NounNotReadyError, NounRejectedError
 
 
-class ModelNotFoundError(QuantmillError):
+class ModelNotFoundError(NounNotFoundError):
     """There is no such model (or it belongs to somebody else)."""
 
     code = "model-not-found"
     title = "No such model"
-    status = 404
-
-    def __init__(self, model_id: str, *, pointer: str | None = None) -> None:
-        super().__init__(
-            f"There is no model {model_id!r}.",
-            pointer=pointer,
-            path_parameter="model_id" if pointer is None else None,
-            hint="GET /v1/models lists them.",
-        )
+    word = "model"
 
 
 class ModelNotReadyError(NounNotReadyError):
@@ -27,9 +18,7 @@ class ModelNotReadyError(NounNotReadyError):
 
     code = "model-not-ready"
     title = "The model is still being validated"
-
-    def __init__(self, model_id: str, *, pointer: str) -> None:
-        super().__init__("model", model_id, pointer)
+    word = "model"
 
 
 class ModelRejectedError(NounRejectedError):
@@ -37,6 +26,12 @@ class ModelRejectedError(NounRejectedError):
 
     code = "model-rejected"
     title = "The model was rejected"
+    word = "model"
 
-    def __init__(self, model_id: str, *, pointer: str, reasons: list[Problem]) -> None:
-        super().__init__("model", model_id, pointer, reasons)
+
+class ModelInUseError(NounInUseError):
+    """The model cannot be deleted: something that is there needs it."""
+
+    code = "model-in-use"
+    title = "The model is in use"
+    word = "model"

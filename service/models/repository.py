@@ -10,12 +10,10 @@ from sqlalchemy.orm import Session
 from service import repository
 from service.contracts.model import MADE_MODEL
 from service.db import db_now
-from service.ids import is_id, new_id
-from service.models.errors import ModelNotFoundError
-from service.pagination import Position
-from service.repository import outlined_page
+from service.ids import new_id
+from service.names.kinds import MODELS
+from service.names.repository import look_up, next_version
 from service.tables import Model, ModelFile
-from service.tenancy import owned
 
 
 def settle(session: Session, model_id: str, **values: Any) -> bool:
@@ -28,16 +26,16 @@ def find(session: Session, model_id: str) -> Model | None:
     return session.get(Model, model_id, populate_existing=True)
 
 
-def add_files(session: Session, model_id: str, files: list[ModelFile]) -> None:
-    """Insert files of a model that validation made; their ``model_id`` is set here."""
+def add_files(session: Session, tenant_id: str, model_id: str, files: list[ModelFile]) -> None:
+    """Insert files of a model; whose they are is set here."""
     for file in files:
-        file.model_id = model_id
+        file.tenant_id, file.model_id = tenant_id, model_id
     session.add_all(files)
     session.flush()
 
 
-def first_version(session: Session, model: Model) -> Model:
-    """The uploaded model whose graph this one and all its other versions have."""
+def graph_source(session: Session, model: Model) -> Model:
+    """The uploaded model whose graph this one and all others of new weights for it have."""
     while model.skeleton_model_id is not None:
         model = session.get_one(Model, model.skeleton_model_id)
     return model
@@ -52,7 +50,7 @@ def create(
     files: list[ModelFile],
     skeleton: Model | None = None,
 ) -> Model:
-    """Insert a model in validation, with its files (whose ``model_id`` is set here)."""
+    """Insert a model in validation, the next version of its name, with its files; see ``add_files``."""
     now = db_now()
     statement = (
         insert(Model)
@@ -62,7 +60,7 @@ def create(
             name=name,
             format=format,
             skeleton_model_id=None if skeleton is None else skeleton.id,
-            version=1 if skeleton is None else skeleton.version + 1,
+            version=next_version(session, tenant_id, "model", name),
             status="validating",
             row_version=1,
             created_at=now,
@@ -71,35 +69,21 @@ def create(
         .returning(Model)
     )
     model = session.scalars(statement).one()
-    for file in files:
-        file.model_id = model.id
-    session.add_all(files)
-    session.flush()
+    add_files(session, tenant_id, model.id, files)
     session.refresh(model, ["files"])
     return model
 
 
-def get(session: Session, tenant_id: str, model_id: str, *, pointer: str | None = None) -> Model:
-    """The tenant's model with its files.
+def resolved(
+    session: Session, tenant_id: str, model_id: str, *, pointer: str | None = None, query: str | None = None
+) -> Model:
+    """The tenant's model with its files, by its id or by a reference such as ``NAME@latest``.
 
     Raises:
-        ModelNotFoundError: the tenant has no such model; carries ``pointer``.
+        ModelNotFoundError: the tenant has no such model; carries ``pointer`` or ``query``.
+        ModelNotReadyError, ModelRejectedError: ``NAME@latest``, and no version is ready.
     """
-    statement = select(Model).where(Model.id == model_id, owned(Model, tenant_id))
-    model = session.scalar(statement) if is_id(model_id, "mdl") else None
-    if model is None:
-        raise ModelNotFoundError(model_id, pointer=pointer)
-    return model
-
-
-def list_page(
-    session: Session, tenant_id: str, *, status: str | None, after: Position | None, limit: int
-) -> tuple[list[Model], Position | None]:
-    """One page of the tenant's models, newest first; see ``outlined_page``."""
-    conditions = [owned(Model, tenant_id)]
-    if status is not None:
-        conditions.append(Model.status == status)
-    return outlined_page(session, Model, conditions, after, limit)
+    return look_up(session, MODELS, tenant_id, model_id, pointer=pointer, query=query)
 
 
 def upload_name(session: Session, model_id: str | None) -> str:

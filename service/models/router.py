@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Request, Response
 
 from service.bodies import ThreadedBodyRoute
-from service.contracts.errors import Pt2NotAllowedError
+from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
+from service.contracts.errors import InvalidRequestError, Pt2NotAllowedError
 from service.deps import DeskDep, PrincipalDep
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.models import service
-from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
+from service.models.errors import ModelInUseError, ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.models.schemas import ModelCreate, ModelOut
-from service.models.views import etag, model_in_list, model_out
-from service.nouns import NounStatus
+from service.models.views import model_in_list, model_out
+from service.names.deletion.service import delete
+from service.names.kinds import MODELS
+from service.names.repository import NounQuery
+from service.names.schemas import FILTERS, TAG, NounPatch, noun_query
+from service.names.service import identify, list_page, row_etag, update
 from service.pagination import CursorCodec, Page, link_header
 from service.quarantine.errors import ModelQuarantinedError
 from service.responses import problems
@@ -51,21 +56,23 @@ async def create_model(
     return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
 
 
-@router.get("", dependencies=[Depends(only_parameters("status", "limit", "cursor"))])
+@router.get("", dependencies=[Depends(only_parameters(*FILTERS, prefix=TAG))])
 def list_models(
     desk: DeskDep,
     principal: PrincipalDep,
     response: Response,
-    status: Annotated[NounStatus | None, Query()] = None,
+    request: Request,
+    query: Annotated[NounQuery, Depends(noun_query)],
     limit: Limit = DEFAULT_LIMIT,
     cursor: CursorParameter = None,
 ) -> Page[ModelOut]:
-    """Models, newest first."""
-    codec = CursorCodec(desk.settings, f"models|{principal.tenant_id}|{status}")
+    """Models, newest first. Any number of ``tag.KEY=VALUE`` parameters filter by tag."""
+    codec = CursorCodec(desk.settings, f"models|{principal.tenant_id}|{query}")
     after = None if cursor is None else codec.decode(cursor)
-    models, last = service.list_page(desk, principal.tenant_id, status=status, after=after, limit=limit)
+    models, last = list_page(desk, MODELS, principal.tenant_id, query, after=after, limit=limit)
     next_cursor = None if last is None else codec.encode(last)
-    response.headers.update(link_header("/v1/models", next_cursor, status=status, limit=limit))
+    given = {name: value for name, value in request.query_params.items() if name != "cursor"}
+    response.headers.update(link_header("/v1/models", next_cursor, **given))
     return Page(items=[model_in_list(model) for model in models], next_cursor=next_cursor, has_more=last is not None)
 
 
@@ -79,19 +86,40 @@ async def get_model(
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | ModelOut:
     """A model. With ?wait= the answer comes once validation has ended, or when the time is over."""
+    found_id = await desk.reads.run(lambda: identify(desk, MODELS, principal.tenant_id, model_id))
     model = await poll(
         desk,
         Model,
-        model_id,
-        lambda: service.get(desk, principal.tenant_id, model_id),
+        found_id,
+        lambda: service.get(desk, principal.tenant_id, found_id),
         version=lambda seen: (seen.row_version, 0),
         done=lambda seen: seen.status != "validating",
         wait_seconds=wait,
     )
-    headers = {"ETag": etag(model), "Cache-Control": "no-cache"}
+    headers = {"ETag": row_etag(model), "Cache-Control": "no-cache"}
     if model.status == "validating":
         headers["Retry-After"] = "1"
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     response.headers.update(headers)
     return model_out(model)
+
+
+@router.patch(
+    "/{model_id}", response_model=ModelOut, responses=problems(PreconditionFailedError, PreconditionRequiredError)
+)
+async def update_model(
+    model_id: str, body: NounPatch, desk: DeskDep, principal: PrincipalDep, response: Response, if_match: IfMatch = None
+) -> ModelOut:
+    """Change its tags and its description. Needs If-Match with its ETag, or ``*``."""
+    conditions = Conditions(if_match)
+    model = await desk.writes.run(lambda: update(desk, principal, MODELS, model_id, body, conditions))
+    response.headers["ETag"] = row_etag(model)
+    return model_out(model)
+
+
+@router.delete("/{model_id}", status_code=204, responses=problems(InvalidRequestError, ModelInUseError))
+async def delete_model(model_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Delete it, unless something needs it: a job that has not ended, an alias. Never an error to repeat."""
+    await desk.writes.run(lambda: delete(desk, principal, MODELS, model_id))
+    return Response(status_code=204)

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from service.contracts.bounds import BELOW
 from service.contracts.errors import Problem
 from service.contracts.model import ModelFormat, ModelSummary
+from service.contracts.references import MOST_REFERENCE_CHARS
 from service.contracts.texts import Text, plain_text
 from service.jobs.schemas import Waiting
 from service.nouns import NounStatus
@@ -43,7 +44,6 @@ class ModelCreate(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Text
     format: ModelFormat = Field(
         default="onnx",
         description=(
@@ -54,9 +54,15 @@ class ModelCreate(BaseModel):
     files: list[ModelFileCreate] = Field(min_length=1, max_length=MAX_FILES)
     skeleton_model_id: str | None = Field(
         default=None,
-        max_length=64,
+        max_length=MOST_REFERENCE_CHARS,
         validate_default=True,
-        description="A ready model, for format safetensors: the new model is this graph with other weights.",
+        description="A ready model, for format safetensors: the new model is this graph with other weights. Its id, or "
+        "NAME@VERSION, NAME@ALIAS or NAME@latest.",
+    )
+    name: Text | None = Field(
+        default=None,
+        validate_default=True,
+        description="The next version of this name is made. New weights without one take the name of their skeleton.",
     )
 
     @field_validator("files")
@@ -88,6 +94,13 @@ class ModelCreate(BaseModel):
             raise ValueError("only new weights, format safetensors, take a skeleton")
         return skeleton
 
+    @field_validator("name")
+    @classmethod
+    def _named(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is None and info.data.get("skeleton_model_id", "") is None:
+            raise PydanticCustomError("missing", "a model needs a name; only new weights take that of their skeleton")
+        return name
+
 
 def is_main(path: str) -> bool:
     """True for the ONNX file itself, False for external data."""
@@ -113,14 +126,16 @@ class ModelOut(BaseModel):
 
     id: str
     name: str
+    version: int = Field(default=1, description="Counted by name.")
     format: str
     status: NounStatus
+    tags: dict[str, str] = Field(default_factory=dict)
+    description: str | None = Field(default=None, description="For people.")
     summary: ModelSummary | None = Field(description="Facts found by validation, once ready.")
     problems: list[Problem] = Field(description="Why it was rejected.")
     waiting: Waiting | None = Field(default=None, description="What keeps it in validation, if anything does.")
     files: list[ModelFileOut]
     skeleton_model_id: str | None = Field(default=None, description="Whose graph this is with other weights.")
-    version: int = Field(default=1, description="One above the skeleton's; 1 without one.")
     created_at: datetime
     updated_at: datetime
     links: SelfLinks

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from service.contracts.errors import Problem, Pt2NotAllowedError
+from service.contracts.errors import Pt2NotAllowedError
 from service.contracts.model import ModelSummary
 from service.deps import Desk
 from service.files import repository as stored_files
 from service.idempotency.answers import Answer
-from service.idempotency.service import submit_once
+from service.idempotency.service import Work, submit_checked
 from service.jobs import transitions
 from service.models import repository
-from service.models.errors import ModelNotReadyError, ModelRejectedError
 from service.models.schemas import ModelCreate, is_main
 from service.models.views import created
-from service.pagination import Position
+from service.names import repository as names
+from service.names.kinds import MODELS
+from service.names.readiness import require_ready
 from service.principal import Principal
 from service.quarantine import suspects as quarantine
 from service.tables import Job, Model, ModelFile
@@ -23,6 +24,7 @@ from service.uploads import repository as uploads
 from service.uploads.service import completed
 
 _ROUTE = "POST /v1/models"
+_SKELETON = "/skeleton_model_id"
 
 
 def create(desk: Desk, by: Principal, body: ModelCreate, *, key: str | None) -> Answer:
@@ -39,8 +41,12 @@ def create(desk: Desk, by: Principal, body: ModelCreate, *, key: str | None) -> 
     if body.format == "pt2" and not desk.settings.allow_pt2:
         raise Pt2NotAllowedError(pointer="/format")
 
-    def work(session: Session) -> tuple[Answer, Job]:
-        skeleton = _skeleton(session, by.tenant_id, body.skeleton_model_id)
+    def checked(session: Session) -> Work:
+        skeleton_id = _skeleton_id(session, by.tenant_id, body.skeleton_model_id)
+        return lambda writing: work(writing, skeleton_id)
+
+    def work(session: Session, skeleton_id: str | None) -> tuple[Answer, Job]:
+        skeleton = _held(session, by.tenant_id, skeleton_id)
         files = []
         for index, file in enumerate(body.files):
             pointer = f"/files/{index}/upload_id"
@@ -52,9 +58,9 @@ def create(desk: Desk, by: Principal, body: ModelCreate, *, key: str | None) -> 
             )
         quarantine.refuse(session, by.tenant_id, files, pointer="/files")
         stored_files.name_files(session, desk.store, [file.sha256 for file in files])
-        model = repository.create(
-            session, by.tenant_id, name=body.name, format=body.format, files=files, skeleton=skeleton
-        )
+        name = body.name if body.name is not None or skeleton is None else skeleton.name
+        assert name is not None  # noqa: S101 - the request has one, or a skeleton
+        model = repository.create(session, by.tenant_id, name=name, format=body.format, files=files, skeleton=skeleton)
         job = transitions.submit(
             session,
             tenant_id=by.tenant_id,
@@ -65,16 +71,23 @@ def create(desk: Desk, by: Principal, body: ModelCreate, *, key: str | None) -> 
         )
         return created(model), job
 
-    return submit_once(desk, by, _ROUTE, key, body, work)
+    return submit_checked(desk, by, _ROUTE, key, body, checked)
 
 
-def _skeleton(session: Session, tenant_id: str, model_id: str | None) -> Model | None:
+def _skeleton_id(session: Session, tenant_id: str, text: str | None) -> str | None:
+    """The id of a model that may be one; it stays ready as long as it is there."""
+    if text is None:
+        return None
+    model = repository.resolved(session, tenant_id, text, pointer=_SKELETON)
+    ready_summary(model, pointer=_SKELETON)
+    return model.id
+
+
+def _held(session: Session, tenant_id: str, model_id: str | None) -> Model | None:
     if model_id is None:
         return None
-    pointer = "/skeleton_model_id"
-    model = repository.get(session, tenant_id, model_id, pointer=pointer)
-    ready_summary(model, pointer=pointer)
-    return model
+    names.hold(session, MODELS, tenant_id, [(_SKELETON, model_id)])
+    return names.by_id(session, MODELS, tenant_id, model_id)
 
 
 def get(desk: Desk, tenant_id: str, model_id: str) -> Model:
@@ -84,15 +97,7 @@ def get(desk: Desk, tenant_id: str, model_id: str) -> Model:
         ModelNotFoundError: the tenant has no such model.
     """
     with desk.database.read() as session:
-        return repository.get(session, tenant_id, model_id)
-
-
-def list_page(
-    desk: Desk, tenant_id: str, *, status: str | None, after: Position | None, limit: int
-) -> tuple[list[Model], Position | None]:
-    """One page of models, newest first, and the position to go on from."""
-    with desk.database.read() as session:
-        return repository.list_page(session, tenant_id, status=status, after=after, limit=limit)
+        return repository.resolved(session, tenant_id, model_id)
 
 
 def ready_summary(model: Model, *, pointer: str) -> ModelSummary:
@@ -102,9 +107,5 @@ def ready_summary(model: Model, *, pointer: str) -> ModelSummary:
         ModelNotReadyError: validation has not ended.
         ModelRejectedError: it was found unusable.
     """
-    if model.status == "validating":
-        raise ModelNotReadyError(model.id, pointer=pointer)
-    if model.status == "rejected":
-        reasons = [Problem.model_validate(problem) for problem in model.problems or []]
-        raise ModelRejectedError(model.id, pointer=pointer, reasons=reasons)
+    require_ready(MODELS, model, pointer=pointer)
     return ModelSummary.model_validate(model.summary)

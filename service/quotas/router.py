@@ -37,7 +37,7 @@ async def set_tenant_quota(tenant: Tenant, body: Quota, desk: DeskDep, principal
 
     def put() -> TenantOut:
         with desk.database.write() as session:
-            service.set_quota(session, principal, tenant, body.model_dump(exclude_unset=True))
+            service.set_quota(session, principal, tenant, body)
         with desk.database.read() as session:
             return service.tenant_out(session, desk.settings, tenant)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
@@ -41,7 +39,7 @@ def admit_job(session: Session, settings: Settings, tenant_id: str) -> None:
         used = repository.submitted(session, tenant_id)
         if used >= quota.jobs_per_day:
             wait = repository.seconds_until_one_less(session, tenant_id)
-            _refuse_beyond("jobs_per_day", quota.jobs_per_day, used, 1, wait)
+            raise QuotaExceededError("jobs_per_day", quota.jobs_per_day, used, retry_after_seconds=wait)
     if quota.cpu_seconds_per_day is not None:
         spent = repository.cpu_seconds(session, tenant_id)
         if spent >= quota.cpu_seconds_per_day:
@@ -104,9 +102,9 @@ def tenant_out(session: Session, settings: Settings, tenant_id: str) -> TenantOu
     )
 
 
-def set_quota(session: Session, by: Principal, tenant_id: str, own: dict[str, Any]) -> None:
+def set_quota(session: Session, by: Principal, tenant_id: str, own: Quota) -> None:
     """Set the tenant's own limits, in place of all that were set before."""
-    repository.set_quota(session, tenant_id, Quota.model_validate(own).model_dump(exclude_unset=True))
+    repository.set_quota(session, tenant_id, own.model_dump(exclude_unset=True))
     note(session, by, "tenant.set_quota", tenant_id)
 
 

@@ -10,14 +10,18 @@ from service.tables.inspections import InspectionRow
 from service.tables.job_events import JobEvent
 from service.tables.jobs import Job
 from service.tables.models import Model, ModelFile
+from service.tables.names import Alias, AliasMove, NounName
 from service.tables.quarantines import Quarantine
 from service.tables.reports import ReportRow
 from service.tables.stored_files import DamagedFile, ScrubPass
 from service.tables.tenants import TenantRow, TenantUsage
 from service.tables.uploads import Upload
+from service.tables.webhooks import WebhookDelivery, WebhookEndpoint
 from service.tables.workers import Worker
 
 __all__ = [
+    "Alias",
+    "AliasMove",
     "ApiKey",
     "Artifact",
     "AuditEvent",
@@ -31,11 +35,14 @@ __all__ = [
     "JobEvent",
     "Model",
     "ModelFile",
+    "NounName",
     "Quarantine",
     "ReportRow",
     "ScrubPass",
     "TenantRow",
     "TenantUsage",
     "Upload",
+    "WebhookDelivery",
+    "WebhookEndpoint",
     "Worker",
 ]

@@ -27,6 +27,7 @@ Sha256 = Annotated[str, mapped_column(String(64))]
 Bytes = Annotated[int, mapped_column(BigInteger)]
 Word = Annotated[str, mapped_column(String(32))]
 Name = Annotated[str, mapped_column(String(255))]
+Text = Annotated[str, mapped_column(String(4000))]
 Moment = Annotated[datetime, mapped_column(UtcTimestamp)]
 # A missing document is SQL NULL, so that CHECK constraints can tell.
 Document = Annotated[Any, mapped_column(JSON(none_as_null=True))]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, text
+from sqlalchemy import CheckConstraint, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.base import Base, Document, Id, Moment, Word
+from service.tables.base import Base, Document, Id, Moment, Tenant, Word, of_own_tenant
 
 EVENT_TYPES = ("state", "progress", "log", "metric")
 
@@ -16,6 +16,7 @@ class JobEvent(Base):
     __tablename__ = "job_events"
     __table_args__ = (
         CheckConstraint("seq >= 1 AND attempt >= 0", name="numbers"),
+        of_own_tenant("job_events", "job_id", "jobs"),
         # what retention drops is found without reading what it keeps
         Index(
             "ix_job_events_progress",
@@ -25,7 +26,8 @@ class JobEvent(Base):
         ),
     )
 
-    job_id: Mapped[Id] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    tenant_id: Mapped[Tenant]
+    job_id: Mapped[Id] = mapped_column(primary_key=True)
     seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     attempt: Mapped[int]
     type: Mapped[Word]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import CheckConstraint, Computed, ForeignKeyConstraint, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.base import Base, Document, Id, Moment, Name, Tenant, Word, of_own_tenant, one_of
+from service.tables.base import Base, Document, Id, Moment, Name, Sha256, Tenant, Word, of_own_tenant, one_of
 
 JOB_KINDS = ("quantize", "inspect_model", "inspect_dataset", "inspect_target")
 # Their jobs validate what was uploaded, a noun that is ready or rejected at their end.
@@ -93,6 +93,13 @@ class Job(Base):
             "ix_jobs_running", "queue", "tenant_id", sqlite_where=text(IS_RUNNING), postgresql_where=text(IS_RUNNING)
         ),
         Index("ix_jobs_tenant_id_queue_started_at", "tenant_id", "queue", "started_at"),
+        Index(
+            "ix_jobs_tenant_id_fingerprint",
+            "tenant_id",
+            "fingerprint",
+            sqlite_where=text("fingerprint IS NOT NULL"),
+            postgresql_where=text("fingerprint IS NOT NULL"),
+        ),
     )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
@@ -116,6 +123,11 @@ class Job(Base):
     # What lists tell of the config, which may have megabytes: its preset, and the methods of its algorithms.
     preset: Mapped[Name | None]
     algorithms: Mapped[Document | None]
+    # Whose request it repeats, unchanged or changed; that job may be gone.
+    retry_of: Mapped[Id | None]
+    cloned_from: Mapped[Id | None]
+    # Of all that its result follows from, see service.jobs.reuse; null in rows that older code has written.
+    fingerprint: Mapped[Sha256 | None]
 
     attempt: Mapped[int]
     max_attempts: Mapped[int]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import get_args
 
-from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, UniqueConstraint
+from sqlalchemy import CheckConstraint, ForeignKeyConstraint, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.contracts.report import Verdict
-from service.tables.base import Base, Document, Id, Moment, Word, one_of
+from service.tables.base import Base, Document, Id, Moment, Tenant, Word, of_own_tenant, one_of
 
 VERDICTS = get_args(Verdict)
 
@@ -20,6 +20,7 @@ class ReportRow(Base):
     __table_args__ = (
         CheckConstraint(one_of("verdict", VERDICTS), name="verdict"),
         UniqueConstraint("job_id", "attempt", name="uq_reports_job_id_attempt"),
+        of_own_tenant("reports", "job_id", "jobs"),
         ForeignKeyConstraint(
             ["job_id", "attempt"],
             ["jobs.report_job_id", "jobs.attempt"],
@@ -29,8 +30,11 @@ class ReportRow(Base):
         ),
     )
 
-    job_id: Mapped[Id] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    tenant_id: Mapped[Tenant]
+    job_id: Mapped[Id] = mapped_column(primary_key=True)
     attempt: Mapped[int]
     verdict: Mapped[Word]
     body: Mapped[Document]
+    # What lists tell of it; null in rows that older code has written.
+    outline: Mapped[Document | None]
     created_at: Mapped[Moment]

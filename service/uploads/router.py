@@ -49,11 +49,12 @@ ContentDigest = Annotated[
 
 @router.post("", status_code=201, responses=problems(UploadEmptyError, UploadTooLargeError, StorageFullError))
 async def create_upload(body: UploadCreate, desk: DeskDep, principal: PrincipalDep, response: Response) -> UploadOut:
-    """Announce a file. Then send its bytes."""
+    """Announce a file. Then send its bytes, unless it is complete: with its sha256 and size, what is there is known."""
     upload = await desk.writes.run(lambda: service.create(desk, principal, body))
     response.headers["Location"] = f"/v1/uploads/{upload.id}"
-    response.headers["Upload-Offset"] = "0"
-    return _out(upload, 0)
+    offset = upload.size_bytes or 0
+    response.headers["Upload-Offset"] = str(offset)
+    return _out(upload, offset)
 
 
 @router.get("/{upload_id}")

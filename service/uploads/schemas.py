@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from service.contracts.texts import plain_text
 
+_SHA256 = "Checked once all bytes are there. With size_bytes: a file that is here already is not sent again."
 UploadState = Literal["open", "complete"]
 
 
@@ -24,7 +25,9 @@ class UploadCreate(BaseModel):
         default=None, ge=0, description="Needed to send the bytes in parts (PATCH); optional for PUT .../content."
     )
     sha256: Annotated[str, AfterValidator(str.lower)] | None = Field(
-        default=None, pattern="^[0-9a-fA-F]{64}$", description="Checked once all bytes are there."
+        default=None,
+        pattern="^[0-9a-fA-F]{64}$",
+        description=_SHA256,
     )
     kind: Literal["model", "dataset"] | None = Field(default=None, description="What it is going to be, for people.")
 

@@ -70,7 +70,7 @@ class Incoming:
 
 
 def create(desk: Desk, by: Principal, body: UploadCreate) -> Upload:
-    """Open an upload.
+    """Open an upload; one of a file that the tenant has already, by digest and size, is complete at once.
 
     Raises:
         UploadEmptyError: no bytes are declared.
@@ -86,6 +86,7 @@ def create(desk: Desk, by: Principal, body: UploadCreate) -> Upload:
         _refuse_size(size_bytes, desk.settings.max_upload_bytes, _SIZE_POINTER)
     if desk.store.free_bytes() < (size_bytes or 0) + desk.settings.min_free_bytes:
         raise StorageFullError("There is no room for this file.", hint="Free some space on the storage folder.")
+    known = _known(desk, by.tenant_id, body)
     with desk.database.write() as session:
         quotas.admit_bytes(session, desk.settings, by.tenant_id, size_bytes or 0)
         upload = repository.create(
@@ -97,8 +98,22 @@ def create(desk: Desk, by: Principal, body: UploadCreate) -> Upload:
             sha256=body.sha256,
             expiry_seconds=desk.settings.upload_expiry_seconds,
         )
+        if known is not None and files.name_known(session, desk.store, known.sha256):
+            done = repository.complete(session, upload.id, sha256=known.sha256, size_bytes=known.size_bytes)
+            assert done is not None  # noqa: S101 - it was opened just now
+            note(session, by, "upload.reuse", upload.id)
+            return done
         note(session, by, "upload.create", upload.id)
         return upload
+
+
+def _known(desk: Desk, tenant_id: str, body: UploadCreate) -> StoredFile | None:
+    """The file that is announced, if the tenant has it. Asked before the transaction: that looks at many rows."""
+    if body.sha256 is None or body.size_bytes is None:
+        return None
+    with desk.database.read() as session:
+        known = files.has_file(session, tenant_id, body.sha256, body.size_bytes)
+    return StoredFile(body.sha256, body.size_bytes) if known else None
 
 
 def get(desk: Desk, tenant_id: str, upload_id: str) -> tuple[Upload, int]:

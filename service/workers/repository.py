@@ -42,14 +42,6 @@ def note_deaf(session: Session, worker_id: str, *, deaf: bool) -> None:
     )
 
 
-_NOW = select(db_now())
-
-
-def now_seconds(session: Session) -> float:
-    """The database's clock, in seconds since 1970."""
-    return float(session.execute(_NOW).scalar_one())
-
-
 def live_queues(session: Session, queues: Collection[str]) -> set[str]:
     """Which of the ``queues`` some worker takes jobs from."""
     statement = select(Worker.queue).where(Worker.queue.in_(queues), Worker.seen_at > db_now() - ALIVE_SECONDS)

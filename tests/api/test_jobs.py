@@ -244,7 +244,12 @@ def test_a_succeeded_job_links_to_what_it_made(front: Front) -> None:
     assert front.http.get(job["artifacts"][0]["content"]).content == b"quantized bytes"
     listed = front.http.get("/v1/jobs").json()["items"]
     config = job.pop("config")
+    assert job.pop("reused_from") is None
     assert listed == [job]
+    assert (job["model_name"], job["model_version"]) == ("tiny", 1)
+    assert job["figures"]["metrics"] == [{"name": "top1", "unit": "%", "float": 90.0, "quantized": 89.5, "drop": 0.5}]
+    assert (job["figures"]["quantized_size_bytes"], job["figures"]["sqnr_db"]) == (1000, 30.0)
+    assert job["seconds"] >= 0
     assert (job["preset"], job["algorithms"]) == (config["preset"], [step["method"] for step in config["algorithms"]])
 
 

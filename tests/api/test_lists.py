@@ -15,6 +15,7 @@ def test_a_list_of_jobs_tells_no_config(front: Front) -> None:
     (listed,) = front.http.get("/v1/jobs").json()["items"]
     whole = front.http.get(f"/v1/jobs/{job_id}").json()
     assert len(whole.pop("config")["tensor_ranges"]) == 1000
+    assert whole.pop("reused_from") is None
     assert listed == whole
 
 

@@ -41,17 +41,34 @@ def job_with_ranges(front: Front, model_id: str, ranges: dict[str, TensorRange])
     return job_id
 
 
-def test_versions_count_along_the_chain(front: Front) -> None:
+def test_new_weights_count_by_name_whatever_their_skeleton(front: Front) -> None:
     first = front.ready_model()
     assert front.http.get(f"/v1/models/{first}").json()["version"] == 1
-    made = front.http.post("/v1/models", json=version_body(front, first)).json()
-    assert (made["version"], made["skeleton_model_id"], made["status"]) == (2, first, "validating")
+    body = version_body(front, first)
+    made = front.http.post("/v1/models", json=body).json()
+    assert (made["name"], made["version"], made["skeleton_model_id"], made["status"]) == ("v", 1, first, "validating")
     second = new_version(front, first)
     third = new_version(front, second)
     seen = front.http.get(f"/v1/models/{third}").json()
     assert (seen["status"], seen["version"], seen["skeleton_model_id"]) == ("ready", 3, second)
     assert [file["path"] for file in seen["files"]] == [MADE_MODEL, "state.safetensors"]
     assert front.http.get(f"/v1/models/{first}").json()["skeleton_model_id"] is None
+
+
+def test_new_weights_without_a_name_take_that_of_their_skeleton(front: Front) -> None:
+    first = front.ready_model()
+    body = version_body(front, first)
+    for name in ({}, {"name": None}):
+        made = front.http.post("/v1/models", json={k: v for k, v in body.items() if k != "name"} | name)
+        assert made.json()["name"] == front.http.get(f"/v1/models/{first}").json()["name"]
+    assert made.json()["version"] == 3
+
+
+def test_a_whole_model_needs_a_name(sqlite_front: Front) -> None:
+    files = [{"upload_id": sqlite_front.upload(), "path": "net.onnx"}]
+    for body in ({"files": files}, {"files": files, "name": None}):
+        told = problem(sqlite_front.http.post("/v1/models", json=body), 422, "invalid-request")
+        assert [(error["pointer"], error["code"]) for error in told["errors"]] == [("/name", "missing")]
 
 
 def test_faults_of_a_state_are_told_by_tensor(front: Front) -> None:

@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
-from service.client import ApiError, JobNotSucceededError, QuantmillClient, ServerUnreachableError, WaitTimeoutError
+from service.client import ApiError, Client, JobNotSucceededError, ServerUnreachableError, WaitTimeoutError
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import EngineError, InvalidRequestError
@@ -63,8 +63,8 @@ def server(_process: ApiProcess) -> ApiProcess:
 
 
 @pytest.fixture
-def client(server: ApiProcess) -> Iterator[QuantmillClient]:
-    with QuantmillClient(server.url, patience_seconds=PATIENCE_SECONDS) as client:
+def client(server: ApiProcess) -> Iterator[Client]:
+    with Client(server.url, patience_seconds=PATIENCE_SECONDS) as client:
         yield client
 
 
@@ -152,7 +152,7 @@ def test_a_client_that_breaks_off_is_one_line_in_the_log(server: ApiProcess, met
     assert not [line for line in lines if " ERROR " in line]
 
 
-def test_the_client_gets_through_a_crash(server: ApiProcess, client: QuantmillClient, tmp_path: Path) -> None:
+def test_the_client_gets_through_a_crash(server: ApiProcess, client: Client, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"".join(blocks(32)))
     seen: list[int] = []
@@ -220,27 +220,27 @@ def test_a_silent_client_is_cut_off_and_what_it_sent_is_kept(server: ApiProcess)
     assert httpx.head(url).headers["upload-offset"] == "1000"
 
 
-def test_the_whole_way(server: ApiProcess, client: QuantmillClient, worker: Front, tmp_path: Path) -> None:
+def test_the_whole_way(server: ApiProcess, client: Client, worker: Front, tmp_path: Path) -> None:
     """Everything that the client can do, with the worker's part done by hand."""
     model_path, weights, data = tmp_path / "net.onnx", tmp_path / "net.data", tmp_path / "c.npz"
     model_path.write_bytes(b"model")
     weights.write_bytes(b"weights")
     data.write_bytes(npz_bytes())
 
-    model = client.create_model(model_path, weights)
+    model = client.push_model(model_path, weights)
     assert (model.name, [file.path for file in model.files]) == ("net", ["net.data", "net.onnx"])
     spec = PreprocessingSpec.model_validate({"inputs": {"x": {"scale": 0.5}}})
-    dataset = client.create_dataset(data, spec, name="calibration")
+    dataset = client.push_dataset(data, spec, name="calibration")
     assert dataset.preprocessing == spec
     threading.Timer(0.3, worker.finish, (worker.inspect_job(model_id=model.id), model_summary())).start()
     assert client.wait_ready(model, timeout_seconds=PATIENCE_SECONDS).summary == model_summary()
     worker.finish(worker.inspect_job(dataset_id=dataset.id), dataset_summary())
     assert client.wait_ready(dataset).status == "ready"
 
-    request = {"model_id": model.id, "calibration_dataset_id": dataset.id, "labels": {"a": "b"}}
-    job = client.create_job(**request, config={"seed": 3}, idempotency_key="k")
-    assert client.create_job(**request, config={"seed": 3}, idempotency_key="k").id == job.id
-    assert client.create_job(**request, config=QuantizationConfig(seed=3)).id != job.id
+    request = {"model": model.id, "calibration": dataset.id, "labels": {"a": "b"}}
+    job = client.submit(**request, config={"seed": 3}, idempotency_key="k")
+    assert client.submit(**request, config={"seed": 3}, idempotency_key="k").id == job.id
+    assert client.submit(**request, config=QuantizationConfig(seed=3)).id != job.id
     assert job.config["seed"] == 3
     with pytest.raises(WaitTimeoutError):
         client.wait(job.id, timeout_seconds=0.2)
@@ -248,7 +248,7 @@ def test_the_whole_way(server: ApiProcess, client: QuantmillClient, worker: Fron
     payload = bytes(range(256)) * 10_000
     artifact = NewArtifact("model", "q.onnx", "application/octet-stream", worker.store(payload), len(payload))
     threading.Timer(0.5, worker.finish, (job.id, QuantizeOutcome(make_report("pass"), (artifact,)))).start()
-    names = [event.data["name"] for event in client.events(job.id)]
+    names = [event.data["name"] for event in client.follow(job.id)]
     assert names == ["job.queued", "job.claimed", "job.succeeded"]
     done = client.wait_succeeded(job.id)
     assert (done.state, done.verdict) == ("succeeded", "pass")
@@ -261,13 +261,11 @@ def test_the_whole_way(server: ApiProcess, client: QuantmillClient, worker: Fron
     assert [path.name for path in target.parent.iterdir()] == ["q.onnx"]
 
 
-def test_the_client_goes_on_with_events_after_a_crash(
-    server: ApiProcess, client: QuantmillClient, worker: Front
-) -> None:
+def test_the_client_goes_on_with_events_after_a_crash(server: ApiProcess, client: Client, worker: Front) -> None:
     job_id = worker.new_job()
     worker.claim(job_id)
     seen = []
-    for event in client.events(job_id):
+    for event in client.follow(job_id):
         seen.append(event.seq)
         if event.seq == 2:
             server.kill()
@@ -281,17 +279,18 @@ def test_the_client_goes_on_with_events_after_a_crash(
     assert seen == [1, 2, 3, 4, 5]
 
 
-def test_the_client_tells_what_went_wrong(server: ApiProcess, client: QuantmillClient, worker: Front) -> None:
+def test_the_client_tells_what_went_wrong(server: ApiProcess, client: Client, worker: Front) -> None:
     with pytest.raises(ApiError) as caught:
         client.job("job_x")
     assert (caught.value.problem().code, caught.value.problem().status) == ("job-not-found", 404)
 
     body = worker.job_body()
+    inputs = {"model": body["model_id"], "calibration": body["calibration_dataset_id"]}
     with pytest.raises(ApiError) as caught:
-        client.create_job(**body, config={"presett": "int8"})
+        client.submit(**inputs, config={"presett": "int8"})
     assert caught.value.errors[0].pointer == "/config/presett"
 
-    failed, canceled = client.create_job(**body), client.create_job(**body)
+    failed, canceled = client.submit(**inputs), client.submit(**inputs)
     worker.fail(failed.id, EngineError("It broke.", hint="Report it.", node="conv1"))
     with pytest.raises(ApiError) as caught:
         client.wait_succeeded(failed.id)
@@ -301,23 +300,23 @@ def test_the_client_tells_what_went_wrong(server: ApiProcess, client: QuantmillC
         client.wait_succeeded(canceled.id)
 
 
-def test_the_client_reports_a_rejected_model(client: QuantmillClient, worker: Front, tmp_path: Path) -> None:
+def test_the_client_reports_a_rejected_model(client: Client, worker: Front, tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(b"nonsense")
-    model = client.create_model(path)
+    model = client.push_model(path)
     worker.fail(worker.inspect_job(model_id=model.id), EngineError("No model."))
     with pytest.raises(ApiError, match="No model"):
         client.wait_ready(model)
     with pytest.raises(InvalidRequestError):
-        client.create_model(tmp_path / "weights.bin")
+        client.push_model(tmp_path / "weights.bin")
 
 
 def test_the_client_waits_no_longer_than_the_service_gives_itself(
-    client: QuantmillClient, worker: Front, tmp_path: Path
+    client: Client, worker: Front, tmp_path: Path
 ) -> None:
     """The model was not rejected, and is not given up: who asks again later may find it ready."""
     (tmp_path / "net.onnx").write_bytes(b"whatever")
-    model = client.create_model(tmp_path / "net.onnx")
+    model = client.push_model(tmp_path / "net.onnx")
     worker.run_late(worker.inspect_job(model_id=model.id))
     with pytest.raises(WaitTimeoutError) as caught:
         client.wait_ready(model)
@@ -326,7 +325,7 @@ def test_the_client_waits_no_longer_than_the_service_gives_itself(
     assert client.wait_ready(model).status == "ready"
 
 
-def test_a_damaged_download_leaves_nothing(client: QuantmillClient, worker: Front, tmp_path: Path) -> None:
+def test_a_damaged_download_leaves_nothing(client: Client, worker: Front, tmp_path: Path) -> None:
     job_id = worker.succeeded_job(b"quantized bytes")
     artifact = client.artifacts(job_id)[0]
     path = worker.desk.store.path(artifact.sha256)
@@ -351,12 +350,12 @@ def test_a_damaged_download_breaks_off(server: ApiProcess, worker: Front) -> Non
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    with QuantmillClient("http://127.0.0.1:1", patience_seconds=0.5) as client, pytest.raises(ServerUnreachableError):
+    with Client("http://127.0.0.1:1", patience_seconds=0.5) as client, pytest.raises(ServerUnreachableError):
         client.job("job_x")
 
 
 def test_something_else_there(server: ApiProcess) -> None:
-    with QuantmillClient(server.url + "/somewhere", patience_seconds=0.5) as client, pytest.raises(ApiError) as caught:
+    with Client(server.url + "/somewhere", patience_seconds=0.5) as client, pytest.raises(ApiError) as caught:
         client.job("job_x")
     assert caught.value.problem().status == 404
 
@@ -365,11 +364,11 @@ def test_the_key(tmp_path: Path, quick_settings: Settings) -> None:
     settings = quick_settings.model_copy(update={"api_key": Settings(api_key="0a1b2c3d4e5f-of-a-test").api_key})
     process = ApiProcess(settings)
     try:
-        with QuantmillClient(process.url, "0a1b2c3d4e5f-of-a-test") as client:
+        with Client(process.url, "0a1b2c3d4e5f-of-a-test") as client:
             path = tmp_path / "net.onnx"
             path.write_bytes(b"model")
-            assert client.create_model(path).status == "validating"
-        with QuantmillClient(process.url, "wrong") as client, pytest.raises(ApiError) as caught:
+            assert client.push_model(path).status == "validating"
+        with Client(process.url, "wrong") as client, pytest.raises(ApiError) as caught:
             client.job("job_x")
         assert caught.value.problem().code == "unauthorized"
         assert "0a1b2c3d4e5f-of-a-test" not in process.log.read_text()

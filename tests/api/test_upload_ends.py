@@ -6,10 +6,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service.client import QuantmillClient
+from service.client import Client
 from service.settings import Settings
 from service.uploads import repository
 from service.uploads.writer import UploadFile
@@ -101,7 +102,7 @@ def test_the_client_goes_on_until_the_upload_is_complete(place: Settings, tmp_pa
     done: list[str] = []
     refused = threading.Event()
     try:
-        with QuantmillClient(server.url, patience_seconds=PATIENCE_SECONDS) as client:
+        with Client(server.url, patience_seconds=PATIENCE_SECONDS) as client:
             lock = locked(tmp_path / "service.db", "IMMEDIATE")
 
             def note(sent_bytes: int, _: int) -> None:
@@ -117,7 +118,7 @@ def test_the_client_goes_on_until_the_upload_is_complete(place: Settings, tmp_pa
 
             done.append(client.upload_file(path, progress=note).id)
             assert refused.wait(PATIENCE_SECONDS)
-            assert client._json("GET", f"/v1/uploads/{done[0]}")["state"] == "complete"
+            assert httpx.get(f"{server.url}/v1/uploads/{done[0]}").json()["state"] == "complete"
     finally:
         server.close()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import ProgrammingError
 
+from service.contracts.exits import ExitCode
 from service.contracts.version import VERSION
 from worker import cli
 from worker.commands import crash, options
@@ -31,7 +32,7 @@ def test_an_unforeseen_error_is_no_traceback(
     monkeypatch.setattr(sys, "argv", ["quantmill", "quantize", "m.onnx", "--key", KEY])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == cli.EXIT_INTERNAL == 70
+    assert ended.value.code == ExitCode.INTERNAL == 70
     told = "".join(capsys.readouterr().err.split("\n"))
     assert "error[internal-error]" in told
     assert "Traceback" not in told
@@ -94,7 +95,7 @@ def test_an_odd_file_name_is_told_and_written(
     monkeypatch.setattr(sys, "argv", ["quantmill", "inspect", odd])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == cli.EXIT_INTERNAL
+    assert ended.value.code == ExitCode.INTERNAL
     (file,) = tmp_path.glob("quantmill-crash-*.txt")
     text = file.read_text(encoding="utf-8")
     assert "command: quantmill inspect m\\udcff.onnx" in text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service.client import QuantmillClient
+from service.client import Client
 from tests.cli.conftest import KEY
 from tests.support.media import encoded, noise, wav
 from tests.support.provenance import without_provenance
@@ -69,8 +69,8 @@ def test_a_folder_an_archive_and_the_same_arrays_give_the_same_bytes(quantmill, 
         reports = [json.loads((tmp_path / f"{which}.json").read_text()) for which in (name, "arrays")]
         assert reports[0]["quantized"]["metrics"] == reports[1]["quantized"]["metrics"]
         assert reports[0]["quantized"]["metrics"].keys() >= {"top1"}
-    with QuantmillClient(service.url, KEY) as client:
-        jobs = client.jobs(limit=1).items
+    with Client(service.url, KEY) as client:
+        jobs = list(client.jobs(limit=1))
         sheet = client.thumbnails(jobs[0].calibration_dataset_id)
     assert sheet.startswith(b"\x89PNG")
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith((".quantmill", "quantmill-"))]

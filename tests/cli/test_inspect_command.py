@@ -69,7 +69,7 @@ def test_a_service_gives_the_same_document(quantmill, tiny, service):
 
 
 def test_a_service_finds_what_it_made_before(tiny, service):
-    model = service.client.wait_ready(service.client.create_model(tiny.model), timeout_seconds=PATIENCE_SECONDS)
+    model = service.client.wait_ready(service.client.push_model(tiny.model), timeout_seconds=PATIENCE_SECONDS)
     found = service.client.inspect(model.id, target="qnn", timeout_seconds=PATIENCE_SECONDS)
     assert found.target == "qnn"
     assert service.client.inspect(model.id, config={"target": "qnn"}) == found

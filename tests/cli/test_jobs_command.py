@@ -74,8 +74,8 @@ def test_ctrl_c_says_that_the_job_goes_on_and_how_to_come_back(quantmill, servic
 
 
 def test_list_shows_the_newest_first(quantmill, service, inputs):
-    first = service.client.create_job(**inputs, name="the first")
-    second = service.client.create_job(**inputs, name="[bold]the second[/bold]")
+    first = service.client.submit(**inputs, name="the first")
+    second = service.client.submit(**inputs, name="[bold]the second[/bold]")
     service.client.wait_succeeded(second.id, timeout_seconds=PATIENCE_SECONDS)
     done = quantmill("jobs", "list", "--server", service.url, "--key", KEY)
     assert done.returncode == 0, done.stderr
@@ -97,7 +97,7 @@ def test_a_state_that_is_none_is_refused(quantmill, service):
 
 
 def test_show(quantmill, service, inputs):
-    job = service.client.create_job(**inputs, name="net")
+    job = service.client.submit(**inputs, name="net")
     service.client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
     done = quantmill("jobs", "show", job.id, "--server", service.url, "--key", KEY)
     shown = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
@@ -109,7 +109,7 @@ def test_show(quantmill, service, inputs):
 
 
 def test_cancel_a_running_job_then_follow_it(quantmill, service, inputs):
-    job = service.client.create_job(**inputs, config=SLOW)
+    job = service.client.submit(**inputs, config=SLOW)
     service.wait_for_state(job.id, "running")
     done = quantmill("jobs", "cancel", job.id, "--server", service.url, "--key", KEY)
     assert done.returncode == 0, done.stderr
@@ -122,7 +122,7 @@ def test_cancel_a_running_job_then_follow_it(quantmill, service, inputs):
 
 
 def test_cancel_of_a_job_that_has_ended_says_so(quantmill, service, inputs):
-    job = service.client.create_job(**inputs)
+    job = service.client.submit(**inputs)
     service.client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
     done = quantmill("jobs", "cancel", job.id, "--server", service.url, "--key", KEY)
     assert done.stdout.strip() == f"{job.id} is succeeded (it had ended before)"

@@ -44,9 +44,11 @@ def test_a_service_quantizes_new_weights_to_the_same_bytes(quantmill, service, t
     assert (tmp_path / "there.onnx").read_bytes() == (tmp_path / "here.onnx").read_bytes()
     here, there = (Report.model_validate_json((tmp_path / f"{name}.json").read_bytes()) for name in ("here", "there"))
     assert there.tensor_ranges == here.tensor_ranges
-    (latest, *_) = service.client.jobs(limit=1).items
-    model = service.client._json("GET", f"/v1/models/{latest.model_id}")
-    assert (model["format"], model["version"], model["files"][-1]["path"]) == ("safetensors", 2, "new.safetensors")
+    (latest,) = service.client.jobs(limit=1)
+    model = service.client.model(latest.model_id)
+    assert (model.format, model.files[-1].path) == ("safetensors", "new.safetensors")
+    assert model.skeleton_model_id is not None
+    assert model.version == service.client.model(model.skeleton_model_id).version + 1
     # the weights are those of the state: float scores by numpy, quantized ones near them
     x = np.load(tiny.calibration)["x"]
     scores = onnxruntime.InferenceSession(tmp_path / "there.onnx").run(None, {"x": x})[0]

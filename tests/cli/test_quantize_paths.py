@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from service.contracts.exits import ExitCode
 from tests.support.tiny import Tiny, make_tiny
-from worker.cli import EXIT_GATE_FAILED, app
+from worker.cli import app
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_model_and_report_need_two_files(tiny: Tiny, tmp_path: Path) -> None:
 def test_a_failed_gate_can_fail_the_pipeline(
     tiny: Tiny, tmp_path: Path, wanted_db: float, options: tuple[str, ...], code: int
 ) -> None:
-    assert EXIT_GATE_FAILED == 3
+    assert ExitCode.GATE_FAILED == 3
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"evaluation": {"gate": {"min_sqnr_db": wanted_db}}}))
     report = tmp_path / "r.json"

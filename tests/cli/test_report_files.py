@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from service.client import QuantmillClient
+from service.client import Client
 from service.contracts.report import Report
 from service.reports.formats import FORMATS, rendered
 from tests.cli.conftest import KEY
@@ -51,7 +51,7 @@ def test_the_service_renders_the_same(quantmill, tiny, service, tmp_path):
     assert done.returncode == 0, done.stderr
     check_files(tmp_path, Report.model_validate_json((tmp_path / "r.json").read_text()))
     (job_id,) = re.findall(r"job (job_\w+)", done.stderr)
-    with QuantmillClient(service.url, KEY) as client:
+    with Client(service.url, KEY) as client:
         for form in FORMATS:
             assert client.report_file(job_id, form) == (tmp_path / FILES[form]).read_bytes()
 

@@ -34,7 +34,7 @@ def test_a_job_carries_priority_and_device(quantmill: Quantmill, service: Servic
     at = ("--server", service.url, "--key", KEY)
     done = quantmill(*quantize(tiny, *at, "--priority", "42", "--device", "cpu"))
     assert done.returncode == 0, done.stderr
-    (listed,) = service.client.jobs(limit=1).items
+    (listed,) = service.client.jobs(limit=1)
     assert (listed.priority, listed.device, listed.queue, listed.size_class) == (42, "cpu", "cpu", "short")
     job = service.client.job(listed.id)
     assert job.config is not None

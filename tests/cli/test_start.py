@@ -68,9 +68,9 @@ def test_ctrl_c_on_up_is_silent_with_a_job_running_and_messages_waiting(tmp_path
     folder = tmp_path / "home"
     with Service(folder) as service:
         inputs = service.upload(tiny)
-        job = service.client.create_job(**inputs, config={"evaluation": {"latency_runs": 1000}})
+        job = service.client.submit(**inputs, config={"evaluation": {"latency_runs": 1000}})
         service.wait_for_state(job.id, "running")
-        waiting = [service.client.create_job(**inputs) for _ in range(5)]
+        waiting = [service.client.submit(**inputs) for _ in range(5)]
         dispatcher = Dispatcher(Settings(data_dir=folder))
         service.process.send_signal(signal.SIGINT)
         for item in waiting:

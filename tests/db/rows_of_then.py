@@ -21,7 +21,8 @@ def insert_row(session: Session, table: str, **values: Any) -> None:
             value = values[name]
             filled[name] = json.dumps(value) if isinstance(kind, JSON) and value is not None else value
         elif not column["nullable"] and column["default"] is None and "computed" not in column:
-            filled[name] = "{}" if isinstance(kind, JSON) else "x" if isinstance(kind, String) else 1
+            word = "default" if name == "tenant_id" else "x"
+            filled[name] = "{}" if isinstance(kind, JSON) else word if isinstance(kind, String) else 1
     assert set(values) <= set(filled), f"{table} has no {set(values) - set(filled)}"
     places = ", ".join(f":{name}" for name in filled)
     session.execute(text(f"INSERT INTO {table} ({', '.join(filled)}) VALUES ({places})"), filled)
@@ -30,10 +31,13 @@ def insert_row(session: Session, table: str, **values: Any) -> None:
 def insert_job(session: Session, **values: Any) -> str:
     """A queued quantize job with its model and its dataset, unless told otherwise; returns its id."""
     job_id, model_id, dataset_id = new_id("job"), new_id("mdl"), new_id("dst")
-    insert_row(session, "models", id=model_id, tenant_id="default", format="onnx", status="validating")
-    insert_row(session, "datasets", id=dataset_id, tenant_id="default", format="npz", status="validating")
+    tenant_id = values.get("tenant_id", "default")
+    insert_row(session, "models", id=model_id, name=model_id, tenant_id=tenant_id, format="onnx", status="validating")
+    insert_row(
+        session, "datasets", id=dataset_id, name=dataset_id, tenant_id=tenant_id, format="npz", status="validating"
+    )
     job = {
-        "id": job_id, "tenant_id": "default", "kind": "quantize", "state": "queued", "queue": "cpu", "attempt": 0,
+        "id": job_id, "tenant_id": tenant_id, "kind": "quantize", "state": "queued", "queue": "cpu", "attempt": 0,
         "interruptions": 0, "model_id": model_id, "calibration_dataset_id": dataset_id, "config": {}, "last_seq": 1,
         "max_attempts": 3,
     }  # fmt: skip
@@ -47,7 +51,8 @@ def insert_succeeded(session: Session, **values: Any) -> str:
     ended = {"state": "succeeded", "attempt": 1, "finished_at": 2.0}
     job_id = insert_job(session, **{**ended, **values})
     insert_row(session, "reports", job_id=job_id, attempt=1, verdict="none")
-    insert_row(session, "artifacts", id=new_id("art"), tenant_id="default", job_id=job_id, attempt=1, kind="model")
+    made = {"id": new_id("art"), "tenant_id": values.get("tenant_id", "default"), "kind": "model"}
+    insert_row(session, "artifacts", job_id=job_id, attempt=1, **made)
     return job_id
 
 

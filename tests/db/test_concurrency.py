@@ -58,7 +58,7 @@ def test_events_stay_gap_free(database: Database) -> None:
     at_once(THREADS, append)
 
     with database.read() as session:
-        log = events.list_after(session, job.id, 0, 1000)
+        log = events.list_after(session, "default", job.id, 0, 1000)
     assert [event.seq for event in log] == list(range(1, THREADS * 10 + 2))
 
 

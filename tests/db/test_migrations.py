@@ -104,8 +104,8 @@ def test_models_survive_their_versions_both_ways(url: str, database: Database) -
         session.execute(delete(ModelFile).where(ModelFile.model_id == made))
         for path in ("model.onnx", "state.safetensors"):
             is_main = path == "model.onnx"
-            file = ModelFile(model_id=made, path=path, sha256="0" * 64, size_bytes=1, is_main=is_main)
-            session.add(file)
+            file = {"path": path, "sha256": "0" * 64, "size_bytes": 1, "is_main": is_main}
+            session.add(ModelFile(tenant_id="default", model_id=made, **file))
         session.flush()
         unmade = models.create(session, "default", name="n", format="safetensors", files=[], skeleton=old)
         transitions.submit(session, tenant_id="default", kind="inspect_model", model_id=unmade.id)
@@ -118,8 +118,8 @@ def test_models_survive_their_versions_both_ways(url: str, database: Database) -
     migrate(url)
 
 
-@pytest.mark.parametrize("values", [{"version": 2}, {"skeleton_model_id": "mdl_that_is_not_there", "version": 2}])
-def test_a_version_has_a_skeleton(url: str, database: Database, values: dict[str, object]) -> None:
+@pytest.mark.parametrize("values", [{"version": 0}, {"skeleton_model_id": "mdl_that_is_not_there"}])
+def test_a_version_counts_and_its_skeleton_is_there(url: str, database: Database, values: dict[str, object]) -> None:
     migrate(url)
     with database.write() as session:
         model_id = in_succeeded(session).model_id

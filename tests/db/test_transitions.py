@@ -35,7 +35,7 @@ def add_model(session: Session, tenant: str = "default") -> str:
         insert(Model).values(
             id=model_id,
             tenant_id=tenant,
-            name="m",
+            name=f"m {model_id}",
             format="onnx",
             status="validating",
             row_version=1,
@@ -52,7 +52,7 @@ def add_dataset(session: Session) -> str:
         insert(Dataset).values(
             id=dataset_id,
             tenant_id="default",
-            name="d",
+            name=f"d {dataset_id}",
             format="npz",
             status="validating",
             sha256="0" * 64,
@@ -294,8 +294,8 @@ def test_a_whole_life_leaves_gap_free_events(database: Database) -> None:
             step(session)
 
     with database.read() as session:
-        log = events.list_after(session, job.id, 0, 100)
-        tail = events.list_after(session, job.id, 4, 1)
+        log = events.list_after(session, "default", job.id, 0, 100)
+        tail = events.list_after(session, "default", job.id, 4, 1)
 
     assert [event.seq for event in log] == [1, 2, 3, 4, 5, 6, 7]
     assert [event.attempt for event in log] == [0, 1, 1, 1, 1, 2, 2]

@@ -179,7 +179,9 @@ def test_a_list_of_jobs_reads_no_configs(database: Database) -> None:
 
 
 def test_a_list_of_models_reads_outlines_and_old_rows_whole(database: Database) -> None:
-    from service.models.repository import list_page as models_page
+    from service.names.kinds import MODELS
+    from service.names.repository import NounQuery
+    from service.names.repository import list_page as nouns_page
 
     with database.write() as session:
         for outline in ({"few": 1}, None):
@@ -188,5 +190,5 @@ def test_a_list_of_models_reads_outlines_and_old_rows_whole(database: Database) 
                 update(Model).where(Model.id == model_id).values(status="ready", summary={"all": 1}, outline=outline)
             )
     with database.read() as session:
-        models, _ = models_page(session, "default", status=None, after=None, limit=10)
+        models, _ = nouns_page(session, MODELS, "default", NounQuery(), after=None, limit=10)
     assert sorted(str(model.outline) for model in models) == ["{'all': 1}", "{'few': 1}"]

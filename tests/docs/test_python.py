@@ -36,9 +36,9 @@ def given_a_service(names: Names, service: Service) -> None:
     """A client, the model and the data of the blocks before on its service, and a job that has ended."""
     client = service.client
     np.savez("data.npz", input=np.random.default_rng(0).normal(size=(16, 3, 8, 8)).astype(np.float32))
-    model = client.wait_ready(client.create_model(Path("float.onnx")))
-    data = client.wait_ready(client.create_dataset(Path("data.npz")))
-    earlier_job = client.wait_succeeded(client.create_job(model_id=model.id, calibration_dataset_id=data.id).id)
+    model = client.wait_ready(client.push_model(Path("float.onnx")))
+    data = client.wait_ready(client.push_dataset(Path("data.npz")))
+    earlier_job = client.wait_succeeded(client.submit(model=model.id, calibration=data.id).id)
     names.update(client=client, model=model, data=data, earlier_job=earlier_job)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
+from service.client import ApiError
 from service.contracts.errors import Problem
-from service.transport import ApiError
 from tests.fault.ledger import KEY_LABEL, Ledger
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.workbench import wait_for

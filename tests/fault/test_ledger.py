@@ -99,7 +99,7 @@ def healed(sqlite_url: str, tiny: Tiny, tmp_path: Path) -> Iterator[Healed]:
     with database.write() as session:
         healed.model_id, healed.dataset_id = add_model(session), add_dataset(session)
         file = {"path": "net.onnx", "sha256": uploaded, "size_bytes": 8, "is_main": True}
-        session.execute(insert(ModelFile).values(model_id=healed.model_id, **file))
+        session.execute(insert(ModelFile).values(tenant_id="default", model_id=healed.model_id, **file))
         session.get_one(Dataset, healed.dataset_id).sha256 = uploaded
     healed.job_id = healed.submit()
     healed.succeed(healed.job_id)

@@ -116,7 +116,8 @@ def test_every_mutating_route_leaves_one_row(sqlite_front: Front) -> None:
 
     def send(method: str, route: str, action: str, about: str = "", **request: Any) -> dict[str, Any]:
         before = rows(sqlite_front)
-        path = route.format(**dict.fromkeys(("upload_id", "model_id", "job_id", "digest", "tenant"), about))
+        names = ("upload_id", "model_id", "dataset_id", "job_id", "digest", "tenant", "webhook_id")
+        path = route.format(**dict.fromkeys(names, about.partition("@")[0]), alias=about.partition("@")[2])
         headers = {"X-Request-ID": "audited", **request.pop("headers", {})}
         answer = http.request(method, path, headers=headers, **request)
         assert answer.is_success, answer.text
@@ -140,15 +141,41 @@ def test_every_mutating_route_leaves_one_row(sqlite_front: Front) -> None:
     send("POST", "/v1/datasets", "dataset.create", json={"name": "d", "upload_id": upload(), "format": "npz"})
     job = send("POST", "/v1/jobs", "job.create", json=sqlite_front.job_body())
     send("POST", "/v1/jobs/{job_id}/cancel", "job.cancel", job["id"])
+    for deed in ("retry", "clone"):
+        before = rows(sqlite_front)
+        made = http.post(f"/v1/jobs/{job['id']}/{deed}", json={})
+        assert made.is_success, made.text
+        assert [row[:2] for row in rows(sqlite_front)[len(before) :]] == [(f"job.{deed}", made.json()["id"])]
+        done["POST", f"/v1/jobs/{{job_id}}/{deed}"] = f"job.{deed}"
+    send("PATCH", "/v1/jobs/{job_id}", "job.rename", job["id"], json={"name": "other"})
+    send("DELETE", "/v1/jobs/{job_id}", "job.delete", job["id"])
     before = rows(sqlite_front)
     model_id = sqlite_front.ready_model()
     answer = http.post(f"/v1/models/{model_id}/inspect", json={})
     assert [row[0] for row in rows(sqlite_front)[len(before) :]].count("inspection.create") == 1, answer.text
     done["POST", "/v1/models/{model_id}/inspect"] = "inspection.create"
 
+    for noun, noun_id in (("model", sqlite_front.ready_model()), ("dataset", sqlite_front.ready_dataset())):
+        send("PATCH", f"/v1/{noun}s/{{{noun}_id}}", f"{noun}.update", noun_id, json={}, headers={"If-Match": "*"})
+        alias, about = f"/v1/{noun}s/{{{noun}_id}}/aliases/{{alias}}", f"{noun_id}@prod"
+        send("PUT", alias, f"{noun}.set_alias", about, headers={"If-None-Match": "*"})
+        send("DELETE", alias, f"{noun}.drop_alias", about)
+        send("DELETE", f"/v1/{noun}s/{{{noun}_id}}", f"{noun}.delete", noun_id)
+
     digest = quarantine(sqlite_front, sqlite_front.ready_model())
     send("DELETE", "/v1/quarantine/{digest}", "quarantine.release", digest)
     send("PUT", "/v1/tenants/{tenant}/quota", "tenant.set_quota", "beta", json={})
+    hook = send("POST", "/v1/webhooks", "webhook.create", json={"url": "https://hooks.invalid/"})["id"]
+    change = {"json": {"description": "d"}, "headers": {"If-Match": "*"}}
+    send("PATCH", "/v1/webhooks/{webhook_id}", "webhook.update", hook, **change)
+    send("POST", "/v1/webhooks/{webhook_id}/rotate", "webhook.rotate", hook)
+    delivery = send("POST", "/v1/webhooks/{webhook_id}/ping", "webhook.ping", hook)["id"]
+    before = rows(sqlite_front)
+    answer = http.post(f"/v1/webhooks/{hook}/deliveries/{delivery}/redeliver")
+    added = [row[:2] for row in rows(sqlite_front)[len(before) :]]
+    assert added == [("webhook.redeliver", delivery)], answer.text
+    done["POST", "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver"] = "webhook.redeliver"
+    send("DELETE", "/v1/webhooks/{webhook_id}", "webhook.delete", hook)
     document = http.get("/openapi.json").json()
     mutating = {
         (method.upper(), path)

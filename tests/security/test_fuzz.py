@@ -1,54 +1,38 @@
 """Files of the right kind with something wrong in them: a reader ends with a typed error or with what it found.
 
-What it holds meanwhile is bounded by the file, whatever the file says of itself. With atheris installed the same
-readers are fuzzed by coverage: ``python -m tests.security.test_fuzz [-runs=N]``.
+What it holds meanwhile is bounded by the file, whatever the file says of itself. Where atheris is installed, coverage
+guides the fuzzing of the same readers (``tests/security/fuzzing.py``). QUANTMILL_TEST_FUZZ_SECONDS: how long each of
+the timed ones takes.
 """
 
 from __future__ import annotations
 
-import io
+import os
+import re
 import struct
+import subprocess
 import sys
-import tempfile
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from service.contracts.dataset import PreprocessingSpec
-from service.contracts.errors import DatasetError, QuantmillError
-from tests.security.corpus import archives, models
-from tests.security.corpus.pickles import safetensors
-from worker.quantizer.data import inspect_dataset
-from worker.quantizer.intake.loading import parse_proto
-from worker.quantizer.intake.prescan.scan import scan_model
+from tests.security.fuzzed import MODELS, SEEDS, TIMED, read_dataset, read_model, reader
+from tests.support import services
+from tests.support.server import ROOT
 
+# Of each reader by hypothesis, and again by coverage: in CI two minutes for all of them on two cores.
+FUZZ_SECONDS = int(os.environ.get("QUANTMILL_TEST_FUZZ_SECONDS", "25" if services.in_ci() else "2"))
+ROUNDS_PER_SECOND = 4  # of 40 examples each
 MIB = 1 << 20
 # What Python's objects of numpy and of a small archive take beside the file's bytes.
 FREE_BYTES = 48 * MIB
 
 
-def arrays(*, packed: bool) -> bytes:
-    stream = io.BytesIO()
-    save = np.savez_compressed if packed else np.savez
-    save(stream, x=np.arange(60, dtype=np.float32).reshape(20, 3), labels=np.arange(20))
-    return stream.getvalue()
-
-
-SEEDS: dict[str, tuple[str, list[bytes]]] = {
-    "npz": ("x.npz", [arrays(packed=False), arrays(packed=True)]),
-    "safetensors": ("x.safetensors", [safetensors({"x": {"dtype": "F32", "shape": [4, 3], "data_offsets": [0, 48]}}, bytes(48))]),  # noqa: E501
-    "zip": ("x.zip", [archives.pictures(), archives.pictures(packed=True)]),
-    "tar": ("x.tar", [archives.GOOD_TAR]),
-    "sounds": ("x.zip", [archives.pictures(("a/1.wav", archives.sound(100)), ("b/2.wav", archives.sound(100)))]),
-}  # fmt: skip
-MODELS = [models.WHOLE, models.WEIGHTED, models.fan(3), models.nests(3), models.circle(2), models.types(3)]
 # Numbers that mean something to whoever adds or multiplies them.
 NUMBERS = [
     0,
@@ -103,27 +87,6 @@ def damaged(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
     return bytes(raw)
 
 
-def read_dataset(path: Path) -> None:
-    """Ends with a typed error, or with a summary."""
-    try:
-        summary = inspect_dataset(path, PreprocessingSpec())
-    except DatasetError as error:
-        assert error.detail
-        return
-    assert summary.samples > 0
-
-
-def read_model(raw: bytes) -> None:
-    """What the look lets pass is parsed into no more than it counted."""
-    try:
-        scan_model(raw)
-        proto = parse_proto(raw)
-    except QuantmillError as error:
-        assert error.code in {"not-onnx", "invalid-model", "too-complex", "unsupported-model"}
-        return
-    assert isinstance(proto, onnx.ModelProto)
-
-
 @pytest.mark.parametrize("kind", SEEDS)
 @settings(max_examples=150)
 @given(data=st.data())
@@ -142,37 +105,23 @@ def test_damaged_models_end_in_a_typed_error_within_bounds(raw: bytes) -> None:
         read_model(raw)
 
 
-def fuzz(arguments: list[str]) -> None:
-    """By coverage, until a crash is found or atheris has had enough."""
-    import atheris  # type: ignore[import-not-found]
-
-    path = Path(tempfile.mkdtemp()) / "x"
-    readers: list[Callable[[bytes], None]] = [read_model]
-
-    def of_file(raw: bytes) -> None:
-        path.write_bytes(raw)
-        read_dataset(path)
-
-    readers.append(of_file)
-    atheris.instrument_all()
-
-    def once(raw: bytes) -> None:
-        if raw:
-            readers[raw[0] % len(readers)](raw[1:])
-
-    atheris.Setup(arguments, once)
-    atheris.Fuzz()
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TIMED)
+def test_other_damage_for_a_while(tmp_path: Path, kind: str) -> None:
+    """Other examples than the ones above, the same from run to run, for about as long."""
+    read = reader(kind, tmp_path)
+    for number in range(FUZZ_SECONDS * ROUNDS_PER_SECOND):
+        seed(number)(settings(derandomize=False)(given(damaged(TIMED[kind][1]))(read)))()
 
 
-def test_the_fuzzer_of_coverage_finds_nothing_either() -> None:
-    """A short run; a long one is a matter of patience."""
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TIMED)
+def test_the_fuzzer_of_coverage_finds_nothing_either(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("atheris", reason="atheris is not installed: coverage does not guide the fuzzing")
-    import subprocess
-
-    command = [sys.executable, "-m", "tests.security.test_fuzz", "-runs=2000", "-seed=1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-if __name__ == "__main__":
-    fuzz(sys.argv)
+    command = [sys.executable, "-m", "tests.security.fuzzing", kind, str(FUZZ_SECONDS)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    count = re.search(r"Done (\d+) runs", done.stderr)
+    assert count is not None, done.stderr[-4000:]
+    assert int(count[1]) > len(TIMED[kind][1])

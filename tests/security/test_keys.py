@@ -17,7 +17,7 @@ from sqlalchemy import text, update
 from service.db import Database, db_now, migrate
 from service.deps import Desk
 from service.keys import keyring as keyrings
-from service.keys import local, repository, service
+from service.keys import local, service
 from service.keys.files import LOCAL_KEY_FILE, own_secret
 from service.keys.scopes import needed
 from service.keys.secrets import hash_of, make_key, parts_of, weakness
@@ -141,7 +141,7 @@ def test_when_a_key_was_last_used_is_known(closed_front: Front) -> None:
     assert not desk.keyring.due("local-key")
     desk.keyring.note_used(key_id)
     with desk.database.read() as session:
-        row = repository.find(session, key_id)
+        row = session.get(ApiKey, key_id)
     assert row is not None
     assert row.last_used_at is not None
     assert row.last_used_at >= row.created_at

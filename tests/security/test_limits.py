@@ -24,7 +24,12 @@ LASTING = UPLOADS | {
     ("head", "/v1/artifacts/{artifact_id}/content"),
     ("get", "/v1/datasets/{dataset_id}/thumbnails"),
 }
-CONFIGS = {("post", "/v1/jobs"), ("post", "/v1/jobs:validate"), ("post", "/v1/models/{model_id}/inspect")}
+CONFIGS = {
+    ("post", "/v1/jobs"),
+    ("post", "/v1/jobs:validate"),
+    ("post", "/v1/jobs/{job_id}/clone"),
+    ("post", "/v1/models/{model_id}/inspect"),
+}
 
 
 def operations(front: Front) -> list[tuple[str, str]]:
@@ -114,7 +119,7 @@ def test_the_table_lies_below_what_the_parser_takes() -> None:
 @pytest.fixture
 def hurried(tmp_path: Path, sqlite_url: str) -> Iterator[TestClient]:
     """A service that gives requests almost no time."""
-    settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0, request_seconds=0.2)
+    settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0, request_seconds=2.0)
     with TestClient(create_app(settings), raise_server_exceptions=False) as client:
         yield client
 

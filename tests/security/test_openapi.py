@@ -77,10 +77,13 @@ def rows(front: Front) -> dict[str, list[str]]:
     front.claim(failed)
     artifact = front.http.get(f"/v1/jobs/{succeeded}/artifacts").json()["items"][0]["id"]
     inspected = front.http.post(f"/v1/models/{front.ready_model()}/inspect?target=onnxruntime_cpu").json()["id"]
+    aliased = front.ready_model()
+    front.http.put(f"/v1/models/{aliased}/aliases/prod", headers={"If-None-Match": "*"})
     return {
+        "alias": ["prod"],
         "job_id": [succeeded, queued],
         "artifact_id": [artifact],
-        "model_id": [front.ready_model(), front.rejected_model()],
+        "model_id": [aliased, front.rejected_model(), "tiny@latest"],
         "dataset_id": [front.ready_dataset(), front.rejected_dataset()],
         "upload_id": [front.upload(), front.http.post("/v1/uploads", json={"filename": "a.npz"}).json()["id"]],
         "inspection_id": [inspected],

@@ -34,7 +34,7 @@ AT_ONCE, ALLOWED = 200, 10
 
 def limit(database: Database, tenant: str = DEFAULT_TENANT, **limits: float | None) -> None:
     with database.write() as session:
-        service.set_quota(session, BY, tenant, dict(limits))
+        service.set_quota(session, BY, tenant, Quota.model_validate(limits))
 
 
 def refused(response: Any, name: str) -> None:

@@ -214,7 +214,7 @@ def test_no_job_has_so_many_labels(sqlite_front: Front) -> None:
     assert sqlite_front.http.get(f"/v1/jobs?{most}").status_code == 200
     many = "&".join(f"label.k{number}=v" for number in range(40))
     told = problem(sqlite_front.http.get(f"/v1/jobs?{many}"), 422, "invalid-request")
-    assert told["hint"] == "No job has more than 32 labels."
+    assert told["hint"] == "Nothing has more than 32 labels."
 
 
 @pytest.mark.parametrize("moment", ["0.5", "0", "1700000000", "-1", "2026-01-05", "2026-01-05T08:00:00", "now", "inf"])

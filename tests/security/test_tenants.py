@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,18 @@ from sqlalchemy import insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from service.ids import new_id
+from service.jobs import events
+from service.jobs import repository as jobs
 from service.keys import service as keys
 from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal
 from service.settings import Settings
-from service.tables import Artifact, Base, Dataset, InspectionRow, Job, Model
+from service.tables import Base, Job, JobEvent, Model, ModelFile, ReportRow
 from tests.api.conftest import app, front
 from tests.api.test_quarantine import quarantine
 from tests.support.front import Front, problem
 
 __all__ = ["app", "front"]
+ALIAS = "production"
 PEPPER = "0a1b2c3d4e5f-of-some-length"
 SERVICE = Path(__file__).parents[2] / "service"
 # Written by the key's own use, and by nothing that it asks for.
@@ -56,10 +60,18 @@ def estate(front: Front) -> Iterator[Estate]:
     inspection = front.http.post(f"/v1/models/{model_id}/inspect", json={}).json()
     artifact = front.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"][0]
     open_upload = front.http.post("/v1/uploads", json={"filename": "a.bin", "size_bytes": 4}).json()
+    webhook = front.http.post("/v1/webhooks", json={"url": "https://hooks.invalid/"}).json()
+    delivery = front.http.post(f"/v1/webhooks/{webhook['id']}/ping").json()
+    dataset_id = front.ready_dataset()
+    for path in (f"models/{model_id}", f"datasets/{dataset_id}"):
+        assert front.http.put(f"/v1/{path}/aliases/{ALIAS}", headers={"If-None-Match": "*"}).status_code == 201
     ids = {
+        "webhook_id": webhook["id"],
+        "delivery_id": delivery["id"],
+        "alias": ALIAS,
         "upload_id": open_upload["id"],
         "model_id": model_id,
-        "dataset_id": front.ready_dataset(),
+        "dataset_id": dataset_id,
         "job_id": job_id,
         "inspection_id": inspection["id"],
         "artifact_id": artifact["id"],
@@ -107,6 +119,28 @@ def _other(known: str) -> str:
     return known[:-4] + ("0000" if not known.endswith("0000") else "1111")
 
 
+def test_another_tenants_names_are_no_names(estate: Estate) -> None:
+    """Neither in paths nor in bodies; nor is one told as near to what was asked for."""
+    before = contents(estate.front)
+    for noun, name in (("model", "tiny"), ("dataset", "data")):
+        for word in ("1", "latest", ALIAS):
+            assert estate.front.http.get(f"/v1/{noun}s/{name}@{word}").status_code == 200
+            foreign = problem(estate.ask("GET", f"/v1/{noun}s/{name}@{word}"), 404, f"{noun}-not-found")
+            assert "did you mean" not in foreign["detail"]
+            body = {"model_id": f"{name}@{word}", "calibration_dataset_id": f"{name}@{word}"}
+            problem(estate.ask("POST", "/v1/jobs", json=body), 404, "model-not-found")
+    assert contents(estate.front) == before
+
+
+def test_another_tenants_file_is_not_known(estate: Estate) -> None:
+    """Whether somebody has a file is not told, and nobody gets it by its digest."""
+    data = b"the bytes of a file"
+    estate.front.upload(data)
+    body = {"filename": "a", "size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert estate.front.http.post("/v1/uploads", json=body).json()["state"] == "complete"
+    assert estate.ask("POST", "/v1/uploads", json=body).json()["state"] == "open"
+
+
 def test_another_tenants_ids_in_bodies_are_no_ids(estate: Estate) -> None:
     file = estate.front.upload()
     before = contents(estate.front)
@@ -124,7 +158,7 @@ def test_another_tenants_ids_in_bodies_are_no_ids(estate: Estate) -> None:
 
 
 def test_lists_hold_ones_own(estate: Estate) -> None:
-    for path in ("/v1/models", "/v1/datasets", "/v1/jobs", "/v1/quarantine"):
+    for path in ("/v1/models", "/v1/datasets", "/v1/jobs", "/v1/quarantine", "/v1/webhooks"):
         assert estate.front.http.get(path).json()["items"], path
         assert estate.ask("GET", path).json()["items"] == [], path
 
@@ -145,17 +179,59 @@ def test_the_database_refuses_a_job_of_anothers_nouns(estate: Estate, column: st
         session.execute(update(Job).where(Job.id == estate.ids["job_id"]).values({column: noun, "tenant_id": "other"}))
 
 
-@pytest.mark.parametrize("table", [Artifact, InspectionRow, Model, Dataset])
-def test_the_database_lets_no_row_change_hands(estate: Estate, table: Any) -> None:
+# Tables whose rows name others or are named, by keys that hold both to one tenant.
+BOUND = sorted(
+    {
+        table.name
+        for key in (key for table in Base.metadata.tables.values() for key in table.foreign_key_constraints)
+        if "tenant_id" in key.column_keys
+        for table in (key.table, key.referred_table)
+    }
+)
+
+
+def test_every_part_of_a_tenants_things_is_bound() -> None:
+    assert BOUND == [
+        "alias_moves", "aliases", "artifacts", "datasets", "inspections", "job_events", "jobs", "model_files", "models",
+        "names", "reports", "webhook_deliveries", "webhook_endpoints",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_the_database_lets_no_row_change_hands(estate: Estate, name: str) -> None:
     """Nothing that another row names, or that names another."""
-    name = {Artifact: "artifact_id", InspectionRow: "inspection_id", Model: "model_id", Dataset: "dataset_id"}[table]
-    database = estate.front.desk.database
-    with database.write() as session:
-        used = estate.ids[name]
-        if table is Dataset:
-            used = session.scalars(select(Job.calibration_dataset_id).where(Job.id == estate.ids["job_id"])).one()
-    with pytest.raises(IntegrityError), database.write() as session:
-        session.execute(update(table).where(table.id == used).values(tenant_id="other"))
+    table, database = Base.metadata.tables[name], estate.front.desk.database
+    with database.read() as session:
+        assert set(session.scalars(select(table.c.tenant_id))) == {"default"}
+    with pytest.raises(IntegrityError, match=r"(?i)foreign key"), database.write() as session:
+        session.execute(update(table).values(tenant_id="other"))
+
+
+@pytest.mark.parametrize("table", [JobEvent, ModelFile, ReportRow])
+def test_the_database_takes_no_part_of_anothers_things(estate: Estate, table: Any) -> None:
+    """Not even one that would be new to what it says it is a part of."""
+    columns, database = table.__table__.columns, estate.front.desk.database
+    with database.read() as session:
+        values = dict(session.execute(select(*columns).limit(1)).mappings().one())
+    fresh = {JobEvent: {"seq": 1000}, ModelFile: {"path": "other.bin", "is_main": False}, ReportRow: {}}[table]
+    with pytest.raises(IntegrityError, match=r"(?i)foreign key"), database.write() as session:
+        if table is ReportRow:  # there can be one only
+            session.execute(text("DELETE FROM artifacts"))
+            session.execute(text("DELETE FROM reports"))
+        session.execute(insert(table).values({**values, **fresh, "tenant_id": "other"}))
+    with database.read() as session:
+        assert set(session.scalars(select(table.tenant_id))) == {"default"}
+
+
+def test_parts_are_read_by_their_tenant(estate: Estate) -> None:
+    """Also below what looks for the job: whoever forgets that finds nothing of others."""
+    job_id = estate.ids["job_id"]
+    with estate.front.desk.database.read() as session:
+        for tenant, there in (("default", True), ("other", False)):
+            assert bool(events.list_after(session, tenant, job_id, 0, 10)) is there
+            assert (jobs.report(session, tenant, job_id) is not None) is there
+            assert bool(jobs.results(session, tenant, [job_id])) is there
+            assert bool(jobs.artifacts(session, tenant, [job_id])) is there
 
 
 def test_a_version_is_of_its_skeletons_tenant(estate: Estate) -> None:

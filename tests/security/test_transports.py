@@ -13,12 +13,14 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 from kombu import pools
+from kombu.exceptions import OperationalError
 
 from service.jobs.dispatch import Dispatcher
 from service.jobs.errors import DispatchError
 from service.settings import Settings
 from tests.support.patience import PATIENCE_SECONDS
 from worker.broker import QueueDepths
+from worker.celery_app import make_app
 from worker.commands import doctor
 
 
@@ -68,16 +70,22 @@ def tls_before(redis_url: str, certificate: trustme.LeafCert) -> Iterator[int]:
             one.close()
 
 
+def take(settings: Settings) -> None:
+    """Connect as a worker does."""
+    with make_app(settings).connection_for_read() as connection:
+        connection.ensure_connection(max_retries=1, timeout=PATIENCE_SECONDS)
+
+
 def reached(url: str, folder: Path) -> bool:
-    """Whether both the sender of messages and the counter of them talk to the broker."""
+    """Whether the sender of messages, the counter and the taker of them all talk to the broker."""
     settings = Settings(data_dir=folder, broker_url=url, publish_seconds=PATIENCE_SECONDS)
     dispatcher = Dispatcher(settings)
     told = []
     try:
-        for act in (dispatcher.ping, lambda: QueueDepths(settings).waiting("cpu")):
+        for act in (dispatcher.ping, lambda: QueueDepths(settings).waiting("cpu"), lambda: take(settings)):
             try:
                 act()
-            except DispatchError:
+            except (DispatchError, OperationalError):
                 told.append(False)
             else:
                 told.append(True)

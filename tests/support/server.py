@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from service.settings import Settings
+from tests.support import leaks
 from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +48,7 @@ class ApiProcess:
         if self.settings.api_key is not None:
             chosen["QUANTMILL_API_KEY"] = self.settings.api_key.get_secret_value()
         few = [] if self._files is None else ["prlimit", f"--nofile={self._files}:{self._files}"]
+        leaks.remember_variables(chosen)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*few, sys.executable, "-c", _CODE, str(self._listener.fileno())],
@@ -108,3 +110,4 @@ class ApiProcess:
         if self._process.poll() is None:
             self.kill()
         self._listener.close()
+        leaks.refuse(leaks.files_of(self.settings.data_dir))

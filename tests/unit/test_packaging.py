@@ -1,4 +1,4 @@
-"""The lock file installs anywhere, and the version stands in one place."""
+"""The lock files install anywhere, and nothing but the files that they name; the version stands in one place."""
 
 from __future__ import annotations
 
@@ -6,25 +6,41 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from service.contracts.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
+ALL, CPU, CUDA = "requirements.lock", "requirements-cpu.lock", "requirements-cuda.lock"
+IMAGES = ("requirements-api.lock", "requirements-worker.lock")
+ENGINE = {"onnx", "onnxruntime", "torch"}
+PIN = re.compile(r"([a-z0-9._-]+)==([0-9][0-9a-z.]*(?:\+cpu)?)(?: ; [^;#]+?)? \\")
+HASH = re.compile(r"    --hash=sha256:([0-9a-f]{64})(?: \\)?")
 
 
-def locked() -> dict[str, str]:
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
-    pins = [line for line in lines if line and not line.lstrip().startswith("#")]
-    found = {}
-    for pin in pins:
-        match = re.fullmatch(r"([a-z0-9._-]+(?:\[[a-z,]+\])?)==([0-9][0-9a-z.]*)", pin)
-        assert match, f"{pin!r} is no plain pin: it would not install on another machine"
-        found[match[1].partition("[")[0]] = match[2]
+def locked(name: str) -> dict[str, tuple[str, set[str]]]:
+    """Version and hashes by package; fails on a line that is neither, nor a comment."""
+    found: dict[str, tuple[str, set[str]]] = {}
+    hashes: set[str] = set()
+    for line in (ROOT / name).read_text().splitlines():
+        if line.lstrip().startswith("#"):
+            continue
+        if digest := HASH.fullmatch(line):
+            hashes.add(digest[1])
+            continue
+        pin = PIN.fullmatch(line)
+        assert pin, f"{name}: {line!r} is no exact version with hashes behind it"
+        assert pin[1] not in found, f"{name}: {pin[1]} twice"
+        hashes = set()
+        found[pin[1]] = (pin[2], hashes)
     return found
 
 
-def test_every_line_of_the_lock_file_is_a_plain_pin() -> None:
-    pins = locked()
-    assert pins["torch"] == "2.13.0"
+@pytest.mark.parametrize("name", [ALL, CPU, CUDA, *IMAGES])
+def test_every_requirement_is_an_exact_version_with_hashes(name: str) -> None:
+    pins = locked(name)
+    assert pins
+    assert [package for package, (_, hashes) in pins.items() if not hashes] == []
     assert "quantmill" not in pins
 
 
@@ -32,7 +48,22 @@ def test_every_dependency_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [name for group in project["optional-dependencies"].values() for name in group]
     wanted = {re.split(r"[\[><=,;]", name)[0].lower() for name in (*project["dependencies"], *extras)} - {"quantmill"}
-    assert wanted <= set(locked())
+    assert wanted <= set(locked(ALL))
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_image_is_made_of_a_part_of_the_lock_file(name: str) -> None:
+    whole, part = locked(ALL), locked(name)
+    assert part.items() <= whole.items()
+    assert ("worker" in name) == bool(ENGINE & set(part))
+
+
+def test_both_builds_of_torch_are_of_one_version() -> None:
+    version, hashes = locked(ALL)["torch"]
+    cpu_version, cpu_hashes = locked(CPU)["torch"]
+    assert cpu_version == f"{version}+cpu"
+    assert not hashes & cpu_hashes
+    assert not set(locked(ALL)) & set(locked(CUDA)), "the CPU build needs none of CUDA's libraries"
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -19,7 +19,6 @@ SMALL = {
     "service/idempotency/repository.py:_hold",
     "service/jobs/waiting.py:waiting_for",
     "service/quotas/service.py:quota_of",
-    "service/quotas/service.py:set_quota",
     "service/audit/service.py:note",
 }
 LIGHT = {"parse_content_digest"}

@@ -10,9 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from service.client import QuantmillClient
+from service.client import Client
 from service.contracts.dataset import PreprocessingSpec
 from service.jobs.schemas import JobOut
+from tests.support import leaks
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny
 from tests.worker.workbench import process_gone, wait_for
@@ -76,6 +77,7 @@ class Service:
     """
 
     def __init__(self, folder: Path, **variables: str) -> None:
+        leaks.remember_variables(variables)
         self.folder = folder
         self.log_file = folder.with_name(folder.name + ".log")
         with self.log_file.open("ab") as log:
@@ -83,7 +85,7 @@ class Service:
         assert self.process.stdout is not None
         line = self.process.stdout.readline().decode()
         self.url = next((word for word in line.split() if word.startswith("http://")), "http://nowhere")
-        self.client = QuantmillClient(self.url, variables.get("QUANTMILL_API_KEY"), patience_seconds=PATIENCE_SECONDS)
+        self.client = Client(self.url, variables.get("QUANTMILL_API_KEY"), patience_seconds=PATIENCE_SECONDS)
         if "http://" not in line:
             self.stop()
             raise AssertionError(self.log())
@@ -130,17 +132,19 @@ class Service:
             self.process.wait(PATIENCE_SECONDS)
             if self.process.stdout is not None:
                 self.process.stdout.close()
+        leaks.refuse(leaks.files_of(self.folder))
+        leaks.refuse([(str(self.log_file), self.log_file.read_bytes())])
         return code
 
     def upload(self, tiny: Tiny, preprocessing: PreprocessingSpec | None = None) -> dict[str, str]:
-        """Upload model and data of ``tiny``; gives the ids as create_job takes them."""
-        model = self.client.create_model(tiny.model)
-        calibration = self.client.create_dataset(tiny.calibration, preprocessing)
-        evaluation = self.client.create_dataset(tiny.evaluation, preprocessing)
+        """Upload model and data of ``tiny``; gives the ids as submit takes them."""
+        model = self.client.push_model(tiny.model)
+        calibration = self.client.push_dataset(tiny.calibration, preprocessing)
+        evaluation = self.client.push_dataset(tiny.evaluation, preprocessing)
         return {
-            "model_id": self.client.wait_ready(model, timeout_seconds=PATIENCE_SECONDS).id,
-            "calibration_dataset_id": self.client.wait_ready(calibration, timeout_seconds=PATIENCE_SECONDS).id,
-            "evaluation_dataset_id": self.client.wait_ready(evaluation, timeout_seconds=PATIENCE_SECONDS).id,
+            "model": self.client.wait_ready(model, timeout_seconds=PATIENCE_SECONDS).id,
+            "calibration": self.client.wait_ready(calibration, timeout_seconds=PATIENCE_SECONDS).id,
+            "evaluation": self.client.wait_ready(evaluation, timeout_seconds=PATIENCE_SECONDS).id,
         }
 
     def wait_for_state(self, job_id: str, *states: str, seconds: float = PATIENCE_SECONDS) -> JobOut:

@@ -31,15 +31,15 @@ def new_state(path: Path, **changes: np.ndarray) -> Path:
 def test_new_weights_become_a_model_that_is_quantized_by_known_ranges(service, tiny, tmp_path):
     client = service.client
     inputs = service.upload(tiny)
-    first = client.create_job(**inputs, config=CONFIG)
+    first = client.submit(**inputs, config=CONFIG)
     client.wait_succeeded(first.id)
     state = new_state(tmp_path / "new.safetensors")
-    made = client.wait_ready(client.create_model_version(inputs["model_id"], state))
-    assert (made.version, made.skeleton_model_id, made.format) == (2, inputs["model_id"], "safetensors")
+    made = client.wait_ready(client.create_model_version(inputs["model"], state))
+    assert (made.version, made.skeleton_model_id, made.format) == (2, inputs["model"], "safetensors")
     assert [file.path for file in made.files] == ["model.onnx", "new.safetensors"]
     assert made.summary is not None
     assert made.summary.sha256 == made.files[0].sha256
-    second = client.create_job(**{**inputs, "model_id": made.id}, config=CONFIG, ranges_from=first.id)
+    second = client.submit(**{**inputs, "model": made.id}, config=CONFIG, ranges_from=first.id)
     client.wait_succeeded(second.id)
     before, after = client.report(first.id), client.report(second.id)
     assert after.tensor_ranges == before.tensor_ranges
@@ -51,7 +51,7 @@ def test_new_weights_become_a_model_that_is_quantized_by_known_ranges(service, t
 
 def test_weights_that_do_not_fit_are_named(service, tiny, tmp_path):
     client = service.client
-    skeleton = client.wait_ready(client.create_model(tiny.model))
+    skeleton = client.wait_ready(client.push_model(tiny.model))
     state = new_state(tmp_path / "odd.safetensors", w2=np.ones((6, 16), np.float32), extra=np.ones(1, np.float32))
     with pytest.raises(ApiError) as caught:
         client.wait_ready(client.create_model_version(skeleton.id, state))
@@ -77,13 +77,13 @@ def test_an_exported_program_is_loaded_in_the_runner_and_quantized(service, tiny
     example = torch.randn(2, 3, 8, 8)
     program = torch.export.export(module, (example,), dynamic_shapes={"x": {0: torch.export.Dim("n")}})
     torch.export.save(program, tmp_path / "net.pt2")
-    made = client.wait_ready(client.create_model(tmp_path / "net.pt2"))
+    made = client.wait_ready(client.push_model(tmp_path / "net.pt2"))
     assert (made.format, [file.path for file in made.files]) == ("pt2", ["model.onnx", "net.pt2"])
     stored = FileStore(service.folder / "store").path(made.files[0].sha256)
     session = onnxruntime.InferenceSession(stored, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"x": example.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), module(example).detach(), rtol=1e-4, atol=1e-5)
-    data = client.wait_ready(client.create_dataset(tiny.calibration))
-    job = client.create_job(model_id=made.id, calibration_dataset_id=data.id, config=CONFIG)
+    data = client.wait_ready(client.push_dataset(tiny.calibration))
+    job = client.submit(model=made.id, calibration=data.id, config=CONFIG)
     client.wait_succeeded(job.id)
     assert client.report(job.id).manifest.model_sha256 == made.files[0].sha256

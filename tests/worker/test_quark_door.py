@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import quantmill.quark as door
-from service.client import ApiError, QuantmillClient
+from service.client import ApiError, Client
 from tests.unit.quantizer.toolbox import data, network
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ class Reader(door.CalibrationDataReader):
         return None if image is None else {"x": image[None]}
 
 
-def made(client: QuantmillClient | None, reader: Any, **options: Any) -> bytes:
+def made(client: Client | None, reader: Any, **options: Any) -> bytes:
     config = door.QuantizationConfig(activation_type=door.QuantType.QUInt8, extra_options=options)
     quantizer = door.ModelQuantizer(config, client=client, threads=1)
     model = quantizer.quantize_model(network(), None, reader)

@@ -93,8 +93,8 @@ def waiting_behind_canceled_jobs(service: Service, tiny: Tiny, count: Callable[[
     service.kill(worker, signal.SIGSTOP)  # the messages pile up
     try:
         for _ in range(CANCELED):
-            service.client.cancel(service.client.create_job(**inputs).id)
-        job = service.client.create_job(**inputs, config=SLOW)
+            service.client.cancel(service.client.submit(**inputs).id)
+        job = service.client.submit(**inputs, config=SLOW)
         assert count() >= CANCELED  # one may be on its way to the stopped worker
     finally:
         service.kill(worker, signal.SIGCONT)
@@ -123,7 +123,7 @@ def test_canceled_jobs_hold_nobody_up_on_redis(tmp_path: Path, tiny: Tiny, redis
 
 def test_an_upload_is_validated_while_a_long_job_runs(service: Service, tiny: Tiny) -> None:
     inputs = service.upload(tiny)
-    job = service.client.create_job(**inputs, config=SLOW)
+    job = service.client.submit(**inputs, config=SLOW)
     (runner,) = wait_for(lambda: service.pids("worker.runner"), message="no runner")
     service.wait_for_state(job.id, "running")
     service.kill(runner, signal.SIGSTOP)  # as long a job as can be; its lease is renewed by the worker
@@ -146,7 +146,7 @@ def test_a_lost_message_of_a_validation_is_sent_to_its_own_queue(service: Servic
     inspector = service.one(INSPECTOR)
     service.kill(inspector, signal.SIGSTOP)
     try:
-        model = service.client.create_model(tiny.model)
+        model = service.client.push_model(tiny.model)
         queue = service.folder / "broker" / "queue"
         for message in wait_for(lambda: list(queue.glob("*.inspect.msg"))):
             message.unlink()

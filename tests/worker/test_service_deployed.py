@@ -27,7 +27,7 @@ def inputs(service: Service, tiny: Tiny) -> dict[str, str]:
 
 def run(service: Service, inputs: dict[str, str]) -> str:
     """Run the main job; gives the sha256 of the quantized model."""
-    job = service.client.create_job(**inputs, config={"preset": "int8"})
+    job = service.client.submit(**inputs, config={"preset": "int8"})
     done = service.client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
     assert done.attempt == 1
     (artifact,) = [item for item in service.client.artifacts(job.id) if item.kind == "model"]
@@ -40,7 +40,7 @@ def test_the_main_job_gives_the_same_bytes_as_on_the_embedded_default(service, i
 
 
 def test_a_killed_worker_loses_its_lease_and_the_job_runs_again(service, inputs):
-    job = service.client.create_job(**inputs, config={"evaluation": {"latency_runs": 1000}})
+    job = service.client.submit(**inputs, config={"evaluation": {"latency_runs": 1000}})
     runner = wait_for(lambda: next(iter(service.pids("worker.runner")), None))
     service.kill(runner, signal.SIGSTOP)
     service.wait_for_state(job.id, "running")
@@ -53,7 +53,7 @@ def test_messages_that_the_broker_lost_are_sent_again(service, inputs, broker):
     worker = service.one("cli worker")
     service.kill(worker, signal.SIGSTOP)
     try:
-        job = service.client.create_job(**inputs)
+        job = service.client.submit(**inputs)
         with redis.Redis.from_url(broker) as client:
             client.delete("cpu", "unacked", "unacked_index")
         assert service.client.job(job.id).state == "queued"

@@ -36,8 +36,8 @@ def stop_runner(service: Service) -> int:
 
 
 def test_the_main_job(service, inputs, tiny, tmp_path):
-    job = service.client.create_job(**inputs, config={"preset": "int8"})
-    events = list(service.client.events(job.id))
+    job = service.client.submit(**inputs, config={"preset": "int8"})
+    events = list(service.client.follow(job.id))
     done = service.client.wait_succeeded(job.id)
     report = service.client.report(job.id)
     names = [event.data["name"] for event in events if event.type == "state"]
@@ -54,7 +54,7 @@ def test_the_main_job(service, inputs, tiny, tmp_path):
 
 
 def test_the_service_gives_the_bytes_of_a_run_in_process(service, inputs, tiny, tmp_path):
-    job = service.client.create_job(**inputs)
+    job = service.client.submit(**inputs)
     service.client.wait_succeeded(job.id)
     task = QuantizeTask(
         model_path=str(tiny.model), config=parse_config({}), calibration=DatasetSource(path=str(tiny.calibration)),
@@ -67,9 +67,9 @@ def test_the_service_gives_the_bytes_of_a_run_in_process(service, inputs, tiny, 
 def test_nothing_to_quantize_succeeds_and_says_so(service, tmp_path):
     make_nothing_to_quantize(tmp_path / "same.onnx")
     np.savez(tmp_path / "data.npz", x=np.ones((4, 4), np.float32))
-    model = service.client.wait_ready(service.client.create_model(tmp_path / "same.onnx"))
-    data = service.client.wait_ready(service.client.create_dataset(tmp_path / "data.npz"))
-    job = service.client.create_job(model_id=model.id, calibration_dataset_id=data.id)
+    model = service.client.wait_ready(service.client.push_model(tmp_path / "same.onnx"))
+    data = service.client.wait_ready(service.client.push_dataset(tmp_path / "data.npz"))
+    job = service.client.submit(model=model.id, calibration=data.id)
     service.client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
     report = service.client.report(job.id)
     assert "othing" in report.summary + " ".join(report.notes)
@@ -79,15 +79,13 @@ def test_nothing_to_quantize_succeeds_and_says_so(service, tmp_path):
 def test_a_broken_model_is_rejected_with_its_reason(service, tiny, tmp_path):
     (tmp_path / "broken.onnx").write_bytes(tiny.model.read_bytes()[:300])
     with pytest.raises(ApiError) as caught:
-        service.client.wait_ready(
-            service.client.create_model(tmp_path / "broken.onnx"), timeout_seconds=PATIENCE_SECONDS
-        )
+        service.client.wait_ready(service.client.push_model(tmp_path / "broken.onnx"), timeout_seconds=PATIENCE_SECONDS)
     assert caught.value.problem().code in {"not-onnx", "invalid-model"}
     assert caught.value.problem().status == 422
 
 
 def test_cancel_of_a_running_job(service, inputs):
-    job = service.client.create_job(**inputs, config=SLOW)
+    job = service.client.submit(**inputs, config=SLOW)
     pid = stop_runner(service)
     service.wait_for_state(job.id, "running")
     assert service.client.cancel(job.id).state == "canceling"
@@ -99,12 +97,12 @@ def test_cancel_of_a_running_job(service, inputs):
 
 def test_a_duplicate_message_makes_no_second_attempt(service, inputs):
     dispatcher = Dispatcher(Settings(data_dir=service.folder))
-    job = service.client.create_job(**inputs)
+    job = service.client.submit(**inputs)
     for _ in range(4):
         dispatcher.publish(job.id, "cpu")
     service.client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
     dispatcher.publish(job.id, "cpu")
-    after = service.client.create_job(**inputs)
+    after = service.client.submit(**inputs)
     service.client.wait_succeeded(after.id, timeout_seconds=PATIENCE_SECONDS)
     dispatcher.close()
     assert service.client.job(job.id).attempt == 1
@@ -112,7 +110,7 @@ def test_a_duplicate_message_makes_no_second_attempt(service, inputs):
 
 
 def test_killed_runners_are_retried_then_the_job_is_poison(service, inputs):
-    job = service.client.create_job(**inputs, config=SLOW)
+    job = service.client.submit(**inputs, config=SLOW)
     killed: set[int] = set()
 
     def kill_runners() -> bool:
@@ -127,12 +125,12 @@ def test_killed_runners_are_retried_then_the_job_is_poison(service, inputs):
     assert failed.error is not None
     assert failed.error.code == "poison"
     assert "SIGKILL" in failed.error.detail
-    names = [event.data.get("name") for event in service.client.events(job.id)]
+    names = [event.data.get("name") for event in service.client.follow(job.id)]
     assert names.count("job.requeued") == 2
 
 
 def test_a_killed_worker_loses_its_lease_and_the_job_runs_again(service, inputs):
-    job = service.client.create_job(**inputs, config=SLOW)
+    job = service.client.submit(**inputs, config=SLOW)
     runner = stop_runner(service)
     service.wait_for_state(job.id, "running")
     worker = service.one("cli worker")
@@ -141,7 +139,7 @@ def test_a_killed_worker_loses_its_lease_and_the_job_runs_again(service, inputs)
     done = service.wait_for_state(job.id, "succeeded", "failed")
     assert (done.state, done.attempt) == ("succeeded", 2)
     assert service.one("cli worker") != worker
-    names = [event.data["name"] for event in service.client.events(job.id) if event.type == "state"]
+    names = [event.data["name"] for event in service.client.follow(job.id) if event.type == "state"]
     assert names == ["job.queued", "job.claimed", "job.lease_expired", "job.claimed", "job.succeeded"]
 
 
@@ -151,7 +149,7 @@ def test_a_killed_child_is_restarted(service, inputs, word):
     service.kill(pid)
     wait_for(lambda: service.pids(word) not in ([], [pid]), message=f"{word} was not restarted")
     # Connections wait in the listening socket meanwhile: nothing is refused.
-    job = service.client.create_job(**inputs)
+    job = service.client.submit(**inputs)
     service.client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
 
 
@@ -159,7 +157,7 @@ def test_stop_puts_the_running_job_back_and_leaves_nothing_behind(tmp_path, tiny
     folder = tmp_path / "home"
     with Service(folder) as service:
         inputs = service.upload(tiny)
-        job = service.client.create_job(**inputs, config=SLOW)
+        job = service.client.submit(**inputs, config=SLOW)
         service.wait_for_state(job.id, "running")
         wait_for(lambda: service.pids("worker.runner"))
         assert service.stop() == 0

@@ -13,8 +13,8 @@ import pytest
 
 from service.jobs import transitions
 from service.jobs.dispatch import Dispatcher
+from service.repository import now_seconds
 from service.tables import Artifact
-from service.workers.repository import now_seconds
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import QUICK, environment, processes_of
 from tests.worker.test_worker_process import command

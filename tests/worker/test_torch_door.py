@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quantmill.torch import Quantized, quantize
-from service.client import QuantmillClient
+from service.client import Client
 from tests.support.torch_networks import VisionTransformer, batches, images, made
 
 pytestmark = [pytest.mark.postgres, pytest.mark.redis, pytest.mark.slow]
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.redis, pytest.mark.slow]
 SAMPLES = images(12, 32)
 
 
-def door(output: Path, client: QuantmillClient | None = None) -> Quantized:
+def door(output: Path, client: Client | None = None) -> Quantized:
     module = made(lambda: VisionTransformer(size=32, layers=1))
     config = {"preset": "int8", "evaluation": {"latency_runs": 1}}
     loader = batches(SAMPLES, 4)

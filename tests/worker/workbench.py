@@ -144,14 +144,14 @@ class Workbench:
             now = db_now()
             session.execute(
                 insert(Model).values(
-                    id=model_id, tenant_id=tenant, name="net", format="onnx", status="validating",
+                    id=model_id, tenant_id=tenant, name=f"net {model_id}", format="onnx", status="validating",
                     row_version=1, created_at=now, updated_at=now,
                 )
             )  # fmt: skip
             for path, data in files.items():
                 session.execute(
                     insert(ModelFile).values(
-                        model_id=model_id, path=path, sha256=self.put(data), size_bytes=len(data),
+                        tenant_id=tenant, model_id=model_id, path=path, sha256=self.put(data), size_bytes=len(data),
                         is_main=path.endswith(".onnx"),
                     )
                 )  # fmt: skip
@@ -163,20 +163,20 @@ class Workbench:
             now = db_now()
             session.execute(
                 insert(Dataset).values(
-                    id=dataset_id, tenant_id="default", name="data", format="npz", status="validating",
+                    id=dataset_id, tenant_id="default", name=f"data {dataset_id}", format="npz", status="validating",
                     sha256=self.put(data), size_bytes=len(data), preprocessing=preprocessing or {},
                     row_version=1, created_at=now, updated_at=now,
                 )
             )  # fmt: skip
         return dataset_id
 
-    def submit(self, **values: Any) -> str:
+    def submit(self, tenant: str = "default", **values: Any) -> str:
         """An inspect_model job, unless told otherwise."""
         values.setdefault("kind", "inspect_model")
         if values["kind"] == "inspect_model" and "model_id" not in values:
-            values["model_id"] = self.add_model()
+            values["model_id"] = self.add_model(tenant=tenant)
         with self.database.write() as session:
-            return transitions.submit(session, tenant_id="default", **values).id
+            return transitions.submit(session, tenant_id=tenant, **values).id
 
     def supervisor(self, code: str, *, timing: Timing = QUICK, mode: Mode = "auto", **options: Any) -> Supervisor:
         """A supervisor whose runners run ``code``; they may write into the bench's folder."""

@@ -30,11 +30,11 @@ _HOLDS = {True: "holds", False: "BROKEN", None: "UNDECIDED"}
 _POINTS = {"%": "points", "dB": "dB"}
 
 
-def make_console(*, stderr: bool = False) -> Console:
+def make_console(*, stderr: bool = False, quiet: bool = False) -> Console:
     """A console that is as wide as the terminal, and wide enough for tables where there is none."""
-    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    console = Console(stderr=stderr, quiet=quiet, highlight=False, soft_wrap=False)
     if not console.is_terminal:
-        console = Console(stderr=stderr, highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+        console = Console(stderr=stderr, quiet=quiet, highlight=False, width=WIDTH_WITHOUT_TERMINAL)
     console.push_render_hook(_Printable())
     return console
 
@@ -61,10 +61,13 @@ class _Cleaned:
 
 
 class ProgressView:
-    """Progress by stage: a bar each on a terminal, a line now and then elsewhere. Is a ``Run`` of the quantizer."""
+    """Progress by stage: a bar each on a terminal, a line now and then elsewhere; nothing where ``quiet``.
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or make_console(stderr=True)
+    Is a ``Run`` of the quantizer.
+    """
+
+    def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
+        self._console = console or make_console(stderr=True, quiet=quiet)
         self._tasks: dict[str, TaskID] = {}
         self._printed_at: dict[str, float] = {}
         self._whole = ""

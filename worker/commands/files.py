@@ -16,7 +16,7 @@ from service.contracts.report import Report
 from service.contracts.runner import FILE_PATTERN, RESERVED_KINDS, QuantizeResult
 
 if TYPE_CHECKING:
-    from service.client import QuantmillClient
+    from service.client import Client
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> Done:
     return Done(result.report, tuple(written))
 
 
-def download_files(client: QuantmillClient, job_id: str, report: Report, extra: ExtraPlace) -> Done:
+def download_files(client: Client, job_id: str, report: Report, extra: ExtraPlace) -> Done:
     """Download what a succeeded job gave beside model and report.
 
     Raises:

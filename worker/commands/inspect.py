@@ -121,12 +121,10 @@ def _aimed(config: QuantizationConfig, target: str | None) -> QuantizationConfig
 def _on_server(
     model: Path, config: QuantizationConfig, *, server: str, key: str | None, view: ProgressView
 ) -> Inspection:
-    from worker.commands.remote import model_files
     from worker.commands.server import connected
 
-    files = model_files(model)
     with connected(server, key) as client:
-        uploaded = client.create_model(*files)
+        uploaded = client.push_model(model)
         view.progress("validate", message="on the service")
         model_id = client.wait_ready(uploaded).id
         view.progress("inspect", message="on the service")

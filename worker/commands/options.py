@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,8 +29,9 @@ from service.settings import Settings
 from worker.runner import resource_limit
 
 VARIABLE_PREFIX = "QUANTMILL_"
-# Variables of the test suite and the benchmarks, which are no settings of a process.
+# Variables of clients, of the test suite and the benchmarks, which are no settings of a process.
 _NO_SETTINGS = (
+    "QUANTMILL_SERVER",
     "QUANTMILL_DATA",
     "QUANTMILL_REQUIRE_DATA",
     "QUANTMILL_TEST_POSTGRES_URL",
@@ -44,10 +45,10 @@ def default_of(setting: str) -> str:
     return f"{VARIABLE_PREFIX}{setting.upper()}, or {Settings.model_fields[setting].default}"
 
 
-_DATA_HELP = "Arrays (.npz, .safetensors), or pictures or sounds: a .tar, .tar.gz or .zip, or a folder of them."
+DATA_HELP = "Arrays (.npz, .safetensors), or pictures or sounds: a .tar, .tar.gz or .zip, or a folder of them."
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.onnx", exists=True, dir_okay=False, readable=True)]
-DataPath = Annotated[Path, typer.Option(metavar="FILE|FOLDER", exists=True, readable=True, help=_DATA_HELP)]
-OptionalData = Annotated[Path | None, typer.Option(metavar="FILE|FOLDER", exists=True, readable=True, help=_DATA_HELP)]
+DataPath = Annotated[Path, typer.Option(metavar="FILE|FOLDER", exists=True, readable=True, help=DATA_HELP)]
+OptionalData = Annotated[Path | None, typer.Option(metavar="FILE|FOLDER", exists=True, readable=True, help=DATA_HELP)]
 OptionalPath = Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True)]
 CalibrationPath = Annotated[
     Path | None,
@@ -55,7 +56,7 @@ CalibrationPath = Annotated[
         metavar="FILE|FOLDER",
         exists=True,
         readable=True,
-        help=f"{_DATA_HELP} May be left out where the config has random_calibration, or calibrates nothing.",
+        help=f"{DATA_HELP} May be left out where the config has random_calibration, or calibrates nothing.",
     ),
 ]
 DataDir = Annotated[
@@ -65,8 +66,22 @@ DataDir = Annotated[
         help=f"Home of everything kept on local disk. Default: {default_of('data_dir')}.",
     ),
 ]
-Server = Annotated[str, typer.Option(metavar="URL", help="The service's address, such as http://127.0.0.1:8000.")]
-Key = Annotated[str | None, typer.Option(envvar="QUANTMILL_API_KEY", help="The service's key.")]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The service's address, such as http://127.0.0.1:8000. Default: QUANTMILL_SERVER, or the service that you "
+        "run on this host.",
+    ),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        help="The service's key. Default: QUANTMILL_API_KEY, or that of the service that you run on this host."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, as the service gives it.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and of results what was asked for alone.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: one per core.")]
 Preprocessing = Annotated[
     str | None,
@@ -268,6 +283,23 @@ def distinct_paths(written: dict[str, Path | None], read: dict[str, Path | None]
         other = taken.setdefault(path.resolve(), option)
         if other != option:
             raise typer.BadParameter(f"{option} and {other} are the same file: {path}")
+
+
+def labels(given: Iterable[str]) -> dict[str, str]:
+    """Labels as a job takes them.
+
+    Raises:
+        typer.BadParameter: one is no KEY=VALUE, or a key comes twice.
+    """
+    found: dict[str, str] = {}
+    for entry in given:
+        name, sign, value = entry.partition("=")
+        if not sign or not name:
+            raise typer.BadParameter(f"{entry!r} is not KEY=VALUE.", param_hint="--label")
+        if name in found:
+            raise typer.BadParameter(f"{name!r} is given twice.", param_hint="--label")
+        found[name] = value
+    return found
 
 
 def configure_logging(level: int = logging.INFO) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from worker.commands.options import Key, Server
+from worker.commands.options import Json, Key, Server
 
 app = typer.Typer(
     name="quarantine", help="Models that kill their runner, and are refused: list, release.", no_args_is_help=True
@@ -16,12 +16,16 @@ Digest = Annotated[str, typer.Argument(metavar="DIGEST", help="As list shows it:
 
 
 @app.command("list")
-def list_models(server: Server, key: Key = None) -> None:
+def list_models(server: Server = None, key: Key = None, json: Json = False) -> None:
     """All models in quarantine, each with what happened the last time."""
+    from service.quarantine.schemas import QuarantineList
     from worker.commands.server import connected
 
     with connected(server, key) as client:
         found = client.quarantine()
+    if json:
+        typer.echo(QuarantineList(items=found).model_dump_json(indent=2))
+        return
     for item in found:
         typer.echo(f"{item.digest}  {item.quarantined_at:%Y-%m-%d %H:%M}  {item.crashes} times  {item.reason}")
         typer.echo(f"  the last time: model {item.model_id}, job {item.job_id}")
@@ -30,7 +34,7 @@ def list_models(server: Server, key: Key = None) -> None:
 
 
 @app.command()
-def release(digest: Digest, server: Server, key: Key = None) -> None:
+def release(digest: Digest, server: Server = None, key: Key = None) -> None:
     """Release a model: jobs with it are accepted and run again."""
     from worker.commands.server import connected
 

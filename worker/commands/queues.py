@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def queues(
-    server: Server,
+    server: Server = None,
     key: Key = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:

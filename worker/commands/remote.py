@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from service.client import QuantmillClient
+from service.client import Client
 from service.contracts.config import QuantizationConfig
 from service.contracts.devices import DeviceChoice
-from service.contracts.errors import ExternalDataError
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource
 from service.jobs.schemas import EventOut
@@ -45,82 +44,56 @@ def quantize(
         ExternalDataError: the model's external data is not there.
         FileAccessError: a further file has the name of another one of the command.
     """
-    files = model_files(model)
     with connected(server, key) as client:
-        uploaded = client.create_model(*files, progress=_uploading(view, model))
+        uploaded = client.push_model(model, progress=uploading(view, model))
         datasets = [
-            client.create_dataset(Path(data.path), data.preprocessing, progress=_uploading(view, Path(data.path)))
+            client.push_dataset(Path(data.path), data.preprocessing, progress=uploading(view, Path(data.path)))
             for data in (calibration, evaluation)
             if data is not None
         ]
         view.progress("validate", message="on the service")
         model_id = client.wait_ready(uploaded).id
         if state is not None:
-            version = client.create_model_version(model_id, state, progress=_uploading(view, state))
+            version = client.create_model_version(model_id, state, progress=uploading(view, state))
             model_id = client.wait_ready(version).id
         dataset_ids = [client.wait_ready(dataset).id for dataset in datasets]
-        job = client.create_job(
-            model_id=model_id,
-            calibration_dataset_id=dataset_ids[0] if calibration is not None else None,
-            evaluation_dataset_id=dataset_ids[-1] if evaluation is not None else None,
+        job = client.submit(
+            model=model_id,
+            calibration=dataset_ids[0] if calibration is not None else None,
+            evaluation=dataset_ids[-1] if evaluation is not None else None,
             config=config,
             name=model.name[:200],
             ranges_from=ranges_from,
             priority=priority,
             device=device,
         )
-        report = follow(client, job.id, server=server, view=view)
-        download_model(client, job.id, output)
+        report = follow(client, job.id, view=view)
+        client.download(job, output)
         return download_files(client, job.id, report, extra)
 
 
-def follow(client: QuantmillClient, job_id: str, *, server: str, view: ProgressView) -> Report:
+def follow(client: Client, job_id: str, *, view: ProgressView, timeout_seconds: float | None = None) -> Report:
     """Show a job's events until it has ended; gives its report.
 
     Raises:
         ApiError: why the job failed, or whatever the service refuses.
         JobNotSucceededError: somebody canceled the job.
+        WaitTimeoutError: it takes longer than that; the job goes on.
         KeyboardInterrupt: the user went away; the job goes on, and was told how to come back to it.
     """
     view.log(f"job {job_id}")
     try:
-        for event in client.events(job_id):
-            show_event(event, view)
-        client.wait_succeeded(job_id)
+        client.wait_succeeded(job_id, on_event=lambda event: show_event(event, view), timeout_seconds=timeout_seconds)
         return client.report(job_id)
     except KeyboardInterrupt:
         view.log(f"the job {job_id} goes on in the service", "warning")
-        view.log(f"follow it: quantmill jobs follow {job_id} --server {server}")
-        view.log(f"cancel it: quantmill jobs cancel {job_id} --server {server}")
+        view.log(f"follow it: quantmill jobs follow {job_id} --server {client.place.url}")
+        view.log(f"cancel it: quantmill jobs cancel {job_id} --server {client.place.url}")
         raise
 
 
-def download_model(client: QuantmillClient, job_id: str, output: Path) -> None:
-    """Write the quantized model of a succeeded job to ``output``, whole or not at all."""
-    artifact = next(item for item in client.artifacts(job_id) if item.kind == "model")
-    client.download_artifact(artifact.id, output)
-
-
-def model_files(model: Path) -> list[Path]:
-    """The model file and the files of its external data, which lie beside it.
-
-    Raises:
-        NotOnnxError: it is no model.
-        ExternalDataError: external data is missing or lies elsewhere.
-    """
-    from worker.quantizer.intake.loading import external_files, read_proto
-
-    files = external_files(read_proto(model), model.parent)
-    for location in files:
-        if "/" in location:
-            raise ExternalDataError(
-                f"The model keeps weights in {location!r}; a service takes external data beside the model only.",
-                hint="Save the model again with its external data in the same folder.",
-            )
-    return [model, *files.values()]
-
-
-def _uploading(view: ProgressView, path: Path) -> Callable[[int, int], None]:
+def uploading(view: ProgressView, path: Path) -> Callable[[int, int], None]:
+    """What tells ``view`` how far the upload of ``path`` has come."""
     stage = f"upload {path.name}"
     return lambda sent, total: view.progress(stage, sent, total, "bytes")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from worker.commands.files import publish
 if TYPE_CHECKING:
     from service.reports.formats import FormatName
 
+_JOB_ID = "job_[0-9a-z]+"
 Html = Annotated[Path | None, typer.Option(metavar="R.html", help="The report as one page for a browser.")]
 Markdown = Annotated[Path | None, typer.Option(metavar="R.md", help="The report for a merge request.")]
 Junit = Annotated[Path | None, typer.Option(metavar="R.xml", help="Gate and critical findings as JUnit XML, for CI.")]
@@ -90,7 +92,12 @@ def write_json(path: Path, document: Any) -> None:
     Raises:
         OSError: the disk refused; nothing is left behind.
     """
-    write_whole(path, f"{json.dumps(document, indent=2)}\n".encode())
+    write_whole(path, render_json(document).encode())
+
+
+def render_json(document: Any) -> str:
+    """A document as JSON that people can read."""
+    return f"{json.dumps(document, indent=2)}\n"
 
 
 def register(app: typer.Typer) -> None:
@@ -99,21 +106,39 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    file: Annotated[Path, typer.Argument(metavar="R.json", exists=True, dir_okay=False, readable=True)],
+    source: Annotated[
+        str, typer.Argument(metavar="R.json|JOB", help="The file of an earlier run's report, or a succeeded job's id.")
+    ],
     html: Html = None,
     markdown: Markdown = None,
     junit: Junit = None,
     layers_csv: LayersCsv = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    server: options.Server = None,
+    key: options.Key = None,
 ) -> None:
-    """Print a report that an earlier run has written, and make other forms of it; older versions are read, too."""
+    """Print the report of an earlier run or of a job, and make other forms of it; older versions are read, too."""
     from worker.commands.console import print_report
 
     files = ReportFiles(html, markdown, junit, layers_csv)
     for path in files.paths:
         options.output_path(path)
-    options.distinct_paths(files.by_option, {"R.json": file})
-    found = read_report(file)
-    print_report(found, report_path=file)
+    file = Path(source)
+    if not file.exists() and re.fullmatch(_JOB_ID, source):
+        from worker.commands.server import connected
+
+        with connected(server, key) as client:
+            found = client.report(source)
+    elif not file.is_file():
+        raise typer.BadParameter(f"{source} is no file, and no id of a job.", param_hint="R.json|JOB")
+    else:
+        options.distinct_paths(files.by_option, {"R.json": file})
+        found = read_report(file)
+    if json:
+        typer.echo(render_json(found.to_json_dict()), nl=False)
+    elif not quiet:
+        print_report(found, report_path=file if file.exists() else None)
     files.write(found)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import httpx
 
-from service.client import ApiError, QuantmillClient, ServerUnreachableError
+from service.client import Client, ServerUnreachableError, UnauthorizedError
+from service.client.address import SERVER_VARIABLE
 from service.contracts.command_errors import InvalidServerError
 from worker.commands.crash import without_secrets
 
 KNOCK_SECONDS = 10.0
-_UNAUTHORIZED = 401
 
 
 def checked_address(server: str) -> str:
@@ -40,25 +41,24 @@ def checked_address(server: str) -> str:
 
 
 @contextmanager
-def connected(server: str, key: str | None) -> Iterator[QuantmillClient]:
-    """A client of the service at ``server``, once somebody answers there.
+def connected(server: str | None, key: str | None) -> Iterator[Client]:
+    """A client of the service at ``server``, or of the one that ``find_service`` finds, once somebody answers there.
 
     Raises:
         InvalidServerError: the address is not spelled as one.
+        ServiceNotFoundError: no address is given, and this user runs no service here.
         ServerUnreachableError: nobody answers.
         ApiError: whatever the service refuses; without the right key its hint says how to give one.
     """
-    address = checked_address(server)
-    _knock(address)
-    with QuantmillClient(address, key) as client:
+    told = server or os.environ.get(SERVER_VARIABLE)
+    with Client(None if told is None else checked_address(told), key) as client:
+        _knock(client.place.url)
         try:
             yield client
-        except ApiError as error:
-            if error.sent.status != _UNAUTHORIZED:
-                raise
-            word = "The key given is not the service's key" if key else "The service wants a key"
+        except UnauthorizedError as error:
+            word = "The key given is not the service's key" if client.place.headers else "The service wants a key"
             hint = f"{word}: give it with --key, or set QUANTMILL_API_KEY."
-            raise ApiError(error.sent.model_copy(update={"hint": hint})) from None
+            raise UnauthorizedError(error.sent.model_copy(update={"hint": hint})) from None
 
 
 def _knock(address: str) -> None:

@@ -48,7 +48,7 @@ def set_quota(
     checked, own = check_tenant(tenant), _parsed(limits)
     with installation(data_dir) as (_, database), database.write() as session:
         service.set_quota(session, operator(), checked, own)
-    typer.echo(f"{checked}: {json.dumps(own)}")
+    typer.echo(f"{checked}: {json.dumps(own.model_dump(exclude_unset=True))}")
 
 
 def _number(text: str) -> float | str:
@@ -61,7 +61,7 @@ def _number(text: str) -> float | str:
     return text
 
 
-def _parsed(limits: list[str]) -> dict[str, Any]:
+def _parsed(limits: list[str]) -> Quota:
     """The limits of the command line.
 
     Raises:
@@ -72,7 +72,7 @@ def _parsed(limits: list[str]) -> dict[str, Any]:
         name, _, value = entry.partition("=")
         own[name] = None if value == "none" else _number(value)
     try:
-        return Quota.model_validate(own).model_dump(exclude_unset=True)
+        return Quota.model_validate(own)
     except ValidationError as error:
         told = "; ".join(
             f"{found.pointer.removeprefix('/')}: {found.message}" for found in field_problems(error, Quota)

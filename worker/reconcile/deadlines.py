@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from service import repository
 from service.db import Database
 from service.jobs import transitions
-from service.workers import repository as workers
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ def expire_deadlines(database: Database, *, is_behind: Callable[[float], bool] =
         is_behind: told the time by the database's clock; True while deadlines have yet to be put off by an absence.
     """
     with database.write() as session:
-        if is_behind(workers.now_seconds(session)):
+        if is_behind(repository.now_seconds(session)):
             return 0
         jobs = transitions.expire_deadlines(session)
     for job in jobs:

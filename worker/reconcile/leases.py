@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
+from service import repository
 from service.db import Database
 from service.jobs import transitions
-from service.workers import repository as workers
 from worker.lease import DATABASE_AWAY
 
 _ROUND_JOBS = 100
@@ -39,7 +39,7 @@ class LeaseKeeper:
         """Take running jobs away from workers that fell silent; returns how many."""
         try:
             with self._database.write() as session:
-                now = workers.now_seconds(session)
+                now = repository.now_seconds(session)
                 # A pause is believed once: rounds may be slow for ever, and leases must end all the same.
                 spare = self._away or (self.is_behind(now) and not self._spared)
                 spared = transitions.spare_leases(session, lease_seconds=self._lease_seconds) if spare else 0

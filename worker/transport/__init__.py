@@ -6,7 +6,6 @@ kombu takes every message for one that kombu wrote, and an exception on the way 
 
 from __future__ import annotations
 
-import ssl
 from typing import Any
 
 from service.settings import Settings
@@ -19,8 +18,4 @@ def worker_transport(settings: Settings) -> dict[str, Any]:
         return {"broker_transport": f"{__name__}.filesystem:Transport"}
     if scheme not in {"redis", "rediss"}:
         return {}
-    found: dict[str, Any] = {"broker_transport": f"{__name__}.redis:Transport"}
-    if scheme == "rediss":
-        # kombu does this by the name of its own transport; ssl_... in the URL wins over it
-        found["broker_use_ssl"] = {"ssl_cert_reqs": ssl.CERT_NONE}
-    return found
+    return {"broker_transport": f"{__name__}.redis:Transport"}

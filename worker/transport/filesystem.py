@@ -6,14 +6,13 @@ import logging
 from queue import Empty
 from typing import Any
 
-from kombu.transport import filesystem
-
+from service.jobs import letterbox
 from worker.transport.messages import UNREADABLE, ForeignMessageError, clean_message, log_rejected, named_job
 
 log = logging.getLogger(__name__)
 
 
-class Channel(filesystem.Channel):
+class Channel(letterbox.Channel):
     """Takes messages out of files. A folder that is not there, or cannot be read, holds none: it may come back."""
 
     _away = False
@@ -42,7 +41,7 @@ class Channel(filesystem.Channel):
             self._away = False
 
 
-class Transport(filesystem.Transport):
+class Transport(letterbox.Transport):
     """As kombu's, but delivers only what names a job."""
 
     Channel = Channel

@@ -1,6 +1,6 @@
 """Every collector there is. ``quantmill gc`` and the reconciler run the same ones.
 
-Whatever grows belongs here: a new table of rows that age (such as deliveries of webhooks), or a new folder, gets one
+Whatever grows belongs here: a new table of rows that age, or a new folder, gets one
 more ``Collector`` in this list, and with it its count, its line in ``quantmill gc`` and its loop.
 """
 
@@ -55,6 +55,15 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
             settings.progress_retention_seconds,
             repository.count_old_progress,
             repository.delete_old_progress,
+        ),
+        _rows(
+            database,
+            "deliveries",
+            "events for webhooks, sent or not",
+            f"after {words(settings.webhook_retention_seconds)}",
+            settings.webhook_retention_seconds,
+            repository.count_old_deliveries,
+            repository.delete_old_deliveries,
         ),
         _jobs(settings, database),
         Collector(

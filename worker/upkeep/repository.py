@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, select, tuple_
+from sqlalchemy import ColumnElement, delete, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.tables import Artifact, Base, IdempotencyKey, Job, JobEvent, ReportRow, Upload
+from service.jobs import repository as jobs
+from service.tables import IdempotencyKey, Job, JobEvent, Upload, WebhookDelivery
 from service.tables.jobs import TERMINAL_STATES
-
-# What belongs to a job and goes with it. Whatever else refers to a job keeps it.
-OWNED = (JobEvent, Artifact, ReportRow)
 
 
 def expired_uploads(session: Session, limit: int | None = None) -> list[str]:
@@ -80,21 +78,30 @@ def delete_old_progress(session: Session, age_seconds: float, limit: int) -> int
     return len(found)
 
 
+def count_old_deliveries(session: Session, age_seconds: float) -> int:
+    """How many deliveries of events are older."""
+    old = WebhookDelivery.created_at < db_now() - age_seconds
+    return session.scalars(select(func.count()).select_from(WebhookDelivery).where(old)).one()
+
+
+def delete_old_deliveries(session: Session, age_seconds: float, limit: int) -> int:
+    """Forget deliveries that are older, sent or not; returns how many. One under way ends unnoted."""
+    old = select(WebhookDelivery.id).where(WebhookDelivery.created_at < db_now() - age_seconds)
+    ids = list(session.scalars(old.order_by(WebhookDelivery.created_at).limit(limit).with_for_update(skip_locked=True)))
+    session.execute(delete(WebhookDelivery).where(WebhookDelivery.id.in_(ids)))
+    return len(ids)
+
+
 def count_old_jobs(session: Session, age_seconds: float) -> int:
     """How many jobs ended so long ago, and nothing refers to them."""
     return session.scalars(select(func.count()).select_from(Job).where(*_old_jobs(age_seconds))).one()
 
 
 def delete_old_jobs(session: Session, age_seconds: float, limit: int) -> int:
-    """Forget jobs that ended so long ago, with events, report and artifacts; returns how many.
-
-    The files of their artifacts are collected once no other row names them.
-    """
+    """Forget jobs that ended so long ago, with events, report and artifacts; returns how many."""
     old = select(Job.id).where(*_old_jobs(age_seconds)).order_by(Job.finished_at).limit(limit)
     ids = list(session.scalars(old.with_for_update(skip_locked=True)))
-    for table in OWNED:
-        session.execute(delete(table).where(table.job_id.in_(ids)))
-    session.execute(delete(Job).where(Job.id.in_(ids)))
+    jobs.remove(session, ids)
     return len(ids)
 
 
@@ -107,25 +114,8 @@ def _old_progress(age_seconds: float) -> list[ColumnElement[bool]]:
 
 
 def _old_jobs(age_seconds: float) -> list[ColumnElement[bool]]:
-    return [*_ended(age_seconds), *(~reference for reference in _references())]
+    return [*_ended(age_seconds), *(~reference for reference in jobs.references())]
 
 
 def _ended(age_seconds: float) -> list[ColumnElement[bool]]:
     return [Job.state.in_(TERMINAL_STATES), Job.finished_at < db_now() - age_seconds]
-
-
-def _references() -> list[ColumnElement[bool]]:
-    """For each column of a table that refers to jobs and is none of their own: some row there names this job.
-
-    Read off the foreign keys, so that a table that is added later keeps its jobs.
-    """
-    own = {owned.__table__ for owned in OWNED}
-    found: list[ColumnElement[bool]] = []
-    for table in Base.metadata.sorted_tables:
-        if table in own:
-            continue
-        for key in table.foreign_keys:
-            if key.column.table is Job.__table__ and key.column.name == "id":
-                other = table.alias()
-                found.append(exists().where(and_(other.c[key.parent.name] == Job.id)))
-    return found

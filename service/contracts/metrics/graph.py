@@ -14,6 +14,7 @@ from service.contracts.base import Contract
 from service.contracts.bounds import BELOW
 from service.contracts.metrics.base import ArrayName, Better, Facts, LabelRef, MetricBase, OutputRef
 from service.contracts.pointers import below
+from service.contracts.references import MOST_REFERENCE_CHARS
 
 MAX_INLINE_BYTES = 1 << 20
 
@@ -25,7 +26,10 @@ class GraphSource(Contract):
         default=None, description=f"The .onnx file, at most {MAX_INLINE_BYTES} bytes, as base64 text."
     )
     model_id: str | None = Field(
-        default=None, min_length=1, max_length=64, description="Id of a model that the service has accepted."
+        default=None,
+        min_length=1,
+        max_length=MOST_REFERENCE_CHARS,
+        description="A model that the service has accepted: its id, or NAME@VERSION, NAME@ALIAS or NAME@latest.",
     )
 
     @model_validator(mode="before")

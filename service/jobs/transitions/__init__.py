@@ -17,7 +17,7 @@ from service.jobs.transitions.attempts import (
     succeed,
 )
 from service.jobs.transitions.budget import MAX_ATTEMPTS, backoff_seconds
-from service.jobs.transitions.client import request_cancel, submit
+from service.jobs.transitions.client import rename, request_cancel, submit
 from service.jobs.transitions.expiry import (
     LATE_VALIDATION,
     WORKERS_LOST,
@@ -61,6 +61,7 @@ __all__ = [
     "overdue",
     "queued_ahead",
     "record_progress",
+    "rename",
     "renew",
     "request_cancel",
     "requeue",

@@ -64,10 +64,10 @@ def renew(session: Session, job_id: str, attempt: int, *, lease_seconds: float) 
 def record_progress(session: Session, job_id: str, attempt: int, line: ProgressLine) -> bool:
     """T3: note how far the attempt has come, on the job and in its log. False if it is no longer the owner."""
     progress = line.model_dump(mode="json", exclude={"line", "stage"})
-    seq = rows.note(session, table.PROGRESS, job_id, attempt, stage=line.stage[:255], progress=progress)
-    if seq is None:
+    place = rows.note(session, table.PROGRESS, job_id, attempt, stage=line.stage[:255], progress=progress)
+    if place is None:
         return False
-    events.record(session, job_id, seq, attempt, "progress", {"stage": line.stage, **progress})
+    events.record(session, place, "progress", {"stage": line.stage, **progress})
     return True
 
 

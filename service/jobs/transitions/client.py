@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.ids import is_id, new_id
-from service.jobs import events
+from service.jobs import announcing, events
 from service.jobs.errors import JobNotFoundError
 from service.jobs.queues import queue_of, size_class_of
 from service.jobs.transitions import rows, table
@@ -34,6 +34,9 @@ def submit(
     priority: int = 0,
     size_class: str | None = None,
     device: str = "auto",
+    retry_of: str | None = None,
+    cloned_from: str | None = None,
+    fingerprint: str | None = None,
     max_attempts: int = MAX_ATTEMPTS,
     deadline_seconds: float | None = None,
     request_id: str | None = None,
@@ -60,6 +63,9 @@ def submit(
             config=config,
             preset=None if config is None else config.get("preset"),
             algorithms=None if config is None else [entry["method"] for entry in config.get("algorithms", ())],
+            retry_of=retry_of,
+            cloned_from=cloned_from,
+            fingerprint=fingerprint,
             attempt=0,
             max_attempts=max_attempts,
             interruptions=0,
@@ -75,7 +81,9 @@ def submit(
         .returning(Job)
     )
     job = session.scalars(statement).one()
-    events.record(session, job.id, 1, 0, "state", {"name": table.SUBMIT.event, "state": job.state})
+    told = {"name": table.SUBMIT.event, "state": job.state}
+    if events.record_state(session, events.Place.newest(job), told):
+        announcing.tell_job(session, job)
     return job
 
 
@@ -96,6 +104,13 @@ def request_cancel(session: Session, tenant_id: str, job_id: str) -> Job:
         asked = rows.touch(session, table.ASK_TO_STOP, job.id, job.attempt, cancel_requested_at=db_now())
         if asked is not None:
             data = {"name": table.ASK_TO_STOP.event, "state": "canceling"}
-            events.record(session, job_id, asked.last_seq, asked.attempt, "state", data)
+            events.record(session, events.Place.newest(asked), "state", data)
             return asked
     return job
+
+
+def rename(session: Session, job: Job, *, name: str | None, labels: dict[str, str]) -> Job:
+    """Give a job that is held another name and other labels."""
+    changes = {"name": name, "labels": labels, "row_version": Job.row_version + 1, "updated_at": db_now()}
+    statement = update(Job).where(Job.id == job.id).values(**changes).returning(Job)
+    return session.scalars(statement, execution_options={"populate_existing": True}).one()

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from service.contracts.errors import CanceledError, Problem
 from service.db import db_now
-from service.jobs import events, settlement
+from service.jobs import announcing, events, settlement
 from service.jobs.transitions.table import Transition
 from service.tables import Job, JobEvent
 
@@ -43,8 +43,10 @@ def move(
     job = touch(session, transition, job_id, held, **changes)
     if job is not None:
         told = {"name": transition.event, "state": job.state, **data}
-        events.record(session, job.id, job.last_seq, job.attempt, "state", told)
+        heard = events.record_state(session, events.Place.newest(job), told)
         settlement.tell_waiting(session, job)
+        if heard:
+            announcing.tell_job(session, job, verdict=data.get("verdict"))
     return job
 
 
@@ -55,10 +57,11 @@ def touch(session: Session, transition: Transition, job_id: str, held: int | Non
     return session.scalars(statement, execution_options=options).one_or_none()
 
 
-def note(session: Session, transition: Transition, job_id: str, held: int, **values: Any) -> int | None:
-    """As ``touch``, for what is done very often: the number alone comes back, not the row with all of its config."""
-    statement = _guarded(transition, job_id, held, values).returning(Job.last_seq)
-    return session.scalar(statement, execution_options={"synchronize_session": False})
+def note(session: Session, transition: Transition, job_id: str, held: int, **values: Any) -> events.Place | None:
+    """As ``touch``, for what is done very often: the event's place comes back, not the row with all of its config."""
+    statement = _guarded(transition, job_id, held, values).returning(Job.tenant_id, Job.id, Job.last_seq, Job.attempt)
+    drawn = session.execute(statement, execution_options={"synchronize_session": False}).one_or_none()
+    return None if drawn is None else events.Place(*drawn)
 
 
 def fail(session: Session, transition: Transition, job_id: str, attempt: int, problem: Problem) -> Job | None:

@@ -44,8 +44,8 @@ class Store:
         for model in MODELS:
             self.raw.execute(
                 "INSERT INTO models (id, tenant_id, name, format, version, status, row_version, created_at, updated_at)"
-                " VALUES (?, 'default', 'm', 'onnx', 1, 'validating', 1, 0, 0)",
-                (model,),
+                " VALUES (?, 'default', ?, 'onnx', 1, 'validating', 1, 0, 0)",
+                (model, model),
             )
 
     def reset(self) -> None:

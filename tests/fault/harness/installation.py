@@ -16,7 +16,7 @@ from typing import Literal, Self, TypeVar
 
 from sqlalchemy import func, select
 
-from service.client import QuantmillClient
+from service.client import Client
 from service.db import Database
 from service.failpoints import NAMES, VARIABLE
 from service.settings import Settings
@@ -25,6 +25,7 @@ from service.tables import Job, JobEvent
 from service.tables.jobs import LIVE_STATES
 from tests.fault.harness.processes import Process
 from tests.fault.harness.servers import Servers
+from tests.support import leaks
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny
 from tests.worker.running import environment, processes_of
@@ -95,6 +96,7 @@ class Installation:
         self._holds = folder / "holds"
         self._holds.mkdir()
         everywhere = ";".join(f"{name}=wait:{self._holds / name}" for name in NAMES)
+        leaks.remember_variables({**places, **variables})
         self._environment = environment(**QUICK, **places, **variables, **{VARIABLE: everywhere})
         by_name = {name: variables.get(f"QUANTMILL_{name.upper()}") for name in _PLACES}
         given = {name: Path(place) for name, place in by_name.items() if place is not None}
@@ -167,14 +169,14 @@ class Installation:
             process.stop()
         self.start(process, **failpoints)
 
-    def client(self, *, patience_seconds: float = PATIENCE_SECONDS, timeout_seconds: float = 30.0) -> QuantmillClient:
+    def client(self, *, patience_seconds: float = PATIENCE_SECONDS, timeout_seconds: float = 30.0) -> Client:
         """A client of the API; close it."""
-        return QuantmillClient(self.url, timeout_seconds=timeout_seconds, patience_seconds=patience_seconds)
+        return Client(self.url, timeout_seconds=timeout_seconds, patience_seconds=patience_seconds)
 
     def upload(self, tiny: Tiny) -> dict[str, str]:
         """Upload model and data of ``tiny``; gives the ids as a job takes them."""
         with self.client() as client:
-            model, data = client.create_model(tiny.model), client.create_dataset(tiny.calibration)
+            model, data = client.push_model(tiny.model), client.push_dataset(tiny.calibration)
             return {
                 "model_id": client.wait_ready(model, timeout_seconds=PATIENCE_SECONDS).id,
                 "calibration_dataset_id": client.wait_ready(data, timeout_seconds=PATIENCE_SECONDS).id,
@@ -359,7 +361,9 @@ class Installation:
             os.kill(pid, signal.SIGKILL)
         if self.servers is not None:
             self.servers.heal()
+            leaks.refuse(leaks.rows_of(self.database_url))
             self.servers.postgres.drop_database(self.database_url)
+        leaks.refuse(leaks.files_of(self.folder))
         assert not left, f"left behind: {left}"
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,46 @@ def test_a_message_is_a_file_on_the_embedded_broker(tmp_path: Path) -> None:
     for job_id, name in (("job_1", "cpu"), ("job_2", "gpu")):
         (file,) = queue.glob(f"*.{name}.msg")
         check_message(json.loads(file.read_text()), job_id)
+
+
+def test_whoever_takes_messages_while_they_are_sent_reads_each_as_a_whole(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    settings.make_folders()
+    sent, taken, done = 300, [], threading.Event()
+
+    def take() -> None:
+        while True:
+            last = done.is_set()  # looked at before the folder
+            for file in (settings.broker_dir / "queue").glob("*.cpu.msg"):
+                taken.append(json.loads(file.read_bytes()))
+                file.unlink()
+            if last:
+                return
+
+    dispatcher = Dispatcher(settings)
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(take)
+        for number in range(sent):
+            dispatcher.publish(f"job_{number}", "cpu")
+        done.set()
+        taking.result()
+    dispatcher.close()
+    ids = [json.loads(base64.b64decode(message["body"]))[0][0] for message in taken]
+    assert sorted(ids) == sorted(f"job_{number}" for number in range(sent))
+    assert not list((settings.broker_dir / "queue").iterdir())
+
+
+def test_senders_that_start_at_once_know_every_queue(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    settings.make_folders()
+    dispatchers = [Dispatcher(settings) for _ in QUEUES]
+    with ThreadPoolExecutor(len(QUEUES)) as pool:
+        list(pool.map(lambda sender, name: sender.publish("job_1", name), dispatchers, QUEUES))
+    for dispatcher in dispatchers:
+        dispatcher.close()
+    assert sorted(file.name.split(".", 1)[1] for file in (settings.broker_dir / "queue").iterdir()) == sorted(
+        f"{name}.msg" for name in QUEUES
+    )
 
 
 @pytest.mark.redis

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from service import repository
 from service.db import Database
 from service.jobs import transitions
-from service.workers import repository as workers
 from tests.worker.reconcile.rounds import claim
 from tests.worker.workbench import wait_for
 from worker.reconcile.deadlines import expire_deadlines
@@ -117,8 +117,8 @@ def test_a_longer_lease_stays_as_it_is(bench):
 def clock(monkeypatch) -> Iterator[list[float]]:
     """What the database's clock says to the keeper: the true time, and how far ahead it is of that."""
     ahead = [0.0]
-    real = workers.now_seconds
-    monkeypatch.setattr(workers, "now_seconds", lambda session: real(session) + ahead[0])
+    real = repository.now_seconds
+    monkeypatch.setattr(repository, "now_seconds", lambda session: real(session) + ahead[0])
     yield ahead
 
 

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import delete
 from typer.testing import CliRunner
 
-from service.client import QuantmillClient
+from service.client import Client
 from service.contracts.command_errors import (
     BackupDamagedError,
     BackupPlaceError,
@@ -57,28 +57,28 @@ def quantmill(*words: str | Path, **variables: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def everything_of(client: QuantmillClient, job_id: str, folder: Path) -> tuple[object, ...]:
+def everything_of(client: Client, job_id: str, folder: Path) -> tuple[object, ...]:
     """What a client can see of a finished job, the bytes of its artifacts included."""
     data = {}
     folder.mkdir()
     for artifact in client.artifacts(job_id):
         client.download_artifact(artifact.id, folder / artifact.kind)
         data[artifact.id] = (artifact, (folder / artifact.kind).read_bytes())
-    return client.job(job_id), list(client.events(job_id)), client.report(job_id), data
+    return client.job(job_id), list(client.follow(job_id)), client.report(job_id), data
 
 
 def test_a_service_is_copied_under_submits_and_goes_on_elsewhere(tmp_path: Path, tiny: Tiny) -> None:
     copy, home = tmp_path / "copy", tmp_path / "new" / "home"
     with Service(tmp_path / "home") as service:
         inputs = service.upload(tiny)
-        done = service.client.create_job(**inputs)
+        done = service.client.submit(**inputs)
         service.client.wait_succeeded(done.id, timeout_seconds=PATIENCE_SECONDS)
         before = everything_of(service.client, done.id, tmp_path / "before")
-        running = service.client.create_job(**inputs, config=SLOW)
+        running = service.client.submit(**inputs, config=SLOW)
         # frozen: it runs for as long as this test needs it to, and the next one waits
         service.kill(wait_for(lambda: next(iter(service.pids("worker.runner")), 0)), signal.SIGSTOP)
         service.wait_for_state(running.id, "running")
-        queued = service.client.create_job(**inputs)
+        queued = service.client.submit(**inputs)
         with submitting(service.url, inputs) as submitted:
             for _ in range(2):
                 quantmill("backup", copy, "--data-dir", service.folder)
@@ -88,7 +88,7 @@ def test_a_service_is_copied_under_submits_and_goes_on_elsewhere(tmp_path: Path,
     quantmill("restore", copy, "--data-dir", home)
     with Service(home) as restored:
         assert everything_of(restored.client, done.id, tmp_path / "after") == before
-        there = {job.id for job in restored.client.jobs(limit=200).items}
+        there = {job.id for job in restored.client.jobs(limit=200)}
         assert {done.id, running.id, queued.id} <= there <= {done.id, running.id, queued.id, *submitted}
         restored.client.wait_succeeded(queued.id, timeout_seconds=PATIENCE_SECONDS)
         again = restored.client.wait_succeeded(running.id, timeout_seconds=PATIENCE_SECONDS)
@@ -115,10 +115,10 @@ class submitting:  # noqa: N801 - reads as what it does
         assert not self._thread.is_alive()
 
     def _submit(self) -> None:
-        with QuantmillClient(self._url, patience_seconds=PATIENCE_SECONDS) as client:
+        with Client(self._url, patience_seconds=PATIENCE_SECONDS) as client:
             # few: whoever waits for the queue's end waits for them
             while len(self._ids) < 4 and not self._over.wait(0.5):
-                self._ids.append(client.create_job(**self._inputs).id)
+                self._ids.append(client.submit(**self._inputs).id)
 
 
 @pytest.fixture

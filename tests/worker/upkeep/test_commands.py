@@ -44,5 +44,5 @@ def test_scrub_tells_what_is_damaged_and_who_names_it(bench: Workbench) -> None:
     path.chmod(0o600)
     path.write_bytes(b"DATA")
     code, told = command("scrub", "--all", *folder)
-    named = {"kind": "dataset", "id": dataset, "name": "data"}
+    named = {"kind": "dataset", "id": dataset, "name": f"data {dataset}"}
     assert (code, told["damaged"]) == (1, [{"sha256": path.name, "damage": "digest", "named_by": [named]}])

@@ -70,7 +70,7 @@ class Yard:
 
     def add_dataset(self, session: Session, sha256: str) -> str:
         dataset = datasets.create(
-            session, "default", name="d", format="npz", sha256=sha256, size_bytes=1, preprocessing={}
+            session, "default", name=new_id("dst"), format="npz", sha256=sha256, size_bytes=1, preprocessing={}
         )
         return dataset.id
 
@@ -126,7 +126,7 @@ class Yard:
                 self.refused.append(upload.sha256)
                 return
             file = ModelFile(path="net.onnx", sha256=upload.sha256, size_bytes=1, is_main=True)
-            models.create(session, "default", name="m", format="onnx", files=[file])
+            models.create(session, "default", name=upload_id, format="onnx", files=[file])
             if self.fine:
                 yield
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -13,6 +14,8 @@ from worker.quantizer.graph.skeleton import Skeleton, weight_bytes
 
 # What protobuf can hold.
 MAX_FILE_BYTES = (1 << 31) - 1
+# Of weights, in a file together with the graph.
+MAX_WEIGHT_BYTES = 2_000_000_000
 
 
 def to_bytes(model: ir.Model) -> bytes:
@@ -24,6 +27,20 @@ def to_bytes(model: ir.Model) -> bytes:
     if weight_bytes(model) > MAX_FILE_BYTES:
         raise _too_large()
     return serialized(ir.to_proto(model))
+
+
+def save_whole(model: ir.Model, path: Path) -> list[Path]:
+    """Write a model as one file, or above 2 GB with its weights in a file of this name and ``.data`` beside it.
+
+    No link is followed that lies in the place of either. Gives the files written, the ONNX file first.
+    """
+    data = path.with_name(f"{path.name}.data") if weight_bytes(model) > MAX_WEIGHT_BYTES else None
+    files = [path] if data is None else [path, data]
+    for file in files:
+        if file.is_symlink():
+            file.unlink()
+    ir.save(model, path, external_data=None if data is None else data.name)
+    return files
 
 
 def serialized(proto: onnx.ModelProto) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from tests.support.torch_networks import (
     images,
     made,
 )
+from worker.quantizer.graph import serialized
 
 QUICK = {"evaluation": {"latency_runs": 1}}
 # On every CPU the same figures.
@@ -176,7 +176,7 @@ def test_a_fixed_batch_size(tmp_path):
 
 
 def test_weights_too_large_for_one_file_make_the_same_model(answers, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("quantmill.torch.export"), "_LARGEST_FILE_BYTES", 0)
+    monkeypatch.setattr(serialized, "MAX_WEIGHT_BYTES", 0)
     exported = export(made(Answers), EXAMPLE, tmp_path / "float.onnx")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["float.onnx", "float.onnx.data"]
     result = quantize_exported(exported, store([(A, B)], exported, tmp_path / "data.npz"), INT8)

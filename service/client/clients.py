@@ -1,0 +1,99 @@
+"""The two clients: the calls of all nouns, done by a driver that blocks or by one that awaits."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from service.client.artifacts import ArtifactCalls
+from service.client.datasets import DatasetCalls
+from service.client.driving import Awaiting, AwaitingDriver, Blocking, BlockingDriver
+from service.client.inspections import InspectionCalls
+from service.client.jobs import JobCalls
+from service.client.models import ModelCalls
+from service.client.quarantine import QuarantineCalls
+from service.client.queues import QueueCalls
+from service.client.records import RecordCalls
+from service.client.webhooks import WebhookCalls
+
+
+class _Calls(
+    ModelCalls,
+    DatasetCalls,
+    InspectionCalls,
+    JobCalls,
+    QueueCalls,
+    ArtifactCalls,
+    QuarantineCalls,
+    RecordCalls,
+    WebhookCalls,
+):
+    """What both clients can do."""
+
+
+class Client(_Calls, Blocking):
+    """One service. Without arguments: that of QUANTMILL_SERVER, or else what this user runs on this host.
+
+    Lost connections and passing trouble (503 and the like, or a 429 that says when to come again) are endured for
+    ``patience_seconds``. Models, datasets and jobs are made under idempotency keys, so that none is made twice.
+
+    Args:
+        base_url: such as ``http://127.0.0.1:8000``.
+        key: a key of the service; default: QUANTMILL_API_KEY, or that of the user's own service on this host.
+        timeout_seconds: for a single answer.
+        patience_seconds: how long trouble may go on before it is reported.
+
+    Raises (all methods):
+        ApiError: the service refused; carries its problem, its subclasses tell the kind.
+        ServerUnreachableError: the service does not answer.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        key: str | None = None,
+        *,
+        timeout_seconds: float = 30.0,
+        patience_seconds: float = 30.0,
+    ) -> None:
+        super().__init__(base_url, key, timeout_seconds=timeout_seconds, patience_seconds=patience_seconds)
+        self._driver = BlockingDriver(self.place)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._driver.close()
+
+
+class AsyncClient(_Calls, Awaiting):
+    """As ``Client``, with calls that are awaited and iterators for ``async for``, on asyncio or trio."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        key: str | None = None,
+        *,
+        timeout_seconds: float = 30.0,
+        patience_seconds: float = 30.0,
+    ) -> None:
+        super().__init__(base_url, key, timeout_seconds=timeout_seconds, patience_seconds=patience_seconds)
+        self._driver = AwaitingDriver(self.place)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._driver.close()

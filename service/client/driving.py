@@ -1,0 +1,259 @@
+"""Drivers, which do the steps of calls: one blocks, the other awaits. And what makes methods of generators of steps."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+
+import anyio
+import anyio.to_thread
+import httpx
+
+from service.client.steps import (
+    BLOCK_BYTES,
+    FAILURES,
+    Close,
+    Course,
+    FilePart,
+    Give,
+    Items,
+    Next,
+    Open,
+    Opened,
+    Send,
+    Sleep,
+    Step,
+    Steps,
+)
+
+_CONNECT_SECONDS = 10.0
+_Calls = TypeVar("_Calls")
+_Given = ParamSpec("_Given")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A service as drivers reach it.
+
+    Attributes:
+        trust_environment: whether proxies of the environment may come between.
+    """
+
+    url: str
+    trust_environment: bool
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class BlockingDriver:
+    """Does steps in the thread that asks for them."""
+
+    def __init__(self, place: Place) -> None:
+        self._http = httpx.Client(base_url=place.url, headers=place.headers, trust_env=place.trust_environment)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def run(self, steps: Steps[_T]) -> _T:
+        """What the steps end with."""
+        course: Course[Any] = Course(steps)
+        for _ in self._items(course):
+            raise TypeError("steps that give items are to be iterated over")
+        return cast(_T, course.end)
+
+    def iterate(self, steps: Items[_T, None]) -> Generator[_T, None, None]:
+        """The items that the steps give."""
+        return self._items(Course(steps))
+
+    def _items(self, course: Course[_T]) -> Generator[_T, None, None]:
+        try:
+            while (step := course.advance()) is not None:
+                if isinstance(step, Give):
+                    yield step.item
+                    continue
+                try:
+                    course.answer = self._do(step, course)
+                except FAILURES as error:
+                    course.failure = error  # for the steps to handle, or to raise again
+        finally:
+            course.close()
+            for stream in course.opened:
+                stream.response.close()
+
+    def _do(self, step: Step, course: Course[Any]) -> Any:
+        if isinstance(step, Send):
+            content = None if step.content is None else _blocks(step.content)
+            return self._http.request(step.method, step.path, content=content, **_request(step))
+        if isinstance(step, Open):
+            response = self._http.send(_stream_request(self._http, step), stream=True)
+            course.opened.append(
+                Opened(response, response.iter_lines() if step.lines else response.iter_bytes(BLOCK_BYTES))
+            )
+            if response.is_error:
+                response.read()
+            return course.opened[-1]
+        if isinstance(step, Next):
+            return next(step.opened.pieces, None)
+        if isinstance(step, Close):
+            return step.opened.response.close()
+        if isinstance(step, Sleep):
+            return time.sleep(step.seconds)
+        return step.act()
+
+
+class AwaitingDriver:
+    """Does steps in the event loop, asyncio's or trio's; what computes or reads files, in threads of it."""
+
+    def __init__(self, place: Place) -> None:
+        self._http = httpx.AsyncClient(base_url=place.url, headers=place.headers, trust_env=place.trust_environment)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def run(self, steps: Steps[_T]) -> _T:
+        """What the steps end with."""
+        course: Course[Any] = Course(steps)
+        async with aclosing(self._items(course)) as items:
+            async for _ in items:
+                raise TypeError("steps that give items are to be iterated over")
+        return cast(_T, course.end)
+
+    def iterate(self, steps: Items[_T, None]) -> AsyncGenerator[_T, None]:
+        """The items that the steps give."""
+        return self._items(Course(steps))
+
+    async def _items(self, course: Course[_T]) -> AsyncGenerator[_T, None]:
+        try:
+            while (step := course.advance()) is not None:
+                if isinstance(step, Give):
+                    yield step.item
+                    continue
+                try:
+                    course.answer = await self._do(step, course)
+                except FAILURES as error:
+                    course.failure = error  # for the steps to handle, or to raise again
+        finally:
+            course.close()
+            for stream in course.opened:
+                await stream.response.aclose()
+
+    async def _do(self, step: Step, course: Course[Any]) -> Any:
+        if isinstance(step, Send):
+            content = None if step.content is None else _blocks_awaited(step.content)
+            return await self._http.request(step.method, step.path, content=content, **_request(step))
+        if isinstance(step, Open):
+            response = await self._http.send(_stream_request(self._http, step), stream=True)
+            course.opened.append(
+                Opened(response, response.aiter_lines() if step.lines else response.aiter_bytes(BLOCK_BYTES))
+            )
+            if response.is_error:
+                await response.aread()
+            return course.opened[-1]
+        if isinstance(step, Next):
+            return await anext(step.opened.pieces, None)
+        if isinstance(step, Close):
+            return await step.opened.response.aclose()
+        if isinstance(step, Sleep):
+            return await anyio.sleep(step.seconds)
+        return await anyio.to_thread.run_sync(step.act)
+
+
+def _timeout(seconds: float) -> httpx.Timeout:
+    return httpx.Timeout(seconds, connect=min(_CONNECT_SECONDS, seconds))
+
+
+def _request(step: Send) -> dict[str, Any]:
+    given: dict[str, Any] = {"headers": step.headers, "timeout": _timeout(step.timeout_seconds)}
+    if step.params:
+        given["params"] = step.params
+    if step.json is not None:
+        given["json"] = step.json
+    return given
+
+
+def _stream_request(http: httpx.Client | httpx.AsyncClient, step: Open) -> httpx.Request:
+    return http.build_request("GET", step.path, headers=step.headers, timeout=_timeout(step.silence_seconds))
+
+
+def _blocks(part: FilePart) -> Iterator[bytes]:
+    offset = part.start
+    with closing(part.blocks()) as blocks:
+        for block in blocks:
+            yield block
+            offset += len(block)
+            part.sent(offset)
+
+
+async def _blocks_awaited(part: FilePart) -> AsyncIterator[bytes]:
+    offset = part.start
+    with closing(part.blocks()) as blocks:
+        while (block := await anyio.to_thread.run_sync(next, blocks, None)) is not None:
+            yield block
+            offset += len(block)
+            part.sent(offset)
+
+
+class Blocking:
+    """A client whose calls return when they are done."""
+
+    _driver: BlockingDriver
+
+
+class Awaiting:
+    """A client whose calls are awaited."""
+
+    _driver: AwaitingDriver
+
+
+class Call(Generic[_Calls, _Given, _T]):
+    """A method of both clients, made of the steps that it takes."""
+
+    def __init__(self, steps: Callable[Concatenate[_Calls, _Given], Steps[_T]]) -> None:
+        self.steps = steps
+        self.__doc__ = steps.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: Blocking, owner: type) -> Callable[_Given, _T]: ...
+    @overload
+    def __get__(self, instance: Awaiting, owner: type) -> Callable[_Given, Coroutine[Any, Any, _T]]: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+
+        @functools.wraps(self.steps)
+        def call(*args: _Given.args, **kwargs: _Given.kwargs) -> Any:
+            return instance._driver.run(self.steps(instance, *args, **kwargs))
+
+        return call
+
+
+class Each(Generic[_Calls, _Given, _T]):
+    """A method of both clients that gives an iterator, made of the steps that it takes."""
+
+    def __init__(self, steps: Callable[Concatenate[_Calls, _Given], Items[_T, None]]) -> None:
+        self.steps = steps
+        self.__doc__ = steps.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: Blocking, owner: type) -> Callable[_Given, Generator[_T, None, None]]: ...
+    @overload
+    def __get__(self, instance: Awaiting, owner: type) -> Callable[_Given, AsyncGenerator[_T, None]]: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+
+        @functools.wraps(self.steps)
+        def call(*args: _Given.args, **kwargs: _Given.kwargs) -> Any:
+            return instance._driver.iterate(self.steps(instance, *args, **kwargs))
+
+        return call

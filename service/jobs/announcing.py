@@ -1,0 +1,68 @@
+"""What endpoints are told of jobs, and of what jobs validate; in the transaction that changes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from service.contracts.errors import Problem
+from service.datasets import repository as datasets
+from service.models import repository as models
+from service.tables import Job
+from service.webhooks.outbox import emit
+
+# Characters of an error's detail; whoever wants all of it asks for the job.
+_DETAIL = 500
+
+
+def tell_job(session: Session, job: Job, verdict: str | None = None) -> None:
+    """A quantization has come into another state, or is queued once more; other jobs are nobody's by themselves."""
+    if job.kind != "quantize":
+        return
+
+    def data() -> dict[str, Any]:
+        return {
+            "id": job.id,
+            "state": job.state,
+            "verdict": verdict,
+            "name": job.name,
+            "labels": job.labels,
+            "model_id": job.model_id,
+            "attempt": job.attempt,
+            "error": _error(job.error),
+        }
+
+    emit(session, job.tenant_id, f"job.{job.state}", data)
+
+
+def tell_model(session: Session, job: Job, state: str, problem: Problem | None = None) -> None:
+    """The model that the job validated is ready, or rejected."""
+    model_id = job.model_id or ""
+
+    def data() -> dict[str, Any]:
+        model = models.find(session, model_id)
+        named = {} if model is None else {"name": model.name, "version": model.version}
+        return {"id": model_id, "state": state, **named, "error": _told(problem)}
+
+    emit(session, job.tenant_id, f"model.{state}", data)
+
+
+def tell_dataset(session: Session, job: Job, state: str, problem: Problem | None = None) -> None:
+    """The dataset that the job validated is ready, or rejected."""
+    dataset_id = job.dataset_id or ""
+
+    def data() -> dict[str, Any]:
+        dataset = datasets.find(session, dataset_id)
+        named = {} if dataset is None else {"name": dataset.name}
+        return {"id": dataset_id, "state": state, **named, "error": _told(problem)}
+
+    emit(session, job.tenant_id, f"dataset.{state}", data)
+
+
+def _told(problem: Problem | None) -> dict[str, str] | None:
+    return None if problem is None else {"code": problem.code, "detail": problem.detail[:_DETAIL]}
+
+
+def _error(document: dict[str, Any] | None) -> dict[str, str] | None:
+    return None if document is None else _told(Problem.model_validate(document))

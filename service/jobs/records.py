@@ -1,0 +1,78 @@
+"""What becomes of a job's record: how it is called, its log as text, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from service.audit.service import note
+from service.deps import Desk
+from service.jobs import events, repository, transitions
+from service.jobs.errors import JobInUseError, JobNotEndedError
+from service.jobs.repeats import merged
+from service.jobs.schemas import TERMINAL, JobPatch
+from service.jobs.service import views
+from service.jobs.views import JobView
+from service.principal import Principal
+from service.reports.names import shown
+from service.tables import JobEvent
+
+
+def rename(desk: Desk, by: Principal, job_id: str, patch: JobPatch) -> JobView:
+    """Give a job another name or other labels, whatever its state; what is left out stays, null takes away.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+        InvalidRequestError: with these, it has too many labels.
+    """
+    with desk.database.write() as session:
+        job = repository.hold(session, by.tenant_id, job_id)
+        given = patch.model_dump(exclude_unset=True)
+        name = given.get("name", job.name)
+        labels = merged(job.labels, given["labels"] or {}) if "labels" in given else job.labels
+        patch.check_labels(labels)
+        job = transitions.rename(session, job, name=name, labels=labels)
+        note(session, by, "job.rename", job.id)
+        return views(desk, session, by.tenant_id, [job])[0]
+
+
+def remove(desk: Desk, by: Principal, job_id: str) -> None:
+    """Forget a job that has ended, with events, report and artifacts; their files go once nothing else names them.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+        JobNotEndedError: it is queued or running.
+        JobInUseError: something else refers to it.
+    """
+    with desk.database.write() as session:
+        job = repository.hold(session, by.tenant_id, job_id)
+        if job.state not in TERMINAL:
+            raise JobNotEndedError(job.id, job.state, hint="Cancel it first: POST /v1/jobs/{id}/cancel.")
+        if repository.is_referred_to(session, job.id):
+            raise JobInUseError(
+                f"The job {job.id} belongs to something that is still there.",
+                hint="Jobs of inspections and validations go with what they belong to.",
+            )
+        repository.remove(session, [job.id])
+        note(session, by, "job.delete", job.id)
+
+
+def log_page(desk: Desk, tenant_id: str, job_id: str, *, after: int, limit: int) -> tuple[list[JobEvent], bool]:
+    """Entries of the job's log with numbers above ``after``, oldest first, and whether there are more.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    with desk.database.read() as session:
+        repository.get(session, tenant_id, job_id)
+        found = events.list_after(session, tenant_id, job_id, after, limit + 1, only="log")
+    return found[:limit], len(found) > limit
+
+
+def log_text(entries: Iterable[JobEvent]) -> str:
+    """One line per entry: time in UTC, attempt, level, message; control characters of messages are written out."""
+    lines = []
+    for entry in entries:
+        moment = entry.created_at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        message = shown(str(entry.data.get("message", "")))
+        lines.append(f"{moment} {entry.attempt} {str(entry.data.get('level', 'info')).upper()} {message}\n")
+    return "".join(lines)

@@ -1,0 +1,89 @@
+"""HTTP face of aliases: the same for models and datasets. A path names a version of the name by its id."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Response
+from fastapi.responses import JSONResponse
+
+from service.conditions import Conditions, IfMatch, IfNoneMatch, PreconditionFailedError, PreconditionRequiredError
+from service.deps import DeskDep, PrincipalDep
+from service.http import etag_matches
+from service.names.aliases import service
+from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError, TooManyAliasesError
+from service.names.aliases.schemas import AliasList, AliasOut, MoveList
+from service.names.kinds import DATASETS, MODELS, Kind, Named
+from service.responses import Responses, problems
+
+_PUT_RESPONSES: Responses = {201: {"model": AliasOut, "description": "It was made."}}
+_PUT_REFUSALS = (InvalidAliasError, PreconditionFailedError, PreconditionRequiredError, TooManyAliasesError)
+
+
+def alias_routes(kind: Kind[Named]) -> APIRouter:
+    """The routes for the aliases of one noun."""
+    parameter = f"{kind.word}_id"
+    router = APIRouter(prefix=f"/v1/{kind.word}s/{{{parameter}}}/aliases", tags=[f"{kind.word}s"])
+    noun: str = Path(alias=parameter, description=f"Any {kind.word} of the name.")
+    target: str = Path(alias=parameter, description=f"The {kind.word} that it is to stand for.")
+
+    @router.get("")
+    def list_aliases(desk: DeskDep, principal: PrincipalDep, noun_id: str = noun) -> AliasList:
+        """All aliases of the name."""
+        return AliasList(items=service.of(desk, kind, principal.tenant_id, noun_id))
+
+    @router.get(
+        "/{alias}",
+        response_model=AliasOut,
+        responses={304: {"description": "Not changed"}, **problems(AliasNotFoundError)},
+    )
+    def get_alias(
+        alias: str,
+        desk: DeskDep,
+        principal: PrincipalDep,
+        if_none_match: Annotated[str | None, Header()] = None,
+        noun_id: str = noun,
+    ) -> Response:
+        """An alias of the name, and its ETag."""
+        found = service.get(desk, kind, principal.tenant_id, noun_id, alias)
+        headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
+        if etag_matches(if_none_match, found.etag):
+            return Response(status_code=304, headers=headers)
+        return _answer(found, 200, headers)
+
+    @router.get("/{alias}/moves", responses=problems(AliasNotFoundError))
+    def list_moves(alias: str, desk: DeskDep, principal: PrincipalDep, noun_id: str = noun) -> MoveList:
+        """Who moved the alias when: the last 100 moves, the newest first; also of one that has ended."""
+        return MoveList(items=service.moves(desk, kind, principal.tenant_id, noun_id, alias))
+
+    @router.put("/{alias}", response_model=AliasOut, responses={**_PUT_RESPONSES, **problems(*_PUT_REFUSALS)})
+    async def put_alias(
+        alias: str,
+        desk: DeskDep,
+        principal: PrincipalDep,
+        if_match: IfMatch = None,
+        if_none_match: IfNoneMatch = None,
+        noun_id: str = target,
+    ) -> Response:
+        """Have the alias stand for this one: made with If-None-Match: *, moved with If-Match and its ETag."""
+        conditions = Conditions(if_match, if_none_match)
+        done = await desk.writes.run(lambda: service.put(desk, principal, kind, noun_id, alias, conditions))
+        return _answer(done, 201 if done.is_new else 200, {"ETag": done.etag})
+
+    @router.delete("/{alias}", status_code=204, responses=problems(PreconditionFailedError))
+    async def delete_alias(
+        alias: str, desk: DeskDep, principal: PrincipalDep, if_match: IfMatch = None, noun_id: str = noun
+    ) -> Response:
+        """End an alias of the name; never an error to repeat, but with If-Match."""
+        conditions = Conditions(if_match)
+        await desk.writes.run(lambda: service.drop(desk, principal, kind, noun_id, alias, conditions))
+        return Response(status_code=204)
+
+    return router
+
+
+def _answer(shown: service.ShownAlias, status: int, headers: dict[str, str]) -> JSONResponse:
+    return JSONResponse(shown.alias.model_dump(mode="json"), status_code=status, headers=headers)
+
+
+routers = (alias_routes(MODELS), alias_routes(DATASETS))

@@ -1,0 +1,141 @@
+"""Aliases: made, moved and ended under a condition, one request at a time for each name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlalchemy.orm import Session
+
+from service.audit.service import note
+from service.conditions import Conditions
+from service.contracts.references import is_alias
+from service.deps import Desk
+from service.names import repository as names
+from service.names.aliases import repository
+from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError, TooManyAliasesError
+from service.names.aliases.schemas import AliasOut, MoveOut
+from service.names.aliases.views import alias_etag, alias_out, move_out
+from service.names.kinds import Kind, Named
+from service.names.readiness import require_ready
+from service.names.service import identify
+from service.principal import Principal
+from service.tables import Alias
+from service.webhooks.outbox import emit
+
+MOST_ALIASES = 100
+
+
+class ShownAlias(NamedTuple):
+    """An alias, its entity tag, and whether it was made just now."""
+
+    alias: AliasOut
+    etag: str
+    is_new: bool = False
+
+
+def of(desk: Desk, kind: Kind[Named], tenant_id: str, text: str) -> list[AliasOut]:
+    """All aliases of the name that a model or a dataset has.
+
+    Raises:
+        NounNotFoundError: the tenant has no such model or dataset.
+    """
+    with desk.database.read() as session:
+        row = names.look_up(session, kind, tenant_id, text)
+        return [alias_out(kind, alias) for alias in repository.of(session, kind, tenant_id, row.name)]
+
+
+def get(desk: Desk, kind: Kind[Named], tenant_id: str, text: str, word: str) -> ShownAlias:
+    """One of them.
+
+    Raises:
+        NounNotFoundError: the tenant has no such model or dataset.
+        AliasNotFoundError: its name has no such alias.
+    """
+    with desk.database.read() as session:
+        alias = _existing(session, kind, tenant_id, names.look_up(session, kind, tenant_id, text).name, word)
+        return ShownAlias(alias_out(kind, alias), alias_etag(alias))
+
+
+def moves(desk: Desk, kind: Kind[Named], tenant_id: str, text: str, word: str) -> list[MoveOut]:
+    """Who moved the alias when, the newest first; also of one that has ended.
+
+    Raises:
+        NounNotFoundError: the tenant has no such model or dataset.
+        AliasNotFoundError: its name never had such an alias.
+    """
+    with desk.database.read() as session:
+        name = names.look_up(session, kind, tenant_id, text).name
+        found = repository.moves(session, kind, tenant_id, name, word) if is_alias(word) else []
+        if not found:
+            raise _missing(session, kind, tenant_id, name, word)
+        return [move_out(move) for move in found]
+
+
+def put(desk: Desk, by: Principal, kind: Kind[Named], text: str, word: str, conditions: Conditions) -> ShownAlias:
+    """Have the alias of its name stand for a ready model or dataset; one that does so already stays as it is.
+
+    Raises:
+        NounNotFoundError: the tenant has no such model or dataset.
+        NounNotReadyError, NounRejectedError: it cannot be used.
+        InvalidAliasError: the word cannot be an alias.
+        PreconditionRequiredError, PreconditionFailedError: no condition, or one that does not hold.
+        TooManyAliasesError: the name has as many as it may have.
+    """
+    noun_id = identify(desk, kind, by.tenant_id, text)
+    if not is_alias(word):
+        raise InvalidAliasError(word)
+    with desk.database.write() as session:
+        name = names.by_id(session, kind, by.tenant_id, noun_id).name
+        conditions.require("Send If-None-Match: * to make it, If-Match with its ETag to move it.")
+        repository.hold_name(session, kind, by.tenant_id, name)
+        row = names.by_id(session, kind, by.tenant_id, noun_id)
+        names.hold(session, kind, by.tenant_id, [(None, row.id)])
+        require_ready(kind, row, pointer="")
+        known = repository.alias_of(session, kind, by.tenant_id, name, word)
+        conditions.check(None if known is None else alias_etag(known), f"alias {word!r} of {name!r}")
+        if known is not None and known.noun_id == row.id:
+            return ShownAlias(alias_out(kind, known), alias_etag(known))
+        if known is None and repository.count(session, kind, by.tenant_id, name) >= MOST_ALIASES:
+            raise TooManyAliasesError(f"{name!r} has {MOST_ALIASES} aliases.", hint="End some that nobody uses.")
+        previous = None if known is None else known.noun_id
+        made = repository.point(session, kind, row, word, by.actor, is_new=known is None)
+        moved = {"id": row.id, "noun": kind.word, "name": name, "alias": word, "version": row.version}
+        emit(session, by.tenant_id, "alias.moved", {**moved, "previous_id": previous})
+        note(session, by, f"{kind.word}.set_alias", _about(made))
+        return ShownAlias(alias_out(kind, made), alias_etag(made), known is None)
+
+
+def drop(desk: Desk, by: Principal, kind: Kind[Named], text: str, word: str, conditions: Conditions) -> None:
+    """End an alias; one that is not there stays so.
+
+    Raises:
+        NounNotFoundError: the tenant has no such model or dataset.
+        PreconditionFailedError: the alias is not what the request takes it to be.
+    """
+    noun_id, possible = identify(desk, kind, by.tenant_id, text), is_alias(word)
+    with desk.database.write() as session:
+        name = names.by_id(session, kind, by.tenant_id, noun_id).name
+        repository.hold_name(session, kind, by.tenant_id, name)
+        known = repository.alias_of(session, kind, by.tenant_id, name, word) if possible else None
+        conditions.check(None if known is None else alias_etag(known), f"alias {word!r} of {name!r}")
+        if known is None:
+            return
+        about = _about(known)
+        repository.drop(session, kind, known, by.actor)
+        note(session, by, f"{kind.word}.drop_alias", about)
+
+
+def _about(alias: Alias) -> str:
+    """In the audit: a name is longer than what is noted there."""
+    return f"{alias.noun_id}@{alias.alias}"
+
+
+def _existing(session: Session, kind: Kind[Named], tenant_id: str, name: str, word: str) -> Alias:
+    found = repository.alias_of(session, kind, tenant_id, name, word) if is_alias(word) else None
+    if found is None:
+        raise _missing(session, kind, tenant_id, name, word)
+    return found
+
+
+def _missing(session: Session, kind: Kind[Named], tenant_id: str, name: str, word: str) -> AliasNotFoundError:
+    return AliasNotFoundError(name, word, names.alias_words(session, kind, tenant_id, name, MOST_ALIASES))

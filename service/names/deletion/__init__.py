@@ -1,0 +1,1 @@
+"""Deleting models and datasets: what nobody needs goes, its number and what jobs made of it stay."""

@@ -1,0 +1,39 @@
+"""What people may say of a model or a dataset, as seen over HTTP, and by what they find it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.contracts.labels import MOST_TAGS, Tags
+from service.contracts.texts import Description
+from service.http import keyed_filters
+from service.names.repository import NounQuery
+from service.nouns import NounStatus
+
+TAG = "tag."
+_PLAIN = r"^[^\x00-\x1f\x7f]*$"
+FILTERS = ("status", "name", "sha256", "limit", "cursor")
+
+
+class NounPatch(BaseModel):
+    """Changes of a model or a dataset; what is left out stays as it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tags: Tags = Field(default_factory=dict, description="In place of all that it had.")
+    description: Description | None = Field(default=None, description="For people; null takes it away.")
+
+
+def noun_query(
+    request: Request,
+    status: Annotated[NounStatus | None, Query()] = None,
+    name: Annotated[
+        str | None, Query(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$", description="Its versions.")
+    ] = None,
+    sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="Of the main file.")] = None,
+) -> NounQuery:
+    """Filters of a list; any number of ``tag.KEY=VALUE`` parameters filter by tag."""
+    return NounQuery(status, name, sha256, keyed_filters(request, TAG, most=MOST_TAGS))

@@ -1,0 +1,1 @@
+"""Deliveries: claimed by one reconciler at a time, settled by what became of them."""

@@ -1,0 +1,52 @@
+"""When a delivery that failed is tried again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+# A receiver may ask for a later attempt, but not for one beyond this.
+LONGEST_ASKED_SECONDS = 6 * 3600.0
+_JITTER = (0.8, 1.2)
+
+
+def parse_schedule(text: str) -> tuple[float, ...]:
+    """Pauses after the first, second ... failure, given by commas.
+
+    Raises:
+        ValueError: they are no such list.
+    """
+    try:
+        pauses = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError("must be numbers of seconds, by commas, such as 5,30,120") from None
+    if not all(0 < pause < float("inf") for pause in pauses):
+        raise ValueError("every pause must be longer than nothing, and end")
+    return pauses
+
+
+def pause_seconds(attempt: int, schedule: Sequence[float], headers: Mapping[str, str]) -> float | None:
+    """How long to wait after attempt number ``attempt`` has failed; None: that was the last one.
+
+    Args:
+        attempt: from 1 on.
+        schedule: the pause after each attempt.
+        headers: of the reply, by their lower-case names: what it asks for by Retry-After is heeded if it is longer.
+    """
+    if attempt > len(schedule):
+        return None
+    pause = schedule[attempt - 1] * random.uniform(*_JITTER)  # noqa: S311 - no secret
+    return max(pause, min(_asked_seconds(headers.get("retry-after", "")), LONGEST_ASKED_SECONDS))
+
+
+def _asked_seconds(header: str) -> float:
+    """What Retry-After asks for: seconds, or a date (RFC 9110); 0 for anything else."""
+    if header.strip().isascii() and header.strip().isdigit():
+        return float(header)
+    try:
+        at = parsedate_to_datetime(header)
+    except ValueError:
+        return 0.0
+    return (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds()

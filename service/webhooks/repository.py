@@ -1,0 +1,240 @@
+"""Statements about webhooks, and about what is written for them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Double,
+    Update,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    select,
+    text,
+    type_coerce,
+    update,
+)
+from sqlalchemy.orm import Session
+
+from service import repository
+from service.db import db_now
+from service.ids import is_id, new_id
+from service.pagination import Position
+from service.tables import WebhookDelivery, WebhookEndpoint
+from service.tables.webhooks import IS_WAITING
+from service.tenancy import owned
+from service.webhooks.errors import WebhookNotFoundError
+
+
+class Subscriber(NamedTuple):
+    """An endpoint that may be told of an event."""
+
+    id: str
+    event_types: list[str]
+
+
+# Asked in every transaction that tells of an event, so built once. The lock keeps the endpoint from being deleted until
+# its delivery is there; it keeps nobody else waiting.
+_ENABLED = (
+    select(WebhookEndpoint.id, WebhookEndpoint.event_types)
+    .where(owned(WebhookEndpoint, bindparam("of_tenant")), WebhookEndpoint.enabled)
+    .order_by(WebhookEndpoint.id)
+    .with_for_update(read=True, key_share=True)
+)
+
+
+def anybody_enabled(tenant_id: BindParameter[str]) -> ColumnElement[bool]:
+    """Condition: the tenant has an endpoint that is told of anything. For statements that are made anyway."""
+    return exists().where(owned(WebhookEndpoint, tenant_id), WebhookEndpoint.enabled)
+
+
+def enabled(session: Session, tenant_id: str) -> list[Subscriber]:
+    """The tenant's endpoints that are told of anything."""
+    return [Subscriber(*row) for row in session.execute(_ENABLED, {"of_tenant": tenant_id})]
+
+
+def create(
+    session: Session,
+    tenant_id: str,
+    endpoint_id: str,
+    *,
+    url: str,
+    event_types: list[str],
+    description: str | None,
+    enabled: bool,
+    sealed: str,
+    pepper_id: str,
+) -> WebhookEndpoint:
+    """Insert an endpoint."""
+    now = db_now()
+    statement = (
+        insert(WebhookEndpoint)
+        .values(
+            id=endpoint_id,
+            tenant_id=tenant_id,
+            url=url,
+            event_types=event_types,
+            description=description,
+            enabled=enabled,
+            disabled_reason=None if enabled else "client",
+            disabled_at=None if enabled else now,
+            dropped_events=0,
+            sealed=sealed,
+            pepper_id=pepper_id,
+            row_version=1,
+            created_at=now,
+            updated_at=now,
+        )
+        .returning(WebhookEndpoint)
+    )
+    return session.scalars(statement).one()
+
+
+def count(session: Session, tenant_id: str) -> int:
+    """How many endpoints the tenant has."""
+    statement = select(func.count()).select_from(WebhookEndpoint).where(owned(WebhookEndpoint, tenant_id))
+    return session.scalars(statement).one()
+
+
+def get(session: Session, tenant_id: str, endpoint_id: str, *, locked: bool = False) -> WebhookEndpoint:
+    """The tenant's endpoint; ``locked``: kept from changes until the transaction ends.
+
+    Raises:
+        WebhookNotFoundError: the tenant has no such endpoint.
+    """
+    statement = select(WebhookEndpoint).where(WebhookEndpoint.id == endpoint_id, owned(WebhookEndpoint, tenant_id))
+    if locked:
+        statement = statement.with_for_update().execution_options(populate_existing=True)
+    row = session.scalar(statement) if is_id(endpoint_id, "whk") else None
+    if row is None:
+        raise WebhookNotFoundError(endpoint_id)
+    return row
+
+
+def list_page(
+    session: Session, tenant_id: str, *, after: Position | None, limit: int
+) -> tuple[list[WebhookEndpoint], Position | None]:
+    """One page of the tenant's endpoints, newest first."""
+    return repository.newest_first(session, WebhookEndpoint, [owned(WebhookEndpoint, tenant_id)], after, limit)
+
+
+def change(session: Session, endpoint_id: str, **values: Any) -> WebhookEndpoint:
+    """Set ``values`` on an endpoint that the caller has looked up and locked."""
+    statement = (
+        update(WebhookEndpoint)
+        .where(WebhookEndpoint.id == endpoint_id)
+        .values(**values, row_version=WebhookEndpoint.row_version + 1, updated_at=db_now())
+        .returning(WebhookEndpoint)
+    )
+    options = {"synchronize_session": False, "populate_existing": True}
+    return session.scalars(statement, execution_options=options).one()
+
+
+def rotate(
+    session: Session, row: WebhookEndpoint, *, sealed: str, pepper_id: str, grace_seconds: float | None
+) -> WebhookEndpoint:
+    """Put a new secret in place of the one there is, which stays for the grace; None: it ends now."""
+    kept = grace_seconds is not None
+    return change(
+        session,
+        row.id,
+        sealed=sealed,
+        pepper_id=pepper_id,
+        previous_sealed=row.sealed if kept else None,
+        previous_ends_at=db_now() + grace_seconds if kept else None,
+    )
+
+
+def enable(session: Session, endpoint_id: str) -> WebhookEndpoint:
+    """Enable an endpoint; what was held for it is due now."""
+    session.execute(_waiting_of(endpoint_id).values(next_attempt_at=db_now()))
+    return change(session, endpoint_id, enabled=True, disabled_reason=None, disabled_at=None, failing_since=None)
+
+
+def disable(session: Session, endpoint_id: str, reason: str) -> WebhookEndpoint:
+    """Disable an endpoint; what waits for it is held until it is enabled again, or forgotten."""
+    row = change(session, endpoint_id, enabled=False, disabled_reason=reason, disabled_at=db_now())
+    hold(session, endpoint_id)
+    return row
+
+
+def hold(session: Session, endpoint_id: str) -> None:
+    """Let nothing that waits for the endpoint be due."""
+    session.execute(_waiting_of(endpoint_id).values(next_attempt_at=None))
+
+
+def remove(session: Session, endpoint_id: str) -> None:
+    """Delete an endpoint that the caller has locked, with its deliveries."""
+    session.execute(delete(WebhookDelivery).where(WebhookDelivery.endpoint_id == endpoint_id))
+    session.execute(delete(WebhookEndpoint).where(WebhookEndpoint.id == endpoint_id))
+
+
+def note_success(session: Session, endpoint_id: str) -> None:
+    """The endpoint is not failing any more."""
+    session.execute(
+        update(WebhookEndpoint)
+        .where(WebhookEndpoint.id == endpoint_id, WebhookEndpoint.failing_since.is_not(None))
+        .values(failing_since=None, row_version=WebhookEndpoint.row_version + 1, updated_at=db_now())
+        .execution_options(synchronize_session=False)
+    )
+
+
+def note_failure(session: Session, endpoint_id: str) -> float:
+    """The endpoint has failed; returns for how many seconds it does so without a success in between."""
+    now = db_now()
+    session.execute(
+        update(WebhookEndpoint)
+        .where(WebhookEndpoint.id == endpoint_id, WebhookEndpoint.failing_since.is_(None))
+        .values(failing_since=now, row_version=WebhookEndpoint.row_version + 1, updated_at=now)
+        .execution_options(synchronize_session=False)
+    )
+    since = type_coerce(WebhookEndpoint.failing_since, Double)
+    return float(session.scalars(select(now - since).where(WebhookEndpoint.id == endpoint_id)).one())
+
+
+def add_delivery(
+    session: Session, tenant_id: str, endpoint_id: str, *, event_id: str, event_type: str, payload: str, most: int
+) -> WebhookDelivery | None:
+    """Have an endpoint told of an event; None if as many are waiting for it as may: the event is counted as dropped."""
+    waiting = select(func.count()).where(WebhookDelivery.endpoint_id == endpoint_id, text(IS_WAITING))
+    if session.scalars(waiting).one() >= most:
+        # not counted while somebody delivers to it: the caller's transaction waits for nobody
+        free = select(WebhookEndpoint.id).where(WebhookEndpoint.id == endpoint_id)
+        session.execute(
+            update(WebhookEndpoint)
+            .where(WebhookEndpoint.id.in_(free.with_for_update(key_share=True, skip_locked=True)))
+            .values(dropped_events=WebhookEndpoint.dropped_events + 1)
+            .execution_options(synchronize_session=False)
+        )
+        return None
+    now = db_now()
+    statement = (
+        insert(WebhookDelivery)
+        .values(
+            id=new_id("dlv"),
+            tenant_id=tenant_id,
+            endpoint_id=endpoint_id,
+            event_id=event_id,
+            type=event_type,
+            payload=payload,
+            state="waiting",
+            attempts=0,
+            next_attempt_at=now,
+            created_at=now,
+        )
+        .returning(WebhookDelivery)
+    )
+    return session.scalars(statement).one()
+
+
+def _waiting_of(endpoint_id: str) -> Update:
+    return (
+        update(WebhookDelivery)
+        .where(WebhookDelivery.endpoint_id == endpoint_id, text(IS_WAITING))
+        .execution_options(synchronize_session=False)
+    )

@@ -1,0 +1,162 @@
+"""HTTP face of webhooks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+
+from service.bodies import ThreadedBodyRoute
+from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
+from service.deps import DeskDep, PrincipalDep
+from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
+from service.http import DEFAULT_LIMIT, CursorParameter, Limit, etag_matches, only_parameters
+from service.pagination import CursorCodec, Page, link_header
+from service.responses import problems
+from service.webhooks import service
+from service.webhooks.errors import (
+    TooManyWebhooksError,
+    WebhookBacklogError,
+    WebhookDisabledError,
+    WebhooksUnavailableError,
+)
+from service.webhooks.schemas import (
+    DeliveryOut,
+    DeliveryState,
+    WebhookChange,
+    WebhookCreate,
+    WebhookMade,
+    WebhookOut,
+    WebhookRotate,
+)
+from service.webhooks.views import delivery_out, etag, location, webhook_made, webhook_out
+
+router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/webhooks", tags=["webhooks"])
+
+_URL_REFUSALS = (AddressNotAllowedError, UrlNotAllowedError)
+_A_DAY = WebhookRotate()
+
+
+@router.post(
+    "",
+    status_code=201,
+    responses=problems(*_URL_REFUSALS, TooManyWebhooksError, WebhooksUnavailableError),
+)
+async def create_webhook(
+    body: WebhookCreate, desk: DeskDep, principal: PrincipalDep, response: Response
+) -> WebhookMade:
+    """Have a URL told of events. The secret that its requests are signed by is shown in this answer alone."""
+    await desk.lookups.run(lambda: service.check_destination(desk.settings, body.url))
+    made = await desk.writes.run(lambda: service.create(desk, principal, body))
+    response.headers.update({"Location": location(made.row), "ETag": etag(made.row), "Cache-Control": "no-store"})
+    return webhook_made(made.row, made.secret)
+
+
+@router.get("", dependencies=[Depends(only_parameters("limit", "cursor"))])
+async def list_webhooks(
+    desk: DeskDep,
+    principal: PrincipalDep,
+    response: Response,
+    limit: Limit = DEFAULT_LIMIT,
+    cursor: CursorParameter = None,
+) -> Page[WebhookOut]:
+    """Webhooks, newest first."""
+    codec = CursorCodec(desk.settings, f"webhooks|{principal.tenant_id}")
+    after = None if cursor is None else codec.decode(cursor)
+    rows, last = await desk.reads.run(lambda: service.list_page(desk, principal.tenant_id, after=after, limit=limit))
+    next_cursor = None if last is None else codec.encode(last)
+    response.headers.update(link_header("/v1/webhooks", next_cursor, limit=limit))
+    return Page(items=[webhook_out(row) for row in rows], next_cursor=next_cursor, has_more=last is not None)
+
+
+@router.get("/{webhook_id}", response_model=WebhookOut, responses={304: {"description": "Not changed"}})
+async def get_webhook(
+    webhook_id: str,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    response: Response,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response | WebhookOut:
+    """A webhook."""
+    row = await desk.reads.run(lambda: service.get(desk, principal.tenant_id, webhook_id))
+    headers = {"ETag": etag(row), "Cache-Control": "no-cache"}
+    if etag_matches(if_none_match, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    response.headers.update(headers)
+    return webhook_out(row)
+
+
+@router.patch(
+    "/{webhook_id}",
+    responses=problems(*_URL_REFUSALS, PreconditionFailedError, PreconditionRequiredError),
+)
+async def change_webhook(
+    webhook_id: str,
+    body: WebhookChange,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    response: Response,
+    if_match: IfMatch = None,
+) -> WebhookOut:
+    """Change what the body names. Enabled again, a webhook is sent what was held for it."""
+    url = body.url
+    if url is not None:
+        await desk.lookups.run(lambda: service.check_destination(desk.settings, url))
+    row = await desk.writes.run(lambda: service.change(desk, principal, webhook_id, body, Conditions(if_match)))
+    response.headers["ETag"] = etag(row)
+    return webhook_out(row)
+
+
+@router.delete("/{webhook_id}", status_code=204, responses=problems(PreconditionFailedError))
+async def delete_webhook(webhook_id: str, desk: DeskDep, principal: PrincipalDep, if_match: IfMatch = None) -> Response:
+    """Delete a webhook with its deliveries; what waits for it is never sent."""
+    await desk.writes.run(lambda: service.delete(desk, principal, webhook_id, Conditions(if_match)))
+    return Response(status_code=204)
+
+
+@router.post("/{webhook_id}/rotate", responses=problems(WebhooksUnavailableError))
+async def rotate_webhook_secret(
+    webhook_id: str, desk: DeskDep, principal: PrincipalDep, response: Response, body: WebhookRotate = _A_DAY
+) -> WebhookMade:
+    """A new secret, shown in this answer alone. Until the old one ends, after a day if nothing is said, both sign."""
+    made = await desk.writes.run(lambda: service.rotate(desk, principal, webhook_id, body))
+    response.headers.update({"ETag": etag(made.row), "Cache-Control": "no-store"})
+    return webhook_made(made.row, made.secret)
+
+
+@router.post("/{webhook_id}/ping", status_code=202, responses=problems(WebhookBacklogError, WebhookDisabledError))
+async def ping_webhook(webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> DeliveryOut:
+    """Send the event `webhook.ping`, to see whether it arrives; the deliveries tell what became of it."""
+    return delivery_out(await desk.writes.run(lambda: service.ping(desk, principal, webhook_id)))
+
+
+@router.get("/{webhook_id}/deliveries", dependencies=[Depends(only_parameters("state", "limit", "cursor"))])
+async def list_webhook_deliveries(
+    webhook_id: str,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    response: Response,
+    state: Annotated[DeliveryState | None, Query()] = None,
+    limit: Limit = DEFAULT_LIMIT,
+    cursor: CursorParameter = None,
+) -> Page[DeliveryOut]:
+    """What was sent to a webhook, or waits to be, newest first; kept for 30 days."""
+    codec = CursorCodec(desk.settings, f"deliveries|{principal.tenant_id}|{webhook_id}|{state}")
+    after = None if cursor is None else codec.decode(cursor)
+    rows, last = await desk.reads.run(
+        lambda: service.list_deliveries(desk, principal.tenant_id, webhook_id, state=state, after=after, limit=limit)
+    )
+    next_cursor = None if last is None else codec.encode(last)
+    path = f"/v1/webhooks/{webhook_id}/deliveries"
+    response.headers.update(link_header(path, next_cursor, state=state, limit=limit))
+    return Page(items=[delivery_out(row) for row in rows], next_cursor=next_cursor, has_more=last is not None)
+
+
+@router.post(
+    "/{webhook_id}/deliveries/{delivery_id}/redeliver", status_code=202, responses=problems(WebhookDisabledError)
+)
+async def redeliver_to_webhook(
+    webhook_id: str, delivery_id: str, desk: DeskDep, principal: PrincipalDep
+) -> DeliveryOut:
+    """Send a delivery now, also one that has arrived; the receiver knows it again by its webhook-id."""
+    return delivery_out(await desk.writes.run(lambda: service.redeliver(desk, principal, webhook_id, delivery_id)))

@@ -1,0 +1,125 @@
+"""Webhooks as seen over HTTP."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from service.contracts.texts import Text, plain_text
+from service.contracts.webhooks import EVERYTHING, DisabledReason, patterns
+from service.egress.urls import MOST_CHARACTERS
+
+DAY_SECONDS = 24 * 3600.0
+_LONGEST_GRACE_SECONDS = 30 * DAY_SECONDS
+DeliveryState = Literal["waiting", "delivered", "failed"]
+
+
+def _known(pattern: str) -> str:
+    if pattern not in patterns():
+        raise ValueError(f"must be one of {', '.join(patterns())}")
+    return pattern
+
+
+def _once(subscribed: list[str]) -> list[str]:
+    return list(dict.fromkeys(subscribed))
+
+
+EventPattern = Annotated[str, Field(max_length=32), AfterValidator(_known)]
+EventPatterns = Annotated[list[EventPattern], Field(min_length=1, max_length=len(patterns())), AfterValidator(_once)]
+Url = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS), AfterValidator(plain_text)]
+_URL = "https, of a host on the public internet, on port 443 or 8443; an operator allows more."
+_EVENT_TYPES = f"Events that it is told of: `{'`, `'.join(patterns())}`."
+
+
+class WebhookCreate(BaseModel):
+    """Where to be told of which events."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Url = Field(description=_URL)
+    event_types: EventPatterns = Field(default=[EVERYTHING], description=_EVENT_TYPES)
+    description: Text | None = None
+    enabled: bool = True
+
+
+class WebhookChange(BaseModel):
+    """What is to be another; what is left out stays. To enable one that was disabled starts its time anew."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Url | None = Field(default=None, description=_URL)
+    event_types: EventPatterns | None = Field(default=None, description=_EVENT_TYPES)
+    description: Text | None = None
+    enabled: bool | None = None
+
+
+class WebhookRotate(BaseModel):
+    """How long both secrets sign."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    grace_seconds: float = Field(
+        default=DAY_SECONDS,
+        ge=0,
+        le=_LONGEST_GRACE_SECONDS,
+        allow_inf_nan=False,
+        description="Until the old secret ends; 0: at once.",
+    )
+
+
+class WebhookLinks(BaseModel):
+    """Where this lives."""
+
+    self: str
+    deliveries: str
+
+
+class WebhookOut(BaseModel):
+    """A webhook. Its secret is shown once, when it is made."""
+
+    id: str
+    url: str
+    event_types: list[str]
+    description: str | None
+    enabled: bool
+    disabled_reason: DisabledReason | None = Field(
+        description="gone: it answered 410; failing: it failed for a day without a success; client: by a request."
+    )
+    disabled_at: datetime | None
+    failing_since: datetime | None = Field(description="The first failure since the last success.")
+    dropped_events: int = Field(
+        description="About how many events were not kept for it, because as many were waiting as may."
+    )
+    previous_secret_ends_at: datetime | None = Field(description="Until then two secrets sign.")
+    row_version: int
+    created_at: datetime
+    updated_at: datetime
+    links: WebhookLinks
+
+
+class WebhookMade(WebhookOut):
+    """A webhook with its new secret: the only time that it is shown."""
+
+    secret: str
+
+
+class DeliveryOut(BaseModel):
+    """One event for one webhook."""
+
+    id: str
+    webhook_id: str
+    event_id: str = Field(description="The header webhook-id: the same however often it is sent.")
+    type: str
+    state: DeliveryState
+    attempts: int
+    next_attempt_at: datetime | None = Field(
+        description="Of one that waits; null while the webhook is disabled, and of one that has ended."
+    )
+    last_attempt_at: datetime | None
+    last_status: int | None = Field(description="HTTP status of the last answer; null if there was none.")
+    last_error: str | None = Field(description="Code of what kept the last attempt from an answer.")
+    response_excerpt: str | None = Field(description="The beginning of the last answer, or why there was none.")
+    created_at: datetime
+    finished_at: datetime | None

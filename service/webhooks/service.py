@@ -1,0 +1,220 @@
+"""Webhooks: made, changed, deleted; their secrets changed; what was told there, and once more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.audit.service import note
+from service.conditions import Conditions
+from service.deps import Desk
+from service.egress.allowed import parse_allowed
+from service.egress.errors import EgressError, HostUnresolvedError
+from service.egress.resolving import checked_addresses, system_resolver
+from service.egress.urls import check_url
+from service.ids import new_id
+from service.pagination import Position
+from service.principal import Principal
+from service.settings import Settings
+from service.tables import WebhookDelivery, WebhookEndpoint
+from service.webhooks import outbox, repository
+from service.webhooks.deliveries import repository as deliveries
+from service.webhooks.errors import (
+    SecretUnreadableError,
+    TooManyWebhooksError,
+    WebhookBacklogError,
+    WebhookDisabledError,
+)
+from service.webhooks.schemas import WebhookChange, WebhookCreate, WebhookRotate
+from service.webhooks.secrets import Vault, make_secret
+from service.webhooks.views import etag
+
+# Of one tenant: each is looked at with every event.
+MOST_WEBHOOKS = 50
+# A name that takes longer is looked at again before anything is sent.
+_RESOLVE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Made:
+    """A webhook and its new secret, which is shown once."""
+
+    row: WebhookEndpoint
+    secret: str
+
+
+def create(desk: Desk, by: Principal, body: WebhookCreate) -> Made:
+    """Store a webhook, whose URL has been checked, with a secret of its own.
+
+    Raises:
+        WebhooksUnavailableError: the installation has no pepper.
+        TooManyWebhooksError: the tenant has as many as it may.
+    """
+    vault, secret, endpoint_id = Vault.of(desk.settings), make_secret(), new_id("whk")
+    with desk.database.write() as session:
+        if repository.count(session, by.tenant_id) >= MOST_WEBHOOKS:
+            raise TooManyWebhooksError(MOST_WEBHOOKS)
+        row = repository.create(
+            session,
+            by.tenant_id,
+            endpoint_id,
+            url=body.url,
+            event_types=body.event_types,
+            description=body.description,
+            enabled=body.enabled,
+            sealed=vault.seal(endpoint_id, secret),
+            pepper_id=vault.pepper_id,
+        )
+        note(session, by, "webhook.create", endpoint_id)
+    return Made(row, secret)
+
+
+def check_destination(settings: Settings, url: str) -> None:
+    """Let no webhook be made of a URL that nothing is sent to, as far as it can be told now: sending checks it again.
+
+    Raises:
+        EgressError: of its form, or of an address of its host; points at ``/url``.
+    """
+    allowed = parse_allowed(settings.egress_allowed)
+    try:
+        checked_addresses(check_url(url, allowed), allowed, system_resolver, _RESOLVE_SECONDS)
+    except HostUnresolvedError:
+        return  # it may be there once something is sent
+    except EgressError as error:
+        raise type(error)(error.detail, hint=error.hint, pointer="/url", **error.where) from None
+
+
+def get(desk: Desk, tenant_id: str, webhook_id: str) -> WebhookEndpoint:
+    """The webhook.
+
+    Raises:
+        WebhookNotFoundError: the tenant has no such webhook.
+    """
+    with desk.database.read() as session:
+        return repository.get(session, tenant_id, webhook_id)
+
+
+def list_page(
+    desk: Desk, tenant_id: str, *, after: Position | None, limit: int
+) -> tuple[list[WebhookEndpoint], Position | None]:
+    """One page of webhooks, newest first, and the position to go on from."""
+    with desk.database.read() as session:
+        return repository.list_page(session, tenant_id, after=after, limit=limit)
+
+
+def change(desk: Desk, by: Principal, webhook_id: str, body: WebhookChange, conditions: Conditions) -> WebhookEndpoint:
+    """Change what the body names, if nobody else has in the meantime. A URL of it has been checked.
+
+    Raises:
+        WebhookNotFoundError: the tenant has no such webhook.
+        PreconditionRequiredError, PreconditionFailedError: the version that is to be changed is not told, or is older.
+    """
+    with desk.database.write() as session:
+        row = repository.get(session, by.tenant_id, webhook_id, locked=True)
+        conditions.require("Send the ETag of your last GET as If-Match, or If-Match: * for any version.")
+        conditions.check(etag(row), f"webhook {row.id}")
+        values = body.model_dump(exclude_unset=True, exclude={"enabled"})
+        # only a description may be none
+        values = {name: value for name, value in values.items() if value is not None or name == "description"}
+        if "url" in values:
+            values["failing_since"] = None  # it was another that failed
+        if values:
+            row = repository.change(session, webhook_id, **values)
+        if body.enabled is not None and body.enabled != row.enabled:
+            enable, disable = repository.enable, repository.disable
+            row = enable(session, webhook_id) if body.enabled else disable(session, webhook_id, "client")
+        note(session, by, "webhook.update", webhook_id)
+    return row
+
+
+def delete(desk: Desk, by: Principal, webhook_id: str, conditions: Conditions) -> None:
+    """Delete a webhook with its deliveries; what waits for it is never sent.
+
+    Raises:
+        WebhookNotFoundError: the tenant has no such webhook.
+        PreconditionFailedError: it is another version than the caller has seen.
+    """
+    with desk.database.write() as session:
+        row = repository.get(session, by.tenant_id, webhook_id, locked=True)
+        conditions.check(etag(row), f"webhook {row.id}")
+        repository.remove(session, webhook_id)
+        note(session, by, "webhook.delete", webhook_id)
+
+
+def rotate(desk: Desk, by: Principal, webhook_id: str, body: WebhookRotate) -> Made:
+    """A new secret; the old one signs beside it until its grace is over. One that is older ends now.
+
+    Raises:
+        WebhookNotFoundError: the tenant has no such webhook.
+        WebhooksUnavailableError: the installation has no pepper.
+    """
+    vault, secret = Vault.of(desk.settings), make_secret()
+    with desk.database.write() as session:
+        row = repository.get(session, by.tenant_id, webhook_id, locked=True)
+        kept = body.grace_seconds > 0 and _opens(vault, row)
+        changed = repository.rotate(
+            session,
+            row,
+            sealed=vault.seal(webhook_id, secret),
+            pepper_id=vault.pepper_id,
+            grace_seconds=body.grace_seconds if kept else None,
+        )
+        note(session, by, "webhook.rotate", webhook_id)
+    return Made(changed, secret)
+
+
+def _opens(vault: Vault, row: WebhookEndpoint) -> bool:
+    """Whether the secret can still sign: one of another pepper cannot."""
+    try:
+        vault.open(row.id, row.sealed)
+    except SecretUnreadableError:
+        return False
+    return True
+
+
+def ping(desk: Desk, by: Principal, webhook_id: str) -> WebhookDelivery:
+    """Have the webhook told of nothing but that it can be reached.
+
+    Raises:
+        WebhookNotFoundError: the tenant has no such webhook.
+        WebhookDisabledError: it is disabled.
+        WebhookBacklogError: too much waits for it.
+    """
+    with desk.database.write() as session:
+        row = repository.get(session, by.tenant_id, webhook_id, locked=True)
+        if not row.enabled:
+            raise WebhookDisabledError(webhook_id)
+        delivery = outbox.ping(session, row)
+        if delivery is None:
+            raise WebhookBacklogError(webhook_id, outbox.MOST_WAITING)
+        note(session, by, "webhook.ping", webhook_id)
+    return delivery
+
+
+def list_deliveries(
+    desk: Desk, tenant_id: str, webhook_id: str, *, state: str | None, after: Position | None, limit: int
+) -> tuple[list[WebhookDelivery], Position | None]:
+    """One page of the webhook's deliveries, newest first.
+
+    Raises:
+        WebhookNotFoundError: the tenant has no such webhook.
+    """
+    with desk.database.read() as session:
+        repository.get(session, tenant_id, webhook_id)
+        return deliveries.list_page(session, tenant_id, webhook_id, state=state, after=after, limit=limit)
+
+
+def redeliver(desk: Desk, by: Principal, webhook_id: str, delivery_id: str) -> WebhookDelivery:
+    """Have a delivery sent (again) now, under the same id.
+
+    Raises:
+        WebhookNotFoundError, DeliveryNotFoundError: the tenant has no such webhook, or that no such delivery.
+        WebhookDisabledError: the webhook is disabled.
+    """
+    with desk.database.write() as session:
+        row = repository.get(session, by.tenant_id, webhook_id, locked=True)
+        delivery = deliveries.get(session, by.tenant_id, webhook_id, delivery_id)
+        if not row.enabled:
+            raise WebhookDisabledError(webhook_id)
+        delivery = deliveries.send_again(session, delivery.id)
+        note(session, by, "webhook.redeliver", delivery_id)
+    return delivery

@@ -1,0 +1,208 @@
+"""What the clients get through: connections that break, streams that are cut, answers that are lost, and limits."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+
+from service.client import (
+    AsyncClient,
+    Client,
+    QuotaExceededError,
+    RateLimitedError,
+    ServerUnreachableError,
+    WaitTimeoutError,
+)
+from service.contracts.quota import Quota
+from service.jobs import events, transitions
+from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal
+from service.quotas import service as quotas
+from tests.support.breaking import BreakingProxy
+from tests.support.front import Front, make_report
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server import ApiProcess
+
+MIB = 1024 * 1024
+BREAKS = [3 * MIB, 5 * MIB, 4 * MIB]
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    path = tmp_path / "large.npz"
+    path.write_bytes(bytes(range(256)) * 4 * 1024 * 24)
+    return path
+
+
+def is_whole(server: ApiProcess, upload_id: str, path: Path) -> None:
+    shown = httpx.get(f"{server.url}/v1/uploads/{upload_id}").json()
+    assert (shown["state"], shown["sha256"]) == ("complete", hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def test_an_upload_gets_through_three_broken_connections(server: ApiProcess, proxy: BreakingProxy, large: Path) -> None:
+    proxy.breaks = list(BREAKS)
+    told: list[int] = []
+    with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
+        upload = client.upload_file(large, progress=lambda sent, total: told.append(sent))
+    assert (proxy.broken, proxy.breaks) == (3, [])
+    assert told[-1] == large.stat().st_size
+    is_whole(server, upload.id, large)
+
+
+def test_an_awaited_upload_gets_through_three_broken_connections(
+    server: ApiProcess, proxy: BreakingProxy, large: Path
+) -> None:
+    proxy.breaks = list(BREAKS)
+
+    async def push() -> str:
+        async with AsyncClient(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
+            return (await client.upload_file(large)).id
+
+    upload_id = anyio.run(push)
+    assert (proxy.broken, proxy.breaks) == (3, [])
+    is_whole(server, upload_id, large)
+
+
+def test_a_large_file_goes_in_parts(
+    client: Client, server: ApiProcess, large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.client.uploads.PART_BYTES", 10 * MIB)
+    upload = client.upload_file(large)
+    is_whole(server, upload.id, large)
+
+
+def test_a_download_goes_on_where_it_broke_off(proxy: BreakingProxy, worker: Front, tmp_path: Path) -> None:
+    payload = bytes(range(256)) * 4 * 1024 * 8
+    job_id = worker.succeeded_job(payload)
+    with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
+        (artifact,) = (item for item in client.artifacts(job_id) if item.kind == "model")
+        proxy.lose_after = 3 * MIB
+        client.download(job_id, tmp_path / "q.onnx")
+    assert proxy.broken == 1
+    assert (tmp_path / "q.onnx").read_bytes() == payload
+    assert artifact.sha256 == hashlib.sha256(payload).hexdigest()
+    assert [path.name for path in tmp_path.iterdir()] == ["q.onnx"]
+
+
+def test_a_lost_answer_makes_no_second_job(proxy: BreakingProxy, worker: Front, client: Client) -> None:
+    body = worker.job_body()
+    before = len(list(client.jobs()))
+    with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as shaky:
+        proxy.lose_answers = 1
+        job = shaky.submit(model=body["model_id"], calibration=body["calibration_dataset_id"])
+    assert proxy.broken == 1
+    assert len(list(client.jobs())) == before + 1
+    assert client.job(job).state == "queued"
+
+
+def end_later(worker: Front, job_id: str) -> None:
+    """Claim the job, write to its log and end it, while somebody follows."""
+    attempt = worker.claim(job_id).attempt
+    with worker.desk.database.write() as session:
+        events.append(session, job_id, attempt, "log", {"message": "half way", "level": "info"})
+    data = b"quantized"
+    artifact = NewArtifact("model", "q.onnx", "application/octet-stream", worker.store(data), len(data))
+    with worker.desk.database.write() as session:
+        assert transitions.succeed(session, job_id, attempt, result=QuantizeOutcome(make_report("pass"), (artifact,)))
+
+
+NAMES = ["job.queued", "job.claimed", None, "job.succeeded"]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_job_is_followed_also_where_streams_are_cut(proxy: BreakingProxy, worker: Front, cut: bool) -> None:
+    proxy.cuts_streams = cut
+    job_id = worker.new_job()
+    threading.Timer(0.5, end_later, (worker, job_id)).start()
+    with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
+        seen = list(client.follow(job_id))
+    assert [event.data.get("name") for event in seen] == NAMES
+    assert [event.seq for event in seen] == [1, 2, 3, 4]
+    assert proxy.broken == (2 if cut else 0)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_awaiting_client_follows_alike(proxy: BreakingProxy, worker: Front, cut: bool) -> None:
+    proxy.cuts_streams = cut
+    job_id = worker.new_job()
+    threading.Timer(0.5, end_later, (worker, job_id)).start()
+
+    async def follow() -> tuple[list[str | None], str]:
+        async with AsyncClient(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
+            names = [event.data.get("name") async for event in client.follow(job_id)]
+            return names, (await client.wait_succeeded(job_id)).state
+
+    assert anyio.run(follow) == (NAMES, "succeeded")
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_waiting_tells_the_events(proxy: BreakingProxy, worker: Front, cut: bool) -> None:
+    proxy.cuts_streams = cut
+    job_id = worker.new_job()
+    threading.Timer(0.5, end_later, (worker, job_id)).start()
+    told: list[int] = []
+    with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
+        job = client.wait(job_id, on_event=lambda event: told.append(event.seq))
+    assert (job.state, told) == ("succeeded", [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_waiting_with_events_ends_in_time(proxy: BreakingProxy, worker: Front, cut: bool) -> None:
+    proxy.cuts_streams = cut
+    job_id = worker.new_job()
+    told: list[int] = []
+    with Client(proxy.url) as client, pytest.raises(WaitTimeoutError):
+        client.wait(job_id, on_event=lambda event: told.append(event.seq), timeout_seconds=1.0)
+    assert told == [1]
+
+
+def test_an_iteration_that_is_left_closes_its_stream(client: Client, worker: Front) -> None:
+    job_id = worker.new_job()
+    followed = client.follow(job_id)
+    assert next(followed).seq == 1
+    followed.close()
+    assert client.cancel(job_id).state == "canceled"
+    assert [event.seq for event in client.follow(job_id, after=1)] == [2]
+
+
+@pytest.fixture
+def limit(worker: Front) -> Iterator[object]:
+    def set_quota(**limits: float | None) -> None:
+        with worker.desk.database.write() as session:
+            by = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
+            quotas.set_quota(session, by, DEFAULT_TENANT, Quota.model_validate(limits))
+
+    yield set_quota
+    set_quota()
+
+
+def test_a_quota_is_told_with_the_time_to_wait(client: Client, server: ApiProcess, worker: Front, limit) -> None:
+    body = worker.job_body()
+    inputs = {"model": body["model_id"], "calibration": body["calibration_dataset_id"]}
+    limit(jobs_queued=0)
+    with Client(server.url, patience_seconds=0.5) as hasty, pytest.raises(QuotaExceededError) as caught:
+        hasty.submit(**inputs)
+    assert (caught.value.code, caught.value.status) == ("quota-exceeded", 429)
+    assert caught.value.retry_after_seconds is not None
+    assert caught.value.retry_after_seconds >= 1
+    assert caught.value.where["quota"] == "jobs_queued"
+    assert caught.value.request_id
+    assert isinstance(caught.value, RateLimitedError)
+    # within its patience a client waits for room
+    threading.Timer(0.5, limit).start()
+    assert client.submit(**inputs).state == "queued"
+
+
+def test_what_may_have_been_done_is_not_repeated(proxy: BreakingProxy) -> None:
+    """A POST without a key, whose answer is lost: nobody knows whether it was done."""
+    with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
+        proxy.lose_answers = 1
+        with pytest.raises(ServerUnreachableError):
+            client._driver.run(client._json("POST", "/v1/jobs", json={}))
+    assert proxy.broken == 1

@@ -1,0 +1,104 @@
+"""A TCP proxy that breaks connections off: in the middle of what is sent, or where an event stream is asked for."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+import httpx
+
+
+class BreakingProxy:
+    """Passes requests to a server and answers back.
+
+    Args:
+        url: of the server.
+
+    Attributes:
+        breaks: each of the next connections that sends so many bytes is broken off there, one after the other.
+        cuts_streams: whether requests for event streams are broken off before they reach the server.
+        lose_after: the next answer is broken off after so many bytes; None: none is.
+        lose_answers: so many of the next answers are lost: their connections break off once the server answers.
+        broken: how many connections were broken off.
+    """
+
+    def __init__(self, url: str) -> None:
+        address = httpx.URL(url)
+        self._target = (address.host, address.port or 80)
+        self.breaks: list[int] = []
+        self.cuts_streams = False
+        self.lose_after: int | None = None
+        self.lose_answers = 0
+        self.broken = 0
+        self._lock = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Accept nothing more."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._target)
+            threading.Thread(target=self._upstream, args=(client, server), daemon=True).start()
+            threading.Thread(target=self._downstream, args=(server, client), daemon=True).start()
+
+    def _upstream(self, client: socket.socket, server: socket.socket) -> None:
+        sent = 0
+        with suppress(OSError):
+            while data := client.recv(65536):
+                if self.cuts_streams and b"text/event-stream" in data:
+                    self._count()
+                    break
+                server.sendall(data)
+                sent += len(data)
+                if self._breaks_at(sent):
+                    break
+        self._shut(client, server)
+
+    def _downstream(self, server: socket.socket, client: socket.socket) -> None:
+        received = 0
+        with suppress(OSError):
+            while data := server.recv(65536):
+                if self._loses(received):
+                    break
+                client.sendall(data)
+                received += len(data)
+        self._shut(client, server)
+
+    def _breaks_at(self, sent_bytes: int) -> bool:
+        with self._lock:
+            if not self.breaks or sent_bytes < self.breaks[0]:
+                return False
+            self.breaks.pop(0)
+            self.broken += 1
+            return True
+
+    def _loses(self, received_bytes: int) -> bool:
+        with self._lock:
+            if self.lose_after is not None and received_bytes >= self.lose_after:
+                self.lose_after = None
+            elif self.lose_answers:
+                self.lose_answers -= 1
+            else:
+                return False
+            self.broken += 1
+            return True
+
+    def _count(self) -> None:
+        with self._lock:
+            self.broken += 1
+
+    @staticmethod
+    def _shut(*ends: socket.socket) -> None:
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,112 @@
+"""What receivers verify requests by: against the reference library, and against whoever forges them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from quantmill import webhooks
+from quantmill.webhooks import WebhookNotVerifiedError, verify
+from service.contracts.webhooks import signature
+from service.webhooks.secrets import make_secret
+
+NOW = 1_800_000_000
+SECRET, OTHER = make_secret(), make_secret()
+EVENT = {"type": "job.succeeded", "timestamp": "2027-01-15T08:00:00.000Z", "schema_version": 1, "data": {"id": "jöb"}}
+BODY = json.dumps(EVENT, ensure_ascii=False).encode()
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is NOW."""
+    monkeypatch.setattr(webhooks.time, "time", lambda: float(NOW))
+
+
+def headers(*secrets: str, at: int = NOW, body: bytes = BODY, **changes: str) -> dict[str, str]:
+    signatures = " ".join(signature(secret, "evt_1", at, body) for secret in secrets)
+    found = {"Webhook-Id": "evt_1", "Webhook-Timestamp": str(at), "Webhook-Signature": signatures}
+    return {**found, **changes}
+
+
+def test_a_request_of_ours(still: None) -> None:
+    assert verify(BODY, headers(SECRET), SECRET) == EVENT
+
+
+def test_one_of_several_secrets_fits(still: None) -> None:
+    for sent, known in (([SECRET, OTHER], OTHER), ([SECRET], [OTHER, SECRET]), ([OTHER, SECRET], [SECRET])):
+        assert verify(BODY, headers(*sent), known) == EVENT
+
+
+@given(body=st.dictionaries(st.text(), st.text()).map(lambda found: json.dumps(found).encode()))
+def test_the_reference_library_takes_what_we_sign_and_we_take_what_it_signs(body: bytes) -> None:
+    at = int(datetime.now(UTC).timestamp())
+    assert Webhook(SECRET).verify(body, headers(OTHER, SECRET, at=at, body=body)) == json.loads(body)
+    theirs = Webhook(SECRET).sign("evt_1", datetime.fromtimestamp(at, UTC), body.decode())
+    assert verify(body, headers(at=at, **{"Webhook-Signature": theirs}), SECRET) == json.loads(body)
+    with pytest.raises(WebhookVerificationError):
+        Webhook(OTHER).verify(body, headers(SECRET, at=at, body=body))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"Webhook-Id": "evt_2"},
+        {"Webhook-Timestamp": str(NOW + 1)},
+        {"Webhook-Timestamp": f"0{NOW}"},
+        {"Webhook-Timestamp": "soon"},
+        {"Webhook-Timestamp": "9" * 5000},
+        {"Webhook-Timestamp": f"{NOW}.0"},
+        {"Webhook-Signature": ""},
+        {"Webhook-Signature": "v1,"},
+        {"Webhook-Signature": "v1"},
+        {"Webhook-Signature": "\u00e9 v1,\u00e9"},
+        {"Webhook-Signature": signature(SECRET, "evt_1", NOW, BODY).replace("v1,", "v2,")},
+        {"Webhook-Signature": signature(SECRET, "evt_1", NOW, BODY).removeprefix("v1,")},
+        {"Webhook-Id": ""},
+    ],
+)
+def test_a_header_that_is_another(still: None, changes: dict[str, str]) -> None:
+    with pytest.raises(WebhookNotVerifiedError) as caught:
+        verify(BODY, headers(SECRET, **changes), SECRET)
+    assert (caught.value.code, caught.value.status) == ("webhook-not-verified", 400)
+
+
+def test_another_body_or_secret(still: None) -> None:
+    for body, secret in ((BODY + b" ", SECRET), (BODY, OTHER), (b"", SECRET)):
+        with pytest.raises(WebhookNotVerifiedError):
+            verify(body, headers(SECRET), secret)
+
+
+@pytest.mark.parametrize("missing", ["Webhook-Id", "Webhook-Timestamp", "Webhook-Signature"])
+def test_a_missing_header(still: None, missing: str) -> None:
+    sent = headers(SECRET)
+    del sent[missing]
+    with pytest.raises(WebhookNotVerifiedError) as caught:
+        verify(BODY, sent, SECRET)
+    assert missing.lower() in caught.value.detail
+
+
+@pytest.mark.parametrize("age", [-301, 301, 86400])
+def test_an_old_request_sent_again(still: None, age: int) -> None:
+    sent = headers(SECRET, at=NOW - age)
+    with pytest.raises(WebhookNotVerifiedError):
+        verify(BODY, sent, SECRET)
+    assert verify(BODY, sent, SECRET, tolerance_seconds=abs(age)) == EVENT
+
+
+def test_a_body_that_is_no_event(still: None) -> None:
+    for body in (b"[]", b"{", b"\xff"):
+        with pytest.raises(WebhookNotVerifiedError):
+            verify(body, headers(SECRET, body=body), SECRET)
+
+
+@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_!!", "whsec_" + base64.b64encode(b"short").decode(), []])
+def test_a_secret_that_is_none(still: None, secret: str | list[str]) -> None:
+    with pytest.raises(ValueError, match="secret"):
+        verify(BODY, headers(SECRET), secret)
