@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,8 +36,9 @@ BREAKS = [3 * MIB, 5 * MIB, 4 * MIB]
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
+    """A file that no other test sends: what the service has already does not travel."""
     path = tmp_path / "large.npz"
-    path.write_bytes(bytes(range(256)) * 4 * 1024 * 24)
+    path.write_bytes(secrets.token_bytes(MIB) * 24)
     return path
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from service.db import Database
 from service.keys.files import LOCAL_KEY_FILE, PEPPER_FILE
-from service.keys.secrets import SHORTEST_SECRET
+from service.keys.secrets import weakness
 from service.tables import Base
 
 KINDS = {
@@ -28,8 +28,8 @@ _known: dict[bytes, str] = {}
 
 
 def remember(kind: str, secret: str | None) -> None:
-    """A secret that no log and no database may hold from now on; short ones are words of every text."""
-    if secret is not None and len(secret) >= SHORTEST_SECRET:
+    """A secret that no log and no database may hold from now on; one that guards nothing may stand in any text."""
+    if secret is not None and weakness(secret) is None:
         _known[secret.encode()] = kind
 
 
