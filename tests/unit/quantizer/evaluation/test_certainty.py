@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.contracts.distributions import normal_quantile, student_quantile, student_share
+from service.contracts.shares import Pairs, mcnemar, paired_interval, wilson
 from tests.unit.quantizer.toolbox import rng
 from worker.quantizer.evaluation.certainty import contributions, figures, resampling
 from worker.quantizer.evaluation.certainty.contributions import CountSums, DenseSums, Hits, Remade, quotients
-from worker.quantizer.evaluation.certainty.distributions import normal_quantile, student_quantile, student_share
 from worker.quantizer.evaluation.certainty.evidence import Evidence, document_of, surely_differ
 from worker.quantizer.evaluation.certainty.figures import difference_of, interval_of
 from worker.quantizer.evaluation.certainty.resampling import spread_of
-from worker.quantizer.evaluation.certainty.shares import Pairs, mcnemar, paired_interval, wilson
 from worker.quantizer.evaluation.certainty.sizes import samples_needed
 
 

@@ -8,9 +8,9 @@ import onnx_ir as ir
 import pytest
 
 from service.contracts.errors import EngineError, UnsupportedModelError
+from service.contracts.shares import wilson
 from tests.unit.quantizer.toolbox import Arrays, input_infos, make_model, normal, rng, run_onnx, sqnr_db, write_npz
 from worker.quantizer.data import ArrayDataset
-from worker.quantizer.evaluation.certainty.shares import wilson
 from worker.quantizer.evaluation.command import evaluate_files
 from worker.quantizer.evaluation.compare import Comparison, compare, layer_distances
 from worker.quantizer.evaluation.latency import measure_latency

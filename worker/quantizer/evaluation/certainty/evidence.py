@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from service.contracts.shares import mcnemar
 from worker.quantizer.evaluation.certainty.contributions import Contributions, DenseSums, Hits, quotients
 from worker.quantizer.evaluation.certainty.resampling import Spread, spread_of
-from worker.quantizer.evaluation.certainty.shares import mcnemar
 
 # A difference that chance makes of two equal models less often than this is none of chance.
 _CHANCE = 0.05

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from service.contracts.report import Flips, Interval
+from service.contracts.shares import Pairs, mcnemar, paired_interval, unseen_share, wilson
 from worker.quantizer.evaluation.certainty.contributions import Array, Contributions, Hits, Sums
 from worker.quantizer.evaluation.certainty.resampling import Spread, spread_of
-from worker.quantizer.evaluation.certainty.shares import Pairs, mcnemar, paired_interval, unseen_share, wilson
 
 # From here on a decision was made with confidence.
 CONFIDENT = 0.9

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from service.contracts.distributions import student_quantile, student_share
 from service.contracts.report import Interval
 from worker.quantizer.evaluation.certainty.contributions import PART_ELEMENTS, Array, Contributions, Sums
-from worker.quantizer.evaluation.certainty.distributions import student_quantile, student_share
 
 # Sets drawn by the bootstrap; the seed is fixed, so that two models are compared on the same sets: in pairs.
 _SETS, _SEED = 1000, 0

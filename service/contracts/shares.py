@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from worker.quantizer.evaluation.certainty.distributions import normal_quantile
+from service.contracts.distributions import normal_quantile
 
 _ROUNDS = 100
 
