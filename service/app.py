@@ -30,6 +30,7 @@ from service.quarantine.router import router as quarantine
 from service.queues.router import router as queues
 from service.quotas.router import router as quotas
 from service.reports.router import router as reports
+from service.schedules.router import router as schedules
 from service.settings import Settings, get_settings
 from service.targets.router import router as targets
 from service.uploads.router import router as uploads
@@ -62,7 +63,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.desk = desk
     nouns = (uploads, models, datasets, inspections, jobs, queues, reports, artifacts, quarantine, quotas, audit)
-    for router in (*nouns, *aliases, webhooks, presets, targets, problems, health, docs):
+    for router in (*nouns, *aliases, schedules, webhooks, presets, targets, problems, health, docs):
         app.include_router(router)
     errors.install(app)
     openapi.install(app)

@@ -73,8 +73,11 @@ class Desk:
         """Open everything that the settings name."""
         settings.make_folders()
         database = Database(settings.database_url, patience=_patience(settings))
-        store = FileStore(settings.storage_dir)
-        dispatcher = Dispatcher(settings)
+        return cls.over(settings, database, FileStore(settings.storage_dir), Dispatcher(settings))
+
+    @classmethod
+    def over(cls, settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher) -> Desk:
+        """A desk over what is open already."""
         reads = Threads(READERS, settings.api_answer_seconds)
         return cls(
             settings=settings,

@@ -92,7 +92,8 @@ TABLE: tuple[Row, ...] = (
     _row("PATCH", "/v1/uploads/ID", Limits(body_bytes=None, timed=False)),
     _row("PUT", "/v1/uploads/ID/content", Limits(body_bytes=None, timed=False)),
     # a config within its bounds has up to megabytes; QUANTMILL_MAX_BODY_BYTES may be less
-    _row("POST", "/v1/jobs|/v1/jobs:validate|/v1/jobs/ID/clone", Limits(body_bytes=64 * MIB)),
+    _row("PATCH", "/v1/schedules/ID", Limits(body_bytes=64 * MIB)),
+    _row("POST", "/v1/jobs|/v1/jobs:validate|/v1/jobs/ID/clone|/v1/schedules", Limits(body_bytes=64 * MIB)),
     _row("POST", "/v1/models/ID/inspect", Limits(body_bytes=64 * MIB, path_bytes=_NAMED_PATH)),
     # 256 file names; a mean and a deviation per channel
     _row("POST", "/v1/models|/v1/datasets", Limits(body_bytes=1 * MIB)),

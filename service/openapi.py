@@ -20,6 +20,7 @@ from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelR
 from service.pagination import InvalidCursorError
 from service.problems.catalog import problem_types
 from service.responses import PROBLEM_CODES, describe
+from service.schedules.errors import RunNotFoundError, ScheduleNotFoundError
 from service.uploads.errors import UploadNotFoundError
 from service.webhooks.errors import DeliveryNotFoundError, WebhookNotFoundError
 
@@ -39,6 +40,8 @@ _BY_PARAMETER: dict[tuple[str, str], tuple[type[QuantmillError], ...]] = {
     ("path", "inspection_id"): (InspectionNotFoundError,),
     ("path", "job_id"): (JobNotFoundError,),
     ("path", "artifact_id"): (ArtifactNotFoundError,),
+    ("path", "schedule_id"): (ScheduleNotFoundError,),
+    ("path", "run_id"): (RunNotFoundError,),
     ("path", "webhook_id"): (WebhookNotFoundError,),
     ("path", "delivery_id"): (DeliveryNotFoundError,),
     ("query", "cursor"): (InvalidCursorError,),

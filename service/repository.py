@@ -13,9 +13,19 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from service.db import db_now
 from service.pagination import Position
-from service.tables import Base, Dataset, InspectionRow, Job, Model, WebhookDelivery, WebhookEndpoint
+from service.tables import (
+    Base,
+    Dataset,
+    InspectionRow,
+    Job,
+    Model,
+    Schedule,
+    ScheduleRun,
+    WebhookDelivery,
+    WebhookEndpoint,
+)
 
-_Row = TypeVar("_Row", Job, Model, Dataset, WebhookDelivery, WebhookEndpoint)
+_Row = TypeVar("_Row", Job, Model, Dataset, Schedule, ScheduleRun, WebhookDelivery, WebhookEndpoint)
 # Of a row: its row_version, and the number of its last event, where it has events.
 Version = tuple[int, int]
 # In one statement: databases have a limit of parameters.

@@ -18,6 +18,8 @@ from service.tables import (
     NounName,
     Quarantine,
     ReportRow,
+    Schedule,
+    ScheduleRun,
     Upload,
     WebhookDelivery,
     WebhookEndpoint,
@@ -37,6 +39,8 @@ Owned = (
     | type[NounName]
     | type[Quarantine]
     | type[ReportRow]
+    | type[Schedule]
+    | type[ScheduleRun]
     | type[Upload]
     | type[WebhookDelivery]
     | type[WebhookEndpoint]

@@ -140,5 +140,6 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
             run_forever(reconciler, stop)
         return None
     finally:
+        reconciler.close()
         dispatcher.close()
         database.close()

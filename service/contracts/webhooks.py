@@ -26,7 +26,7 @@ EVENT_TYPES: dict[str, tuple[str, ...]] = {
     "model": ("ready", "rejected"),
     "dataset": ("ready", "rejected"),
     "alias": ("moved",),
-    "schedule": (),
+    "schedule": ("fired", "skipped", "passed", "failed"),
     "webhook": ("disabled",),
 }
 EVERYTHING = "*"

@@ -16,6 +16,12 @@ _NEEDED: dict[tuple[str, str], Scope] = {
     ("PUT", "/v1/datasets/{dataset_id}/aliases/{alias}"): "manage",
     ("DELETE", "/v1/datasets/{dataset_id}/aliases/{alias}"): "manage",
     ("DELETE", "/v1/quarantine/{digest}"): "manage",
+    # they submit jobs, and may move aliases, for as long as they are there
+    ("POST", "/v1/schedules"): "manage",
+    ("PATCH", "/v1/schedules/{schedule_id}"): "manage",
+    ("DELETE", "/v1/schedules/{schedule_id}"): "manage",
+    ("POST", "/v1/schedules/{schedule_id}/pause"): "manage",
+    ("POST", "/v1/schedules/{schedule_id}/resume"): "manage",
     # what is told there leaves the service; a URL may itself be a secret of its receiver's
     ("GET", "/v1/webhooks"): "manage",
     ("POST", "/v1/webhooks"): "manage",

@@ -13,6 +13,7 @@ from service.tables.models import Model, ModelFile
 from service.tables.names import Alias, AliasMove, NounName
 from service.tables.quarantines import Quarantine
 from service.tables.reports import ReportRow
+from service.tables.schedules import Schedule, ScheduleRun
 from service.tables.stored_files import DamagedFile, ScrubPass
 from service.tables.tenants import TenantRow, TenantUsage
 from service.tables.uploads import Upload
@@ -38,6 +39,8 @@ __all__ = [
     "NounName",
     "Quarantine",
     "ReportRow",
+    "Schedule",
+    "ScheduleRun",
     "ScrubPass",
     "TenantRow",
     "TenantUsage",

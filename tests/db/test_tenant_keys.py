@@ -28,6 +28,9 @@ LOOSE = {
     "jobs.report_job_id": "the job's own id, as the database computes it",
     "quarantines.job_id": "outlives the job",
     "quarantines.model_id": "outlives the model",
+    "schedule_runs.job_id": "outlives the job",
+    "schedule_runs.model_id": "outlives the model",
+    "schedules.last_pass_job_id": "outlives the job",
 }
 # Ids of what is no row.
 NO_ROWS = {

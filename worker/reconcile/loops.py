@@ -17,6 +17,7 @@ from worker.reconcile.clocks import bring_forward
 from worker.reconcile.deadlines import expire_deadlines
 from worker.reconcile.dispatch import redispatch
 from worker.reconcile.leases import LeaseKeeper
+from worker.reconcile.schedules import ScheduleKeeper
 from worker.upkeep.collector import Collector
 from worker.upkeep.registry import ROUND_ITEMS, collectors
 
@@ -62,13 +63,20 @@ class Reconciler:
         self._dispatcher = dispatcher
         self._depths = depths
         self._leases = LeaseKeeper(database, lease_seconds=settings.lease_seconds, is_new=is_new)
+        self._schedules = ScheduleKeeper(settings, database, store, dispatcher)
         self.loops = (
             Loop("expire_leases", settings.reconcile_seconds, self.expire_leases),
             Loop("expire_deadlines", settings.reconcile_seconds, self.expire_deadlines),
             Loop("bring_forward", settings.reconcile_seconds, self.bring_forward),
+            Loop("fire_schedules", settings.reconcile_seconds, self._schedules.fire),
+            Loop("settle_schedules", settings.reconcile_seconds, self._schedules.settle),
             Loop("redispatch", settings.reconcile_seconds, self.redispatch),
             *(_collecting(found) for found in collectors(settings, database, store)),
         )
+
+    def close(self) -> None:
+        """Let go of what the loops have opened."""
+        self._schedules.close()
 
     def expire_leases(self) -> int:
         """See ``leases``."""

@@ -93,16 +93,23 @@ def put(desk: Desk, by: Principal, kind: Kind[Named], text: str, word: str, cond
         require_ready(kind, row, pointer="")
         known = repository.alias_of(session, kind, by.tenant_id, name, word)
         conditions.check(None if known is None else alias_etag(known), f"alias {word!r} of {name!r}")
-        if known is not None and known.noun_id == row.id:
-            return ShownAlias(alias_out(kind, known), alias_etag(known))
-        if known is None and repository.count(session, kind, by.tenant_id, name) >= MOST_ALIASES:
-            raise TooManyAliasesError(f"{name!r} has {MOST_ALIASES} aliases.", hint="End some that nobody uses.")
-        previous = None if known is None else known.noun_id
-        made = repository.point(session, kind, row, word, by.actor, is_new=known is None)
-        moved = {"id": row.id, "noun": kind.word, "name": name, "alias": word, "version": row.version}
-        emit(session, by.tenant_id, "alias.moved", {**moved, "previous_id": previous})
-        note(session, by, f"{kind.word}.set_alias", _about(made))
-        return ShownAlias(alias_out(kind, made), alias_etag(made), known is None)
+        return _moved(session, by, kind, row, word, known)
+
+
+def promote(session: Session, by: Principal, kind: Kind[Named], noun_id: str, word: str) -> ShownAlias:
+    """Have the alias stand for a ready model or dataset of the tenant's, whatever it stood for, in this transaction.
+
+    Raises:
+        NounNotFoundError: the tenant has no such model or dataset (any more).
+        NounNotReadyError, NounRejectedError: it cannot be used.
+        TooManyAliasesError: the name has as many as it may have.
+    """
+    name = names.by_id(session, kind, by.tenant_id, noun_id).name
+    repository.hold_name(session, kind, by.tenant_id, name)
+    row = names.by_id(session, kind, by.tenant_id, noun_id)
+    names.hold(session, kind, by.tenant_id, [(None, row.id)])
+    require_ready(kind, row, pointer="")
+    return _moved(session, by, kind, row, word, repository.alias_of(session, kind, by.tenant_id, name, word))
 
 
 def drop(desk: Desk, by: Principal, kind: Kind[Named], text: str, word: str, conditions: Conditions) -> None:
@@ -123,6 +130,22 @@ def drop(desk: Desk, by: Principal, kind: Kind[Named], text: str, word: str, con
         about = _about(known)
         repository.drop(session, kind, known, by.actor)
         note(session, by, f"{kind.word}.drop_alias", about)
+
+
+def _moved(
+    session: Session, by: Principal, kind: Kind[Named], row: Named, word: str, known: Alias | None
+) -> ShownAlias:
+    """Point the alias, whose name is held, to ``row``; one that does so already stays as it is."""
+    if known is not None and known.noun_id == row.id:
+        return ShownAlias(alias_out(kind, known), alias_etag(known))
+    if known is None and repository.count(session, kind, by.tenant_id, row.name) >= MOST_ALIASES:
+        raise TooManyAliasesError(f"{row.name!r} has {MOST_ALIASES} aliases.", hint="End some that nobody uses.")
+    previous = None if known is None else known.noun_id
+    made = repository.point(session, kind, row, word, by.actor, is_new=known is None)
+    moved = {"id": row.id, "noun": kind.word, "name": row.name, "alias": word, "version": row.version}
+    emit(session, by.tenant_id, "alias.moved", {**moved, "previous_id": previous})
+    note(session, by, f"{kind.word}.set_alias", _about(made))
+    return ShownAlias(alias_out(kind, made), alias_etag(made), known is None)
 
 
 def _about(alias: Alias) -> str:

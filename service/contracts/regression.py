@@ -1,0 +1,122 @@
+"""The regression gate: how a job's result is judged against one that was accepted before."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from service.contracts.base import Contract
+from service.contracts.references import MOST_ALIAS_CHARS, is_alias
+from service.contracts.report import Interval
+
+MOST_CLAUSES = 16
+OnUndecided = Literal["fail", "pass"]
+MetricName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+def _alias(word: str) -> str:
+    if not is_alias(word):
+        raise ValueError("must be a word of lower-case letters and digits, such as prod, and not 'latest'")
+    return word
+
+
+AliasWord = Annotated[str, Field(min_length=1, max_length=MOST_ALIAS_CHARS), AfterValidator(_alias)]
+
+
+class LastPass(Contract):
+    """The last job of the schedule that was accepted; before the first one, clauses hold, and say so."""
+
+    kind: Literal["last_pass"] = "last_pass"
+
+
+class OfJob(Contract):
+    """A certain job."""
+
+    kind: Literal["job"]
+    job_id: Annotated[str, StringConstraints(max_length=64)]
+
+
+class OfAlias(Contract):
+    """The job that an alias stands for: of the version that it names of the model's name, the last accepted job of
+    this schedule, or else the newest succeeded one.
+    """
+
+    kind: Literal["alias"]
+    alias: AliasWord
+
+
+Baseline = Annotated[LastPass | OfJob | OfAlias, Field(discriminator="kind")]
+
+
+class MaxDrop(Contract):
+    """A metric of the quantized model is worse than the baseline's by at most so much, in the metric's unit."""
+
+    kind: Literal["max_drop"]
+    metric: MetricName = Field(description="As the report calls it.")
+    max_drop: float = Field(ge=0)
+    baseline: Baseline | None = Field(default=None, description="Default: the gate's.")
+
+
+class NotSignificantlyWorse(Contract):
+    """On the same samples, the quantized model is not worse than the baseline's beyond chance: McNemar's exact test of
+    the samples that changed sides, two-sided.
+
+    It compares shares of right decisions; where the jobs keep no results by sample, or were measured on other data, it
+    is undecided.
+    """
+
+    kind: Literal["not_significantly_worse"]
+    alpha: float = Field(default=0.05, gt=0, lt=0.5, description="Chance at which worse counts as significantly worse.")
+    baseline: Baseline | None = Field(default=None, description="Default: the gate's.")
+
+
+class SizeRatio(Contract):
+    """The quantized model has at most so many times the baseline's bytes."""
+
+    kind: Literal["size"]
+    max_ratio: float = Field(gt=0, le=1000)
+    baseline: Baseline | None = Field(default=None, description="Default: the gate's.")
+
+
+class LatencyRatio(Contract):
+    """The quantized model's latency over its float model's is at most so many times the baseline's.
+
+    Both models of a job are timed in turn, so that what the machine does hits both; times of two jobs are not compared.
+    """
+
+    kind: Literal["latency"]
+    max_ratio: float = Field(gt=0, le=1000)
+    baseline: Baseline | None = Field(default=None, description="Default: the gate's.")
+
+
+Clause = Annotated[MaxDrop | NotSignificantlyWorse | SizeRatio | LatencyRatio, Field(discriminator="kind")]
+
+
+class RegressionGate(Contract):
+    """What a job has to be, beside having succeeded with a verdict that is not fail, to be accepted."""
+
+    clauses: tuple[Clause, ...] = Field(default=(), max_length=MOST_CLAUSES)
+    baseline: Baseline = Field(default=LastPass(), description="Of clauses that name none.")
+    on_undecided: OnUndecided = Field(
+        default="fail", description="What a clause or a verdict counts as that cannot be decided."
+    )
+
+
+class ClauseResult(Contract):
+    """What came of one clause."""
+
+    kind: str
+    metric: str | None = None
+    baseline_job_id: str | None = Field(default=None, description="Null: there was none to compare with.")
+    limit: float = Field(description="max_drop, alpha or max_ratio of the clause.")
+    value: float | None = Field(
+        default=None,
+        description="Worse by so much, in the metric's unit (percent of the samples for not_significantly_worse), or "
+        "the ratio. Null: not known.",
+    )
+    baseline_value: float | None = Field(default=None, description="The baseline's figure.")
+    interval: Interval | None = Field(default=None, description="Where ``value`` lies.")
+    p_value: float | None = Field(default=None, ge=0, le=1)
+    holds: bool | None = Field(description="Null: undecided, see ``reason``.")
+    reason: str | None = Field(default=None, description="Why it does not hold, or is undecided, in words.")

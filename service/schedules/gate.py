@@ -1,0 +1,205 @@
+"""The regression gate judges: clause by clause, and all together. Nothing that is not known counts as good."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from service.comparison.evidence import Paired, Side
+from service.comparison.pairing import CONFIDENCE
+from service.contracts.errors import QuantmillError
+from service.contracts.regression import (
+    Clause,
+    ClauseResult,
+    LatencyRatio,
+    MaxDrop,
+    NotSignificantlyWorse,
+    OnUndecided,
+    RegressionGate,
+    SizeRatio,
+)
+from service.contracts.report import Interval
+from service.schedules.evidence import Compared, Evidence, Found
+
+# Of figures that went through decimal numbers.
+_TOLERANCE = 1e-9
+Pair = Callable[[Side, Side], Paired]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What came of a run.
+
+    Attributes:
+        passed: it is accepted.
+        reason: a word for why not.
+        detail: the same in words.
+        verdict: of the job's report.
+        clauses: of the gate, in its order.
+    """
+
+    passed: bool
+    reason: str | None = None
+    detail: str | None = None
+    verdict: str | None = None
+    clauses: tuple[ClauseResult, ...] = ()
+
+
+def judged(gate: RegressionGate, found: Found, pair: Pair) -> Judgement:
+    """Judge a job that has succeeded.
+
+    Args:
+        gate: of the schedule.
+        found: the job's figures and those that they are compared with.
+        pair: compares two jobs sample by sample, the baseline first.
+    """
+    clauses = tuple(
+        _clause(clause, found.own, compared, pair)
+        for clause, compared in zip(gate.clauses, found.compared, strict=True)
+    )
+    verdict = found.own.verdict
+    if verdict == "fail" or (verdict == "undecided" and gate.on_undecided == "fail"):
+        told = f"The verdict of the job's report is {verdict}."
+        return Judgement(False, "verdict", told, verdict, clauses)
+    wrong = [result for result in clauses if not _accepts(result, gate.on_undecided)]
+    if wrong:
+        return Judgement(False, "gate", " ".join(_words(result) for result in wrong), verdict, clauses)
+    return Judgement(True, verdict=verdict, clauses=clauses)
+
+
+def _accepts(result: ClauseResult, on_undecided: OnUndecided) -> bool:
+    return result.holds if result.holds is not None else on_undecided == "pass"
+
+
+def _words(result: ClauseResult) -> str:
+    about = result.kind if result.metric is None else f"{result.kind} of {result.metric}"
+    return f"{about}: {'undecided' if result.holds is None else 'does not hold'}; {result.reason}"
+
+
+def _clause(clause: Clause, own: Evidence, compared: Compared, pair: Pair) -> ClauseResult:
+    other = compared.evidence
+    if other is None:
+        return _result(clause, holds=True if compared.is_first else None, reason=compared.reason)
+    if isinstance(clause, MaxDrop):
+        return _drop(clause, own, other)
+    if isinstance(clause, NotSignificantlyWorse):
+        return _significance(clause, own, other, pair)
+    return _size(clause, own, other) if isinstance(clause, SizeRatio) else _latency(clause, own, other)
+
+
+def _drop(clause: MaxDrop, own: Evidence, other: Evidence) -> ClauseResult:
+    figures, before = own.metrics.get(clause.metric), other.metrics.get(clause.metric)
+    if figures is None or before is None:
+        whose = own if figures is None else other
+        return _result(clause, other, reason=f"The report of the job {whose.job_id} has no metric {clause.metric!r}.")
+    if figures.quantized is None or before.quantized is None:
+        return _result(clause, other, reason="The metric is undefined for one of the two.")
+    if (figures.unit, figures.better) != (before.unit, before.better):
+        return _result(clause, other, reason="The two reports mean different metrics by this name.")
+    drop = before.quantized - figures.quantized
+    drop = drop if figures.better == "higher" else -drop
+    holds = _at_most(drop, clause.max_drop)
+    told = [] if holds else [f"worse by {drop:.6g} {figures.unit}".rstrip() + f", {clause.max_drop:.6g} are allowed."]
+    if own.side.measured_on is None or own.side.measured_on != other.side.measured_on:
+        told.append("The two were not measured on the same data.")
+    return _result(
+        clause, other, holds=holds, reason=" ".join(told) or None, value=drop, baseline_value=before.quantized
+    )
+
+
+def _significance(clause: NotSignificantlyWorse, own: Evidence, other: Evidence, pair: Pair) -> ClauseResult:
+    try:
+        found = pair(other.side, own.side)
+    except QuantmillError as error:  # a file is gone, or damaged: undecided, as the clause says
+        return _result(clause, other, reason=error.detail)
+    if found.pairing is None:
+        return _result(clause, other, reason=found.reason)
+    pairing = found.pairing
+    low, high = pairing.interval_percent
+    worse = pairing.drop_percent > 0 and pairing.p_value <= clause.alpha
+    told = f"worse on {pairing.drop_percent:.6g} % of {pairing.counts.samples} samples, p = {pairing.p_value:.3g}."
+    return _result(
+        clause,
+        other,
+        holds=not worse,
+        reason=told if worse else None,
+        value=pairing.drop_percent,
+        interval=Interval(low=low, high=high, confidence=CONFIDENCE, method="mcnemar", samples=pairing.counts.samples),
+        p_value=pairing.p_value,
+    )
+
+
+def _size(clause: SizeRatio, own: Evidence, other: Evidence) -> ClauseResult:
+    ratio = own.size_bytes / other.size_bytes
+    holds = _at_most(ratio, clause.max_ratio)
+    told = f"{own.size_bytes} bytes are {ratio:.6g} times the {other.size_bytes} of the baseline."
+    return _result(
+        clause,
+        other,
+        holds=holds,
+        reason=None if holds else told,
+        value=ratio,
+        baseline_value=float(other.size_bytes),
+    )
+
+
+def _latency(clause: LatencyRatio, own: Evidence, other: Evidence) -> ClauseResult:
+    now, before = own.latency, other.latency
+    if now is None or before is None or before.ratio <= 0 or before.ratio_interval.low <= 0:
+        return _result(clause, other, reason="One of the two was not timed.")
+    ratio = now.ratio / before.ratio
+    holds = _at_most(ratio, clause.max_ratio)
+    told = f"{now.ratio:.4g} times the float model's latency are {ratio:.4g} times the baseline's {before.ratio:.4g}."
+    # as wide as both intervals allow
+    spread = Interval(
+        low=now.ratio_interval.low / before.ratio_interval.high,
+        high=now.ratio_interval.high / before.ratio_interval.low,
+        confidence=min(now.ratio_interval.confidence, before.ratio_interval.confidence),
+        method=now.ratio_interval.method,
+        samples=min(now.ratio_interval.samples, before.ratio_interval.samples),
+    )
+    return _result(
+        clause,
+        other,
+        holds=holds,
+        reason=None if holds else told,
+        value=ratio,
+        baseline_value=before.ratio,
+        interval=spread,
+    )
+
+
+def _at_most(value: float, limit: float) -> bool:
+    return value <= limit or math.isclose(value, limit, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+
+
+def _result(
+    clause: Clause,
+    other: Evidence | None = None,
+    *,
+    holds: bool | None = None,
+    reason: str | None,
+    value: float | None = None,
+    baseline_value: float | None = None,
+    interval: Interval | None = None,
+    p_value: float | None = None,
+) -> ClauseResult:
+    return ClauseResult(
+        kind=clause.kind,
+        metric=clause.metric if isinstance(clause, MaxDrop) else None,
+        baseline_job_id=None if other is None else other.job_id,
+        limit=_limit(clause),
+        value=value,
+        baseline_value=baseline_value,
+        interval=interval,
+        p_value=p_value,
+        holds=holds,
+        reason=reason,
+    )
+
+
+def _limit(clause: Clause) -> float:
+    if isinstance(clause, MaxDrop):
+        return clause.max_drop
+    return clause.alpha if isinstance(clause, NotSignificantlyWorse) else clause.max_ratio

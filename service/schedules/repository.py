@@ -1,0 +1,253 @@
+"""Statements about schedules and their runs. Whoever changes a run holds its schedule (``lock``, ``claim``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete as deletion
+from sqlalchemy import exists, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from service import repository
+from service.db import db_now
+from service.ids import is_id, new_id
+from service.pagination import Position
+from service.schedules.errors import RunNotFoundError, ScheduleNotFoundError
+from service.tables import Job, Schedule, ScheduleRun
+from service.tables.jobs import LIVE_STATES
+from service.tables.schedules import OPEN_STATES
+from service.tenancy import owned
+
+# A plan that was made so long after now was made by a clock that has been put back since.
+_AHEAD_SECONDS = 30.0
+_OPTIONS = {"synchronize_session": False, "populate_existing": True}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When a schedule is due next, and when that is dealt with."""
+
+    next_due_at: datetime
+    fires_at: datetime
+
+    def values(self) -> dict[str, Any]:
+        """Of the row."""
+        return {"next_due_at": self.next_due_at, "fires_at": self.fires_at, "planned_at": db_now()}
+
+
+UNPLANNED: dict[str, Any] = {"next_due_at": None, "fires_at": None, "planned_at": None}
+
+
+def planned(plan: Plan | None) -> dict[str, Any]:
+    """Of the row; None: it is not due any more."""
+    return UNPLANNED if plan is None else plan.values()
+
+
+def create(session: Session, tenant_id: str, schedule_id: str, plan: Plan | None, **values: Any) -> Schedule:
+    """Insert a schedule."""
+    now = db_now()
+    values = {"id": schedule_id, "tenant_id": tenant_id, **values, **planned(plan)}
+    statement = insert(Schedule).values(**values, row_version=1, created_at=now, updated_at=now).returning(Schedule)
+    return session.scalars(statement).one()
+
+
+def count(session: Session, tenant_id: str) -> int:
+    """How many schedules the tenant has."""
+    return session.scalars(select(func.count()).select_from(Schedule).where(owned(Schedule, tenant_id))).one()
+
+
+def get(session: Session, tenant_id: str, schedule_id: str, *, locked: bool = False) -> Schedule:
+    """The tenant's schedule; ``locked``: kept from changes until the transaction ends.
+
+    Raises:
+        ScheduleNotFoundError: the tenant has no such schedule.
+    """
+    statement = select(Schedule).where(Schedule.id == schedule_id, owned(Schedule, tenant_id))
+    if locked:
+        statement = statement.with_for_update().execution_options(populate_existing=True)
+    row = session.scalar(statement) if is_id(schedule_id, "sch") else None
+    if row is None:
+        raise ScheduleNotFoundError(schedule_id)
+    return row
+
+
+def list_page(
+    session: Session, tenant_id: str, *, after: Position | None, limit: int
+) -> tuple[list[Schedule], Position | None]:
+    """One page of the tenant's schedules, newest first, without their templates, which may be large."""
+    conditions = [owned(Schedule, tenant_id)]
+    return repository.newest_first(session, Schedule, conditions, after, limit, without=[Schedule.template])
+
+
+def change(session: Session, schedule_id: str, **values: Any) -> Schedule:
+    """Set ``values`` on a schedule that the caller has locked."""
+    statement = (
+        update(Schedule)
+        .where(Schedule.id == schedule_id)
+        .values(**values, row_version=Schedule.row_version + 1, updated_at=db_now())
+        .returning(Schedule)
+    )
+    return session.scalars(statement, execution_options=_OPTIONS).one()
+
+
+def claim(session: Session, seen: Schedule, plan: Plan | None) -> Schedule | None:
+    """Take the due time that was seen from the schedule and give it the next one; None if somebody else was faster.
+
+    Until the transaction ends, nobody else changes the schedule.
+    """
+    statement = (
+        update(Schedule)
+        .where(Schedule.id == seen.id, Schedule.row_version == seen.row_version, Schedule.fires_at.is_not(None))
+        .values(**planned(plan), row_version=Schedule.row_version + 1, updated_at=db_now())
+        .returning(Schedule)
+    )
+    return session.scalar(statement, execution_options=_OPTIONS)
+
+
+def remove(session: Session, schedule_id: str) -> None:
+    """Delete a schedule that the caller has locked, with its history."""
+    session.execute(deletion(ScheduleRun).where(ScheduleRun.schedule_id == schedule_id))
+    session.execute(deletion(Schedule).where(Schedule.id == schedule_id))
+
+
+def due(session: Session, limit: int) -> list[str]:
+    """Ids of schedules that are due, the latest first in their turn."""
+    statement = select(Schedule.id).where(Schedule.fires_at.is_not(None), Schedule.fires_at <= db_now())
+    return list(session.scalars(statement.order_by(Schedule.fires_at, Schedule.id).limit(limit)))
+
+
+def planned_ahead(session: Session, limit: int) -> list[str]:
+    """Ids of schedules whose plan was made by a clock that has been put back since."""
+    ahead = Schedule.planned_at > db_now() + _AHEAD_SECONDS
+    statement = select(Schedule.id).where(Schedule.fires_at.is_not(None), ahead)
+    return list(session.scalars(statement.order_by(Schedule.id).limit(limit)))
+
+
+def look_up(session: Session, schedule_id: str) -> Schedule | None:
+    """A schedule, whosever it is: for reconcilers."""
+    return session.get(Schedule, schedule_id, populate_existing=True)
+
+
+def lock(session: Session, schedule_id: str) -> Schedule | None:
+    """The same, kept from changes until the transaction ends."""
+    return session.get(Schedule, schedule_id, populate_existing=True, with_for_update=True)
+
+
+def add_run(session: Session, schedule: Schedule, **values: Any) -> ScheduleRun:
+    """Insert a run of a schedule that the caller holds."""
+    now = db_now()
+    values = {"id": new_id("run"), "tenant_id": schedule.tenant_id, "schedule_id": schedule.id, "missed": 0, **values}
+    values["finished_at"] = None if values["state"] in OPEN_STATES else now
+    statement = insert(ScheduleRun).values(**values, row_version=1, created_at=now, updated_at=now)
+    return session.scalars(statement.returning(ScheduleRun)).one()
+
+
+def change_run(session: Session, run: ScheduleRun, **values: Any) -> ScheduleRun:
+    """Set ``values``, the state among them, on a run whose schedule the caller holds."""
+    if values["state"] not in OPEN_STATES:
+        values["finished_at"] = db_now()
+    statement = (
+        update(ScheduleRun)
+        .where(ScheduleRun.id == run.id)
+        .values(**values, row_version=ScheduleRun.row_version + 1, updated_at=db_now())
+        .returning(ScheduleRun)
+    )
+    return session.scalars(statement, execution_options=_OPTIONS).one()
+
+
+def is_dealt_with(session: Session, schedule_id: str, due_at: datetime) -> bool:
+    """Whether there is a run of the due time: a clock that was put back comes to it again."""
+    there = exists().where(ScheduleRun.schedule_id == schedule_id, ScheduleRun.due_at == due_at)
+    return bool(session.scalar(select(there)))
+
+
+def open_runs(session: Session, schedule_id: str) -> list[ScheduleRun]:
+    """Runs of the schedule that wait, or have not been judged, the oldest first."""
+    statement = select(ScheduleRun).where(ScheduleRun.schedule_id == schedule_id, ScheduleRun.state.in_(OPEN_STATES))
+    return list(session.scalars(statement.order_by(ScheduleRun.id), execution_options={"populate_existing": True}))
+
+
+def live_jobs(session: Session, tenant_id: str, runs: Sequence[ScheduleRun]) -> list[str]:
+    """Ids of those of the runs' jobs that are queued or running."""
+    ids = [run.job_id for run in runs if run.job_id is not None]
+    statement = select(Job.id).where(owned(Job, tenant_id), Job.id.in_(ids), Job.state.in_(LIVE_STATES))
+    return list(session.scalars(statement.order_by(Job.id))) if ids else []
+
+
+def waiting(session: Session, limit: int) -> list[str]:
+    """Ids of schedules with a run that waits and none that is running."""
+    others = select(ScheduleRun.schedule_id).where(ScheduleRun.state == "running")
+    statement = select(ScheduleRun.schedule_id).where(
+        ScheduleRun.state == "waiting", ScheduleRun.schedule_id.not_in(others)
+    )
+    return list(session.scalars(statement.distinct().order_by(ScheduleRun.schedule_id).limit(limit)))
+
+
+def ended(session: Session, limit: int) -> list[str]:
+    """Ids of runs that are to be judged: their jobs have ended, or are gone."""
+    alive = exists().where(Job.id == ScheduleRun.job_id, Job.state.in_(LIVE_STATES))
+    statement = select(ScheduleRun.id).where(ScheduleRun.state == "running", ~alive)
+    return list(session.scalars(statement.order_by(ScheduleRun.id).limit(limit)))
+
+
+def job_of(session: Session, run: ScheduleRun) -> Job | None:
+    """The job of a run, if it is still there."""
+    statement = select(Job).where(owned(Job, run.tenant_id), Job.id == run.job_id)
+    return session.scalar(statement, execution_options={"populate_existing": True})
+
+
+def look_up_run(session: Session, run_id: str) -> ScheduleRun | None:
+    """A run, whosever it is: for reconcilers."""
+    return session.get(ScheduleRun, run_id, populate_existing=True)
+
+
+def runs_page(
+    session: Session, tenant_id: str, schedule_id: str, *, state: str | None, after: Position | None, limit: int
+) -> tuple[list[ScheduleRun], Position | None]:
+    """One page of a schedule's runs, newest first."""
+    conditions = [owned(ScheduleRun, tenant_id), ScheduleRun.schedule_id == schedule_id]
+    if state is not None:
+        conditions.append(ScheduleRun.state == state)
+    return repository.newest_first(session, ScheduleRun, conditions, after, limit)
+
+
+def run_of(session: Session, tenant_id: str, schedule_id: str, run_id: str) -> ScheduleRun:
+    """One run of a schedule.
+
+    Raises:
+        RunNotFoundError: it has no such run.
+    """
+    statement = select(ScheduleRun).where(
+        owned(ScheduleRun, tenant_id), ScheduleRun.schedule_id == schedule_id, ScheduleRun.id == run_id
+    )
+    row = session.scalar(statement) if is_id(run_id, "run") else None
+    if row is None:
+        raise RunNotFoundError(schedule_id, run_id)
+    return row
+
+
+def run_of_job(session: Session, tenant_id: str, job_id: str) -> ScheduleRun | None:
+    """The run that submitted a job, or took it for its own."""
+    statement = select(ScheduleRun).where(owned(ScheduleRun, tenant_id), ScheduleRun.job_id == job_id)
+    return session.scalar(statement.order_by(ScheduleRun.id.desc()).limit(1))
+
+
+def last_accepted(session: Session, tenant_id: str, schedule_id: str, model_id: str) -> str | None:
+    """The job of the schedule's last accepted run of a model."""
+    statement = select(ScheduleRun.job_id).where(
+        owned(ScheduleRun, tenant_id),
+        ScheduleRun.schedule_id == schedule_id,
+        ScheduleRun.state == "passed",
+        ScheduleRun.model_id == model_id,
+    )
+    return session.scalar(statement.order_by(ScheduleRun.id.desc()).limit(1))
+
+
+def newest_succeeded(session: Session, tenant_id: str, model_id: str, *, but: str) -> str | None:
+    """The newest succeeded quantization of a model, other than that job."""
+    own = (owned(Job, tenant_id), Job.model_id == model_id, Job.id != but)
+    statement = select(Job.id).where(*own, Job.kind == "quantize", Job.state == "succeeded")
+    return session.scalar(statement.order_by(Job.id.desc()).limit(1))

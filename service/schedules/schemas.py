@@ -1,0 +1,150 @@
+"""Schedules as seen over HTTP."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from service.contracts.errors import Problem
+from service.contracts.regression import AliasWord, ClauseResult, RegressionGate
+from service.contracts.texts import Text
+from service.jobs.schemas import JobCreate
+from service.schedules.times import MOST_CRON_CHARS, MOST_ZONE_CHARS, check_cron, check_zone
+
+DAY_SECONDS = 24 * 3600
+Overlap = Literal["skip", "queue", "cancel_running"]
+Misfire = Literal["run_once", "skip"]
+RunState = Literal["waiting", "running", "passed", "failed", "skipped", "refused"]
+Cron = Annotated[str, Field(min_length=1, max_length=MOST_CRON_CHARS), AfterValidator(check_cron)]
+Zone = Annotated[str, Field(min_length=1, max_length=MOST_ZONE_CHARS), AfterValidator(check_zone)]
+Grace = Annotated[int, Field(ge=1, le=DAY_SECONDS)]
+Jitter = Annotated[int, Field(ge=0, le=DAY_SECONDS)]
+
+_CRON = "Five fields: minute, hour, day of month, month, day of week, on the clock of the time zone."
+_ZONE = "IANA name, such as Europe/Berlin."
+_TEMPLATE = "The request for the job, as POST /v1/jobs takes it; NAME@ALIAS is looked up whenever it is due."
+_OVERLAP = (
+    "While the last job has not ended: skip this time; queue: wait for its end, one run at most; "
+    "cancel_running: cancel it."
+)
+_MISFIRE = "What was due while no reconciler ran, for longer than the grace: run once for all of it, or skip it."
+_GRACE = "So late is not a misfire."
+_JITTER = "Up to so much later, by a number that follows from the schedule and the due time."
+_UNCHANGED = (
+    "Submit no job where nothing has changed since the last one that was accepted: the bytes of model and data, "
+    "config, device and engine."
+)
+_PROMOTE = "On pass, this alias of the model's name comes to stand for the version that was quantized."
+
+
+class ScheduleCreate(BaseModel):
+    """When to submit what, and how to judge it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Text
+    cron: Cron = Field(description=_CRON)
+    timezone: Zone = Field(default="UTC", description=_ZONE)
+    template: JobCreate = Field(description=_TEMPLATE)
+    overlap: Overlap = Field(default="skip", description=_OVERLAP)
+    misfire: Misfire = Field(default="run_once", description=_MISFIRE)
+    misfire_grace_seconds: Grace = Field(default=600, description=_GRACE)
+    jitter_seconds: Jitter = Field(default=0, description=_JITTER)
+    skip_unchanged: bool = Field(default=False, description=_UNCHANGED)
+    gate: RegressionGate = Field(default_factory=RegressionGate)
+    promote_to: AliasWord | None = Field(default=None, description=_PROMOTE)
+    paused: bool = False
+
+
+class ScheduleChange(BaseModel):
+    """What is to be another; what is left out stays. Another gate forgets what was accepted for skip_unchanged."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Text | None = None
+    cron: Cron | None = Field(default=None, description=_CRON)
+    timezone: Zone | None = Field(default=None, description=_ZONE)
+    template: JobCreate | None = Field(default=None, description=_TEMPLATE)
+    overlap: Overlap | None = Field(default=None, description=_OVERLAP)
+    misfire: Misfire | None = Field(default=None, description=_MISFIRE)
+    misfire_grace_seconds: Grace | None = Field(default=None, description=_GRACE)
+    jitter_seconds: Jitter | None = Field(default=None, description=_JITTER)
+    skip_unchanged: bool | None = Field(default=None, description=_UNCHANGED)
+    gate: RegressionGate | None = None
+    promote_to: AliasWord | None = Field(default=None, description=_PROMOTE + " Null: none does.")
+
+
+class ScheduleLinks(BaseModel):
+    """Where this lives."""
+
+    self: str
+    runs: str
+
+
+class ScheduleListed(BaseModel):
+    """A schedule, as lists tell of it: all but its template, which may have megabytes."""
+
+    id: str
+    name: str
+    cron: str
+    timezone: str
+    overlap: Overlap
+    misfire: Misfire
+    misfire_grace_seconds: int
+    jitter_seconds: int
+    skip_unchanged: bool
+    gate: RegressionGate
+    promote_to: str | None
+    paused_at: datetime | None
+    next_due_at: datetime | None = Field(description="Null while it is paused, and once it is never due again.")
+    fires_at: datetime | None = Field(description="The same with its jitter.")
+    last_pass_job_id: str | None = Field(description="The job that was accepted last; it may be gone.")
+    created_by: str = Field(description="The key that has made it.")
+    row_version: int
+    created_at: datetime
+    updated_at: datetime
+    links: ScheduleLinks
+
+
+class ScheduleOut(ScheduleListed):
+    """A schedule."""
+
+    template: dict[str, Any] = Field(description="The request for the job, with the config resolved.")
+
+
+class RunLinks(BaseModel):
+    """Where to go from a run."""
+
+    schedule: str
+    job: str | None
+
+
+class RunOut(BaseModel):
+    """One time that a schedule was due, or was run by request."""
+
+    id: str
+    schedule_id: str
+    due_at: datetime
+    trigger: Literal["time", "request"]
+    state: RunState = Field(
+        description="waiting: for the end of the last one. running: its job has not been judged. passed: accepted. "
+        "failed: not accepted. skipped: no job was submitted, on purpose. refused: the job could not be submitted."
+    )
+    reason: str | None = Field(
+        description="A word for it: overlap, unchanged, misfire, job-failed, job-canceled, job-gone, verdict, gate, "
+        "promotion; or the code of the problem. Others may follow."
+    )
+    detail: str | None = Field(description="The same in words.")
+    missed: int = Field(description="Due times before it that it takes the place of; 1000 at most.")
+    job_id: str | None
+    model_id: str | None = Field(description="The version that was, or was to be, quantized.")
+    verdict: str | None = Field(description="Of the job's report.")
+    problem: Problem | None = Field(description="Why the job could not be submitted, or the alias not be moved.")
+    clauses: list[ClauseResult] = Field(description="What came of the regression gate.")
+    promoted_to: str | None = Field(description="The alias that was moved.")
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    links: RunLinks

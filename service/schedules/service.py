@@ -1,0 +1,239 @@
+"""Schedules: made, changed, paused, run by request, deleted; what became of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+
+from service.audit.service import note
+from service.conditions import Conditions
+from service.db import db_now
+from service.deps import Desk
+from service.idempotency.answers import Answer
+from service.idempotency.service import Work, submit_checked
+from service.ids import new_id
+from service.jobs.schemas import JobCreate
+from service.jobs.submission import Origin, checked_submission
+from service.pagination import Position
+from service.principal import Principal
+from service.repository import now_seconds
+from service.schedules import firing, repository
+from service.schedules.errors import ScheduleBusyError, ScheduleChangedError, TooManySchedulesError
+from service.schedules.repository import UNPLANNED, Plan
+from service.schedules.schemas import ScheduleChange, ScheduleCreate
+from service.schedules.times import fires_at, following
+from service.schedules.views import etag, location, run_out, schedule_out
+from service.tables import Schedule, ScheduleRun
+
+# Of one tenant.
+MOST_SCHEDULES = 1000
+_TIMES = frozenset({"cron", "timezone", "jitter_seconds"})
+# What may be none.
+_NULLABLE = frozenset({"promote_to"})
+
+
+class _NoBody(BaseModel):
+    """A request that says all by its path."""
+
+
+def create(desk: Desk, by: Principal, body: ScheduleCreate, *, key: str | None) -> Answer:
+    """Store a schedule whose job could be submitted now.
+
+    Raises:
+        TooManySchedulesError: the tenant has as many as it may.
+        QuantmillError: the template could not be submitted; nothing was stored.
+    """
+
+    def work_of(session: Session) -> Work:
+        _check_template(desk, session, by.tenant_id, body.template)
+        schedule_id = new_id("sch")
+        plan = None
+        if not body.paused:
+            plan = _plan(session, schedule_id, body.cron, body.timezone, body.jitter_seconds)
+        values = _values(body)
+        return lambda writing: (_stored(writing, by, schedule_id, plan, values), None)
+
+    return submit_checked(desk, by, "POST /v1/schedules", key, body, work_of)
+
+
+def get(desk: Desk, tenant_id: str, schedule_id: str) -> Schedule:
+    """The schedule.
+
+    Raises:
+        ScheduleNotFoundError: the tenant has no such schedule.
+    """
+    with desk.database.read() as session:
+        return repository.get(session, tenant_id, schedule_id)
+
+
+def list_page(
+    desk: Desk, tenant_id: str, *, after: Position | None, limit: int
+) -> tuple[list[Schedule], Position | None]:
+    """One page of schedules, newest first, and the position to go on from."""
+    with desk.database.read() as session:
+        return repository.list_page(session, tenant_id, after=after, limit=limit)
+
+
+def change(desk: Desk, by: Principal, schedule_id: str, body: ScheduleChange, conditions: Conditions) -> Schedule:
+    """Change what the body names, if nobody else has in the meantime; with other times it is planned anew.
+
+    Raises:
+        ScheduleNotFoundError: the tenant has no such schedule.
+        PreconditionRequiredError, PreconditionFailedError: the version that is to be changed is not told, or is older.
+        QuantmillError: a new template could not be submitted.
+    """
+    values = _values(body)
+    with desk.database.read() as session:
+        seen = repository.get(session, by.tenant_id, schedule_id)
+        conditions.require("Send the ETag of your last GET as If-Match, or If-Match: * for any version.")
+        if body.template is not None:
+            _check_template(desk, session, by.tenant_id, body.template)
+        if _TIMES & values.keys() and seen.paused_at is None:
+            times = {name: values.get(name, getattr(seen, name)) for name in _TIMES}
+            values |= repository.planned(_plan(session, schedule_id, **times))
+    if "gate" in values:
+        values["last_pass_fingerprint"] = None  # what was accepted by another gate was not by this one
+    with desk.database.write() as session:
+        row = repository.get(session, by.tenant_id, schedule_id, locked=True)
+        conditions.check(etag(row), f"schedule {row.id}")
+        if row.row_version != seen.row_version:
+            raise ScheduleChangedError(schedule_id)
+        if values:
+            row = repository.change(session, schedule_id, **values)
+        note(session, by, "schedule.update", schedule_id)
+    return row
+
+
+def delete(desk: Desk, by: Principal, schedule_id: str, conditions: Conditions) -> None:
+    """Delete a schedule with its history; its jobs stay.
+
+    Raises:
+        ScheduleNotFoundError: the tenant has no such schedule.
+        PreconditionFailedError: it is another version than the caller has seen.
+    """
+    with desk.database.write() as session:
+        row = repository.get(session, by.tenant_id, schedule_id, locked=True)
+        conditions.check(etag(row), f"schedule {row.id}")
+        repository.remove(session, schedule_id)
+        note(session, by, "schedule.delete", schedule_id)
+
+
+def pause(desk: Desk, by: Principal, schedule_id: str) -> Schedule:
+    """Let the schedule not be due; what is under way goes on.
+
+    Raises:
+        ScheduleNotFoundError: the tenant has no such schedule.
+    """
+    with desk.database.write() as session:
+        row = repository.get(session, by.tenant_id, schedule_id, locked=True)
+        if row.paused_at is None:
+            row = repository.change(session, schedule_id, paused_at=db_now(), **UNPLANNED)
+            note(session, by, "schedule.pause", schedule_id)
+    return row
+
+
+def resume(desk: Desk, by: Principal, schedule_id: str) -> Schedule:
+    """Let a paused schedule be due again, from now on: what was due meanwhile is no misfire.
+
+    Raises:
+        ScheduleNotFoundError: the tenant has no such schedule.
+        ScheduleChangedError: its times were changed meanwhile.
+    """
+    with desk.database.read() as session:
+        seen = repository.get(session, by.tenant_id, schedule_id)
+        plan = _plan(session, schedule_id, seen.cron, seen.timezone, seen.jitter_seconds)
+    with desk.database.write() as session:
+        row = repository.get(session, by.tenant_id, schedule_id, locked=True)
+        if row.paused_at is None:
+            return row
+        if row.row_version != seen.row_version:
+            raise ScheduleChangedError(schedule_id)
+        row = repository.change(session, schedule_id, paused_at=None, **repository.planned(plan))
+        note(session, by, "schedule.resume", schedule_id)
+    return row
+
+
+def run(desk: Desk, by: Principal, schedule_id: str, *, key: str | None) -> Answer:
+    """Run a schedule now, also a paused one, and also where nothing has changed.
+
+    Raises:
+        ScheduleNotFoundError: the tenant has no such schedule.
+        ScheduleBusyError: its last job has not ended, and nothing is to run beside it.
+        ScheduleChangedError: somebody changed it in this moment.
+        QuantmillError: its job cannot be submitted; there is no run of it.
+    """
+
+    def work_of(session: Session) -> Work:
+        seen = repository.get(session, by.tenant_id, schedule_id)
+        given = firing.prepared(session, desk.settings, seen)
+
+        def work(writing: Session) -> Any:
+            row = repository.get(writing, by.tenant_id, schedule_id, locked=True)
+            if row.row_version != seen.row_version:
+                raise ScheduleChangedError(schedule_id)
+            made, job = firing.run_now(desk, writing, by, row, given)
+            if made.state == "skipped":
+                raise ScheduleBusyError(schedule_id, row.overlap)
+            headers = {"Location": f"/v1/schedules/{schedule_id}/runs/{made.id}"}
+            return Answer(202, run_out(made).model_dump(mode="json"), headers), job
+
+        return work
+
+    return submit_checked(desk, by, f"POST /v1/schedules/{schedule_id}/run", key, _NoBody(), work_of)
+
+
+def list_runs(
+    desk: Desk, tenant_id: str, schedule_id: str, *, state: str | None, after: Position | None, limit: int
+) -> tuple[list[ScheduleRun], Position | None]:
+    """One page of the schedule's history, newest first.
+
+    Raises:
+        ScheduleNotFoundError: the tenant has no such schedule.
+    """
+    with desk.database.read() as session:
+        repository.get(session, tenant_id, schedule_id)
+        return repository.runs_page(session, tenant_id, schedule_id, state=state, after=after, limit=limit)
+
+
+def get_run(desk: Desk, tenant_id: str, schedule_id: str, run_id: str) -> ScheduleRun:
+    """One run of a schedule.
+
+    Raises:
+        ScheduleNotFoundError, RunNotFoundError: the tenant has no such schedule, or that no such run.
+    """
+    with desk.database.read() as session:
+        repository.get(session, tenant_id, schedule_id)
+        return repository.run_of(session, tenant_id, schedule_id, run_id)
+
+
+def _stored(session: Session, by: Principal, schedule_id: str, plan: Plan | None, values: dict[str, Any]) -> Answer:
+    if repository.count(session, by.tenant_id) >= MOST_SCHEDULES:
+        raise TooManySchedulesError(MOST_SCHEDULES)
+    row = repository.create(session, by.tenant_id, schedule_id, plan, created_by=by.actor, **values)
+    body = schedule_out(row).model_dump(mode="json")
+    return Answer(201, body, {"Location": location(row), "ETag": etag(row)})
+
+
+def _values(body: ScheduleCreate | ScheduleChange) -> dict[str, Any]:
+    """Columns that the body names; only what may be none may be null."""
+    exclude_unset = isinstance(body, ScheduleChange)
+    values = body.model_dump(mode="json", exclude_unset=exclude_unset, exclude={"paused", "template"})
+    values = {name: value for name, value in values.items() if value is not None or name in _NULLABLE}
+    if body.template is not None:
+        values["template"] = body.template.model_dump(mode="json")
+    if isinstance(body, ScheduleCreate):
+        values["paused_at"] = db_now() if body.paused else None
+    return values
+
+
+def _check_template(desk: Desk, session: Session, tenant_id: str, template: JobCreate) -> None:
+    checked_submission(session, desk.settings, tenant_id, template, Origin())
+
+
+def _plan(session: Session, schedule_id: str, cron: str, timezone: str, jitter_seconds: int) -> Plan | None:
+    now = datetime.fromtimestamp(now_seconds(session), UTC)
+    due = following(cron, timezone, now)
+    return None if due is None else Plan(due, fires_at(schedule_id, jitter_seconds, due))

@@ -1,0 +1,114 @@
+"""What schedules' jobs have come to: judged once each, and an alias moved with the verdict or not at all."""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from service.comparison.evidence import pair
+from service.contracts.errors import Problem, QuantmillError
+from service.contracts.regression import RegressionGate
+from service.deps import Desk
+from service.names.aliases.service import promote
+from service.names.kinds import MODELS
+from service.schedules import repository
+from service.schedules.evidence import found_for
+from service.schedules.firing import principal_of
+from service.schedules.gate import Judgement, judged
+from service.schedules.views import event_data
+from service.tables import Job, Schedule, ScheduleRun
+from service.tables.schedules import DETAIL_LENGTH
+from service.webhooks.outbox import emit
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a run was judged by: if something of it has changed since, it is judged again."""
+
+    schedule: Schedule
+    run: ScheduleRun
+    judgement: Judgement
+
+
+def settle_ended(desk: Desk, limit: int) -> int:
+    """Judge runs whose jobs have ended; returns how many this process did."""
+    with desk.database.read() as session:
+        ids = repository.ended(session, limit)
+    random.shuffle(ids)  # of several who do this at a time each begins with another
+    return sum(_settle(desk, run_id) for run_id in ids)
+
+
+def _settle(desk: Desk, run_id: str) -> bool:
+    seen = _judge(desk, run_id)
+    if seen is None:
+        return False
+    values = {
+        "state": "passed" if seen.judgement.passed else "failed",
+        "reason": seen.judgement.reason,
+        "detail": None if seen.judgement.detail is None else seen.judgement.detail[:DETAIL_LENGTH],
+        "verdict": seen.judgement.verdict,
+        "clauses": [clause.model_dump(mode="json") for clause in seen.judgement.clauses],
+    }
+    try:
+        run = _stored(desk, seen, values)
+    except QuantmillError as error:  # the alias could not be moved: nothing was stored
+        refused = {"reason": "promotion", "detail": error.detail[:DETAIL_LENGTH]}
+        problem = error.problem().model_dump(mode="json")
+        run = _stored(desk, seen, {**values, **refused, "state": "failed", "problem": problem})
+    if run is None:
+        return False
+    told = log.info if run.state == "passed" else log.warning
+    told("schedule.%s schedule_id=%s run_id=%s job_id=%s reason=%s", run.state, run.schedule_id, run.id, run.job_id,
+         run.reason)  # fmt: skip
+    return True
+
+
+def _judge(desk: Desk, run_id: str) -> _Seen | None:
+    with desk.database.read() as session:
+        run = repository.look_up_run(session, run_id)
+        if run is None or run.state != "running":
+            return None
+        schedule = repository.look_up(session, run.schedule_id)
+        job = repository.job_of(session, run)
+        if schedule is None or (job is not None and job.finished_at is None):
+            return None
+        gate = RegressionGate.model_validate(schedule.gate)
+        found = found_for(session, schedule, run, gate) if job is not None else None
+    if job is None or found is None:
+        return _Seen(schedule, run, _unsuccessful(job))
+    return _Seen(schedule, run, judged(gate, found, partial(pair, desk)))
+
+
+def _unsuccessful(job: Job | None) -> Judgement:
+    """Of a run whose job has no report."""
+    if job is None:
+        return Judgement(False, "job-gone", "The job was deleted before it was judged.")
+    if job.state == "canceled":
+        return Judgement(False, "job-canceled", f"The job {job.id} was canceled.")
+    problem = Problem.model_validate(job.error) if job.error is not None else None
+    return Judgement(False, "job-failed", f"The job {job.id} failed: {'' if problem is None else problem.detail}")
+
+
+def _stored(desk: Desk, seen: _Seen, values: dict[str, Any]) -> ScheduleRun | None:
+    """Store the end of a run with all that follows from it; None: somebody else did, or it has to be judged anew."""
+    with desk.database.write() as session:
+        schedule = repository.lock(session, seen.schedule.id)
+        run = repository.look_up_run(session, seen.run.id)
+        if schedule is None or run is None or run.state != "running":
+            return None
+        if (schedule.last_pass_job_id, schedule.gate) != (seen.schedule.last_pass_job_id, seen.schedule.gate):
+            return None
+        alias = schedule.promote_to if values["state"] == "passed" else None
+        run = repository.change_run(session, run, **values, promoted_to=alias)
+        if run.state == "passed":
+            accepted = {"last_pass_job_id": run.job_id, "last_pass_fingerprint": run.fingerprint}
+            repository.change(session, schedule.id, **accepted)
+        emit(session, run.tenant_id, f"schedule.{run.state}", event_data(run, schedule.name))
+        if alias is not None:
+            promote(session, principal_of(schedule), MODELS, run.model_id or "", alias)
+    return run
