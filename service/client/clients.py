@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from service.client.artifacts import ArtifactCalls
+from service.client.comparisons import ComparisonCalls
 from service.client.datasets import DatasetCalls
 from service.client.driving import Awaiting, AwaitingDriver, Blocking, BlockingDriver
 from service.client.inspections import InspectionCalls
@@ -26,6 +27,7 @@ class _Calls(
     ArtifactCalls,
     QuarantineCalls,
     RecordCalls,
+    ComparisonCalls,
     WebhookCalls,
 ):
     """What both clients can do."""

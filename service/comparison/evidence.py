@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy.orm import Session
 
 from service.artifacts import repository as artifacts
 from service.comparison.pairing import Pairing, paired
 from service.comparison.samples import read_decisions
+from service.contracts.dataset import PreprocessingSpec
+from service.contracts.report import Report
 from service.deps import Desk
 from service.files.serving import open_file
 
@@ -34,21 +35,18 @@ class Side:
         file: digest and size in bytes of its ``samples.npz``; None: it has none.
     """
 
-    measured_on: tuple[Any, ...] | None
+    measured_on: tuple[str, PreprocessingSpec | None] | None
     file: tuple[str, int] | None
 
 
-def measured_on(report: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Digest and preprocessing of the data that a report's figures are of; None where they are of random data.
-
-    Args:
-        report: as JSON, of any version.
-    """
-    manifest = report["manifest"]
-    source = report["fidelity"].get("source", "evaluation")
-    if source == "random" or manifest.get(f"{source}_sha256") is None:
-        return None
-    return manifest[f"{source}_sha256"], manifest.get(f"{source}_preprocessing")
+def measured_on(report: Report) -> tuple[str, PreprocessingSpec | None] | None:
+    """Digest and preprocessing of the data that a report's figures are of; None where they are of random data."""
+    manifest = report.manifest
+    if report.fidelity.source == "evaluation" and manifest.evaluation_sha256 is not None:
+        return manifest.evaluation_sha256, manifest.evaluation_preprocessing
+    if report.fidelity.source == "calibration" and manifest.calibration_sha256 is not None:
+        return manifest.calibration_sha256, manifest.calibration_preprocessing
+    return None
 
 
 def samples_of(session: Session, tenant_id: str, job_id: str) -> tuple[str, int] | None:

@@ -23,8 +23,9 @@ class Pairing:
         drop_percent: what the first's share of right samples is above the second's, in percent of all samples.
         interval_percent: of ``drop_percent``, by Tango's score interval of paired shares.
         p_value: chance of sides as unequal as these if neither model were better, by McNemar's exact test.
-        lost: numbers of the samples that the second alone gets wrong, int64 [lost].
-        won: likewise of those that the first alone gets wrong.
+        first: what the first model decides.
+        second: what the second one does.
+        flipped: numbers of the samples that one alone gets right, int64 [flip], rising.
     """
 
     labeled: bool
@@ -32,13 +33,19 @@ class Pairing:
     drop_percent: float
     interval_percent: tuple[float, float]
     p_value: float
-    lost: npt.NDArray[np.int64]
-    won: npt.NDArray[np.int64]
+    first: Decisions
+    second: Decisions
+    flipped: npt.NDArray[np.int64]
+
+    @property
+    def significant(self) -> bool:
+        """True if chance alone makes a difference as large in one pair of twenty or fewer."""
+        return self.p_value <= 1.0 - CONFIDENCE
 
     @property
     def significantly_worse(self) -> bool:
-        """True if the second model is worse, and chance alone makes that of one pair in twenty or fewer."""
-        return self.drop_percent > 0 and self.p_value <= 1.0 - CONFIDENCE
+        """True if the second model is worse, and not by chance."""
+        return self.drop_percent > 0 and self.significant
 
 
 def paired(first: Decisions, second: Decisions) -> Pairing | None:
@@ -48,8 +55,7 @@ def paired(first: Decisions, second: Decisions) -> Pairing | None:
     if not np.array_equal(first.expected, second.expected):
         return None
     before, after = first.right, second.right
-    lost, won = np.flatnonzero(before & ~after), np.flatnonzero(~before & after)
-    pairs = Pairs(len(lost), len(won), len(before))
+    pairs = Pairs(int((before & ~after).sum()), int((~before & after).sum()), len(before))
     low, high = paired_interval(pairs, CONFIDENCE)
     return Pairing(
         labeled=first.labeled,
@@ -57,6 +63,7 @@ def paired(first: Decisions, second: Decisions) -> Pairing | None:
         drop_percent=100.0 * (pairs.lost - pairs.won) / pairs.samples,
         interval_percent=(100.0 * low, 100.0 * high),
         p_value=mcnemar(pairs.lost, pairs.won),
-        lost=lost,
-        won=won,
+        first=first,
+        second=second,
+        flipped=np.flatnonzero(before != after),
     )

@@ -83,7 +83,7 @@ def submit_once(
         answer, job = work(session)
         if key is not None:
             keys.remember(session, by.tenant_id, route, key, digest, answer)
-        note(session, by, _deed(route, made=job is not None), answer.body["id"])
+        note(session, by, _deed(route, made=job is not None or answer.status == 201), answer.body["id"])
         failpoints.reach("before_submit_commit")
     failpoints.reach("after_submit_commit")
     if job is not None:

@@ -116,7 +116,7 @@ def test_every_mutating_route_leaves_one_row(sqlite_front: Front) -> None:
 
     def send(method: str, route: str, action: str, about: str = "", **request: Any) -> dict[str, Any]:
         before = rows(sqlite_front)
-        names = ("upload_id", "model_id", "dataset_id", "job_id", "digest", "tenant", "webhook_id")
+        names = ("upload_id", "model_id", "dataset_id", "job_id", "digest", "tenant", "webhook_id", "schedule_id")
         path = route.format(**dict.fromkeys(names, about.partition("@")[0]), alias=about.partition("@")[2])
         headers = {"X-Request-ID": "audited", **request.pop("headers", {})}
         answer = http.request(method, path, headers=headers, **request)
@@ -176,6 +176,17 @@ def test_every_mutating_route_leaves_one_row(sqlite_front: Front) -> None:
     assert added == [("webhook.redeliver", delivery)], answer.text
     done["POST", "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver"] = "webhook.redeliver"
     send("DELETE", "/v1/webhooks/{webhook_id}", "webhook.delete", hook)
+    body = {"name": "nightly", "cron": "0 2 * * *", "template": sqlite_front.job_body()}
+    nightly = send("POST", "/v1/schedules", "schedule.create", json=body)["id"]
+    one = "/v1/schedules/{schedule_id}"
+    send("PATCH", one, "schedule.update", nightly, json={"name": "weekly"}, headers={"If-Match": "*"})
+    for deed in ("pause", "resume"):
+        send("POST", f"{one}/{deed}", f"schedule.{deed}", nightly)
+    before = rows(sqlite_front)
+    run = http.post(f"/v1/schedules/{nightly}/run")
+    assert [row[:2] for row in rows(sqlite_front)[len(before) :]] == [("schedule.run", run.json()["id"])], run.text
+    done["POST", f"{one}/run"] = "schedule.run"
+    send("DELETE", one, "schedule.delete", nightly)
     document = http.get("/openapi.json").json()
     mutating = {
         (method.upper(), path)

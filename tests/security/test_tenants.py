@@ -63,9 +63,15 @@ def estate(front: Front) -> Iterator[Estate]:
     webhook = front.http.post("/v1/webhooks", json={"url": "https://hooks.invalid/"}).json()
     delivery = front.http.post(f"/v1/webhooks/{webhook['id']}/ping").json()
     dataset_id = front.ready_dataset()
+    template = {"model_id": model_id, "calibration_dataset_id": dataset_id}
+    body = {"name": "nightly", "cron": "0 2 * * *", "template": template}
+    schedule = front.http.post("/v1/schedules", json=body).json()
+    run = front.http.post(f"/v1/schedules/{schedule['id']}/run").json()
     for path in (f"models/{model_id}", f"datasets/{dataset_id}"):
         assert front.http.put(f"/v1/{path}/aliases/{ALIAS}", headers={"If-None-Match": "*"}).status_code == 201
     ids = {
+        "schedule_id": schedule["id"],
+        "run_id": run["id"],
         "webhook_id": webhook["id"],
         "delivery_id": delivery["id"],
         "alias": ALIAS,
@@ -150,6 +156,11 @@ def test_another_tenants_ids_in_bodies_are_no_ids(estate: Estate) -> None:
         ("/v1/models", {"name": "m", "files": files}, "upload-not-found"),
         ("/v1/datasets", {"name": "d", "upload_id": file, "format": "npz"}, "upload-not-found"),
         ("/v1/jobs", {"model_id": model, "calibration_dataset_id": data}, "model-not-found"),
+        (
+            "/v1/schedules",
+            {"name": "s", "cron": "0 2 * * *", "template": {"model_id": model, "calibration_dataset_id": data}},
+            "model-not-found",
+        ),
         ("/v1/jobs:validate", {"model_id": model, "calibration_dataset_id": data}, "model-not-found"),
         ("/v1/jobs", {"model_id": model, "calibration_dataset_id": data, "ranges_from": job}, "job-not-found"),
     ):
@@ -158,7 +169,7 @@ def test_another_tenants_ids_in_bodies_are_no_ids(estate: Estate) -> None:
 
 
 def test_lists_hold_ones_own(estate: Estate) -> None:
-    for path in ("/v1/models", "/v1/datasets", "/v1/jobs", "/v1/quarantine", "/v1/webhooks"):
+    for path in ("/v1/models", "/v1/datasets", "/v1/jobs", "/v1/quarantine", "/v1/schedules", "/v1/webhooks"):
         assert estate.front.http.get(path).json()["items"], path
         assert estate.ask("GET", path).json()["items"] == [], path
 
@@ -193,7 +204,7 @@ BOUND = sorted(
 def test_every_part_of_a_tenants_things_is_bound() -> None:
     assert BOUND == [
         "alias_moves", "aliases", "artifacts", "datasets", "inspections", "job_events", "jobs", "model_files", "models",
-        "names", "reports", "webhook_deliveries", "webhook_endpoints",
+        "names", "reports", "schedule_runs", "schedules", "webhook_deliveries", "webhook_endpoints",
     ]  # fmt: skip
 
 

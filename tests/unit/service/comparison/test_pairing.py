@@ -24,7 +24,7 @@ def test_sides_are_counted(samples: list[tuple[int, int, int]]) -> None:
     assert found is not None
     lost = [k for k, (a, b, label) in enumerate(samples) if a == label != b]
     won = [k for k, (a, b, label) in enumerate(samples) if b == label != a]
-    assert (found.lost.tolist(), found.won.tolist()) == (lost, won)
+    assert found.flipped.tolist() == sorted(lost + won)
     assert tuple(found.counts) == (len(lost), len(won), len(samples))
     low, high = found.interval_percent
     assert low - 1e-9 <= found.drop_percent <= high + 1e-9

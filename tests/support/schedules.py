@@ -1,0 +1,109 @@
+"""Schedules as a test needs them: made over HTTP, and a clock that is moved against them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import func, select, update
+
+from service.db import Database
+from service.deps import Desk
+from service.jobs.outcome import QuantizeOutcome
+from service.repository import now_seconds
+from service.schedules import firing, settling
+from service.tables import Job, Schedule, ScheduleRun
+from tests.support.front import Front, make_report
+
+MINUTE = 60
+HOUR = 3600
+MANY = 10_000
+
+
+def hourly(hours: str = "*") -> str:
+    """An expression that is due half an hour from now: no test meets it by accident."""
+    return f"{(datetime.now(UTC).minute + 30) % 60} {hours} * * *"
+
+
+def add_schedule(front: Front, template: dict[str, Any], **body: Any) -> dict[str, Any]:
+    """A schedule that is due every hour, unless the body says otherwise."""
+    answer = front.http.post("/v1/schedules", json={"name": "nightly", "cron": hourly(), "template": template, **body})
+    assert answer.status_code == 201, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def move_clock(database: Database, seconds: float) -> None:
+    """Let it be later by so much for all schedules, as if the clock had jumped; earlier where it is negative."""
+    with database.write() as session:
+        moved = {name: getattr(Schedule, name) - seconds for name in ("next_due_at", "fires_at", "planned_at")}
+        session.execute(update(Schedule).values(**moved).execution_options(synchronize_session=False))
+        # one after the other: on its way a run must not meet another's due time
+        for run in session.scalars(select(ScheduleRun).order_by(ScheduleRun.due_at * (1 if seconds > 0 else -1))):
+            session.execute(
+                update(ScheduleRun).where(ScheduleRun.id == run.id).values(due_at=ScheduleRun.due_at - seconds)
+            )
+
+
+def make_due(database: Database, schedule_id: str, ago: timedelta = timedelta(0)) -> datetime:
+    """Let the schedule of an hour be due when it last was, or so much before that."""
+    with database.write() as session:
+        now = datetime.fromtimestamp(now_seconds(session), UTC)
+        minute = int(session.get_one(Schedule, schedule_id).cron.split()[0])
+        last = now.replace(minute=minute, second=0, microsecond=0)
+        due = (last if last <= now else last - timedelta(hours=1)) - ago
+        values = {"next_due_at": due, "fires_at": due, "planned_at": due - timedelta(hours=1)}
+        session.execute(update(Schedule).where(Schedule.id == schedule_id).values(**values))
+    return due
+
+
+def fire(desk: Desk) -> int:
+    """One round of what is due."""
+    return firing.fire_due(desk, MANY)
+
+
+def settle(desk: Desk) -> int:
+    """One round of what has ended."""
+    return settling.settle_ended(desk, MANY)
+
+
+def runs(database: Database, schedule_id: str | None = None) -> list[ScheduleRun]:
+    """All runs, or those of a schedule, the oldest first."""
+    statement = select(ScheduleRun).order_by(ScheduleRun.id)
+    if schedule_id is not None:
+        statement = statement.where(ScheduleRun.schedule_id == schedule_id)
+    with database.read() as session:
+        return list(session.scalars(statement))
+
+
+def schedule(database: Database, schedule_id: str) -> Schedule:
+    """The row."""
+    with database.read() as session:
+        found = session.get(Schedule, schedule_id)
+    assert found is not None
+    return found
+
+
+def count_jobs(database: Database) -> int:
+    """How many quantizations there are."""
+    with database.read() as session:
+        return session.scalars(select(func.count()).select_from(Job).where(Job.kind == "quantize")).one()
+
+
+def run_by_request(front: Front, schedule_id: str) -> dict[str, Any]:
+    """A run by request."""
+    answer = front.http.post(f"/v1/schedules/{schedule_id}/run")
+    assert answer.status_code == 202, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def succeed(front: Front, job_id: str, *, verdict: str = "none", **figures: Any) -> None:
+    """Have a job succeed with a report of these figures: top1, size_bytes, evaluation_sha256."""
+    report = make_report(verdict)
+    metrics = [metric.model_copy(update={"quantized": figures.get("top1", 89.5)}) for metric in report.metrics]
+    quantized = report.quantized.model_copy(update={"size_bytes": figures.get("size_bytes", 1000)})
+    changes: dict[str, Any] = {"metrics": tuple(metrics), "quantized": quantized}
+    if "latency" in figures:
+        changes["latency"] = figures["latency"]
+    front.finish(job_id, QuantizeOutcome(report.model_copy(update=changes), figures.get("artifacts", ())))
