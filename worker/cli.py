@@ -30,6 +30,7 @@ from worker.commands import (
     options,
     quarantine,
     report_files,
+    schedules,
     tenants,
     webhooks,
 )
@@ -353,6 +354,7 @@ for noun in nouns.apps:
     app.add_typer(noun)
 app.add_typer(quarantine.app)
 app.add_typer(tenants.app)
+app.add_typer(schedules.app)
 app.add_typer(webhooks.app)
 
 

@@ -15,6 +15,7 @@ from service.client.models import ModelCalls
 from service.client.quarantine import QuarantineCalls
 from service.client.queues import QueueCalls
 from service.client.records import RecordCalls
+from service.client.schedules import ScheduleCalls
 from service.client.webhooks import WebhookCalls
 
 
@@ -28,6 +29,7 @@ class _Calls(
     QuarantineCalls,
     RecordCalls,
     ComparisonCalls,
+    ScheduleCalls,
     WebhookCalls,
 ):
     """What both clients can do."""

@@ -17,7 +17,7 @@ from service.ids import is_id
 from service.jobs.errors import JobNotFoundError
 from service.pagination import Position
 from service.repository import newest_first
-from service.tables import Artifact, Base, Job, JobEvent, Model, ReportRow
+from service.tables import Artifact, Base, Job, JobEvent, Model, ReportRow, ScheduleRun
 from service.tables.jobs import LIVE_STATES
 from service.tenancy import owned
 
@@ -148,6 +148,14 @@ def artifacts(session: Session, tenant_id: str, job_ids: Iterable[str]) -> dict[
     for artifact in session.scalars(statement.order_by(Artifact.kind)):
         found.setdefault(artifact.job_id, []).append(artifact)
     return found
+
+
+def schedule_runs(session: Session, tenant_id: str, jobs: Iterable[Job]) -> dict[str, ScheduleRun]:
+    """The last run of a schedule by job id, of the jobs that schedules have submitted."""
+    ids = [job.id for job in jobs if job.kind == "quantize"]
+    statement = select(ScheduleRun).where(ScheduleRun.job_id.in_(ids), owned(ScheduleRun, tenant_id))
+    found = session.scalars(statement.order_by(ScheduleRun.id)) if ids else ()
+    return {run.job_id: run for run in found if run.job_id is not None}
 
 
 def hold(session: Session, tenant_id: str, job_id: str) -> Job:

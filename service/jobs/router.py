@@ -346,7 +346,9 @@ async def get_report(
 
 def _etag(view: JobView) -> str:
     """Of the row, and of what is told beside it."""
-    return f'"{view.job.row_version}{"" if view.waiting is None else "." + view.waiting.code}"'
+    beside = [] if view.waiting is None else [view.waiting.code]
+    beside += [] if view.run is None else [f"{view.run.id}-{view.run.row_version}"]
+    return f'"{".".join([str(view.job.row_version), *beside])}"'
 
 
 def _document(view: JobView) -> dict[str, Any]:

@@ -235,6 +235,17 @@ class JobLinks(BaseModel):
     artifacts: str
 
 
+class ScheduledBy(BaseModel):
+    """The schedule that has submitted a job, and how it has judged it."""
+
+    schedule_id: str
+    run_id: str
+    state: str = Field(description="Of the run: running until it was judged, then passed or failed.")
+    reason: str | None = Field(description="Why it was not accepted, as a word.")
+    detail: str | None = Field(description="The same in words.")
+    promoted_to: str | None = Field(description="The alias that was moved.")
+
+
 class JobListed(BaseModel):
     """A job as lists tell of it: all but its config, which may have megabytes."""
 
@@ -267,6 +278,7 @@ class JobListed(BaseModel):
     seconds: float | None = Field(default=None, description="From its first start to its end.")
     retry_of: str | None = Field(default=None, description="The job that it repeats.")
     cloned_from: str | None = Field(default=None, description="The job whose request it changes.")
+    scheduled: ScheduledBy | None = Field(default=None, description="By the clock, or by a request to a schedule.")
     artifacts: list[ArtifactLink]
     request_id: str | None
     created_at: datetime

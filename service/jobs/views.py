@@ -13,9 +13,19 @@ from service.contracts.report.outline import ReportOutline
 from service.deps import Desk
 from service.jobs import repository
 from service.jobs.repository import Result
-from service.jobs.schemas import ArtifactLink, EventOut, JobLinks, JobListed, JobOut, Progress, ShownState, Waiting
+from service.jobs.schemas import (
+    ArtifactLink,
+    EventOut,
+    JobLinks,
+    JobListed,
+    JobOut,
+    Progress,
+    ScheduledBy,
+    ShownState,
+    Waiting,
+)
 from service.jobs.waiting import waiting_for
-from service.tables import Artifact, Job, JobEvent
+from service.tables import Artifact, Job, JobEvent, ScheduleRun
 
 
 def shown_state(job: Job) -> ShownState:
@@ -42,6 +52,7 @@ class JobView:
         artifacts: what it produced.
         waiting: why it does not start.
         model: name and version of its model.
+        run: of the schedule that has submitted it.
     """
 
     job: Job
@@ -49,6 +60,7 @@ class JobView:
     artifacts: Sequence[Artifact] = ()
     waiting: Waiting | None = None
     model: tuple[str, int] | None = None
+    run: ScheduleRun | None = None
 
 
 def job_out(view: JobView, *, reused: bool = False) -> JobOut:
@@ -61,6 +73,17 @@ def _seconds(job: Job) -> float | None:
     if job.started_at is None or job.finished_at is None:
         return None
     return max(0.0, (job.finished_at - job.started_at).total_seconds())
+
+
+def _scheduled(run: ScheduleRun) -> ScheduledBy:
+    return ScheduledBy(
+        schedule_id=run.schedule_id,
+        run_id=run.id,
+        state=run.state,
+        reason=run.reason,
+        detail=run.detail,
+        promoted_to=run.promoted_to,
+    )
 
 
 def job_listed(view: JobView) -> JobListed:
@@ -98,6 +121,7 @@ def job_listed(view: JobView) -> JobListed:
         seconds=_seconds(job),
         retry_of=job.retry_of,
         cloned_from=job.cloned_from,
+        scheduled=None if view.run is None else _scheduled(view.run),
         artifacts=[
             ArtifactLink(
                 id=artifact.id,
@@ -140,6 +164,7 @@ def views(desk: Desk, session: Session, tenant_id: str, jobs: list[Job]) -> list
     artifacts = repository.artifacts(session, tenant_id, done) if done else {}
     waiting = waiting_for(session, jobs, watched_seconds=time.monotonic() - desk.opened_at)
     named = repository.models_of(session, tenant_id, jobs)
+    scheduled = repository.schedule_runs(session, tenant_id, jobs)
     return [
         JobView(
             job,
@@ -147,6 +172,7 @@ def views(desk: Desk, session: Session, tenant_id: str, jobs: list[Job]) -> list
             artifacts.get(job.id, ()),
             waiting.get(job.id),
             None if job.model_id is None else named.get(job.model_id),
+            scheduled.get(job.id),
         )
         for job in jobs
     ]

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.comparison.evidence import Side, measured_on, samples_of
 from service.contracts.regression import Baseline, LastPass, OfJob, RegressionGate
-from service.contracts.report import LatencyFigures, MetricFigures, upgraded
+from service.contracts.report import LatencyFigures, MetricFigures, Report
 from service.jobs import repository as jobs
 from service.names import repository as names
 from service.names.kinds import MODELS
@@ -106,14 +106,12 @@ def _evidence(session: Session, tenant_id: str, job_id: str) -> Evidence | None:
     row = jobs.report(session, tenant_id, job_id)
     if row is None:
         return None
-    body = upgraded(row.body)
-    metrics = [MetricFigures.model_validate(metric) for metric in body.get("metrics", ())]
-    latency = body.get("latency")
+    report = Report.model_validate(row.body)
     return Evidence(
         job_id=job_id,
         verdict=row.verdict,
-        metrics={metric.name: metric for metric in metrics},
-        size_bytes=body["quantized"]["size_bytes"],
-        latency=None if latency is None else LatencyFigures.model_validate(latency),
-        side=Side(measured_on(body), samples_of(session, tenant_id, job_id)),
+        metrics={metric.name: metric for metric in report.metrics},
+        size_bytes=report.quantized.size_bytes,
+        latency=report.latency,
+        side=Side(measured_on(report), samples_of(session, tenant_id, job_id)),
     )

@@ -1,0 +1,136 @@
+"""Schedules: jobs that are submitted by the clock, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from service.client.connection import Connection
+from service.client.driving import Call, Each
+from service.client.steps import Items, Steps
+from service.contracts.regression import RegressionGate
+from service.pagination import Page
+from service.schedules.schemas import Misfire, Overlap, RunOut, RunState, ScheduleListed, ScheduleOut
+
+_PATH = "/v1/schedules"
+
+
+class ScheduleCalls(Connection):
+    """Calls of ``/v1/schedules``; to make, change and delete them takes a key of scope ``manage``."""
+
+    @Call
+    def create_schedule(
+        self,
+        name: str,
+        cron: str,
+        template: Mapping[str, Any],
+        *,
+        timezone: str = "UTC",
+        overlap: Overlap = "skip",
+        misfire: Misfire = "run_once",
+        misfire_grace_seconds: int = 600,
+        jitter_seconds: int = 0,
+        skip_unchanged: bool = False,
+        gate: RegressionGate | Mapping[str, Any] | None = None,
+        promote_to: str | None = None,
+        paused: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Steps[ScheduleOut]:
+        """Have a job submitted by the clock.
+
+        Args:
+            name: for people.
+            cron: minute, hour, day of month, month, day of week, on the clock of the time zone.
+            template: the request for the job, as ``POST /v1/jobs`` takes it; NAME@ALIAS is looked up when it is due.
+            timezone: IANA name.
+            overlap: what to do while the last job has not ended: skip, queue or cancel_running.
+            misfire: what to do with what was due for longer than the grace: run_once or skip.
+            misfire_grace_seconds: so late is not a misfire.
+            jitter_seconds: it may be so much later.
+            skip_unchanged: submit no job where nothing has changed since the last accepted one.
+            gate: how a job is judged against one that was accepted before.
+            promote_to: alias that moves to the version that was quantized, on pass.
+            paused: True: it is not due until it is resumed.
+            idempotency_key: default: a fresh one, so that only this call's own retries are the same request.
+
+        Raises:
+            ConfigRefusedError: the template's config is not valid; names the fields.
+        """
+        given = gate.model_dump(mode="json") if isinstance(gate, RegressionGate) else dict(gate or {})
+        body = {
+            "name": name,
+            "cron": cron,
+            "template": dict(template),
+            "timezone": timezone,
+            "overlap": overlap,
+            "misfire": misfire,
+            "misfire_grace_seconds": misfire_grace_seconds,
+            "jitter_seconds": jitter_seconds,
+            "skip_unchanged": skip_unchanged,
+            "gate": given,
+            "promote_to": promote_to,
+            "paused": paused,
+        }
+        return ScheduleOut.model_validate((yield from self._create(_PATH, body, idempotency_key)))
+
+    @Each
+    def schedules(self, *, limit: int | None = None) -> Items[ScheduleListed, None]:
+        """All schedules, the newest first, read page by page; at most ``limit``."""
+        yield from self._all(_PATH, ScheduleListed, {}, limit)
+
+    @Call
+    def schedule(self, schedule_id: str) -> Steps[ScheduleOut]:
+        """One schedule."""
+        return ScheduleOut.model_validate((yield from self._json("GET", f"{_PATH}/{schedule_id}")))
+
+    @Call
+    def change_schedule(self, schedule: ScheduleListed, changes: Mapping[str, Any]) -> Steps[ScheduleOut]:
+        """Change a schedule that was seen: the fields of ``create_schedule`` by name; what is not named stays.
+
+        Raises:
+            ApiError: ``precondition-failed``, if it was due, or somebody else has changed it, since.
+        """
+        headers = {"If-Match": f'"{schedule.row_version}"'}
+        answer = yield from self._json("PATCH", f"{_PATH}/{schedule.id}", json=dict(changes), headers=headers)
+        return ScheduleOut.model_validate(answer)
+
+    @Call
+    def delete_schedule(self, schedule_id: str) -> Steps[None]:
+        """Delete a schedule with its history; its jobs stay."""
+        yield from self._request("DELETE", f"{_PATH}/{schedule_id}")
+
+    @Call
+    def run_schedule(self, schedule_id: str, *, idempotency_key: str | None = None) -> Steps[RunOut]:
+        """Run a schedule now, also a paused one, and also where nothing has changed.
+
+        Raises:
+            ConflictError: its last job has not ended, and its overlap is skip.
+        """
+        return RunOut.model_validate((yield from self._create(f"{_PATH}/{schedule_id}/run", {}, idempotency_key)))
+
+    @Call
+    def pause_schedule(self, schedule_id: str) -> Steps[ScheduleOut]:
+        """Let a schedule not be due until it is resumed."""
+        answer = yield from self._json("POST", f"{_PATH}/{schedule_id}/pause", repeatable=True)
+        return ScheduleOut.model_validate(answer)
+
+    @Call
+    def resume_schedule(self, schedule_id: str) -> Steps[ScheduleOut]:
+        """Let a paused schedule be due again, from now on."""
+        answer = yield from self._json("POST", f"{_PATH}/{schedule_id}/resume", repeatable=True)
+        return ScheduleOut.model_validate(answer)
+
+    @Call
+    def schedule_runs(
+        self, schedule_id: str, *, state: RunState | None = None, limit: int = 50, cursor: str | None = None
+    ) -> Steps[Page[RunOut]]:
+        """What became of the times that it was due, the newest first: one page, and the cursor of the next."""
+        given = {"state": state, "limit": limit, "cursor": cursor}
+        parameters = {name: value for name, value in given.items() if value is not None}
+        answer = yield from self._json("GET", f"{_PATH}/{schedule_id}/runs", params=parameters)
+        return Page[RunOut].model_validate(answer)
+
+    @Call
+    def schedule_run(self, schedule_id: str, run_id: str) -> Steps[RunOut]:
+        """One of them."""
+        return RunOut.model_validate((yield from self._json("GET", f"{_PATH}/{schedule_id}/runs/{run_id}")))

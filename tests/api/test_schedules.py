@@ -1,0 +1,328 @@
+"""Schedules over HTTP: made, changed, paused, run by request; judged, promoted, told. On both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from sqlalchemy import select
+
+from service.contracts.errors import NotOnnxError
+from service.deps import Desk
+from service.names.aliases import service as aliases
+from service.schedules import service
+from service.settings import Settings
+from service.tables import AliasMove, AuditEvent, WebhookDelivery
+from tests.support.front import Front, pointers, problem
+from tests.support.schedules import (
+    add_schedule,
+    fire,
+    make_due,
+    run_by_request,
+    runs,
+    schedule,
+    settle,
+    succeed,
+)
+from tests.support.webhooks import PEPPER, add_endpoint, deliveries
+
+ANY = {"If-Match": "*"}
+DROP = {"kind": "max_drop", "metric": "top1", "max_drop": 0.5}
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str) -> Settings:
+    return Settings(data_dir=tmp_path / "data", database_url=database_url, min_free_bytes=0, key_pepper=PEPPER)
+
+
+@pytest.fixture
+def template(front: Front) -> dict[str, Any]:
+    return front.job_body()
+
+
+def shown(front: Front, schedule_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = front.http.get(f"/v1/schedules/{schedule_id}").json()
+    return found
+
+
+def test_a_schedule_is_made_and_shown(front: Front, template: dict[str, Any]) -> None:
+    body = {"name": "nightly", "cron": " 30  2 * * * ", "timezone": "Europe/Berlin", "template": template}
+    answer = front.http.post("/v1/schedules", json=body)
+    made = answer.json()
+    assert answer.status_code == 201
+    assert answer.headers["location"] == f"/v1/schedules/{made['id']}" == made["links"]["self"]
+    assert (made["cron"], made["overlap"], made["misfire"], made["gate"]["clauses"]) == (
+        "30 2 * * *",
+        "skip",
+        "run_once",
+        [],
+    )
+    due = datetime.fromisoformat(made["next_due_at"])
+    assert timedelta(0) < due - datetime.now(UTC) <= timedelta(hours=25)
+    assert due.astimezone(ZoneInfo("Europe/Berlin")).strftime("%H:%M") == "02:30"
+    assert made["template"]["model_id"] == template["model_id"]
+    assert made["template"]["config"]["seed"] == 0, "the config is resolved"
+    again = front.http.get(made["links"]["self"])
+    assert again.json() == made
+    assert front.http.get(made["links"]["self"], headers={"If-None-Match": again.headers["etag"]}).status_code == 304
+    (listed,) = front.http.get("/v1/schedules").json()["items"]
+    assert listed == {name: value for name, value in made.items() if name != "template"}
+    assert front.http.get(made["links"]["runs"]).json()["items"] == []
+
+
+def test_a_schedule_is_made_once_under_its_key(front: Front, template: dict[str, Any]) -> None:
+    body = {"name": "nightly", "cron": "0 2 * * *", "template": template}
+    answers = [front.http.post("/v1/schedules", json=body, headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    assert answers[0].json() == answers[1].json()
+    assert len(front.http.get("/v1/schedules").json()["items"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"cron": "61 * * * *"}, "/cron"),
+        ({"cron": "0 0 30 2 *"}, "/cron"),
+        ({"timezone": "Mars/Olympus"}, "/timezone"),
+        ({"overlap": "both"}, "/overlap"),
+        ({"jitter_seconds": -1}, "/jitter_seconds"),
+        ({"promote_to": "latest"}, "/promote_to"),
+        ({"gate": {"clauses": [{**DROP, "max_drop": -1}]}}, "/gate/clauses/0/max_drop"),
+        ({"name": ""}, "/name"),
+        ({"other": 1}, "/other"),
+    ],
+)
+def test_what_is_refused_says_where(front: Front, changes: dict[str, Any], pointer: str) -> None:
+    body = {"name": "n", "cron": "0 2 * * *", "template": {"model_id": "m@latest"}}
+    found = problem(front.http.post("/v1/schedules", json={**body, **changes}), 422, "invalid-request")
+    assert pointer in [place.replace("/max_drop/max_drop", "/max_drop") for place in pointers(found)]
+
+
+def test_a_template_that_cannot_be_submitted_now_makes_no_schedule(front: Front, template: dict[str, Any]) -> None:
+    body = {"name": "n", "cron": "0 2 * * *", "template": {**template, "model_id": "nothing@prod"}}
+    problem(front.http.post("/v1/schedules", json=body), 404, "model-not-found")
+    assert front.http.get("/v1/schedules").json()["items"] == []
+
+
+def test_there_are_so_many_and_no_more(front: Front, template: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MOST_SCHEDULES", 1)
+    add_schedule(front, template)
+    body = {"name": "n", "cron": "0 2 * * *", "template": template}
+    problem(front.http.post("/v1/schedules", json=body), 409, "too-many-schedules")
+
+
+def test_a_change_needs_the_version_that_was_seen(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template, promote_to="prod", timezone="Europe/Berlin")
+    path = made["links"]["self"]
+    seen = front.http.get(path).headers["etag"]
+    problem(front.http.patch(path, json={"name": "x"}), 428, "precondition-required")
+    changed = front.http.patch(path, json={"cron": "15 4 1 1 *"}, headers={"If-Match": seen})
+    assert changed.status_code == 200, changed.text
+    assert changed.json()["next_due_at"].endswith("-01-01T03:15:00Z"), "planned anew, on the zone that it had"
+    assert (changed.json()["promote_to"], changed.json()["timezone"]) == ("prod", "Europe/Berlin")
+    problem(front.http.patch(path, json={"name": "y"}, headers={"If-Match": seen}), 412, "precondition-failed")
+    assert front.http.patch(path, json={"promote_to": None}, headers=ANY).json()["promote_to"] is None
+    assert front.http.patch(path, json={"cron": None}, headers=ANY).json()["cron"] == "15 4 1 1 *"
+    problem(front.http.delete(path, headers={"If-Match": seen}), 412, "precondition-failed")
+    run_by_request(front, made["id"])
+    assert front.http.delete(path).status_code == 204
+    problem(front.http.get(path), 404, "schedule-not-found")
+    assert runs(front.desk.database) == []
+    assert front.http.get("/v1/jobs").json()["items"], "its jobs stay"
+
+
+def test_pause_and_resume_may_be_repeated_and_a_paused_one_runs_by_request(
+    front: Front, template: dict[str, Any]
+) -> None:
+    made = add_schedule(front, template, paused=True)
+    path = made["links"]["self"]
+    assert made["next_due_at"] is None
+    assert made["paused_at"] is not None
+    assert front.http.post(f"{path}/pause").json()["row_version"] == made["row_version"]
+    assert run_by_request(front, made["id"])["trigger"] == "request"
+    assert front.http.patch(path, json={"cron": "0 5 * * *"}, headers=ANY).json()["next_due_at"] is None
+    resumed = front.http.post(f"{path}/resume").json()
+    assert resumed["next_due_at"].endswith("05:00:00Z")
+    assert front.http.post(f"{path}/resume").json() == resumed
+
+
+def test_a_run_by_request_is_done_once_under_its_key(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template, overlap="cancel_running")
+    path = f"/v1/schedules/{made['id']}/run"
+    first, again = (front.http.post(path, headers={"Idempotency-Key": "k"}) for _ in range(2))
+    assert first.json() == again.json()
+    assert again.headers["idempotent-replayed"] == "true"
+    assert front.http.get(first.headers["location"]).json() == first.json()
+    assert len(runs(front.desk.database)) == 1
+    problem(front.http.get(f"/v1/schedules/{made['id']}/runs/run_0"), 404, "run-not-found")
+    job = front.http.get(first.json()["links"]["job"]).json()
+    assert job["scheduled"]["run_id"] == first.json()["id"]
+    with front.desk.database.read() as session:
+        assert "schedule.run" in set(session.scalars(select(AuditEvent.action)))
+
+
+def test_runs_are_listed_by_state(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template)
+    first = run_by_request(front, made["id"])
+    make_due(front.desk.database, made["id"])
+    fire(front.desk)
+    path = made["links"]["runs"]
+    assert [run["state"] for run in front.http.get(path).json()["items"]] == ["skipped", "running"]
+    assert [run["id"] for run in front.http.get(path, params={"state": "running"}).json()["items"]] == [first["id"]]
+    page = front.http.get(path, params={"limit": 1}).json()
+    assert page["has_more"]
+    rest = front.http.get(path, params={"limit": 1, "cursor": page["next_cursor"]}).json()
+    assert [run["id"] for run in rest["items"]] == [first["id"]]
+
+
+def judged(front: Front, made: dict[str, Any], **figures: Any) -> dict[str, Any]:
+    """A run by request whose job comes to these figures."""
+    run = run_by_request(front, made["id"])
+    succeed(front, run["job_id"], **figures)
+    assert settle(front.desk) == 1
+    assert settle(front.desk) == 0
+    found: dict[str, Any] = front.http.get(f"/v1/schedules/{made['id']}/runs/{run['id']}").json()
+    return found
+
+
+def alias(front: Front, template: dict[str, Any], word: str = "prod") -> dict[str, Any] | None:
+    answer = front.http.get(f"/v1/models/{template['model_id']}/aliases/{word}")
+    return answer.json() if answer.status_code == 200 else None
+
+
+def test_what_passes_moves_the_alias_and_what_fails_moves_nothing_and_says_why(
+    front: Front, template: dict[str, Any]
+) -> None:
+    database = front.desk.database
+    told_to, _ = add_endpoint(database, "https://hooks.invalid/", tenant="default", event_types=["schedule.*", "alias.*"])
+    made = add_schedule(front, template, gate={"clauses": [DROP]}, promote_to="prod")
+    first = judged(front, made, top1=90.0)
+    assert (first["state"], first["promoted_to"]) == ("passed", "prod")
+    assert "accepted before" in first["clauses"][0]["reason"]
+    stands = alias(front, template)
+    assert stands is not None
+    assert (stands["id"], stands["updated_by"]) == (template["model_id"], made["id"])
+    assert shown(front, made["id"])["last_pass_job_id"] == first["job_id"]
+
+    second = judged(front, made, top1=89.0)
+    assert (second["state"], second["reason"], second["promoted_to"]) == ("failed", "gate", None)
+    (clause,) = second["clauses"]
+    assert (clause["baseline_job_id"], clause["value"], clause["holds"]) == (first["job_id"], 1.0, False)
+    assert alias(front, template) == stands
+    assert shown(front, made["id"])["last_pass_job_id"] == first["job_id"]
+    job = front.http.get(f"/v1/jobs/{second['job_id']}").json()
+    assert (job["scheduled"]["state"], job["scheduled"]["detail"]) == ("failed", second["detail"])
+    events = [(row.type, row.payload) for row in deliveries(database) if row.endpoint_id == told_to]
+    assert [kind for kind, _ in events] == [
+        "schedule.fired", "schedule.passed", "alias.moved", "schedule.fired", "schedule.failed",
+    ]  # fmt: skip
+    assert second["detail"] in events[-1][1]
+
+
+def test_a_job_that_fails_is_a_failed_run_and_its_etag_changes(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template, promote_to="prod")
+    run = run_by_request(front, made["id"])
+    front.fail(run["job_id"], NotOnnxError("It broke."))
+    before = front.http.get(f"/v1/jobs/{run['job_id']}").headers["etag"]
+    assert settle(front.desk) == 1
+    (found,) = runs(front.desk.database)
+    assert (found.state, found.reason) == ("failed", "job-failed")
+    assert "It broke." in (found.detail or "")
+    assert front.http.get(f"/v1/jobs/{run['job_id']}").headers["etag"] != before
+    assert alias(front, template) is None
+
+
+def test_an_undecided_verdict_falls_unless_it_is_said_otherwise(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template)
+    assert judged(front, made, verdict="undecided")["reason"] == "verdict"
+    front.http.patch(made["links"]["self"], json={"gate": {"on_undecided": "pass"}}, headers=ANY)
+    assert judged(front, made, verdict="undecided")["state"] == "passed"
+
+
+def test_baselines_are_a_job_or_what_an_alias_stands_for(front: Front, template: dict[str, Any]) -> None:
+    earlier = front.new_job(**template)
+    succeed(front, earlier, top1=92.0)
+    for baseline in ({"kind": "job", "job_id": earlier}, {"kind": "alias", "alias": "prod"}):
+        if baseline["kind"] == "alias":
+            path = f"/v1/models/{template['model_id']}/aliases/prod"
+            assert front.http.put(path, headers={"If-None-Match": "*"}).status_code == 201
+        made = add_schedule(front, template, gate={"clauses": [DROP], "baseline": baseline})
+        found = judged(front, made, top1=91.0)
+        assert (found["state"], found["clauses"][0]["baseline_job_id"]) == ("failed", earlier)
+        assert found["clauses"][0]["value"] == 1.0
+        front.http.delete(f"/v1/jobs/{found['job_id']}")
+
+
+def test_a_baseline_that_is_gone_is_undecided(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template, gate={"clauses": [DROP]})
+    first = judged(front, made)
+    assert front.http.delete(f"/v1/jobs/{first['job_id']}").status_code == 204
+    second = judged(front, made)
+    assert (second["state"], second["clauses"][0]["holds"]) == ("failed", None)
+    assert first["job_id"] in second["clauses"][0]["reason"]
+
+
+def test_a_job_that_is_gone_before_it_is_judged(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template)
+    run = run_by_request(front, made["id"])
+    succeed(front, run["job_id"])
+    assert front.http.delete(f"/v1/jobs/{run['job_id']}").status_code == 204
+    assert settle(front.desk) == 1
+    (found,) = runs(front.desk.database)
+    assert (found.state, found.reason) == ("failed", "job-gone")
+
+
+def test_an_alias_that_cannot_be_moved_fails_the_run_and_the_next_is_judged_by_the_same(
+    front: Front, template: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = add_schedule(front, template, promote_to="prod")
+    monkeypatch.setattr(aliases, "MOST_ALIASES", 0)
+    found = judged(front, made)
+    assert (found["state"], found["reason"], found["promoted_to"]) == ("failed", "promotion", None)
+    assert found["problem"]["code"] == "too-many-aliases"
+    assert shown(front, made["id"])["last_pass_job_id"] is None
+    assert alias(front, template) is None
+
+
+@pytest.fixture
+def others(settings: Settings) -> Iterator[list[Desk]]:
+    with ExitStack() as stack:
+        desks = [Desk.from_settings(settings) for _ in range(3)]
+        for desk in desks:
+            stack.callback(desk.close)
+        yield desks
+
+
+def test_three_who_judge_at_once_promote_once(front: Front, template: dict[str, Any], others: list[Desk]) -> None:
+    database = front.desk.database
+    told_to, _ = add_endpoint(database, "https://hooks.invalid/", tenant="default", event_types=["schedule.passed"])
+    made = [add_schedule(front, template, promote_to=f"prod-{k}") for k in range(8)]
+    for one in made:
+        succeed(front, run_by_request(front, one["id"])["job_id"])
+    done: list[int] = []
+    threads = [Thread(target=lambda desk=desk: done.append(settle(desk))) for desk in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    while settle(front.desk):
+        pass
+    assert {run.state for run in runs(database)} == {"passed"}
+    with database.read() as session:
+        assert len(session.scalars(select(AliasMove)).all()) == len(made)
+        told = session.scalars(select(WebhookDelivery).where(WebhookDelivery.endpoint_id == told_to)).all()
+    assert len(told) == len(made)
+
+
+def test_jitter_is_shown_and_waited_for(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template, jitter_seconds=1800)
+    due, fires = (datetime.fromisoformat(made[name]) for name in ("next_due_at", "fires_at"))
+    assert timedelta(0) <= fires - due < timedelta(seconds=1800)
+    row = schedule(front.desk.database, made["id"])
+    assert row.fires_at == fires
+    assert fire(front.desk) == 0

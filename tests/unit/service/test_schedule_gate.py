@@ -1,0 +1,239 @@
+"""The regression gate's clauses, on figures that were made up, against numbers that were worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from service.comparison.evidence import Paired, Side
+from service.comparison.pairing import paired
+from service.comparison.samples import Decisions, SamplesUnreadableError
+from service.contracts.regression import ClauseResult, RegressionGate
+from service.contracts.report import Interval, LatencyFigures, MachineLoad, MetricFigures
+from service.schedules.evidence import Compared, Evidence, Found
+from service.schedules.gate import Judgement, judged
+
+DATA = ("1" * 64, None)
+
+
+def metric(quantized: float | None, name: str = "top1", better: str = "higher", unit: str = "%") -> MetricFigures:
+    figures = {
+        "name": name,
+        "kind": name,
+        "unit": unit,
+        "better": better,
+        "float": 90.0,
+        "quantized": quantized,
+        "drop": None,
+    }
+    return MetricFigures.model_validate(figures)
+
+
+def latency(ratio: float, low: float, high: float) -> LatencyFigures:
+    def spread(low: float, high: float) -> Interval:
+        return Interval(low=low, high=high, method="order_statistics", samples=20)
+
+    return LatencyFigures(
+        float_ms=1.0,
+        quantized_ms=ratio,
+        float_interval_ms=spread(0.9, 1.1),
+        quantized_interval_ms=spread(low, high),
+        ratio=ratio,
+        ratio_interval=spread(low, high),
+        verdict="undecided",
+        runs=20,
+        batch_size=1,
+        threads=1,
+        load=MachineLoad(cpu_count=2),
+    )
+
+
+def evidence(job_id: str = "job_new", *metrics: MetricFigures, **given: Any) -> Evidence:
+    facts: dict[str, Any] = {"verdict": "pass", "size_bytes": 1000, "latency": None, "side": Side(DATA, None)}
+    return Evidence(job_id, metrics={found.name: found for found in metrics}, **{**facts, **given})
+
+
+def judge(
+    clause: dict[str, Any] | None, own: Evidence, other: Evidence | Compared | None, pair: Any = None, **gate: Any
+) -> Judgement:
+    compared = other if isinstance(other, Compared) else Compared(other, None if other else "There is none.")
+    clauses = [] if clause is None else [clause]
+    found = Found(own, tuple(compared for _ in clauses))
+    return judged(
+        RegressionGate.model_validate({"clauses": clauses, **gate}), found, pair or (lambda *_: Paired(None, "none"))
+    )
+
+
+def only(judgement: Judgement) -> ClauseResult:
+    (result,) = judgement.clauses
+    return result
+
+
+DROP = {"kind": "max_drop", "metric": "top1", "max_drop": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "better", "holds", "value"),
+    [
+        (90.0, 89.6, "higher", True, 0.4),
+        (91.3, 90.8, "higher", True, 0.5),  # 0.5000000000000000 in decimal, a little more in binary
+        (90.0, 89.4, "higher", False, 0.6),
+        (90.0, 92.0, "higher", True, -2.0),
+        (1.0, 1.6, "lower", False, 0.6),
+        (1.0, 1.4, "lower", True, 0.4),
+    ],
+)
+def test_a_metric_may_be_worse_by_so_much(before: float, after: float, better: str, holds: bool, value: float) -> None:
+    judgement = judge(
+        DROP, evidence("job_new", metric(after, better=better)), evidence("job_old", metric(before, better=better))
+    )
+    result = only(judgement)
+    assert judgement.passed is holds
+    assert (result.holds, result.baseline_job_id, result.limit, result.baseline_value) == (
+        holds,
+        "job_old",
+        0.5,
+        before,
+    )
+    assert result.value == pytest.approx(value)
+    if not holds:
+        assert judgement.reason == "gate"
+        assert "max_drop of top1" in (judgement.detail or "")
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        (evidence("job_new"), evidence("job_old", metric(90.0))),
+        (evidence("job_new", metric(90.0)), evidence("job_old")),
+        (evidence("job_new", metric(None)), evidence("job_old", metric(90.0))),
+        (evidence("job_new", metric(90.0)), evidence("job_old", metric(0.9, unit=""))),
+        (evidence("job_new", metric(90.0)), None),
+    ],
+)
+def test_what_is_not_known_is_undecided_and_falls(own: Evidence, other: Evidence | None) -> None:
+    judgement = judge(DROP, own, other)
+    assert (judgement.passed, judgement.reason, only(judgement).holds) == (False, "gate", None)
+    assert only(judgement).reason
+    assert "undecided" in (judgement.detail or "")
+    assert judge(DROP, own, other, on_undecided="pass").passed
+
+
+def test_figures_of_other_data_say_so() -> None:
+    other = evidence("job_old", metric(90.0), side=Side(("2" * 64, None), None))
+    result = only(judge(DROP, evidence("job_new", metric(90.0)), other))
+    assert result.holds
+    assert "same data" in (result.reason or "")
+
+
+def test_before_the_first_accepted_job_nothing_can_be_worse_and_it_is_said() -> None:
+    first = Compared(None, "No job of this schedule was accepted before.", is_first=True)
+    judgement = judge(DROP, evidence("job_new", metric(1.0)), first)
+    assert judgement.passed
+    assert only(judgement).reason == first.reason
+    assert only(judgement).value is None
+
+
+@pytest.mark.parametrize(("size", "holds"), [(1000, True), (1100, True), (1101, False), (500, True)])
+def test_size(size: int, holds: bool) -> None:
+    judgement = judge({"kind": "size", "max_ratio": 1.1}, evidence(size_bytes=size), evidence("job_old"))
+    assert (judgement.passed, only(judgement).value) == (holds, size / 1000)
+
+
+@pytest.mark.parametrize(("ratio", "holds"), [(0.5, True), (0.55, True), (0.56, False)])
+def test_latency_is_that_of_the_quantized_over_the_float_model(ratio: float, holds: bool) -> None:
+    clause = {"kind": "latency", "max_ratio": 1.1}
+    own, other = evidence(latency=latency(ratio, 0.45, 0.6)), evidence("job_old", latency=latency(0.5, 0.4, 0.8))
+    result = only(judge(clause, own, other))
+    assert result.holds is holds
+    assert result.value == pytest.approx(ratio / 0.5)
+    assert result.interval is not None
+    assert (result.interval.low, result.interval.high) == (pytest.approx(0.45 / 0.8), pytest.approx(0.6 / 0.4))
+    assert only(judge(clause, evidence(), other)).holds is None
+
+
+def sides(lost: int, won: int, samples: int = 100) -> Paired:
+    """The second is wrong on ``lost`` samples that the first has right, and right on ``won`` others."""
+    expected = np.zeros(samples, np.int64)
+    first, second = expected.copy(), expected.copy()
+    second[:lost] = 1
+    first[lost : lost + won] = 1
+    return Paired(paired(Decisions(first, expected, True), Decisions(second, expected, True)), None)
+
+
+# p of McNemar's exact test: 2 * sum(C(n, k) for k <= min) / 2^n
+@pytest.mark.parametrize(
+    ("lost", "won", "p", "holds"),
+    [
+        (6, 0, 2 / 64, False),
+        (5, 0, 2 / 32, True),
+        (8, 1, 2 * 10 / 512, False),
+        (1, 8, 2 * 10 / 512, True),
+        (3, 3, 1.0, True),
+    ],
+)
+def test_not_significantly_worse(lost: int, won: int, p: float, holds: bool) -> None:
+    clause = {"kind": "not_significantly_worse", "alpha": 0.05}
+    asked: list[tuple[Side, Side]] = []
+    own, other = evidence(side=Side(DATA, ("a" * 64, 1))), evidence("job_old", side=Side(DATA, ("b" * 64, 1)))
+    judgement = judge(clause, own, other, pair=lambda *given: asked.append(given) or sides(lost, won))
+    result = only(judgement)
+    assert asked == [(other.side, own.side)], "the baseline comes first"
+    assert (judgement.passed, result.holds) == (holds, holds)
+    assert result.p_value == pytest.approx(p)
+    assert result.value == pytest.approx(lost - won)
+    assert result.interval is not None
+    assert result.interval.low <= lost - won <= result.interval.high
+
+
+def test_without_samples_significance_is_undecided_and_falls() -> None:
+    clause = {"kind": "not_significantly_worse"}
+
+    def damaged(*_: Side) -> Paired:
+        raise SamplesUnreadableError("The file is damaged.")
+
+    for pair, told in (
+        (lambda *_: Paired(None, "A job keeps none."), "A job keeps none."),
+        (damaged, "The file is damaged."),
+    ):
+        judgement = judge(clause, evidence(), evidence("job_old"), pair=pair)
+        assert (judgement.passed, only(judgement).holds, only(judgement).reason) == (False, None, told)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "on_undecided", "passed"),
+    [
+        ("pass", "fail", True),
+        ("none", "fail", True),
+        ("fail", "pass", False),
+        ("undecided", "fail", False),
+        ("undecided", "pass", True),
+    ],
+)
+def test_the_verdict_of_the_report_comes_first(verdict: str, on_undecided: str, passed: bool) -> None:
+    judgement = judge(None, evidence(verdict=verdict), None, on_undecided=on_undecided)
+    assert (judgement.passed, judgement.verdict) == (passed, verdict)
+    assert judgement.reason == (None if passed else "verdict")
+
+
+@pytest.mark.parametrize(
+    "clause",
+    [
+        {"kind": "max_drop", "metric": "top1"},
+        {"kind": "max_drop", "metric": "top1", "max_drop": -1},
+        {"kind": "max_drop", "metric": "top1", "max_drop": float("nan")},
+        {"kind": "size", "max_ratio": 0},
+        {"kind": "not_significantly_worse", "alpha": 1.0},
+        {"kind": "speed", "max_ratio": 1},
+        {**DROP, "baseline": {"kind": "alias", "alias": "latest"}},
+        {**DROP, "baseline": {"kind": "job"}},
+    ],
+)
+def test_what_is_no_clause(clause: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        RegressionGate.model_validate({"clauses": [clause]})
+    with pytest.raises(ValidationError):
+        RegressionGate.model_validate({"clauses": [DROP] * 17})
