@@ -76,6 +76,10 @@ class Settings(BaseSettings):
         default=30 * 24 * 3600.0, gt=0, description="Age at which a delivery is forgotten, sent or not."
     )
 
+    schedule_run_retention_seconds: float = Field(
+        default=90 * 24 * 3600.0, gt=0, description="Age at which a run of a schedule is forgotten, once it has ended."
+    )
+
     quota: Quota = Field(
         default=Quota(), description="Limits of tenants that have none of their own, as JSON. Default: none."
     )

@@ -65,6 +65,15 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
             repository.count_old_deliveries,
             repository.delete_old_deliveries,
         ),
+        _rows(
+            database,
+            "runs",
+            "runs of schedules that have ended; their jobs stay",
+            f"after {words(settings.schedule_run_retention_seconds)}",
+            settings.schedule_run_retention_seconds,
+            repository.count_old_runs,
+            repository.delete_old_runs,
+        ),
         _jobs(settings, database),
         Collector(
             "files",

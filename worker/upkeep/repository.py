@@ -9,8 +9,9 @@ from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.jobs import repository as jobs
-from service.tables import IdempotencyKey, Job, JobEvent, Upload, WebhookDelivery
+from service.tables import IdempotencyKey, Job, JobEvent, ScheduleRun, Upload, WebhookDelivery
 from service.tables.jobs import TERMINAL_STATES
+from service.tables.schedules import OPEN_STATES
 
 
 def expired_uploads(session: Session, limit: int | None = None) -> list[str]:
@@ -92,6 +93,19 @@ def delete_old_deliveries(session: Session, age_seconds: float, limit: int) -> i
     return len(ids)
 
 
+def count_old_runs(session: Session, age_seconds: float) -> int:
+    """How many runs of schedules have ended and are older."""
+    return session.scalars(select(func.count()).select_from(ScheduleRun).where(*_old_runs(age_seconds))).one()
+
+
+def delete_old_runs(session: Session, age_seconds: float, limit: int) -> int:
+    """Forget runs of schedules that have ended and are older; returns how many."""
+    old = select(ScheduleRun.id).where(*_old_runs(age_seconds)).order_by(ScheduleRun.created_at).limit(limit)
+    ids = list(session.scalars(old.with_for_update(skip_locked=True)))
+    session.execute(delete(ScheduleRun).where(ScheduleRun.id.in_(ids)))
+    return len(ids)
+
+
 def count_old_jobs(session: Session, age_seconds: float) -> int:
     """How many jobs ended so long ago, and nothing refers to them."""
     return session.scalars(select(func.count()).select_from(Job).where(*_old_jobs(age_seconds))).one()
@@ -111,6 +125,10 @@ def _expired() -> list[ColumnElement[bool]]:
 
 def _old_progress(age_seconds: float) -> list[ColumnElement[bool]]:
     return [JobEvent.type == "progress", *_ended(age_seconds)]
+
+
+def _old_runs(age_seconds: float) -> list[ColumnElement[bool]]:
+    return [ScheduleRun.state.not_in(OPEN_STATES), ScheduleRun.created_at < db_now() - age_seconds]
 
 
 def _old_jobs(age_seconds: float) -> list[ColumnElement[bool]]:
