@@ -30,8 +30,8 @@ def schedules(quantmill, service: Service):
 @pytest.fixture
 def job_file(service: Service, tiny: Tiny, tmp_path: Path) -> Path:
     with door.Client(service.url, KEY) as client:
-        model = client.upload_model(tiny.model, name="scheduled-net", wait=True)
-        data = client.upload_dataset(tiny.calibration, name="scheduled-data", wait=True)
+        model = client.wait_ready(client.push_model(tiny.model, name="scheduled-net"))
+        data = client.wait_ready(client.push_dataset(tiny.calibration, name="scheduled-data"))
     path = tmp_path / "job.json"
     path.write_text(json.dumps({"model_id": f"{model.name}@latest", "calibration_dataset_id": data.id}))
     return path
