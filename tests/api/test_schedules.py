@@ -199,7 +199,8 @@ def test_what_passes_moves_the_alias_and_what_fails_moves_nothing_and_says_why(
     front: Front, template: dict[str, Any]
 ) -> None:
     database = front.desk.database
-    told_to, _ = add_endpoint(database, "https://hooks.invalid/", tenant="default", event_types=["schedule.*", "alias.*"])
+    wanted = ["schedule.*", "alias.*"]
+    told_to, _ = add_endpoint(database, "https://hooks.invalid/", tenant="default", event_types=wanted)
     made = add_schedule(front, template, gate={"clauses": [DROP]}, promote_to="prod")
     first = judged(front, made, top1=90.0)
     assert (first["state"], first["promoted_to"]) == ("passed", "prod")

@@ -291,6 +291,21 @@ def test_nothing_has_changed_since_the_last_accepted_run(front: Front, template:
     assert runs(database)[-1].state == "running"
 
 
+def test_a_fault_in_one_keeps_no_other(
+    front: Front, template: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    database = front.desk.database
+    broken, whole = (add_schedule(front, template)["id"] for _ in range(2))
+    for schedule_id in (broken, whole):
+        make_due(database, schedule_id)
+    with database.write() as session:
+        session.execute(update(Schedule).where(Schedule.id == broken).values(timezone="No/Longer"))
+    for found in (1, 0):
+        assert fire(front.desk) == found
+    assert [run.schedule_id for run in runs(database)] == [whole]
+    assert f"schedule.broken id={broken}" in caplog.text
+
+
 def test_a_paused_schedule_is_not_due_and_misses_nothing(front: Front, template: dict[str, Any]) -> None:
     database = front.desk.database
     made = add_schedule(front, template)
