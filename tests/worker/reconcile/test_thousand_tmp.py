@@ -1,0 +1,334 @@
+"""Schedules fire once each: beside others, after an absence, by a clock that jumps. On both databases."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import select, update
+
+from service.app import create_app
+from service.deps import Desk
+from service.jobs.dispatch import Dispatcher
+from service.schedules import firing
+from service.settings import Settings
+from service.storage import FileStore
+from service.tables import Job, Schedule
+from tests.api.conftest import front_of
+from tests.support.front import Front, model_summary
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.schedules import (
+    HOUR,
+    MANY,
+    add_schedule,
+    count_jobs,
+    fire,
+    hourly,
+    make_due,
+    move_clock,
+    run_by_request,
+    runs,
+    schedule,
+    settle,
+    succeed,
+)
+from worker.broker import QueueDepths
+from worker.reconcile.loops import Reconciler, run_once
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    return create_app(Settings(data_dir=tmp_path_factory.mktemp("app"), min_free_bytes=0))
+
+
+@pytest.fixture
+def front(app: FastAPI, settings: Settings) -> Iterator[Front]:
+    with front_of(app, settings) as front:
+        yield front
+
+
+@pytest.fixture
+def template(front: Front) -> dict[str, Any]:
+    return front.job_body()
+
+
+@pytest.fixture
+def others(settings: Settings) -> Iterator[list[Desk]]:
+    """Three reconcilers, each with its own connections."""
+    with ExitStack() as stack:
+        desks = [Desk.from_settings(settings) for _ in range(3)]
+        for desk in desks:
+            stack.callback(desk.close)
+        yield desks
+
+
+def at_once(desks: list[Desk], rounds: int) -> list[int]:
+    """Rounds of all of them at a time; how many schedules each dealt with."""
+    done = [0] * len(desks)
+    start = threading.Barrier(len(desks))
+
+    def work(number: int) -> None:
+        start.wait(PATIENCE_SECONDS)
+        for _ in range(rounds):
+            done[number] += firing.fire_due(desks[number], MANY)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(desks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return done
+
+
+def test_many_due_in_one_minute_fire_once_each_with_three_reconcilers(
+    front: Front, template: dict[str, Any], others: list[Desk]
+) -> None:
+    database = front.desk.database
+    made = [add_schedule(front, template, overlap="skip")["id"] for _ in range(1000)]
+    due = {schedule_id: make_due(database, schedule_id) for schedule_id in made}
+    done = at_once(others, rounds=2)
+    assert sum(done) == len(made)
+    assert all(count < len(made) for count in done), "one of them did it all: nothing was shown"
+    assert count_jobs(database) == len(made)
+    found = runs(database)
+    assert sorted(run.schedule_id for run in found) == sorted(made)
+    assert {run.due_at - due[run.schedule_id] for run in found} == {timedelta(0)}
+    assert {run.state for run in found} == {"running"}
+    assert len({run.job_id for run in found}) == len(made)
+    assert fire(front.desk) == 0
+
+
+def test_a_round_of_the_reconciler_fires_sends_and_judges(
+    front: Front, template: dict[str, Any], settings: Settings
+) -> None:
+    database = front.desk.database
+    made = add_schedule(front, template)
+    make_due(database, made["id"])
+    dispatcher = Dispatcher(settings)
+    reconciler = Reconciler(
+        settings, database, FileStore(settings.storage_dir), dispatcher, QueueDepths(settings), is_new=False
+    )
+    try:
+        did = run_once(reconciler)
+        assert (did["fire_schedules"], did["settle_schedules"]) == (1, 0)
+        (run,) = runs(database)
+        assert run.job_id is not None
+        succeed(front, run.job_id)
+        assert run_once(reconciler)["settle_schedules"] == 1
+        assert run_once(reconciler)["settle_schedules"] == 0
+        (run,) = runs(database)
+        assert run.state == "passed"
+    finally:
+        reconciler.close()
+        dispatcher.close()
+
+
+def test_what_was_due_during_a_restart_fires_once(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template, misfire="skip", misfire_grace_seconds=86400)
+    due = make_due(front.desk.database, made["id"])
+    assert fire(front.desk) == 1
+    assert fire(front.desk) == 0
+    (run,) = runs(front.desk.database)
+    assert (run.due_at, run.state, run.missed) == (due, "running", 0)
+    assert schedule(front.desk.database, made["id"]).next_due_at == due + timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("misfire", "state", "reason", "jobs"), [("run_once", "running", None, 1), ("skip", "skipped", "misfire", 0)]
+)
+def test_a_clock_that_jumps_forward_is_one_misfire(
+    front: Front, template: dict[str, Any], misfire: str, state: str, reason: str | None, jobs: int
+) -> None:
+    database = front.desk.database
+    made = add_schedule(front, template, misfire=misfire, misfire_grace_seconds=1, cron=hourly("*/2"))
+    first = make_due(database, made["id"])
+    first -= timedelta(hours=first.hour % 2)
+    with database.write() as session:
+        values = {"next_due_at": first - timedelta(hours=10), "fires_at": first - timedelta(hours=10)}
+        session.execute(update(Schedule).values(**values))
+    assert fire(front.desk) == 1
+    (run,) = runs(database)
+    assert (run.state, run.reason, run.missed, run.due_at) == (state, reason, 5, first)
+    assert count_jobs(database) == jobs
+    assert schedule(database, made["id"]).next_due_at == first + timedelta(hours=2)
+    assert fire(front.desk) == 0
+
+
+def test_a_clock_that_jumps_back_fires_nothing_twice_and_sleeps_for_nothing(
+    front: Front, template: dict[str, Any]
+) -> None:
+    database = front.desk.database
+    made = add_schedule(front, template, overlap="cancel_running")
+    due = make_due(database, made["id"])
+    assert fire(front.desk) == 1
+    move_clock(database, -3 * HOUR)
+    assert fire(front.desk) == 0
+    assert schedule(database, made["id"]).next_due_at == due + timedelta(hours=4)
+    assert firing.bring_forward(front.desk, MANY) == 1
+    assert firing.bring_forward(front.desk, MANY) == 0
+    assert schedule(database, made["id"]).next_due_at == due + timedelta(hours=1)
+    # two hours pass; what comes then was not dealt with, but the third is the one that was
+    for passed, found in ((1, 1), (1, 1), (1, 0)):
+        move_clock(database, passed * HOUR)
+        assert fire(front.desk) == found
+    assert len({run.due_at for run in runs(database)}) == len(runs(database)) == 3
+    assert count_jobs(database) == 3
+
+
+def test_overlap_skip(front: Front, template: dict[str, Any]) -> None:
+    database = front.desk.database
+    made = add_schedule(front, template)
+    first = run_by_request(front, made["id"])
+    make_due(database, made["id"])
+    assert fire(front.desk) == 1
+    _, skipped = runs(database)
+    assert (skipped.state, skipped.reason) == ("skipped", "overlap")
+    assert count_jobs(database) == 1
+    succeed(front, first["job_id"])
+    # it has ended, though nobody has judged it yet
+    move_clock(database, HOUR)
+    assert fire(front.desk) == 1
+
+
+def test_overlap_queue_waits_for_the_end_and_one_at_most(front: Front, template: dict[str, Any]) -> None:
+    database = front.desk.database
+    made = add_schedule(front, template, overlap="queue")
+    first = run_by_request(front, made["id"])
+    make_due(database, made["id"])
+    assert fire(front.desk) == 1
+    second = run_by_request_refused(front, made["id"])
+    assert [run.state for run in runs(database)] == ["running", "waiting"]
+    assert second == "schedule-busy"
+    assert firing.submit_waiting(front.desk, MANY) == 0
+    succeed(front, first["job_id"])
+    assert settle(front.desk) == 1
+    assert firing.submit_waiting(front.desk, MANY) == 1
+    assert [run.state for run in runs(database)] == ["passed", "running"]
+    assert count_jobs(database) == 2
+
+
+def run_by_request_refused(front: Front, schedule_id: str) -> str:
+    answer = front.http.post(f"/v1/schedules/{schedule_id}/run")
+    assert answer.status_code == 409, answer.text
+    return str(answer.json()["code"])
+
+
+def test_overlap_cancel_running(front: Front, template: dict[str, Any]) -> None:
+    database = front.desk.database
+    made = add_schedule(front, template, overlap="cancel_running")
+    first = run_by_request(front, made["id"])
+    make_due(database, made["id"])
+    assert fire(front.desk) == 1
+    assert front.http.get(f"/v1/jobs/{first['job_id']}").json()["state"] == "canceled"
+    assert settle(front.desk) == 1
+    before, after = runs(database)
+    assert (before.state, before.reason) == ("failed", "job-canceled")
+    assert after.state == "running"
+
+
+def test_a_template_that_cannot_be_submitted_any_more_is_a_refused_run_and_the_next_one_comes(
+    front: Front, template: dict[str, Any]
+) -> None:
+    database = front.desk.database
+    made = add_schedule(front, template)
+    due = make_due(database, made["id"], timedelta(hours=2))
+    gone = front.http.delete(f"/v1/datasets/{template['calibration_dataset_id']}")
+    assert gone.status_code == 204, gone.text
+    assert fire(front.desk) == 1
+    (run,) = runs(database)
+    assert (run.state, run.reason, run.job_id) == ("refused", "dataset-not-found", None)
+    assert run.problem["code"] == "dataset-not-found"
+    assert fire(front.desk) == 0
+    after = schedule(database, made["id"]).next_due_at
+    assert after is not None
+    assert after > due
+    assert count_jobs(database) == 0
+
+
+def test_a_quota_refuses_a_run_and_takes_nothing_with_it(front: Front, template: dict[str, Any]) -> None:
+    database = front.desk.database
+    made = add_schedule(front, template)
+    front.new_job(**template)
+    own = front.http.put("/v1/tenants/default/quota", json={"jobs_queued": 1})
+    assert own.status_code == 200, own.text
+    make_due(database, made["id"])
+    assert fire(front.desk) == 1
+    (run,) = runs(database)
+    assert (run.state, run.reason) == ("refused", "quota-exceeded")
+    assert count_jobs(database) == 1
+    assert fire(front.desk) == 0
+
+
+def test_nothing_has_changed_since_the_last_accepted_run(front: Front, template: dict[str, Any]) -> None:
+    database = front.desk.database
+    made = add_schedule(front, template, skip_unchanged=True)
+    first = run_by_request(front, made["id"])
+    succeed(front, first["job_id"])
+    assert settle(front.desk) == 1
+    make_due(database, made["id"])
+    assert fire(front.desk) == 1
+    assert [run.state for run in runs(database)] == ["passed", "skipped"]
+    skipped = runs(database)[-1]
+    assert skipped.reason == "unchanged"
+    assert first["job_id"] in (skipped.detail or "")
+    # by request it runs anyway, and another config is a change
+    second = run_by_request(front, made["id"])
+    succeed(front, second["job_id"])
+    assert settle(front.desk) == 1
+    changed = front.http.patch(
+        f"/v1/schedules/{made['id']}",
+        json={"template": {**template, "config": {"seed": 7}}},
+        headers={"If-Match": "*"},
+    )
+    assert changed.status_code == 200, changed.text
+    move_clock(database, HOUR)
+    assert fire(front.desk) == 1
+    assert runs(database)[-1].state == "running"
+
+
+def test_a_fault_in_one_keeps_no_other(
+    front: Front, template: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    database = front.desk.database
+    broken, whole = (add_schedule(front, template)["id"] for _ in range(2))
+    for schedule_id in (broken, whole):
+        make_due(database, schedule_id)
+    with database.write() as session:
+        session.execute(update(Schedule).where(Schedule.id == broken).values(timezone="No/Longer"))
+    for found in (1, 0):
+        assert fire(front.desk) == found
+    assert [run.schedule_id for run in runs(database)] == [whole]
+    assert f"schedule.broken id={broken}" in caplog.text
+
+
+def test_a_paused_schedule_is_not_due_and_misses_nothing(front: Front, template: dict[str, Any]) -> None:
+    database = front.desk.database
+    made = add_schedule(front, template)
+    paused = front.http.post(f"/v1/schedules/{made['id']}/pause").json()
+    assert paused["paused_at"] is not None
+    assert paused["next_due_at"] is None
+    move_clock(database, 5 * HOUR)
+    assert fire(front.desk) == 0
+    resumed = front.http.post(f"/v1/schedules/{made['id']}/resume").json()
+    assert (resumed["paused_at"], resumed["next_due_at"]) == (None, made["next_due_at"])
+    assert fire(front.desk) == 0
+    assert runs(database) == []
+
+
+def test_references_are_looked_up_when_it_is_due(front: Front, template: dict[str, Any]) -> None:
+    database = front.desk.database
+    made = add_schedule(front, {**template, "model_id": "tiny@latest"})
+    first = run_by_request(front, made["id"])
+    succeed(front, first["job_id"])
+    newer = front.new_model()
+    with database.read() as session:
+        job_id = session.scalar(select(Job.id).where(Job.model_id == newer, Job.kind == "inspect_model"))
+    assert job_id is not None
+    front.finish(job_id, model_summary())
+    second = run_by_request(front, made["id"])
+    assert (first["model_id"], second["model_id"]) == (template["model_id"], newer)
