@@ -24,6 +24,7 @@ from tests.support.schedules import (
     add_schedule,
     fire,
     make_due,
+    reconciling_desk,
     run_by_request,
     runs,
     schedule,
@@ -293,7 +294,7 @@ def test_an_alias_that_cannot_be_moved_fails_the_run_and_the_next_is_judged_by_t
 @pytest.fixture
 def others(settings: Settings) -> Iterator[list[Desk]]:
     with ExitStack() as stack:
-        desks = [Desk.from_settings(settings) for _ in range(3)]
+        desks = [reconciling_desk(settings) for _ in range(3)]
         for desk in desks:
             stack.callback(desk.close)
         yield desks

@@ -9,15 +9,24 @@ from sqlalchemy import func, select, update
 
 from service.db import Database
 from service.deps import Desk
+from service.jobs.dispatch import Dispatcher
 from service.jobs.outcome import QuantizeOutcome
 from service.repository import now_seconds
 from service.schedules import firing, settling
+from service.settings import Settings
+from service.storage import FileStore
 from service.tables import Job, Schedule, ScheduleRun
 from tests.support.front import Front, make_report
 
 MINUTE = 60
 HOUR = 3600
 MANY = 10_000
+
+
+def reconciling_desk(settings: Settings) -> Desk:
+    """With connections of its own, as patient as a reconciler's are."""
+    database = Database(settings.database_url)
+    return Desk.over(settings, database, FileStore(settings.storage_dir), Dispatcher(settings))
 
 
 def hourly(hours: str = "*") -> str:

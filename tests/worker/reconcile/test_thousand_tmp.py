@@ -31,6 +31,7 @@ from tests.support.schedules import (
     hourly,
     make_due,
     move_clock,
+    reconciling_desk,
     run_by_request,
     runs,
     schedule,
@@ -61,7 +62,7 @@ def template(front: Front) -> dict[str, Any]:
 def others(settings: Settings) -> Iterator[list[Desk]]:
     """Three reconcilers, each with its own connections."""
     with ExitStack() as stack:
-        desks = [Desk.from_settings(settings) for _ in range(3)]
+        desks = [reconciling_desk(settings) for _ in range(3)]
         for desk in desks:
             stack.callback(desk.close)
         yield desks
