@@ -1,0 +1,81 @@
+"""The clause not_significantly_worse, from files of results by sample in the store. On both databases."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.jobs.outcome import NewArtifact
+from tests.support.front import Front
+from tests.support.schedules import add_schedule, run_by_request, settle, succeed
+
+SAMPLES = 200
+GATE = {"clauses": [{"kind": "not_significantly_worse"}]}
+
+
+@pytest.fixture
+def template(front: Front) -> dict[str, Any]:
+    return front.job_body()
+
+
+def samples(front: Front, wrong: range, *, labels: np.ndarray | None = None) -> NewArtifact:
+    """Results by sample of a quantized model that is wrong on some."""
+    label = np.arange(SAMPLES, dtype=np.int64) % 5 if labels is None else labels
+    quantized = label.copy()
+    quantized[list(wrong)] += 1
+    buffer = io.BytesIO()
+    np.savez(buffer, float_class=label, quantized_class=quantized, label=label)
+    data = buffer.getvalue()
+    return NewArtifact("samples", "samples.npz", "application/octet-stream", front.store(data), len(data))
+
+
+def judged(front: Front, made: dict[str, Any], *artifacts: NewArtifact) -> dict[str, Any]:
+    run = run_by_request(front, made["id"])
+    succeed(front, run["job_id"], artifacts=artifacts)
+    assert settle(front.desk) == 1
+    found: dict[str, Any] = front.http.get(f"/v1/schedules/{made['id']}/runs/{run['id']}").json()
+    return found
+
+
+def test_the_samples_of_two_jobs_are_compared_in_pairs(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template, gate=GATE)
+    first = judged(front, made, samples(front, range(10)))
+    assert first["state"] == "passed"
+    # five more are wrong: p = 2 / 2^5, which chance does
+    second = judged(front, made, samples(front, range(15)))
+    (clause,) = second["clauses"]
+    assert (second["state"], clause["baseline_job_id"]) == ("passed", first["job_id"])
+    assert clause["p_value"] == pytest.approx(2 / 2**5)
+    assert clause["value"] == pytest.approx(100 * 5 / SAMPLES)
+    assert clause["interval"]["low"] < clause["value"] < clause["interval"]["high"]
+    # seven more than the last accepted one
+    third = judged(front, made, samples(front, range(22)))
+    (clause,) = third["clauses"]
+    assert (third["state"], third["reason"], clause["holds"]) == ("failed", "gate", False)
+    assert clause["p_value"] == pytest.approx(2 / 2**7)
+    assert "p = 0.0156" in third["detail"]
+
+
+def test_without_results_by_sample_it_falls(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template, gate=GATE)
+    assert judged(front, made, samples(front, range(10)))["state"] == "passed"
+    none = judged(front, made)
+    assert (none["state"], none["clauses"][0]["holds"]) == ("failed", None)
+    assert "results by sample" in none["clauses"][0]["reason"]
+    other = samples(front, range(10), labels=np.arange(SAMPLES, dtype=np.int64) % 7)
+    found = judged(front, made, other)
+    assert (found["state"], found["clauses"][0]["holds"]) == ("failed", None)
+    assert "same samples" in found["clauses"][0]["reason"]
+
+
+def test_a_file_that_is_damaged_is_undecided(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template, gate=GATE)
+    assert judged(front, made, samples(front, range(10)))["state"] == "passed"
+    data = b"no archive"
+    broken = NewArtifact("samples", "samples.npz", "application/octet-stream", front.store(data), len(data))
+    found = judged(front, made, broken)
+    assert (found["state"], found["clauses"][0]["holds"]) == ("failed", None)
+    assert "cannot be read" in found["clauses"][0]["reason"]
