@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from service import errors, openapi
 from service.artifacts.router import router as artifacts
+from service.attestations.router import router as attestations
 from service.audit.router import router as audit
 from service.contracts.version import VERSION
 from service.datasets.router import router as datasets
@@ -61,8 +62,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.desk = desk
-    nouns = (uploads, models, datasets, inspections, jobs, queues, reports, artifacts, quarantine, quotas, audit)
-    for router in (*nouns, *aliases, webhooks, presets, targets, problems, health, docs):
+    nouns = (uploads, models, datasets, inspections, jobs, queues, reports, artifacts)
+    others = (attestations, quarantine, quotas, audit, webhooks, presets, targets, problems, health, docs)
+    for router in (*nouns, *aliases, *others):
         app.include_router(router)
     errors.install(app)
     openapi.install(app)

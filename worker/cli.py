@@ -37,6 +37,7 @@ from worker.commands import backup as backing_up
 from worker.commands import inspect as inspecting
 from worker.commands import queues as queue_figures
 from worker.commands import upkeep as upkeeping
+from worker.commands import verify as verifying
 from worker.commands.options import (
     CacheDir,
     CalibrationPath,
@@ -341,6 +342,7 @@ advising.register(app)
 queue_figures.register(app)
 upkeeping.register(app)
 backing_up.register(app)
+verifying.register(app)
 app.add_typer(audit.app)
 app.add_typer(datasets.app)
 for command in job_records.COMMANDS:

@@ -2,6 +2,7 @@
 
 from service.tables.api_keys import ApiKey
 from service.tables.artifacts import Artifact
+from service.tables.attestations import Attestation, SigningKeyRow
 from service.tables.audit_events import AuditEvent, AuditHead
 from service.tables.base import Base
 from service.tables.datasets import Dataset
@@ -24,6 +25,7 @@ __all__ = [
     "AliasMove",
     "ApiKey",
     "Artifact",
+    "Attestation",
     "AuditEvent",
     "AuditHead",
     "Base",
@@ -39,6 +41,7 @@ __all__ = [
     "Quarantine",
     "ReportRow",
     "ScrubPass",
+    "SigningKeyRow",
     "TenantRow",
     "TenantUsage",
     "Upload",
