@@ -36,6 +36,7 @@ from worker.commands import (
 from worker.commands import backup as backing_up
 from worker.commands import inspect as inspecting
 from worker.commands import queues as queue_figures
+from worker.commands import reproduce as reproducing
 from worker.commands import upkeep as upkeeping
 from worker.commands import verify as verifying
 from worker.commands.options import (
@@ -343,6 +344,7 @@ queue_figures.register(app)
 upkeeping.register(app)
 backing_up.register(app)
 verifying.register(app)
+reproducing.register(app)
 app.add_typer(audit.app)
 app.add_typer(datasets.app)
 for command in job_records.COMMANDS:

@@ -22,7 +22,8 @@ def current_signing_key(session: Session) -> SigningKeyRow | None:
 
 def signing_keys(session: Session) -> list[SigningKeyRow]:
     """All keys, the newest first."""
-    return list(session.scalars(select(SigningKeyRow).order_by(SigningKeyRow.created_at.desc(), SigningKeyRow.id)))
+    newest_first = (SigningKeyRow.retired_at.is_not(None), SigningKeyRow.created_at.desc(), SigningKeyRow.id)
+    return list(session.scalars(select(SigningKeyRow).order_by(*newest_first)))
 
 
 def add_signing_key(session: Session, key_id: str, *, public_key: str, sealed: str, pepper_id: str) -> bool:

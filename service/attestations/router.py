@@ -13,8 +13,8 @@ from service.attestations.errors import (
     SigningKeyUnreadableError,
     SigningUnavailableError,
 )
-from service.attestations.schemas import EnvelopeOut, SigningKeyList, SigningKeyOut
-from service.attestations.signing import public_key
+from service.attestations.schemas import EnvelopeOut, SigningKeyList
+from service.attestations.views import signing_key_out
 from service.deps import DeskDep, PrincipalDep
 from service.http import etag_matches
 from service.responses import Responses, problems
@@ -46,14 +46,4 @@ async def get_attestation(
 async def list_signing_keys(desk: DeskDep, _: PrincipalDep) -> SigningKeyList:
     """The public halves of the keys by which this installation has signed: give them to whoever verifies."""
     rows = await desk.writes.run(lambda: service.list_keys(desk))
-    items = [
-        SigningKeyOut(
-            id=row.id,
-            algorithm="ed25519",
-            public_key=public_key(row).pem,
-            created_at=row.created_at,
-            retired_at=row.retired_at,
-        )
-        for row in rows
-    ]
-    return SigningKeyList(items=items)
+    return SigningKeyList(items=[signing_key_out(row) for row in rows])

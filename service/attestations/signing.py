@@ -73,6 +73,17 @@ def ensure_key(database: Database, sealer: Sealer) -> SigningKeyRow:
     return row
 
 
+def known_keys(database: Database, settings: Settings) -> list[SigningKeyRow]:
+    """All keys, the current one first; it is made if there is none.
+
+    Raises:
+        SigningUnavailableError: the installation has no pepper.
+    """
+    ensure_key(database, sealer_of(settings))
+    with database.read() as session:
+        return repository.signing_keys(session)
+
+
 def rotate(database: Database, settings: Settings, by: Principal) -> SigningKeyRow:
     """A new key in place of the current one, which stays known. Of two at once, one makes the key of both.
 

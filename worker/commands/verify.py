@@ -31,6 +31,11 @@ def register(app: typer.Typer) -> None:
     app.command()(verify)
 
 
+def attestation_path(file: Path) -> Path:
+    """Where the attestation of ``file`` lies."""
+    return file.with_name(file.name + SUFFIX)
+
+
 def verify(
     file: File,
     attestation: Annotated[
@@ -64,7 +69,7 @@ def verify(
 
     if sum((key is not None, server is not None, data_dir is not None, no_signature)) > 1:
         raise typer.BadParameter("--key, --server, --data-dir and --no-signature exclude each other.")
-    path = attestation or file.with_name(file.name + SUFFIX)
+    path = attestation or attestation_path(file)
     if not path.is_file():
         raise typer.BadParameter(f"{path} is not there: name the attestation by --attestation.", param_hint="FILE")
     trusted = [] if no_signature else _trusted(key, server, data_dir)
