@@ -25,6 +25,7 @@ from service.tables import AuditEvent, Base, Job
 from tests.api.conftest import front_of
 from tests.support.attestations import opened
 from tests.support.front import Front, make_report, npz_bytes, problem
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.webhooks import PEPPER
 from worker.reconcile.attesting import Attester
 
@@ -207,7 +208,7 @@ def test_processes_that_need_a_key_at_once_make_one(
     made, barrier = SigningKey.made, threading.Barrier(PARTIES)
 
     def together() -> SigningKey:
-        barrier.wait(60)
+        barrier.wait(PATIENCE_SECONDS)
         return made()
 
     monkeypatch.setattr(SigningKey, "made", together)

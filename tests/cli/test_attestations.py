@@ -121,8 +121,7 @@ def test_the_same_job_gives_the_same_bytes(quantmill, service, job):
 
 def test_other_bytes_are_told(quantmill, service, job, monkeypatch):
     """As by an engine that makes something else of the same request: of one layer alone."""
-    changes = {"config": {"preset": "int8", "weight": {"symmetric": True, "dtype": "int8"}, "seed": 1}}
-    changes["config"]["include"] = ["gemm"]
+    changes = {"config": {"include": [{"node": "gemm"}]}}
     monkeypatch.setattr(Client, "retry", lambda self, first: self.clone(first, changes))
     done = quantmill("reproduce", job, "--server", service.url, "--key", KEY, "--quiet")
     assert done.returncode == 6

@@ -44,9 +44,6 @@ class ExtraPlace:
 
 
 NOWHERE = ExtraPlace()
-# Why a service signs nothing; its jobs are good all the same.
-_UNSIGNED = ("signing-unavailable", "signing-key-unreadable")
-_NOT_FOUND = 404
 
 
 @dataclass(frozen=True)
@@ -121,26 +118,6 @@ def download_files(client: Client, job_id: str, report: Report, extra: ExtraPlac
         client.download_artifact(item.id, path)
         written.append(path)
     return Done(report, tuple(written))
-
-
-def download_attestation(client: Client, job_id: str, path: Path) -> None:
-    """Write what the service has signed of a job to ``path``; where it signs nothing, say so.
-
-    Raises:
-        ApiError: the service refused for another reason.
-    """
-    from service.client import ApiError
-    from worker.commands.report_files import write_whole
-
-    try:
-        data = client.attestation(job_id)
-    except ApiError as error:
-        if error.code not in _UNSIGNED and error.status != _NOT_FOUND:  # older services know no attestations
-            raise
-        typer.echo(f"There is no attestation: {error.detail}", err=True)
-        return
-    write_whole(path, data + b"\n")
-    typer.echo(f"attested  {path}")
 
 
 def print_files(done: Done) -> None:

@@ -9,9 +9,9 @@ import typer
 
 from service.contracts.exits import GATE_EXITS
 from worker.commands import options, report_files
+from worker.commands.attestation_files import attestation_path, download_attestation
 from worker.commands.options import ExtraDir, Json, Key, Quiet, Server
 from worker.commands.report_files import ReportFiles, write_json
-from worker.commands.verify import attestation_path
 
 if TYPE_CHECKING:
     from service.contracts.report import Report
@@ -191,7 +191,7 @@ def fetch(
     extra_dir: ExtraDir = None,
 ) -> None:
     """Download what a succeeded job gave: model with attestation, report, further files. Each is whole or not there."""
-    from worker.commands.files import ExtraPlace, download_attestation, download_files, print_files
+    from worker.commands.files import ExtraPlace, download_files, print_files
     from worker.commands.server import connected
 
     forms = ReportFiles(html, markdown, junit, layers_csv)

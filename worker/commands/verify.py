@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from worker.commands import options
+from worker.commands.attestation_files import SUFFIX, attestation_path
 from worker.commands.options import DataDir, Json
 
 if TYPE_CHECKING:
     from service.attestations.statement import Statement
     from service.attestations.verification import Finding, TrustedKey
 
-# What stands behind the name of a file in the name of its attestation.
-SUFFIX = ".intoto.jsonl"
 _MOST_PEM_BYTES = 64 * 1024
 _DATA_DIR = "QUANTMILL_DATA_DIR"
 
@@ -29,11 +28,6 @@ File = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
     app.command()(verify)
-
-
-def attestation_path(file: Path) -> Path:
-    """Where the attestation of ``file`` lies."""
-    return file.with_name(file.name + SUFFIX)
 
 
 def verify(
