@@ -13,6 +13,7 @@ from service.attestations.statement import Deed, GivenFile, MadeFile, made_state
 from service.contracts.report import upgraded
 from service.db import Database
 from service.jobs import repository as jobs
+from service.jobs.errors import JobNotFoundError
 from service.settings import Settings
 from service.tables import Attestation, Dataset, Job, Model
 
@@ -24,8 +25,11 @@ def attest(database: Database, settings: Settings, tenant_id: str, job_id: str) 
         SigningUnavailableError, SigningKeyUnreadableError: the installation cannot sign.
     """
     key = signing.signing_key(database, settings)
-    with database.read() as session:
-        deed = _read_deed(session, tenant_id, job_id)
+    try:
+        with database.read() as session:
+            deed = _read_deed(session, tenant_id, job_id)
+    except JobNotFoundError:
+        return None
     if deed is None:
         return None
     line = enveloped(made_statement(deed), key).line()
@@ -36,10 +40,10 @@ def attest(database: Database, settings: Settings, tenant_id: str, job_id: str) 
 
 
 def _read_deed(session: Session, tenant_id: str, job_id: str) -> Deed | None:
+    job = jobs.get(session, tenant_id, job_id)
     report = jobs.report(session, tenant_id, job_id)
     if report is None:
         return None
-    job = jobs.get(session, tenant_id, job_id)
     manifest = upgraded(report.body)["manifest"]
     graphs = sorted(_graph_ids(manifest["config"]))
     models = repository.models_given(session, tenant_id, [id_ for id_ in (job.model_id, *graphs) if id_ is not None])

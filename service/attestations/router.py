@@ -34,16 +34,19 @@ async def get_attestation(
     job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
     """What a succeeded job made, from what and by which engine, signed by the installation. It never changes."""
-    # reading it may make it
-    row = await desk.writes.run(lambda: service.attestation(desk, principal.tenant_id, job_id))
+    row = await desk.reads.run(lambda: service.kept(desk, principal.tenant_id, job_id))
+    if row is None:
+        row = await desk.writes.run(lambda: service.made(desk, principal.tenant_id, job_id))
     headers = {"ETag": f'"{row.job_id}.{row.attempt}.{row.key_id}"', "Cache-Control": "private, no-cache"}
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     return Response(row.envelope, media_type="application/json", headers=headers)
 
 
-@router.get("/v1/keys/signing", responses=problems(SigningUnavailableError, SigningKeyUnreadableError))
+@router.get("/v1/keys/signing", responses=problems(SigningUnavailableError))
 async def list_signing_keys(desk: DeskDep, _: PrincipalDep) -> SigningKeyList:
     """The public halves of the keys by which this installation has signed: give them to whoever verifies."""
-    rows = await desk.writes.run(lambda: service.list_keys(desk))
+    rows = await desk.reads.run(lambda: service.keys_kept(desk)) or await desk.writes.run(
+        lambda: service.keys_made(desk)
+    )
     return SigningKeyList(items=[signing_key_out(row) for row in rows])

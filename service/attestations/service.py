@@ -11,38 +11,51 @@ from service.jobs.schemas import TERMINAL
 from service.tables import Attestation, SigningKeyRow
 
 
-def attestation(desk: Desk, tenant_id: str, job_id: str) -> Attestation:
-    """The attestation of a job, made now if nobody has made it yet.
+def kept(desk: Desk, tenant_id: str, job_id: str) -> Attestation | None:
+    """The attestation of a job; None: it is to be made.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
         AttestationNotReadyError: it has not ended.
         AttestationNotFoundError: it gave nothing.
-        SigningUnavailableError, SigningKeyUnreadableError: the installation cannot sign.
     """
     with desk.database.read() as session:
         job = jobs.get(session, tenant_id, job_id)
         found = repository.attestation_of(session, tenant_id, job_id)
         has_report = found is not None or jobs.report(session, tenant_id, job_id) is not None
-    if found is not None:
+    if has_report:
         return found
-    if not has_report:
-        if job.state in TERMINAL:
-            raise AttestationNotFoundError(
-                f"The job {job_id} ended as {job.state} and gave nothing to attest.",
-                hint="GET /v1/jobs/{id} tells why, under error.",
-            )
-        raise AttestationNotReadyError(
-            f"The job {job_id} is {job.state}.", hint="Wait for the job: GET /v1/jobs/{id}?wait=25"
+    if job.state in TERMINAL:
+        raise AttestationNotFoundError(
+            f"The job {job_id} ended as {job.state} and gave nothing to attest.",
+            hint="GET /v1/jobs/{id} tells why, under error.",
         )
-    made = attest(desk.database, desk.settings, tenant_id, job_id)
-    if made is None:
+    raise AttestationNotReadyError(
+        f"The job {job_id} is {job.state}.", hint="Wait for the job: GET /v1/jobs/{id}?wait=25"
+    )
+
+
+def made(desk: Desk, tenant_id: str, job_id: str) -> Attestation:
+    """The attestation of a job with a report, made now.
+
+    Raises:
+        AttestationNotFoundError: the job was deleted meanwhile.
+        SigningUnavailableError, SigningKeyUnreadableError: the installation cannot sign.
+    """
+    row = attest(desk.database, desk.settings, tenant_id, job_id)
+    if row is None:
         raise AttestationNotFoundError(f"The job {job_id} was deleted meanwhile.", hint="GET /v1/jobs lists the jobs.")
-    return made
+    return row
 
 
-def list_keys(desk: Desk) -> list[SigningKeyRow]:
-    """All keys, the current one first; it is made if there is none.
+def keys_kept(desk: Desk) -> list[SigningKeyRow]:
+    """All keys there are, the current one first."""
+    with desk.database.read() as session:
+        return repository.signing_keys(session)
+
+
+def keys_made(desk: Desk) -> list[SigningKeyRow]:
+    """The same; the first is made now.
 
     Raises:
         SigningUnavailableError: the installation has no pepper.

@@ -16,6 +16,7 @@ from sqlalchemy import select, text, update
 
 from service.attestations import repository, signing
 from service.attestations.keys import SigningKey
+from service.attestations.making import attest
 from service.contracts.errors import UnsupportedModelError
 from service.db import Database, db_now
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
@@ -118,6 +119,7 @@ def test_a_deleted_job_takes_its_attestation_along(front: Front) -> None:
     with front.desk.database.read() as session:
         assert repository.attestation_of(session, "default", job_id) is None
     problem(front.http.get(f"/v1/jobs/{job_id}/attestation"), 404, "job-not-found")
+    assert attest(front.desk.database, front.desk.settings, "default", job_id) is None
 
 
 def test_deleted_models_and_data_are_told_by_the_report(front: Front) -> None:

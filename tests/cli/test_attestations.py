@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from service.client import Client
+from service.client import ApiError, Client
+from service.contracts.errors import Problem
 from tests.cli.conftest import KEY
 from tests.support.attestations import flipped, opened
 from tests.support.patience import PATIENCE_SECONDS
@@ -98,6 +99,21 @@ def test_nobody_is_trusted_by_default(quantmill, service, fetched, tmp_path):
     assert quantmill("verify", "q.onnx", **elsewhere).returncode == 0
 
 
+@pytest.mark.parametrize(("code", "status", "exit_code"), [("signing-unavailable", 409, 0), ("internal-error", 500, 1)])
+def test_a_model_is_fetched_from_a_service_that_does_not_sign(
+    quantmill, service, job, tmp_path, monkeypatch, code, status, exit_code
+):
+    def refuse(*_: object) -> bytes:
+        raise ApiError(Problem(type="about:blank", title="No", status=status, detail="It cannot.", code=code))
+
+    monkeypatch.setattr(Client, "attestation", refuse)
+    done = quantmill("jobs", "fetch", job, "--output", "q.onnx", "--server", service.url, "--key", KEY)
+    assert done.returncode == exit_code
+    assert "It cannot." in done.stderr
+    assert (tmp_path / "q.onnx").exists()
+    assert not (tmp_path / "q.onnx.intoto.jsonl").exists()
+
+
 def test_verify_needs_neither_service_nor_engine(quantmill_process, fetched):
     (fetched / "torch.py").write_text("raise ImportError('torch')")
     for name in ("onnx", "onnxruntime"):
@@ -108,11 +124,13 @@ def test_verify_needs_neither_service_nor_engine(quantmill_process, fetched):
     assert done.stdout.startswith("verified")
 
 
-def test_the_same_job_gives_the_same_bytes(quantmill, service, job):
+def test_the_same_job_gives_the_same_bytes(quantmill, service, job, monkeypatch):
+    monkeypatch.setattr(Client, "version", lambda _: "99.0")
     done = quantmill("reproduce", job, "--server", service.url, "--key", KEY, "--json", "--quiet")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["identical"]
+    assert "the service has 99.0 now" in done.stderr
     assert told["again"] != job
     (file,) = told["files"]
     assert file["first_sha256"] == file["again_sha256"] == service.client.report(job).manifest.output_sha256
