@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from service import errors, openapi
 from service.artifacts.router import router as artifacts
+from service.attestations.router import router as attestations
 from service.audit.router import router as audit
 from service.comparison.router import router as comparison
 from service.compression import CompressionMiddleware
@@ -65,8 +66,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.desk = desk
-    nouns = (uploads, models, datasets, inspections, jobs, queues, reports, artifacts, quarantine, quotas, audit)
-    for router in (*nouns, *aliases, comparison, schedules, webhooks, presets, targets, problems, health, docs):
+    nouns = (uploads, models, datasets, inspections, jobs, comparison, queues, reports, artifacts, attestations)
+    others = (schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs)
+    for router in (*nouns, *aliases, *others):
         app.include_router(router)
     errors.install(app)
     openapi.install(app)

@@ -14,6 +14,8 @@ INSTALLATION_KEY = "installation-key"
 LOCAL_KEY = "local-key"
 NO_KEY = "no-key"
 COMMAND_LINE = "command-line"
+# What the service does of its own accord.
+SERVICE = "service"
 
 
 @dataclass(frozen=True)

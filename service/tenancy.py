@@ -8,6 +8,7 @@ from service.tables import (
     Alias,
     AliasMove,
     Artifact,
+    Attestation,
     Dataset,
     IdempotencyKey,
     InspectionRow,
@@ -29,6 +30,7 @@ Owned = (
     type[Alias]
     | type[AliasMove]
     | type[Artifact]
+    | type[Attestation]
     | type[Dataset]
     | type[IdempotencyKey]
     | type[InspectionRow]

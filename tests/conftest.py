@@ -23,6 +23,7 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from service.attestations.keys import SigningKey
 from service.db import Database, migrate
 from service.keys import service as key_service
 from service.keys.secrets import NewKey
@@ -126,11 +127,16 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _secrets_are_known() -> Iterator[None]:
     """Every key that is made in this process, and every secret of its settings, is looked for where it must not be."""
-    make, settle = key_service.make_key, Settings.__init__
+    make, settle, make_signing = key_service.make_key, Settings.__init__, SigningKey.made
 
     def made() -> NewKey:
         key = make()
         leaks.remember("key", key.secret)
+        return key
+
+    def made_signing() -> SigningKey:
+        key = make_signing()
+        leaks.remember("signing key", key.text)
         return key
 
     def settled(self: Settings, **values: Any) -> None:
@@ -141,6 +147,7 @@ def _secrets_are_known() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(key_service, "make_key", made)
         patched.setattr(Settings, "__init__", settled)
+        patched.setattr(SigningKey, "made", made_signing)
         yield
 
 

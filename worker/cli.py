@@ -38,7 +38,9 @@ from worker.commands import backup as backing_up
 from worker.commands import compare as comparing
 from worker.commands import inspect as inspecting
 from worker.commands import queues as queue_figures
+from worker.commands import reproduce as reproducing
 from worker.commands import upkeep as upkeeping
+from worker.commands import verify as verifying
 from worker.commands.options import (
     CacheDir,
     CalibrationPath,
@@ -344,6 +346,8 @@ queue_figures.register(app)
 upkeeping.register(app)
 backing_up.register(app)
 comparing.register(app)
+verifying.register(app)
+reproducing.register(app)
 app.add_typer(audit.app)
 app.add_typer(datasets.app)
 for command in job_records.COMMANDS:

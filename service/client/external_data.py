@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from service.contracts.errors import ExternalDataError
+from service.protobuf import DamagedError, fields
 
 # Of each kind of message: which fields hold messages that matter, and of which kind (onnx.proto3).
 _INSIDE: dict[str, dict[int, str]] = {
@@ -25,13 +26,8 @@ _INSIDE: dict[str, dict[int, str]] = {
 }
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _DATA_LOCATION, _EXTERNAL = 14, 1
-_VARINT, _LENGTH = 0, 2
-_FIXED_BYTES = {1: 8, 5: 4}
-_MOST_VARINT_BITS = 64
-
-
-class _DamagedError(ValueError):
-    """These bytes are no message."""
+# Messages that wait to be looked into: what is no model must not take the memory of one.
+_MOST_WAITING = 1_000_000
 
 
 def external_files(model: Path) -> list[Path]:
@@ -63,7 +59,7 @@ def _locations(model: Path) -> set[str]:
     with model.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             return set(_external(data))
-        except _DamagedError:
+        except DamagedError:
             return set()
 
 
@@ -74,53 +70,23 @@ def _external(data: mmap.mmap) -> Iterator[str]:
         if kind == "tensor":
             yield from _location(data, start, end)
             continue
-        for number, value, at in _fields(data, start, end):
+        for number, value, at in fields(data, start, end):
             inner = _INSIDE[kind].get(number)
             if inner is not None and at is not None:
                 waiting.append((inner, at, at + value))
+                if len(waiting) > _MOST_WAITING:
+                    raise DamagedError("there are more messages than any model has")
 
 
 def _location(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
     """Where a tensor's bytes are, if they are not in the tensor."""
     external, location = False, None
-    for number, value, at in _fields(data, start, end):
+    for number, value, at in fields(data, start, end):
         if number == _DATA_LOCATION and at is None:
             external = value == _EXTERNAL
         elif at is not None and _INSIDE["tensor"].get(number) == "entry":
-            texts = {inner: data[place : place + size] for inner, size, place in _fields(data, at, at + value) if place}
+            texts = {inner: data[place : place + size] for inner, size, place in fields(data, at, at + value) if place}
             if texts.get(_ENTRY_KEY) == b"location":
                 location = texts.get(_ENTRY_VALUE, b"")
     if external and location is not None:
         yield location.decode(errors="surrogateescape")
-
-
-def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int | None]]:
-    """Each field's number, then its value and None; or, of a run of bytes, their count and where they begin."""
-    at = start
-    while at < end:
-        tag, at = _varint(data, at, end)
-        number, wire = tag >> 3, tag & 7
-        if wire == _VARINT:
-            value, at = _varint(data, at, end)
-            yield number, value, None
-        elif wire == _LENGTH:
-            size, at = _varint(data, at, end)
-            if size > end - at:
-                raise _DamagedError("a field is longer than what holds it")
-            yield number, size, at
-            at += size
-        elif wire in _FIXED_BYTES:
-            at += _FIXED_BYTES[wire]
-        else:
-            raise _DamagedError(f"there is no wire type {wire}")
-
-
-def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < end and shift < _MOST_VARINT_BITS:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-    raise _DamagedError("a number does not end")

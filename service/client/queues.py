@@ -1,4 +1,4 @@
-"""Queues: what waits, and who takes it."""
+"""The service itself: its version, and its queues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from service.queues.schemas import QueueList, QueueOut
 
 
 class QueueCalls(Connection):
-    """Calls of ``/v1/queues``."""
+    """Calls of ``/v1/queues`` and ``/v1/version``."""
+
+    @Call
+    def version(self) -> Steps[str]:
+        """The version of Quantmill that the service runs."""
+        return str((yield from self._json("GET", "/v1/version"))["version"])
 
     @Call
     def queues(self) -> Steps[list[QueueOut]]:

@@ -14,10 +14,16 @@ class ExitCode(IntEnum):
     GATE_FAILED = 3
     GATE_UNDECIDED = 4
     WAIT_TIMEOUT = 5
+    NOT_VERIFIED = 6
     INTERNAL = 70  # a fault of ours, as in sysexits.h
     INTERRUPTED = 130
 
 
 # Errors that have a number of their own, by code.
-EXITS_BY_CODE = {"wait-timeout": ExitCode.WAIT_TIMEOUT}
+EXITS_BY_CODE = {
+    "wait-timeout": ExitCode.WAIT_TIMEOUT,
+    "not-verified": ExitCode.NOT_VERIFIED,
+    "attestation-unreadable": ExitCode.NOT_VERIFIED,
+    "not-reproduced": ExitCode.NOT_VERIFIED,
+}
 GATE_EXITS = {"fail": ExitCode.GATE_FAILED, "undecided": ExitCode.GATE_UNDECIDED}

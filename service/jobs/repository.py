@@ -17,12 +17,12 @@ from service.ids import is_id
 from service.jobs.errors import JobNotFoundError
 from service.pagination import Position
 from service.repository import newest_first
-from service.tables import Artifact, Base, Job, JobEvent, Model, ReportRow, ScheduleRun
+from service.tables import Artifact, Attestation, Base, Job, JobEvent, Model, ReportRow, ScheduleRun
 from service.tables.jobs import LIVE_STATES
 from service.tenancy import owned
 
 # What belongs to a job and goes with it. Whatever else refers to a job keeps it.
-PARTS = (JobEvent, Artifact, ReportRow)
+PARTS = (JobEvent, Artifact, Attestation, ReportRow)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from service.tables.api_keys import ApiKey
 from service.tables.artifacts import Artifact
+from service.tables.attestations import Attestation, SigningKeyRow
 from service.tables.audit_events import AuditEvent, AuditHead
 from service.tables.base import Base
 from service.tables.datasets import Dataset
@@ -25,6 +26,7 @@ __all__ = [
     "AliasMove",
     "ApiKey",
     "Artifact",
+    "Attestation",
     "AuditEvent",
     "AuditHead",
     "Base",
@@ -42,6 +44,7 @@ __all__ = [
     "Schedule",
     "ScheduleRun",
     "ScrubPass",
+    "SigningKeyRow",
     "TenantRow",
     "TenantUsage",
     "Upload",

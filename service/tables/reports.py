@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import get_args
 
-from sqlalchemy import CheckConstraint, ForeignKeyConstraint, UniqueConstraint
+from sqlalchemy import CheckConstraint, ForeignKeyConstraint, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.contracts.report import Verdict
 from service.tables.base import Base, Document, Id, Moment, Tenant, Word, of_own_tenant, one_of
 
 VERDICTS = get_args(Verdict)
+# Condition of the partial index; statements repeat it word for word.
+IS_UNATTESTED = "attested_at IS NULL"
 
 
 class ReportRow(Base):
@@ -28,6 +30,13 @@ class ReportRow(Base):
             deferrable=True,
             initially="DEFERRED",
         ),
+        Index(
+            "ix_reports_unattested",
+            "created_at",
+            "job_id",
+            sqlite_where=text(IS_UNATTESTED),
+            postgresql_where=text(IS_UNATTESTED),
+        ),
     )
 
     tenant_id: Mapped[Tenant]
@@ -38,3 +47,5 @@ class ReportRow(Base):
     # What lists tell of it; null in rows that older code has written.
     outline: Mapped[Document | None]
     created_at: Mapped[Moment]
+    # When its job was attested; null: not yet.
+    attested_at: Mapped[Moment | None]

@@ -12,6 +12,7 @@ OF_NOBODY = {
     "audit_heads": "one chain for the whole installation",
     "damaged_files": "by its digest a file is stored once, for all tenants whose rows name it",
     "scrub_passes": "verifies those files",
+    "signing_keys": "the installation signs, for all tenants",
     "tenants": "its id is the tenant's",
     "workers": "belong to the installation, and take the jobs of all",
 }
@@ -25,6 +26,7 @@ BY_THE_NAME = {"fk_alias_moves_tenant_id_names", "fk_aliases_tenant_id_names"}
 # Columns that name a row by its id, without a key that says so.
 LOOSE = {
     "alias_moves.noun_id": "outlives the model or dataset",
+    "attestations.key_id": "of the installation, not of a tenant; the key stays known",
     "jobs.report_job_id": "the job's own id, as the database computes it",
     "quarantines.job_id": "outlives the job",
     "quarantines.model_id": "outlives the model",
@@ -37,6 +39,7 @@ NO_ROWS = {
     "api_keys.pepper_id",
     "audit_events.request_id",
     "jobs.request_id",
+    "signing_keys.pepper_id",
     "webhook_deliveries.event_id",
     "webhook_endpoints.pepper_id",
 }

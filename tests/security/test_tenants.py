@@ -13,13 +13,14 @@ import pytest
 from sqlalchemy import insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
+from service.attestations import repository as attestations
 from service.ids import new_id
 from service.jobs import events
 from service.jobs import repository as jobs
 from service.keys import service as keys
 from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal
 from service.settings import Settings
-from service.tables import Base, Job, JobEvent, Model, ModelFile, ReportRow
+from service.tables import Attestation, Base, Job, JobEvent, Model, ModelFile, ReportRow
 from tests.api.conftest import app, front
 from tests.api.test_quarantine import quarantine
 from tests.support.front import Front, problem
@@ -59,6 +60,7 @@ def estate(front: Front) -> Iterator[Estate]:
     model_id, job_id = front.ready_model(), front.succeeded_job()
     inspection = front.http.post(f"/v1/models/{model_id}/inspect", json={}).json()
     artifact = front.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"][0]
+    assert front.http.get(f"/v1/jobs/{job_id}/attestation").status_code == 200
     open_upload = front.http.post("/v1/uploads", json={"filename": "a.bin", "size_bytes": 4}).json()
     webhook = front.http.post("/v1/webhooks", json={"url": "https://hooks.invalid/"}).json()
     delivery = front.http.post(f"/v1/webhooks/{webhook['id']}/ping").json()
@@ -203,7 +205,7 @@ BOUND = sorted(
 
 def test_every_part_of_a_tenants_things_is_bound() -> None:
     assert BOUND == [
-        "alias_moves", "aliases", "artifacts", "datasets", "inspections", "job_events", "jobs", "model_files", "models",
+        "alias_moves", "aliases", "artifacts", "attestations", "datasets", "inspections", "job_events", "jobs", "model_files", "models",
         "names", "reports", "schedule_runs", "schedules", "webhook_deliveries", "webhook_endpoints",
     ]  # fmt: skip
 
@@ -218,17 +220,19 @@ def test_the_database_lets_no_row_change_hands(estate: Estate, name: str) -> Non
         session.execute(update(table).values(tenant_id="other"))
 
 
-@pytest.mark.parametrize("table", [JobEvent, ModelFile, ReportRow])
+@pytest.mark.parametrize("table", [JobEvent, ModelFile, ReportRow, Attestation])
 def test_the_database_takes_no_part_of_anothers_things(estate: Estate, table: Any) -> None:
     """Not even one that would be new to what it says it is a part of."""
     columns, database = table.__table__.columns, estate.front.desk.database
     with database.read() as session:
         values = dict(session.execute(select(*columns).limit(1)).mappings().one())
-    fresh = {JobEvent: {"seq": 1000}, ModelFile: {"path": "other.bin", "is_main": False}, ReportRow: {}}[table]
+    fresh = {JobEvent: {"seq": 1000}, ModelFile: {"path": "other.bin", "is_main": False}, ReportRow: {}}.get(table, {})
     with pytest.raises(IntegrityError, match=r"(?i)foreign key"), database.write() as session:
         if table is ReportRow:  # there can be one only
             session.execute(text("DELETE FROM artifacts"))
             session.execute(text("DELETE FROM reports"))
+        if table is Attestation:
+            session.execute(text("DELETE FROM attestations"))
         session.execute(insert(table).values({**values, **fresh, "tenant_id": "other"}))
     with database.read() as session:
         assert set(session.scalars(select(table.tenant_id))) == {"default"}
@@ -243,6 +247,10 @@ def test_parts_are_read_by_their_tenant(estate: Estate) -> None:
             assert (jobs.report(session, tenant, job_id) is not None) is there
             assert bool(jobs.results(session, tenant, [job_id])) is there
             assert bool(jobs.artifacts(session, tenant, [job_id])) is there
+            assert (attestations.attestation_of(session, tenant, job_id) is not None) is there
+            assert bool(attestations.files_made(session, tenant, job_id)) is there
+            assert bool(attestations.models_given(session, tenant, [estate.ids["model_id"]])) is there
+            assert bool(attestations.datasets_given(session, tenant, [estate.ids["dataset_id"]])) is there
 
 
 def test_a_version_is_of_its_skeletons_tenant(estate: Estate) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from service.contracts.exits import GATE_EXITS
 from worker.commands import options, report_files
+from worker.commands.attestation_files import attestation_path, download_attestation
 from worker.commands.options import ExtraDir, Json, Key, Quiet, Server
 from worker.commands.report_files import ReportFiles, write_json
 
@@ -189,12 +190,13 @@ def fetch(
     layers_csv: report_files.LayersCsv = None,
     extra_dir: ExtraDir = None,
 ) -> None:
-    """Download what a succeeded job gave: model, report in any form, further files. Each is whole or not there."""
+    """Download what a succeeded job gave: model with attestation, report, further files. Each is whole or not there."""
     from worker.commands.files import ExtraPlace, download_files, print_files
     from worker.commands.server import connected
 
     forms = ReportFiles(html, markdown, junit, layers_csv)
-    wanted = tuple(path for path in (output, report, *forms.paths) if path is not None)
+    attestation = None if output is None else attestation_path(output)
+    wanted = tuple(path for path in (output, attestation, report, *forms.paths) if path is not None)
     if not wanted and extra_dir is None:
         raise typer.BadParameter("Say what to fetch: --output, --report, --html, --extra-dir ...")
     _check_places(output, report, extra_dir, forms)
@@ -203,6 +205,7 @@ def fetch(
         if output is not None:
             client.download(job, output)
             typer.echo(f"model     {output}")
+            download_attestation(client, job, attestation_path(output))
         done = download_files(client, job, result, ExtraPlace(extra_dir, wanted))
     if report is not None:
         write_json(report, result.to_json_dict())
@@ -231,7 +234,8 @@ def _check_places(output: Path | None, report: Path | None, extra_dir: Path | No
     for path in (output, report, *forms.paths):
         options.output_path(path)
     options.output_folder(extra_dir)
-    options.distinct_paths({"--output": output, "--report": report, **forms.by_option}, {})
+    attestation = {} if output is None else {"the attestation of --output": attestation_path(output)}
+    options.distinct_paths({"--output": output, "--report": report, **forms.by_option, **attestation}, {})
 
 
 def _check_gate(result: Report, fail_on_gate: bool) -> None:

@@ -14,11 +14,15 @@ from service.db import Database
 from service.keys import repository, service
 from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
 from service.settings import Settings
-from service.tables import ApiKey
+from service.tables import ApiKey, SigningKeyRow
 from worker.commands import options
 from worker.commands.options import DataDir
 
-app = typer.Typer(name="keys", help="Keys of the service: create, list, revoke, rotate.", no_args_is_help=True)
+app = typer.Typer(
+    name="keys",
+    help="Keys of the service: create, list, revoke, rotate; those by which it signs.",
+    no_args_is_help=True,
+)
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="As list shows it: key_...")]
 Tenant = Annotated[
@@ -96,6 +100,26 @@ def rotate(
     _show_made(made, as_json)
 
 
+@app.command("signing")
+def list_signing(as_json: As_json = False, data_dir: DataDir = None) -> None:
+    """The public keys by which this installation attests, in PEM: give them to whoever verifies what it made."""
+    from service.attestations.signing import known_keys
+
+    with installation(data_dir) as (settings, database):
+        rows = known_keys(database, settings)
+    _show_signing(rows, as_json)
+
+
+@app.command("rotate-signing")
+def rotate_signing(as_json: As_json = False, data_dir: DataDir = None) -> None:
+    """Attest by a new key from now on; prints its public half. What the old one signed stays good."""
+    from service.attestations import signing
+
+    with installation(data_dir) as (settings, database):
+        row = signing.rotate(database, settings, operator())
+    _show_signing([row], as_json)
+
+
 @contextmanager
 def installation(data_dir: Any) -> Iterator[tuple[Settings, Database]]:
     """The settings and the migrated database.
@@ -146,6 +170,19 @@ def _show_made(made: service.MadeKey, as_json: bool) -> None:
         return
     typer.echo(made.text)
     typer.echo(f"{made.row.id} of tenant {made.row.tenant_id}, scope {made.row.scope}: shown this once", err=True)
+
+
+def _show_signing(rows: list[SigningKeyRow], as_json: bool) -> None:
+    from service.attestations.views import signing_key_out
+
+    shown = [signing_key_out(row) for row in rows]
+    if as_json:
+        typer.echo(json.dumps([key.model_dump(mode="json") for key in shown], indent=2))
+        return
+    for key in shown:
+        state = "signs now" if key.retired_at is None else f"retired {key.retired_at:%Y-%m-%d %H:%M}"
+        typer.echo(f"{key.id}  {key.algorithm}  since {key.created_at:%Y-%m-%d %H:%M}  {state}", err=True)
+        typer.echo(key.public_key, nl=False)
 
 
 def _fields(row: ApiKey, now: datetime) -> dict[str, Any]:

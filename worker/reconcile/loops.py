@@ -13,6 +13,7 @@ from service.settings import Settings
 from service.storage import FileStore
 from worker.broker import QueueDepths
 from worker.lease import DATABASE_AWAY
+from worker.reconcile.attesting import Attester
 from worker.reconcile.clocks import bring_forward
 from worker.reconcile.deadlines import expire_deadlines
 from worker.reconcile.dispatch import redispatch
@@ -64,6 +65,7 @@ class Reconciler:
         self._depths = depths
         self._leases = LeaseKeeper(database, lease_seconds=settings.lease_seconds, is_new=is_new)
         self._schedules = ScheduleKeeper(settings, database, store, dispatcher)
+        self._attester = Attester(settings, database)
         self.loops = (
             Loop("expire_leases", settings.reconcile_seconds, self.expire_leases),
             Loop("expire_deadlines", settings.reconcile_seconds, self.expire_deadlines),
@@ -71,6 +73,7 @@ class Reconciler:
             Loop("fire_schedules", settings.reconcile_seconds, self._schedules.fire),
             Loop("settle_schedules", settings.reconcile_seconds, self._schedules.settle),
             Loop("redispatch", settings.reconcile_seconds, self.redispatch),
+            Loop("attest", settings.reconcile_seconds, self.attest),
             *(_collecting(found) for found in collectors(settings, database, store)),
         )
 
@@ -94,6 +97,10 @@ class Reconciler:
         """See ``dispatch``."""
         seconds = self._settings.redispatch_seconds
         return redispatch(self._database, self._dispatcher, self._depths, redispatch_seconds=seconds)
+
+    def attest(self) -> int:
+        """See ``attesting``."""
+        return self._attester.attest()
 
 
 def _collecting(found: Collector) -> Loop:

@@ -1,0 +1,5 @@
+"""Attestations: what a job's files were made from, by which engine, signed once by the installation.
+
+``dsse`` and ``statement`` are the format, ``keys`` and ``signing`` the installation's keys, ``verification`` is what
+anybody can do with a file, its attestation and a public key, without a service.
+"""

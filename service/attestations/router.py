@@ -1,0 +1,52 @@
+"""HTTP face of attestations and of the keys that sign them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Response
+
+from service.attestations import service
+from service.attestations.errors import (
+    AttestationNotFoundError,
+    AttestationNotReadyError,
+    SigningKeyUnreadableError,
+    SigningUnavailableError,
+)
+from service.attestations.schemas import EnvelopeOut, SigningKeyList
+from service.attestations.views import signing_key_out
+from service.deps import DeskDep, PrincipalDep
+from service.http import etag_matches
+from service.responses import Responses, problems
+
+router = APIRouter(tags=["attestations"])
+
+_NOT_CHANGED: Responses = {304: {"description": "Not changed"}}
+
+
+@router.get(
+    "/v1/jobs/{job_id}/attestation",
+    response_model=EnvelopeOut,
+    responses=_NOT_CHANGED
+    | problems(AttestationNotReadyError, AttestationNotFoundError, SigningUnavailableError, SigningKeyUnreadableError),
+)
+async def get_attestation(
+    job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: Annotated[str | None, Header()] = None
+) -> Response:
+    """What a succeeded job made, from what and by which engine, signed by the installation. It never changes."""
+    row = await desk.reads.run(lambda: service.kept(desk, principal.tenant_id, job_id))
+    if row is None:
+        row = await desk.writes.run(lambda: service.made(desk, principal.tenant_id, job_id))
+    headers = {"ETag": f'"{row.job_id}.{row.attempt}.{row.key_id}"', "Cache-Control": "private, no-cache"}
+    if etag_matches(if_none_match, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    return Response(row.envelope, media_type="application/json", headers=headers)
+
+
+@router.get("/v1/keys/signing", responses=problems(SigningUnavailableError))
+async def list_signing_keys(desk: DeskDep, _: PrincipalDep) -> SigningKeyList:
+    """The public halves of the keys by which this installation has signed: give them to whoever verifies."""
+    rows = await desk.reads.run(lambda: service.keys_kept(desk)) or await desk.writes.run(
+        lambda: service.keys_made(desk)
+    )
+    return SigningKeyList(items=[signing_key_out(row) for row in rows])

@@ -1,0 +1,63 @@
+"""Attestations of jobs, and the keys that sign them, for whoever asks."""
+
+from __future__ import annotations
+
+from service.attestations import repository, signing
+from service.attestations.errors import AttestationNotFoundError, AttestationNotReadyError
+from service.attestations.making import attest
+from service.deps import Desk
+from service.jobs import repository as jobs
+from service.jobs.schemas import TERMINAL
+from service.tables import Attestation, SigningKeyRow
+
+
+def kept(desk: Desk, tenant_id: str, job_id: str) -> Attestation | None:
+    """The attestation of a job; None: it is to be made.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+        AttestationNotReadyError: it has not ended.
+        AttestationNotFoundError: it gave nothing.
+    """
+    with desk.database.read() as session:
+        job = jobs.get(session, tenant_id, job_id)
+        found = repository.attestation_of(session, tenant_id, job_id)
+        has_report = found is not None or jobs.report(session, tenant_id, job_id) is not None
+    if has_report:
+        return found
+    if job.state in TERMINAL:
+        raise AttestationNotFoundError(
+            f"The job {job_id} ended as {job.state} and gave nothing to attest.",
+            hint="GET /v1/jobs/{id} tells why, under error.",
+        )
+    raise AttestationNotReadyError(
+        f"The job {job_id} is {job.state}.", hint="Wait for the job: GET /v1/jobs/{id}?wait=25"
+    )
+
+
+def made(desk: Desk, tenant_id: str, job_id: str) -> Attestation:
+    """The attestation of a job with a report, made now.
+
+    Raises:
+        AttestationNotFoundError: the job was deleted meanwhile.
+        SigningUnavailableError, SigningKeyUnreadableError: the installation cannot sign.
+    """
+    row = attest(desk.database, desk.settings, tenant_id, job_id)
+    if row is None:
+        raise AttestationNotFoundError(f"The job {job_id} was deleted meanwhile.", hint="GET /v1/jobs lists the jobs.")
+    return row
+
+
+def keys_kept(desk: Desk) -> list[SigningKeyRow]:
+    """All keys there are, the current one first."""
+    with desk.database.read() as session:
+        return repository.signing_keys(session)
+
+
+def keys_made(desk: Desk) -> list[SigningKeyRow]:
+    """The same; the first is made now.
+
+    Raises:
+        SigningUnavailableError: the installation has no pepper.
+    """
+    return signing.known_keys(desk.database, desk.settings)

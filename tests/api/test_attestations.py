@@ -1,0 +1,239 @@
+"""Attestations over HTTP: signed once, by a key of the installation's that changes and stays known."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from fastapi import FastAPI
+from sqlalchemy import select, text, update
+
+from service.attestations import repository, signing
+from service.attestations.keys import SigningKey
+from service.attestations.making import attest
+from service.contracts.errors import UnsupportedModelError
+from service.db import Database, db_now
+from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.principal import COMMAND_LINE, Principal
+from service.settings import Settings
+from service.tables import AuditEvent, Base, Job
+from tests.api.conftest import front_of
+from tests.support.attestations import opened
+from tests.support.front import Front, make_report, npz_bytes, problem
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.webhooks import PEPPER
+from worker.reconcile.attesting import Attester
+
+OPERATOR = Principal("default", COMMAND_LINE, "admin")
+
+
+@pytest.fixture
+def settings(tmp_path: Any, database_url: str) -> Settings:
+    return Settings(data_dir=tmp_path / "data", database_url=database_url, min_free_bytes=0, key_pepper=PEPPER)
+
+
+def keys(front: Front) -> list[dict[str, Any]]:
+    answer = front.http.get("/v1/keys/signing")
+    assert answer.status_code == 200, answer.text
+    items: list[dict[str, Any]] = answer.json()["items"]
+    return items
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_what_a_job_made_is_attested_with_what_it_was_made_from(front: Front) -> None:
+    job_id = front.new_job()
+    files = {
+        "model": ("model.onnx", b"quantized bytes"),
+        "report": ("report.json", b"{}"),
+        "costs": ("costs.csv", b"a"),
+    }
+    made = [
+        NewArtifact(kind, name, "application/octet-stream", front.store(data), len(data))
+        for kind, (name, data) in files.items()
+    ]
+    front.finish(job_id, QuantizeOutcome(make_report(), tuple(made)))
+    answer = front.http.get(f"/v1/jobs/{job_id}/attestation")
+    assert answer.status_code == 200, answer.text
+    (key,) = keys(front)
+    statement = opened(answer.content, key["public_key"])
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
+    digests = [subject["digest"] for subject in statement["subject"]]
+    assert digests == [{"sha256": sha256(data)} for data in (b"quantized bytes", b"a", b"{}")]
+    assert statement["subject"][0]["name"].endswith(".onnx")
+    definition, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
+    given = {file["annotations"]["role"]: file for file in definition["resolvedDependencies"]}
+    assert {role: file["digest"]["sha256"] for role, file in given.items()} == {
+        "model": sha256(b"model bytes"),
+        "calibration": sha256(npz_bytes()),
+    }
+    assert given["model"]["name"] == "tiny@1/model.onnx"
+    assert given["calibration"]["name"] == "data@1"
+    job, report = front.http.get(f"/v1/jobs/{job_id}").json(), front.http.get(f"/v1/jobs/{job_id}/report").json()
+    assert definition["externalParameters"] == {"config": report["manifest"]["config"], "device": "auto"}
+    assert run["builder"]["version"] == {"quantmill": report["manifest"]["engine_version"]}
+    assert (run["metadata"]["invocationId"], run["metadata"]["quantmill_attempt"]) == (job_id, 1)
+    assert run["metadata"]["finishedOn"] == job["finished_at"]
+    other = SigningKey.made().public.pem
+    with pytest.raises(InvalidSignature):
+        opened(answer.content, other)
+
+
+def test_it_is_signed_once_and_what_changes_later_is_not_in_it(front: Front) -> None:
+    job_id = front.succeeded_job()
+    first = front.http.get(f"/v1/jobs/{job_id}/attestation")
+    front.http.patch(f"/v1/jobs/{job_id}", json={"name": "another"})
+    with front.desk.database.write() as session:
+        session.execute(update(Job).values(finished_at=db_now() + 5.0, started_at=db_now()))
+        signing_key = repository.current_signing_key(session)
+    signing.rotate(front.desk.database, front.desk.settings, OPERATOR)
+    again = front.http.get(f"/v1/jobs/{job_id}/attestation")
+    assert again.content == first.content
+    assert signing_key is not None
+    assert again.json()["signatures"][0]["keyid"] == signing_key.id
+    unchanged = {"If-None-Match": first.headers["etag"]}
+    assert front.http.get(f"/v1/jobs/{job_id}/attestation", headers=unchanged).status_code == 304
+
+
+def test_a_job_without_a_result_has_none(front: Front) -> None:
+    job_id = front.new_job()
+    problem(front.http.get(f"/v1/jobs/{job_id}/attestation"), 409, "attestation-not-ready")
+    front.fail(job_id, UnsupportedModelError("It has an operator that nobody knows."))
+    problem(front.http.get(f"/v1/jobs/{job_id}/attestation"), 404, "attestation-not-found")
+    problem(front.http.get("/v1/jobs/job_none/attestation"), 404, "job-not-found")
+
+
+def test_a_deleted_job_takes_its_attestation_along(front: Front) -> None:
+    job_id = front.succeeded_job()
+    front.http.get(f"/v1/jobs/{job_id}/attestation")
+    assert front.http.delete(f"/v1/jobs/{job_id}").status_code == 204
+    with front.desk.database.read() as session:
+        assert repository.attestation_of(session, "default", job_id) is None
+    problem(front.http.get(f"/v1/jobs/{job_id}/attestation"), 404, "job-not-found")
+    assert attest(front.desk.database, front.desk.settings, "default", job_id) is None
+
+
+def test_deleted_models_and_data_are_told_by_the_report(front: Front) -> None:
+    job_id = front.succeeded_job()
+    job = front.http.get(f"/v1/jobs/{job_id}").json()
+    for path in (f"/v1/models/{job['model_id']}", f"/v1/datasets/{job['calibration_dataset_id']}"):
+        assert front.http.delete(path, headers={"If-Match": "*"}).status_code == 204
+    statement = opened(front.http.get(f"/v1/jobs/{job_id}/attestation").content, keys(front)[0]["public_key"])
+    given = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert [(file["name"], file["digest"]["sha256"]) for file in given] == [("tiny@1", "0" * 64), ("data@1", "1" * 64)]
+
+
+def test_rotation_keeps_the_old_key_for_those_who_verify(front: Front) -> None:
+    old_job, new_job = front.succeeded_job(), front.succeeded_job(b"other bytes")
+    before = front.http.get(f"/v1/jobs/{old_job}/attestation").content
+    made = signing.rotate(front.desk.database, front.desk.settings, OPERATOR)
+    newest, oldest = keys(front)
+    assert (newest["id"], newest["retired_at"]) == (made.id, None)
+    assert oldest["retired_at"] is not None
+    opened(before, oldest["public_key"])
+    opened(front.http.get(f"/v1/jobs/{new_job}/attestation").content, newest["public_key"])
+    for key in (newest, oldest):
+        public = load_pem_public_key(key["public_key"].encode())
+        assert isinstance(public, Ed25519PublicKey)
+        assert key["id"] == sha256(public.public_bytes_raw())[:16]
+
+
+def test_the_secret_half_is_nowhere_in_the_database(front: Front, settings: Settings) -> None:
+    keys(front)
+    key = signing.signing_key(front.desk.database, settings)
+    with front.desk.database.read() as session:
+        held = repr([session.execute(text(f"SELECT * FROM {name}")).all() for name in Base.metadata.tables])
+    assert key.public.id in held
+    for secret in (key.text, key.seed.hex(), repr(key.seed)[2:-1]):
+        assert secret not in held
+
+
+def test_a_key_of_another_pepper_signs_nothing_until_it_is_rotated(
+    app: FastAPI, front: Front, settings: Settings
+) -> None:
+    job_id = front.succeeded_job()
+    keys(front)
+    other = settings.model_copy(update={"key_pepper": Settings(key_pepper="fedcba9876543210-of-length").key_pepper})
+    with front_of(app, other) as elsewhere:
+        refused = problem(elsewhere.http.get(f"/v1/jobs/{job_id}/attestation"), 409, "signing-key-unreadable")
+        assert "rotate-signing" in refused["hint"]
+        assert Attester(other, elsewhere.desk.database).attest() == 0
+        signing.rotate(elsewhere.desk.database, other, OPERATOR)
+        assert elsewhere.http.get(f"/v1/jobs/{job_id}/attestation").status_code == 200
+
+
+@pytest.mark.postgres
+def test_without_a_pepper_nothing_is_signed_and_the_service_says_so(
+    app: FastAPI, tmp_path: Any, postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(data_dir=tmp_path / "data", database_url=postgres_url, min_free_bytes=0)
+    with front_of(app, settings) as front:
+        job_id = front.succeeded_job()
+        for path in (f"/v1/jobs/{job_id}/attestation", "/v1/keys/signing"):
+            assert "QUANTMILL_KEY_PEPPER" in problem(front.http.get(path), 409, "signing-unavailable")["hint"]
+        attester = Attester(settings, front.desk.database)
+        assert [attester.attest(), attester.attest()] == [0, 0]
+    assert len([record for record in caplog.records if "not_signed" in record.message]) == 1
+
+
+def test_the_reconciler_signs_each_job_once(front: Front, settings: Settings) -> None:
+    jobs = [front.succeeded_job(), front.succeeded_job(b"other bytes")]
+    front.new_job()
+    attester = Attester(settings, front.desk.database)
+    assert [attester.attest(), attester.attest()] == [2, 0]
+    with front.desk.database.read() as session:
+        rows = [repository.attestation_of(session, "default", job_id) for job_id in jobs]
+        assert repository.attestation_of(session, "other", jobs[0]) is None
+    for job_id, row in zip(jobs, rows, strict=True):
+        assert row is not None
+        assert front.http.get(f"/v1/jobs/{job_id}/attestation").text == row.envelope
+
+
+PARTIES = 4
+
+
+@pytest.mark.parametrize("work", ["need", "rotate"])
+def test_processes_that_need_a_key_at_once_make_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    """Each with connections of its own; none goes on before all have seen that there is no key."""
+    settings.make_folders()
+    made, barrier = SigningKey.made, threading.Barrier(PARTIES)
+
+    def together() -> SigningKey:
+        barrier.wait(PATIENCE_SECONDS)
+        return made()
+
+    monkeypatch.setattr(SigningKey, "made", together)
+
+    def act(_: int) -> str:
+        database = Database(settings.database_url)
+        try:
+            if work == "need":
+                return signing.signing_key(database, settings).public.id
+            return signing.rotate(database, settings, OPERATOR).id
+        finally:
+            database.close()
+
+    with ThreadPoolExecutor(PARTIES) as pool:
+        ids = list(pool.map(act, range(PARTIES)))
+    database = Database(settings.database_url)
+    with database.read() as session:
+        rows = repository.signing_keys(session)
+        noted = list(session.scalars(select(AuditEvent.object)))
+    database.close()
+    current = [row.id for row in rows if row.retired_at is None]
+    assert len(current) == 1
+    assert sorted(noted) == sorted(row.id for row in rows)
+    assert set(ids) <= {row.id for row in rows}
+    if work == "need":
+        assert len(rows) == 1

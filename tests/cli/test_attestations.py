@@ -1,0 +1,162 @@
+"""``quantmill jobs fetch``, ``verify`` and ``reproduce`` on a real service, and ``keys signing|rotate-signing``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.client import ApiError, Client
+from service.contracts.errors import Problem
+from tests.cli.conftest import KEY
+from tests.support.attestations import flipped, opened
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiny import Tiny
+from tests.worker.running import Service
+
+Folder = Callable[[], Path]
+
+
+@pytest.fixture(scope="module")
+def job(service: Service, tiny: Tiny) -> str:
+    made = service.client.submit(**service.upload(tiny), config={"preset": "int8"})
+    return service.client.wait_succeeded(made, timeout_seconds=PATIENCE_SECONDS).id
+
+
+@pytest.fixture
+def fetched(quantmill: Any, service: Service, job: str, tmp_path: Path) -> Path:
+    """A model with its attestation and the service's public key beside it."""
+    done = quantmill("jobs", "fetch", job, "--output", "q.onnx", "--server", service.url, "--key", KEY)
+    assert done.returncode == 0, done.stderr
+    assert "q.onnx.intoto.jsonl" in done.stdout
+    pem = "".join(key.public_key for key in service.client.signing_keys())
+    (tmp_path / "service.pem").write_text(pem)
+    return tmp_path
+
+
+def test_a_fetched_model_proves_what_it_was_made_from(quantmill, service, job, fetched):
+    done = quantmill("verify", "q.onnx", "--key", "service.pem", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["verified"], told["faults"], told["made"]["job"]) == (True, [], job)
+    report = service.client.report(job)
+    assert told["sha256"] == report.manifest.output_sha256
+    assert told["made"]["config_sha256"] == report.manifest.config_sha256
+    assert told["made"]["engine"]["quantmill"] == report.manifest.engine_version
+    assert told["made"]["engine"]["onnxruntime"] == report.manifest.versions["onnxruntime"]
+    given = {file["role"]: file["sha256"] for file in told["made"]["from"]}
+    assert given == {
+        "model": report.manifest.model_sha256,
+        "calibration": report.manifest.calibration_sha256,
+        "evaluation": report.manifest.evaluation_sha256,
+    }
+    statement = opened((fetched / "q.onnx.intoto.jsonl").read_bytes(), (fetched / "service.pem").read_text())
+    assert statement["subject"][0]["digest"]["sha256"] == told["sha256"]
+    text = quantmill("verify", "q.onnx", "--key", "service.pem")
+    assert text.stdout.startswith("verified")
+    assert job in text.stdout
+    asked = quantmill("verify", "q.onnx", "--server", service.url, QUANTMILL_API_KEY=KEY)
+    assert asked.returncode == 0, asked.stderr
+    own = quantmill("verify", "q.onnx", "--data-dir", service.folder)
+    assert own.returncode == 0, own.stderr
+
+
+@pytest.mark.parametrize("name", ["q.onnx", "q.onnx.intoto.jsonl"])
+def test_every_flipped_byte_is_found(quantmill, fetched, name):
+    """Here and there in both files; what they are is in every place of theirs."""
+    path = fetched / name
+    whole = path.read_bytes()
+    # DSSE does not sign the hint
+    hint = range(whole.index(b'"keyid"'), whole.index(b'"sig"')) if name != "q.onnx" else ()
+    for at in range(0, len(whole) - 2, max(1, len(whole) // 40)):
+        path.write_bytes(flipped(whole, at))
+        done = quantmill("verify", "q.onnx", "--key", "service.pem", "--json")
+        assert done.returncode == 6 or (at in hint and done.returncode == 0), (at, done.stdout)
+        assert "Traceback" not in done.stderr
+    path.write_bytes(whole)
+    assert quantmill("verify", "q.onnx", "--key", "service.pem").returncode == 0
+
+
+def test_nobody_is_trusted_by_default(quantmill, service, fetched, tmp_path):
+    elsewhere = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    # a data directory that came along with the files is none to be trusted
+    (tmp_path / ".quantmill").mkdir()
+    shutil.copyfile(service.folder / "service.db", tmp_path / ".quantmill" / "service.db")
+    done = quantmill("verify", "q.onnx", **elsewhere)
+    assert done.returncode == 6
+    assert "signature was not checked" in done.stderr
+    assert "not-verified" in done.stderr
+    unsigned = quantmill("verify", "q.onnx", "--no-signature", **elsewhere)
+    assert unsigned.returncode == 0
+    assert "not checked" in unsigned.stdout
+    trusted = tmp_path / "config" / "quantmill" / "trusted"
+    trusted.mkdir(parents=True)
+    shutil.copyfile(fetched / "service.pem", trusted / "mill.pem")
+    assert quantmill("verify", "q.onnx", **elsewhere).returncode == 0
+
+
+@pytest.mark.parametrize(("code", "status", "exit_code"), [("signing-unavailable", 409, 0), ("internal-error", 500, 1)])
+def test_a_model_is_fetched_from_a_service_that_does_not_sign(
+    quantmill, service, job, tmp_path, monkeypatch, code, status, exit_code
+):
+    def refuse(*_: object) -> bytes:
+        raise ApiError(Problem(type="about:blank", title="No", status=status, detail="It cannot.", code=code))
+
+    monkeypatch.setattr(Client, "attestation", refuse)
+    done = quantmill("jobs", "fetch", job, "--output", "q.onnx", "--server", service.url, "--key", KEY)
+    assert done.returncode == exit_code
+    assert "It cannot." in done.stderr
+    assert (tmp_path / "q.onnx").exists()
+    assert not (tmp_path / "q.onnx.intoto.jsonl").exists()
+
+
+def test_verify_needs_neither_service_nor_engine(quantmill_process, fetched):
+    (fetched / "torch.py").write_text("raise ImportError('torch')")
+    for name in ("onnx", "onnxruntime"):
+        (fetched / f"{name}.py").write_text(f"raise ImportError({name!r})")
+    path = f"{fetched}:{Path(__file__).parents[2]}"
+    done = quantmill_process("verify", "q.onnx", "--key", "service.pem", PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("verified")
+
+
+def test_the_same_job_gives_the_same_bytes(quantmill, service, job, monkeypatch):
+    monkeypatch.setattr(Client, "version", lambda _: "99.0")
+    done = quantmill("reproduce", job, "--server", service.url, "--key", KEY, "--json", "--quiet")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["identical"]
+    assert "the service has 99.0 now" in done.stderr
+    assert told["again"] != job
+    (file,) = told["files"]
+    assert file["first_sha256"] == file["again_sha256"] == service.client.report(job).manifest.output_sha256
+    assert service.client.job(told["again"]).retry_of == job
+
+
+def test_other_bytes_are_told(quantmill, service, job, monkeypatch):
+    """As by an engine that makes something else of the same request: of one layer alone."""
+    changes = {"config": {"include": [{"node": "gemm"}]}}
+    monkeypatch.setattr(Client, "retry", lambda self, first: self.clone(first, changes))
+    done = quantmill("reproduce", job, "--server", service.url, "--key", KEY, "--quiet")
+    assert done.returncode == 6
+    assert "DIFFERENT" in done.stdout
+    assert "not-reproduced" in done.stderr
+
+
+def test_an_operator_changes_the_signing_key(quantmill, tmp_path):
+    home = tmp_path / "home"
+    first = quantmill("keys", "signing", "--data-dir", home)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("-----BEGIN PUBLIC KEY-----")
+    rotated = json.loads(quantmill("keys", "rotate-signing", "--data-dir", home, "--json").stdout)
+    known = json.loads(quantmill("keys", "signing", "--data-dir", home, "--json").stdout)
+    assert known[0] == rotated[0]
+    assert known[1]["public_key"] == first.stdout
+    assert known[1]["retired_at"] is not None
+    audit = json.loads(quantmill("audit", "list", "--data-dir", home, "--json").stdout)
+    actions = [row["action"] for row in audit]
+    assert actions == ["signing-key.rotate", "signing-key.create"]

@@ -1,0 +1,205 @@
+"""``quantmill verify``: whether a file is what a service has attested, without a service and without the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from worker.commands import options
+from worker.commands.attestation_files import SUFFIX, attestation_path
+from worker.commands.options import DataDir, Json
+
+if TYPE_CHECKING:
+    from service.attestations.statement import Statement
+    from service.attestations.verification import Finding, TrustedKey
+
+_MOST_PEM_BYTES = 64 * 1024
+_DATA_DIR = "QUANTMILL_DATA_DIR"
+
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="What a job has made, such as Q.onnx.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(verify)
+
+
+def verify(
+    file: File,
+    attestation: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help=f"Its attestation. Default: FILE{SUFFIX} beside it."
+        ),
+    ] = None,
+    key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PUBLIC.pem",
+            exists=True,
+            dir_okay=False,
+            help="Trust these public keys alone; may be given again. Default: ~/.config/quantmill/trusted/*.pem.",
+        ),
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Trust the keys of this service, which is asked for them.")
+    ] = None,
+    data_dir: DataDir = None,
+    no_signature: Annotated[
+        bool, typer.Option("--no-signature", help="Do not look at the signature: anybody may have written it all.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check that a file is what its attestation says; print what it was made from, by which engine and job."""
+    from service.attestations import verification
+    from service.attestations.dsse import MOST_BYTES, parse_envelope
+    from service.attestations.errors import NotVerifiedError
+
+    if sum((key is not None, server is not None, data_dir is not None, no_signature)) > 1:
+        raise typer.BadParameter("--key, --server, --data-dir and --no-signature exclude each other.")
+    path = attestation or attestation_path(file)
+    if not path.is_file():
+        raise typer.BadParameter(f"{path} is not there: name the attestation by --attestation.", param_hint="FILE")
+    trusted = [] if no_signature else _trusted(key, server, data_dir)
+    envelope = parse_envelope(_bounded(path, MOST_BYTES + 1))
+    found = verification.verify(file, envelope, trusted, signature=not no_signature)
+    if as_json:
+        typer.echo(json.dumps(_document(file, found), indent=2))
+    else:
+        _print(file, found)
+    if found.faults:
+        hint = "Trust nothing of it, or see docs/attestations.md."
+        if found.faults[0].code in ("signature-not-checked", "key-unknown"):
+            hint = "Name the key of the service that you trust by --key, or ask the service: --server URL."
+        raise NotVerifiedError(" ".join(fault.message for fault in found.faults), hint=hint)
+
+
+def _trusted(given: list[Path] | None, server: str | None, data_dir: Path | None) -> list[TrustedKey]:
+    if given is not None:
+        return [key for path in given for key in _of_file(path)]
+    if server is not None:
+        return _of_server(server)
+    if data_dir is not None:
+        return _of_installation(data_dir)
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "quantmill" / "trusted"
+    found = [key for path in sorted(folder.glob("*.pem")) for key in _of_file(path)]
+    # never that of the working directory by itself: whoever made the files there would be trusted
+    return found + (_of_installation(None) if os.environ.get(_DATA_DIR) else [])
+
+
+def _of_file(path: Path) -> list[TrustedKey]:
+    from service.attestations.keys import keys_of_pem
+    from service.attestations.verification import TrustedKey
+
+    text = _bounded(path, _MOST_PEM_BYTES + 1).decode(errors="replace")
+    return [TrustedKey(key, str(path)) for key in keys_of_pem(text, str(path))]
+
+
+def _of_server(server: str) -> list[TrustedKey]:
+    from service.attestations.keys import keys_of_pem
+    from service.attestations.verification import TrustedKey
+    from worker.commands.server import connected
+
+    with connected(server, None) as client:
+        rows = client.signing_keys()
+    return [
+        TrustedKey(key, server, row.retired_at) for row in rows for key in keys_of_pem(row.public_key, f"key {row.id}")
+    ]
+
+
+def _of_installation(data_dir: Path | None) -> list[TrustedKey]:
+    from service.attestations import repository
+    from service.attestations.signing import public_key
+    from service.attestations.verification import TrustedKey
+    from worker.commands.keys import installation
+
+    settings = options.load_settings(data_dir=data_dir)
+    if settings.embedded_database and not (settings.data_dir / "service.db").is_file():
+        raise typer.BadParameter(f"{settings.data_dir} is no data directory.", param_hint="--data-dir")
+    with installation(data_dir) as (_, database), database.read() as session:
+        rows = repository.signing_keys(session)
+    return [TrustedKey(public_key(row), str(settings.data_dir), row.retired_at) for row in rows]
+
+
+def _bounded(path: Path, most_bytes: int) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(most_bytes)
+
+
+def _document(file: Path, found: Finding) -> dict[str, Any]:
+    signer = found.signed_by
+    return {
+        "verified": not found.faults,
+        "file": str(file),
+        "sha256": found.sha256,
+        "external_data": [path.name for path in found.external],
+        "signature": None
+        if signer is None
+        else {
+            "key_id": signer.key.id,
+            "trusted_by": signer.source,
+            "retired_at": None if signer.retired_at is None else signer.retired_at.isoformat(),
+        },
+        "made": None if found.statement is None else _made(found.statement),
+        "faults": [{"code": fault.code, "message": fault.message} for fault in found.faults],
+    }
+
+
+def _made(statement: Statement) -> dict[str, Any]:
+    definition, run = statement.predicate.definition, statement.predicate.run
+    invocation, internal = run.invocation, definition.internal
+    moments = {"started_at": invocation.started_at, "finished_at": invocation.finished_at}
+    return {
+        "job": invocation.job_id,
+        "attempt": invocation.attempt,
+        **{name: None if at is None else at.isoformat() for name, at in moments.items()},
+        "engine": dict(run.builder.version),
+        "target": internal.target,
+        "seed": internal.seed,
+        "threads": internal.threads,
+        "config_sha256": internal.config_sha256,
+        "files": [{"name": subject.name, "sha256": subject.digest.sha256} for subject in statement.subjects],
+        "from": [
+            {
+                "role": str(file.annotations.get("role", "")),
+                "name": file.name,
+                "uri": file.uri,
+                "sha256": file.digest.sha256,
+            }
+            for file in definition.dependencies
+        ],
+    }
+
+
+def _print(file: Path, found: Finding) -> None:
+    from service.reports.names import shown
+
+    lines = [("verified" if not found.faults else "NOT VERIFIED", str(file)), ("sha256", found.sha256)]
+    lines += [("external data", path.name) for path in found.external]
+    signer = found.signed_by
+    if signer is not None:
+        since = "" if signer.retired_at is None else f", retired {signer.retired_at:%Y-%m-%d %H:%M}"
+        lines.append(("signature", f"of key {signer.key.id}{since}, trusted by {signer.source}"))
+    elif found.statement is not None:
+        lines.append(("signature", "not checked"))
+    if found.statement is not None:
+        lines += _made_lines(_made(found.statement))
+    lines += [("fault", f"{fault.code}: {fault.message}") for fault in found.faults]
+    for name, text in lines:
+        typer.echo(f"{shown(name):<14} {shown(text)}")
+
+
+def _made_lines(made: dict[str, Any]) -> list[tuple[str, str]]:
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(made["engine"].items()) if name != "quantmill")
+    lines = [
+        ("job", f"{made['job']}, attempt {made['attempt']}, {made['started_at']} to {made['finished_at']}"),
+        ("engine", f"quantmill {made['engine'].get('quantmill')} ({versions})"),
+    ]
+    lines += [(file["role"] or "from", f"{file['name']}  sha256 {file['sha256']}") for file in made["from"]]
+    return [*lines, ("config", f"target {made['target']}, sha256 {made['config_sha256']}")]
