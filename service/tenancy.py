@@ -8,6 +8,8 @@ from service.tables import (
     Alias,
     AliasMove,
     Artifact,
+    Batch,
+    BatchMember,
     Dataset,
     IdempotencyKey,
     InspectionRow,
@@ -27,6 +29,8 @@ Owned = (
     type[Alias]
     | type[AliasMove]
     | type[Artifact]
+    | type[Batch]
+    | type[BatchMember]
     | type[Dataset]
     | type[IdempotencyKey]
     | type[InspectionRow]

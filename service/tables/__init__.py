@@ -4,6 +4,7 @@ from service.tables.api_keys import ApiKey
 from service.tables.artifacts import Artifact
 from service.tables.audit_events import AuditEvent, AuditHead
 from service.tables.base import Base
+from service.tables.batches import Batch, BatchMember
 from service.tables.datasets import Dataset
 from service.tables.idempotency import IdempotencyKey
 from service.tables.inspections import InspectionRow
@@ -27,6 +28,8 @@ __all__ = [
     "AuditEvent",
     "AuditHead",
     "Base",
+    "Batch",
+    "BatchMember",
     "DamagedFile",
     "Dataset",
     "IdempotencyKey",
