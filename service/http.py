@@ -19,6 +19,8 @@ from service.repository import Version
 MAX_WAIT_SECONDS = 30.0
 MAX_LIMIT = 200
 DEFAULT_LIMIT = 50
+# Text of a query without control characters.
+PLAIN_TEXT = r"^[^\x00-\x1f\x7f]*$"
 # Without news, a long poll looks for itself after this.
 _AGAIN_SECONDS = 10.0
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}[Tt _]")

@@ -10,8 +10,7 @@ from service.jobs import events, repository, transitions
 from service.jobs.errors import JobInUseError, JobNotEndedError
 from service.jobs.repeats import merged
 from service.jobs.schemas import TERMINAL, JobPatch
-from service.jobs.service import views
-from service.jobs.views import JobView
+from service.jobs.views import JobView, views
 from service.principal import Principal
 from service.reports.names import shown
 from service.tables import JobEvent

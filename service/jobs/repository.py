@@ -151,13 +151,13 @@ def artifacts(session: Session, tenant_id: str, job_ids: Iterable[str]) -> dict[
 
 
 def hold(session: Session, tenant_id: str, job_id: str) -> Job:
-    """The tenant's job; nobody else changes it until the commit.
+    """The tenant's job as it is now; nobody else changes it until the commit. Others' rows are not even waited for.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
     statement = select(Job).where(Job.id == job_id, owned(Job, tenant_id)).with_for_update()
-    job = session.scalar(statement) if is_id(job_id, "job") else None
+    job = session.scalar(statement.execution_options(populate_existing=True)) if is_id(job_id, "job") else None
     if job is None:
         raise JobNotFoundError(job_id)
     return job

@@ -6,38 +6,30 @@ import hashlib
 import json
 from typing import Any
 
-from sqlalchemy.orm import Session
-
 from service.contracts.version import VERSION
-from service.datasets import repository as datasets
+from service.jobs.checking import Named
 from service.jobs.schemas import JobCreate
-from service.models import repository as models
 from service.tables import Dataset
 
 
-def result_digest(session: Session, tenant_id: str, asked: JobCreate, config: dict[str, Any]) -> str:
+def result_digest(asked: JobCreate, named: Named, config: dict[str, Any]) -> str:
     """SHA-256, 64 hexadecimal digits, over the bytes of model and data, the resolved config, device and engine.
 
     Args:
-        session: reads.
-        tenant_id: whose request it is.
-        asked: what was checked: its model and datasets are there.
+        asked: what was checked.
+        named: the model and the data that it names.
         config: resolved, as JSON.
     """
-    model = models.resolved(session, tenant_id, asked.model_id)
     followed = {
         "engine": VERSION,
         "device": asked.device,
-        "model": sorted((file.path, file.sha256) for file in model.graph_files),
-        "calibration": _data(session, tenant_id, asked.calibration_dataset_id),
-        "evaluation": _data(session, tenant_id, asked.evaluation_dataset_id),
+        "model": sorted((file.path, file.sha256) for file in named.model.graph_files) if named.model else None,
+        "calibration": _data(named.calibration),
+        "evaluation": _data(named.evaluation),
         "config": config,
     }
     return hashlib.sha256(json.dumps(followed, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
-def _data(session: Session, tenant_id: str, dataset_id: str | None) -> tuple[str, Any] | None:
-    if dataset_id is None:
-        return None
-    dataset: Dataset = datasets.resolved(session, tenant_id, dataset_id)
-    return dataset.sha256, dataset.preprocessing
+def _data(dataset: Dataset | None) -> tuple[str, Any] | None:
+    return None if dataset is None else (dataset.sha256, dataset.preprocessing)

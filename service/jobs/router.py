@@ -20,6 +20,7 @@ from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, 
 from service.deps import DeskDep, PrincipalDep
 from service.http import (
     DEFAULT_LIMIT,
+    PLAIN_TEXT,
     CursorParameter,
     Limit,
     Moment,
@@ -63,7 +64,6 @@ router = APIRouter(route_class=ThreadedBodyRoute, tags=["jobs"])
 
 _LABEL = "label."
 _SEQ_MAX = 2**31 - 1
-_NO_CONTROL = r"^[^\x00-\x1f\x7f]*$"
 # Of an event stream the schema is that of one event.
 _STREAMED = {
     "type": "object",
@@ -143,13 +143,13 @@ def list_jobs(
     principal: PrincipalDep,
     response: Response,
     state: Annotated[ShownState | None, Query()] = None,
-    model_id: Annotated[str | None, Query(max_length=MOST_REFERENCE_CHARS, pattern=_NO_CONTROL)] = None,
-    name: Annotated[str | None, Query(max_length=200, pattern=_NO_CONTROL, description="Exactly this.")] = None,
+    model_id: Annotated[str | None, Query(max_length=MOST_REFERENCE_CHARS, pattern=PLAIN_TEXT)] = None,
+    name: Annotated[str | None, Query(max_length=200, pattern=PLAIN_TEXT, description="Exactly this.")] = None,
     search: Annotated[
         str | None,
-        Query(min_length=1, max_length=200, pattern=_NO_CONTROL, description="A part of the name, in any case."),
+        Query(min_length=1, max_length=200, pattern=PLAIN_TEXT, description="A part of the name, in any case."),
     ] = None,
-    preset: Annotated[str | None, Query(max_length=64, pattern=_NO_CONTROL)] = None,
+    preset: Annotated[str | None, Query(max_length=64, pattern=PLAIN_TEXT)] = None,
     verdict: Annotated[Verdict | None, Query(description="Of the report.")] = None,
     created_after: Annotated[Moment | None, Query()] = None,
     created_before: Annotated[Moment | None, Query()] = None,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sqlalchemy.orm import Session
+
 from service.contracts.errors import Problem
 from service.contracts.report.outline import ReportOutline
+from service.deps import Desk
+from service.jobs import repository
 from service.jobs.repository import Result
 from service.jobs.schemas import ArtifactLink, EventOut, JobLinks, JobListed, JobOut, Progress, ShownState, Waiting
+from service.jobs.waiting import waiting_for
 from service.tables import Artifact, Job, JobEvent
 
 
@@ -124,3 +130,23 @@ def job_listed(view: JobView) -> JobListed:
 def event_out(event: JobEvent) -> EventOut:
     """An event."""
     return EventOut(seq=event.seq, attempt=event.attempt, type=event.type, created_at=event.created_at, data=event.data)
+
+
+def views(desk: Desk, session: Session, tenant_id: str, jobs: list[Job]) -> list[JobView]:
+    """The tenant's jobs with all that is told beside their rows."""
+    # What a job produced is committed with its success, so the job has to be read first.
+    done = [job.id for job in jobs if job.state == "succeeded"]
+    results = repository.results(session, tenant_id, done) if done else {}
+    artifacts = repository.artifacts(session, tenant_id, done) if done else {}
+    waiting = waiting_for(session, jobs, watched_seconds=time.monotonic() - desk.opened_at)
+    named = repository.models_of(session, tenant_id, jobs)
+    return [
+        JobView(
+            job,
+            results.get(job.id),
+            artifacts.get(job.id, ()),
+            waiting.get(job.id),
+            None if job.model_id is None else named.get(job.model_id),
+        )
+        for job in jobs
+    ]

@@ -9,12 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.contracts.labels import MOST_TAGS, Tags
 from service.contracts.texts import Description
-from service.http import keyed_filters
+from service.http import PLAIN_TEXT, keyed_filters
 from service.names.repository import NounQuery
 from service.nouns import NounStatus
 
 TAG = "tag."
-_PLAIN = r"^[^\x00-\x1f\x7f]*$"
 FILTERS = ("status", "name", "sha256", "limit", "cursor")
 
 
@@ -30,9 +29,7 @@ class NounPatch(BaseModel):
 def noun_query(
     request: Request,
     status: Annotated[NounStatus | None, Query()] = None,
-    name: Annotated[
-        str | None, Query(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$", description="Its versions.")
-    ] = None,
+    name: Annotated[str | None, Query(max_length=200, pattern=PLAIN_TEXT, description="Its versions.")] = None,
     sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="Of the main file.")] = None,
 ) -> NounQuery:
     """Filters of a list; any number of ``tag.KEY=VALUE`` parameters filter by tag."""

@@ -52,6 +52,17 @@ def test_a_retry_is_the_same_request_in_a_new_job(front: Front) -> None:
     assert deeds(front)[-1] == "job.retry"
 
 
+@pytest.mark.parametrize(("verb", "body"), [("retry", None), ("clone", {"name": "another"})])
+def test_a_repetition_is_told_again_after_the_first_job_is_gone(front: Front, verb: str, body: object) -> None:
+    first = front.new_job()
+    front.fail(first, EngineError("It broke."))
+    path, key = f"/v1/jobs/{first}/{verb}", {"Idempotency-Key": "again"}
+    made = front.http.post(path, json=body, headers=key).json()
+    assert front.http.delete(f"/v1/jobs/{first}").status_code == 204
+    assert front.http.post(path, json=body, headers=key).json()["id"] == made["id"]
+    problem(front.http.post(path, json=body), 404, "job-not-found")
+
+
 def test_only_what_a_client_asked_for_is_repeated(front: Front) -> None:
     front.ready_model()
     with front.desk.database.read() as session:

@@ -8,8 +8,8 @@ from service.contracts.errors import EngineError
 from service.contracts.runner import ProgressLine
 from service.http import poll
 from service.jobs import service, transitions
-from service.jobs.service import JobView
 from service.jobs.streaming import event_stream
+from service.jobs.views import JobView
 from service.tables import Job
 from tests.support.front import Front
 from tests.support.patience import PATIENCE_SECONDS

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.ids import is_id, new_id
-from service.jobs import announcing, events
-from service.jobs.errors import JobNotFoundError
+from service.ids import new_id
+from service.jobs import announcing, events, repository
 from service.jobs.queues import queue_of, size_class_of
 from service.jobs.transitions import rows, table
 from service.jobs.transitions.budget import MAX_ATTEMPTS
 from service.tables import Job
-from service.tenancy import owned
 
 
 def submit(
@@ -93,11 +91,7 @@ def request_cancel(session: Session, tenant_id: str, job_id: str) -> Job:
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    # another tenant's row is not even waited for
-    own = select(Job.id).where(Job.id == job_id, owned(Job, tenant_id))
-    job = rows.locked(session, job_id) if is_id(job_id, "job") and session.scalar(own) else None
-    if job is None:
-        raise JobNotFoundError(job_id)
+    job = repository.hold(session, tenant_id, job_id)
     if job.state == "queued":
         return rows.cancel(session, table.CANCEL, job) or job
     if job.state == "running" and job.cancel_requested_at is None:
