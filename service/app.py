@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from service import errors, openapi
 from service.artifacts.router import router as artifacts
 from service.audit.router import router as audit
+from service.batches.router import router as batches
 from service.contracts.version import VERSION
 from service.datasets.router import router as datasets
 from service.deps import Desk
@@ -61,7 +62,20 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.desk = desk
-    nouns = (uploads, models, datasets, inspections, jobs, queues, reports, artifacts, quarantine, quotas, audit)
+    nouns = (
+        uploads,
+        models,
+        datasets,
+        inspections,
+        jobs,
+        batches,
+        queues,
+        reports,
+        artifacts,
+        quarantine,
+        quotas,
+        audit,
+    )
     for router in (*nouns, *aliases, webhooks, presets, targets, problems, health, docs):
         app.include_router(router)
     errors.install(app)

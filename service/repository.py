@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Double, Integer, Select, and_, cast, func, inspect, literal, select, true, tuple_, type_coerce, update
+from sqlalchemy import (
+    ColumnElement,
+    Double,
+    Integer,
+    Select,
+    and_,
+    cast,
+    func,
+    inspect,
+    literal,
+    select,
+    true,
+    tuple_,
+    type_coerce,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, text, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from service import repository
 from service.batches.errors import BatchNotFoundError
@@ -17,6 +17,7 @@ from service.pagination import Position
 from service.repository import Version, newest_first
 from service.tables import Batch, BatchMember, Job, JobEvent
 from service.tables.batches import IS_CURRENT
+from service.tables.jobs import LIVE_STATES
 from service.tenancy import owned
 
 
@@ -30,6 +31,10 @@ class NewMember:
     model: str
     preset: str | None
     config: int | None
+
+    def of(self, own: Container[str]) -> NewMember:
+        """The same, not reused where its job is one of the batch's ``own``."""
+        return replace(self, reused=self.reused and self.job_id not in own)
 
 
 def create(
@@ -120,10 +125,22 @@ def members(session: Session, tenant_id: str, batch_id: str) -> list[BatchMember
     return list(session.scalars(statement.order_by(BatchMember.position)))
 
 
-def jobs(session: Session, tenant_id: str, job_ids: Iterable[str]) -> dict[str, Job]:
-    """Those of these jobs that are there, by id, whole."""
+def size(session: Session, tenant_id: str, batch_id: str) -> int:
+    """How many members the tenant's batch has, superseded ones among them."""
+    which = (BatchMember.batch_id == batch_id, owned(BatchMember, tenant_id))
+    return session.scalars(select(func.count()).select_from(BatchMember).where(*which)).one()
+
+
+def jobs(session: Session, tenant_id: str, job_ids: Iterable[str]) -> list[Job]:
+    """Those of these jobs that are there, without their configs, which may have megabytes."""
     statement = select(Job).where(Job.id.in_(list(job_ids)), owned(Job, tenant_id))
-    return {job.id: job for job in session.scalars(statement)}
+    return list(session.scalars(statement.options(defer(Job.config, raiseload=True))))
+
+
+def live(session: Session, tenant_id: str, job_ids: Iterable[str]) -> list[str]:
+    """Those of these jobs that are queued or running."""
+    conditions = (Job.id.in_(list(job_ids)), owned(Job, tenant_id), Job.state.in_(LIVE_STATES))
+    return list(session.scalars(select(Job.id).where(*conditions)))
 
 
 @dataclass(frozen=True)
@@ -173,7 +190,9 @@ def events_after(session: Session, tenant_id: str, after: Mapping[str, int], lim
         ends[job_id] = max(seq, ends.get(job_id, 0))
     if not ends:
         return []
-    spans = [and_(JobEvent.job_id == job_id, JobEvent.seq.between(after[job_id] + 1, end)) for job_id, end in ends.items()]
+    spans = [
+        and_(JobEvent.job_id == job_id, JobEvent.seq.between(after[job_id] + 1, end)) for job_id, end in ends.items()
+    ]
     return list(session.scalars(select(JobEvent).where(mine, or_(*spans)).order_by(JobEvent.job_id, JobEvent.seq)))
 
 

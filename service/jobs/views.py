@@ -13,7 +13,17 @@ from service.contracts.report.outline import ReportOutline
 from service.deps import Desk
 from service.jobs import repository
 from service.jobs.repository import Result
-from service.jobs.schemas import ArtifactLink, EventOut, JobLinks, JobListed, JobOut, Progress, ShownState, Waiting
+from service.jobs.schemas import (
+    TERMINAL,
+    ArtifactLink,
+    EventOut,
+    JobLinks,
+    JobListed,
+    JobOut,
+    Progress,
+    ShownState,
+    Waiting,
+)
 from service.jobs.waiting import waiting_for
 from service.tables import Artifact, Job, JobEvent
 
@@ -49,6 +59,11 @@ class JobView:
     artifacts: Sequence[Artifact] = ()
     waiting: Waiting | None = None
     model: tuple[str, int] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """It is neither queued nor running."""
+        return self.job.state in TERMINAL
 
 
 def job_out(view: JobView, *, reused: bool = False) -> JobOut:
