@@ -62,21 +62,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.desk = desk
-    nouns = (
-        uploads,
-        models,
-        datasets,
-        inspections,
-        jobs,
-        batches,
-        queues,
-        reports,
-        artifacts,
-        quarantine,
-        quotas,
-        audit,
-    )
-    for router in (*nouns, *aliases, webhooks, presets, targets, problems, health, docs):
+    nouns = (uploads, models, datasets, inspections, jobs, queues, reports, artifacts, quarantine, quotas, audit)
+    for router in (*nouns, *aliases, batches, webhooks, presets, targets, problems, health, docs):
         app.include_router(router)
     errors.install(app)
     openapi.install(app)

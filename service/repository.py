@@ -9,7 +9,6 @@ from sqlalchemy import (
     ColumnElement,
     Double,
     Integer,
-    Select,
     and_,
     cast,
     func,
@@ -48,7 +47,7 @@ _IDS = 500
 _Noun = TypeVar("_Noun", Model, Dataset)
 
 _NOW = select(db_now())
-_BATCH_VERSIONS: Select[Any] = (
+_BATCH_VERSIONS: Any = (
     select(
         Batch.id,
         Batch.row_version + cast(func.coalesce(func.sum(Job.row_version), 0), Integer),
@@ -173,7 +172,7 @@ def versions(
 
     That of a batch is summed over its jobs.
     """
-    statement: Select[Any]
+    statement: Any
     if table is Batch:
         statement = _BATCH_VERSIONS
     else:

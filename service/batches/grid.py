@@ -20,6 +20,7 @@ MOST_CONFIG_CHARS = 32 * 1024**2
 _MODEL, _CONFIG, _PRESET = "/model_id", "/config", "/config/preset"
 # Places of documents that stand in the request as they are.
 _WHOLE = ("/configs/", "/members/")
+
 _NONE: tuple[None] = (None,)
 Fault = tuple[dict[str, Any], tuple[FieldProblem, ...]]
 
@@ -95,8 +96,8 @@ def multiplied(
     """
     member = 0
     for m, model in enumerate(models):
-        for p, preset in enumerate(presets or [None]):
-            for c, config in enumerate(configs or [None]):
+        for p, preset in enumerate(presets or _NONE):
+            for c, config in enumerate(configs or _NONE):
                 places = {_MODEL: f"/models/{m}", _CONFIG: ""}
                 if preset is not None:
                     places |= {_PRESET: f"/presets/{p}", _CONFIG: f"/presets/{p}"}

@@ -171,7 +171,7 @@ def standings(session: Session, tenant_id: str, batch_ids: Iterable[str]) -> dic
 def last_seqs(session: Session, tenant_id: str, job_ids: Iterable[str]) -> dict[str, int]:
     """The number of the newest event of each of these jobs."""
     statement = select(Job.id, Job.last_seq).where(Job.id.in_(list(job_ids)), owned(Job, tenant_id))
-    return {job_id: seq for job_id, seq in session.execute(statement)}
+    return dict(session.execute(statement).all())
 
 
 def events_after(session: Session, tenant_id: str, after: Mapping[str, int], limit: int) -> list[JobEvent]:

@@ -63,7 +63,7 @@ _EVENT_RESPONSES: Responses = {
 async def create_batch(
     body: BatchCreate, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
-    """Submit a grid of jobs, or a list of them, as one. All are stored, or none; what is wrong is told of all at once."""
+    """Submit a grid of jobs, or a list of them, as one: all or none. What is wrong is told of all members at once."""
     return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
 
 
@@ -96,7 +96,7 @@ async def get_batch(
     wait: Wait = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | BatchOut:
-    """A batch with one summary. With ?wait= the answer comes once all have ended, or, given If-None-Match, on a change."""
+    """A batch with one summary. With ?wait= the answer comes once all have ended; given If-None-Match, on a change."""
 
     def settled(seen: BatchView) -> bool:
         return seen.ended or (if_none_match is not None and not etag_matches(if_none_match, seen.etag))

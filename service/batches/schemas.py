@@ -168,9 +168,7 @@ class BatchListed(BaseModel):
 class MemberOut(BaseModel):
     """One member of a batch: its place, and what became of its job."""
 
-    member: int = Field(
-        description="Its number in the batch, from 0: for each model all presets, for these all configs."
-    )
+    member: int = Field(description="Its number, from 0: for each model all presets, for each of these all configs.")
     model: str = Field(description="As it was asked for.")
     preset: str | None = Field(description="Of the grid; else that of the job's config.")
     config: int | None = Field(description="Number of the grid's config, from 0.")

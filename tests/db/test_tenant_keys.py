@@ -25,6 +25,7 @@ BY_THE_NAME = {"fk_alias_moves_tenant_id_names", "fk_aliases_tenant_id_names"}
 # Columns that name a row by its id, without a key that says so.
 LOOSE = {
     "alias_moves.noun_id": "outlives the model or dataset",
+    "batch_members.job_id": "outlives the job, which then counts as gone",
     "jobs.report_job_id": "the job's own id, as the database computes it",
     "quarantines.job_id": "outlives the job",
     "quarantines.model_id": "outlives the model",
@@ -33,6 +34,7 @@ LOOSE = {
 NO_ROWS = {
     "api_keys.pepper_id",
     "audit_events.request_id",
+    "batches.request_id",
     "jobs.request_id",
     "webhook_deliveries.event_id",
     "webhook_endpoints.pepper_id",
