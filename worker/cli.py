@@ -22,6 +22,7 @@ from service.contracts.version import VERSION
 from worker.commands import advice as advising
 from worker.commands import (
     audit,
+    batches,
     datasets,
     job_records,
     jobs,
@@ -342,6 +343,7 @@ queue_figures.register(app)
 upkeeping.register(app)
 backing_up.register(app)
 app.add_typer(audit.app)
+app.add_typer(batches.app)
 app.add_typer(datasets.app)
 for command in job_records.COMMANDS:
     jobs.app.command()(command)
