@@ -65,7 +65,9 @@ def estate(front: Front) -> Iterator[Estate]:
     dataset_id = front.ready_dataset()
     for path in (f"models/{model_id}", f"datasets/{dataset_id}"):
         assert front.http.put(f"/v1/{path}/aliases/{ALIAS}", headers={"If-None-Match": "*"}).status_code == 201
+    batch = front.http.post("/v1/batches", json={"members": [front.job_body()]}).json()
     ids = {
+        "batch_id": batch["id"],
         "webhook_id": webhook["id"],
         "delivery_id": delivery["id"],
         "alias": ALIAS,

@@ -1,4 +1,4 @@
-"""``quantmill batches``: many jobs as one: submitted as a grid, looked at, followed to the end of the last, canceled."""
+"""``quantmill batches``: a grid of jobs submitted, looked at, followed to the end of the last, canceled, as one."""
 
 from __future__ import annotations
 
