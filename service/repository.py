@@ -38,6 +38,7 @@ from service.tables import (
     WebhookDelivery,
     WebhookEndpoint,
 )
+from service.tenancy import owned
 
 _Row = TypeVar("_Row", Job, Batch, Model, Dataset, WebhookDelivery, WebhookEndpoint)
 # Of a row: its row_version, and the number of its last event, where it has events.
@@ -54,7 +55,7 @@ _BATCH_VERSIONS: Any = (
         cast(func.coalesce(func.sum(Job.last_seq), 0), Integer),
     )
     .outerjoin(BatchMember, BatchMember.batch_id == Batch.id)
-    .outerjoin(Job, and_(Job.id == BatchMember.job_id, Job.tenant_id == BatchMember.tenant_id))
+    .outerjoin(Job, and_(Job.id == BatchMember.job_id, owned(Job, BatchMember.tenant_id)))
     .group_by(Batch.id, Batch.row_version)
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import BindParameter, ColumnElement
+from sqlalchemy.orm import InstrumentedAttribute
 
 from service.tables import (
     Alias,
@@ -47,6 +48,6 @@ Owned = (
 )
 
 
-def owned(table: Owned, tenant_id: str | BindParameter[str]) -> ColumnElement[bool]:
+def owned(table: Owned, tenant_id: str | BindParameter[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:
     """``table``'s row is the tenant's; what is another's is not there."""
     return table.tenant_id == tenant_id

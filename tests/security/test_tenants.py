@@ -66,6 +66,7 @@ def estate(front: Front) -> Iterator[Estate]:
     for path in (f"models/{model_id}", f"datasets/{dataset_id}"):
         assert front.http.put(f"/v1/{path}/aliases/{ALIAS}", headers={"If-None-Match": "*"}).status_code == 201
     batch = front.http.post("/v1/batches", json={"members": [front.job_body()]}).json()
+    assert front.http.post(f"/v1/batches/{batch['id']}/cancel").status_code == 200
     ids = {
         "batch_id": batch["id"],
         "webhook_id": webhook["id"],
@@ -194,8 +195,8 @@ BOUND = sorted(
 
 def test_every_part_of_a_tenants_things_is_bound() -> None:
     assert BOUND == [
-        "alias_moves", "aliases", "artifacts", "datasets", "inspections", "job_events", "jobs", "model_files", "models",
-        "names", "reports", "webhook_deliveries", "webhook_endpoints",
+        "alias_moves", "aliases", "artifacts", "batch_members", "batches", "datasets", "inspections", "job_events", "jobs",
+        "model_files", "models", "names", "reports", "webhook_deliveries", "webhook_endpoints",
     ]  # fmt: skip
 
 

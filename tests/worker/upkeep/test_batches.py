@@ -36,7 +36,7 @@ def forget(database: Database, job_id: str) -> None:
 def test_batches_go_after_their_jobs(database: Database, collector: Any) -> None:
     kept, _ = make(database, age_seconds=100 * DAY)
     young, young_job = make(database, age_seconds=1)
-    gone, gone_job = make(database, age_seconds=100 * DAY)
+    _, gone_job = make(database, age_seconds=100 * DAY)
     for job_id in (young_job, gone_job):
         forget(database, job_id)
     found = collector("batches", job_retention_seconds=2 * DAY)
