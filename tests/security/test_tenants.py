@@ -195,8 +195,8 @@ BOUND = sorted(
 
 def test_every_part_of_a_tenants_things_is_bound() -> None:
     assert BOUND == [
-        "alias_moves", "aliases", "artifacts", "batch_members", "batches", "datasets", "inspections", "job_events", "jobs",
-        "model_files", "models", "names", "reports", "webhook_deliveries", "webhook_endpoints",
+        "alias_moves", "aliases", "artifacts", "batch_members", "batches", "datasets", "inspections", "job_events",
+        "jobs", "model_files", "models", "names", "reports", "webhook_deliveries", "webhook_endpoints",
     ]  # fmt: skip
 
 
