@@ -13,6 +13,8 @@ from service import errors, openapi
 from service.artifacts.router import router as artifacts
 from service.audit.router import router as audit
 from service.batches.router import router as batches
+from service.comparison.router import router as comparison
+from service.compression import CompressionMiddleware
 from service.contracts.version import VERSION
 from service.datasets.router import router as datasets
 from service.deps import Desk
@@ -24,7 +26,7 @@ from service.limiting import LimitMiddleware
 from service.middleware import RequestIdMiddleware
 from service.models.router import router as models
 from service.names.aliases.router import routers as aliases
-from service.origins import OriginMiddleware
+from service.origins import OriginMiddleware, shared
 from service.presets.router import router as presets
 from service.problems.router import router as problems
 from service.quarantine.router import router as quarantine
@@ -60,20 +62,23 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.desk = desk
     nouns = (uploads, models, datasets, inspections, jobs, queues, reports, artifacts, quarantine, quotas, audit)
-    for router in (*nouns, *aliases, batches, webhooks, presets, targets, problems, health, docs):
+    for router in (*nouns, *aliases, comparison, batches, webhooks, presets, targets, problems, health, docs):
         app.include_router(router)
     errors.install(app)
     openapi.install(app)
     # the last one added is the first to see a request
+    app.add_middleware(CompressionMiddleware)
     app.add_middleware(
         LimitMiddleware,
         max_body_bytes=desk.settings.max_body_bytes,
         body_seconds=desk.settings.body_seconds,
         request_seconds=desk.settings.request_seconds,
     )
-    app.add_middleware(OriginMiddleware, allowed_hosts=desk.settings.hosts)
+    app.add_middleware(shared, origins=desk.settings.origins)
+    app.add_middleware(OriginMiddleware, allowed_hosts=desk.settings.hosts, origins=desk.settings.origins)
     app.add_middleware(RequestIdMiddleware)
     return app

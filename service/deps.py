@@ -21,7 +21,7 @@ from service.jobs.dispatch import Dispatcher
 from service.jobs.publisher import Publisher
 from service.keys import scopes
 from service.keys.errors import ScopeMissingError, UnauthorizedError
-from service.keys.keyring import Keyring
+from service.keys.keyring import Holder, Keyring
 from service.notifier import Notifier
 from service.patience import Patience
 from service.principal import Principal
@@ -39,6 +39,8 @@ CHECKERS = 2
 DISK_WORKERS = 8
 # Names that clients give are resolved by so many at a time: who gives slow ones keeps nobody else waiting.
 LOOKUPS = 4
+# Event streams, and the parameter by which browsers that cannot send a key read them.
+STREAM_PATH, STREAM_TOKEN = "/events", "token"
 BEARER = HTTPBearer(auto_error=False, description="A key: QUANTMILL_API_KEY, or one made by `quantmill keys create`.")
 log = logging.getLogger(__name__)
 
@@ -136,8 +138,7 @@ async def get_principal(
     known: Principal | None = getattr(request.state, "principal", None)
     if known is not None:
         return known
-    text = None if credentials is None else credentials.credentials
-    holder = desk.keyring.remembered(text) or await desk.reads.run(lambda: desk.keyring.look_up(text))
+    holder = await _holder(request, desk, None if credentials is None else credentials.credentials)
     if holder is None:
         raise UnauthorizedError(
             "The request carries no valid key.",
@@ -157,6 +158,14 @@ async def get_principal(
         _note_used(desk, principal.actor)
     request.state.principal = principal
     return principal
+
+
+async def _holder(request: Request, desk: Desk, text: str | None) -> Holder | None:
+    """Whom a key stands for, or, where there is none, the token of an event stream."""
+    token = request.query_params.get(STREAM_TOKEN)
+    if text is None and token is not None and request.url.path.endswith(STREAM_PATH) and request.method == "GET":
+        return await desk.reads.run(lambda: desk.keyring.look_up_stream(token, request.url.path))
+    return desk.keyring.remembered(text) or await desk.reads.run(lambda: desk.keyring.look_up(text))
 
 
 async def _count(request: Request, desk: Desk, tenant_id: str) -> None:

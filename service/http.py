@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Query, Request
 from pydantic import AwareDatetime, BeforeValidator
@@ -56,27 +56,48 @@ def wants_json(accept: str) -> bool:
     return "application/json" in accept and "text/event-stream" not in accept
 
 
-def keyed_filters(request: Request, prefix: str, *, most: int) -> dict[str, str]:
-    """What a list is filtered by, as ``PREFIX.KEY=VALUE``: labels, tags.
+def keyed_filters(request: Request, word: str, *, most: int) -> dict[str, str]:
+    """What a list is filtered by, as ``WORD.KEY=VALUE`` or ``WORD[KEY]=VALUE``: labels, tags.
 
     Raises:
         InvalidRequestError: a key is none, or given twice, or there are too many.
     """
-    word = prefix.rstrip(".")
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
-        if not name.startswith(prefix):
+        key = _key_of(name, word)
+        if key is None:
             continue
-        key = name.removeprefix(prefix)
         if not re.fullmatch(LABEL_KEY, key) or key in found or "\0" in value:
             raise InvalidRequestError(
-                f"{name!r} is no {word} to filter by.", hint=f"Give {prefix}KEY=VALUE once per key.", query=name
+                f"{name!r} is no {word} to filter by.", hint=f"Give {word}.KEY=VALUE once per key.", query=name
             )
         found[key] = value
         if len(found) > most:
             hint = f"Nothing has more than {most} {word}s."
             raise InvalidRequestError(f"There are too many {word}s to filter by.", hint=hint, query=name)
     return found
+
+
+def _key_of(name: str, word: str) -> str | None:
+    """KEY of a parameter ``WORD.KEY`` or ``WORD[KEY]``; None for every other one."""
+    if name.startswith(f"{word}."):
+        return name.removeprefix(f"{word}.")
+    if name.startswith(f"{word}[") and name.endswith("]"):
+        return name.removeprefix(f"{word}[").removesuffix("]")
+    return None
+
+
+def keyed_parameter(word: str, most: int) -> dict[str, Any]:
+    """What the OpenAPI document tells of ``keyed_filters``; for ``openapi_extra``."""
+    schema = {
+        "type": "object",
+        "additionalProperties": {"type": "string", "pattern": PLAIN_TEXT},
+        "propertyNames": {"pattern": LABEL_KEY},
+        "maxProperties": most,
+    }
+    told = f"Only with these {word}s: {word}[KEY]=VALUE, or {word}.KEY=VALUE."
+    one = {"name": word, "in": "query", "required": False, "description": told}
+    return {"parameters": [one | {"style": "deepObject", "explode": True, "schema": schema}]}
 
 
 async def poll(
@@ -119,15 +140,15 @@ async def poll(
     return seen
 
 
-def only_parameters(*names: str, prefix: str | None = None) -> Callable[[Request], Awaitable[None]]:
+def only_parameters(*names: str, keyed: str | None = None) -> Callable[[Request], Awaitable[None]]:
     """Dependency that refuses query parameters which would otherwise be passed over in silence."""
 
     async def check(request: Request) -> None:
         for name in request.query_params:
-            if name not in names and not (prefix and name.startswith(prefix)):
+            if name not in names and (keyed is None or _key_of(name, keyed) is None):
                 raise InvalidRequestError(
                     f"Unknown query parameter {name!r}; known: {', '.join(sorted(names))}"
-                    + (f", {prefix}<key>" if prefix else ""),
+                    + (f", {keyed}.KEY" if keyed else ""),
                     hint="Correct or remove the parameter.",
                     query=name,
                 )

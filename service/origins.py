@@ -12,6 +12,7 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,6 +22,31 @@ from service.security_headers import security_headers
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITES = frozenset({"same-origin", "none"})
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+# What a page may send besides what any may, and what it is shown of an answer's headers.
+_SENT = (
+    "Authorization",
+    "Content-Type",
+    "Idempotency-Key",
+    "If-Match",
+    "If-None-Match",
+    "Last-Event-ID",
+    "Range",
+    "Upload-Offset",
+    "X-Request-ID",
+)
+_SHOWN = (
+    "Content-Disposition",
+    "Content-Range",
+    "ETag",
+    "Link",
+    "Location",
+    "Repr-Digest",
+    "Retry-After",
+    "Upload-Offset",
+    "X-Request-ID",
+)
+_PREFLIGHT_SECONDS = 600
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain"})
 
 
@@ -40,17 +66,38 @@ class ForeignHostError(QuantmillError):
     status = 421
 
 
+def shared(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """The app for pages of other origins, too, which send keys of their own: CORS (Fetch standard), without cookies.
+
+    Args:
+        app: what serves.
+        origins: whose pages these are, such as ``https://dash.example``; none: nothing is shared.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=_METHODS,
+        allow_headers=_SENT,
+        expose_headers=_SHOWN,
+        max_age=_PREFLIGHT_SECONDS,
+    )
+
+
 class OriginMiddleware:
     """Refuses what another origin's page sends, and names that are not ours; says in every answer what pages may do.
 
     Args:
         app: what serves the others.
         allowed_hosts: names, besides those of loopback, under which a service on loopback is reached.
+        origins: other origins whose pages may use the service; see ``shared``.
     """
 
-    def __init__(self, app: ASGIApp, allowed_hosts: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, allowed_hosts: tuple[str, ...], origins: tuple[str, ...] = ()) -> None:
         self.app = app
         self._allowed = frozenset(name.casefold() for name in allowed_hosts)
+        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -81,9 +128,11 @@ class OriginMiddleware:
             )
         if scope["method"] in _READING:
             return None
+        origin = headers.get("origin")
+        if origin in self._origins:
+            return None
         if headers.get("sec-fetch-site", "none") not in _OWN_SITES:
             return _foreign("Sec-Fetch-Site")
-        origin = headers.get("origin")
         if origin is not None and not self._is_same(origin, host):
             return _foreign("Origin")
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,7 @@ from service.cores import available_cores
 from service.egress.allowed import parse_allowed
 from service.webhooks.deliveries.retries import parse_schedule
 
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9]([a-z0-9.-]*[a-z0-9])?)(:[0-9]{1,5})?")
 _MIB = 1024**2
 _GIB = 1024**3
 
@@ -54,6 +56,11 @@ class Settings(BaseSettings):
     open: bool = Field(default=False, description="Without QUANTMILL_API_KEY, serve loopback to whoever has no key.")
     allowed_hosts: str = Field(
         default="", description="Names by which a service on loopback is reached besides those of loopback, by commas."
+    )
+    cors_origins: str = Field(
+        default="",
+        description="Origins whose pages may use the service with keys of theirs, such as https://dash.example, "
+        "by commas.",
     )
 
     egress_allowed: str = Field(
@@ -194,6 +201,19 @@ class Settings(BaseSettings):
     def hosts(self) -> tuple[str, ...]:
         """``allowed_hosts``, one by one."""
         return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """``cors_origins``, one by one."""
+        return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_cors_origins(cls, text: str) -> str:
+        for origin in filter(None, (one.strip() for one in text.split(","))):
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin: write scheme and host alone, as https://dash.example:8443")
+        return text
 
     @field_validator("egress_allowed")
     @classmethod

@@ -35,6 +35,7 @@ from worker.commands import (
     webhooks,
 )
 from worker.commands import backup as backing_up
+from worker.commands import compare as comparing
 from worker.commands import inspect as inspecting
 from worker.commands import queues as queue_figures
 from worker.commands import upkeep as upkeeping
@@ -342,6 +343,7 @@ advising.register(app)
 queue_figures.register(app)
 upkeeping.register(app)
 backing_up.register(app)
+comparing.register(app)
 app.add_typer(audit.app)
 app.add_typer(batches.app)
 app.add_typer(datasets.app)

@@ -7,6 +7,7 @@ from typing import Self
 
 from service.client.artifacts import ArtifactCalls
 from service.client.batches import BatchCalls
+from service.client.comparisons import ComparisonCalls
 from service.client.datasets import DatasetCalls
 from service.client.driving import Awaiting, AwaitingDriver, Blocking, BlockingDriver
 from service.client.inspections import InspectionCalls
@@ -28,6 +29,7 @@ class _Calls(
     ArtifactCalls,
     QuarantineCalls,
     RecordCalls,
+    ComparisonCalls,
     WebhookCalls,
 ):
     """What both clients can do."""

@@ -21,7 +21,7 @@ from service.idempotency.answers import IdempotencyHeader
 from service.names.deletion.service import delete
 from service.names.kinds import DATASETS
 from service.names.repository import NounQuery
-from service.names.schemas import FILTERS, TAG, NounPatch, noun_query
+from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, noun_query
 from service.names.service import identify, list_page, row_etag, update
 from service.pagination import CursorCodec, Page, link_header
 from service.responses import Responses, problems
@@ -56,7 +56,7 @@ async def create_dataset(
     return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
 
 
-@router.get("", dependencies=[Depends(only_parameters(*FILTERS, prefix=TAG))])
+@router.get("", dependencies=[Depends(only_parameters(*FILTERS, keyed=TAG))], openapi_extra=TAG_PARAMETER)
 def list_datasets(
     desk: DeskDep,
     principal: PrincipalDep,

@@ -17,6 +17,8 @@ from service.keys.errors import PepperMissingError
 from service.keys.files import LOCAL_KEY_FILE, own_secret
 from service.keys.secrets import hash_of, parts_of, pepper_id
 from service.keys.service import pepper_of
+from service.keys.stream_tokens import SECONDS as STREAM_SECONDS
+from service.keys.stream_tokens import StreamHolder, StreamTokens
 from service.loopback import is_loopback
 from service.principal import DEFAULT_TENANT, INSTALLATION_KEY, LOCAL_KEY, NO_KEY, Scope
 from service.settings import Settings
@@ -59,6 +61,8 @@ class Keyring:
             self._pepper: str | None = pepper_of(settings)
         except PepperMissingError:
             self._pepper = None  # an installation of one key needs none; see service.keys.start
+        secret = self._pepper or (settings.api_key.get_secret_value() if settings.api_key else settings.database_url)
+        self._tokens = StreamTokens(secret)
         self._lock = threading.Lock()
         self._seen: OrderedDict[bytes, tuple[float, Holder]] = OrderedDict()
         self._noted: dict[str, float] = {}
@@ -93,6 +97,22 @@ class Keyring:
         holder = Holder(row.tenant_id, row.id, cast(Scope, row.scope))
         self._remember(text or "", holder)
         return holder
+
+    def stream_token(self, tenant_id: str, actor: str, path: str) -> tuple[str, float]:
+        """A token that reads the event stream at ``path`` as ``actor``, and when it ends (UTC, seconds since 1970)."""
+        ends_at = float(int(time.time()) + STREAM_SECONDS)
+        return self._tokens.make(StreamHolder(tenant_id, actor), path, ends_at), ends_at
+
+    def look_up_stream(self, token: str, path: str) -> Holder | None:
+        """Whom a stream's token stands for, if its key is still good; None: nobody."""
+        found = self._tokens.read(token, path, time.time())
+        if found is None:
+            return None
+        if found.actor.startswith("key_"):
+            with self._database.read() as session:
+                if repository.live(session, found.actor) is None:
+                    return None
+        return Holder(found.tenant_id, found.actor, "read")
 
     def due(self, actor: str) -> bool:
         """Whether it is time to note that the key is used; the caller then does."""

@@ -8,6 +8,7 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # Routes that need another scope than their method says; admins alone see what concerns all tenants.
 _NEEDED: dict[tuple[str, str], Scope] = {
     ("POST", "/v1/jobs:validate"): "read",
+    ("POST", "/v1/jobs/{job_id}/events/token"): "read",
     ("DELETE", "/v1/jobs/{job_id}"): "manage",
     ("DELETE", "/v1/batches/{batch_id}"): "manage",
     ("DELETE", "/v1/models/{model_id}"): "manage",

@@ -9,11 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.contracts.labels import MOST_TAGS, Tags
 from service.contracts.texts import Description
-from service.http import PLAIN_TEXT, keyed_filters
+from service.http import PLAIN_TEXT, keyed_filters, keyed_parameter
 from service.names.repository import NounQuery
 from service.nouns import NounStatus
 
-TAG = "tag."
+TAG = "tag"
+TAG_PARAMETER = keyed_parameter(TAG, MOST_TAGS)
 FILTERS = ("status", "name", "sha256", "limit", "cursor")
 
 

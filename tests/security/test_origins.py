@@ -24,6 +24,7 @@ from tests.worker.workbench import wait_for
 
 HEADERS = ("X-Content-Type-Options", "X-Frame-Options", "Referrer-Policy", "Content-Security-Policy")
 OWN = "127.0.0.1:8000"
+DASHBOARD = "https://dash.example:8443"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,11 @@ def http(tmp_path_factory: pytest.TempPathFactory, _sqlite_template: Path) -> It
     url = f"sqlite:///{folder / 'service.db'}"
     (folder / "service.db").write_bytes(_sqlite_template.read_bytes())
     settings = Settings(
-        data_dir=folder, database_url=url, min_free_bytes=0, allowed_hosts="quant.example, other.example"
+        data_dir=folder,
+        database_url=url,
+        min_free_bytes=0,
+        allowed_hosts="quant.example, other.example",
+        cors_origins=f"{DASHBOARD}, http://[::1]:3000",
     )
     with TestClient(create_app(settings), base_url=f"http://{OWN}") as client:
         yield client
@@ -90,6 +95,43 @@ def test_other_origins_change_nothing(http: TestClient, headers: dict[str, str],
 )
 def test_our_own_pages_and_programs_may(http: TestClient, headers: dict[str, str]) -> None:
     assert http.post("/v1/uploads", json={"filename": "a.npz"}, headers=headers).status_code == 201
+
+
+@pytest.mark.parametrize("origin", [DASHBOARD, "http://[::1]:3000"])
+def test_pages_of_origins_that_were_given_may(http: TestClient, origin: str) -> None:
+    cross = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
+    answer = http.post("/v1/uploads", json={"filename": "a.npz"}, headers=cross)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (201, origin)
+    assert "access-control-allow-credentials" not in answer.headers
+    assert "Location" in answer.headers["access-control-expose-headers"]
+    asked = {**cross, "Access-Control-Request-Method": "PATCH", "Access-Control-Request-Headers": "If-Match"}
+    preflight = http.options("/v1/jobs/job_x", headers=asked)
+    assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, origin)
+    refused = http.get("/v1/jobs/job_x", headers=cross)
+    assert refused.headers["access-control-allow-origin"] == origin, "a page is told what went wrong"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://dash.example", "http://dash.example:8443", f"{DASHBOARD}.evil.example", "null", "https://evil.example"],
+)
+def test_others_may_not(http: TestClient, origin: str) -> None:
+    problem(http.post("/v1/uploads", json={}, headers={"Origin": origin}), 403, "foreign-origin")
+    asked = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "GET",
+        "Access-Control-Request-Headers": "Authorization",
+    }
+    for answer in (http.options("/v1/jobs", headers=asked), http.get("/v1/jobs", headers={"Origin": origin})):
+        assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "text", ["*", "dash.example", "https://dash.example/", "https://a b", "https://*.example", "null"]
+)
+def test_what_is_no_origin_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no origin"):
+        Settings(cors_origins=f"https://fine.example, {text}")
 
 
 @pytest.mark.parametrize(

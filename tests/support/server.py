@@ -43,7 +43,7 @@ class ApiProcess:
         names = ("data_dir", "database_url", "broker_url", "min_free_bytes", "max_upload_bytes", "ping_seconds")
         names += ("upload_idle_seconds", "max_body_bytes", "api_lock_seconds", "api_answer_seconds", "publish_seconds")
         names += ("connection_idle_seconds", "body_seconds", "max_connections", "max_connections_per_address")
-        names += ("request_seconds", "reading_seconds")
+        names += ("request_seconds", "reading_seconds", "cors_origins")
         chosen = {f"QUANTMILL_{name.upper()}": str(getattr(self.settings, name)) for name in names}
         if self.settings.api_key is not None:
             chosen["QUANTMILL_API_KEY"] = self.settings.api_key.get_secret_value()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from service.contracts.algorithms.base import AlgorithmBase
 from service.contracts.base import Contract
@@ -27,6 +27,12 @@ def _solver(word: object) -> object:
 
 Solver = Annotated[Literal["moments", "gradient"], BeforeValidator(_solver)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|rocm)(:\d+)?)$")]
+
+# Said in two parts: generators of clients take no enumeration of texts and numbers.
+MemoryLevel = Annotated[
+    Literal["auto", 0, 1, 2],
+    WithJsonSchema({"anyOf": [{"const": "auto", "type": "string"}, {"enum": [0, 1, 2], "type": "integer"}]}),
+]
 
 
 class LearningRateAdjust(Contract):
@@ -64,7 +70,7 @@ class Finetuning(AlgorithmBase):
     output_qdq: bool = Field(
         default=False, description="Compare what comes out behind the Q/DQ pair of a layer's output (gradient solver)."
     )
-    mem_opt_level: Literal["auto", 0, 1, 2] = Field(
+    mem_opt_level: MemoryLevel = Field(
         default="auto",
         description="Where inputs wait: 0 all in memory, 1 one layer at a time, 2 on disk; auto: by free memory.",
     )

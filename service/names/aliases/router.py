@@ -27,13 +27,14 @@ def alias_routes(kind: Kind[Named]) -> APIRouter:
     noun: str = Path(alias=parameter, description=f"Any {kind.word} of the name.")
     target: str = Path(alias=parameter, description=f"The {kind.word} that it is to stand for.")
 
-    @router.get("")
+    @router.get("", name=f"list_{kind.word}_aliases")
     def list_aliases(desk: DeskDep, principal: PrincipalDep, noun_id: str = noun) -> AliasList:
         """All aliases of the name."""
         return AliasList(items=service.of(desk, kind, principal.tenant_id, noun_id))
 
     @router.get(
         "/{alias}",
+        name=f"get_{kind.word}_alias",
         response_model=AliasOut,
         responses={304: {"description": "Not changed"}, **problems(AliasNotFoundError)},
     )
@@ -51,12 +52,17 @@ def alias_routes(kind: Kind[Named]) -> APIRouter:
             return Response(status_code=304, headers=headers)
         return _answer(found, 200, headers)
 
-    @router.get("/{alias}/moves", responses=problems(AliasNotFoundError))
+    @router.get("/{alias}/moves", name=f"list_{kind.word}_alias_moves", responses=problems(AliasNotFoundError))
     def list_moves(alias: str, desk: DeskDep, principal: PrincipalDep, noun_id: str = noun) -> MoveList:
         """Who moved the alias when: the last 100 moves, the newest first; also of one that has ended."""
         return MoveList(items=service.moves(desk, kind, principal.tenant_id, noun_id, alias))
 
-    @router.put("/{alias}", response_model=AliasOut, responses={**_PUT_RESPONSES, **problems(*_PUT_REFUSALS)})
+    @router.put(
+        "/{alias}",
+        name=f"put_{kind.word}_alias",
+        response_model=AliasOut,
+        responses={**_PUT_RESPONSES, **problems(*_PUT_REFUSALS)},
+    )
     async def put_alias(
         alias: str,
         desk: DeskDep,
@@ -70,7 +76,9 @@ def alias_routes(kind: Kind[Named]) -> APIRouter:
         done = await desk.writes.run(lambda: service.put(desk, principal, kind, noun_id, alias, conditions))
         return _answer(done, 201 if done.is_new else 200, {"ETag": done.etag})
 
-    @router.delete("/{alias}", status_code=204, responses=problems(PreconditionFailedError))
+    @router.delete(
+        "/{alias}", name=f"delete_{kind.word}_alias", status_code=204, responses=problems(PreconditionFailedError)
+    )
     async def delete_alias(
         alias: str, desk: DeskDep, principal: PrincipalDep, if_match: IfMatch = None, noun_id: str = noun
     ) -> Response:

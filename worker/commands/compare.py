@@ -1,0 +1,114 @@
+"""``quantmill compare``: jobs of a service side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from worker.commands.options import Json, Key, Server
+
+if TYPE_CHECKING:
+    from service.comparison.schemas import ComparedJob, ComparedPair, Comparison
+
+_MOST_CONFIG = 20
+_MOST_LAYERS = 10
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(compare)
+
+
+def compare(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB JOB...", help="2 to 20 jobs; the first is the yardstick.")],
+    csv: Annotated[bool, typer.Option("--csv", help="One row per job, for spreadsheets.")] = False,
+    flips: Annotated[int, typer.Option(min=0, max=1000, help="Samples that changed sides, listed per pair.")] = 50,
+    server: Server = None,
+    key: Key = None,
+    json: Json = False,
+) -> None:
+    """Compare jobs: configs, metrics, samples that changed sides, size, latency, layers."""
+    from worker.commands.server import connected
+
+    with connected(server, key) as client:
+        if csv:
+            typer.echo(client.compare_csv(jobs), nl=False)
+            return
+        found = client.compare(jobs, flips=flips)
+    if json:
+        typer.echo(found.model_dump_json(indent=2, by_alias=True))
+    else:
+        _print(found)
+
+
+def _print(found: Comparison) -> None:
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    from worker.commands.console import make_console
+
+    console = make_console()
+    heads = [Column(Text(job.name or job.id)) for job in found.jobs]
+    table = Table("", *heads, title="jobs", title_justify="left")
+    for title, row in _rows(found):
+        table.add_row(Text(title), *(Text(value) for value in row))
+    console.print(table)
+    for pair in found.pairs:
+        console.print(Text(_told(pair)), soft_wrap=True)
+    for title, lines, more in (
+        ("config", [(d.pointer, [_short(value) for value in d.values]) for d in found.config_differences], 0),
+        ("SQNR in dB", [(la.name, [_number(v) for v in la.sqnr_db]) for la in found.layers], found.layers_more),
+    ):
+        most = _MOST_CONFIG if title == "config" else _MOST_LAYERS
+        if lines:
+            shown = Table(title, *(Column(head.header) for head in heads))
+            for name, values in lines[:most]:
+                shown.add_row(Text(name), *(Text(value) for value in values))
+            console.print(shown)
+        if len(lines) + more > most:
+            console.print(f"and {len(lines) + more - most} more: --json")
+
+
+def _rows(found: Comparison) -> list[tuple[str, list[str]]]:
+    jobs = found.jobs
+    names = dict.fromkeys((metric.name, metric.unit) for job in jobs for metric in job.metrics)
+    rows: list[tuple[str, list[str]]] = [
+        ("job", [job.id for job in jobs]),
+        ("model", [job.model or "-" for job in jobs]),
+        ("preset", [job.preset or "-" for job in jobs]),
+        ("verdict", [job.verdict for job in jobs]),
+    ]
+    rows += [(f"{name} {unit}".strip(), [_metric(job, name) for job in jobs]) for name, unit in names]
+    return [
+        *rows,
+        ("bytes", [str(job.quantized_size_bytes) for job in jobs]),
+        ("latency ratio", [_number(job.latency_ratio) for job in jobs]),
+        ("SQNR dB", [_number(job.sqnr_db) for job in jobs]),
+        ("seconds", [_number(job.seconds) for job in jobs]),
+    ]
+
+
+def _metric(job: ComparedJob, name: str) -> str:
+    return next((f"{_number(one.float_)} -> {_number(one.quantized)}" for one in job.metrics if one.name == name), "-")
+
+
+def _told(pair: ComparedPair) -> str:
+    """One sentence on a pair."""
+    if pair.flips is None or pair.interval is None:
+        return f"{pair.second}: {pair.reason}"
+    word = "significant" if pair.significant else "may be chance"
+    return (
+        f"{pair.second}: {pair.measure} {-(pair.drop_percent or 0.0):+.2f} points against the first "
+        f"({-pair.interval.high:+.2f} to {-pair.interval.low:+.2f}, p = {pair.p_value:.3g}: {word}); of {pair.samples} "
+        f"samples {pair.flips.lost} lost, {pair.flips.won} won"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
