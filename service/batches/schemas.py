@@ -118,7 +118,7 @@ class BatchCreate(BaseModel):
         return clash(self.presets, self.configs)
 
 
-class Grid(BaseModel):
+class BatchGrid(BaseModel):
     """What was multiplied."""
 
     models: list[str]
@@ -126,7 +126,7 @@ class Grid(BaseModel):
     configs: int = Field(description="How many; 0: the presets alone.")
 
 
-class Counts(BaseModel):
+class BatchCounts(BaseModel):
     """How many members stand so."""
 
     total: int
@@ -158,14 +158,14 @@ class BatchListed(BaseModel):
         description="queued: none has begun. running: some are queued or running. Once all have ended: failed, if one "
         "has failed; else canceled, if one was; else succeeded."
     )
-    counts: Counts
-    grid: Grid | None = Field(description="Null for a list of members.")
+    counts: BatchCounts
+    grid: BatchGrid | None = Field(description="Null for a list of members.")
     request_id: str | None
     created_at: datetime
     links: BatchLinks
 
 
-class MemberOut(BaseModel):
+class BatchMemberOut(BaseModel):
     """One member of a batch: its place, and what became of its job."""
 
     member: int = Field(description="Its number, from 0: for each model all presets, for each of these all configs.")
@@ -186,7 +186,7 @@ class MemberOut(BaseModel):
     seconds: float | None = Field(description="From its first start to its end.")
 
 
-class Best(BaseModel):
+class BatchBest(BaseModel):
     """The best member of one model: no verdict fail, then by the metric, then by size."""
 
     model: str
@@ -205,8 +205,8 @@ class BatchOut(BatchListed):
     started_at: datetime | None
     finished_at: datetime | None = Field(description="Once all have ended.")
     failing: list[int] = Field(description="Members that have failed; each tells its error.")
-    best: list[Best] = Field(description="For each model with a result that its gate does not refuse.")
-    members: list[MemberOut]
+    best: list[BatchBest] = Field(description="For each model with a result that its gate does not refuse.")
+    members: list[BatchMemberOut]
 
 
 class BatchEventOut(EventOut):

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from service.batches.repository import Standing
 from service.batches.schemas import (
+    BatchBest,
+    BatchCounts,
+    BatchGrid,
     BatchLinks,
     BatchListed,
+    BatchMemberOut,
     BatchOut,
     BatchState,
-    Best,
-    Counts,
-    Grid,
-    MemberOut,
     MemberState,
 )
 from service.jobs.schemas import JobListed
@@ -64,7 +64,7 @@ def location(batch: Batch) -> str:
     return f"/v1/batches/{batch.id}"
 
 
-def state_of(counts: Counts) -> BatchState:
+def state_of(counts: BatchCounts) -> BatchState:
     """The state of a batch whose members stand so."""
     if counts.running or counts.canceling or (counts.queued and counts.queued + counts.gone < counts.total):
         return "running"
@@ -75,16 +75,16 @@ def state_of(counts: Counts) -> BatchState:
     return "canceled" if counts.canceled else "succeeded"
 
 
-def counts_of(standings: Iterable[Standing]) -> Counts:
+def counts_of(standings: Iterable[Standing]) -> BatchCounts:
     """How many members stand how."""
     found: dict[str, int] = {}
     for standing in standings:
         state = "canceling" if standing.canceling else standing.state or "gone"
         found[state] = found.get(state, 0) + standing.count
-    return Counts(total=sum(found.values()), **found)
+    return BatchCounts(total=sum(found.values()), **found)
 
 
-def batch_listed(batch: Batch, counts: Counts) -> BatchListed:
+def batch_listed(batch: Batch, counts: BatchCounts) -> BatchListed:
     """The batch as lists tell of it."""
     path = location(batch)
     return BatchListed(
@@ -93,7 +93,7 @@ def batch_listed(batch: Batch, counts: Counts) -> BatchListed:
         labels=batch.labels,
         state=state_of(counts),
         counts=counts,
-        grid=None if batch.grid is None else Grid.model_validate(batch.grid),
+        grid=None if batch.grid is None else BatchGrid.model_validate(batch.grid),
         request_id=batch.request_id,
         created_at=batch.created_at,
         links=BatchLinks(
@@ -123,10 +123,10 @@ def batch_out(view: BatchView) -> BatchOut:
     )
 
 
-def _member_out(row: BatchMember, job: JobListed | None, attempts: int) -> MemberOut:
+def _member_out(row: BatchMember, job: JobListed | None, attempts: int) -> BatchMemberOut:
     state: MemberState = "gone" if job is None else job.state
     figures = None if job is None else job.figures
-    return MemberOut(
+    return BatchMemberOut(
         member=row.member,
         model=row.model,
         preset=row.preset if row.preset is not None or job is None else job.preset,
@@ -146,25 +146,25 @@ def _member_out(row: BatchMember, job: JobListed | None, attempts: int) -> Membe
     )
 
 
-def _best(members: Sequence[MemberOut]) -> list[Best]:
+def _best(members: Sequence[BatchMemberOut]) -> list[BatchBest]:
     """Of each model, in the order in which they come, the member that lost least; of equals the smaller, the first."""
-    by_model: dict[str | None, list[MemberOut]] = {}
+    by_model: dict[str | None, list[BatchMemberOut]] = {}
     for member in members:
         if member.figures is not None and member.verdict != "fail":
             by_model.setdefault(member.model_id, []).append(member)
     return [_best_of(candidates) for candidates in by_model.values()]
 
 
-def _best_of(candidates: Sequence[MemberOut]) -> Best:
+def _best_of(candidates: Sequence[BatchMemberOut]) -> BatchBest:
     metric = next((m.figures.metrics[0].name for m in candidates if m.figures and m.figures.metrics), None)
 
-    def figure(member: MemberOut) -> tuple[float | None, float | None]:
+    def figure(member: BatchMemberOut) -> tuple[float | None, float | None]:
         """Value and drop by the metric."""
         told = () if member.figures is None else member.figures.metrics
         found = next((one for one in told if one.name == metric), None)
         return (None, None) if found is None else (found.quantized, found.drop)
 
-    def loss(member: MemberOut) -> tuple[float, float, float, int]:
+    def loss(member: BatchMemberOut) -> tuple[float, float, float, int]:
         drop = figure(member)[1]
         sqnr_db = None if member.figures is None else member.figures.sqnr_db
         return (
@@ -176,7 +176,7 @@ def _best_of(candidates: Sequence[MemberOut]) -> Best:
 
     best = min(candidates, key=loss)
     value, drop = figure(best)
-    return Best(
+    return BatchBest(
         model=best.model,
         member=best.member,
         job_id=best.job_id,
@@ -188,6 +188,6 @@ def _best_of(candidates: Sequence[MemberOut]) -> Best:
     )
 
 
-def is_live(member: MemberOut) -> bool:
+def is_live(member: BatchMemberOut) -> bool:
     """Its job is queued or running."""
     return member.state in _LIVE

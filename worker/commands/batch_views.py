@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from service.batches.schemas import BatchListed, BatchOut, Counts, MemberOut
+from service.batches.schemas import BatchCounts, BatchListed, BatchMemberOut, BatchOut
 from worker.commands.console import make_console
 
 _STYLES = {"succeeded": "green", "failed": "red", "canceled": "yellow", "canceling": "yellow", "running": "bold"}
@@ -47,7 +47,7 @@ def print_batch(batch: BatchOut, console: Console | None = None) -> None:
             console.print(Text(told, style="red"), soft_wrap=True)
 
 
-def _cells(member: MemberOut) -> list[str | Text]:
+def _cells(member: BatchMemberOut) -> list[str | Text]:
     first = None if member.figures is None or not member.figures.metrics else member.figures.metrics[0]
     model = member.model if member.model_name is None else f"{member.model_name}@{member.model_version}"
     return [
@@ -65,7 +65,7 @@ def _cells(member: MemberOut) -> list[str | Text]:
     ]
 
 
-def _counts(counts: Counts) -> str:
+def _counts(counts: BatchCounts) -> str:
     told = [f"{getattr(counts, state)} {state}" for state in _STATES if getattr(counts, state)]
     return f"{counts.total} ({', '.join(told)})"
 
