@@ -13,6 +13,7 @@ from service import errors, openapi
 from service.artifacts.router import router as artifacts
 from service.attestations.router import router as attestations
 from service.audit.router import router as audit
+from service.batches.router import router as batches
 from service.comparison.router import router as comparison
 from service.compression import CompressionMiddleware
 from service.contracts.version import VERSION
@@ -66,8 +67,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.desk = desk
-    nouns = (uploads, models, datasets, inspections, jobs, comparison, queues, reports, artifacts, attestations)
-    others = (schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs)
+    nouns = (uploads, models, datasets, inspections, jobs, batches, comparison, queues, reports, artifacts)
+    others = (attestations, schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs)
     for router in (*nouns, *aliases, *others):
         app.include_router(router)
     errors.install(app)

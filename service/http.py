@@ -51,6 +51,11 @@ def etag_matches(header: str | None, etag: str) -> bool:
     return "*" in tags or etag in tags
 
 
+def wants_json(accept: str) -> bool:
+    """True if an Accept header asks for pages of events, not for a stream of them."""
+    return "application/json" in accept and "text/event-stream" not in accept
+
+
 def keyed_filters(request: Request, word: str, *, most: int) -> dict[str, str]:
     """What a list is filtered by, as ``WORD.KEY=VALUE`` or ``WORD[KEY]=VALUE``: labels, tags.
 

@@ -94,6 +94,7 @@ TABLE: tuple[Row, ...] = (
     # a config within its bounds has up to megabytes; QUANTMILL_MAX_BODY_BYTES may be less
     _row("PATCH", "/v1/schedules/ID", Limits(body_bytes=64 * MIB)),
     _row("POST", "/v1/jobs|/v1/jobs:validate|/v1/jobs/ID/clone|/v1/schedules", Limits(body_bytes=64 * MIB)),
+    _row("POST", "/v1/batches", Limits(body_bytes=8 * MIB)),
     _row("POST", "/v1/models/ID/inspect", Limits(body_bytes=64 * MIB, path_bytes=_NAMED_PATH)),
     # 256 file names; a mean and a deviation per channel
     _row("POST", "/v1/models|/v1/datasets", Limits(body_bytes=1 * MIB)),
@@ -102,6 +103,8 @@ TABLE: tuple[Row, ...] = (
     # 20 jobs, and what else is asked
     _row("GET", r"/v1/compare(\.csv)?", Limits(query_parameters=24)),
     _row("GET", "/v1/jobs/ID/events", Limits(timed=False)),
+    # a position has a number for each job
+    _row("GET", "/v1/batches/ID/events", Limits(query_bytes=8 * KIB, timed=False)),
     _row("GET HEAD", "/v1/artifacts/ID/content", Limits(timed=False)),
     _row("GET HEAD", "/v1/datasets/ID/thumbnails", Limits(timed=False, path_bytes=_NAMED_PATH)),
     # 64 tags with their values, and a description

@@ -18,10 +18,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.db import Database
 from service.repository import Version, versions
-from service.tables import Dataset, InspectionRow, Job, Model
+from service.tables import Batch, Dataset, InspectionRow, Job, Model
 from service.threads import ServiceBusyError, Threads
 
-Watched = type[Job] | type[Model] | type[Dataset] | type[InspectionRow]
+Watched = type[Job] | type[Model] | type[Dataset] | type[InspectionRow] | type[Batch]
 # Between two looks: after a change, and after a while without one.
 LOOK_SECONDS = (0.08, 0.25)
 # So many of those who wait for one row are woken at a time, and so long after them the next.

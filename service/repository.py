@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Double, inspect, literal, select, true, tuple_, type_coerce, update
+from sqlalchemy import (
+    ColumnElement,
+    Double,
+    Integer,
+    and_,
+    cast,
+    func,
+    inspect,
+    literal,
+    select,
+    true,
+    tuple_,
+    type_coerce,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer
@@ -15,6 +29,8 @@ from service.db import db_now
 from service.pagination import Position
 from service.tables import (
     Base,
+    Batch,
+    BatchMember,
     Dataset,
     InspectionRow,
     Job,
@@ -24,16 +40,26 @@ from service.tables import (
     WebhookDelivery,
     WebhookEndpoint,
 )
+from service.tenancy import owned
 
-_Row = TypeVar("_Row", Job, Model, Dataset, Schedule, ScheduleRun, WebhookDelivery, WebhookEndpoint)
+_Row = TypeVar("_Row", Job, Batch, Model, Dataset, Schedule, ScheduleRun, WebhookDelivery, WebhookEndpoint)
 # Of a row: its row_version, and the number of its last event, where it has events.
 Version = tuple[int, int]
 # In one statement: databases have a limit of parameters.
 _IDS = 500
 _Noun = TypeVar("_Noun", Model, Dataset)
 
-
 _NOW = select(db_now())
+_BATCH_VERSIONS: Any = (
+    select(
+        Batch.id,
+        Batch.row_version + cast(func.coalesce(func.sum(Job.row_version), 0), Integer),
+        cast(func.coalesce(func.sum(Job.last_seq), 0), Integer),
+    )
+    .outerjoin(BatchMember, BatchMember.batch_id == Batch.id)
+    .outerjoin(Job, and_(Job.id == BatchMember.job_id, owned(Job, BatchMember.tenant_id)))
+    .group_by(Batch.id, Batch.row_version)
+)
 
 
 def now_seconds(session: Session) -> float:
@@ -141,12 +167,22 @@ def newest_first(
 
 
 def versions(
-    session: Session, table: type[Job] | type[Model] | type[Dataset] | type[InspectionRow], ids: Sequence[str]
+    session: Session,
+    table: type[Job] | type[Model] | type[Dataset] | type[InspectionRow] | type[Batch],
+    ids: Sequence[str],
 ) -> dict[str, Version]:
-    """The version of each of these rows, by id; none for what is not there. Reads nothing else of the rows."""
-    last_seq: Any = Job.last_seq if table is Job else literal(0)
+    """The version of each of these rows, by id; none for what is not there. Reads nothing else of the rows.
+
+    That of a batch is summed over its jobs.
+    """
+    statement: Any
+    if table is Batch:
+        statement = _BATCH_VERSIONS
+    else:
+        last_seq: Any = Job.last_seq if table is Job else literal(0)
+        statement = select(table.id, table.row_version, last_seq)
     found: dict[str, Version] = {}
     for first in range(0, len(ids), _IDS):
-        statement = select(table.id, table.row_version, last_seq).where(table.id.in_(ids[first : first + _IDS]))
-        found |= {noun_id: (row_version, seq) for noun_id, row_version, seq in session.execute(statement)}
+        some = statement.where(table.id.in_(ids[first : first + _IDS]))
+        found |= {noun_id: (row_version, seq) for noun_id, row_version, seq in session.execute(some)}
     return found

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from sqlalchemy import BindParameter, ColumnElement
+from sqlalchemy.orm import InstrumentedAttribute
 
 from service.tables import (
     Alias,
     AliasMove,
     Artifact,
     Attestation,
+    Batch,
+    BatchMember,
     Dataset,
     IdempotencyKey,
     InspectionRow,
@@ -31,6 +34,8 @@ Owned = (
     | type[AliasMove]
     | type[Artifact]
     | type[Attestation]
+    | type[Batch]
+    | type[BatchMember]
     | type[Dataset]
     | type[IdempotencyKey]
     | type[InspectionRow]
@@ -49,6 +54,6 @@ Owned = (
 )
 
 
-def owned(table: Owned, tenant_id: str | BindParameter[str]) -> ColumnElement[bool]:
+def owned(table: Owned, tenant_id: str | BindParameter[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:
     """``table``'s row is the tenant's; what is another's is not there."""
     return table.tenant_id == tenant_id

@@ -22,6 +22,7 @@ from service.contracts.version import VERSION
 from worker.commands import advice as advising
 from worker.commands import (
     audit,
+    batches,
     datasets,
     job_records,
     jobs,
@@ -349,6 +350,7 @@ comparing.register(app)
 verifying.register(app)
 reproducing.register(app)
 app.add_typer(audit.app)
+app.add_typer(batches.app)
 app.add_typer(datasets.app)
 for command in job_records.COMMANDS:
     jobs.app.command()(command)

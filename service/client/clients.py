@@ -7,6 +7,7 @@ from typing import Self
 
 from service.client.artifacts import ArtifactCalls
 from service.client.attestations import AttestationCalls
+from service.client.batches import BatchCalls
 from service.client.comparisons import ComparisonCalls
 from service.client.datasets import DatasetCalls
 from service.client.driving import Awaiting, AwaitingDriver, Blocking, BlockingDriver
@@ -25,6 +26,7 @@ class _Calls(
     DatasetCalls,
     InspectionCalls,
     JobCalls,
+    BatchCalls,
     QueueCalls,
     ArtifactCalls,
     AttestationCalls,
@@ -41,7 +43,7 @@ class Client(_Calls, Blocking):
     """One service. Without arguments: that of QUANTMILL_SERVER, or else what this user runs on this host.
 
     Lost connections and passing trouble (503 and the like, or a 429 that says when to come again) are endured for
-    ``patience_seconds``. Models, datasets and jobs are made under idempotency keys, so that none is made twice.
+    ``patience_seconds``. Models, datasets, jobs and batches are made under idempotency keys: none is made twice.
 
     Args:
         base_url: such as ``http://127.0.0.1:8000``.

@@ -1,15 +1,19 @@
-"""A job's log, event by event: by its event stream, and by long polling where something cuts the stream."""
+"""A log, event by event: by its event stream, and by long polling where something cuts the stream."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import httpx
 
+from service.batches.schemas import BatchEventOut
 from service.client.connection import LONG_POLL_SECONDS, Connection, too_late
 from service.client.errors import ApiError, raise_for_problem
 from service.client.steps import Close, Give, Items, Opened, Steps, next_line, open_stream
-from service.jobs.schemas import TERMINAL, EventOut, EventPage
+from service.jobs.schemas import TERMINAL, EventOut
 
 # The service pings every 15 s: a stream that is silent for so long is dead.
 STREAM_SILENCE_SECONDS = 45.0
@@ -18,26 +22,57 @@ MOST_BARREN_STREAMS = 2
 _EVENT_STREAM = "text/event-stream"
 
 
-class Follower:
-    """One job's events, each once and in order.
+_Event = TypeVar("_Event", bound=EventOut)
+
+
+@dataclass(frozen=True)
+class Log(Generic[_Event]):
+    """Whose events are followed.
+
+    Attributes:
+        path: of the job or batch, which has a state; its events are below.
+        kind: of an event.
+        position: behind which event a stream or page goes on.
+    """
+
+    path: str
+    kind: type[_Event]
+    position: Callable[[_Event], int | str]
+
+
+def log_of_job(job_id: str) -> Log[EventOut]:
+    """Of a job."""
+    return Log(f"/v1/jobs/{job_id}", EventOut, lambda event: event.seq)
+
+
+def log_of_batch(batch_id: str) -> Log[BatchEventOut]:
+    """Of all jobs of a batch."""
+    return Log(f"/v1/batches/{batch_id}", BatchEventOut, lambda event: event.position)
+
+
+class Follower(Generic[_Event]):
+    """The events of a log, each once and in order.
 
     Args:
         calls: how the service is asked.
-        job_id: whose.
-        after: events up to this number are known.
-        timeout_seconds: for all of it; None: as long as the job takes.
+        log: which.
+        after: events up to this position are known.
+        timeout_seconds: for all of it; None: as long as it takes.
     """
 
-    def __init__(self, calls: Connection, job_id: str, after: int, timeout_seconds: float | None = None) -> None:
+    def __init__(
+        self, calls: Connection, log: Log[_Event], after: int | str, timeout_seconds: float | None = None
+    ) -> None:
         self._calls = calls
-        self._path = f"/v1/jobs/{job_id}"
+        self._log = log
+        self._path = log.path
         self._after = after
         self._barren = 0
         self._timeout_seconds = timeout_seconds
         self._ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
 
-    def events(self) -> Items[EventOut, None]:
-        """Give the events until the job has ended.
+    def events(self) -> Items[_Event, None]:
+        """Give the events until the end.
 
         Raises:
             ApiError: the service refused for good.
@@ -53,8 +88,8 @@ class Follower:
                 self._check_time()
                 ended = yield from self._by_pages(0.0 if streams else min(LONG_POLL_SECONDS, self._left()))
 
-    def _by_stream(self) -> Items[EventOut, bool]:
-        """Give what a stream brings; True if it told the job's end, False if it broke off before."""
+    def _by_stream(self) -> Items[_Event, bool]:
+        """Give what a stream brings; True if it told the end, False if it broke off before."""
         headers = {"Accept": _EVENT_STREAM, "Last-Event-ID": str(self._after)}
         silence = min(STREAM_SILENCE_SECONDS, max(1.0, self._left()))
         self._barren += 1
@@ -71,7 +106,7 @@ class Follower:
                 raise
             return False
 
-    def _read(self, opened: Opened) -> Items[EventOut, bool]:
+    def _read(self, opened: Opened) -> Items[_Event, bool]:
         name, data = "message", ""
         while (line := (yield from next_line(opened))) is not None:
             key, _, value = line.partition(":")
@@ -84,31 +119,31 @@ class Follower:
                 if name == "end":
                     yield Close(opened)
                     return True
-                event = EventOut.model_validate_json(data)
-                self._after, self._barren = event.seq, 0
+                event = self._log.kind.model_validate_json(data)
+                self._after, self._barren = self._log.position(event), 0
                 yield Give(event)
                 name, data = "message", ""
             self._check_time()
         return False
 
-    def _by_pages(self, wait_seconds: float) -> Items[EventOut, bool]:
-        """Give what is there; True if the job had ended before."""
-        # asked before its events: those of a job that has ended are all there
-        job = yield from self._calls._json("GET", self._path, wait_seconds=wait_seconds)
+    def _by_pages(self, wait_seconds: float) -> Items[_Event, bool]:
+        """Give what is there; True if it had ended before."""
+        # asked before its events: those of what has ended are all there
+        followed = yield from self._calls._json("GET", self._path, wait_seconds=wait_seconds)
         while True:
-            page = yield from self._page()
-            for event in page.items:
-                self._after = event.seq
+            events, more = yield from self._page()
+            for event in events:
+                self._after = self._log.position(event)
                 yield Give(event)
-            if not page.has_more:
-                return job["state"] in TERMINAL
+            if not more:
+                return followed["state"] in TERMINAL
             self._check_time()
 
-    def _page(self) -> Steps[EventPage]:
+    def _page(self) -> Steps[tuple[list[_Event], bool]]:
         found = yield from self._calls._json(
             "GET", f"{self._path}/events", params={"after": self._after}, headers={"Accept": "application/json"}
         )
-        return EventPage.model_validate(found)
+        return [self._log.kind.model_validate(item) for item in found["items"]], bool(found["has_more"])
 
     def _left(self) -> float:
         return float("inf") if self._ends is None else max(0.0, self._ends - time.monotonic())

@@ -9,7 +9,7 @@ from typing import Any
 from service.client.connection import Noun, id_of, plain_config
 from service.client.driving import Call, Each
 from service.client.errors import JobFailedError, JobNotSucceededError
-from service.client.following import Follower
+from service.client.following import Follower, log_of_job
 from service.client.steps import Items, Steps, heard
 from service.client.validation import ValidationCalls
 from service.contracts.config import QuantizationConfig
@@ -193,7 +193,7 @@ class JobCalls(ValidationCalls):
             job: the job, or its id.
             after: only events with higher numbers.
         """
-        yield from Follower(self, id_of(job), after).events()
+        yield from Follower(self, log_of_job(id_of(job)), after).events()
 
     @Call
     def wait(
@@ -263,5 +263,5 @@ class JobCalls(ValidationCalls):
 
         if on_event is None:
             return (yield from self._wait(look, lambda seen: seen.state in TERMINAL, timeout_seconds, path))
-        yield from heard(Follower(self, job_id, 0, timeout_seconds).events(), on_event)
+        yield from heard(Follower(self, log_of_job(job_id), 0, timeout_seconds).events(), on_event)
         return (yield from look(0.0))

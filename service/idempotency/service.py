@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
@@ -15,8 +15,8 @@ from service.idempotency.answers import Answer, request_digest
 from service.principal import Principal
 from service.tables import Job
 
-# Stores everything; gives the answer and the job that is to be run, if there is one.
-Work = Callable[[Session], tuple[Answer, Job | None]]
+# Stores everything; gives the answer and the job, or the jobs, to be run; None: another's result will do.
+Work = Callable[[Session], tuple[Answer, Job | Sequence[Job] | None]]
 
 
 def submit_checked(
@@ -80,13 +80,13 @@ def submit_once(
             known = keys.recall(session, by.tenant_id, route, key, digest, kept_seconds=kept)
             if known is not None:
                 return known
-        answer, job = work(session)
+        answer, made = work(session)
         if key is not None:
             keys.remember(session, by.tenant_id, route, key, digest, answer)
-        note(session, by, _deed(route, made=job is not None or answer.status == 201), answer.body["id"])
+        note(session, by, _deed(route, made=made is not None or answer.status == 201), answer.body["id"])
         failpoints.reach("before_submit_commit")
     failpoints.reach("after_submit_commit")
-    if job is not None:
+    for job in () if made is None else (made,) if isinstance(made, Job) else made:
         desk.publisher.put(job.id, job.queue)
     return answer
 
@@ -94,4 +94,5 @@ def submit_once(
 def _deed(route: str, *, made: bool) -> str:
     """``POST /v1/models`` makes a model: ``model.create``; what is done to one of them bears its own name."""
     noun, _, deed = route.partition("/v1/")[2].partition("/")
-    return f"{noun.removesuffix('s')}.{deed.rpartition('/')[2] or ('create' if made else 'reuse')}"
+    singular = noun.removesuffix("es") if noun.endswith("ches") else noun.removesuffix("s")
+    return f"{singular}.{deed.rpartition('/')[2] or ('create' if made else 'reuse')}"

@@ -31,6 +31,7 @@ from service.http import (
     keyed_parameter,
     only_parameters,
     poll,
+    wants_json,
 )
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs import records, service
@@ -316,7 +317,7 @@ async def get_events(
     The stream carries ``event: state|progress|log|metric`` with the number as ``id:``; last comes ``event: end``.
     """
     start = last_event_id if last_event_id is not None else after or 0
-    if _wants_json(request.headers.get("accept", "")):
+    if wants_json(request.headers.get("accept", "")):
         state, events = await desk.reads.run(
             lambda: service.log_after(desk, principal.tenant_id, job_id, start, limit + 1)
         )
@@ -372,7 +373,3 @@ def _etag(view: JobView) -> str:
 
 def _document(view: JobView) -> dict[str, Any]:
     return job_out(view).model_dump(mode="json", by_alias=True)
-
-
-def _wants_json(accept: str) -> bool:
-    return "application/json" in accept and "text/event-stream" not in accept

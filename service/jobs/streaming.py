@@ -114,7 +114,7 @@ def tail_after(desk: Desk, tenant_id: str, job_id: str, seq: int) -> Tail:
     return Tail(b"".join(frames), events[-1].seq if events else seq, state, more)
 
 
-def frame(event: str, data: object, *, event_id: int | None = None) -> bytes:
+def frame(event: str, data: object, *, event_id: int | str | None = None) -> bytes:
     """One event on the wire. JSON holds no line break, so one data line is enough."""
     head = "" if event_id is None else f"id: {event_id}\n"
     return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

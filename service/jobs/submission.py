@@ -78,17 +78,36 @@ def store_submission(desk: Desk, session: Session, by: Principal, given: Submiss
     Returns:
         The answer, and the job that is to be run; None: one was there whose result will do.
     """
+    job, is_new = store_job(session, desk.settings, by, given)
+    if not is_new:
+        return _reused(views(desk, session, by.tenant_id, [job])[0]), None
+    return _accepted(JobView(job, model=given.model)), job
+
+
+def store_job(session: Session, settings: Settings, by: Principal, given: Submission) -> tuple[Job, bool]:
+    """The job of a request that was checked, and whether it is a new one: else it was there, and its result will do.
+
+    Raises:
+        QuotaExceededError: the tenant has as many as it may.
+        ModelNotFoundError, DatasetNotFoundError: something was deleted since it was checked.
+    """
     hold(session, by.tenant_id, given.asked)
-    if given.asked.reuse:
-        usage.hold(session, by.tenant_id)  # of two that ask at once, the second finds the first's
-        there = repository.same_result(session, by.tenant_id, given.digest)
-        if there is not None:
-            return _reused(views(desk, session, by.tenant_id, [there])[0]), None
-    quotas.admit_job(session, desk.settings, by.tenant_id)
-    job = _insert(session, desk.settings, by, given)
+    there = result_there(session, by.tenant_id, given)
+    if there is not None:
+        return there, False
+    quotas.admit_jobs(session, settings, by.tenant_id)
+    job = _insert(session, settings, by, given)
     for message in _notes(given.asked):
         events.append(session, job.id, 0, "log", {"level": "info", "message": message})
-    return _accepted(JobView(job, model=given.model)), job
+    return job, True
+
+
+def result_there(session: Session, tenant_id: str, given: Submission) -> Job | None:
+    """The job whose result will do, if the request says that one may."""
+    if not given.asked.reuse:
+        return None
+    usage.hold(session, tenant_id)  # of two that ask at once, the second finds the first's
+    return repository.same_result(session, tenant_id, given.digest)
 
 
 def _insert(session: Session, settings: Settings, by: Principal, given: Submission) -> Job:

@@ -14,6 +14,7 @@ from service.deps import Desk
 from service.jobs import repository
 from service.jobs.repository import Result
 from service.jobs.schemas import (
+    TERMINAL,
     ArtifactLink,
     EventOut,
     JobLinks,
@@ -61,6 +62,11 @@ class JobView:
     waiting: Waiting | None = None
     model: tuple[str, int] | None = None
     run: ScheduleRun | None = None
+
+    @property
+    def ended(self) -> bool:
+        """It is neither queued nor running."""
+        return self.job.state in TERMINAL
 
 
 def job_out(view: JobView, *, reused: bool = False) -> JobOut:

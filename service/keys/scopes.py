@@ -10,6 +10,7 @@ _NEEDED: dict[tuple[str, str], Scope] = {
     ("POST", "/v1/jobs:validate"): "read",
     ("POST", "/v1/jobs/{job_id}/events/token"): "read",
     ("DELETE", "/v1/jobs/{job_id}"): "manage",
+    ("DELETE", "/v1/batches/{batch_id}"): "manage",
     ("DELETE", "/v1/models/{model_id}"): "manage",
     ("DELETE", "/v1/datasets/{dataset_id}"): "manage",
     ("PUT", "/v1/models/{model_id}/aliases/{alias}"): "manage",

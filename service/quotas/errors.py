@@ -28,9 +28,10 @@ class QuotaExceededError(_TooMuchError):
     code = "quota-exceeded"
     title = "The quota is used up"
 
-    def __init__(self, name: str, limit: float, used: float, *, retry_after_seconds: float) -> None:
+    def __init__(self, name: str, limit: float, used: float, wanted: int = 1, *, retry_after_seconds: float) -> None:
+        more = "" if wanted == 1 else f"; this asks for {wanted} more"
         super().__init__(
-            f"The quota {name} is {limit:g}, and {used:g} are used.",
+            f"The quota {name} is {limit:g}, and {used:g} are used{more}.",
             hint="Wait until some are free again, or ask the operator: `quantmill tenants set` changes it.",
             retry_after_seconds=retry_after_seconds,
             quota=name,

@@ -22,8 +22,8 @@ def quota_of(session: Session, settings: Settings, tenant_id: str) -> Quota:
     return Quota.model_validate(repository.quota_of(session, tenant_id)).over(settings.quota)
 
 
-def admit_job(session: Session, settings: Settings, tenant_id: str) -> None:
-    """A job may be queued for the tenant; until the commit nobody else asks this for it.
+def admit_jobs(session: Session, settings: Settings, tenant_id: str, wanted: int = 1) -> None:
+    """So many jobs more may be queued for the tenant; until the commit nobody else asks this for it.
 
     Raises:
         QuotaExceededError: of jobs queued, of jobs per day, of CPU time.
@@ -34,12 +34,12 @@ def admit_job(session: Session, settings: Settings, tenant_id: str) -> None:
     repository.hold(session, tenant_id)
     if quota.jobs_queued is not None:
         used = repository.queued(session, tenant_id)
-        _refuse_beyond("jobs_queued", quota.jobs_queued, used, 1, _LATER_SECONDS)
+        _refuse_beyond("jobs_queued", quota.jobs_queued, used, wanted, _LATER_SECONDS)
     if quota.jobs_per_day is not None:
         used = repository.submitted(session, tenant_id)
-        if used >= quota.jobs_per_day:
+        if used + wanted > quota.jobs_per_day:
             wait = repository.seconds_until_one_less(session, tenant_id)
-            raise QuotaExceededError("jobs_per_day", quota.jobs_per_day, used, retry_after_seconds=wait)
+            _refuse_beyond("jobs_per_day", quota.jobs_per_day, used, wanted, wait)
     if quota.cpu_seconds_per_day is not None:
         spent = repository.cpu_seconds(session, tenant_id)
         if spent >= quota.cpu_seconds_per_day:
@@ -110,4 +110,4 @@ def set_quota(session: Session, by: Principal, tenant_id: str, own: Quota) -> No
 
 def _refuse_beyond(name: str, limit: int, used: int, wanted: int, retry_after_seconds: float) -> None:
     if used + wanted > limit:
-        raise QuotaExceededError(name, limit, used, retry_after_seconds=retry_after_seconds)
+        raise QuotaExceededError(name, limit, used, wanted, retry_after_seconds=retry_after_seconds)

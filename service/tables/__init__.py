@@ -5,6 +5,7 @@ from service.tables.artifacts import Artifact
 from service.tables.attestations import Attestation, SigningKeyRow
 from service.tables.audit_events import AuditEvent, AuditHead
 from service.tables.base import Base
+from service.tables.batches import Batch, BatchMember
 from service.tables.datasets import Dataset
 from service.tables.idempotency import IdempotencyKey
 from service.tables.inspections import InspectionRow
@@ -30,6 +31,8 @@ __all__ = [
     "AuditEvent",
     "AuditHead",
     "Base",
+    "Batch",
+    "BatchMember",
     "DamagedFile",
     "Dataset",
     "IdempotencyKey",

@@ -27,6 +27,7 @@ BY_THE_NAME = {"fk_alias_moves_tenant_id_names", "fk_aliases_tenant_id_names"}
 LOOSE = {
     "alias_moves.noun_id": "outlives the model or dataset",
     "attestations.key_id": "of the installation, not of a tenant; the key stays known",
+    "batch_members.job_id": "outlives the job, which then counts as gone",
     "jobs.report_job_id": "the job's own id, as the database computes it",
     "quarantines.job_id": "outlives the job",
     "quarantines.model_id": "outlives the model",
@@ -38,6 +39,7 @@ LOOSE = {
 NO_ROWS = {
     "api_keys.pepper_id",
     "audit_events.request_id",
+    "batches.request_id",
     "jobs.request_id",
     "signing_keys.pepper_id",
     "webhook_deliveries.event_id",

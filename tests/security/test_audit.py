@@ -117,6 +117,7 @@ def test_every_mutating_route_leaves_one_row(sqlite_front: Front) -> None:
     def send(method: str, route: str, action: str, about: str = "", **request: Any) -> dict[str, Any]:
         before = rows(sqlite_front)
         names = ("upload_id", "model_id", "dataset_id", "job_id", "digest", "tenant", "webhook_id", "schedule_id")
+        names += ("batch_id",)
         path = route.format(**dict.fromkeys(names, about.partition("@")[0]), alias=about.partition("@")[2])
         headers = {"X-Request-ID": "audited", **request.pop("headers", {})}
         answer = http.request(method, path, headers=headers, **request)
@@ -149,6 +150,12 @@ def test_every_mutating_route_leaves_one_row(sqlite_front: Front) -> None:
         done["POST", f"/v1/jobs/{{job_id}}/{deed}"] = f"job.{deed}"
     send("PATCH", "/v1/jobs/{job_id}", "job.rename", job["id"], json={"name": "other"})
     send("DELETE", "/v1/jobs/{job_id}", "job.delete", job["id"])
+    members = {"members": [sqlite_front.job_body()]}
+    batch = send("POST", "/v1/batches", "batch.create", json=members)["id"]
+    send("POST", "/v1/batches/{batch_id}/cancel", "batch.cancel", batch)
+    send("POST", "/v1/batches/{batch_id}/retry-failed", "batch.retry-failed", batch)
+    send("POST", "/v1/batches/{batch_id}/cancel", "batch.cancel", batch)
+    send("DELETE", "/v1/batches/{batch_id}", "batch.delete", batch)
     before = rows(sqlite_front)
     model_id = sqlite_front.ready_model()
     answer = http.post(f"/v1/models/{model_id}/inspect", json={})

@@ -20,6 +20,7 @@ from tests.support.patience import PATIENCE_SECONDS
 UPLOADS = {("patch", "/v1/uploads/{upload_id}"), ("put", "/v1/uploads/{upload_id}/content")}
 LASTING = UPLOADS | {
     ("get", "/v1/jobs/{job_id}/events"),
+    ("get", "/v1/batches/{batch_id}/events"),
     ("get", "/v1/artifacts/{artifact_id}/content"),
     ("head", "/v1/artifacts/{artifact_id}/content"),
     ("get", "/v1/datasets/{dataset_id}/thumbnails"),
@@ -28,6 +29,7 @@ CONFIGS = {
     ("post", "/v1/jobs"),
     ("post", "/v1/jobs:validate"),
     ("post", "/v1/jobs/{job_id}/clone"),
+    ("post", "/v1/batches"),
     ("post", "/v1/models/{model_id}/inspect"),
     ("post", "/v1/schedules"),
     ("patch", "/v1/schedules/{schedule_id}"),

@@ -56,7 +56,7 @@ def test_two_hundred_at_once_take_no_more_than_there_is(database: Database, sett
     def submit(_: int) -> bool:
         try:
             with database.write() as session:
-                service.admit_job(session, settings, DEFAULT_TENANT)
+                service.admit_jobs(session, settings, DEFAULT_TENANT)
                 transitions.submit(
                     session, tenant_id=DEFAULT_TENANT, kind="quantize", model_id=model_id,
                     calibration_dataset_id=dataset_id, config={},

@@ -71,9 +71,12 @@ def estate(front: Front) -> Iterator[Estate]:
     run = front.http.post(f"/v1/schedules/{schedule['id']}/run").json()
     for path in (f"models/{model_id}", f"datasets/{dataset_id}"):
         assert front.http.put(f"/v1/{path}/aliases/{ALIAS}", headers={"If-None-Match": "*"}).status_code == 201
+    batch = front.http.post("/v1/batches", json={"members": [front.job_body()]}).json()
+    assert front.http.post(f"/v1/batches/{batch['id']}/cancel").status_code == 200
     ids = {
         "schedule_id": schedule["id"],
         "run_id": run["id"],
+        "batch_id": batch["id"],
         "webhook_id": webhook["id"],
         "delivery_id": delivery["id"],
         "alias": ALIAS,
@@ -205,8 +208,9 @@ BOUND = sorted(
 
 def test_every_part_of_a_tenants_things_is_bound() -> None:
     assert BOUND == [
-        "alias_moves", "aliases", "artifacts", "attestations", "datasets", "inspections", "job_events", "jobs", "model_files", "models",
-        "names", "reports", "schedule_runs", "schedules", "webhook_deliveries", "webhook_endpoints",
+        "alias_moves", "aliases", "artifacts", "attestations", "batch_members", "batches", "datasets", "inspections",
+        "job_events", "jobs", "model_files", "models", "names", "reports", "schedule_runs", "schedules",
+        "webhook_deliveries", "webhook_endpoints",
     ]  # fmt: skip
 
 

@@ -104,6 +104,15 @@ def load_recipe(preset: str | None, file: Path | None) -> Recipe:
     return Recipe(read_config(_with_graphs(document, file.parent)), of_file=True, translation=translation)
 
 
+def sparse_recipe(file: Path) -> Any:
+    """The document of a recipe's file as sparse as it is, for a service to resolve; files that it names are in place.
+
+    Raises:
+        InvalidConfigError: the file is no such document.
+    """
+    return _with_graphs(read_document(file), file.parent)
+
+
 def _with_graphs(document: Any, folder: Path) -> Any:
     """The document with the files of metrics and losses that are given as graphs by path, from ``folder`` on, in place.
 

@@ -75,6 +75,7 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
             repository.delete_old_runs,
         ),
         _jobs(settings, database),
+        _batches(settings, database),
         Collector(
             "files",
             "stored files, to the trash",
@@ -159,6 +160,18 @@ def _jobs(settings: Settings, database: Database) -> Collector:
     age_seconds = max(asked, settings.idempotency_seconds)
     rule = f"{words(age_seconds)} after their end, unless something refers to them"
     return _rows(database, "jobs", removes, rule, age_seconds, repository.count_old_jobs, repository.delete_old_jobs)
+
+
+def _batches(settings: Settings, database: Database) -> Collector:
+    asked = settings.job_retention_seconds
+    removes = "batches"
+    if asked is None:
+        rule = "never: QUANTMILL_JOB_RETENTION_SECONDS is not set"
+        return Collector("batches", removes, rule, _HOUR, Tally, None)
+    age_seconds = max(asked, settings.idempotency_seconds)
+    rule = f"{words(age_seconds)} after they were made, once none of their jobs is there"
+    count, delete = repository.count_old_batches, repository.delete_old_batches
+    return _rows(database, "batches", removes, rule, age_seconds, count, delete)
 
 
 def _rows(

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.jobs import repository as jobs
-from service.tables import IdempotencyKey, Job, JobEvent, ScheduleRun, Upload, WebhookDelivery
+from service.tables import Batch, BatchMember, IdempotencyKey, Job, JobEvent, ScheduleRun, Upload, WebhookDelivery
 from service.tables.jobs import TERMINAL_STATES
 from service.tables.schedules import OPEN_STATES
 
@@ -117,6 +117,25 @@ def delete_old_jobs(session: Session, age_seconds: float, limit: int) -> int:
     ids = list(session.scalars(old.with_for_update(skip_locked=True)))
     jobs.remove(session, ids)
     return len(ids)
+
+
+def count_old_batches(session: Session, age_seconds: float) -> int:
+    """How many batches were made so long ago, and none of their jobs is there."""
+    return session.scalars(select(func.count()).select_from(Batch).where(*_old_batches(age_seconds))).one()
+
+
+def delete_old_batches(session: Session, age_seconds: float, limit: int) -> int:
+    """Forget batches that were made so long ago, and none of whose jobs is there; returns how many."""
+    old = select(Batch.id).where(*_old_batches(age_seconds)).order_by(Batch.created_at).limit(limit)
+    ids = list(session.scalars(old.with_for_update(skip_locked=True)))
+    session.execute(delete(BatchMember).where(BatchMember.batch_id.in_(ids)))
+    session.execute(delete(Batch).where(Batch.id.in_(ids)))
+    return len(ids)
+
+
+def _old_batches(age_seconds: float) -> list[ColumnElement[bool]]:
+    member = select(BatchMember.job_id).join(Job, Job.id == BatchMember.job_id).where(BatchMember.batch_id == Batch.id)
+    return [Batch.created_at < db_now() - age_seconds, ~member.exists()]
 
 
 def _expired() -> list[ColumnElement[bool]]:

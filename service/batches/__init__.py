@@ -1,0 +1,1 @@
+"""Batches: jobs that are asked for, watched and canceled as one."""

@@ -1,0 +1,182 @@
+"""HTTP face of batches."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from service.batches import following, service
+from service.batches.errors import BatchNotEndedError, BatchRefusedError, NothingToRetryError
+from service.batches.schemas import (
+    MOST_POSITION_CHARS,
+    POSITION,
+    BatchCreate,
+    BatchEventPage,
+    BatchListed,
+    BatchOut,
+)
+from service.batches.views import BatchView, batch_out
+from service.bodies import ThreadedBodyRoute
+from service.deps import DeskDep, PrincipalDep
+from service.http import (
+    DEFAULT_LIMIT,
+    CursorParameter,
+    Limit,
+    Wait,
+    etag_matches,
+    only_parameters,
+    poll,
+    wants_json,
+)
+from service.idempotency.answers import IdempotencyHeader
+from service.jobs.streaming import CountedStream
+from service.pagination import CursorCodec, Page, link_header
+from service.responses import Responses, problems
+from service.tables import Batch
+
+router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/batches", tags=["batches"])
+
+_NO_CONTROL = r"^[^\x00-\x1f\x7f]*$"
+# Of an event stream the schema is that of one event.
+_STREAMED = {
+    "type": "object",
+    "description": "One event; ``data`` is JSON: of ``end`` the batch's id and state, else an event as in a page.",
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"enum": ["state", "progress", "log", "metric", "end"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+    "required": ["event", "data"],
+}
+_EVENT_RESPONSES: Responses = {
+    200: {
+        "model": BatchEventPage,
+        "description": "The logs of all its jobs as one: a page as JSON, or all, as they grow, as an event stream.",
+        "content": {"text/event-stream": {"schema": _STREAMED}},
+    }
+}
+
+
+@router.post("", status_code=202, response_model=BatchOut, responses=problems(BatchRefusedError))
+async def create_batch(
+    body: BatchCreate, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
+) -> Response:
+    """Submit a grid of jobs, or a list of them, as one: all or none. What is wrong is told of all members at once."""
+    return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
+
+
+@router.get("", dependencies=[Depends(only_parameters("name", "limit", "cursor"))])
+async def list_batches(
+    desk: DeskDep,
+    principal: PrincipalDep,
+    response: Response,
+    name: Annotated[str | None, Query(max_length=200, pattern=_NO_CONTROL, description="Exactly this.")] = None,
+    limit: Limit = DEFAULT_LIMIT,
+    cursor: CursorParameter = None,
+) -> Page[BatchListed]:
+    """Batches, newest first, with the counts of their members."""
+    codec = CursorCodec(desk.settings, f"batches|{principal.tenant_id}|{name}")
+    after = None if cursor is None else codec.decode(cursor)
+    items, last = await desk.reads.run(
+        lambda: service.list_page(desk, principal.tenant_id, name=name, after=after, limit=limit)
+    )
+    next_cursor = None if last is None else codec.encode(last)
+    response.headers.update(link_header("/v1/batches", next_cursor, name=name, limit=limit))
+    return Page(items=items, next_cursor=next_cursor, has_more=last is not None)
+
+
+@router.get("/{batch_id}", response_model=BatchOut, responses={304: {"description": "Not changed"}})
+async def get_batch(
+    batch_id: str,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    response: Response,
+    wait: Wait = 0,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response | BatchOut:
+    """A batch with one summary. With ?wait= the answer comes once all have ended; given If-None-Match, on a change."""
+
+    def settled(seen: BatchView) -> bool:
+        return seen.ended or (if_none_match is not None and not etag_matches(if_none_match, seen.etag))
+
+    view = await poll(
+        desk,
+        Batch,
+        batch_id,
+        lambda: service.get(desk, principal.tenant_id, batch_id),
+        version=lambda seen: seen.version,
+        done=settled,
+        wait_seconds=wait,
+    )
+    headers = {"ETag": view.etag, "Cache-Control": "no-cache"}
+    if not view.ended:
+        headers["Retry-After"] = "2"
+    if etag_matches(if_none_match, view.etag):
+        return Response(status_code=304, headers=headers)
+    response.headers.update(headers)
+    return batch_out(view)
+
+
+@router.post("/{batch_id}/cancel", response_model=BatchOut, responses={202: {"model": BatchOut}})
+async def cancel_batch(batch_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Cancel its queued jobs, ask its running ones to stop. 200: all have ended; 202: some stop soon."""
+    view = await desk.writes.run(lambda: service.cancel(desk, principal, batch_id))
+    document = batch_out(view).model_dump(mode="json", by_alias=True)
+    return JSONResponse(document, status_code=200 if view.ended else 202, headers={"ETag": view.etag})
+
+
+@router.post(
+    "/{batch_id}/retry-failed",
+    status_code=202,
+    response_model=BatchOut,
+    responses=problems(BatchNotEndedError, BatchRefusedError, NothingToRetryError),
+)
+async def retry_failed_of_batch(
+    batch_id: str, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
+) -> Response:
+    """Give each member that has failed or was canceled a new job, of the same request."""
+    return await desk.writes.run(
+        lambda: service.retry_failed(desk, principal, batch_id, key=idempotency_key).response()
+    )
+
+
+@router.delete("/{batch_id}", status_code=204, responses=problems(BatchNotEndedError))
+async def delete_batch(batch_id: str, desk: DeskDep, principal: PrincipalDep) -> None:
+    """Forget a batch that has ended; its jobs stay."""
+    await desk.writes.run(lambda: service.remove(desk, principal, batch_id))
+
+
+@router.get(
+    "/{batch_id}/events",
+    response_model=BatchEventPage,
+    responses=_EVENT_RESPONSES,
+    dependencies=[Depends(only_parameters("after", "limit"))],
+)
+async def list_batch_events(
+    request: Request,
+    batch_id: str,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    after: Annotated[
+        str, Query(max_length=MOST_POSITION_CHARS, pattern=POSITION, description="Position of an event.")
+    ] = following.START,
+    limit: Limit = DEFAULT_LIMIT,
+    last_event_id: Annotated[str | None, Header(max_length=MOST_POSITION_CHARS, pattern=POSITION)] = None,
+) -> Response | BatchEventPage:
+    """What happened to all its jobs. `Accept: application/json` gives pages; else a stream that ends with the batch.
+
+    The stream carries ``event: state|progress|log|metric`` with the position as ``id:``; last comes ``event: end``.
+    """
+    start = after if last_event_id is None else last_event_id
+    if wants_json(request.headers.get("accept", "")):
+        tail = await desk.reads.run(lambda: following.tail_after(desk, principal.tenant_id, batch_id, start, limit))
+        return BatchEventPage(items=list(tail.events), next_after=tail.position, has_more=tail.more, state=tail.state)
+    await desk.reads.run(lambda: service.require(desk, principal.tenant_id, batch_id))  # 404 comes first
+    return CountedStream(
+        desk.meter_of(principal.tenant_id).stream(),
+        following.event_stream(desk, principal.tenant_id, batch_id, start),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )

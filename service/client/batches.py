@@ -1,0 +1,157 @@
+"""Batches: many jobs submitted, watched and canceled as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from service.batches.schemas import BatchEventOut, BatchListed, BatchOut
+from service.client.connection import Noun, id_of, plain_config
+from service.client.driving import Call, Each
+from service.client.following import Follower, log_of_batch
+from service.client.steps import Items, Steps, heard
+from service.client.validation import ValidationCalls
+from service.contracts.config import QuantizationConfig
+from service.contracts.devices import DeviceChoice
+from service.datasets.schemas import DatasetOut
+from service.jobs.schemas import TERMINAL
+from service.models.schemas import ModelOut
+
+_PATH = "/v1/batches"
+
+
+class BatchCalls(ValidationCalls):
+    """Calls of ``/v1/batches``."""
+
+    @Call
+    def submit_batch(
+        self,
+        models: Sequence[ModelOut | str] = (),
+        *,
+        presets: Sequence[str] = (),
+        configs: Sequence[QuantizationConfig | Mapping[str, Any]] = (),
+        calibration: DatasetOut | str | None = None,
+        evaluation: DatasetOut | str | None = None,
+        members: Sequence[Mapping[str, Any]] = (),
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        priority: int = 0,
+        device: DeviceChoice = "auto",
+        reuse: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Steps[BatchOut]:
+        """Submit a job for each model with each preset and each config: all of them, or none.
+
+        What is still being validated is waited for.
+
+        Args:
+            models: models, their ids or references.
+            presets: names; none: what the configs say.
+            configs: laid over each preset, as sparse as can be; none: the presets as they are.
+            calibration: a dataset for all.
+            evaluation: another, to measure accuracy on.
+            members: in place of all these: each the body of ``POST /v1/jobs``.
+            name: of the batch, and of the grid's jobs.
+            labels: likewise.
+            priority: of all jobs of the grid.
+            device: likewise.
+            reuse: take jobs that would give the same, where there are such.
+            idempotency_key: default: a fresh one, so that only this call's own retries are the same request.
+
+        Raises:
+            RejectedError: a model or a dataset was rejected.
+            ApiError: ``batch-refused``; ``where`` of its problem names each member that is wrong.
+            QuotaExceededError: the tenant may not have so many jobs more.
+        """
+        body: dict[str, Any] = {"name": name, "labels": dict(labels or {})}
+        if members:
+            body["members"] = [dict(member) for member in members]
+        grid: dict[str, Any] = {
+            "models": (yield from self._ids(models)),
+            "presets": list(presets),
+            "configs": [plain_config(config) for config in configs],
+            "priority": priority,
+            "device": device,
+            "reuse": reuse,
+        }
+        for field, data in (("calibration_dataset_id", calibration), ("evaluation_dataset_id", evaluation)):
+            if data is not None:
+                (grid[field],) = yield from self._ids([data])
+        # with members, what is said beside them is sent, too: the service tells that it belongs into them
+        body |= {field: value for field, value in grid.items() if value not in ([], 0, "auto", False)}
+        return BatchOut.model_validate((yield from self._create(_PATH, body, idempotency_key)))
+
+    @Call
+    def batch(self, batch: Noun | str, *, wait_seconds: float = 0.0) -> Steps[BatchOut]:
+        """The batch with one summary; with ``wait_seconds``, up to 30, once it has ended, if that is sooner."""
+        path = f"{_PATH}/{id_of(batch)}"
+        return BatchOut.model_validate((yield from self._json("GET", path, wait_seconds=wait_seconds)))
+
+    @Each
+    def batches(self, *, name: str | None = None, limit: int | None = None) -> Items[BatchListed, None]:
+        """Batches, the newest first, read page by page; at most ``limit``, of this name."""
+        yield from self._all(_PATH, BatchListed, {"name": name}, limit)
+
+    @Each
+    def follow_batch(self, batch: Noun | str, *, after: str = "0") -> Items[BatchEventOut, None]:
+        """The events of all its jobs, each once, as they happen; ends when the batch has ended.
+
+        Args:
+            batch: the batch, or its id.
+            after: only events behind this ``position``.
+        """
+        yield from Follower(self, log_of_batch(id_of(batch)), after).events()
+
+    @Call
+    def wait_batch(
+        self,
+        batch: Noun | str,
+        *,
+        on_event: Callable[[BatchEventOut], None] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Steps[BatchOut]:
+        """Wait until all its jobs have ended, however they did.
+
+        Args:
+            batch: the batch, or its id.
+            on_event: told each event of its jobs meanwhile, from the first one on.
+            timeout_seconds: how long; None: as long as it takes.
+
+        Raises:
+            WaitTimeoutError: it takes longer than that.
+        """
+        path = f"{_PATH}/{id_of(batch)}"
+
+        def look(wait_seconds: float) -> Steps[BatchOut]:
+            return BatchOut.model_validate((yield from self._json("GET", path, wait_seconds=wait_seconds)))
+
+        if on_event is None:
+            return (yield from self._wait(look, lambda seen: seen.state in TERMINAL, timeout_seconds, path))
+        yield from heard(Follower(self, log_of_batch(id_of(batch)), "0", timeout_seconds).events(), on_event)
+        return (yield from look(0.0))
+
+    @Call
+    def cancel_batch(self, batch: Noun | str) -> Steps[BatchOut]:
+        """Cancel all its jobs; those that have ended, and those that were reused, stay as they are."""
+        path = f"{_PATH}/{id_of(batch)}/cancel"
+        return BatchOut.model_validate((yield from self._json("POST", path, repeatable=True)))
+
+    @Call
+    def retry_batch(self, batch: Noun | str, *, idempotency_key: str | None = None) -> Steps[BatchOut]:
+        """Give each member that has failed or was canceled a new job, once the batch has ended."""
+        path = f"{_PATH}/{id_of(batch)}/retry-failed"
+        return BatchOut.model_validate((yield from self._create(path, {}, idempotency_key)))
+
+    @Call
+    def delete_batch(self, batch: Noun | str) -> Steps[None]:
+        """Forget a batch that has ended; its jobs stay."""
+        yield from self._request("DELETE", f"{_PATH}/{id_of(batch)}")
+
+    def _ids(self, nouns: Sequence[ModelOut | DatasetOut | str]) -> Steps[list[str]]:
+        """The ids, once all that is still being validated is ready."""
+        for noun in nouns:
+            if isinstance(noun, ModelOut) and noun.status != "ready":
+                yield from self._ready(noun, None)
+            if isinstance(noun, DatasetOut) and noun.status != "ready":
+                yield from self._ready(noun, None)
+        return [id_of(noun) for noun in nouns]
