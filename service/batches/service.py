@@ -18,7 +18,7 @@ from service.batches.views import BatchView, batch_listed, batch_out, counts_of,
 from service.contracts.errors import QuantmillError
 from service.deps import Desk
 from service.idempotency.answers import Answer
-from service.idempotency.service import Work, submit_checked
+from service.idempotency.service import NoBody, Work, submit_checked
 from service.jobs import repository as jobs
 from service.jobs import transitions
 from service.jobs.repeats import same_request
@@ -42,10 +42,6 @@ class _Meaning(BaseModel):
     labels: dict[str, str]
     grid: dict[str, Any] | None
     members: list[JobCreate]
-
-
-class _NoBody(BaseModel):
-    """A request that says all by its path."""
 
 
 def create(desk: Desk, by: Principal, body: BatchCreate, *, key: str | None) -> Answer:
@@ -89,7 +85,7 @@ def retry_failed(desk: Desk, by: Principal, batch_id: str, *, key: str | None) -
         given = _checked_again(session, desk, by, again)
         return lambda writing: _store_again(desk, writing, by, seen, given)
 
-    return submit_checked(desk, by, f"POST /v1/batches/{batch_id}/retry-failed", key, _NoBody(), work_of)
+    return submit_checked(desk, by, f"POST /v1/batches/{batch_id}/retry-failed", key, NoBody(), work_of)
 
 
 def get(desk: Desk, tenant_id: str, batch_id: str) -> BatchView:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from service.client.connection import Connection
+from service.client.connection import Connection, too_late
 from service.client.driving import Call, Each
-from service.client.steps import Items, Steps
+from service.client.steps import Items, Sleep, Steps
 from service.contracts.regression import RegressionGate
 from service.pagination import Page
 from service.schedules.schemas import Misfire, Overlap, RunOut, RunState, ScheduleListed, ScheduleOut
 
 _PATH = "/v1/schedules"
+_PAUSE_SECONDS = 1.0
 
 
 class ScheduleCalls(Connection):
@@ -134,3 +136,19 @@ class ScheduleCalls(Connection):
     def schedule_run(self, schedule_id: str, run_id: str) -> Steps[RunOut]:
         """One of them."""
         return RunOut.model_validate((yield from self._json("GET", f"{_PATH}/{schedule_id}/runs/{run_id}")))
+
+    @Call
+    def wait_run(self, run: RunOut, *, timeout_seconds: float | None = None) -> Steps[RunOut]:
+        """Wait until a run was judged, or came to nothing; look at its ``state``.
+
+        Raises:
+            WaitTimeoutError: it has taken longer than ``timeout_seconds``.
+        """
+        ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        path = f"{_PATH}/{run.schedule_id}/runs/{run.id}"
+        while run.finished_at is None:
+            if ends is not None and time.monotonic() > ends:
+                raise too_late(f"The run {run.id}", timeout_seconds or 0.0)
+            yield Sleep(_PAUSE_SECONDS)
+            run = RunOut.model_validate((yield from self._json("GET", path)))
+        return run

@@ -19,6 +19,10 @@ from service.tables import Job
 Work = Callable[[Session], tuple[Answer, Job | Sequence[Job] | None]]
 
 
+class NoBody(BaseModel):
+    """A request that says all by its path."""
+
+
 def submit_checked(
     desk: Desk,
     by: Principal,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, RootModel
+from pydantic import RootModel
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
@@ -13,7 +13,7 @@ from service.contracts.http_errors import TransientError
 from service.contracts.references import SIGN
 from service.deps import Desk
 from service.idempotency.answers import Answer
-from service.idempotency.service import Work, submit_checked
+from service.idempotency.service import NoBody, Work, submit_checked
 from service.jobs import events, repository, transitions
 from service.jobs.checking import checked_request, warnings_of
 from service.jobs.repeats import changed_request, same_request
@@ -43,10 +43,6 @@ class ReportNotFoundError(QuantmillError):
     code = "report-not-found"
     title = "The job has no report"
     status = 404
-
-
-class _NoBody(BaseModel):
-    """A request that says all by its path."""
 
 
 def create(desk: Desk, by: Principal, body: JobCreate, *, key: str | None) -> Answer:
@@ -84,7 +80,7 @@ def retry(desk: Desk, by: Principal, job_id: str, *, key: str | None) -> Answer:
         given = checked_submission(session, desk.settings, by.tenant_id, body, Origin(retry_of=job_id))
         return lambda writing: store_submission(desk, writing, by, given)
 
-    return submit_checked(desk, by, f"POST /v1/jobs/{job_id}/retry", key, _NoBody(), work_of)
+    return submit_checked(desk, by, f"POST /v1/jobs/{job_id}/retry", key, NoBody(), work_of)
 
 
 def clone(desk: Desk, by: Principal, job_id: str, patch: dict[str, Any], *, key: str | None) -> Answer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
@@ -13,7 +12,7 @@ from service.conditions import Conditions
 from service.db import db_now
 from service.deps import Desk
 from service.idempotency.answers import Answer
-from service.idempotency.service import Work, submit_checked
+from service.idempotency.service import NoBody, Work, submit_checked
 from service.ids import new_id
 from service.jobs.schemas import JobCreate
 from service.jobs.submission import Origin, checked_submission
@@ -33,10 +32,6 @@ MOST_SCHEDULES = 1000
 _TIMES = frozenset({"cron", "timezone", "jitter_seconds"})
 # What may be none.
 _NULLABLE = frozenset({"promote_to"})
-
-
-class _NoBody(BaseModel):
-    """A request that says all by its path."""
 
 
 def create(desk: Desk, by: Principal, body: ScheduleCreate, *, key: str | None) -> Answer:
@@ -182,7 +177,7 @@ def run(desk: Desk, by: Principal, schedule_id: str, *, key: str | None) -> Answ
 
         return work
 
-    return submit_checked(desk, by, f"POST /v1/schedules/{schedule_id}/run", key, _NoBody(), work_of)
+    return submit_checked(desk, by, f"POST /v1/schedules/{schedule_id}/run", key, NoBody(), work_of)
 
 
 def list_runs(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.contracts.exits import ExitCode
+from worker.commands.jobs import Timeout
 from worker.commands.options import Json, Key, Server
 
 if TYPE_CHECKING:
@@ -103,16 +105,34 @@ def show(schedule_id: ScheduleId, server: Server = None, key: Key = None, as_jso
 
 
 @app.command()
-def run(schedule_id: ScheduleId, server: Server = None, key: Key = None, as_json: Json = False) -> None:
+def run(
+    schedule_id: ScheduleId,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait", help="Wait until it was judged: exit 3 if it was not accepted, 1 if it came to nothing."
+        ),
+    ] = False,
+    timeout: Timeout = None,
+    server: Server = None,
+    key: Key = None,
+    as_json: Json = False,
+) -> None:
     """Run a schedule now; its times stay as they are."""
     from worker.commands.server import connected
 
+    if timeout is not None and not wait:
+        raise typer.BadParameter("goes with --wait.", param_hint="--timeout")
     with connected(server, key) as client:
         made = client.run_schedule(schedule_id)
+        if wait:
+            made = client.wait_run(made, timeout_seconds=timeout)
     if as_json:
         _print_json(made)
     else:
         typer.echo(_run_line(made))
+    if wait and made.state != "passed":
+        raise typer.Exit(ExitCode.GATE_FAILED if made.state == "failed" else ExitCode.ERROR)
 
 
 @app.command()
