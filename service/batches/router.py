@@ -34,6 +34,7 @@ from service.idempotency.answers import IdempotencyHeader
 from service.jobs.streaming import CountedStream
 from service.pagination import CursorCodec, Page, link_header
 from service.responses import Responses, problems
+from service.streams import StreamToken, TokenParameter, token_of
 from service.tables import Batch
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/batches", tags=["batches"])
@@ -152,7 +153,7 @@ async def delete_batch(batch_id: str, desk: DeskDep, principal: PrincipalDep) ->
     "/{batch_id}/events",
     response_model=BatchEventPage,
     responses=_EVENT_RESPONSES,
-    dependencies=[Depends(only_parameters("after", "limit"))],
+    dependencies=[Depends(only_parameters("after", "limit", "token"))],
 )
 async def list_batch_events(
     request: Request,
@@ -164,6 +165,7 @@ async def list_batch_events(
     ] = following.START,
     limit: Limit = DEFAULT_LIMIT,
     last_event_id: Annotated[str | None, Header(max_length=MOST_POSITION_CHARS, pattern=POSITION)] = None,
+    token: TokenParameter = None,
 ) -> Response | BatchEventPage:
     """What happened to all its jobs. `Accept: application/json` gives pages; else a stream that ends with the batch.
 
@@ -180,3 +182,12 @@ async def list_batch_events(
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
+
+
+@router.post("/{batch_id}/events/token", status_code=201)
+async def create_batch_stream_token(
+    batch_id: str, desk: DeskDep, principal: PrincipalDep, response: Response
+) -> StreamToken:
+    """A token for the batch's event stream, for pages: an EventSource can send no key. It is good for five minutes."""
+    await desk.reads.run(lambda: service.require(desk, principal.tenant_id, batch_id))  # 404 comes first
+    return token_of(desk, principal, f"/v1/batches/{batch_id}", response)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -18,7 +17,7 @@ from service.contracts.labels import MOST_LABELS
 from service.contracts.references import MOST_REFERENCE_CHARS
 from service.contracts.report import REPORT_SCHEMA_VERSION, Report, Verdict, upgraded
 from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
-from service.deps import STREAM_PATH, STREAM_TOKEN, DeskDep, PrincipalDep
+from service.deps import DeskDep, PrincipalDep
 from service.http import (
     DEFAULT_LIMIT,
     PLAIN_TEXT,
@@ -53,22 +52,20 @@ from service.jobs.schemas import (
     JobValidate,
     JobValidated,
     ShownState,
-    StreamToken,
 )
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
 from service.jobs.streaming import CountedStream, event_stream
 from service.jobs.views import JobView, event_out, job_listed, job_out
-from service.keys.stream_tokens import MOST_CHARS
 from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import CursorCodec, Page, link_header
 from service.quarantine.errors import ModelQuarantinedError
 from service.responses import Responses, problems
+from service.streams import StreamToken, TokenParameter, token_of
 from service.tables import Job
 
 router = APIRouter(route_class=ThreadedBodyRoute, tags=["jobs"])
 
 _LABEL = "label"
-_OF_STREAM = "Of POST .../events/token, in place of a key."
 _SEQ_MAX = 2**31 - 1
 # Of an event stream the schema is that of one event.
 _STREAMED = {
@@ -310,7 +307,7 @@ async def get_events(
     last_event_id: Annotated[
         int | None, Header(ge=0, le=_SEQ_MAX, description="As ?after=, sent by browsers that reconnect.")
     ] = None,
-    token: Annotated[str | None, Query(max_length=MOST_CHARS, description=_OF_STREAM)] = None,
+    token: TokenParameter = None,
 ) -> Response | EventPage:
     """The job's log. ``Accept: application/json`` gives a page; else a stream that ends with the job.
 
@@ -337,12 +334,7 @@ async def get_events(
 async def create_stream_token(job_id: str, desk: DeskDep, principal: PrincipalDep, response: Response) -> StreamToken:
     """A token for the job's event stream, for pages: an EventSource can send no key. It is good for five minutes."""
     await desk.reads.run(lambda: service.get(desk, principal.tenant_id, job_id))  # 404 comes first
-    path = f"/v1/jobs/{job_id}{STREAM_PATH}"
-    token, ends_at = desk.keyring.stream_token(principal.tenant_id, principal.actor, path)
-    response.headers["Cache-Control"] = "no-store"
-    return StreamToken(
-        token=token, url=f"{path}?{STREAM_TOKEN}={token}", expires_at=datetime.fromtimestamp(ends_at, tz=UTC)
-    )
+    return token_of(desk, principal, f"/v1/jobs/{job_id}", response)
 
 
 @router.get(

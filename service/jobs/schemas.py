@@ -317,11 +317,3 @@ class EventPage(BaseModel):
     next_after: int = Field(description="Send it as ?after= to go on.")
     has_more: bool
     state: ShownState
-
-
-class StreamToken(BaseModel):
-    """What an event stream is read with where no key can be sent."""
-
-    token: str
-    url: str = Field(description="Of the stream, with the token: for an EventSource.")
-    expires_at: datetime = Field(description="UTC. A stream that is open then goes on; a new one needs a new token.")

@@ -9,6 +9,7 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _NEEDED: dict[tuple[str, str], Scope] = {
     ("POST", "/v1/jobs:validate"): "read",
     ("POST", "/v1/jobs/{job_id}/events/token"): "read",
+    ("POST", "/v1/batches/{batch_id}/events/token"): "read",
     ("DELETE", "/v1/jobs/{job_id}"): "manage",
     ("DELETE", "/v1/batches/{batch_id}"): "manage",
     ("DELETE", "/v1/models/{model_id}"): "manage",

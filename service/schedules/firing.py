@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
@@ -26,6 +24,7 @@ from service.jobs.schemas import JobCreate
 from service.jobs.submission import Origin, Submission, checked_submission, store_submission
 from service.principal import Principal
 from service.repository import now_seconds
+from service.rounds import one_by_one
 from service.schedules import repository
 from service.schedules.repository import Plan
 from service.schedules.times import Occasion, fires_at, following, occasion
@@ -83,36 +82,19 @@ def plan_after(schedule: Schedule, due_at: datetime | None) -> Plan | None:
     return Plan(due_at, fires_at(schedule.id, schedule.jitter_seconds, due_at))
 
 
-def one_by_one(ids: Iterable[str], work: Callable[[str], bool]) -> int:
-    """Do each of them, whatever becomes of the others; returns how many were done.
-
-    Raises:
-        sqlalchemy.exc.SQLAlchemyError: the database is away, or the like: the next round tries again.
-    """
-    done = 0
-    for which in ids:
-        try:
-            done += work(which)
-        except SQLAlchemyError:
-            raise
-        except Exception:  # a fault in one must not keep the others; it is logged whole, and tried again
-            log.exception("schedule.broken id=%s", which)
-    return done
-
-
 def fire_due(desk: Desk, limit: int) -> int:
     """Deal with schedules that are due; returns with how many this process did."""
     with desk.database.read() as session:
         ids = repository.due(session, limit)
     random.shuffle(ids)  # of several who do this at a time each begins with another
-    return one_by_one(ids, lambda schedule_id: _deal_with(desk, schedule_id))
+    return one_by_one("schedule", ids, lambda schedule_id: _deal_with(desk, schedule_id))
 
 
 def submit_waiting(desk: Desk, limit: int) -> int:
     """Submit the jobs of runs that waited for the end of the one before; returns how many this process dealt with."""
     with desk.database.read() as session:
         ids = repository.waiting(session, limit)
-    return one_by_one(ids, lambda schedule_id: _go_on(desk, schedule_id))
+    return one_by_one("schedule", ids, lambda schedule_id: _go_on(desk, schedule_id))
 
 
 def bring_forward(desk: Desk, limit: int) -> int:
@@ -122,7 +104,7 @@ def bring_forward(desk: Desk, limit: int) -> int:
     """
     with desk.database.read() as session:
         ids = repository.planned_ahead(session, limit)
-    return one_by_one(ids, lambda schedule_id: _plan_anew(desk, schedule_id))
+    return one_by_one("schedule", ids, lambda schedule_id: _plan_anew(desk, schedule_id))
 
 
 def run_now(

@@ -14,9 +14,10 @@ from service.contracts.regression import RegressionGate
 from service.deps import Desk
 from service.names.aliases.service import promote
 from service.names.kinds import MODELS
+from service.rounds import one_by_one
 from service.schedules import repository
 from service.schedules.evidence import found_for
-from service.schedules.firing import one_by_one, principal_of
+from service.schedules.firing import principal_of
 from service.schedules.gate import Judgement, judged
 from service.schedules.views import event_data
 from service.tables import Job, Schedule, ScheduleRun
@@ -40,7 +41,7 @@ def settle_ended(desk: Desk, limit: int) -> int:
     with desk.database.read() as session:
         ids = repository.ended(session, limit)
     random.shuffle(ids)  # of several who do this at a time each begins with another
-    return one_by_one(ids, lambda run_id: _settle(desk, run_id))
+    return one_by_one("schedule", ids, lambda run_id: _settle(desk, run_id))
 
 
 def _settle(desk: Desk, run_id: str) -> bool:

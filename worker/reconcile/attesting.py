@@ -7,6 +7,7 @@ import logging
 from service.attestations import repository
 from service.attestations.errors import SigningKeyUnreadableError, SigningUnavailableError
 from service.db import Database
+from service.rounds import one_by_one
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -36,13 +37,14 @@ class Attester:
             return 0
         # cryptography: reconcilers with nothing to sign do without
         from service.attestations.making import attest
+        from service.attestations.signing import signing_key
 
         try:
-            made = [attest(self._database, self._settings, tenant_id, job_id) for tenant_id, job_id in due]
+            signing_key(self._database, self._settings)
         except (SigningUnavailableError, SigningKeyUnreadableError) as error:
             if self._told != error.detail:
                 log.warning("attestations.not_signed: %s %s", error.detail, error.hint)
                 self._told = error.detail
             return 0
         self._told = ""
-        return sum(row is not None for row in made)
+        return one_by_one("attestation", due, lambda job: attest(self._database, self._settings, *job) is not None)
