@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from service import bodies
 from service.contracts import compatibility
-from service.jobs import service as jobs
+from service.jobs import checking
 from service.jobs.schemas import JobCreate
 from service.keys.keyring import Keyring
 from service.reports import router as reports
@@ -93,7 +93,12 @@ def writing(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> Iterator[th
 
 def test_nothing_is_checked_while_others_may_not_write(sqlite_front: Front, writing, monkeypatch) -> None:
     seen: list[tuple[str, int]] = []
-    for module, name in ((jobs, "check_selected"), (jobs, "check_dataset"), (jobs, "placed"), (jobs, "taken_over")):
+    for module, name in (
+        (checking, "check_selected"),
+        (checking, "check_dataset"),
+        (checking, "placed"),
+        (checking, "taken_over"),
+    ):
         real = getattr(module, name)
 
         def noted(*given: Any, name: str = name, real: Any = real, **named: Any) -> Any:
@@ -110,7 +115,7 @@ def test_nothing_is_checked_while_others_may_not_write(sqlite_front: Front, writ
 def test_a_known_key_is_answered_without_checking_again(sqlite_front: Front, monkeypatch) -> None:
     body, key = sqlite_front.job_body(), {"Idempotency-Key": "k"}
     first = sqlite_front.http.post("/v1/jobs", json=body, headers=key)
-    monkeypatch.setattr(jobs, "_check", lambda *_: pytest.fail("checked again"))
+    monkeypatch.setattr(checking, "_check", lambda *_: pytest.fail("checked again"))
     again = sqlite_front.http.post("/v1/jobs", json=body, headers=key)
     assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
 
@@ -227,4 +232,4 @@ def test_a_moment_is_written_out(sqlite_front: Front, moment: str) -> None:
 
 def test_the_rules_are_those_of_the_engine() -> None:
     """The check at the desk and the one in the runner are one function."""
-    assert jobs.check_selected is compatibility.check_selected
+    assert checking.check_selected is compatibility.check_selected
