@@ -107,10 +107,15 @@ def test_a_last_answer_that_nobody_reads(place: Settings) -> None:
     """The connection is to be closed, and would wait for that until everything was read."""
     with serving(place, reading_seconds=SOON, connection_idle_seconds=SOON) as server:
         size = len(httpx.get(f"{server.url}/openapi.json", timeout=PATIENCE_SECONDS).content)
+        before = server.open_files()
         with asking(server, *["/openapi.json"] * 20, headers="X-Last: 1\r\n") as one:
-            before = server.open_files()
             read = 0
-            wait_for(lambda: server.open_files() < before, message="the connection was kept")
+
+            def was_taken() -> bool:
+                return server.open_files() > before or "connections.unread" in server.log.read_text()
+
+            wait_for(was_taken, message="the connection was not taken")
+            wait_for(lambda: server.open_files() <= before, message="the connection was kept")
             try:
                 while part := one.recv(1024**2):
                     read += len(part)
