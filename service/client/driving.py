@@ -31,6 +31,8 @@ from service.client.steps import (
 )
 
 _CONNECT_SECONDS = 10.0
+# Nothing of a body moves for so long: the connection is dead, and there is patience left for another one.
+_STALL_SECONDS = 30.0
 _Calls = TypeVar("_Calls")
 _Given = ParamSpec("_Given")
 _T = TypeVar("_T")
@@ -165,7 +167,7 @@ class AwaitingDriver:
 
 
 def _timeout(seconds: float) -> httpx.Timeout:
-    return httpx.Timeout(seconds, connect=min(_CONNECT_SECONDS, seconds))
+    return httpx.Timeout(seconds, connect=min(_CONNECT_SECONDS, seconds), write=min(_STALL_SECONDS, seconds / 2))
 
 
 def _request(step: Send) -> dict[str, Any]:

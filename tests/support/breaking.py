@@ -47,9 +47,12 @@ class BreakingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(self._target)
-            threading.Thread(target=self._upstream, args=(client, server), daemon=True).start()
-            threading.Thread(target=self._downstream, args=(server, client), daemon=True).start()
+            self._join(client, socket.create_connection(self._target))
+            del client  # the last one that knows a connection closes it
+
+    def _join(self, client: socket.socket, server: socket.socket) -> None:
+        threading.Thread(target=self._upstream, args=(client, server), daemon=True).start()
+        threading.Thread(target=self._downstream, args=(server, client), daemon=True).start()
 
     def _upstream(self, client: socket.socket, server: socket.socket) -> None:
         sent = 0
