@@ -9,13 +9,18 @@ from __future__ import annotations
 import base64
 import secrets
 from functools import cached_property
+from typing import ClassVar, Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from service.contracts.errors import QuantmillError
+from service.keys.errors import PepperMissingError
 from service.keys.secrets import pepper_id
+from service.keys.service import pepper_of
+from service.settings import Settings
 
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
@@ -63,3 +68,37 @@ class Sealer:
     def _cipher(self) -> AESGCM:
         key = HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=None, info=self._purpose).derive(self._pepper.encode())
         return AESGCM(key)
+
+
+class Vault:
+    """Keeps secrets of one kind; a subclass says which, seals and opens in its own words.
+
+    Args:
+        pepper: of the installation.
+    """
+
+    purpose: ClassVar[bytes]
+    about: ClassVar[str]
+    unavailable: ClassVar[type[QuantmillError]]
+
+    def __init__(self, pepper: str) -> None:
+        self.sealer = Sealer(pepper, self.purpose)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The vault of this installation.
+
+        Raises:
+            QuantmillError: ``unavailable`` of the subclass: the installation has no pepper.
+        """
+        try:
+            return cls(pepper_of(settings))
+        except PepperMissingError as error:
+            raise cls.unavailable(
+                f"{cls.about} encrypted by a pepper, and this installation has none.", hint=error.hint
+            ) from None
+
+    @property
+    def pepper_id(self) -> str:
+        """By which it is told under which pepper a row was written."""
+        return self.sealer.pepper_id

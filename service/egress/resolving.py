@@ -50,7 +50,8 @@ def checked_addresses(
             # which address it is stays untold: whoever gives URLs learns nothing of the names in our network
             raise AddressNotAllowedError(
                 f"The host {destination.host} has an address that is not on the public internet.",
-                hint="Give a host that is; an operator allows others by QUANTMILL_EGRESS_ALLOWED.",
+                hint="Give a host that is. An operator allows others when the service starts: "
+                "QUANTMILL_EGRESS_ALLOWED=https://HOST:PORT for this one alone.",
                 host=destination.host,
             )
     return addresses

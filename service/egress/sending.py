@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import httpcore
@@ -12,7 +12,7 @@ import httpx
 from service.egress.allowed import Allowed
 from service.egress.errors import PayloadTooLargeError, UrlNotAllowedError
 from service.egress.resolving import Resolver, checked_addresses, system_resolver
-from service.egress.urls import check_url
+from service.egress.urls import MOST_CHARACTERS, check_url
 from service.egress.wire import Deadline, PinnedBackend, as_egress_error
 
 MOST_SENT_BYTES = 1024**2
@@ -30,13 +30,26 @@ class Bounds:
 
     Attributes:
         seconds: from the resolution of the name to the last byte of the reply.
+        step_seconds: to the first byte of a body, for each block of it, and from the last one to the end of the reply.
+            None: nothing but ``seconds`` bounds them.
         sent_bytes: of the body.
         reply_bytes: of the reply's body that are read.
+        url_characters: of the URL.
     """
 
     seconds: float = SECONDS
     sent_bytes: int = MOST_SENT_BYTES
     reply_bytes: int = MOST_REPLY_BYTES
+    url_characters: int = MOST_CHARACTERS
+    step_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A body that is never whole in memory; what its ``blocks`` raise ends the request, and is raised to the caller."""
+
+    size_bytes: int
+    blocks: Iterator[bytes]
 
 
 @dataclass(frozen=True)
@@ -77,7 +90,9 @@ class Egress:
     resolver: Resolver = system_resolver
     tls: ssl.SSLContext = field(default_factory=httpx.create_ssl_context)
 
-    def send(self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Reply:
+    def send(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes | Streamed = b""
+    ) -> Reply:
         """Send one request over a connection of its own, without cookies, proxies and redirects.
 
         Raises:
@@ -88,22 +103,24 @@ class Egress:
             UnreachableError: there was no connection, or not with the host's own certificate.
             NoReplyError: there was no reply.
         """
-        destination = check_url(url, self.allowed)
-        if len(body) > self.bounds.sent_bytes:
+        destination = check_url(url, self.allowed, most_characters=self.bounds.url_characters)
+        length = body.size_bytes if isinstance(body, Streamed) else len(body)
+        if length > self.bounds.sent_bytes:
             raise PayloadTooLargeError(
-                f"{len(body)} bytes are more than the {self.bounds.sent_bytes} that are sent.", hint="Send less."
+                f"{length} bytes are more than the {self.bounds.sent_bytes} that are sent.", hint="Send less."
             )
         sent: dict[str | bytes, str | bytes] = {
             "Host": destination.authority,
             "Connection": "close",
             "Accept-Encoding": "identity",
         }
-        if body or method in ("POST", "PUT", "PATCH"):
-            sent["Content-Length"] = str(len(body))
+        if length or method in ("POST", "PUT", "PATCH"):
+            sent["Content-Length"] = str(length)
         if refused := sorted(name for name in headers or () if name.casefold() in _OWN_HEADERS):
             raise UrlNotAllowedError(f"The header {refused[0]} cannot be given.", hint="Leave it out.", part="headers")
         sent.update((name, value) for name, value in (headers or {}).items())
-        deadline = Deadline(self.bounds.seconds)
+        deadline = Deadline(self.bounds.seconds, self.bounds.step_seconds)
+        content = _stepwise(body.blocks, deadline) if isinstance(body, Streamed) else body
         addresses = checked_addresses(destination, self.allowed, self.resolver, deadline.left_seconds)
         backend = PinnedBackend(addresses, deadline, _HEAD_BYTES + self.bounds.reply_bytes)
         request_url = httpcore.URL(
@@ -111,7 +128,7 @@ class Egress:
         )
         with httpcore.ConnectionPool(ssl_context=self.tls, network_backend=backend, retries=0) as pool:
             try:
-                with pool.stream(method, request_url, headers=sent, content=body) as response:
+                with pool.stream(method, request_url, headers=sent, content=content) as response:
                     return self._read(response)
             except httpcore.LocalProtocolError as error:
                 raise UrlNotAllowedError(
@@ -134,3 +151,10 @@ class Egress:
             complete = False
         headers = {name.decode("latin-1").casefold(): value.decode("latin-1") for name, value in response.headers}
         return Reply(response.status, headers, bytes(body[: self.bounds.reply_bytes]), complete)
+
+
+def _stepwise(blocks: Iterator[bytes], deadline: Deadline) -> Iterator[bytes]:
+    for block in blocks:
+        deadline.step()
+        yield block
+    deadline.step()

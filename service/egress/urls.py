@@ -59,15 +59,15 @@ class Destination:
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def check_url(url: str, allowed: Allowed | None = None) -> Destination:
+def check_url(url: str, allowed: Allowed | None = None, *, most_characters: int = MOST_CHARACTERS) -> Destination:
     """Take a URL apart, if the service may call it as far as its form tells.
 
     Raises:
         UrlNotAllowedError: it may not; ``where`` names the part.
     """
     allowed = allowed or Allowed()
-    if len(url) > MOST_CHARACTERS:
-        raise _refused("url", f"The URL has more than {MOST_CHARACTERS} characters.")
+    if len(url) > most_characters:
+        raise _refused("url", f"The URL has more than {most_characters} characters.")
     if _UNSEEN.search(url):
         raise _refused("url", "The URL holds a space or a control character.")
     try:
@@ -120,6 +120,7 @@ def _host(given: str) -> str:
 def _refused(part: str, detail: str) -> UrlNotAllowedError:
     return UrlNotAllowedError(
         detail,
-        hint="Give an https URL of a host on the public internet; an operator allows more by QUANTMILL_EGRESS_ALLOWED.",
+        hint="Give an https URL of a host on the public internet. An operator allows more when the service starts: "
+        "QUANTMILL_EGRESS_ALLOWED=http://HOST:PORT for this one alone.",
         part=part,
     )

@@ -17,15 +17,26 @@ _READ_BYTES = 16 * 1024
 
 
 class Deadline:
-    """A moment after which nothing is waited for; every wait on the way takes of the same time."""
+    """A moment after which nothing is waited for; every wait on the way takes of the same time.
 
-    def __init__(self, seconds: float) -> None:
+    Args:
+        seconds: to that moment.
+        step_seconds: that each step has at most: whoever stands still is not waited for until the end of all.
+    """
+
+    def __init__(self, seconds: float, step_seconds: float | None = None) -> None:
         self._ends = time.monotonic() + seconds
+        self._step_seconds = seconds if step_seconds is None else step_seconds
+        self.step()
+
+    def step(self) -> None:
+        """Another step begins."""
+        self._step_ends = min(self._ends, time.monotonic() + self._step_seconds)
 
     @property
     def left_seconds(self) -> float:
-        """What there still is; 0 once it has passed."""
-        return max(0.0, self._ends - time.monotonic())
+        """What there still is for this step; 0 once it has passed."""
+        return max(0.0, self._step_ends - time.monotonic())
 
     def hold(self, connection: socket.socket) -> None:
         """Let the next call on ``connection`` last no longer.

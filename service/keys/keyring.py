@@ -61,8 +61,7 @@ class Keyring:
             self._pepper: str | None = pepper_of(settings)
         except PepperMissingError:
             self._pepper = None  # an installation of one key needs none; see service.keys.start
-        secret = self._pepper or (settings.api_key.get_secret_value() if settings.api_key else settings.database_url)
-        self._tokens = StreamTokens(secret)
+        self._tokens = StreamTokens(self._pepper or settings.signing_secret)
         self._lock = threading.Lock()
         self._seen: OrderedDict[bytes, tuple[float, Holder]] = OrderedDict()
         self._noted: dict[str, float] = {}

@@ -50,14 +50,23 @@ def key_for(url: str) -> str | None:
         return None  # there is no note, or its service is another user's
 
 
-def own_services() -> list[str]:
-    """Addresses of the services that this user runs on this host and that have noted their key, by port."""
+def own_services() -> dict[str, Path | None]:
+    """The services that this user runs on this host and that have noted their key, by port: addresses, with the folder
+    of the key, where it can be read.
+    """
     try:
         names = [entry.name for entry in _notes().iterdir()]
     except OSError:
-        return []  # nothing was noted yet, or this user has no home
+        return {}  # nothing was noted yet, or this user has no home
     ports = sorted(int(name) for name in names if name.isdecimal())
-    return [f"http://{host}:{port}" for port in ports if (host := _host(port)) is not None]
+    return {f"http://{host}:{port}": _folder(port) for port in ports if (host := _host(port)) is not None}
+
+
+def _folder(port: int) -> Path | None:
+    try:
+        return Path(_note(port).read_text().strip()).parent
+    except OSError:
+        return None
 
 
 def _note(port: int) -> Path:

@@ -11,10 +11,12 @@ from service.conditions import Conditions, IfMatch, PreconditionFailedError, Pre
 from service.deps import DeskDep, PrincipalDep
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, etag_matches, only_parameters
+from service.idempotency.answers import IdempotencyHeader
 from service.pagination import CursorCodec, Page, link_header
 from service.responses import problems
 from service.webhooks import service
 from service.webhooks.errors import (
+    SecretUnreadableError,
     TooManyWebhooksError,
     WebhookBacklogError,
     WebhookDisabledError,
@@ -29,7 +31,7 @@ from service.webhooks.schemas import (
     WebhookOut,
     WebhookRotate,
 )
-from service.webhooks.views import delivery_out, etag, location, webhook_made, webhook_out
+from service.webhooks.views import delivery_out, etag, webhook_made, webhook_out
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/webhooks", tags=["webhooks"])
 
@@ -40,16 +42,19 @@ _A_DAY = WebhookRotate()
 @router.post(
     "",
     status_code=201,
-    responses=problems(*_URL_REFUSALS, TooManyWebhooksError, WebhooksUnavailableError),
+    response_model=WebhookMade,
+    responses=problems(*_URL_REFUSALS, TooManyWebhooksError, WebhooksUnavailableError, SecretUnreadableError),
 )
 async def create_webhook(
-    body: WebhookCreate, desk: DeskDep, principal: PrincipalDep, response: Response
-) -> WebhookMade:
-    """Have a URL told of events. The secret that its requests are signed by is shown in this answer alone."""
+    body: WebhookCreate, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
+) -> Response:
+    """Have a URL told of events. The secret that its requests are signed by is shown in this answer alone.
+
+    The same request with the same `Idempotency-Key` is given that answer again.
+    """
     await desk.lookups.run(lambda: service.check_destination(desk.settings, body.url))
-    made = await desk.writes.run(lambda: service.create(desk, principal, body))
-    response.headers.update({"Location": location(made.row), "ETag": etag(made.row), "Cache-Control": "no-store"})
-    return webhook_made(made.row, made.secret)
+    answer = await desk.writes.run(lambda: service.create(desk, principal, body, idempotency_key))
+    return answer.response()
 
 
 @router.get("", dependencies=[Depends(only_parameters("limit", "cursor"))])

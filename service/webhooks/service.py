@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from sqlalchemy.orm import Session
 
 from service.audit.service import note
 from service.conditions import Conditions
 from service.deps import Desk
 from service.egress.allowed import parse_allowed
-from service.egress.errors import EgressError, HostUnresolvedError
-from service.egress.resolving import checked_addresses, system_resolver
-from service.egress.urls import check_url
+from service.egress.early import refuse_destination
+from service.egress.resolving import system_resolver
+from service.idempotency.answers import Answer
+from service.idempotency.service import submit_once
 from service.ids import new_id
 from service.pagination import Position
 from service.principal import Principal
@@ -26,7 +29,7 @@ from service.webhooks.errors import (
 )
 from service.webhooks.schemas import WebhookChange, WebhookCreate, WebhookRotate
 from service.webhooks.secrets import Vault, make_secret
-from service.webhooks.views import etag
+from service.webhooks.views import etag, location, webhook_made
 
 # Of one tenant: each is looked at with every event.
 MOST_WEBHOOKS = 50
@@ -42,15 +45,20 @@ class Made:
     secret: str
 
 
-def create(desk: Desk, by: Principal, body: WebhookCreate) -> Made:
+def create(desk: Desk, by: Principal, body: WebhookCreate, key: str | None) -> Answer:
     """Store a webhook, whose URL has been checked, with a secret of its own.
+
+    The answer is remembered with its secret sealed, as the webhook keeps it.
 
     Raises:
         WebhooksUnavailableError: the installation has no pepper.
         TooManyWebhooksError: the tenant has as many as it may.
+        SecretUnreadableError: the answer is remembered, and of another pepper.
     """
     vault, secret, endpoint_id = Vault.of(desk.settings), make_secret(), new_id("whk")
-    with desk.database.write() as session:
+    sealed = vault.seal(endpoint_id, secret)
+
+    def work(session: Session) -> tuple[Answer, None]:
         if repository.count(session, by.tenant_id) >= MOST_WEBHOOKS:
             raise TooManyWebhooksError(MOST_WEBHOOKS)
         row = repository.create(
@@ -61,11 +69,15 @@ def create(desk: Desk, by: Principal, body: WebhookCreate) -> Made:
             event_types=body.event_types,
             description=body.description,
             enabled=body.enabled,
-            sealed=vault.seal(endpoint_id, secret),
+            sealed=sealed,
             pepper_id=vault.pepper_id,
         )
-        note(session, by, "webhook.create", endpoint_id)
-    return Made(row, secret)
+        headers = {"Location": location(row), "ETag": etag(row), "Cache-Control": "no-store"}
+        return Answer(201, webhook_made(row, sealed).model_dump(mode="json"), headers), None
+
+    kept = submit_once(desk, by, "POST /v1/webhooks", key, body, work)
+    shown = vault.open(kept.body["id"], kept.body["secret"])
+    return replace(kept, body={**kept.body, "secret": shown})
 
 
 def check_destination(settings: Settings, url: str) -> None:
@@ -74,13 +86,7 @@ def check_destination(settings: Settings, url: str) -> None:
     Raises:
         EgressError: of its form, or of an address of its host; points at ``/url``.
     """
-    allowed = parse_allowed(settings.egress_allowed)
-    try:
-        checked_addresses(check_url(url, allowed), allowed, system_resolver, _RESOLVE_SECONDS)
-    except HostUnresolvedError:
-        return  # it may be there once something is sent
-    except EgressError as error:
-        raise type(error)(error.detail, hint=error.hint, pointer="/url", **error.where) from None
+    refuse_destination(url, parse_allowed(settings.egress_allowed), system_resolver, _RESOLVE_SECONDS, pointer="/url")
 
 
 def get(desk: Desk, tenant_id: str, webhook_id: str) -> WebhookEndpoint:

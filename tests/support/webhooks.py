@@ -65,11 +65,11 @@ def answering(*statuses: int, headers: str = "") -> Script:
     return script
 
 
-def over_tls(script: Script, authority: trustme.CA) -> AbstractContextManager[Scripted]:
+def over_tls(script: Script, authority: trustme.CA, *, bodies: bool = True) -> AbstractContextManager[Scripted]:
     """A receiver with a certificate for HOST."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert(HOST).configure_cert(context)
-    return scripted(script, tls=context)
+    return scripted(script, tls=context, bodies=bodies)
 
 
 def egress_for(

@@ -3,51 +3,25 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
 from service.db import db_now
+from service.egress.answers import Answer, excerpt
+from service.egress.retries import pause_seconds
 from service.tables import WebhookEndpoint
 from service.tables.webhooks import EXCERPT_LENGTH
 from service.webhooks import outbox
 from service.webhooks import repository as webhooks
 from service.webhooks.deliveries import repository
 from service.webhooks.deliveries.repository import Claimed
-from service.webhooks.deliveries.retries import pause_seconds
 
 log = logging.getLogger(__name__)
 
 _GONE = 410
-_SUCCESS = range(200, 300)
-# Databases and terminals disagree about them.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 Fate = Literal["delivered", "retried", "failed", "fenced"]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What an attempt met with.
-
-    Attributes:
-        status: of HTTP; None if there was no reply.
-        error: code of what kept it from one.
-        text: the beginning of the reply, or what was wrong.
-        headers: of the reply, by their lower-case names.
-    """
-
-    status: int | None
-    error: str | None
-    text: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def is_success(self) -> bool:
-        """True for 2xx."""
-        return self.status is not None and self.status in _SUCCESS
 
 
 def settle(
@@ -69,7 +43,11 @@ def settle(
     if not answer.is_success and answer.status != _GONE:
         pause = pause_seconds(claimed.attempt, schedule, answer.headers)
     fate: Fate = "delivered" if answer.is_success else "failed" if pause is None else "retried"
-    told = {"last_status": answer.status, "last_error": answer.error, "response_excerpt": _excerpt(answer.text)}
+    told = {
+        "last_status": answer.status,
+        "last_error": answer.error,
+        "response_excerpt": excerpt(answer.text, EXCERPT_LENGTH),
+    }
     if not repository.settle(session, claimed, **told, **_next(fate, pause, endpoint)):
         return "fenced"
     _judge(session, endpoint, answer, failing_seconds)
@@ -93,7 +71,3 @@ def _judge(session: Session, endpoint: WebhookEndpoint, answer: Answer, failing_
         outbox.disable(session, endpoint, "gone")
     elif failing >= failing_seconds:
         outbox.disable(session, endpoint, "failing")
-
-
-def _excerpt(text: str) -> str:
-    return _CONTROL.sub(" ", text)[:EXCERPT_LENGTH]

@@ -1,4 +1,4 @@
-"""When a delivery that failed is tried again."""
+"""When a request that failed is sent again."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def _asked_seconds(header: str) -> float:
         return float(header)
     try:
         at = parsedate_to_datetime(header)
-    except ValueError:
+        return (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    except (ValueError, OverflowError):
         return 0.0
-    return (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
