@@ -15,6 +15,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 
 from service.contracts.errors import AlreadyQuantizedError, UnsupportedModelError
 from service.contracts.model import MAX_NODE_NAME_CHARACTERS, MAX_NODE_NAMES, ModelSummary, TensorInfo
@@ -27,14 +28,18 @@ from worker.quantizer.intake.loading import (
     to_ir,
 )
 from worker.quantizer.intake.soundness import check_channels, check_weights
+from worker.quantizer.intake.work import work_of
 from worker.quantizer.preparation.prepare import prepare
 from worker.quantizer.runtime.check import RuntimeRefusalError, check_runtime
 from worker.quantizer.runtime.session import Session
+from worker.quantizer.runtime.timing import forward_pass
 
 __all__ = ["Uploaded", "file_sha256", "inspect_model", "open_model", "summarize_model"]
 
 # Domains whose operators onnxruntime's CPU build knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+# How often their bodies run is told by values: on made-up ones it means nothing.
+_REPEATING = frozenset({"Loop", "Scan", "SequenceMap"})
 
 
 @dataclass(frozen=True)
@@ -67,14 +72,14 @@ class Uploaded:
                 self.judge(threads=threads)  # says the same with the node's name
             raise
 
-    def judge(self, *, threads: int, optimized: bool = False) -> None:
-        """Let the runtime read the file, and nothing else.
+    def judge(self, *, threads: int, optimized: bool = False) -> ort.InferenceSession:
+        """Let the runtime read the file, and nothing else; gives its session.
 
         Raises:
             UnsupportedModelError: the runtime refuses the model; names the node where it can.
             ResourceLimitError: the runtime needs more memory than it may have.
         """
-        _ask_runtime(self.path, self.proto, threads=threads, optimized=optimized)
+        return _ask_runtime(self.path, self.proto, threads=threads, optimized=optimized)
 
 
 def open_model(path: Path) -> Uploaded:
@@ -103,12 +108,13 @@ def open_model(path: Path) -> Uploaded:
     return Uploaded(path, proto, model, summary)
 
 
-def inspect_model(path: Path, *, threads: int) -> ModelSummary:
+def inspect_model(path: Path, *, threads: int, timed: bool = False) -> ModelSummary:
     """Check an uploaded model, ask the runtime, and say what is in it and how a config may call its nodes.
 
     Args:
         path: the .onnx file; external data lies in its folder.
         threads: threads that the runtime may use.
+        timed: run it as well, and tell how long that takes.
 
     Raises:
         ModelError: as ``open_model``.
@@ -116,8 +122,12 @@ def inspect_model(path: Path, *, threads: int) -> ModelSummary:
         ResourceLimitError: the runtime needs more memory than it may have.
     """
     uploaded = open_model(path)
-    uploaded.judge(threads=threads, optimized=True)
-    return _with_names(uploaded)
+    session = uploaded.judge(threads=threads, optimized=True)
+    summary = _with_names(uploaded)
+    if not timed or summary.work is None or not _REPEATING.isdisjoint(summary.op_counts):
+        return summary
+    forward = forward_pass(session, summary.work, threads=threads)
+    return summary.model_copy(update={"work": summary.work.model_copy(update={"forward": forward})})
 
 
 def _with_names(uploaded: Uploaded) -> ModelSummary:
@@ -137,13 +147,17 @@ def _with_names(uploaded: Uploaded) -> ModelSummary:
     op_types = {op_type for _, op_type in known} - summary.op_counts.keys()
     few = len(names) <= MAX_NODE_NAMES and sum(map(len, names)) <= MAX_NODE_NAME_CHARACTERS
     return summary.model_copy(
-        update={"node_names": tuple(names) if few else None, "prepared_op_types": tuple(sorted(op_types))}
+        update={
+            "node_names": tuple(names) if few else None,
+            "prepared_op_types": tuple(sorted(op_types)),
+            "work": work_of(prepared.graph),
+        }
     )
 
 
-def _ask_runtime(path: Path, proto: onnx.ModelProto, *, threads: int, optimized: bool) -> None:
+def _ask_runtime(path: Path, proto: onnx.ModelProto, *, threads: int, optimized: bool) -> ort.InferenceSession:
     try:
-        check_runtime(path, threads=threads, optimized=optimized)
+        return check_runtime(path, threads=threads, optimized=optimized)
     except RuntimeRefusalError as refusal:
         raise _with_node(refusal, proto) from None
 

@@ -20,7 +20,7 @@ def validate(task: InspectModelTask) -> ModelResult:
     """
     path = Path(task.model_path)
     if task.output_dir is None:
-        return ModelResult(summary=inspect_model(path, threads=task.threads))
+        return ModelResult(summary=inspect_model(path, threads=task.threads, timed=True))
     made = Path(task.output_dir) / MADE_MODEL
     if task.state_path is not None:
         files = fill(path, Path(task.state_path), made)
@@ -28,7 +28,7 @@ def validate(task: InspectModelTask) -> ModelResult:
         from worker.quantizer.intake.program import read_program  # most uploads do without, and it loads much
 
         files = save_whole(read_program(path, threads=task.threads), made)
-    summary = inspect_model(made, threads=task.threads)
+    summary = inspect_model(made, threads=task.threads, timed=True)
     return ModelResult(
         summary=summary, files=tuple(ModelFileMade(file=file.name, sha256=file_sha256(file)) for file in files)
     )

@@ -75,8 +75,8 @@ class RuntimeRefusalError(Exception):
         )
 
 
-def check_runtime(path: Path, *, threads: int, optimized: bool) -> None:
-    """Create a session on the CPU, as every later step does.
+def check_runtime(path: Path, *, threads: int, optimized: bool) -> ort.InferenceSession:
+    """Create a session on the CPU, as every later step does; it is given back.
 
     Args:
         path: the .onnx file, external data beside it.
@@ -89,7 +89,7 @@ def check_runtime(path: Path, *, threads: int, optimized: bool) -> None:
         ResourceLimitError: creating the session takes more memory than there is.
     """
     try:
-        ort.InferenceSession(
+        return ort.InferenceSession(
             str(path),
             session_options(threads, optimized=optimized),
             providers=["CPUExecutionProvider"],

@@ -18,7 +18,7 @@ from service.contracts.errors import (
     TooComplexError,
     UnsupportedModelError,
 )
-from service.contracts.model import ModelSummary, TensorInfo
+from service.contracts.model import MatrixKind, ModelSummary, TensorInfo, Work
 from worker.quantizer.intake import inspect as intake
 from worker.quantizer.intake import loading
 from worker.quantizer.intake.inspect import inspect_model
@@ -96,6 +96,13 @@ def test_the_summary_of_a_good_model(tmp_path: Path) -> None:
         sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
         node_names=("fc", "r", "Shape_2"),
         prepared_op_types=(),
+        work=Work(
+            multiply_adds=12,
+            activation_bytes=4 * (4 + 4 + 2),
+            largest_activation_bytes=16,
+            nodes=3,
+            matrices=(MatrixKind(groups=1, outputs=4, inputs=3, count=1),),
+        ),
     )
 
 

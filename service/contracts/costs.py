@@ -1,0 +1,172 @@
+"""What the stages of a quantization should cost, in seconds: facts of the config, the model and the data.
+
+The measure is a forward pass of the float model. How many of them a stage is worth was found on labelled models; who
+knows better, as a job that runs or a service that has seen many, corrects what is wrong with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from service.contracts.algorithms import Algorithm
+from service.contracts.config import QuantizationConfig
+from service.contracts.efforts import held_back_samples, moments_effort, wanted_patches
+from service.contracts.model import MatrixKind
+
+# Runs are repeated until their interval is narrow; one of a single sample takes longer than its part of a batch.
+_LATENCY_TIMES, _LATENCY_SECONDS = 8, 3.0
+_WARM_UP_RUNS = 5
+# Seconds per node of the graph, whatever it computes.
+_NODE_PREPARED, _NODE_PLANNED, _NODE_EMITTED, _NODE_FILLED = 3e-4, 1e-4, 2e-4, 1e-4
+# Forward passes of the float model that a sample is worth.
+_STATISTICS, _EVALUATION, _LAYERS, _ACCEPTANCE = 3.0, 1.9, 9.0, 3.0
+# Of a sample whatever the network: its metrics, and what chance makes of them.
+_METRICS_SECONDS = 1e-4
+# A session of a network of so many seconds per node has to be made before any pass.
+_SESSION_NODE = 3e-4
+# That the checks before all work run, all alternatives counted.
+_EXAMINED_SAMPLES = 220
+_WALK_PASSES = 3.0
+_BACKWARD_PASSES = 9.0
+# Of the moments solver, whose matrices are small.
+_MULTIPLICATIONS_PER_SECOND = 2.2e10
+# Until torch is loaded, where it is not.
+TORCH_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the cost of a stage depends on beside the config.
+
+    Attributes:
+        nodes: of the graph.
+        matrices: shapes of its linear layers.
+        sample_seconds: of the float model for a sample, of a batch where it takes batches.
+        calibration_samples: that there are.
+        measured_samples: on which the models are compared.
+        torch_seconds: until torch is loaded; 0 where it is.
+    """
+
+    nodes: int
+    matrices: tuple[MatrixKind, ...]
+    sample_seconds: float
+    calibration_samples: int
+    measured_samples: int
+    torch_seconds: float
+
+    def passes(self, algorithm: Algorithm, passes: float) -> float:
+        """Seconds of so many forward passes of each sample that the algorithm uses."""
+        return self.samples_of(algorithm) * self.sample_seconds * passes
+
+    def samples_of(self, algorithm: Algorithm) -> int:
+        """Samples that the algorithm uses."""
+        return min(getattr(algorithm, "data_size", None) or self.calibration_samples, self.calibration_samples)
+
+
+def stage_costs(config: QuantizationConfig, facts: Facts) -> list[tuple[str, float]]:
+    """Name and seconds of each stage that comes behind loading, in order."""
+    return list(_stages(config, facts))
+
+
+def evaluation_costs(sample_seconds: Iterable[float], samples: int, latency_runs: int) -> dict[str, float]:
+    """Seconds of the stages of an evaluation, by name.
+
+    Args:
+        sample_seconds: of each of its models for a sample.
+        samples: that they are measured on.
+        latency_runs: of each of them, at least.
+    """
+    one = sum(sample_seconds)
+    runs = _WARM_UP_RUNS + _LATENCY_TIMES * latency_runs
+    return {"evaluation": samples * (one + _METRICS_SECONDS), "latency": min(runs * one, _LATENCY_SECONDS)}
+
+
+def _stages(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str, float]]:
+    nodes, one = facts.nodes, facts.sample_seconds
+    session = _SESSION_NODE * nodes
+    yield "sanity", session + _EXAMINED_SAMPLES * one
+    yield "prepare", _NODE_PREPARED * nodes
+    yield "plan", _NODE_PLANNED * nodes + 2 * one
+    if config.mode == "static":
+        yield "statistics", session + facts.calibration_samples * one * _STATISTICS
+        yield "parameters", _NODE_FILLED * nodes
+        yield from _algorithms(config, facts)
+    elif config.mode != "float16":
+        yield "parameters", _NODE_FILLED * nodes
+    measured = facts.measured_samples
+    layer_samples = min(config.evaluation.layer_samples, measured)
+    drafts = 1 + len(config.algorithms)
+    runs = 2 * (_WARM_UP_RUNS + _LATENCY_TIMES * config.evaluation.latency_runs)
+    yield "emit", _NODE_EMITTED * nodes
+    yield "evaluation", session + measured * (one * _EVALUATION + _METRICS_SECONDS)
+    yield "layers", drafts * (2 * session + layer_samples * one * _LAYERS)
+    yield "latency", min(runs * one, _LATENCY_SECONDS)
+
+
+def _algorithms(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str, float]]:
+    for algorithm in config.algorithms:
+        cost = _COSTS.get(algorithm.method, _walk)
+        yield algorithm.method, cost(algorithm, facts) + _NODE_FILLED * facts.nodes
+        if algorithm.accept == "if_better":
+            judged = held_back_samples(facts.calibration_samples)
+            acceptance = 2 * _SESSION_NODE * facts.nodes + judged * facts.sample_seconds * _ACCEPTANCE
+            yield f"{algorithm.method} acceptance", acceptance
+
+
+def _walk(algorithm: Algorithm, facts: Facts) -> float:
+    """Both networks run layer by layer."""
+    return facts.passes(algorithm, _WALK_PASSES)
+
+
+def _bias_correction(algorithm: Any, facts: Facts) -> float:
+    """In closed form, from statistics that are there already; or by walking."""
+    return _walk(algorithm, facts) if algorithm.mode == "full" else 0.0
+
+
+def _equalization(algorithm: Algorithm, facts: Facts) -> float:
+    """Ranges are taken anew behind it."""
+    return facts.passes(algorithm, _STATISTICS)
+
+
+def _finetuning(algorithm: Any, facts: Facts) -> float:
+    walked = _walk(algorithm, facts)
+    if algorithm.solver == "moments":
+        return walked + sum(map(_moments, facts.matrices)) / _MULTIPLICATIONS_PER_SECOND
+    steps = algorithm.num_iterations * algorithm.batch_size * facts.sample_seconds * _BACKWARD_PASSES
+    return float(walked + steps + facts.torch_seconds)
+
+
+def _moments(kind: MatrixKind) -> float:
+    shape = kind.groups, kind.outputs, kind.inputs
+    return kind.count * moments_effort(shape, wanted_patches(shape))
+
+
+def _training(algorithm: Any, facts: Facts) -> float:
+    """Steps of its batch size, within its budget; and a validation behind each epoch."""
+    samples = facts.samples_of(algorithm) * (1.0 - algorithm.validation_share)
+    steps_per_epoch = max(samples / algorithm.batch_size, 1.0)
+    limits = [algorithm.steps, None if algorithm.epochs is None else algorithm.epochs * steps_per_epoch]
+    steps = min((limit for limit in limits if limit is not None), default=steps_per_epoch)
+    seconds = float(steps * algorithm.batch_size * facts.sample_seconds * _BACKWARD_PASSES)
+    return facts.torch_seconds + (seconds if algorithm.seconds is None else min(seconds, algorithm.seconds))
+
+
+def _search(algorithm: Any, facts: Facts) -> float:
+    """A search goes on until its time is over, where it has any."""
+    found = 20 * facts.passes(algorithm, _STATISTICS)
+    limit = algorithm.budget.max_seconds
+    return found if limit is None else min(found, float(limit))
+
+
+_COSTS: dict[str, Callable[[Any, Facts], float]] = {
+    "cross_layer_equalization": _equalization,
+    "smooth_quant": _equalization,
+    "bias_correction": _bias_correction,
+    "adaround": _finetuning,
+    "adaquant": _finetuning,
+    "qat": _training,
+    "autopilot": _search,
+    "mixed_precision": _search,
+}

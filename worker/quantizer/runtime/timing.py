@@ -1,0 +1,102 @@
+"""How long one forward pass of an uploaded model takes here, found out within bounds of time and memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from service.contracts.model import ASSUMED_LENGTH, ForwardPass, Work
+from worker.quantizer.runtime.session import RUNTIME_ERRORS
+
+_DTYPES: dict[str, Any] = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(int16)": np.int16,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+    "tensor(bool)": np.bool_,
+}
+# As many samples at a time as a job runs, where the model takes them.
+_BATCH = 8
+_SECONDS, _FIRST_SECONDS, _MOST_RUNS = 0.1, 1.0, 10
+# Of a model beyond these the graph alone has to tell: nobody waits for its upload any longer.
+_MOST_BYTES, _MOST_MULTIPLY_ADDS = 1 << 28, 4_000_000_000
+_SEED = 1
+
+
+def forward_pass(session: ort.InferenceSession, work: Work | None, *, threads: int) -> ForwardPass | None:
+    """Time a model on made-up inputs: normal floats, and zeros, which are a valid index of everything.
+
+    An axis without a size is taken as ``Work`` takes it. The first run is not counted; of the others the fastest is.
+
+    Args:
+        session: of the model.
+        work: what its graph computes; None: unknown, and then nothing is run.
+        threads: of the session.
+
+    Returns:
+        None where the model is too large for a quick try, takes no arrays, or does not run on such inputs.
+    """
+    taken = session.get_inputs()
+    if work is None or any(each.type not in _DTYPES or each.shape is None for each in taken):
+        return None
+    open_first = bool(taken) and all(each.shape and not isinstance(each.shape[0], int) for each in taken)
+    for samples in (_BATCH, 1) if open_first else (1,):
+        fed_bytes = sum(prod(_shape(each, samples)) * np.dtype(_DTYPES[each.type]).itemsize for each in taken)
+        computed_bytes = work.activation_bytes * samples
+        if max(fed_bytes, computed_bytes) > _MOST_BYTES or work.multiply_adds * samples > _MOST_MULTIPLY_ADDS:
+            continue
+        feeds = {each.name: _made_up(each, samples) for each in taken}
+        seconds = _fastest(session, feeds)
+        if seconds is not None:
+            elements = max((array.size // samples for array in feeds.values()), default=1)
+            return ForwardPass(seconds=seconds, samples=samples, elements=max(elements, 1), threads=threads)
+    return None
+
+
+def _shape(taken: ort.NodeArg, samples: int) -> list[int]:
+    """Of an input; an axis without a size is the samples' if it is the first."""
+    return [
+        axis if isinstance(axis, int) and axis >= 0 else (samples if place == 0 else ASSUMED_LENGTH)
+        for place, axis in enumerate(taken.shape)
+    ]
+
+
+def _made_up(taken: ort.NodeArg, samples: int) -> np.ndarray:
+    """Values of an input, of its dtype."""
+    shape, dtype = _shape(taken, samples), np.dtype(_DTYPES[taken.type])
+    if dtype.kind != "f":
+        return np.zeros(shape, dtype)
+    return np.random.default_rng([_SEED, prod(shape)]).standard_normal(shape, np.float32).astype(dtype)
+
+
+def _fastest(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> float | None:
+    """Seconds of the fastest run; None if it fails, or the first does not end in time."""
+    best, spent = None, 0.0
+    for number in range(1 + _MOST_RUNS):
+        options = ort.RunOptions()
+        limit = threading.Timer(_FIRST_SECONDS, setattr, (options, "terminate", True))
+        limit.start()
+        begin = time.perf_counter()
+        try:
+            session.run(None, feeds, options)
+        except (*RUNTIME_ERRORS, MemoryError, ValueError):
+            return best
+        finally:
+            limit.cancel()
+        taken = time.perf_counter() - begin
+        if number == 0 and taken < _SECONDS:
+            continue
+        best = taken if best is None else min(best, taken)
+        spent += taken
+        if spent >= _SECONDS:
+            break
+    return best
