@@ -2,6 +2,7 @@
 
     scratch/JOB.ATTEMPT/task.json
                        /model/...      under the names of the model's manifest, so that external data is found
+                       /reference/...  those of the model that an evaluation compares with
                        /graphs/ID/...  models that metrics and losses are given as
                        /data/...
                        /output/        what the runner writes
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,8 +27,10 @@ from sqlalchemy.orm import Session
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import EngineError, ExternalDataError, Pt2NotAllowedError
+from service.contracts.evaluation import EvaluationSpec
 from service.contracts.runner import (
     DatasetSource,
+    EvaluateTask,
     InspectDatasetTask,
     InspectModelTask,
     InspectTargetTask,
@@ -152,6 +155,8 @@ class Materials:
                 preprocessing=source.preprocessing,
                 output_dir=str(self._output()),
             )
+        if job.kind == "evaluate":
+            return self._evaluate(session, job)
         calibration = evaluation = None
         if job.calibration_dataset_id is not None:
             calibration = self._dataset(session, job, job.calibration_dataset_id, "calibration")
@@ -170,9 +175,7 @@ class Materials:
             evaluation=evaluation,
             output_dir=str(self._output()),
             threads=self._threads,
-            metric_graphs={
-                name: str(self._model(session, job, name, f"graphs/{plain_name(name)}")) for name in config.graph_models
-            },
+            metric_graphs=self._graphs(session, job, config.graph_models),
             extra_bytes=keeping.extra_bytes,
             checkpoint_dir=None if keeping.checkpoint_dir is None else str(keeping.checkpoint_dir),
             checkpoint_bytes=keeping.checkpoint_bytes,
@@ -181,6 +184,25 @@ class Materials:
             # a tenant finds what its own jobs computed, and nothing that would tell what others have
             cache_scope=job.tenant_id,
         )
+
+    def _evaluate(self, session: Session, job: Job) -> EvaluateTask:
+        spec = EvaluationSpec.model_validate((job.config or {})["evaluation"])
+        reference = None
+        if job.reference_model_id is not None:
+            reference = str(self._model(session, job, job.reference_model_id, "reference"))
+        return EvaluateTask(
+            model_path=str(self._model(session, job, job.model_id)),
+            reference_path=reference,
+            evaluation=self._dataset(session, job, job.evaluation_dataset_id, "evaluation"),
+            spec=spec,
+            output_dir=str(self._output()),
+            threads=self._threads,
+            metric_graphs=self._graphs(session, job, spec.graph_models),
+            extra_bytes=self._keeping.extra_bytes,
+        )
+
+    def _graphs(self, session: Session, job: Job, names: Iterable[str]) -> dict[str, str]:
+        return {name: str(self._model(session, job, name, f"graphs/{plain_name(name)}")) for name in names}
 
     def _inspect_model(self, session: Session, job: Job) -> InspectModelTask:
         model = self._row(session, job, job.model_id)

@@ -24,6 +24,7 @@ from service.contracts.runner import (
     EXIT_USER_ERROR,
     DatasetResult,
     ErrorLine,
+    EvaluateResult,
     InspectionResult,
     ModelResult,
     QuantizeResult,
@@ -34,7 +35,7 @@ from service.jobs.transitions import LATE_VALIDATION
 from worker.inspection_budget import InspectionBudget
 
 NOT_STARTED = "runner-not-started"
-Result = QuantizeResult | ModelResult | DatasetResult | InspectionResult
+Result = QuantizeResult | EvaluateResult | ModelResult | DatasetResult | InspectionResult
 
 
 # Signals that a process brings upon itself by what it works on. A SIGKILL comes from elsewhere, and tells nothing of

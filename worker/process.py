@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 
 from service.contracts.command_errors import InvalidSettingsError
 from service.db import Database
@@ -20,9 +21,11 @@ from worker.deafness import Deafness
 from worker.embedded import StopFlag
 from worker.heartbeat import Heartbeat
 from worker.memory import as_one_job, job_memory_bytes
+from worker.reconcile.hand_overs import HAND_OVERS
 from worker.reconcile.loops import Reconciler, run_forever, run_once
+from worker.reconcile.outboxes import OutboxThread, send_once
 from worker.reconcile.scratch import collect_scratch
-from worker.reconcile.webhooks import DeliveryThread, deliver_once
+from worker.reconcile.webhooks import WEBHOOKS
 from worker.rest import Rest
 from worker.slots import Slot, Slots, shares
 from worker.supervisor import Supervisor, new_worker_id
@@ -30,6 +33,9 @@ from worker.tasks import Received, register
 from worker.upkeep.scrub import ScrubThread
 
 log = logging.getLogger(__name__)
+
+# What a reconciler sends beside its loops.
+OUTBOXES = (WEBHOOKS, HAND_OVERS)
 
 
 def run_worker_process(settings: Settings, queues: tuple[str, ...], devices: tuple[str, ...] = ()) -> int:
@@ -135,8 +141,11 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
     reconciler = Reconciler(settings, database, store, dispatcher, QueueDepths(settings), is_new=not once)
     try:
         if once:
-            return {**run_once(reconciler), "deliver_webhooks": deliver_once(settings, database)}
-        with ScrubThread(settings, database, store), DeliveryThread(settings, database):
+            done = run_once(reconciler)
+            return done | {outbox.name: send_once(outbox, settings, database, store) for outbox in OUTBOXES}
+        with ScrubThread(settings, database, store), ExitStack() as stack:
+            for outbox in OUTBOXES:
+                stack.enter_context(OutboxThread(outbox, settings, database, store))
             run_forever(reconciler, stop)
         return None
     finally:

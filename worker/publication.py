@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import EngineError, ResourceLimitError
 from service.contracts.model import MADE_DATA, MADE_MODEL, ModelSummary
-from service.contracts.runner import DatasetResult, InspectionResult, ModelResult, QuantizeResult
+from service.contracts.runner import DatasetResult, EvaluateResult, InspectionResult, ModelResult, QuantizeResult
 from service.files import repository as stored_files
-from service.jobs.outcome import MadeModel, NewArtifact, NewModelFile, QuantizeOutcome
+from service.jobs.outcome import EvaluateOutcome, MadeModel, NewArtifact, NewModelFile, QuantizeOutcome
 from service.jobs.outcome import Outcome as JobOutcome
 from service.storage import FileStore, StoredFile
 from worker.materials import plain_name
@@ -64,7 +64,10 @@ def publish(
     _check_size([_written(output, file.file) for file in result.files], extra_bytes)
     report = output / REPORT_FILE
     _write_new(report, json.dumps(result.report.to_json_dict(), indent=2) + "\n")
-    return _publish_quantized(result, put, store.put_file(report, check=check))
+    stored_report = store.put_file(report, check=check)
+    if isinstance(result, EvaluateResult):
+        return EvaluateOutcome(result.report, tuple(_beside_model(result, put, stored_report)))
+    return _publish_quantized(result, put, stored_report)
 
 
 def name_published(session: Session, store: FileStore, published: JobOutcome) -> None:
@@ -74,7 +77,7 @@ def name_published(session: Session, store: FileStore, published: JobOutcome) ->
         StoredFileMissingError: storing was so long ago that they have been collected.
     """
     digests: list[str] = []
-    if isinstance(published, QuantizeOutcome):
+    if isinstance(published, QuantizeOutcome | EvaluateOutcome):
         digests = [artifact.sha256 for artifact in published.artifacts]
     elif isinstance(published, MadeModel):
         digests = [file.sha256 for file in published.files]
@@ -95,18 +98,18 @@ def _publish_model(result: ModelResult, put: Put) -> ModelSummary | MadeModel:
 
 def _publish_quantized(result: QuantizeResult, put: Put, stored_report: StoredFile) -> QuantizeOutcome:
     stored = put(result.model_file, result.report.manifest.output_sha256)
-    others = [(file, put(file.file, file.sha256)) for file in result.files]
-    return QuantizeOutcome(
-        report=result.report,
-        artifacts=(
-            NewArtifact("model", "model.onnx", "application/octet-stream", stored.sha256, stored.size_bytes),
-            NewArtifact("report", REPORT_FILE, "application/json", stored_report.sha256, stored_report.size_bytes),
-            *(
-                NewArtifact(file.kind, file.file, file.media_type, found.sha256, found.size_bytes)
-                for file, found in others
-            ),
-        ),
-    )
+    model = NewArtifact("model", "model.onnx", "application/octet-stream", stored.sha256, stored.size_bytes)
+    return QuantizeOutcome(result.report, (model, *_beside_model(result, put, stored_report)))
+
+
+def _beside_model(
+    result: QuantizeResult | EvaluateResult, put: Put, stored_report: StoredFile
+) -> Iterator[NewArtifact]:
+    """The report, then all other files."""
+    yield NewArtifact("report", REPORT_FILE, "application/json", stored_report.sha256, stored_report.size_bytes)
+    for file in result.files:
+        found = put(file.file, file.sha256)
+        yield NewArtifact(file.kind, file.file, file.media_type, found.sha256, found.size_bytes)
 
 
 def _stored(output: Path, store: FileStore, check: Callable[[], None], name: str, sha256: str) -> StoredFile:

@@ -43,6 +43,8 @@ from service.contracts.runner import (
     TASK_ADAPTER,
     DatasetResult,
     ErrorLine,
+    EvaluateResult,
+    EvaluateTask,
     InspectDatasetTask,
     InspectionResult,
     InspectModelTask,
@@ -224,13 +226,20 @@ def _loading() -> Iterator[None]:
         raise NotLoadedError(str(error)) from error
 
 
-def perform(task: RunnerTask, run: Run) -> QuantizeResult | ModelResult | DatasetResult | InspectionResult:
+def perform(
+    task: RunnerTask, run: Run
+) -> QuantizeResult | EvaluateResult | ModelResult | DatasetResult | InspectionResult:
     """Do what the task asks. The engine is imported here and only as far as the task needs it."""
     if isinstance(task, QuantizeTask):
         with _loading():
             from worker.quantizer.pipeline import quantize_files
 
         return quantize_files(task, run, reached=failpoints.reach)
+    if isinstance(task, EvaluateTask):
+        with _loading():
+            from worker.quantizer.evaluation.command import evaluate_task
+
+        return evaluate_task(task, run)
     if isinstance(task, InspectModelTask):
         with _loading():
             from worker.quantizer.intake.made import validate

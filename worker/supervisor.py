@@ -190,6 +190,8 @@ class Supervisor:
         Raises:
             OSError: the disk refused.
         """
+        if job.kind == "evaluate":
+            return Keeping(extra_bytes=self._settings.extra_bytes)
         if job.kind != "quantize":
             return Keeping()
         settings, folder = self._settings, None

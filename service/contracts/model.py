@@ -19,6 +19,48 @@ MADE_MODEL = "model.onnx"
 MADE_DATA = "model.onnx.data"
 
 
+# What an axis without a size counts as, where work is told; the first axis counts as one sample.
+ASSUMED_LENGTH = 64
+MOST_MATRIX_KINDS = 256
+
+
+class MatrixKind(Contract):
+    """Linear layers of one shape."""
+
+    groups: int
+    outputs: int = Field(description="Per group.")
+    inputs: int = Field(description="Per group.")
+    count: int = Field(description="Layers of this shape.")
+
+    @property
+    def elements(self) -> int:
+        """Weights of all of them."""
+        return self.groups * self.outputs * self.inputs * self.count
+
+
+class ForwardPass(Contract):
+    """One run of the float model on made-up inputs, timed when it was validated."""
+
+    seconds: float = Field(description="Of the whole run.")
+    samples: int = Field(description="That it was given at a time.")
+    elements: int = Field(description="Of the largest input, per sample.")
+    threads: int
+
+
+class Work(Contract):
+    """What a network computes for one sample. An axis without a size counts as 64, a first one as 1."""
+
+    multiply_adds: int = Field(description="Of products: convolutions, matrices, recurrent layers.")
+    activation_bytes: int = Field(description="Of all results together, in float32.")
+    largest_activation_bytes: int
+    nodes: int = Field(description="Once prepared.")
+    matrices: tuple[MatrixKind, ...] = Field(description="Linear layers with constant weights.")
+    forward: ForwardPass | None = Field(
+        default=None,
+        description="Null where the model was too large for a quick try, or does not run on made-up inputs.",
+    )
+
+
 class TensorInfo(Contract):
     """A model input or output. A dynamic axis is given by its name, or None where it has none."""
 
@@ -53,6 +95,10 @@ class ModelSummary(Contract):
         default=None, description="Operators that only preparation brings in, such as Gemm for MatMul and Add."
     )
 
+    work: Work | None = Field(
+        default=None, description="Null where shapes are unknown, in older records and in lists of models."
+    )
+
     def outline(self) -> ModelSummary:
-        """Without the names of the nodes, which would make up most of a list."""
-        return self.model_copy(update={"node_names": None})
+        """Without the names of the nodes and the work, which would make up most of a list."""
+        return self.model_copy(update={"node_names": None, "work": None})

@@ -59,14 +59,18 @@ class MaxDrop(Contract):
 
 
 class NotSignificantlyWorse(Contract):
-    """On the same samples, the quantized model is not worse than the baseline's beyond chance: McNemar's exact test of
-    the samples that changed sides, two-sided.
+    """On the same samples, the quantized model is not worse than the baseline's beyond chance, by a two-sided test.
 
-    It compares shares of right decisions; where the jobs keep no results by sample, or were measured on other data, it
-    is undecided.
+    Without ``metric`` it compares shares of right decisions, by McNemar's exact test of the samples that changed sides;
+    where the output gives no class per sample, the first metric of the report that both jobs keep by sample. A metric
+    is compared by the paired bootstrap. Where the jobs keep no results by sample, or were measured on other data, the
+    clause is undecided.
     """
 
     kind: Literal["not_significantly_worse"]
+    metric: MetricName | None = Field(
+        default=None, description="As the report calls it; default: shares of right decisions."
+    )
     alpha: float = Field(default=0.05, gt=0, lt=0.5, description="Chance at which worse counts as significantly worse.")
     baseline: Baseline | None = Field(default=None, description="Default: the gate's.")
 
@@ -97,10 +101,22 @@ class RegressionGate(Contract):
     """What a job has to be, beside having succeeded with a verdict that is not fail, to be accepted."""
 
     clauses: tuple[Clause, ...] = Field(default=(), max_length=MOST_CLAUSES)
-    baseline: Baseline = Field(default=LastPass(), description="Of clauses that name none.")
+    # made anew, so that the API's document has no default that is an object: generators of clients stumble over those
+    baseline: Baseline = Field(default_factory=LastPass, description="Of clauses that name none; default: last_pass.")
     on_undecided: OnUndecided = Field(
         default="fail", description="What a clause or a verdict counts as that cannot be decided."
     )
+
+    @property
+    def baselines(self) -> tuple[Baseline | None, ...]:
+        """The gate's and those of its clauses."""
+        return (self.baseline, *(clause.baseline for clause in self.clauses))
+
+    @property
+    def names_something(self) -> bool:
+        """True if it names a metric, an alias or a job, which may not be there."""
+        named = (getattr(clause, "metric", None) for clause in self.clauses)
+        return any(isinstance(one, OfJob | OfAlias) for one in self.baselines) or any(named)
 
 
 class ClauseResult(Contract):

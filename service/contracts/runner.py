@@ -16,6 +16,8 @@ from service.contracts.base import Contract
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import DatasetSummary, PreprocessingSpec
 from service.contracts.errors import Problem
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.inspection import Inspection
 from service.contracts.metrics.base import NAME_PATTERN
 from service.contracts.model import ModelFormat, ModelSummary
@@ -61,6 +63,22 @@ class QuantizeTask(Contract):
     cache_scope: str = Field(default="", description="Whose contents of cache_dir the run finds and adds to.")
 
 
+class EvaluateTask(Contract):
+    """Measure ``model_path``, beside ``reference_path`` if there is one; writes files into ``output_dir``."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    model_path: str
+    reference_path: str | None = None
+    evaluation: DatasetSource
+    spec: EvaluationSpec
+    output_dir: str
+    threads: int
+    metric_graphs: dict[str, str] = Field(
+        default_factory=dict, description="Files of the uploaded models that metrics are given as, by id."
+    )
+    extra_bytes: int | None = Field(default=None, description="What files may take; None: no limit.")
+
+
 class InspectModelTask(Contract):
     """Validate an uploaded model: parse, check external data, create a runtime session.
 
@@ -103,7 +121,8 @@ class InspectTargetTask(Contract):
 
 
 RunnerTask = Annotated[
-    QuantizeTask | InspectModelTask | InspectDatasetTask | InspectTargetTask, Field(discriminator="kind")
+    QuantizeTask | EvaluateTask | InspectModelTask | InspectDatasetTask | InspectTargetTask,
+    Field(discriminator="kind"),
 ]
 
 
@@ -185,6 +204,14 @@ class QuantizeResult(Contract):
         return self
 
 
+class EvaluateResult(Contract):
+    """Last line of a successful evaluate task."""
+
+    line: Literal["evaluated"] = "evaluated"
+    report: EvaluationReport
+    files: tuple[ResultFile, ...] = Field(default=(), max_length=MAX_FILES, description="All in output_dir.")
+
+
 class ModelFileMade(Contract):
     """A file of a model that validation made, in output_dir."""
 
@@ -224,7 +251,15 @@ class ErrorLine(Contract):
 
 
 RunnerLine = Annotated[
-    ProgressLine | MetricLine | LogLine | QuantizeResult | ModelResult | DatasetResult | InspectionResult | ErrorLine,
+    ProgressLine
+    | MetricLine
+    | LogLine
+    | QuantizeResult
+    | EvaluateResult
+    | ModelResult
+    | DatasetResult
+    | InspectionResult
+    | ErrorLine,
     Field(discriminator="line"),
 ]
 

@@ -165,8 +165,12 @@ def _annotation(model: type[BaseModel], name: str) -> Any:
 
 
 def _tag(model: type[BaseModel]) -> Any:
+    """The word that tells a model from the others of its union: that one which its key takes."""
     field = model.model_fields.get("method") or model.model_fields.get("kind")
-    return field.default if field else None
+    words = typing.get_args(field.annotation) if field else ()
+    if len(words) == 1 and isinstance(words[0], str):
+        return words[0]
+    return field.default if field and not field.is_required() else None
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -10,6 +10,7 @@ from service.contracts.errors import Problem
 from service.datasets import repository as datasets
 from service.models import repository as models
 from service.tables import Job
+from service.tables.jobs import USERS_KINDS
 from service.webhooks.outbox import emit
 
 # Characters of an error's detail; whoever wants all of it asks for the job.
@@ -17,13 +18,14 @@ _DETAIL = 500
 
 
 def tell_job(session: Session, job: Job, verdict: str | None = None) -> None:
-    """A quantization has come into another state, or is queued once more; other jobs are nobody's by themselves."""
-    if job.kind != "quantize":
+    """A job that was asked for has come into another state, or is queued again; others are nobody's by themselves."""
+    if job.kind not in USERS_KINDS:
         return
 
     def data() -> dict[str, Any]:
         return {
             "id": job.id,
+            "kind": job.kind,
             "state": job.state,
             "verdict": verdict,
             "name": job.name,

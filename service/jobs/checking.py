@@ -19,6 +19,7 @@ from service.contracts.preparation import fixed_inputs
 from service.contracts.training_checks import check_training, graph_losses
 from service.datasets import repository as datasets
 from service.datasets import service as dataset_service
+from service.estimates.service import Estimated, estimated
 from service.jobs.placement import Materials, Placement, placed
 from service.jobs.ranges import taken_over
 from service.jobs.references import with_ids
@@ -49,11 +50,13 @@ class Checked(Generic[_Asked]):
         asked: with ids where it had references, and the ranges that it takes over.
         named: what it names.
         placement: where its job goes.
+        estimate: what its job will take; None where the model is not named, or its data.
     """
 
     asked: _Asked
     named: Named
     placement: Placement
+    estimate: Estimated | None
 
 
 def checked_request(session: Session, settings: Settings, tenant_id: str, body: _Asked) -> Checked[_Asked]:
@@ -67,7 +70,19 @@ def checked_request(session: Session, settings: Settings, tenant_id: str, body: 
     asked = asked.model_copy(update={"config": taken_over(session, tenant_id, asked)})
     with body.pointing_into_request():
         named, materials = _check(session, tenant_id, asked)
-        return Checked(asked, named, placed(session, settings, asked, materials))
+        placement = placed(session, settings, asked, materials)
+    estimate = _estimate(session, settings, tenant_id, asked, materials)
+    return Checked(asked, named, placement, estimate)
+
+
+def _estimate(
+    session: Session, settings: Settings, tenant_id: str, asked: JobCreate | JobValidate, on: Materials
+) -> Estimated | None:
+    has_data = on.calibration is not None or on.evaluation is not None or asked.config.random_calibration is not None
+    if on.model is None or not has_data:
+        return None
+    deadline_seconds = settings.job_deadline_seconds
+    return estimated(session, tenant_id, deadline_seconds, asked.config, on.model, on.calibration, on.evaluation)
 
 
 def warnings_of(body: JobValidate) -> list[str]:
@@ -89,7 +104,7 @@ def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> t
             evaluation=body.evaluation_dataset_id is not None,
         )
     named = Named(
-        _model(session, tenant_id, body.model_id),
+        named_model(session, tenant_id, body.model_id),
         _dataset(session, tenant_id, body.calibration_dataset_id, "calibration_dataset_id"),
         _dataset(session, tenant_id, body.evaluation_dataset_id, "evaluation_dataset_id"),
     )
@@ -118,12 +133,12 @@ def _check(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> t
         for k, metric in enumerate(body.config.evaluation.metrics)
         if isinstance(metric, GraphMetric)
     ]
-    _check_graphs(session, tenant_id, measured, outputs, evaluation or calibration)
-    _check_graphs(session, tenant_id, graph_losses(body.config), outputs, calibration)
-    return named, Materials(model, tuple(data for data in (calibration, evaluation) if data is not None))
+    check_graphs(session, tenant_id, measured, outputs, evaluation or calibration)
+    check_graphs(session, tenant_id, graph_losses(body.config), outputs, calibration)
+    return named, Materials(model, calibration, evaluation)
 
 
-def _check_graphs(
+def check_graphs(
     session: Session,
     tenant_id: str,
     given: Iterable[tuple[str, GraphFed]],
@@ -134,7 +149,7 @@ def _check_graphs(
     for place, metric in given:
         if metric.graph.model_id is not None:
             pointer = f"{place}/graph/model_id"
-            row = _model(session, tenant_id, metric.graph.model_id, pointer)
+            row = named_model(session, tenant_id, metric.graph.model_id, pointer)
             if row is not None:
                 graph = model_service.ready_summary(row, pointer=pointer)
                 check_graph(
@@ -142,7 +157,13 @@ def _check_graphs(
                 )
 
 
-def _model(session: Session, tenant_id: str, model_id: str | None, pointer: str = "/model_id") -> Model | None:
+def named_model(session: Session, tenant_id: str, model_id: str | None, pointer: str = "/model_id") -> Model | None:
+    """The model, by its id or a reference, that a request names.
+
+    Raises:
+        ModelNotFoundError: the tenant has no such model.
+        ModelQuarantinedError: it has killed its runner twice.
+    """
     if model_id is None:
         return None
     model = models.resolved(session, tenant_id, model_id, pointer=pointer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.contracts.dataset import DatasetSummary
+from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.inspection import Inspection
 from service.contracts.model import ModelSummary
 from service.contracts.report import Report
@@ -30,6 +31,14 @@ class QuantizeOutcome:
 
 
 @dataclass(frozen=True)
+class EvaluateOutcome:
+    """Result of an evaluate job."""
+
+    report: EvaluationReport
+    artifacts: tuple[NewArtifact, ...]
+
+
+@dataclass(frozen=True)
 class NewModelFile:
     """A file of a model, which lies in the store already."""
 
@@ -46,4 +55,4 @@ class MadeModel:
     files: tuple[NewModelFile, ...]
 
 
-Outcome = QuantizeOutcome | ModelSummary | MadeModel | DatasetSummary | Inspection
+Outcome = QuantizeOutcome | EvaluateOutcome | ModelSummary | MadeModel | DatasetSummary | Inspection

@@ -25,11 +25,17 @@ class Materials:
 
     Attributes:
         model: as validation found it.
-        data: calibration and evaluation data.
+        calibration, evaluation: the data.
     """
 
     model: ModelSummary | None
-    data: tuple[DatasetSummary, ...]
+    calibration: DatasetSummary | None
+    evaluation: DatasetSummary | None
+
+    @property
+    def data(self) -> tuple[DatasetSummary, ...]:
+        """All of the data that was given."""
+        return tuple(data for data in (self.calibration, self.evaluation) if data is not None)
 
     @property
     def size_bytes(self) -> int:

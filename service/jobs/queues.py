@@ -14,6 +14,7 @@ SizeClass = Literal["short", "long"]
 # Validation takes seconds and somebody waits for it: it must not stand behind jobs that take hours.
 _QUEUE_OF_KIND = {
     "quantize": "cpu",
+    "evaluate": "cpu",
     "inspect_model": "inspect",
     "inspect_dataset": "inspect",
     "inspect_target": "inspect",
@@ -28,7 +29,7 @@ def queue_of(kind: str) -> str:
 
 
 def size_class_of(kind: str) -> SizeClass:
-    """Short for a kind that always is; of a quantization its config and data decide: see ``is_short``."""
+    """Short for a kind that always is; of others config and data decide: see ``is_short`` and ``is_small``."""
     return "long" if queue_of(kind) == QUEUES[0] else "short"
 
 
@@ -43,7 +44,12 @@ def is_short(config: QuantizationConfig, *, size_bytes: int, samples: int, most_
         most_samples: bound of ``samples``.
     """
     quick = all(algorithm.method in _QUICK_METHODS for algorithm in config.algorithms)
-    return quick and size_bytes <= most_bytes and samples <= most_samples
+    return quick and is_small(size_bytes=size_bytes, samples=samples, most_bytes=most_bytes, most_samples=most_samples)
+
+
+def is_small(*, size_bytes: int, samples: int, most_bytes: int, most_samples: int) -> bool:
+    """True if little is read; arguments as for ``is_short``."""
+    return size_bytes <= most_bytes and samples <= most_samples
 
 
 def device_of(config: QuantizationConfig, wanted: DeviceChoice, *, pointer: str = "/config") -> Device:

@@ -36,9 +36,9 @@ def taken_over(session: Session, tenant_id: str, body: JobCreate | JobValidate) 
         return body.config
     job = repository.get(session, tenant_id, body.ranges_from, pointer=_PLACE)
     row = repository.report(session, tenant_id, job.id)
-    if job.state != "succeeded" or row is None or job.model_id is None:
+    if job.kind != "quantize" or job.state != "succeeded" or row is None or job.model_id is None:
         raise RangesNotUsableError(
-            f"The job {job.id} is a {job.kind} job that is {job.state}; it has no report.",
+            f"The job {job.id} is a {job.kind} job that is {job.state}; it has no ranges.",
             pointer=_PLACE,
             hint="Name a quantization that succeeded.",
         )

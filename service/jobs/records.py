@@ -46,6 +46,12 @@ def remove(desk: Desk, by: Principal, job_id: str) -> None:
         job = repository.hold(session, by.tenant_id, job_id)
         if job.state not in TERMINAL:
             raise JobNotEndedError(job.id, job.state, hint="Cancel it first: POST /v1/jobs/{id}/cancel.")
+        baseline_of = repository.baseline_of(session, by.tenant_id, job.id)
+        if baseline_of is not None:
+            raise JobInUseError(
+                f"The schedule {baseline_of} judges by the job {job.id}, which it accepted last or its gate names.",
+                hint="Delete the schedule first, change its gate, or wait until it has accepted another job.",
+            )
         if repository.is_referred_to(session, job.id):
             raise JobInUseError(
                 f"The job {job.id} belongs to something that is still there.",

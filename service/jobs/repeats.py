@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from service.contracts.errors import InvalidRequestError, problem_summary
 from service.contracts.validation import field_problems
@@ -67,10 +67,15 @@ def changed_request(job: Job, patch: dict[str, Any]) -> JobCreate:
     try:
         return JobCreate.model_validate(request)
     except ValidationError as error:
-        problems = field_problems(error, JobCreate)
-        raise InvalidRequestError(
-            problem_summary(problems), errors=problems, hint="Pointers are of the request with the patch merged in."
-        ) from None
+        raise no_request(error, JobCreate) from None
+
+
+def no_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequestError:
+    """What a patch has made of a request, which is none."""
+    problems = field_problems(error, model)
+    return InvalidRequestError(
+        problem_summary(problems), errors=problems, hint="Pointers are of the request with the patch merged in."
+    )
 
 
 def merged(target: Any, patch: Any, *, depth: int = 0) -> Any:

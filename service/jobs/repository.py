@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, exists, insert, or_, select
+from sqlalchemy import ColumnElement, String, and_, cast, delete, exists, insert, or_, select, text
 from sqlalchemy.orm import Session
 
+from service.contracts.evaluation_report import EvaluationReport
+from service.contracts.regression import OfJob, RegressionGate
 from service.contracts.report import Report
 from service.contracts.report.outline import ReportOutline
 from service.db import db_now
@@ -17,18 +19,31 @@ from service.ids import is_id
 from service.jobs.errors import JobNotFoundError
 from service.pagination import Position
 from service.repository import newest_first
-from service.tables import Artifact, Attestation, Base, Job, JobEvent, Model, ReportRow, ScheduleRun
-from service.tables.jobs import LIVE_STATES
+from service.tables import (
+    Artifact,
+    Attestation,
+    Base,
+    HandOver,
+    Job,
+    JobEstimate,
+    JobEvent,
+    Model,
+    ReportRow,
+    Schedule,
+    ScheduleRun,
+)
+from service.tables.jobs import IS_USERS, LIVE_STATES
 from service.tenancy import owned
 
 # What belongs to a job and goes with it. Whatever else refers to a job keeps it.
-PARTS = (JobEvent, Artifact, Attestation, ReportRow)
+PARTS = (JobEvent, Artifact, Attestation, HandOver, JobEstimate, ReportRow)
 
 
 @dataclass(frozen=True)
 class JobQuery:
     """Filters of a list of jobs; ``state`` as it is shown, ``search`` a part of the name in any case."""
 
+    kind: str | None = None
     state: str | None = None
     model_id: str | None = None
     name: str | None = None
@@ -72,8 +87,11 @@ def get(session: Session, tenant_id: str, job_id: str, *, pointer: str | None = 
 def list_page(
     session: Session, tenant_id: str, query: JobQuery, *, after: Position | None, limit: int
 ) -> tuple[list[Job], Position | None]:
-    """One page of the tenant's quantize jobs without their configs, newest first; see ``newest_first``."""
-    conditions: list[ColumnElement[bool]] = [owned(Job, tenant_id), Job.kind == "quantize"]
+    """One page of the tenant's quantize and evaluate jobs without their configs, newest first; see ``newest_first``."""
+    # the condition of the partial index, word for word
+    conditions: list[ColumnElement[bool]] = [owned(Job, tenant_id), text(f"({IS_USERS})")]  # type: ignore[list-item]
+    if query.kind is not None:
+        conditions.append(Job.kind == query.kind)
     if query.state == "canceling":
         conditions += [Job.state == "running", Job.cancel_requested_at.is_not(None)]
     elif query.state == "running":
@@ -99,8 +117,9 @@ def list_page(
     return newest_first(session, Job, conditions, after, limit, without=(Job.config,))
 
 
-def add_report(session: Session, job: Job, report: Report) -> None:
-    """Insert the report of the job's current attempt; there can be only one."""
+def add_report(session: Session, job: Job, report: Report | EvaluationReport) -> None:
+    """Insert the report of the job's current attempt; there can be only one. An evaluation made nothing to attest."""
+    is_evaluation = isinstance(report, EvaluationReport)
     session.execute(
         insert(ReportRow).values(
             tenant_id=job.tenant_id,
@@ -110,6 +129,7 @@ def add_report(session: Session, job: Job, report: Report) -> None:
             body=report.to_json_dict(),
             outline=ReportOutline.of(report).model_dump(mode="json", by_alias=True),
             created_at=db_now(),
+            attested_at=db_now() if is_evaluation else None,
         )
     )
 
@@ -179,6 +199,20 @@ def same_result(session: Session, tenant_id: str, fingerprint: str) -> Job | Non
     )  # fmt: skip
     first = statement.order_by(Job.state != "succeeded", Job.created_at.desc(), Job.id.desc()).limit(1)
     return session.scalar(first)
+
+
+def baseline_of(session: Session, tenant_id: str, job_id: str) -> str | None:
+    """Id of a schedule whose runs are judged by this job: the last that it accepted, or one that its gate names."""
+    named = cast(Schedule.gate, String).contains(job_id, autoescape=True)
+    statement = select(Schedule.id).where(owned(Schedule, tenant_id), or_(Schedule.last_pass_job_id == job_id, named))
+    return session.scalar(statement.order_by(Schedule.id).limit(1))
+
+
+def named_by_gates(session: Session) -> list[str]:
+    """Ids of the jobs that gates of schedules name."""
+    gates = session.scalars(select(Schedule.gate).where(cast(Schedule.gate, String).contains("job_id")))
+    baselines = (one for gate in gates for one in RegressionGate.model_validate(gate).baselines)
+    return sorted({one.job_id for one in baselines if isinstance(one, OfJob)})
 
 
 def is_referred_to(session: Session, job_id: str) -> bool:

@@ -13,15 +13,20 @@ from service.contracts.errors import (
     DatasetMismatchError,
     InvalidConfigError,
 )
+from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.labels import MOST_LABELS
 from service.contracts.references import MOST_REFERENCE_CHARS
 from service.contracts.report import REPORT_SCHEMA_VERSION, Report, Verdict, upgraded
 from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.deps import DeskDep, PrincipalDep
+from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
+from service.hand_overs.asking import refuse_inside
+from service.hand_overs.errors import HandOverUnavailableError
 from service.http import (
     DEFAULT_LIMIT,
     PLAIN_TEXT,
     CursorParameter,
+    EventForm,
     Limit,
     Moment,
     Wait,
@@ -52,6 +57,7 @@ from service.jobs.schemas import (
     JobValidate,
     JobValidated,
     ShownState,
+    UsersKind,
 )
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
 from service.jobs.streaming import CountedStream, event_stream
@@ -59,6 +65,7 @@ from service.jobs.views import JobView, event_out, job_listed, job_out
 from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import CursorCodec, Page, link_header
 from service.quarantine.errors import ModelQuarantinedError
+from service.reports.reading import is_evaluation
 from service.responses import Responses, problems
 from service.streams import StreamToken, TokenParameter, token_of
 from service.tables import Job
@@ -100,10 +107,16 @@ _JOB_REFUSALS = (
     NoGpuWorkerError,
     RangesNotUsableError,
 )
+_HAND_OVER_REFUSALS = (AddressNotAllowedError, HandOverUnavailableError, UrlNotAllowedError)
 _REUSED: Responses = {200: {"model": JobOut, "description": "Asked with reuse: a job that was there has succeeded."}}
 
 
-@router.post("/v1/jobs", status_code=202, response_model=JobOut, responses=_REUSED | problems(*_JOB_REFUSALS))
+@router.post(
+    "/v1/jobs",
+    status_code=202,
+    response_model=JobOut,
+    responses=_REUSED | problems(*_JOB_REFUSALS, *_HAND_OVER_REFUSALS),
+)
 async def create_job(
     body: JobCreate,
     desk: DeskDep,
@@ -111,12 +124,16 @@ async def create_job(
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Submit a quantization. 202 means that it is stored and will be run, whatever happens to this process."""
+    if body.hand_over:
+        await desk.lookups.run(lambda: refuse_inside(desk.settings, body.hand_over, "/hand_over"))
     return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
 
 
-@router.post("/v1/jobs:validate", responses=problems(*_JOB_REFUSALS))
+@router.post("/v1/jobs:validate", responses=problems(*_JOB_REFUSALS, *_HAND_OVER_REFUSALS))
 async def validate_job(body: JobValidate, desk: DeskDep, principal: PrincipalDep) -> JobValidated:
     """Check a request and show the config that would be run; nothing is stored."""
+    if body.hand_over:
+        await desk.lookups.run(lambda: refuse_inside(desk.settings, body.hand_over, "/hand_over"))
     return await desk.checks.run(lambda: service.check(desk, principal.tenant_id, body))
 
 
@@ -125,6 +142,7 @@ async def validate_job(body: JobValidate, desk: DeskDep, principal: PrincipalDep
     dependencies=[
         Depends(
             only_parameters(
+                "kind",
                 "state",
                 "model_id",
                 "name",
@@ -146,6 +164,7 @@ def list_jobs(
     desk: DeskDep,
     principal: PrincipalDep,
     response: Response,
+    kind: Annotated[UsersKind | None, Query(description="Default: both.")] = None,
     state: Annotated[ShownState | None, Query()] = None,
     model_id: Annotated[str | None, Query(max_length=MOST_REFERENCE_CHARS, pattern=PLAIN_TEXT)] = None,
     name: Annotated[str | None, Query(max_length=200, pattern=PLAIN_TEXT, description="Exactly this.")] = None,
@@ -160,8 +179,9 @@ def list_jobs(
     limit: Limit = DEFAULT_LIMIT,
     cursor: CursorParameter = None,
 ) -> Page[JobListed]:
-    """Quantize jobs, newest first, without configs. Any number of ``label.KEY=VALUE`` parameters filter by label."""
+    """Quantize and evaluate jobs, newest first, without configs. Any number of ``label=KEY=VALUE`` filter by label."""
     query = JobQuery(
+        kind=kind,
         state=state,
         model_id=None if model_id is None else service.filtered_model(desk, principal.tenant_id, model_id),
         name=name,
@@ -307,14 +327,15 @@ async def get_events(
     last_event_id: Annotated[
         int | None, Header(ge=0, le=_SEQ_MAX, description="As ?after=, sent by browsers that reconnect.")
     ] = None,
+    form: EventForm = None,
     token: TokenParameter = None,
 ) -> Response | EventPage:
-    """The job's log. ``Accept: application/json`` gives a page; else a stream that ends with the job.
+    """The job's log: a stream that ends with the job, or with ``format=json`` a page.
 
     The stream carries ``event: state|progress|log|metric`` with the number as ``id:``; last comes ``event: end``.
     """
     start = last_event_id if last_event_id is not None else after or 0
-    if wants_json(request.headers.get("accept", "")):
+    if wants_json(request.headers.get("accept", ""), form):
         state, events = await desk.reads.run(
             lambda: service.log_after(desk, principal.tenant_id, job_id, start, limit + 1)
         )
@@ -339,13 +360,13 @@ async def create_stream_token(job_id: str, desk: DeskDep, principal: PrincipalDe
 
 @router.get(
     "/v1/jobs/{job_id}/report",
-    response_model=Report,
+    response_model=Report | EvaluationReport,
     responses=_NOT_CHANGED | problems(ReportNotReadyError, ReportNotFoundError),
 )
 async def get_report(
     job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
-    """The accuracy report of a succeeded job."""
+    """The accuracy report of a succeeded job; of an evaluate job what it has found, with ``kind``: evaluation."""
     row = await desk.reads.run(lambda: service.report(desk, principal.tenant_id, job_id))
     headers = {
         "ETag": f'"{row.job_id}.{row.attempt}.{REPORT_SCHEMA_VERSION}"',
@@ -353,7 +374,9 @@ async def get_report(
     }
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    return await desk.checks.run(lambda: JSONResponse(upgraded(row.body), headers=headers))
+    return await desk.checks.run(
+        lambda: JSONResponse(row.body if is_evaluation(row) else upgraded(row.body), headers=headers)
+    )
 
 
 def _etag(view: JobView) -> str:

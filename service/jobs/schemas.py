@@ -29,11 +29,14 @@ from service.contracts.report import Verdict
 from service.contracts.report.outline import ReportOutline
 from service.contracts.texts import Text
 from service.contracts.validation import field_problems
+from service.estimates.schemas import Estimate
+from service.hand_overs.schemas import HandOverTargets
 from service.jobs.queues import SizeClass
 from service.quark import Translation, missing_envelope, translate_document
 
 StoredState = Literal["queued", "running", "succeeded", "failed", "canceled"]
 ShownState = Literal["queued", "running", "canceling", "succeeded", "failed", "canceled"]
+UsersKind = Literal["quantize", "evaluate"]
 TERMINAL = frozenset({"succeeded", "failed", "canceled"})
 _CONFIG = "/config"
 JobId = Annotated[str, StringConstraints(max_length=64)]
@@ -59,6 +62,14 @@ _SIZE_CLASS = "A short job may also start in the slots that workers keep for suc
 _REUSE = (
     "Where another job would give the same (the same bytes of model and data, resolved config, device and engine) and "
     "has succeeded, the answer is 200 with that job; 202 with it while it may yet. None is stored then."
+)
+_FINISH = (
+    "With what waits before it and what runs, on the slots that there are. Null where it has ended, is not estimated, "
+    "or no worker takes its queue."
+)
+_HAND_OVER = (
+    "Where results go once the job has succeeded. URLs and headers are never shown again; a retry or a clone of the "
+    "job has none of them. Not with reuse, and not in the template of a schedule."
 )
 MOST_PRIORITY = 100
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY, description=_PRIORITY)]
@@ -137,6 +148,7 @@ class JobCreate(WithConfig):
     name: Text | None = None
     labels: Labels = Field(default_factory=dict)
     reuse: bool = Field(default=False, description=_REUSE)
+    hand_over: HandOverTargets = Field(default_factory=list, description=_HAND_OVER)
 
 
 class JobPatch(BaseModel):
@@ -173,6 +185,8 @@ class JobValidate(WithConfig):
     device: DeviceChoice = Field(default="auto", description=_DEVICE)
     name: Text | None = None
     labels: Labels = Field(default_factory=dict)
+    reuse: bool = Field(default=False, description="Taken as in a request for a job; nothing is looked for.")
+    hand_over: HandOverTargets = Field(default_factory=list, description="Checked as in a request for a job.")
 
 
 class JobValidated(BaseModel):
@@ -183,6 +197,10 @@ class JobValidated(BaseModel):
     device: Device = Field(description="Where it would run.")
     queue: str = Field(description="Which workers would take it.")
     size_class: SizeClass = Field(description=_SIZE_CLASS)
+    estimate: Estimate | None = Field(
+        default=None, description="Null where no model is given, or nothing that it would be calibrated or measured on."
+    )
+    estimated_finish_at: datetime | None = Field(default=None, description=_FINISH)
 
 
 class Progress(BaseModel):
@@ -233,6 +251,7 @@ class JobLinks(BaseModel):
     report: str
     logs: str
     artifacts: str
+    hand_over: str
 
 
 class ScheduledBy(BaseModel):
@@ -250,7 +269,7 @@ class JobListed(BaseModel):
     """A job as lists tell of it: all but its config, which may have megabytes."""
 
     id: str
-    kind: str
+    kind: str = Field(description="quantize or evaluate; inspect_model and the like belong to what they validate.")
     name: str | None
     labels: dict[str, str]
     state: ShownState = Field(description="canceling is running with a cancel requested.")
@@ -267,6 +286,9 @@ class JobListed(BaseModel):
     size_class: SizeClass = Field(default="long", description=_SIZE_CLASS)
     interruptions: int = Field(description="Attempts that were cut short by a shutdown and are not held against it.")
     model_id: str | None
+    reference_model_id: str | None = Field(
+        default=None, description="What the model of an evaluate job is held against."
+    )
     model_name: str | None = Field(default=None, description="Of the model.")
     model_version: int | None = Field(default=None, description="Of the model.")
     dataset_id: str | None = Field(description="Of an inspect_dataset job.")
@@ -276,6 +298,11 @@ class JobListed(BaseModel):
     algorithms: list[str] | None = Field(default=None, description="Methods of the config's algorithms, in order.")
     figures: ReportOutline | None = Field(default=None, description="Of the report, once succeeded.")
     seconds: float | None = Field(default=None, description="From its first start to its end.")
+    estimate: Estimate | None = Field(
+        default=None,
+        description="What it was expected to take. Null for the jobs of what is validated, and in older records.",
+    )
+    estimated_finish_at: datetime | None = Field(default=None, description=_FINISH)
     retry_of: str | None = Field(default=None, description="The job that it repeats.")
     cloned_from: str | None = Field(default=None, description="The job whose request it changes.")
     scheduled: ScheduledBy | None = Field(default=None, description="By the clock, or by a request to a schedule.")
@@ -294,7 +321,9 @@ class JobListed(BaseModel):
 class JobOut(JobListed):
     """A job. Tolerate states and stages that you do not know: there may be more of them one day."""
 
-    config: dict[str, Any] | None = Field(description="The resolved QuantizationConfig.")
+    config: dict[str, Any] | None = Field(
+        description="The resolved QuantizationConfig; of an evaluate job its evaluation alone."
+    )
     reused_from: str | None = Field(
         default=None, description="Of an answer to a request with reuse: the job that was there, which this one is."
     )

@@ -12,14 +12,17 @@ from service.contracts.errors import QuantmillError
 from service.contracts.http_errors import TransientError
 from service.contracts.references import SIGN
 from service.deps import Desk
+from service.estimates.service import finish_of_next
 from service.idempotency.answers import Answer
 from service.idempotency.service import NoBody, Work, submit_checked
 from service.jobs import events, repository, transitions
 from service.jobs.checking import checked_request, warnings_of
+from service.jobs.evaluations.checking import checked_evaluation
+from service.jobs.evaluations.submission import changed_evaluation, same_evaluation, store_evaluation
 from service.jobs.repeats import changed_request, same_request
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import TERMINAL, JobCreate, JobValidate, JobValidated
-from service.jobs.submission import Origin, checked_submission, store_submission
+from service.jobs.submission import Origin, checked_submission, store_submission, with_finish
 from service.jobs.views import JobView, shown_state, views
 from service.names.kinds import MODELS
 from service.names.service import identify
@@ -60,7 +63,8 @@ def create(desk: Desk, by: Principal, body: JobCreate, *, key: str | None) -> An
 
     def work_of(session: Session) -> Work:
         given = checked_submission(session, desk.settings, by.tenant_id, body, Origin())
-        return lambda writing: store_submission(desk, writing, by, given)
+        told = with_finish(session, by.tenant_id, given)
+        return lambda writing: store_submission(desk, writing, by, told)
 
     return submit_checked(desk, by, "POST /v1/jobs", key, body, work_of)
 
@@ -76,9 +80,16 @@ def retry(desk: Desk, by: Principal, job_id: str, *, key: str | None) -> Answer:
     """
 
     def work_of(session: Session) -> Work:
-        body = same_request(repository.get(session, by.tenant_id, job_id))
+        job = repository.get(session, by.tenant_id, job_id)
+        if job.kind == "evaluate":
+            again = checked_evaluation(
+                session, desk.settings, by.tenant_id, same_evaluation(job), Origin(retry_of=job_id)
+            )
+            return lambda writing: store_evaluation(desk, writing, by, again)
+        body = same_request(job)
         given = checked_submission(session, desk.settings, by.tenant_id, body, Origin(retry_of=job_id))
-        return lambda writing: store_submission(desk, writing, by, given)
+        told = with_finish(session, by.tenant_id, given)
+        return lambda writing: store_submission(desk, writing, by, told)
 
     return submit_checked(desk, by, f"POST /v1/jobs/{job_id}/retry", key, NoBody(), work_of)
 
@@ -93,9 +104,15 @@ def clone(desk: Desk, by: Principal, job_id: str, patch: dict[str, Any], *, key:
     """
 
     def work_of(session: Session) -> Work:
-        body = changed_request(repository.get(session, by.tenant_id, job_id), patch)
+        job = repository.get(session, by.tenant_id, job_id)
+        if job.kind == "evaluate":
+            asked, origin = changed_evaluation(job, patch), Origin(cloned_from=job_id)
+            changed = checked_evaluation(session, desk.settings, by.tenant_id, asked, origin)
+            return lambda writing: store_evaluation(desk, writing, by, changed)
+        body = changed_request(job, patch)
         given = checked_submission(session, desk.settings, by.tenant_id, body, Origin(cloned_from=job_id))
-        return lambda writing: store_submission(desk, writing, by, given)
+        told = with_finish(session, by.tenant_id, given)
+        return lambda writing: store_submission(desk, writing, by, told)
 
     return submit_checked(desk, by, f"POST /v1/jobs/{job_id}/clone", key, RootModel(patch), work_of)
 
@@ -108,12 +125,17 @@ def check(desk: Desk, tenant_id: str, body: JobValidate) -> JobValidated:
     """
     with desk.database.read() as session:
         found = checked_request(session, desk.settings, tenant_id, body)
+        finish_at = None
+        if found.estimate is not None:
+            finish_at = finish_of_next(session, tenant_id, found.placement.queue, body.priority, found.estimate)
     return JobValidated(
         config=found.asked.config,
         warnings=[*warnings_of(found.asked), *found.placement.warnings],
         device=found.placement.device,
         queue=found.placement.queue,
         size_class=found.placement.size_class,
+        estimate=None if found.estimate is None else found.estimate.told,
+        estimated_finish_at=finish_at,
     )
 
 
@@ -130,7 +152,7 @@ def get(desk: Desk, tenant_id: str, job_id: str) -> JobView:
 def list_page(
     desk: Desk, tenant_id: str, query: JobQuery, *, after: Position | None, limit: int
 ) -> tuple[list[JobView], Position | None]:
-    """One page of quantize jobs, newest first, and the position to go on from."""
+    """One page of quantize and evaluate jobs, newest first, and the position to go on from."""
     with desk.database.read() as session:
         jobs, last = repository.list_page(session, tenant_id, query, after=after, limit=limit)
         return views(desk, session, tenant_id, jobs), last

@@ -13,13 +13,16 @@ from service.contracts.errors import Problem
 from service.contracts.inspection import Inspection
 from service.contracts.model import ModelSummary
 from service.datasets import repository as datasets
+from service.estimates import service as estimates
+from service.hand_overs import outbox as hand_overs
 from service.inspections import repository as inspections
 from service.jobs import announcing, repository
-from service.jobs.outcome import MadeModel, Outcome, QuantizeOutcome
+from service.jobs.outcome import EvaluateOutcome, MadeModel, Outcome, QuantizeOutcome
 from service.models import repository as models
 from service.nouns import with_pointer
 from service.repository import note_waiting
 from service.tables import Dataset, Job, Model, ModelFile
+from service.tables.jobs import USERS_KINDS
 
 
 def accept(session: Session, job: Job, result: Outcome) -> None:
@@ -33,6 +36,12 @@ def accept(session: Session, job: Job, result: Outcome) -> None:
         model_file, config = models.upload_name(session, job.model_id), result.report.manifest.config
         for artifact in result.artifacts:
             artifacts.add(session, job, named(artifact, model_file, config))
+        estimates.observe(session, job, result.report.stages, result.report.quantized.size_bytes)
+    elif isinstance(result, EvaluateOutcome) and job.kind == "evaluate":
+        repository.add_report(session, job, result.report)
+        for artifact in result.artifacts:
+            artifacts.add(session, job, artifact)
+        estimates.observe(session, job, result.report.stages)
     elif isinstance(result, MadeModel) and job.kind == "inspect_model" and job.model_id is not None:
         files = [
             ModelFile(path=file.path, sha256=file.sha256, size_bytes=file.size_bytes, is_main=k == 0)
@@ -51,6 +60,8 @@ def accept(session: Session, job: Job, result: Outcome) -> None:
         inspections.settle(session, job.id, status="ready", result=result.model_dump(mode="json"))
     else:
         raise TypeError(f"a {job.kind} job cannot end with a {type(result).__name__}")
+    if job.kind in USERS_KINDS:
+        hand_overs.release(session, job)
 
 
 def reject(session: Session, job: Job, problem: Problem) -> None:
@@ -62,6 +73,8 @@ def reject(session: Session, job: Job, problem: Problem) -> None:
     elif job.kind == "inspect_dataset" and job.dataset_id is not None:
         if datasets.settle(session, job.dataset_id, status="rejected", problems=_stored(problem, "/upload_id")):
             announcing.tell_dataset(session, job, "rejected", problem)
+    elif job.kind in USERS_KINDS:
+        hand_overs.abandon(session, job)
     elif job.kind == "inspect_target":
         inspections.settle(session, job.id, status="failed", problem=problem.model_dump(mode="json"))
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
 
+from service.contracts.errors import InvalidRequestError
 from service.deps import Desk
+from service.estimates import repository as estimates
+from service.estimates.service import Estimated, finish_of_next
+from service.hand_overs import repository as hand_overs
+from service.hand_overs.asking import Asked as HandedOver
+from service.hand_overs.asking import prepared
 from service.idempotency.answers import Answer
 from service.jobs import events, repository, transitions
 from service.jobs.checking import checked_request
@@ -47,6 +54,9 @@ class Submission:
         placement: where the job goes.
         model: name and version.
         origin: what the request was made of.
+        estimate: what the job will take, if that is known.
+        finish_at: when it will end, from now on; None where nobody is told, see ``with_finish``.
+        hand_over: where its results go.
     """
 
     asked: JobCreate
@@ -55,6 +65,9 @@ class Submission:
     placement: Placement
     model: tuple[str, int] | None
     origin: Origin
+    estimate: Estimated | None
+    hand_over: tuple[HandedOver, ...] = ()
+    finish_at: datetime | None = None
 
 
 def checked_submission(
@@ -65,11 +78,34 @@ def checked_submission(
     Raises:
         QuantmillError: something about it is wrong.
     """
+    if body.reuse and body.hand_over:
+        raise InvalidRequestError(
+            "A job that was there before hands over nothing anew.",
+            pointer="/hand_over",
+            hint="Ask without hand_over, then POST /v1/jobs/{id}/hand-over for the job of the answer.",
+        )
     found = checked_request(session, settings, tenant_id, body)
     config = found.asked.config.model_dump(mode="json")
     digest = result_digest(found.asked, found.named, config)
     model = None if found.named.model is None else (found.named.model.name, found.named.model.version)
-    return Submission(found.asked, config, digest, found.placement, model, origin)
+    return Submission(
+        found.asked,
+        config,
+        digest,
+        found.placement,
+        model,
+        origin,
+        found.estimate,
+        prepared(settings, body.hand_over, "/hand_over"),
+    )
+
+
+def with_finish(session: Session, tenant_id: str, given: Submission) -> Submission:
+    """The submission with the moment of its end, for an answer that tells it: the queue is looked through for that."""
+    if given.estimate is None:
+        return given
+    queue, priority = given.placement.queue, given.asked.priority
+    return replace(given, finish_at=finish_of_next(session, tenant_id, queue, priority, given.estimate))
 
 
 def store_submission(desk: Desk, session: Session, by: Principal, given: Submission) -> tuple[Answer, Job | None]:
@@ -81,7 +117,8 @@ def store_submission(desk: Desk, session: Session, by: Principal, given: Submiss
     job, is_new = store_job(session, desk.settings, by, given)
     if not is_new:
         return _reused(views(desk, session, by.tenant_id, [job])[0]), None
-    return _accepted(JobView(job, model=given.model)), job
+    told = None if given.estimate is None else given.estimate.row["told"]
+    return accepted(JobView(job, model=given.model, estimate=told, finish_at=given.finish_at)), job
 
 
 def store_job(session: Session, settings: Settings, by: Principal, given: Submission) -> tuple[Job, bool]:
@@ -97,6 +134,9 @@ def store_job(session: Session, settings: Settings, by: Principal, given: Submis
         return there, False
     quotas.admit_jobs(session, settings, by.tenant_id)
     job = _insert(session, settings, by, given)
+    if given.estimate is not None:
+        estimates.add(session, job, given.estimate.row)
+    hand_overs.add(session, job, given.hand_over)
     for message in _notes(given.asked):
         events.append(session, job.id, 0, "log", {"level": "info", "message": message})
     return job, True
@@ -142,7 +182,8 @@ def _notes(asked: JobCreate) -> list[str]:
     return told
 
 
-def _accepted(view: JobView) -> Answer:
+def accepted(view: JobView) -> Answer:
+    """What is said of a job that was stored."""
     job = view.job
     body = job_out(view).model_dump(mode="json", by_alias=True)
     return Answer(202, body, {"Location": f"/v1/jobs/{job.id}", "Retry-After": "2", "ETag": f'"{job.row_version}"'})

@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from service.contracts.errors import Problem
 from service.contracts.report.outline import ReportOutline
 from service.deps import Desk
+from service.estimates import repository as estimates
+from service.estimates.service import finishes_of, shown
 from service.jobs import repository
 from service.jobs.repository import Result
 from service.jobs.schemas import (
@@ -27,6 +31,7 @@ from service.jobs.schemas import (
 )
 from service.jobs.waiting import waiting_for
 from service.tables import Artifact, Job, JobEvent, ScheduleRun
+from service.tables.jobs import USERS_KINDS
 
 
 def shown_state(job: Job) -> ShownState:
@@ -54,6 +59,8 @@ class JobView:
         waiting: why it does not start.
         model: name and version of its model.
         run: of the schedule that has submitted it.
+        estimate: what it was expected to take, as it is stored.
+        finish_at: when it will end.
     """
 
     job: Job
@@ -62,6 +69,8 @@ class JobView:
     waiting: Waiting | None = None
     model: tuple[str, int] | None = None
     run: ScheduleRun | None = None
+    estimate: dict[str, Any] | None = None
+    finish_at: datetime | None = None
 
     @property
     def ended(self) -> bool:
@@ -116,6 +125,7 @@ def job_listed(view: JobView) -> JobListed:
         size_class=job.size_class,
         interruptions=job.interruptions,
         model_id=job.model_id,
+        reference_model_id=job.reference_model_id,
         model_name=name,
         model_version=version,
         dataset_id=job.dataset_id,
@@ -125,6 +135,8 @@ def job_listed(view: JobView) -> JobListed:
         algorithms=job.algorithms,
         figures=None if result is None or result.outline is None else ReportOutline.model_validate(result.outline),
         seconds=_seconds(job),
+        estimate=shown(view.estimate),
+        estimated_finish_at=view.finish_at,
         retry_of=job.retry_of,
         cloned_from=job.cloned_from,
         scheduled=None if view.run is None else _scheduled(view.run),
@@ -153,6 +165,7 @@ def job_listed(view: JobView) -> JobListed:
             report=f"{path}/report",
             logs=f"{path}/logs",
             artifacts=f"{path}/artifacts",
+            hand_over=f"{path}/hand-over",
         ),
     )
 
@@ -171,6 +184,8 @@ def views(desk: Desk, session: Session, tenant_id: str, jobs: list[Job]) -> list
     waiting = waiting_for(session, jobs, watched_seconds=time.monotonic() - desk.opened_at)
     named = repository.models_of(session, tenant_id, jobs)
     scheduled = repository.schedule_runs(session, tenant_id, jobs)
+    expected = estimates.of_jobs(session, tenant_id, [job.id for job in jobs if job.kind in USERS_KINDS])
+    finishes = finishes_of(session, jobs, expected)
     return [
         JobView(
             job,
@@ -179,6 +194,8 @@ def views(desk: Desk, session: Session, tenant_id: str, jobs: list[Job]) -> list
             waiting.get(job.id),
             None if job.model_id is None else named.get(job.model_id),
             scheduled.get(job.id),
+            expected.get(job.id),
+            finishes.get(job.id),
         )
         for job in jobs
     ]

@@ -7,7 +7,13 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from service.tables.base import Base, Document, Id, Moment, Name, Sha256, Tenant, Word, of_own_tenant, one_of
 
-JOB_KINDS = ("quantize", "inspect_model", "inspect_dataset", "inspect_target")
+# What clients ask for by themselves, and lists tell of; such a job ends with a report. Statements repeat the condition.
+USERS_KINDS = ("quantize", "evaluate")
+IS_USERS = "kind IN ('quantize', 'evaluate')"
+# Without parentheses: SQLAlchemy reads such expressions back from SQLite by them, and not well.
+_CASES = " ".join(f"WHEN state = 'succeeded' AND kind = {kind!r} THEN id" for kind in USERS_KINDS)
+HAS_REPORT = f"CASE {_CASES} END"
+JOB_KINDS = (*USERS_KINDS, "inspect_model", "inspect_dataset", "inspect_target")
 # Their jobs validate what was uploaded, a noun that is ready or rejected at their end.
 UPLOAD_KINDS = ("inspect_model", "inspect_dataset")
 LIVE_STATES = ("queued", "running")
@@ -34,8 +40,8 @@ class Job(Base):
     charged. ``last_seq`` is the number of the newest event. ``row_version`` changes with everything a reader can see.
 
     ``report_job_id`` is the job's own id once it has a report, as the database computes it. With its keys, and those of
-    ``reports``, a quantize job has succeeded if and only if there is a report of its last attempt; they are looked at
-    when the transaction ends.
+    ``reports``, a quantize or evaluate job has succeeded if and only if there is a report of its last attempt; they are
+    looked at when the transaction ends.
     """
 
     __tablename__ = "jobs"
@@ -61,9 +67,15 @@ class Job(Base):
         CheckConstraint(
             "kind <> 'quantize' OR (model_id IS NOT NULL AND config IS NOT NULL)", name="quantize_has_inputs"
         ),
+        CheckConstraint(
+            "kind <> 'evaluate' OR (model_id IS NOT NULL AND evaluation_dataset_id IS NOT NULL AND config IS NOT NULL)",
+            name="evaluate_has_inputs",
+        ),
+        CheckConstraint("kind = 'evaluate' OR reference_model_id IS NULL", name="evaluate_alone_has_reference"),
         UniqueConstraint("report_job_id", "attempt", name="uq_jobs_report_job_id_attempt"),
         UniqueConstraint("tenant_id", "id"),
         of_own_tenant("jobs", "model_id", "models"),
+        of_own_tenant("jobs", "reference_model_id", "models"),
         of_own_tenant("jobs", "dataset_id", "datasets"),
         of_own_tenant("jobs", "calibration_dataset_id", "datasets"),
         of_own_tenant("jobs", "evaluation_dataset_id", "datasets"),
@@ -76,6 +88,15 @@ class Job(Base):
             use_alter=True,
         ),
         Index("ix_jobs_tenant_id_kind_created_at_id", "tenant_id", "kind", "created_at", "id"),
+        Index(
+            "ix_jobs_users",
+            "tenant_id",
+            "created_at",
+            "id",
+            "kind",
+            sqlite_where=text(IS_USERS),
+            postgresql_where=text(IS_USERS),
+        ),
         CheckConstraint(one_of("size_class", SIZE_CLASSES), name="size_class"),
         CheckConstraint(one_of("device", DEVICES), name="device"),
         Index("ix_jobs_state_not_before", "state", "not_before"),
@@ -116,6 +137,8 @@ class Job(Base):
     device: Mapped[Word] = mapped_column(server_default=text("'auto'"))
 
     model_id: Mapped[Id | None]
+    # Of an evaluation: what its model is compared with.
+    reference_model_id: Mapped[Id | None]
     dataset_id: Mapped[Id | None]
     calibration_dataset_id: Mapped[Id | None]
     evaluation_dataset_id: Mapped[Id | None]
@@ -145,9 +168,7 @@ class Job(Base):
     stage: Mapped[Name | None]
     progress: Mapped[Document | None]
     error: Mapped[Document | None]
-    report_job_id: Mapped[Id | None] = mapped_column(
-        Computed("CASE WHEN state = 'succeeded' AND kind = 'quantize' THEN id END", persisted=True)
-    )
+    report_job_id: Mapped[Id | None] = mapped_column(Computed(HAS_REPORT, persisted=True))
     row_version: Mapped[int]
     last_seq: Mapped[int]
 

@@ -11,7 +11,7 @@ from service.contracts.errors import Problem
 from service.contracts.runner import ProgressLine
 from service.db import db_now
 from service.jobs import events, settlement
-from service.jobs.outcome import Outcome, QuantizeOutcome
+from service.jobs.outcome import EvaluateOutcome, Outcome, QuantizeOutcome
 from service.jobs.schemas import Waiting
 from service.jobs.transitions import budget, rows, table
 from service.tables import Job
@@ -74,12 +74,12 @@ def record_progress(session: Session, job_id: str, attempt: int, line: ProgressL
 def succeed(session: Session, job_id: str, attempt: int, *, result: Outcome) -> bool:
     """T4 running -> succeeded, with everything the job produced. False if fenced off or cancel was requested.
 
-    A quantize job gets its report and artifact rows; an inspect job makes its model or dataset ready.
+    A quantize or evaluate job gets its report and artifact rows; an inspect job makes its model or dataset ready.
 
     Raises:
         TypeError: the result is not one for this kind of job.
     """
-    told = {"verdict": result.report.verdict} if isinstance(result, QuantizeOutcome) else {}
+    told = {"verdict": result.report.verdict} if isinstance(result, QuantizeOutcome | EvaluateOutcome) else {}
     ended = {"lease_until": None, "finished_at": db_now()}
     job = rows.move(session, table.SUCCEED, job_id, attempt, told, **ended)
     if job is None:

@@ -14,7 +14,7 @@ from service.jobs.errors import DeadlineExceededError, LeaseExpiredError
 from service.jobs.schemas import Waiting
 from service.jobs.transitions import budget, rows, table
 from service.tables import Job
-from service.tables.jobs import LIVE_STATES, UPLOAD_KINDS
+from service.tables.jobs import LIVE_STATES, UPLOAD_KINDS, USERS_KINDS
 
 WORKERS_LOST = "workers-lost"
 LATE_VALIDATION = Waiting(
@@ -107,7 +107,7 @@ def _overdue(session: Session, job: Job) -> Job | None:
     samples = "Use fewer samples, or raise QUANTMILL_JOB_DEADLINE_SECONDS."
     error = DeadlineExceededError(
         "The job did not end before its deadline.",
-        hint=samples if job.kind == "quantize" else "Look into the workers' logs, then create it again.",
+        hint=samples if job.kind in USERS_KINDS else "Look into the workers' logs, then create it again.",
         stage=job.stage,
     )
     return rows.fail(session, table.MISS_DEADLINE, job.id, job.attempt, error.problem())
@@ -150,7 +150,7 @@ def _expire(session: Session, job: Job) -> Job | None:
     if not budget.spent(job):
         delay = budget.backoff_seconds(job.attempt)
         return rows.put_back(session, table.EXPIRE, job, delay_seconds=delay, charged=True, reason=silent)
-    if job.kind != "quantize":
+    if job.kind not in USERS_KINDS:
         return _try_again(session, job, silent)
     error = LeaseExpiredError(
         f"The worker {job.worker_id} fell silent on attempt {job.attempt}, and no attempt is left.",

@@ -136,3 +136,34 @@ def test_only_names_that_are_near_are_offered(key: str, expected: str | None) ->
 
 def test_codes_are_pydantics_stable_words() -> None:
     assert [problem.code for problem in problems({"star": {"method": "cat", "live": 7}})] == ["extra_forbidden"]
+
+
+class Clause(Contract):
+    kind: Literal["clause"]
+    limit: float
+
+
+class Other(Contract):
+    kind: Literal["limit"]
+    limit: float
+
+
+class Gate(Contract):
+    clauses: tuple[Annotated[Clause | Other, Field(discriminator="kind")], ...]
+
+
+@pytest.mark.parametrize("kind", ["clause", "limit"])
+def test_a_tag_that_has_to_be_given_is_no_part_of_a_pointer_either(kind: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Gate.model_validate({"clauses": [{"kind": kind, "limit": "x", "more": 1}]})
+    told = field_problems(refused.value, Gate)
+    assert {problem.pointer for problem in told} == {"/clauses/0/limit", "/clauses/0/more"}
+
+
+def test_tags_that_have_to_be_given_are_named() -> None:
+    with pytest.raises(ValidationError) as refused:
+        Gate.model_validate({"clauses": [{"kind": "clauses"}, {}]})
+    near, missing = field_problems(refused.value, Gate)
+    assert (near.pointer, missing.pointer) == ("/clauses/0/kind", "/clauses/1/kind")
+    assert "did you mean 'clause'?" in near.message
+    assert missing.message == "kind is missing; known: clause, limit"

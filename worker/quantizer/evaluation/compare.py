@@ -14,6 +14,7 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
 from service.contracts.report import Fidelity, Interval, OutputFidelity
 from worker.quantizer.data import Batch, Dataset
+from worker.quantizer.evaluation.by_sample import metric_columns
 from worker.quantizer.evaluation.certainty.contributions import DenseSums
 from worker.quantizer.evaluation.certainty.figures import interval_of
 from worker.quantizer.evaluation.decisions import Decisions
@@ -62,9 +63,16 @@ class Comparison:
 
     @property
     def samples(self) -> dict[str, np.ndarray]:
-        """What both models decide by their first output, sample by sample; empty where that gives no class for each."""
+        """Sample by sample: what both models decide by their first output, where that gives a class for each, and as
+        ``metric.NAME`` what it says of the quantized model's metrics, where these tell samples apart.
+        """
         first = next(iter(self.decisions.values()), None)
-        return {} if first is None else first.arrays
+        decided = {} if first is None else first.arrays
+        told = metric_columns(self.quantized_set.contributions, self.fidelity.samples) if self.labels_used else {}
+        if not told:
+            return decided
+        index = {"index": np.arange(self.fidelity.samples, dtype=np.int32)}
+        return {**index, **decided, **{f"metric.{name}": column for name, column in told.items()}}
 
     @property
     def float_metrics(self) -> dict[str, float]:

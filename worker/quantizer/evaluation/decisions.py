@@ -16,6 +16,8 @@ from worker.quantizer.run.interface import Run
 FILE_NAME = "samples.npz"
 # No time of day: the same decisions give the same bytes.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+# A probability of 0 is a loss as large as that of the smallest float32, not an endless one.
+_LEAST = float(np.finfo(np.float32).tiny)
 
 
 class Decisions:
@@ -28,7 +30,8 @@ class Decisions:
     def __init__(self) -> None:
         self.fits = True
         self._columns: dict[str, list[Array]] = {
-            name: [] for name in ("float_class", "quantized_class", "float_confidence", "label")
+            name: []
+            for name in ("float_class", "quantized_class", "float_confidence", "float_loss", "quantized_loss", "label")
         }
 
     def update(self, reference: Array, twin: Array, labels: Array | None) -> None:
@@ -40,11 +43,15 @@ class Decisions:
             return
         samples = len(before)
         fitting = labels is not None and labels.size == samples and labels.dtype.kind in "iu" and _holds(labels)
+        label = labels.reshape(samples) if fitting and labels is not None else None
+        expected = before.reshape(samples) if label is None else label
         columns = {
             "float_class": _narrowed(before.reshape(samples)),
             "quantized_class": _narrowed(after.reshape(samples)),
             "float_confidence": _confidence(reference, samples),
-            "label": _narrowed(labels.reshape(samples)) if fitting and labels is not None else None,
+            "float_loss": _loss(reference, expected),
+            "quantized_loss": _loss(twin, expected),
+            "label": None if label is None else _narrowed(label),
         }
         for name, column in columns.items():
             if column is None:
@@ -57,8 +64,9 @@ class Decisions:
         """By name, each [sample]; empty where the output does not give one class per sample.
 
         ``index``, ``float_class`` and ``quantized_class``, int32 or, where a number does not fit, int64;
-        ``float_confidence``, the float model's probability of its own decision, where it gives scores; with labels also
-        ``label``, ``float_correct`` and ``quantized_correct``.
+        ``float_confidence``, the float model's probability of its own decision, and ``float_loss``, ``quantized_loss``,
+        the cross-entropy in nats with the label, or else with that decision, float32, where it gives scores; with
+        labels also ``label``, ``float_correct`` and ``quantized_correct``.
         """
         if not self.fits or not self._columns["float_class"]:
             return {}
@@ -115,6 +123,19 @@ def _narrowed(numbers: Array) -> Array:
     known = np.iinfo(np.int32)
     fits = not numbers.size or (int(numbers.min()) >= known.min and int(numbers.max()) <= known.max)
     found: Array = numbers.astype(np.int32 if fits else np.int64)
+    return found
+
+
+def _loss(output: Array, expected: Array) -> Array | None:
+    """Cross-entropy with the expected class, in nats, float32 [sample]; None where there are no scores of it."""
+    scores = class_scores(output)
+    if scores is None:
+        return None
+    rows = scores.reshape(len(expected), -1)
+    if int(expected.min()) < 0 or int(expected.max()) >= rows.shape[1]:
+        return None
+    logarithms = np.log(np.maximum(rows, _LEAST)) if are_probabilities(rows) else log_softmax(rows)
+    found: Array = -np.take_along_axis(logarithms, expected.astype(np.int64)[:, None], axis=1)[:, 0].astype(np.float32)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from pathlib import Path
 
 import onnx
@@ -41,6 +42,26 @@ def save_whole(model: ir.Model, path: Path) -> list[Path]:
             file.unlink()
     ir.save(model, path, external_data=None if data is None else data.name)
     return files
+
+
+def save_weights(model: Path, output: Path) -> None:
+    """Write the initializers of a model file, those of its sub-graphs too, as safetensors under their own names.
+
+    Values of 4 bits are packed, two in a byte, as ONNX has them.
+
+    Args:
+        model: the .onnx file; external data lies in its folder.
+        output: whole afterwards, or as it was.
+
+    Raises:
+        UnsupportedModelError: it has none.
+    """
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".weights-") as folder:
+        ir.save_safetensors(ir.load(model), Path(folder) / "model.onnx", size_threshold_bytes=0)
+        made = Path(folder) / "model.safetensors"
+        if not made.exists():
+            raise UnsupportedModelError("the model has no weights", hint="There is nothing to write as safetensors.")
+        made.replace(output)
 
 
 def serialized(proto: onnx.ModelProto) -> bytes:

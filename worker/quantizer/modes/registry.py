@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from service.contracts.config import Mode, QuantizationConfig
 from service.contracts.dtypes import NUMBER_TYPES, is_integer
+from service.contracts.efforts import held_back_samples
 from service.contracts.reason import declare
 from worker.quantizer.emit import BLOCKS_OPSET, Emitted, emit
 from worker.quantizer.graph.facts import NodeFacts
@@ -25,7 +26,7 @@ from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled
 from worker.quantizer.refine.driver import refine
-from worker.quantizer.refine.judge import Judge, held_back_samples
+from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Toolkit
 from worker.quantizer.run.services import Services
 

@@ -17,7 +17,6 @@ from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
 
 _BATCH = 8
-_FEWEST, _MOST, _PART = 4, 64, 6
 # Below this the difference of two scores is rounding of the runtime.
 _SAME_DB = 0.005
 
@@ -25,15 +24,6 @@ METRIC_LOST = declare("metric-lost", "{metric} has no value any more")
 METRIC_WORSE = declare("metric-worse", "the metric got worse")
 NOT_FINITE = declare("outputs-not-finite", "SQNR {before:.2f} dB -> none: the outputs are not finite")
 SQNR_WORSE = declare("sqnr-worse", "SQNR {before:.2f} -> {after:.2f} dB")
-
-
-def held_back_samples(available: int) -> int:
-    """How many of ``available`` calibration samples are for judging: a sixth of them, at most 64.
-
-    With fewer than 24 samples all of them are used for both.
-    """
-    part = min(available // _PART, _MOST)
-    return part if part >= _FEWEST else available
 
 
 @dataclass(frozen=True)

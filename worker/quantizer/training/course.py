@@ -14,6 +14,7 @@ import onnx_ir.passes.common as common
 import torch
 
 from service.contracts.algorithms.training import DistillationLoss, GraphLoss, QuantizationAwareTraining
+from service.contracts.efforts import held_back_samples
 from service.contracts.errors import InvalidConfigError
 from service.contracts.nearest import nearest_name
 from service.contracts.pointers import below
@@ -25,7 +26,6 @@ from worker.quantizer.evaluation.metrics.graph import read_graph
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.judge import held_back_samples
 from worker.quantizer.refine.step import Change, Toolkit
 from worker.quantizer.training.augmentation import Augmenter
 from worker.quantizer.training.descent import Descent, DivergedError

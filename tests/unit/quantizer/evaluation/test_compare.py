@@ -177,10 +177,12 @@ def test_evaluate_one_model(tmp_path) -> None:
     assert found["model"]["metrics"]["top1"] == pytest.approx(100 * right.mean(), abs=1e-3)
     assert found["model"]["size_bytes"] == (tmp_path / "model.onnx").stat().st_size
     assert found["model"]["latency_ms"] > 0
-    assert set(found) == {"samples", "metrics", "model"}
+    assert not {"reference", "fidelity", "latency"} & set(found), "nothing is compared"
+    assert (found["kind"], found["verdict"], found["manifest"]["reference_sha256"]) == ("evaluation", "none", None)
     assert [metric["name"] for metric in found["metrics"]] == ["top1", "top5"]
     for metric in found["metrics"]:
-        assert set(metric) == {"name", "unit", "better", "interval"}
+        assert not {"reference_interval", "drop", "drop_interval", "p_value", "flips"} & set(metric)
+        assert metric["value"] == found["model"]["metrics"][metric["name"]]
         low, high = wilson(round(found["model"]["metrics"][metric["name"]] * 0.3), 30, 0.95)
         told = metric["interval"]["low"], metric["interval"]["high"]
         assert told == pytest.approx((100 * low, 100 * high), abs=1e-4)

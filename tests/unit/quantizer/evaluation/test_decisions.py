@@ -49,9 +49,31 @@ def test_the_probability_of_a_decision(is_share: bool) -> None:
     for part in (slice(0, 8), slice(8, 20)):
         found.update((share if is_share else scores)[part], scores[::-1][part], None)
     arrays = found.arrays
-    assert set(arrays) == {"index", "float_class", "quantized_class", "float_confidence"}
+    assert set(arrays) == {
+        "index", "float_class", "quantized_class", "float_confidence", "float_loss", "quantized_loss",
+    }  # fmt: skip
+    assert arrays["float_loss"] == pytest.approx(-np.log(share.max(axis=1)), rel=1e-4)
     assert arrays["float_confidence"] == pytest.approx(share.max(axis=1), rel=1e-5)
     assert np.array_equal(arrays["quantized_class"], scores[::-1].argmax(axis=1))
+
+
+@pytest.mark.parametrize("is_share", [True, False])
+def test_the_loss_of_a_label_is_that_of_torch(is_share: bool) -> None:
+    torch = pytest.importorskip("torch")
+    scores, labels = rng(5).standard_normal((2, 30, 7)).astype(np.float32) * 4, rng(6).integers(0, 7, 30)
+    loss = torch.nn.functional.cross_entropy
+    expected = [loss(torch.from_numpy(one), torch.from_numpy(labels), reduction="none").numpy() for one in scores]
+    given = np.exp(scores) / np.exp(scores).sum(axis=2, keepdims=True) if is_share else scores
+    found = Decisions()
+    for part in (slice(0, 11), slice(11, 30)):
+        found.update(given[0][part], given[1][part], labels[part])
+    assert found.arrays["float_loss"] == pytest.approx(expected[0], rel=1e-4, abs=1e-5)
+    assert found.arrays["quantized_loss"] == pytest.approx(expected[1], rel=1e-4, abs=1e-5)
+    certain = Decisions()
+    certain.update(np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32)[::-1], np.arange(3))
+    assert np.isfinite(certain.arrays["quantized_loss"]).all(), "a probability of 0 is no endless loss"
+    certain.update(np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32), np.array([0, 3, 1]))
+    assert "float_loss" not in certain.arrays, "there is no such class"
 
 
 def test_class_numbers_have_no_probability_and_maps_no_class_per_sample() -> None:
@@ -106,7 +128,8 @@ def test_the_same_samples_give_the_same_bytes() -> None:
     with np.load(io.BytesIO(data)) as stored:
         assert {name: stored[name].dtype.name for name in stored} == {
             "index": "int32", "float_class": "int32", "quantized_class": "int32", "float_confidence": "float32",
-            "label": "int32", "float_correct": "uint8", "quantized_correct": "uint8",
+            "float_loss": "float32", "quantized_loss": "float32", "label": "int32",
+            "float_correct": "uint8", "quantized_correct": "uint8",
         }  # fmt: skip
 
 

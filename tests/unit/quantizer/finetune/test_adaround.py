@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.contracts import efforts
 from service.contracts.algorithms import AdaRound
 from service.contracts.errors import CanceledError
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
@@ -158,8 +159,8 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, mon
 
 
 def test_the_seed_decides_which_patches_are_looked_at(monkeypatch) -> None:
-    monkeypatch.setattr(moments_solver, "_CHEAP_ELEMENTS", 0)
-    monkeypatch.setattr(moments_solver, "_FEWEST_PATCHES", 40)
+    monkeypatch.setattr(efforts, "_CHEAP_ELEMENTS", 0)
+    monkeypatch.setattr(efforts, "_FEWEST_PATCHES", 40)
     found = []
     for seed in (1, 1, 2):
         _, change = rounded(fixed_seed=seed)

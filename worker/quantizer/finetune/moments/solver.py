@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.contracts.efforts import gradients_effort, moments_effort, wanted_patches
 from worker.quantizer.finetune.moments.arrays import NUMPY, Arrays
 from worker.quantizer.finetune.moments.layer import IntegerLayer
 from worker.quantizer.finetune.moments.patches import sample_patches
@@ -18,14 +19,8 @@ from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.run.interface import Run
 from worker.quantizer.walk import Visit
 
-# Patches: enough to tell the directions of the inputs apart, and more of them where they are cheap.
-_PATCHES_PER_INPUT, _FEWEST_PATCHES, _CHEAP_ELEMENTS = 10, 4000, 2_000_000
-# Elements of the patches that are looked at at once.
-_MOST_ELEMENTS = 40_000_000
 # Bytes of one matrix of second moments beyond which a layer is left to the gradient solver.
 _MOST_BYTES = 2**30
-# A step of the gradient solver takes as long as so many multiplications, however small the layer.
-_STEP = 3e7
 # One of them is there if a driver is: NVIDIA's, that of its boards, ROCm's, and either under WSL.
 _DRIVERS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
 
@@ -106,31 +101,9 @@ def moments_are_cheaper(
     return moments_effort(shape, patches) <= gradients_effort(shape, positions_per_sample, steps, batch_size)
 
 
-def moments_effort(shape: tuple[int, int, int], patches: int) -> float:
-    """Multiplications that a layer takes from second moments; the arguments are those of ``moments_are_cheaper``."""
-    groups, outputs, inputs = shape
-    # moments and products; inverses in float64; a few sweeps from two starts and after each round
-    return groups * inputs * (2.0 * patches * (inputs + outputs) + 10.0 * inputs * inputs + 12.0 * inputs * outputs)
-
-
-def gradients_effort(shape: tuple[int, int, int], positions_per_sample: float, steps: int, batch_size: int) -> float:
-    """Multiplications that a layer takes by gradients; the arguments are those of ``moments_are_cheaper``."""
-    groups, outputs, inputs = shape
-    # forward, and backward by inputs and by weights, at half the speed of plain products
-    return steps * (6.0 * batch_size * positions_per_sample * groups * inputs * outputs + _STEP)
-
-
 def _wanted(layer: IntegerLayer) -> int:
     """Patches that moments are taken from."""
     return wanted_patches(layer.linear.matrix_shape)
-
-
-def wanted_patches(shape: tuple[int, int, int]) -> int:
-    """Patches that moments are taken from, for a matrix of groups, outputs per group, inputs per group."""
-    groups, outputs, inputs = shape
-    one = groups * (inputs + outputs)
-    wanted = max(_PATCHES_PER_INPUT * inputs + _FEWEST_PATCHES, _CHEAP_ELEMENTS // one)
-    return min(wanted, max(_MOST_ELEMENTS // one, _FEWEST_PATCHES))
 
 
 def arrays_on(wanted: str) -> Arrays:

@@ -1,0 +1,74 @@
+"""Evaluations: submitted, and what they have found; else they are jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from service.client.connection import Noun, id_of
+from service.client.driving import Call
+from service.client.steps import Steps
+from service.client.validation import ValidationCalls
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.evaluation_report import EvaluationReport
+from service.datasets.schemas import DatasetOut
+from service.jobs.schemas import JobOut
+from service.models.schemas import ModelOut
+
+
+class EvaluationCalls(ValidationCalls):
+    """Calls of ``/v1/evaluations``."""
+
+    @Call
+    def submit_evaluation(
+        self,
+        *,
+        model: ModelOut | str,
+        evaluation: DatasetOut | str,
+        reference: ModelOut | str | None = None,
+        spec: EvaluationSpec | Mapping[str, Any] | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+    ) -> Steps[JobOut]:
+        """Have a model measured, without quantizing anything. What is still being validated is waited for.
+
+        Args:
+            model: the model, quantized or not, or the id of a ready one.
+            evaluation: the data, or the id of a ready dataset.
+            reference: a model to hold it against.
+            spec: metrics and gate, as under ``evaluation`` of a config; None: top1 and top5, and no gate.
+            name: for people.
+            labels: to find the job by.
+            priority: -100 to 100; of the jobs that wait, those with the highest number start first.
+            idempotency_key: default: a fresh one, so that only this call's own retries are the same request.
+
+        Raises:
+            RejectedError: a model or the dataset was rejected.
+            ConfigRefusedError: the specification is not valid, or compares with a reference that is not there.
+            QuotaExceededError: the tenant has as many jobs as it may.
+        """
+        ids: list[str | None] = []
+        for noun in (model, reference, evaluation):
+            if isinstance(noun, ModelOut) and noun.status != "ready":
+                yield from self._ready(noun, None)
+            if isinstance(noun, DatasetOut) and noun.status != "ready":
+                yield from self._ready(noun, None)
+            ids.append(None if noun is None else id_of(noun))
+        told = spec.model_dump(mode="json") if isinstance(spec, EvaluationSpec) else dict(spec or {})
+        body = {
+            "model_id": ids[0],
+            "reference_model_id": ids[1],
+            "evaluation_dataset_id": ids[2],
+            "evaluation": told,
+            "name": name,
+            "labels": dict(labels or {}),
+            "priority": priority,
+        }
+        return JobOut.model_validate((yield from self._create("/v1/evaluations", body, idempotency_key)))
+
+    @Call
+    def evaluation_report(self, job: Noun | str) -> Steps[EvaluationReport]:
+        """What an evaluation that has succeeded has found."""
+        return EvaluationReport.model_validate((yield from self._json("GET", f"/v1/jobs/{id_of(job)}/report")))

@@ -1,0 +1,149 @@
+"""The report of an evaluation: a model measured on data, beside a reference model if there is one. JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from service.contracts.base import Contract
+from service.contracts.dataset import PreprocessingSpec
+from service.contracts.errors import FieldProblem, InvalidConfigError
+from service.contracts.evaluation import AGREEMENT, EvaluationSpec
+from service.contracts.evaluation_checks import EVALUATION_POINTER
+from service.contracts.provenance import Provenance
+from service.contracts.report import (
+    Fidelity,
+    Flips,
+    GateClause,
+    Interval,
+    LatencyFigures,
+    MetricFigures,
+    ModelFigures,
+    StageFigures,
+    Verdict,
+)
+
+EVALUATION_SCHEMA_VERSION = 1
+# Of the report and of its metrics: told only where there is a reference.
+_COMPARING = ("reference", "latency", "fidelity")
+_COMPARING_METRICS = ("reference_value", "reference_interval", "drop", "drop_interval", "p_value", "flips")
+_COMPARING_CLAUSES = ("max_drop", "min_sqnr_db", "max_latency_ratio")
+
+
+class EvaluatedModel(ModelFigures):
+    """Figures of the model that was measured."""
+
+    provenance: Provenance | None = Field(
+        default=None, description="What its file tells of its making; null: nothing. The file itself says so."
+    )
+
+
+class EvaluatedMetric(Contract):
+    """One metric of the model; what compares is there with a reference only."""
+
+    name: str
+    kind: str
+    unit: str = Field(description="'%', 'dB', 'nats'; empty for none.")
+    better: Literal["higher", "lower"]
+    value: float | None = Field(description="Of the model; null: undefined.")
+    interval: Interval | None = Field(default=None, description="Of the value.")
+    samples: int | None = None
+    reference_value: float | None = None
+    reference_interval: Interval | None = None
+    drop: float | None = Field(default=None, description="Change for the worse; negative: better than the reference.")
+    drop_interval: Interval | None = None
+    p_value: float | None = None
+    flips: Flips | None = None
+
+    @classmethod
+    def of(cls, found: MetricFigures, *, compared: bool) -> EvaluatedMetric:
+        """The metric of a model that took the place of the quantized one."""
+        told: dict[str, Any] = {
+            "name": found.name,
+            "kind": found.kind,
+            "unit": found.unit,
+            "better": found.better,
+            "value": found.quantized,
+            "interval": found.quantized_interval,
+            "samples": found.samples,
+        }
+        if compared:
+            told |= {"reference_value": found.float_, "reference_interval": found.float_interval}
+            told |= {name: getattr(found, name) for name in ("drop", "drop_interval", "p_value", "flips")}
+        return cls(**told)
+
+
+class EvaluationManifest(Contract):
+    """What was measured, and how."""
+
+    engine_version: str
+    model_sha256: str
+    reference_sha256: str | None = None
+    evaluation_sha256: str
+    evaluation_preprocessing: PreprocessingSpec
+    evaluation: EvaluationSpec
+    versions: dict[str, str]
+    threads: int
+
+
+class EvaluationReport(Contract):
+    """What an evaluation has found."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["evaluation"] = "evaluation"
+    verdict: Verdict
+    gate: tuple[GateClause, ...] = ()
+    samples: int
+    model: EvaluatedModel
+    reference: ModelFigures | None = None
+    metrics: tuple[EvaluatedMetric, ...] = Field(default=(), description="In the order declared.")
+    fidelity: Fidelity | None = Field(default=None, description="Distance from the reference.")
+    latency: LatencyFigures | None = Field(default=None, description="Of model (quantized) and reference (float).")
+    stages: tuple[StageFigures, ...] = ()
+    manifest: EvaluationManifest
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """JSON-ready; without a reference, nothing that compares is there."""
+        told = self.model_dump(mode="json", by_alias=True)
+        if self.reference is None:
+            for name in _COMPARING:
+                del told[name]
+            for metric in told["metrics"]:
+                for name in _COMPARING_METRICS:
+                    del metric[name]
+        return told
+
+
+def check_reference(spec: EvaluationSpec, *, has_reference: bool, pointer: str = EVALUATION_POINTER) -> None:
+    """What compares with a reference model needs one.
+
+    Args:
+        spec: what is to be measured and judged.
+        has_reference: there is one.
+        pointer: of ``spec`` in the request.
+
+    Raises:
+        InvalidConfigError: one problem per metric and condition that has nothing to compare with.
+    """
+    if has_reference:
+        return
+    found = [(f"metrics/{k}/kind", metric.name) for k, metric in enumerate(spec.metrics) if metric.reads_reference]
+    gate = spec.gate
+    found += [(f"gate/{name}", name) for name in _COMPARING_CLAUSES if getattr(gate, name) is not None]
+    if gate.metric == AGREEMENT and gate.judges_metric and gate.max_drop is None:
+        found.append(("gate/metric", AGREEMENT))
+    problems = tuple(
+        FieldProblem(
+            pointer=f"{pointer}/{place}",
+            code="reference-missing",
+            message=f"{name} compares with a reference model, and there is none",
+        )
+        for place, name in found
+    )
+    if problems:
+        raise InvalidConfigError(
+            "; ".join(problem.message for problem in problems),
+            errors=problems,
+            hint="Give a reference model: --reference FLOAT.onnx, or reference_model_id.",
+        )

@@ -1,0 +1,1 @@
+"""Evaluations: jobs that measure a model, without quantizing anything."""

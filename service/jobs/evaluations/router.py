@@ -1,0 +1,45 @@
+"""HTTP face of evaluations; once submitted, they are jobs like all others."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from service.bodies import ThreadedBodyRoute
+from service.contracts.errors import DatasetMismatchError, InvalidConfigError
+from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
+from service.deps import DeskDep, PrincipalDep
+from service.idempotency.answers import IdempotencyHeader
+from service.jobs.evaluations import service
+from service.jobs.evaluations.schemas import EvaluationCreate
+from service.jobs.schemas import JobOut
+from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
+from service.quarantine.errors import ModelQuarantinedError
+from service.responses import problems
+
+router = APIRouter(route_class=ThreadedBodyRoute, tags=["jobs"])
+
+_REFUSALS = (
+    DatasetMismatchError,
+    DatasetNotFoundError,
+    DatasetNotReadyError,
+    DatasetRejectedError,
+    InvalidConfigError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    ModelQuarantinedError,
+    ModelRejectedError,
+)
+
+
+@router.post("/v1/evaluations", status_code=202, response_model=JobOut, responses=problems(*_REFUSALS))
+async def create_evaluation(
+    body: EvaluationCreate,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    idempotency_key: IdempotencyHeader = None,
+) -> Response:
+    """Submit an evaluation: a model, quantized or not, is measured, beside another one if that is given.
+
+    The answer is a job of kind ``evaluate``; all that is done to jobs is done to it under ``/v1/jobs/ID``.
+    """
+    return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())

@@ -1,0 +1,58 @@
+"""Evaluations in real runners: the figures are onnxruntime's, and fit those of the quantization that made the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+
+pytestmark = pytest.mark.slow
+
+CONFIG = {"preset": "int8", "evaluation": {"latency_runs": 1}}
+
+
+def decided(path, evaluation):
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (name,) = (found.name for found in session.get_inputs())
+    return session.run(None, {name: evaluation[name]})[0].argmax(axis=1)
+
+
+def test_a_quantized_model_measured_alone_and_beside_its_float_one(service, inputs, tiny, tmp_path):
+    client = service.client
+    quantization = client.submit(**inputs, config=CONFIG)
+    client.wait_succeeded(quantization.id)
+    made = tmp_path / "quantized.onnx"
+    client.download(quantization.id, made)
+    quantized = client.wait_ready(client.push_model(made, name="made elsewhere"))
+    given = {"model": quantized.id, "evaluation": inputs["evaluation"]}
+    alone = client.submit_evaluation(**given, spec={"latency_runs": 1, "gate": {"min_value": 100.0}})
+    beside = client.submit_evaluation(
+        **given, reference=inputs["model"], spec={"latency_runs": 1, "gate": {"min_sqnr_db": 1.0}}
+    )
+    for job in (alone, beside):
+        client.wait_succeeded(job.id)
+    before = client.report(quantization.id)
+    own, other = client.evaluation_report(alone.id), client.evaluation_report(beside.id)
+
+    with np.load(tiny.evaluation) as archive:
+        data = dict(archive)
+    label = next(name for name in ("y", "label", "labels") if name in data)
+    top1 = 100.0 * float((decided(made, data) == data[label]).mean())
+    assert own.model.metrics["top1"] == pytest.approx(top1, abs=0.01)
+    assert own.verdict == ("pass" if top1 == 100.0 else "fail")
+    assert (own.reference, own.fidelity, own.latency) == (None, None, None)
+    assert own.manifest.model_sha256 == before.manifest.output_sha256
+    assert own.model.provenance is not None
+    assert other.verdict == "pass"
+    assert other.fidelity == before.fidelity
+    expected = {metric.name: metric for metric in before.metrics}
+    for metric in other.metrics:
+        twin = expected[metric.name]
+        assert (metric.value, metric.reference_value, metric.drop) == (twin.quantized, twin.float_, twin.drop)
+        assert metric.flips == twin.flips
+    assert [stage.name for stage in other.stages] == ["load", "evaluation", "latency"]
+
+    compared = client.compare([quantization.id, alone.id, beside.id])
+    for pair in compared.pairs:
+        assert (pair.measure, pair.drop_percent, pair.flips.lost, pair.flips.won) == ("accuracy", 0.0, 0, 0)
+    assert [job.id for job in client.jobs(kind="evaluate", limit=2)] == [beside.id, alone.id]
