@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Only what a lock file names, and of it only files whose hashes it holds.
 LOCKED = install --require-hashes --no-deps --requirement
 LOCKS := requirements.lock requirements-cpu.lock requirements-cuda.lock
-.PHONY: help demo test test-fast soak lint audit up bench lock clean
+.PHONY: help demo test test-fast soak lint audit up bench lock mlflow clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,5 +68,13 @@ bench: $(STAMP) ## Print the tables of docs/benchmarks.md; needs the real models
 lock: $(STAMP) ## Resolve the lock files from pyproject.toml (LOCK_ARGS=--upgrade: with the newest versions)
 	$(BIN)/python tools/lock.py $(LOCK_ARGS)
 
+# Beside .venv: its packages are many, and only the tests of the hand-over need them. The project is read from the checkout.
+$(VENV)-mlflow/.installed: requirements-mlflow.lock
+	$(PYTHON) -m venv $(VENV)-mlflow
+	$(VENV)-mlflow/bin/python -m pip --quiet --disable-pip-version-check $(LOCKED) requirements-mlflow.lock
+	@touch $@
+
+mlflow: $(VENV)-mlflow/.installed ## Install the server of MLflow that the tests of the hand-over need; without it they skip
+
 clean: ## Remove the virtual environments and caches
-	rm -rf $(VENV) $(VENV)-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-mlflow .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

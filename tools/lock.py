@@ -20,6 +20,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = "3.11"
 ALL, CPU, CUDA = "requirements.lock", "requirements-cpu.lock", "requirements-cuda.lock"
+# A server of MLflow, and what reads its models back, for the tests of the hand-over: none of it is in the other locks.
+MLFLOW = "requirements-mlflow.lock"
+MLFLOW_TESTS = "tools/mlflow.in"
+# Every extra but that one.
+EXTRAS = ("build", "worker", "torch", "demo", "dev")
 # What each image needs of the project, by the lock file that holds it.
 IMAGES = {
     "requirements-api.lock": ["--extra", "build"],
@@ -32,6 +37,7 @@ OF_CUDA = re.compile(r"(nvidia|cuda)-.+|triton")
 HEADER = "# Made by `make lock` from pyproject.toml and constraints.txt.{}\n"
 ABOUT_CPU = f" The CPU build of torch: installed before {ALL}, where pip can find it."
 ABOUT_CUDA = f" What PyPI's build of torch needs beside {ALL}."
+ABOUT_MLFLOW = " The tests' server of MLflow and its client, in an environment of their own: `make mlflow`."
 
 
 @dataclass(frozen=True)
@@ -113,17 +119,25 @@ def cpu_build(torch: Pin) -> Pin:
     return Pin("torch", (f"{requirement} ; {CPU_MARKER} \\", f"    --hash=sha256:{digest}"))
 
 
+def mlflow_lock(known: str, *, upgrade: bool) -> str:
+    """The lock of the tests' MLflow; what the project needs itself has the versions of ``known``."""
+    there = (ROOT / MLFLOW).read_text() if (ROOT / MLFLOW).exists() else ""
+    return written(ABOUT_MLFLOW, resolve(known + there, [MLFLOW_TESTS, "--extra", "mlflow"], upgrade=upgrade))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions, not those locked today")
     upgrade = parser.parse_args().upgrade
     known = "".join((ROOT / name).read_text() for name in (ALL, CUDA) if (ROOT / name).exists())
-    everything, cuda = apart(resolve(known, ["--all-extras"], upgrade=upgrade))
+    extras = [word for name in EXTRAS for word in ("--extra", name)]
+    everything, cuda = apart(resolve(known, extras, upgrade=upgrade))
     (torch,) = (pin for pin in everything if pin.name == "torch")
     made = {ALL: written("", everything), CUDA: written(ABOUT_CUDA, cuda), CPU: written(ABOUT_CPU, [cpu_build(torch)])}
     known = made[ALL] + made[CUDA]  # the images get no version that is not in them
     for name, options in IMAGES.items():
         made[name] = written("", apart(resolve(known, options, upgrade=False))[0])
+    made[MLFLOW] = mlflow_lock(known, upgrade=upgrade)
     for name, text in made.items():
         (ROOT / name).write_text(text)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from service.db import Database
+from service.estimates.service import refresh
 from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
 from service.storage import FileStore
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 # Polls of the stop flag, so that a stop does not wait for the period.
 TICK_SECONDS = 0.1
+# What jobs took is learned from so often, where any has ended.
+LEARN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Reconciler:
             Loop("settle_schedules", settings.reconcile_seconds, self._schedules.settle),
             Loop("redispatch", settings.reconcile_seconds, self.redispatch),
             Loop("attest", settings.reconcile_seconds, self.attest),
+            Loop("learn_timings", max(settings.reconcile_seconds, LEARN_SECONDS), self.learn_timings),
             *(_collecting(found) for found in collectors(settings, database, store)),
         )
 
@@ -97,6 +101,10 @@ class Reconciler:
         """See ``dispatch``."""
         seconds = self._settings.redispatch_seconds
         return redispatch(self._database, self._dispatcher, self._depths, redispatch_seconds=seconds)
+
+    def learn_timings(self) -> int:
+        """See ``service.estimates``."""
+        return refresh(self._database)
 
     def attest(self) -> int:
         """See ``attesting``."""

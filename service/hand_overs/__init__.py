@@ -1,0 +1,5 @@
+"""Hand-overs: what a job has made goes to places of its client's, by a presigned PUT or as a POST.
+
+``outbox`` writes them with their job and makes them due with its end; ``settling`` notes what became of an attempt, for
+the reconciler that sends them. URLs and headers are secrets: they are kept sealed, and forgotten with the end.
+"""

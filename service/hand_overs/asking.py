@@ -1,0 +1,86 @@
+"""Targets of a request, judged and sealed before anything is stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service.egress.allowed import parse_allowed
+from service.egress.early import refuse_destination
+from service.egress.resolving import system_resolver
+from service.hand_overs.schemas import MOST_URL_CHARACTERS, HandOverTarget, PutTarget, plain
+from service.hand_overs.secrets import Place, Vault
+from service.ids import new_id
+from service.settings import Settings
+
+# For all names of a request; one that takes longer is looked at again before anything is sent.
+_RESOLVE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A hand-over that may be stored; ``host`` may be shown, what is ``sealed`` may not."""
+
+    id: str
+    kind: str
+    artifact: str | None
+    condition: str
+    host: str
+    sealed: str
+    pepper_id: str
+
+
+def refuse_inside(settings: Settings, targets: Sequence[HandOverTarget], pointer: str) -> None:
+    """Let no hand-over go to where nothing is sent, as far as names tell it now; it takes seconds.
+
+    Args:
+        settings: have the allow-list.
+        targets: of a request.
+        pointer: where they stand in it.
+
+    Raises:
+        EgressError: of a URL's form, or of an address of its host; points at the URL.
+    """
+    allowed = parse_allowed(settings.egress_allowed)
+    ends = time.monotonic() + _RESOLVE_SECONDS
+    for number, target in enumerate(targets):
+        refuse_destination(
+            target.url.get_secret_value(),
+            allowed,
+            system_resolver,
+            max(0.0, ends - time.monotonic()),
+            pointer=f"{pointer}/{number}/url",
+            most_characters=MOST_URL_CHARACTERS,
+        )
+
+
+def prepared(settings: Settings, targets: Sequence[HandOverTarget], pointer: str) -> tuple[Asked, ...]:
+    """The targets as they are stored; addresses in their URLs are judged, names only once something is sent.
+
+    Raises:
+        HandOverUnavailableError: the installation has no pepper.
+        EgressError: of a URL's form, or of its address; points at the URL.
+    """
+    if not targets:
+        return ()
+    vault, allowed = Vault.of(settings), parse_allowed(settings.egress_allowed)
+    found = []
+    ids = sorted(new_id("hov") for _ in targets)  # in the order in which they are asked for
+    for number, (hand_over_id, target) in enumerate(zip(ids, targets, strict=True)):
+        url = target.url.get_secret_value()
+        destination = refuse_destination(
+            url, allowed, None, 0.0, pointer=f"{pointer}/{number}/url", most_characters=MOST_URL_CHARACTERS
+        )
+        found.append(
+            Asked(
+                id=hand_over_id,
+                kind=target.kind,
+                artifact=target.artifact if isinstance(target, PutTarget) else None,
+                condition=target.when,
+                host=destination.authority,
+                sealed=vault.seal(hand_over_id, Place(url, plain(target.headers))),
+                pepper_id=vault.pepper_id,
+            )
+        )
+    return tuple(found)

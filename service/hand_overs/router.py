@@ -1,0 +1,58 @@
+"""HTTP face of hand-overs."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from service.bodies import ThreadedBodyRoute
+from service.deps import DeskDep, PrincipalDep
+from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
+from service.hand_overs import service
+from service.hand_overs.asking import refuse_inside
+from service.hand_overs.errors import (
+    ArtifactNotThereError,
+    HandOverRefusedError,
+    HandOverUnavailableError,
+    TooManyHandOversError,
+)
+from service.hand_overs.schemas import HandOverCreate, HandOverList
+from service.hand_overs.views import hand_over_list
+from service.idempotency.answers import IdempotencyHeader
+from service.responses import problems
+
+router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/jobs/{job_id}/hand-over", tags=["hand-over"])
+
+
+@router.get("")
+async def list_hand_overs(job_id: str, desk: DeskDep, principal: PrincipalDep) -> HandOverList:
+    """Where results of a job go, and how far that has come, in the order in which it was asked for."""
+    rows = await desk.reads.run(lambda: service.list_of_job(desk, principal.tenant_id, job_id))
+    return hand_over_list(job_id, rows)
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=HandOverList,
+    responses=problems(
+        AddressNotAllowedError,
+        ArtifactNotThereError,
+        HandOverRefusedError,
+        HandOverUnavailableError,
+        TooManyHandOversError,
+        UrlNotAllowedError,
+    ),
+)
+async def create_hand_overs(
+    job_id: str,
+    body: HandOverCreate,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    idempotency_key: IdempotencyHeader = None,
+) -> Response:
+    """Have results of a job sent to places of yours, once it has succeeded; the answer has those that are new.
+
+    One that has failed is given again, with a fresh URL.
+    """
+    await desk.lookups.run(lambda: refuse_inside(desk.settings, body.targets, service.POINTER))
+    return await desk.writes.run(lambda: service.add(desk, principal, job_id, body, key=idempotency_key).response())

@@ -1,0 +1,96 @@
+"""Hand-overs: looked at, and added to a job in whatever state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy.orm import Session
+
+from service.deps import Desk
+from service.hand_overs import outbox, repository
+from service.hand_overs.asking import Asked, prepared
+from service.hand_overs.errors import ArtifactNotThereError, HandOverRefusedError, TooManyHandOversError
+from service.hand_overs.schemas import HandOverCreate
+from service.hand_overs.views import hand_over_list
+from service.idempotency.answers import Answer
+from service.idempotency.service import Work, submit_checked
+from service.jobs import repository as jobs
+from service.principal import Principal
+from service.tables import HandOver, Job
+from service.tables.jobs import USERS_KINDS
+
+# Of one job, those that have ended among them.
+MOST_OF_JOB = 64
+POINTER = "/targets"
+
+
+def list_of_job(desk: Desk, tenant_id: str, job_id: str) -> list[HandOver]:
+    """Hand-overs of a job.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    with desk.database.read() as session:
+        jobs.get(session, tenant_id, job_id)
+        return repository.list_of_job(session, tenant_id, job_id)
+
+
+def add(desk: Desk, by: Principal, job_id: str, body: HandOverCreate, *, key: str | None) -> Answer:
+    """Have results of a job handed over, once it has succeeded; those of one that has are sent from now on.
+
+    Args:
+        desk: of the process.
+        by: who asks.
+        job_id: the job.
+        body: the request, whose URLs have been judged.
+        key: its Idempotency-Key.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+        HandOverRefusedError: it has failed, was canceled, or is nobody's by itself.
+        ArtifactNotThereError: it has succeeded without such a file.
+        TooManyHandOversError: it has as many as it may.
+        HandOverUnavailableError: the installation has no pepper.
+    """
+
+    def work_of(session: Session) -> Work:
+        jobs.get(session, by.tenant_id, job_id)
+        asked = prepared(desk.settings, body.targets, POINTER)
+        return lambda writing: (_added(writing, by.tenant_id, job_id, asked), None)
+
+    return submit_checked(desk, by, f"POST /v1/jobs/{job_id}/hand-over", key, body, work_of)
+
+
+def _added(session: Session, tenant_id: str, job_id: str, asked: Sequence[Asked]) -> Answer:
+    job = jobs.hold(session, tenant_id, job_id)
+    _refuse_hopeless(session, job, asked)
+    if repository.count_of_job(session, tenant_id, job_id) + len(asked) > MOST_OF_JOB:
+        raise TooManyHandOversError(job_id, MOST_OF_JOB)
+    repository.add(session, job, asked)
+    if job.state == "succeeded":
+        outbox.release(session, job)
+    ids = {one.id for one in asked}
+    rows = [row for row in repository.list_of_job(session, tenant_id, job_id) if row.id in ids]
+    body = hand_over_list(job_id, rows).model_dump(mode="json")
+    return Answer(202, body, {"Location": f"/v1/jobs/{job_id}/hand-over"})
+
+
+def _refuse_hopeless(session: Session, job: Job, asked: Sequence[Asked]) -> None:
+    if job.kind not in USERS_KINDS:
+        raise HandOverRefusedError(
+            f"The job {job.id} is a {job.kind} job: it makes nothing of its own.",
+            hint="Hand over results of a quantization or an evaluation.",
+        )
+    if job.state in ("failed", "canceled"):
+        raise HandOverRefusedError(f"The job {job.id} is {job.state}: it has made nothing.", hint="Retry it first.")
+    if job.state != "succeeded":
+        return
+    made = jobs.artifacts(session, job.tenant_id, [job.id]).get(job.id, [])
+    kinds = outbox.handed_over_kinds(job, made)
+    for number, one in enumerate(asked):
+        if one.artifact is not None and one.artifact not in kinds:
+            raise ArtifactNotThereError(
+                f"The job {job.id} has made no {one.artifact}.",
+                hint=f"It has: {', '.join(sorted(kinds))}.",
+                pointer=f"{POINTER}/{number}/artifact",
+            )

@@ -1,0 +1,78 @@
+"""Jobs with hand-overs, and a carrier that sends what is due, as a test needs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import select, text, update
+
+from service.db import Database
+from service.egress.sending import Egress
+from service.hand_overs.secrets import Vault
+from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.tables import Base, HandOver
+from tests.support.front import Front, make_report
+from tests.support.webhooks import HOST, PEPPER
+from worker.reconcile.handing_over import Carrier
+
+SIGNATURE = "X-Amz-Signature=5ec2e7c0ffee"
+TOKEN = "token-of-a-receiver-5ec2e7"
+VAULT = Vault(PEPPER)
+
+
+def put(port: int = 443, artifact: str = "model", **more: Any) -> dict[str, Any]:
+    """A target of a PUT, with the signature in its query."""
+    return {"kind": "put", "artifact": artifact, "url": f"https://{HOST}:{port}/b/{artifact}?{SIGNATURE}", **more}
+
+
+def post(port: int = 443, **more: Any) -> dict[str, Any]:
+    """A target of a POST, with a token among its headers."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    return {"kind": "post", "url": f"https://{HOST}:{port}/in", "headers": headers, **more}
+
+
+def succeed(front: Front, job_id: str, verdict: str = "none", data: bytes = b"quantized bytes") -> None:
+    """Let the job succeed with a model and a report."""
+    files = [("model", "q.onnx", "application/octet-stream", data), ("report", "r.json", "application/json", b"{}")]
+    made = tuple(NewArtifact(kind, name, media, front.store(body), len(body)) for kind, name, media, body in files)
+    front.finish(job_id, QuantizeOutcome(make_report(verdict), made))
+
+
+def states(front: Front, job_id: str) -> list[tuple[str, str | None]]:
+    """State and reason of each hand-over, over HTTP."""
+    items = front.http.get(f"/v1/jobs/{job_id}/hand-over").json()["items"]
+    return [(item["state"], item["reason"]) for item in items]
+
+
+def carrier_of(front: Front, egress: Egress, **settings: Any) -> Carrier:
+    """A carrier of its own, by changed settings."""
+    desk = front.desk
+    return Carrier(desk.settings.model_copy(update=settings), desk.database, desk.store, VAULT, egress=egress)
+
+
+def carry(front: Front, egress: Egress) -> int:
+    """One round of a carrier of its own, to the end of all that it begins."""
+    carrier = carrier_of(front, egress)
+    try:
+        return carrier.round()
+    finally:
+        carrier.close()
+
+
+def make_due(database: Database) -> None:
+    """Let the pauses of all that is pending be over."""
+    with database.write() as session:
+        pending = HandOver.state == "pending"
+        session.execute(update(HandOver).where(pending).values(next_attempt_at=1.0))
+
+
+def rows(database: Database) -> list[HandOver]:
+    """All hand-overs, in their order."""
+    with database.read() as session:
+        return list(session.scalars(select(HandOver).order_by(HandOver.id)))
+
+
+def dump(database: Database) -> str:
+    """Every value of every row."""
+    with database.read() as session:
+        return repr([session.execute(text(f"SELECT * FROM {name}")).all() for name in Base.metadata.tables])

@@ -1,0 +1,393 @@
+"""Hand-overs to real receivers on loopback: sent, sent again, given up, shared out. On both databases."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import trustme
+from sqlalchemy import Double, insert, select, type_coerce, update
+
+from service.attestations import repository as attestations
+from service.db import db_now
+from service.hand_overs import asking
+from service.hand_overs import repository as queue
+from service.ids import new_id
+from service.jobs import transitions
+from service.settings import Settings
+from service.tables import HandOver, Model
+from tests.api.conftest import app, front
+from tests.support.front import Front
+from tests.support.hand_overs import (
+    SIGNATURE,
+    TOKEN,
+    carrier_of,
+    carry,
+    dump,
+    make_due,
+    post,
+    put,
+    rows,
+    states,
+    succeed,
+)
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.scripted import Script, Scripted
+from tests.support.webhooks import HOST, PEPPER, answering, egress_for, over_tls, received
+from tests.worker.workbench import wait_for
+from worker.reconcile import handing_over
+from worker.reconcile.handing_over import SLOTS
+
+__all__ = ["app", "front"]
+EXPIRED = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message><Signature>5ec2e7c0ffee</Signature>"
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def settings(tmp_path: Any, database_url: str) -> Settings:
+    return Settings(
+        data_dir=tmp_path / "data",
+        database_url=database_url,
+        min_free_bytes=0,
+        key_pepper=PEPPER,
+        egress_allowed=f"{HOST}:1,{HOST}:2",
+    )
+
+
+@pytest.fixture(autouse=True)
+def any_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ports of receivers are known once they run: what may be asked for is not what these tests are about."""
+    monkeypatch.setattr(asking, "refuse_destination", _taken_apart)
+
+
+def _taken_apart(url: str, *_: Any, **__: Any) -> Any:
+    from service.egress.allowed import Allowed
+    from service.egress.urls import check_url
+
+    port = int(url.split("/")[2].rpartition(":")[2])
+    return check_url(url, Allowed(ports=frozenset({(HOST, port)})))
+
+
+@pytest.fixture
+def server(authority: trustme.CA) -> Iterator[Scripted]:
+    """A receiver that is content."""
+    with over_tls(answering(200), authority) as running:
+        yield running
+
+
+def handed(front: Front, *targets: dict[str, Any], data: bytes = b"quantized bytes", verdict: str = "pass") -> str:
+    """A job that has succeeded, with what it hands over."""
+    job_id = front.new_job(hand_over=list(targets))
+    succeed(front, job_id, verdict, data)
+    return job_id
+
+
+def test_a_file_arrives_as_it_is(front: Front, authority: trustme.CA, server: Scripted) -> None:
+    data = bytes(range(256)) * 12_000  # three blocks
+    job_id = handed(front, put(server.port, headers={"x-amz-meta-a": "b"}), data=data)
+    assert carry(front, egress_for(authority, server.port)) == 1
+    (request,) = received(server)
+    assert server.requests[0].startswith(f"PUT /b/model?{SIGNATURE} HTTP/1.1\r\n".encode())
+    assert request.body == data
+    assert request.headers == {
+        "host": f"{HOST}:{server.port}", "connection": "close", "accept-encoding": "identity",
+        "content-length": str(len(data)), "x-amz-meta-a": "b",
+    }  # fmt: skip
+    assert states(front, job_id) == [("done", None)]
+    (row,) = rows(front.desk.database)
+    assert (row.attempts, row.last_status, row.sealed, row.lease_until) == (1, 200, None, None)
+    assert f"hand-over {row.id} (PUT of model to {HOST}:{server.port}): done" in logs(front, job_id)
+    assert carry(front, egress_for(authority, server.port)) == 0
+
+
+def logs(front: Front, job_id: str) -> str:
+    return front.http.get(f"/v1/jobs/{job_id}/logs").text
+
+
+def test_a_post_tells_what_is_known_of_the_job(front: Front, authority: trustme.CA, server: Scripted) -> None:
+    job_id = handed(front, post(server.port))
+    carry(front, egress_for(authority, server.port))
+    (request,) = received(server)
+    assert server.requests[0].startswith(b"POST /in HTTP/1.1\r\n")
+    assert request.headers["content-type"] == "application/json"
+    assert request.headers["authorization"] == f"Bearer {TOKEN}"
+    document = json.loads(request.body)
+    told = document["job"]
+    assert (document["type"], document["id"]) == ("job.hand_over", rows(front.desk.database)[0].id)
+    assert (told["id"], told["verdict"], told["links"]["self"]) == (job_id, "pass", f"/v1/jobs/{job_id}")
+    by_kind = {artifact["kind"]: artifact["sha256"] for artifact in told["artifacts"]}
+    assert by_kind["model"] == hashlib.sha256(b"quantized bytes").hexdigest()
+    assert told["figures"]["metrics"][0]["name"] == "top1"
+
+
+def test_the_attestation_is_made_where_it_is_not_there_yet(
+    front: Front, authority: trustme.CA, server: Scripted
+) -> None:
+    job_id = handed(front, put(server.port, "attestation"))
+    carry(front, egress_for(authority, server.port))
+    (request,) = received(server)
+    with front.desk.database.read() as session:
+        kept = attestations.attestation_of(session, "default", job_id)
+    assert kept is not None
+    assert request.body.decode() == kept.envelope
+
+
+def test_500_then_200_is_the_same_twice(front: Front, authority: trustme.CA) -> None:
+    with over_tls(answering(500, 503, 200), authority) as server:
+        job_id = handed(front, post(server.port))
+        out = egress_for(authority, server.port)
+        carry(front, out)
+        (item,) = front.http.get(f"/v1/jobs/{job_id}/hand-over").json()["items"]
+        assert (item["state"], item["reason"], item["last_status"], item["attempts"]) == ("pending", "status", 500, 1)
+        assert item["detail"] == f"{HOST}:{server.port} answered 500."
+        assert carry(front, out) == 0, "it is not due yet"
+        front.http.patch(f"/v1/jobs/{job_id}", json={"name": "called otherwise since"})
+        for _ in range(2):
+            make_due(front.desk.database)
+            carry(front, out)
+        bodies = {request.body for request in received(server)}
+    assert len(bodies) == 1
+    assert states(front, job_id) == [("done", None)]
+    assert "called otherwise" not in bodies.pop().decode()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 412])
+def test_a_refusal_is_not_asked_for_again(front: Front, authority: trustme.CA, status: int) -> None:
+    with over_tls(answering(status), authority) as server:
+        job_id = handed(front, put(server.port), post(server.port))
+        carry(front, egress_for(authority, server.port))
+    assert states(front, job_id) == [("failed", "status")] * 2
+    assert {row.sealed for row in rows(front.desk.database)} == {None}
+    assert f"failed. {HOST}:{server.port} answered {status}." in logs(front, job_id)
+
+
+@pytest.mark.parametrize("status", [202, 307, 408, 425, 429, 500])
+def test_a_store_that_is_busy_is_asked_again(front: Front, authority: trustme.CA, status: int) -> None:
+    with over_tls(answering(status), authority) as server:
+        job_id = handed(front, put(server.port))
+        carry(front, egress_for(authority, server.port))
+    assert states(front, job_id) == [("pending", "status")]
+
+
+def test_of_what_a_store_says_its_code_alone_is_kept(
+    front: Front, authority: trustme.CA, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    def script(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 403 No\r\nContent-Length: %d\r\n\r\n%s" % (len(EXPIRED), EXPIRED))
+
+    with over_tls(script, authority) as server:
+        job_id = handed(front, put(server.port), post(server.port))
+        carry(front, egress_for(authority, server.port))
+        page = front.http.get(f"/v1/jobs/{job_id}/hand-over")
+        assert page.json()["items"][0]["detail"] == f"{HOST}:{server.port} answered 403 (AccessDenied)."
+    for secret in ("5ec2e7c0ffee", "/b/model", TOKEN):
+        assert secret not in page.text
+        assert secret not in caplog.text
+        assert secret not in logs(front, job_id)
+        assert secret not in dump(front.desk.database)
+
+
+def test_it_is_given_up_after_a_day_of_failures(front: Front, authority: trustme.CA) -> None:
+    with over_tls(answering(500), authority) as server:
+        job_id = handed(front, put(server.port))
+        for _ in range(10):
+            make_due(front.desk.database)
+            carry(front, egress_for(authority, server.port))
+        assert len(received(server)) == 10
+    assert states(front, job_id) == [("failed", "status")]
+
+
+def test_nothing_is_sent_to_a_private_address(front: Front, authority: trustme.CA, server: Scripted) -> None:
+    """The name had another address when it was given."""
+    job_id = handed(front, put(server.port))
+    out = egress_for(authority, allowed="10.1.0.0/16", resolver=lambda *_: ["127.0.0.1"])
+    carry(front, out)
+    ((state, reason),) = states(front, job_id)
+    assert (state, reason) == ("failed", "url-not-allowed")
+    again = handed(front, put(443))
+    carry(front, out)
+    assert states(front, again) == [("failed", "address-not-allowed")]
+    assert server.connections == 0
+
+
+def test_a_receiver_that_is_away_is_tried_again(front: Front, authority: trustme.CA) -> None:
+    job_id = handed(front, put(443))
+    carry(front, egress_for(authority, resolver=lambda *_: []))
+    assert states(front, job_id) == [("pending", "host-unresolved")]
+
+
+def test_a_damaged_file_never_arrives_whole(front: Front, authority: trustme.CA, server: Scripted) -> None:
+    data = b"x" * 100_000
+    job_id = handed(front, put(server.port), data=data)
+    path = front.desk.store.path(hashlib.sha256(data).hexdigest())
+    path.chmod(0o600)
+    path.write_bytes(b"y" * len(data))
+    carry(front, egress_for(authority, server.port))
+    assert states(front, job_id) == [("pending", "stored-file-corrupt")]
+    assert len(server.requests[0].partition(b"\r\n\r\n")[2]) < len(data)
+
+
+def test_a_url_of_another_pepper_is_told_and_waits(
+    front: Front, authority: trustme.CA, server: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from service.hand_overs.secrets import Vault
+    from tests.support import hand_overs
+
+    job_id = handed(front, put(server.port))
+    monkeypatch.setattr(hand_overs, "VAULT", Vault("another-pepper-of-length"))
+    carry(front, egress_for(authority, server.port))
+    assert states(front, job_id) == [("pending", "hand-over-unreadable")]
+
+
+def test_one_tenant_has_its_share_of_the_room_and_a_lease_holds(front: Front, server: Scripted) -> None:
+    handed(front, *[put(server.port)] * 8)
+    claimed = []
+    for free in (SLOTS, SLOTS):
+        with front.desk.database.write() as session:
+            claimed += queue.claim(session, free=free, most_of_tenant=2, lease_seconds=60.0)
+    assert len({one.id for one in claimed}) == len(claimed) == 2
+    assert {one.attempt for one in claimed} == {1}
+    assert "sealed" not in repr(claimed[0])
+
+
+def test_an_attempt_whose_lease_is_over_settles_nothing(front: Front, authority: trustme.CA, server: Scripted) -> None:
+    from service.egress.answers import Answer
+    from service.hand_overs.settling import settle
+
+    job_id = handed(front, put(server.port))
+    with front.desk.database.write() as session:
+        (stale,) = queue.claim(session, free=1, most_of_tenant=2, lease_seconds=-1.0)
+    carry(front, egress_for(authority, server.port))
+    assert states(front, job_id) == [("done", None)]
+    with front.desk.database.write() as session:
+        assert settle(session, stale, Answer(500, None, ""), schedule=(1.0,)) == "fenced"
+    assert front.http.delete(f"/v1/jobs/{job_id}").status_code == 204
+    with front.desk.database.write() as session:
+        assert settle(session, stale, Answer(200, None, ""), schedule=(1.0,)) == "fenced"
+
+
+# More than what the kernel takes of a connection that nobody reads.
+LARGE = bytes(range(256)) * 128 * 1024
+
+
+def reading_once(opened: threading.Event) -> Script:
+    """Takes nothing of the body until it is opened, then all of it."""
+
+    def script(connection: socket.socket) -> None:
+        assert opened.wait(PATIENCE_SECONDS)
+        missing = len(LARGE)
+        while missing > 0 and (part := connection.recv(1 << 20)):
+            missing -= len(part)
+        if missing <= 0:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    return script
+
+
+def lease_left(front: Front) -> float | None:
+    """Seconds of the lease of the one hand-over."""
+    with front.desk.database.read() as session:
+        return session.scalar(select(type_coerce(HandOver.lease_until, Double) - db_now()))
+
+
+def test_a_process_that_ends_leaves_what_lasts_to_another(front: Front, authority: trustme.CA) -> None:
+    opened = threading.Event()
+    with over_tls(reading_once(opened), authority, bodies=False) as slow:
+        job_id = handed(front, put(slow.port), data=LARGE)
+        carrier = carrier_of(front, egress_for(authority, slow.port))
+        assert carrier.round() == 1
+        wait_for(lambda: slow.requests, message="it has not begun")
+        carrier.interrupt()
+        opened.set()
+        carrier.close()
+        (row,) = rows(front.desk.database)
+        assert (row.state, row.lease_until, row.attempts) == ("pending", None, 1)
+        assert carry(front, egress_for(authority, slow.port)) == 1, "it is due at once"
+    assert states(front, job_id) == [("done", None)]
+
+
+def test_a_lease_is_renewed_for_as_long_as_a_file_takes(front: Front, authority: trustme.CA) -> None:
+    opened = threading.Event()
+    with over_tls(reading_once(opened), authority, bodies=False) as slow:
+        job_id = handed(front, put(slow.port), data=LARGE)
+        carrier = carrier_of(front, egress_for(authority, slow.port), renew_seconds=0.0)
+        carrier.round()
+        wait_for(lambda: slow.requests, message="it has not begun")
+        with front.desk.database.write() as session:
+            session.execute(update(HandOver).values(lease_until=db_now() + 3600.0))
+        opened.set()
+        wait_for(lambda: (lease_left(front) or 0.0) < 1800.0, message="it was not renewed")
+        carrier.close()
+    assert states(front, job_id) == [("done", None)]
+
+
+def test_whoever_has_lost_its_lease_stops_sending(front: Front, authority: trustme.CA) -> None:
+    opened = threading.Event()
+    with over_tls(reading_once(opened), authority, bodies=False) as slow:
+        handed(front, put(slow.port), data=LARGE)
+        carrier = carrier_of(front, egress_for(authority, slow.port), renew_seconds=0.0)
+        carrier.round()
+        wait_for(lambda: slow.requests, message="it has not begun")
+        with front.desk.database.write() as session:
+            session.execute(update(HandOver).values(attempts=2, lease_until=db_now() + 60.0))
+        opened.set()
+        carrier.close()
+    (row,) = rows(front.desk.database)
+    assert (row.state, row.attempts, row.last_status) == ("pending", 2, None)
+    assert row.lease_until is not None, "it is the other one's"
+
+
+def test_a_receiver_that_stands_still_is_not_waited_for(front: Front, authority: trustme.CA) -> None:
+    """However large the file is: it has its time at each step."""
+    never = threading.Event()
+    with over_tls(lambda _: never.wait(PATIENCE_SECONDS), authority, bodies=False) as silent:
+        job_id = handed(front, put(silent.port), data=LARGE)
+        carry(front, egress_for(authority, silent.port, seconds=0.5))
+        assert states(front, job_id) == [("pending", "egress-no-reply")]
+        never.set()
+
+
+def test_a_fault_of_ours_is_an_attempt_too(
+    front: Front, authority: trustme.CA, server: Scripted, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    job_id = handed(front, put(server.port))
+    monkeypatch.setattr(handing_over, "open_file", broken)
+    for _ in range(10):
+        make_due(front.desk.database)
+        carry(front, egress_for(authority, server.port))
+    assert states(front, job_id) == [("failed", "internal-error")]
+    assert rows(front.desk.database)[0].sealed is None
+    assert "Input/output error" in caplog.text
+
+
+def test_a_crowd_of_one_tenant_keeps_nobody_waiting(front: Front, server: Scripted) -> None:
+    handed(front, *[put(server.port)] * 8)
+    with front.desk.database.write() as session:
+        (first, *_) = session.scalars(select(HandOver)).all()
+        copied = {column.key: getattr(first, column.key) for column in HandOver.__table__.columns}
+        many = [copied | {"id": new_id("hov"), "next_attempt_at": 1.0} for _ in range(300)]
+        session.execute(insert(HandOver), many)
+        now = db_now()
+        model = {"id": new_id("mdl"), "tenant_id": "other", "name": "net", "format": "onnx", "status": "validating"}
+        session.execute(insert(Model).values(**model, row_version=1, created_at=now, updated_at=now))
+        job = transitions.submit(session, tenant_id="other", kind="inspect_model", model_id=model["id"])
+        late = {"id": new_id("hov"), "tenant_id": "other", "job_id": job.id, "next_attempt_at": 2.0}
+        session.execute(insert(HandOver), [copied | late])
+        claimed = queue.claim(session, free=SLOTS, most_of_tenant=2, lease_seconds=60.0)
+        assert sorted(one.tenant_id for one in claimed) == ["default", "default", "other"]
+        session.rollback()
