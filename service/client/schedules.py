@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
-from service.client.connection import Connection, too_late
+from service.client.connection import Connection
 from service.client.driving import Call, Each
 from service.client.steps import Items, Sleep, Steps
 from service.contracts.regression import RegressionGate
@@ -41,7 +41,7 @@ class ScheduleCalls(Connection):
         """Have a job submitted by the clock.
 
         Args:
-            name: for people.
+            name: none of the others has it; it stands for the id in all calls.
             cron: minute, hour, day of month, month, day of week, on the clock of the time zone.
             template: the request for the job, as ``POST /v1/jobs`` takes it; NAME@ALIAS is looked up when it is due.
             timezone: IANA name.
@@ -82,8 +82,8 @@ class ScheduleCalls(Connection):
 
     @Call
     def schedule(self, schedule_id: str) -> Steps[ScheduleOut]:
-        """One schedule."""
-        return ScheduleOut.model_validate((yield from self._json("GET", f"{_PATH}/{schedule_id}")))
+        """One schedule, by its id or its name, as in all calls that take one."""
+        return ScheduleOut.model_validate((yield from self._json("GET", _at(schedule_id))))
 
     @Call
     def change_schedule(self, schedule: ScheduleListed, changes: Mapping[str, Any]) -> Steps[ScheduleOut]:
@@ -99,7 +99,7 @@ class ScheduleCalls(Connection):
     @Call
     def delete_schedule(self, schedule_id: str) -> Steps[None]:
         """Delete a schedule with its history; its jobs stay."""
-        yield from self._request("DELETE", f"{_PATH}/{schedule_id}")
+        yield from self._request("DELETE", _at(schedule_id))
 
     @Call
     def run_schedule(self, schedule_id: str, *, idempotency_key: str | None = None) -> Steps[RunOut]:
@@ -108,18 +108,18 @@ class ScheduleCalls(Connection):
         Raises:
             ConflictError: its last job has not ended, and its overlap is skip.
         """
-        return RunOut.model_validate((yield from self._create(f"{_PATH}/{schedule_id}/run", {}, idempotency_key)))
+        return RunOut.model_validate((yield from self._create(f"{_at(schedule_id)}/run", {}, idempotency_key)))
 
     @Call
     def pause_schedule(self, schedule_id: str) -> Steps[ScheduleOut]:
         """Let a schedule not be due until it is resumed."""
-        answer = yield from self._json("POST", f"{_PATH}/{schedule_id}/pause", repeatable=True)
+        answer = yield from self._json("POST", f"{_at(schedule_id)}/pause", repeatable=True)
         return ScheduleOut.model_validate(answer)
 
     @Call
     def resume_schedule(self, schedule_id: str) -> Steps[ScheduleOut]:
         """Let a paused schedule be due again, from now on."""
-        answer = yield from self._json("POST", f"{_PATH}/{schedule_id}/resume", repeatable=True)
+        answer = yield from self._json("POST", f"{_at(schedule_id)}/resume", repeatable=True)
         return ScheduleOut.model_validate(answer)
 
     @Call
@@ -129,13 +129,13 @@ class ScheduleCalls(Connection):
         """What became of the times that it was due, the newest first: one page, and the cursor of the next."""
         given = {"state": state, "limit": limit, "cursor": cursor}
         parameters = {name: value for name, value in given.items() if value is not None}
-        answer = yield from self._json("GET", f"{_PATH}/{schedule_id}/runs", params=parameters)
+        answer = yield from self._json("GET", f"{_at(schedule_id)}/runs", params=parameters)
         return Page[RunOut].model_validate(answer)
 
     @Call
     def schedule_run(self, schedule_id: str, run_id: str) -> Steps[RunOut]:
         """One of them."""
-        return RunOut.model_validate((yield from self._json("GET", f"{_PATH}/{schedule_id}/runs/{run_id}")))
+        return RunOut.model_validate((yield from self._json("GET", f"{_at(schedule_id)}/runs/{run_id}")))
 
     @Call
     def wait_run(self, run: RunOut, *, timeout_seconds: float | None = None) -> Steps[RunOut]:
@@ -144,11 +144,18 @@ class ScheduleCalls(Connection):
         Raises:
             WaitTimeoutError: it has taken longer than ``timeout_seconds``.
         """
-        ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         path = f"{_PATH}/{run.schedule_id}/runs/{run.id}"
-        while run.finished_at is None:
-            if ends is not None and time.monotonic() > ends:
-                raise too_late(f"The run {run.id}", timeout_seconds or 0.0)
-            yield Sleep(_PAUSE_SECONDS)
-            run = RunOut.model_validate((yield from self._json("GET", path)))
-        return run
+
+        def look(left_seconds: float) -> Steps[RunOut]:
+            yield Sleep(min(_PAUSE_SECONDS, left_seconds))
+            return RunOut.model_validate((yield from self._json("GET", path)))
+
+        if run.finished_at is not None:
+            return run
+        return (
+            yield from self._wait(look, lambda seen: seen.finished_at is not None, timeout_seconds, f"The run {run.id}")
+        )
+
+
+def _at(schedule: str) -> str:
+    return f"{_PATH}/{quote(schedule, safe='')}"

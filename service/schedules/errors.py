@@ -33,6 +33,21 @@ class RunNotFoundError(QuantmillError):
         )
 
 
+class ScheduleNameTakenError(QuantmillError):
+    """Another schedule of the tenant has the name."""
+
+    code = "schedule-name-taken"
+    title = "The name is taken"
+    status = 409
+
+    def __init__(self, name: str, schedule_id: str) -> None:
+        super().__init__(
+            f"The schedule {schedule_id} is called {name!r}.",
+            pointer="/name",
+            hint=f"Take another name, or change that one: PATCH /v1/schedules/{schedule_id}.",
+        )
+
+
 class TooManySchedulesError(QuantmillError):
     """The tenant has as many schedules as it may."""
 

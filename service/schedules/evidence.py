@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy.orm import Session
 
-from service.comparison.evidence import Side, measured_on, samples_of
+from service.artifacts import repository as artifacts
+from service.comparison.evidence import Side, measured_on, samples_among
 from service.contracts.regression import Baseline, LastPass, OfJob, RegressionGate
-from service.contracts.report import LatencyFigures, MetricFigures, Report
+from service.contracts.report import LatencyFigures, MetricFigures
 from service.jobs import repository as jobs
 from service.names import repository as names
 from service.names.kinds import MODELS
 from service.nouns import NounNotFoundError
+from service.reports.errors import ReportNotRenderableError
+from service.reports.reading import whole_report
 from service.schedules import repository
 from service.tables import Model, Schedule, ScheduleRun
+
+# Of a version, so many of its newest jobs are looked at for one that was measured on the same data.
+_LOOKED_AT = 10
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,11 @@ class Found:
 
 
 def found_for(session: Session, schedule: Schedule, run: ScheduleRun, gate: RegressionGate) -> Found | None:
-    """Read what a run is judged by; None: its job has no report."""
+    """Read what a run is judged by; None: its job has no report.
+
+    Raises:
+        ReportNotRenderableError: that report is not of a form that is known here.
+    """
     own = _evidence(session, schedule.tenant_id, run.job_id or "")
     if own is None:
         return None
@@ -70,28 +82,63 @@ def found_for(session: Session, schedule: Schedule, run: ScheduleRun, gate: Regr
     for clause in gate.clauses:
         baseline = clause.baseline or gate.baseline
         if baseline not in known:
-            known[baseline] = _compared(session, schedule, run, baseline)
+            known[baseline] = _compared(session, schedule, run, baseline, own)
     return Found(own, tuple(known[clause.baseline or gate.baseline] for clause in gate.clauses))
 
 
-def _compared(session: Session, schedule: Schedule, run: ScheduleRun, baseline: Baseline) -> Compared:
+def _compared(session: Session, schedule: Schedule, run: ScheduleRun, baseline: Baseline, own: Evidence) -> Compared:
+    if isinstance(baseline, OfJob):
+        return _measured(session, schedule, [baseline.job_id], own)
+    but = run.job_id or ""
     if isinstance(baseline, LastPass):
         if schedule.last_pass_job_id is None:
             return Compared(None, "No job of this schedule was accepted before.", is_first=True)
-        job_id = schedule.last_pass_job_id
-    elif isinstance(baseline, OfJob):
-        job_id = baseline.job_id
-    else:
-        model = _model_of_alias(session, run, baseline.alias)
-        if model is None:
-            return Compared(None, f"The model's name has no alias {baseline.alias!r}.")
-        last = repository.last_accepted(session, run.tenant_id, schedule.id, model.id)
-        newest = last or repository.newest_succeeded(session, run.tenant_id, model.id, but=run.job_id or "")
-        if newest is None:
-            return Compared(None, f"No job has quantized {model.name}@{model.version}, which is {baseline.alias}.")
-        job_id = newest
-    evidence = _evidence(session, schedule.tenant_id, job_id)
-    return Compared(evidence, None if evidence else f"There is no report of the job {job_id} (any more).")
+        model_id = jobs.get(session, schedule.tenant_id, schedule.last_pass_job_id).model_id
+        others = [] if model_id is None else _newest(session, run, model_id, but, schedule.last_pass_job_id)
+        return _measured(session, schedule, [schedule.last_pass_job_id, *others], own)
+    model = _model_of_alias(session, run, baseline.alias)
+    if model is None:
+        told = f"The model's name has no alias {baseline.alias!r}"
+        if baseline.alias == schedule.promote_to:
+            return Compared(None, f"{told} yet, which this schedule gives.", is_first=True)
+        return Compared(None, f"{told}. Give it to a version: PUT /v1/models/NAME@VERSION/aliases/{baseline.alias}.")
+    accepted = repository.last_accepted(session, run.tenant_id, schedule.id, model.id)
+    found = [*([] if accepted is None else [accepted]), *_newest(session, run, model.id, but, accepted)]
+    if not found:
+        named = f"{model.name}@{model.version}, which is {baseline.alias}"
+        told = f"No job that was not refused has quantized {named}. Submit one for it, measured on the same data."
+        return Compared(None, told)
+    return _measured(session, schedule, found, own)
+
+
+def _newest(session: Session, run: ScheduleRun, model_id: str, but: str, accepted: str | None) -> list[str]:
+    """Other quantizations of a version that may stand for it: by the recipe that was accepted, where one was."""
+    found = repository.newest_succeeded(session, run.tenant_id, model_id, but=but, limit=_LOOKED_AT)
+    if accepted is None:
+        return found
+    recipes = repository.configs(session, run.tenant_id, [accepted, *found])
+    wanted = _recipe(recipes.get(accepted))
+    return [job_id for job_id in found if _recipe(recipes.get(job_id)) == wanted]
+
+
+def _recipe(config: dict[str, Any] | None) -> dict[str, Any]:
+    """A resolved config as far as the quantized model follows from it, but for chance."""
+    return {name: value for name, value in (config or {}).items() if name not in ("seed", "evaluation")}
+
+
+def _measured(session: Session, schedule: Schedule, job_ids: Sequence[str], own: Evidence) -> Compared:
+    """The first of these jobs that was measured on the same data as the run's own; else the very first one."""
+    first: Compared | None = None
+    for job_id in job_ids:
+        try:
+            evidence = _evidence(session, schedule.tenant_id, job_id)
+        except ReportNotRenderableError as error:
+            first = first or Compared(None, error.detail)
+            continue
+        if evidence is not None and evidence.side.measured_on == own.side.measured_on:
+            return Compared(evidence)
+        first = first or Compared(evidence, None if evidence else f"There is no report of the job {job_id} (any more).")
+    return first or Compared(None, "There is no job to compare with.")
 
 
 def _model_of_alias(session: Session, run: ScheduleRun, alias: str) -> Model | None:
@@ -106,12 +153,12 @@ def _evidence(session: Session, tenant_id: str, job_id: str) -> Evidence | None:
     row = jobs.report(session, tenant_id, job_id)
     if row is None:
         return None
-    report = Report.model_validate(row.body)
+    report = whole_report(row)
     return Evidence(
         job_id=job_id,
         verdict=row.verdict,
         metrics={metric.name: metric for metric in report.metrics},
         size_bytes=report.quantized.size_bytes,
         latency=report.latency,
-        side=Side(measured_on(report), samples_of(session, tenant_id, job_id)),
+        side=Side(measured_on(report), samples_among(artifacts.list_of_job(session, tenant_id, job_id))),
     )

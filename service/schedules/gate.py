@@ -24,6 +24,10 @@ from service.schedules.evidence import Compared, Evidence, Found
 
 # Of figures that went through decimal numbers.
 _TOLERANCE = 1e-9
+OTHER_DATA = (
+    "The two were not measured on the same data. Quantize the baseline's version once more with this evaluation data: "
+    "its job is then what the next run is compared with."
+)
 Pair = Callable[[Side, Side], Paired]
 
 
@@ -97,14 +101,15 @@ def _drop(clause: MaxDrop, own: Evidence, other: Evidence) -> ClauseResult:
         return _result(clause, other, reason="The metric is undefined for one of the two.")
     if (figures.unit, figures.better) != (before.unit, before.better):
         return _result(clause, other, reason="The two reports mean different metrics by this name.")
+    if own.side.measured_on is None or own.side.measured_on != other.side.measured_on:
+        return _result(clause, other, reason=OTHER_DATA, baseline_value=before.quantized)
     drop = before.quantized - figures.quantized
     drop = drop if figures.better == "higher" else -drop
     holds = _at_most(drop, clause.max_drop)
-    told = [] if holds else [f"worse by {drop:.6g} {figures.unit}".rstrip() + f", {clause.max_drop:.6g} are allowed."]
-    if own.side.measured_on is None or own.side.measured_on != other.side.measured_on:
-        told.append("The two were not measured on the same data.")
+    unit = "points" if figures.unit == "%" else figures.unit
+    told = f"worse by {drop:.6g} {unit}".rstrip() + f", {clause.max_drop:.6g} are allowed."
     return _result(
-        clause, other, holds=holds, reason=" ".join(told) or None, value=drop, baseline_value=before.quantized
+        clause, other, holds=holds, reason=None if holds else told, value=drop, baseline_value=before.quantized
     )
 
 
@@ -113,12 +118,18 @@ def _significance(clause: NotSignificantlyWorse, own: Evidence, other: Evidence,
         found = pair(other.side, own.side)
     except QuantmillError as error:  # a file is gone, or damaged: undecided, as the clause says
         return _result(clause, other, reason=error.detail)
+    if clause.metric is not None or (found.pairing is None and found.metrics):
+        return _metric_significance(clause, own, other, found)
     if found.pairing is None:
         return _result(clause, other, reason=found.reason)
     pairing = found.pairing
     low, high = pairing.interval_percent
-    worse = pairing.drop_percent > 0 and pairing.p_value <= clause.alpha
-    told = f"worse on {pairing.drop_percent:.6g} % of {pairing.counts.samples} samples, p = {pairing.p_value:.3g}."
+    worse = pairing.significantly_worse(clause.alpha)
+    counts = pairing.counts
+    told = (
+        f"worse by {pairing.drop_percent:.6g} points: of {counts.samples} samples {counts.lost} are right no more, "
+        f"{counts.won} are now, p = {pairing.p_value:.3g}."
+    )
     return _result(
         clause,
         other,
@@ -127,6 +138,33 @@ def _significance(clause: NotSignificantlyWorse, own: Evidence, other: Evidence,
         value=pairing.drop_percent,
         interval=Interval(low=low, high=high, confidence=CONFIDENCE, method="mcnemar", samples=pairing.counts.samples),
         p_value=pairing.p_value,
+    )
+
+
+def _metric_significance(clause: NotSignificantlyWorse, own: Evidence, other: Evidence, found: Paired) -> ClauseResult:
+    """Of the metric that the clause names, or the first one that both jobs keep by sample."""
+    wanted = [clause.metric] if clause.metric is not None else list(own.metrics)
+    name = next((name for name in wanted if name in found.metrics and name in own.metrics), None)
+    if name is None:
+        kept = found.reason if not found.metrics else "The two do not both keep results by sample of the metric."
+        return _result(clause, other, reason=kept, metric=clause.metric)
+    figures, before = own.metrics[name], other.metrics.get(name)
+    if before is None or (figures.unit, figures.better) != (before.unit, before.better):
+        return _result(clause, other, reason="The two reports mean different metrics by this name.", metric=name)
+    drop = found.metrics[name].drop(figures.better)
+    worse = drop.difference > 0 and drop.p_value <= clause.alpha
+    amount = f"{drop.difference:.6g} {figures.unit}".rstrip()
+    told = f"worse by {amount} on {drop.samples} samples, p = {drop.p_value:.3g}."
+    return _result(
+        clause,
+        other,
+        holds=not worse,
+        reason=told if worse else None,
+        value=drop.difference,
+        baseline_value=before.quantized,
+        interval=drop.told_interval(CONFIDENCE),
+        p_value=drop.p_value,
+        metric=name,
     )
 
 
@@ -184,10 +222,11 @@ def _result(
     baseline_value: float | None = None,
     interval: Interval | None = None,
     p_value: float | None = None,
+    metric: str | None = None,
 ) -> ClauseResult:
     return ClauseResult(
         kind=clause.kind,
-        metric=clause.metric if isinstance(clause, MaxDrop) else None,
+        metric=clause.metric if isinstance(clause, MaxDrop) else metric,
         baseline_job_id=None if other is None else other.job_id,
         limit=_limit(clause),
         value=value,

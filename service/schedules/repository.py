@@ -12,11 +12,13 @@ from sqlalchemy import exists, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service import repository
+from service.contracts.references import is_name
 from service.db import db_now
 from service.ids import is_id, new_id
 from service.pagination import Position
-from service.schedules.errors import RunNotFoundError, ScheduleNotFoundError
-from service.tables import Job, Schedule, ScheduleRun
+from service.quotas import repository as usage
+from service.schedules.errors import RunNotFoundError, ScheduleNameTakenError, ScheduleNotFoundError
+from service.tables import Job, ReportRow, Schedule, ScheduleRun
 from service.tables.jobs import LIVE_STATES
 from service.tables.schedules import OPEN_STATES
 from service.tenancy import owned
@@ -72,6 +74,44 @@ def get(session: Session, tenant_id: str, schedule_id: str, *, locked: bool = Fa
     if row is None:
         raise ScheduleNotFoundError(schedule_id)
     return row
+
+
+def called(session: Session, tenant_id: str, text: str) -> Schedule:
+    """The tenant's schedule that an id or a name means.
+
+    Raises:
+        ScheduleNotFoundError: the tenant has none that is called so.
+    """
+    if is_id(text, "sch"):
+        return get(session, tenant_id, text)
+    row = _of_name(session, tenant_id, text) if is_name(text) else None
+    if row is None:
+        raise ScheduleNotFoundError(text)
+    return row
+
+
+def hold_names(session: Session, tenant_id: str, name: str | None, *, but: str) -> None:
+    """Until the transaction ends, nobody else of the tenant takes a name.
+
+    Args:
+        session: in a write transaction.
+        tenant_id: whose.
+        name: that is to be taken; None: none is.
+        but: the schedule that is to have it.
+
+    Raises:
+        ScheduleNameTakenError: another schedule has it.
+    """
+    if name is None:
+        return
+    usage.hold(session, tenant_id)
+    row = _of_name(session, tenant_id, name)
+    if row is not None and row.id != but:
+        raise ScheduleNameTakenError(name, row.id)
+
+
+def _of_name(session: Session, tenant_id: str, name: str) -> Schedule | None:
+    return session.scalar(select(Schedule).where(owned(Schedule, tenant_id), Schedule.name == name))
 
 
 def list_page(
@@ -246,8 +286,20 @@ def last_accepted(session: Session, tenant_id: str, schedule_id: str, model_id: 
     return session.scalar(statement.order_by(ScheduleRun.id.desc()).limit(1))
 
 
-def newest_succeeded(session: Session, tenant_id: str, model_id: str, *, but: str) -> str | None:
-    """The newest succeeded quantization of a model, other than that job."""
-    own = (owned(Job, tenant_id), Job.model_id == model_id, Job.id != but)
+def newest_succeeded(session: Session, tenant_id: str, model_id: str, *, but: str, limit: int) -> list[str]:
+    """The newest succeeded quantizations of a model, other than that job, and but for those that a gate has refused:
+    their own, or that of a schedule.
+    """
+    refused = select(ScheduleRun.job_id).where(
+        owned(ScheduleRun, tenant_id), ScheduleRun.job_id == Job.id, ScheduleRun.state == "failed"
+    )
+    held = select(ReportRow.job_id).where(ReportRow.job_id == Job.id, ReportRow.verdict.in_(("pass", "none")))
+    own = (owned(Job, tenant_id), Job.model_id == model_id, Job.id != but, ~refused.exists(), held.exists())
     statement = select(Job.id).where(*own, Job.kind == "quantize", Job.state == "succeeded")
-    return session.scalar(statement.order_by(Job.id.desc()).limit(1))
+    return list(session.scalars(statement.order_by(Job.id.desc()).limit(limit)))
+
+
+def configs(session: Session, tenant_id: str, job_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Resolved configs of jobs, by id."""
+    statement = select(Job.id, Job.config).where(owned(Job, tenant_id), Job.id.in_(job_ids))
+    return {row.id: row.config or {} for row in session.execute(statement)}

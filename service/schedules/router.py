@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
@@ -14,14 +15,21 @@ from service.idempotency.answers import IdempotencyHeader
 from service.pagination import CursorCodec, Page, link_header
 from service.responses import problems
 from service.schedules import service
-from service.schedules.errors import ScheduleBusyError, ScheduleChangedError, TooManySchedulesError
+from service.schedules.errors import (
+    ScheduleBusyError,
+    ScheduleChangedError,
+    ScheduleNameTakenError,
+    TooManySchedulesError,
+)
 from service.schedules.schemas import RunOut, RunState, ScheduleChange, ScheduleCreate, ScheduleListed, ScheduleOut
 from service.schedules.views import etag, run_out, schedule_listed, schedule_out
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/schedules", tags=["schedules"])
 
 
-@router.post("", status_code=201, response_model=ScheduleOut, responses=problems(TooManySchedulesError))
+@router.post(
+    "", status_code=201, response_model=ScheduleOut, responses=problems(TooManySchedulesError, ScheduleNameTakenError)
+)
 async def create_schedule(
     body: ScheduleCreate, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
@@ -66,7 +74,9 @@ async def get_schedule(
 
 @router.patch(
     "/{schedule_id}",
-    responses=problems(PreconditionFailedError, PreconditionRequiredError, ScheduleChangedError),
+    responses=problems(
+        PreconditionFailedError, PreconditionRequiredError, ScheduleChangedError, ScheduleNameTakenError
+    ),
 )
 async def change_schedule(
     schedule_id: str,
@@ -77,9 +87,11 @@ async def change_schedule(
     if_match: IfMatch = None,
 ) -> ScheduleOut:
     """Change what the body names; with other times it is planned anew, from now on."""
-    row = await desk.writes.run(lambda: service.change(desk, principal, schedule_id, body, Conditions(if_match)))
+    row, warnings = await desk.writes.run(
+        lambda: service.change(desk, principal, schedule_id, body, Conditions(if_match))
+    )
     response.headers["ETag"] = etag(row)
-    return schedule_out(row)
+    return schedule_out(row, warnings)
 
 
 @router.delete("/{schedule_id}", status_code=204, responses=problems(PreconditionFailedError))
@@ -138,7 +150,7 @@ async def list_schedule_runs(
         lambda: service.list_runs(desk, principal.tenant_id, schedule_id, state=state, after=after, limit=limit)
     )
     next_cursor = None if last is None else codec.encode(last)
-    path = f"/v1/schedules/{schedule_id}/runs"
+    path = f"/v1/schedules/{quote(schedule_id, safe='')}/runs"
     response.headers.update(link_header(path, next_cursor, state=state, limit=limit))
     return Page(items=[run_out(row) for row in rows], next_cursor=next_cursor, has_more=last is not None)
 

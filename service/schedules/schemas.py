@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from service.contracts.errors import Problem
 from service.contracts.regression import AliasWord, ClauseResult, RegressionGate
 from service.contracts.texts import Text
+from service.ids import is_id
 from service.jobs.schemas import JobCreate
 from service.schedules.times import MOST_CRON_CHARS, MOST_ZONE_CHARS, check_cron, check_zone
 
@@ -39,12 +40,23 @@ _UNCHANGED = (
 _PROMOTE = "On pass, this alias of the model's name comes to stand for the version that was quantized."
 
 
+def _no_id(name: str) -> str:
+    if is_id(name, "sch"):
+        raise ValueError("must not be spelled as an id is")
+    return name
+
+
+ScheduleName = Annotated[
+    Text, AfterValidator(_no_id), Field(description="No other of the tenant's schedules has it; stands for the id.")
+]
+
+
 class ScheduleCreate(BaseModel):
     """When to submit what, and how to judge it."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Text
+    name: ScheduleName
     cron: Cron = Field(description=_CRON)
     timezone: Zone = Field(default="UTC", description=_ZONE)
     template: JobCreate = Field(description=_TEMPLATE)
@@ -63,7 +75,7 @@ class ScheduleChange(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Text | None = None
+    name: ScheduleName | None = None
     cron: Cron | None = Field(default=None, description=_CRON)
     timezone: Zone | None = Field(default=None, description=_ZONE)
     template: JobCreate | None = Field(default=None, description=_TEMPLATE)
@@ -100,7 +112,7 @@ class ScheduleListed(BaseModel):
     paused_at: datetime | None
     next_due_at: datetime | None = Field(description="Null while it is paused, and once it is never due again.")
     fires_at: datetime | None = Field(description="The same with its jitter.")
-    last_pass_job_id: str | None = Field(description="The job that was accepted last; it may be gone.")
+    last_pass_job_id: str | None = Field(description="The job that was accepted last; it cannot be deleted.")
     created_by: str = Field(description="The key that has made it.")
     row_version: int
     created_at: datetime
@@ -112,6 +124,9 @@ class ScheduleOut(ScheduleListed):
     """A schedule."""
 
     template: dict[str, Any] = Field(description="The request for the job, with the config resolved.")
+    warnings: list[str] = Field(
+        default_factory=list, description="When it is made or changed: nothing that stops it, but worth a thought."
+    )
 
 
 class RunLinks(BaseModel):
@@ -133,8 +148,8 @@ class RunOut(BaseModel):
         "failed: not accepted. skipped: no job was submitted, on purpose. refused: the job could not be submitted."
     )
     reason: str | None = Field(
-        description="A word for it: overlap, unchanged, misfire, job-failed, job-canceled, job-gone, verdict, gate, "
-        "promotion; or the code of the problem. Others may follow."
+        description="A word for it: overlap, unchanged, misfire, job-failed, job-canceled, job-gone, report, verdict, "
+        "gate, promotion; or the code of the problem. Others may follow."
     )
     detail: str | None = Field(description="The same in words.")
     missed: int = Field(description="Due times before it that it takes the place of; 1000 at most.")

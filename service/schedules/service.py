@@ -9,18 +9,21 @@ from sqlalchemy.orm import Session
 
 from service.audit.service import note
 from service.conditions import Conditions
+from service.contracts.errors import InvalidRequestError
+from service.contracts.regression import RegressionGate
 from service.db import db_now
 from service.deps import Desk
 from service.idempotency.answers import Answer
 from service.idempotency.service import NoBody, Work, submit_checked
-from service.ids import new_id
+from service.ids import is_id, new_id
 from service.jobs.schemas import JobCreate
-from service.jobs.submission import Origin, checked_submission
+from service.jobs.submission import Origin, Submission, checked_submission
 from service.pagination import Position
 from service.principal import Principal
 from service.repository import now_seconds
 from service.schedules import firing, repository
 from service.schedules.errors import ScheduleBusyError, ScheduleChangedError, TooManySchedulesError
+from service.schedules.prospects import gate_prospects
 from service.schedules.repository import UNPLANNED, Plan
 from service.schedules.schemas import ScheduleChange, ScheduleCreate
 from service.schedules.times import fires_at, following
@@ -32,6 +35,8 @@ MOST_SCHEDULES = 1000
 _TIMES = frozenset({"cron", "timezone", "jitter_seconds"})
 # What may be none.
 _NULLABLE = frozenset({"promote_to"})
+# What its gate is looked at with.
+_JUDGED = frozenset({"template", "gate", "promote_to"})
 
 
 def create(desk: Desk, by: Principal, body: ScheduleCreate, *, key: str | None) -> Answer:
@@ -39,17 +44,19 @@ def create(desk: Desk, by: Principal, body: ScheduleCreate, *, key: str | None) 
 
     Raises:
         TooManySchedulesError: the tenant has as many as it may.
+        ScheduleNameTakenError: another of its schedules is called so.
         QuantmillError: the template could not be submitted; nothing was stored.
     """
 
     def work_of(session: Session) -> Work:
-        _check_template(desk, session, by.tenant_id, body.template)
+        given = _submittable(desk, session, by.tenant_id, body.template)
+        warnings = gate_prospects(session, by.tenant_id, body.gate, body.promote_to, given)
         schedule_id = new_id("sch")
         plan = None
         if not body.paused:
             plan = _plan(session, schedule_id, body.cron, body.timezone, body.jitter_seconds)
         values = _values(body)
-        return lambda writing: (_stored(writing, by, schedule_id, plan, values), None)
+        return lambda writing: (_stored(writing, by, schedule_id, plan, values, warnings), None)
 
     return submit_checked(desk, by, "POST /v1/schedules", key, body, work_of)
 
@@ -61,7 +68,7 @@ def get(desk: Desk, tenant_id: str, schedule_id: str) -> Schedule:
         ScheduleNotFoundError: the tenant has no such schedule.
     """
     with desk.database.read() as session:
-        return repository.get(session, tenant_id, schedule_id)
+        return repository.called(session, tenant_id, schedule_id)
 
 
 def list_page(
@@ -72,34 +79,41 @@ def list_page(
         return repository.list_page(session, tenant_id, after=after, limit=limit)
 
 
-def change(desk: Desk, by: Principal, schedule_id: str, body: ScheduleChange, conditions: Conditions) -> Schedule:
+def change(
+    desk: Desk, by: Principal, schedule_id: str, body: ScheduleChange, conditions: Conditions
+) -> tuple[Schedule, list[str]]:
     """Change what the body names, if nobody else has in the meantime; with other times it is planned anew.
+
+    Returns:
+        The schedule, and what is odd about its gate.
 
     Raises:
         ScheduleNotFoundError: the tenant has no such schedule.
         PreconditionRequiredError, PreconditionFailedError: the version that is to be changed is not told, or is older.
-        QuantmillError: a new template could not be submitted.
+        ScheduleNameTakenError: another schedule is called so.
+        QuantmillError: a new template could not be submitted, or the gate names what is not there.
     """
-    values = _values(body)
+    values, warnings = _values(body), []
     with desk.database.read() as session:
-        seen = repository.get(session, by.tenant_id, schedule_id)
+        seen = repository.called(session, by.tenant_id, schedule_id)
         conditions.require("Send the ETag of your last GET as If-Match, or If-Match: * for any version.")
-        if body.template is not None:
-            _check_template(desk, session, by.tenant_id, body.template)
+        if _JUDGED & body.model_fields_set:
+            warnings = _prospects(desk, session, seen, body)
         if _TIMES & values.keys() and seen.paused_at is None:
             times = {name: values.get(name, getattr(seen, name)) for name in _TIMES}
-            values |= repository.planned(_plan(session, schedule_id, **times))
+            values |= repository.planned(_plan(session, seen.id, **times))
     if "gate" in values:
         values["last_pass_fingerprint"] = None  # what was accepted by another gate was not by this one
     with desk.database.write() as session:
-        row = repository.get(session, by.tenant_id, schedule_id, locked=True)
+        repository.hold_names(session, by.tenant_id, body.name, but=seen.id)
+        row = repository.get(session, by.tenant_id, seen.id, locked=True)
         conditions.check(etag(row), f"schedule {row.id}")
         if row.row_version != seen.row_version:
-            raise ScheduleChangedError(schedule_id)
+            raise ScheduleChangedError(seen.id)
         if values:
-            row = repository.change(session, schedule_id, **values)
-        note(session, by, "schedule.update", schedule_id)
-    return row
+            row = repository.change(session, seen.id, **values)
+        note(session, by, "schedule.update", seen.id)
+    return row, warnings
 
 
 def delete(desk: Desk, by: Principal, schedule_id: str, conditions: Conditions) -> None:
@@ -109,6 +123,7 @@ def delete(desk: Desk, by: Principal, schedule_id: str, conditions: Conditions) 
         ScheduleNotFoundError: the tenant has no such schedule.
         PreconditionFailedError: it is another version than the caller has seen.
     """
+    schedule_id = _identified(desk, by.tenant_id, schedule_id)
     with desk.database.write() as session:
         row = repository.get(session, by.tenant_id, schedule_id, locked=True)
         conditions.check(etag(row), f"schedule {row.id}")
@@ -122,6 +137,7 @@ def pause(desk: Desk, by: Principal, schedule_id: str) -> Schedule:
     Raises:
         ScheduleNotFoundError: the tenant has no such schedule.
     """
+    schedule_id = _identified(desk, by.tenant_id, schedule_id)
     with desk.database.write() as session:
         row = repository.get(session, by.tenant_id, schedule_id, locked=True)
         if row.paused_at is None:
@@ -137,6 +153,7 @@ def resume(desk: Desk, by: Principal, schedule_id: str) -> Schedule:
         ScheduleNotFoundError: the tenant has no such schedule.
         ScheduleChangedError: its times were changed meanwhile.
     """
+    schedule_id = _identified(desk, by.tenant_id, schedule_id)
     with desk.database.read() as session:
         seen = repository.get(session, by.tenant_id, schedule_id)
         plan = _plan(session, schedule_id, seen.cron, seen.timezone, seen.jitter_seconds)
@@ -160,6 +177,7 @@ def run(desk: Desk, by: Principal, schedule_id: str, *, key: str | None) -> Answ
         ScheduleChangedError: somebody changed it in this moment.
         QuantmillError: its job cannot be submitted; there is no run of it.
     """
+    schedule_id = _identified(desk, by.tenant_id, schedule_id)
 
     def work_of(session: Session) -> Work:
         seen = repository.get(session, by.tenant_id, schedule_id)
@@ -189,7 +207,7 @@ def list_runs(
         ScheduleNotFoundError: the tenant has no such schedule.
     """
     with desk.database.read() as session:
-        repository.get(session, tenant_id, schedule_id)
+        schedule_id = repository.called(session, tenant_id, schedule_id).id
         return repository.runs_page(session, tenant_id, schedule_id, state=state, after=after, limit=limit)
 
 
@@ -200,15 +218,26 @@ def get_run(desk: Desk, tenant_id: str, schedule_id: str, run_id: str) -> Schedu
         ScheduleNotFoundError, RunNotFoundError: the tenant has no such schedule, or that no such run.
     """
     with desk.database.read() as session:
-        repository.get(session, tenant_id, schedule_id)
+        schedule_id = repository.called(session, tenant_id, schedule_id).id
         return repository.run_of(session, tenant_id, schedule_id, run_id)
 
 
-def _stored(session: Session, by: Principal, schedule_id: str, plan: Plan | None, values: dict[str, Any]) -> Answer:
+def _identified(desk: Desk, tenant_id: str, text: str) -> str:
+    """The id that an id or a name means; whether an id is anybody's is asked by who looks for it."""
+    if is_id(text, "sch"):
+        return text
+    with desk.database.read() as session:
+        return repository.called(session, tenant_id, text).id
+
+
+def _stored(
+    session: Session, by: Principal, schedule_id: str, plan: Plan | None, values: dict[str, Any], warnings: list[str]
+) -> Answer:
+    repository.hold_names(session, by.tenant_id, values["name"], but=schedule_id)
     if repository.count(session, by.tenant_id) >= MOST_SCHEDULES:
         raise TooManySchedulesError(MOST_SCHEDULES)
     row = repository.create(session, by.tenant_id, schedule_id, plan, created_by=by.actor, **values)
-    body = schedule_out(row).model_dump(mode="json")
+    body = schedule_out(row, warnings).model_dump(mode="json")
     return Answer(201, body, {"Location": location(row), "ETag": etag(row)})
 
 
@@ -224,8 +253,34 @@ def _values(body: ScheduleCreate | ScheduleChange) -> dict[str, Any]:
     return values
 
 
-def _check_template(desk: Desk, session: Session, tenant_id: str, template: JobCreate) -> None:
-    checked_submission(session, desk.settings, tenant_id, template, Origin())
+def _submittable(desk: Desk, session: Session, tenant_id: str, template: JobCreate) -> Submission:
+    """The submission that a template makes.
+
+    Raises:
+        QuantmillError: it could not be submitted, or hands something over.
+    """
+    if template.hand_over:
+        raise InvalidRequestError(
+            "A schedule hands nothing over: presigned URLs end, and a template is shown to whoever reads it.",
+            pointer="/template/hand_over",
+            hint="Hand over each job, POST /v1/jobs/{id}/hand-over, told of it by a webhook.",
+        )
+    return checked_submission(session, desk.settings, tenant_id, template, Origin())
+
+
+def _prospects(desk: Desk, session: Session, seen: Schedule, body: ScheduleChange) -> list[str]:
+    """What is odd about the gate as it would be, by the template as it would be."""
+    template, gate = body.template, body.gate
+    promote_to = body.promote_to if "promote_to" in body.model_fields_set else seen.promote_to
+    if template is None:
+        if not (gate or RegressionGate.model_validate(seen.gate)).names_something:
+            return []  # whether the template can be submitted still is not asked for nothing
+        given = firing.prepared(session, desk.settings, seen)
+    else:
+        given = _submittable(desk, session, seen.tenant_id, template)
+    elsewhere = None if gate is not None else f"/{'promote_to' if template is None else 'template'}"
+    whole = gate or RegressionGate.model_validate(seen.gate)
+    return gate_prospects(session, seen.tenant_id, whole, promote_to, given, elsewhere=elsewhere)
 
 
 def _plan(session: Session, schedule_id: str, cron: str, timezone: str, jitter_seconds: int) -> Plan | None:

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from service.comparison.evidence import pair
+from sqlalchemy.orm import Session
+
+from service.comparison.evidence import pair, samples_of
 from service.contracts.errors import Problem, QuantmillError
 from service.contracts.regression import RegressionGate
 from service.deps import Desk
+from service.jobs import events
+from service.jobs import repository as jobs
+from service.jobs.errors import JobNotFoundError
 from service.names.aliases.service import promote
 from service.names.kinds import MODELS
+from service.reports.errors import ReportNotRenderableError
 from service.rounds import one_by_one
 from service.schedules import repository
 from service.schedules.evidence import found_for
@@ -79,10 +85,13 @@ def _judge(desk: Desk, run_id: str) -> _Seen | None:
         if schedule is None or (job is not None and job.finished_at is None):
             return None
         gate = RegressionGate.model_validate(schedule.gate)
-        found = found_for(session, schedule, run, gate) if job is not None else None
+        try:
+            found = found_for(session, schedule, run, gate) if job is not None else None
+        except ReportNotRenderableError as error:  # of a newer service: it will not become readable by waiting
+            return _Seen(schedule, run, Judgement(False, "report", error.detail))
     if job is None or found is None:
         return _Seen(schedule, run, _unsuccessful(job))
-    return _Seen(schedule, run, judged(gate, found, partial(pair, desk)))
+    return _Seen(schedule, run, judged(gate, found, partial(pair, partial(samples_of, desk))))
 
 
 def _unsuccessful(job: Job | None) -> Judgement:
@@ -110,6 +119,20 @@ def _stored(desk: Desk, seen: _Seen, values: dict[str, Any]) -> ScheduleRun | No
             accepted = {"last_pass_job_id": run.job_id, "last_pass_fingerprint": run.fingerprint}
             repository.change(session, schedule.id, **accepted)
         emit(session, run.tenant_id, f"schedule.{run.state}", event_data(run, schedule.name))
+        _tell_job(session, schedule, run)
         if alias is not None:
             promote(session, principal_of(schedule), MODELS, run.model_id or "", alias)
     return run
+
+
+def _tell_job(session: Session, schedule: Schedule, run: ScheduleRun) -> None:
+    """Let the log of the run's job say what became of it, and why."""
+    try:
+        job = jobs.hold(session, run.tenant_id, run.job_id or "")
+    except JobNotFoundError:
+        return
+    passed = run.state == "passed"
+    because = f" ({run.reason}: {run.detail})" if run.reason else ""
+    promoted = f"; {run.promoted_to} is its model now" if run.promoted_to else ""
+    message = f"schedule {schedule.name!r}: {'accepted' if passed else 'not accepted'}{because}{promoted}"
+    events.append(session, job.id, job.attempt, "log", {"level": "info" if passed else "warning", "message": message})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from service.contracts.regression import ClauseResult, RegressionGate
@@ -46,9 +47,9 @@ def schedule_listed(row: Schedule) -> ScheduleListed:
     )
 
 
-def schedule_out(row: Schedule) -> ScheduleOut:
+def schedule_out(row: Schedule, warnings: Sequence[str] = ()) -> ScheduleOut:
     """The schedule as it is shown."""
-    return ScheduleOut(**dict(schedule_listed(row)), template=row.template)
+    return ScheduleOut(**dict(schedule_listed(row)), template=row.template, warnings=list(warnings))
 
 
 def run_out(row: ScheduleRun) -> RunOut:

@@ -7,6 +7,8 @@ from service.tables.audit_events import AuditEvent, AuditHead
 from service.tables.base import Base
 from service.tables.batches import Batch, BatchMember
 from service.tables.datasets import Dataset
+from service.tables.estimates import EstimateFit, JobEstimate, JobTiming
+from service.tables.hand_overs import HandOver
 from service.tables.idempotency import IdempotencyKey
 from service.tables.inspections import InspectionRow
 from service.tables.job_events import JobEvent
@@ -35,10 +37,14 @@ __all__ = [
     "BatchMember",
     "DamagedFile",
     "Dataset",
+    "EstimateFit",
+    "HandOver",
     "IdempotencyKey",
     "InspectionRow",
     "Job",
+    "JobEstimate",
     "JobEvent",
+    "JobTiming",
     "Model",
     "ModelFile",
     "NounName",

@@ -1,4 +1,4 @@
-"""Reports: one per succeeded quantize job, written in the transaction that makes it succeed."""
+"""Reports: one per succeeded quantize or evaluate job, written in the transaction that makes it succeed."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ class ReportRow(Base):
     # What lists tell of it; null in rows that older code has written.
     outline: Mapped[Document | None]
     created_at: Mapped[Moment]
-    # When its job was attested; null: not yet.
+    # When its job was attested; null: not yet. Of an evaluation, which makes no model, nothing is: its own moment.
     attested_at: Mapped[Moment | None]

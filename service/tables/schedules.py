@@ -36,6 +36,9 @@ class Schedule(Base):
         CheckConstraint("(next_due_at IS NULL) = (planned_at IS NULL)", name="due_was_planned"),
         CheckConstraint("paused_at IS NULL OR next_due_at IS NULL", name="paused_is_not_due"),
         UniqueConstraint("tenant_id", "id"),
+        UniqueConstraint("tenant_id", "name"),
+        of_own_tenant("schedules", "last_pass_job_id", "jobs"),
+        Index("ix_schedules_last_pass_job_id", "last_pass_job_id"),
         Index("ix_schedules_tenant_id_created_at_id", "tenant_id", "created_at", "id"),
         Index("ix_schedules_fires_at", "fires_at", sqlite_where=text(IS_PLANNED), postgresql_where=text(IS_PLANNED)),
     )
@@ -57,7 +60,7 @@ class Schedule(Base):
     next_due_at: Mapped[Moment | None]
     fires_at: Mapped[Moment | None]
     planned_at: Mapped[Moment | None]
-    # The job that was accepted last, which may be gone, and the fingerprint of all that its result follows from.
+    # The job that was accepted last, which stays as long, and the fingerprint of all that its result follows from.
     last_pass_job_id: Mapped[Id | None]
     last_pass_fingerprint: Mapped[Sha256 | None]
     row_version: Mapped[int]

@@ -154,6 +154,10 @@ def test_a_nightly_pipeline(installation: Installation, tiny: Tiny, receiver: Sc
         installation.reconciler.kill()
         nights.move_clock()
         installation.start(installation.reconciler)
+        wait_for(lambda: len(nights.runs()) == 2 and nights.runs()[0].job_id, message="the run was not begun")
+        installation.reconciler.kill()  # between a run's begin and its judgement
+        client.wait(nights.runs()[0].job_id or "")
+        installation.start(installation.reconciler)
         refused = nights.outcome()
         assert (refused.state, refused.model_id, refused.promoted_to) == ("failed", worse.id, None), refused
         broken = [clause for clause in refused.clauses if clause.holds is False]

@@ -79,3 +79,25 @@ def test_a_file_that_is_damaged_is_undecided(front: Front, template: dict[str, A
     found = judged(front, made, broken)
     assert (found["state"], found["clauses"][0]["holds"]) == ("failed", None)
     assert "cannot be read" in found["clauses"][0]["reason"]
+
+
+def losses(front: Front, values: np.ndarray) -> NewArtifact:
+    """Results by sample of a model that gives no classes."""
+    buffer = io.BytesIO()
+    np.savez(buffer, index=np.arange(len(values), dtype=np.int32), **{"metric.top1": values})
+    data = buffer.getvalue()
+    return NewArtifact("samples", "samples.npz", "application/octet-stream", front.store(data), len(data))
+
+
+def test_where_there_are_no_classes_a_metric_is_compared_by_sample(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template, gate=GATE)
+    random = np.random.default_rng(2)
+    before = random.normal(90.0, 5.0, SAMPLES)
+    assert judged(front, made, losses(front, before))["state"] == "passed"
+    alike = judged(front, made, losses(front, before + random.normal(0.0, 1.0, SAMPLES)))
+    assert (alike["state"], alike["clauses"][0]["metric"]) == ("passed", "top1")
+    worse = judged(front, made, losses(front, before - random.normal(1.0, 1.0, SAMPLES)))
+    (clause,) = worse["clauses"]
+    assert (worse["state"], clause["holds"], clause["interval"]["method"]) == ("failed", False, "bootstrap")
+    assert 0.5 < clause["interval"]["low"] < clause["value"] < clause["interval"]["high"] < 1.5
+    assert clause["p_value"] < 0.001

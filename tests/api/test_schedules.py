@@ -11,14 +11,15 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from service.contracts.errors import NotOnnxError
 from service.deps import Desk
+from service.jobs import repository as jobs
 from service.names.aliases import service as aliases
 from service.schedules import service
 from service.settings import Settings
-from service.tables import AliasMove, AuditEvent, WebhookDelivery
+from service.tables import AliasMove, AuditEvent, ReportRow, WebhookDelivery
 from tests.support.front import Front, pointers, problem
 from tests.support.schedules import (
     add_schedule,
@@ -73,7 +74,7 @@ def test_a_schedule_is_made_and_shown(front: Front, template: dict[str, Any]) ->
     assert again.json() == made
     assert front.http.get(made["links"]["self"], headers={"If-None-Match": again.headers["etag"]}).status_code == 304
     (listed,) = front.http.get("/v1/schedules").json()["items"]
-    assert listed == {name: value for name, value in made.items() if name != "template"}
+    assert listed == {name: value for name, value in made.items() if name not in ("template", "warnings")}
     assert front.http.get(made["links"]["runs"]).json()["items"] == []
 
 
@@ -219,6 +220,9 @@ def test_what_passes_moves_the_alias_and_what_fails_moves_nothing_and_says_why(
     assert shown(front, made["id"])["last_pass_job_id"] == first["job_id"]
     job = front.http.get(f"/v1/jobs/{second['job_id']}").json()
     assert (job["scheduled"]["state"], job["scheduled"]["detail"]) == ("failed", second["detail"])
+    logs = [front.http.get(f"/v1/jobs/{run['job_id']}/logs").text for run in (first, second)]
+    assert f"schedule '{made['name']}': accepted; prod is its model now" in logs[0]
+    assert f"schedule '{made['name']}': not accepted (gate: {second['detail']})" in logs[1]
     events = [(row.type, row.payload) for row in deliveries(database) if row.endpoint_id == told_to]
     assert [kind for kind, _ in events] == [
         "schedule.fired", "schedule.passed", "alias.moved", "schedule.fired", "schedule.failed",
@@ -260,10 +264,28 @@ def test_baselines_are_a_job_or_what_an_alias_stands_for(front: Front, template:
         front.http.delete(f"/v1/jobs/{found['job_id']}")
 
 
-def test_a_baseline_that_is_gone_is_undecided(front: Front, template: dict[str, Any]) -> None:
+def test_the_job_that_the_next_is_judged_by_cannot_be_deleted(front: Front, template: dict[str, Any]) -> None:
     made = add_schedule(front, template, gate={"clauses": [DROP]})
     first = judged(front, made)
+    refused = front.http.delete(f"/v1/jobs/{first['job_id']}")
+    assert (refused.status_code, refused.json()["code"]) == (409, "job-in-use")
+    assert made["id"] in refused.json()["detail"]
+    assert judged(front, made)["state"] == "passed"
     assert front.http.delete(f"/v1/jobs/{first['job_id']}").status_code == 204
+    last = shown(front, made["id"])["last_pass_job_id"]
+    assert front.http.delete(f"/v1/schedules/{made['id']}").status_code == 204
+    assert front.http.delete(f"/v1/jobs/{last}").status_code == 204
+
+
+def test_a_baseline_that_is_gone_is_undecided(front: Front, template: dict[str, Any]) -> None:
+    first = judged(front, add_schedule(front, template))
+    baseline = {"kind": "job", "job_id": first["job_id"]}
+    made = add_schedule(front, template, gate={"clauses": [DROP], "baseline": baseline})
+    assert front.http.delete(f"/v1/schedules/{first['schedule_id']}").status_code == 204
+    refused = problem(front.http.delete(f"/v1/jobs/{first['job_id']}"), 409, "job-in-use")
+    assert made["id"] in refused["detail"], "its gate names the job"
+    with front.desk.database.write() as session:
+        jobs.remove(session, [first["job_id"]])
     second = judged(front, made)
     assert (second["state"], second["clauses"][0]["holds"]) == ("failed", None)
     assert first["job_id"] in second["clauses"][0]["reason"]
@@ -277,6 +299,63 @@ def test_a_job_that_is_gone_before_it_is_judged(front: Front, template: dict[str
     assert settle(front.desk) == 1
     (found,) = runs(front.desk.database)
     assert (found.state, found.reason) == ("failed", "job-gone")
+
+
+PROD = {"kind": "alias", "alias": "prod"}
+
+
+def test_an_alias_that_the_schedule_is_to_give_may_be_missing_at_first(front: Front, template: dict[str, Any]) -> None:
+    gate = {"clauses": [DROP], "baseline": PROD}
+    made = add_schedule(front, template, gate=gate, promote_to="prod")
+    first = judged(front, made, top1=90.0)
+    assert (first["state"], first["promoted_to"]) == ("passed", "prod")
+    assert judged(front, made, top1=80.0)["state"] == "failed"
+    live = f"/v1/models/{template['model_id']}/aliases/live"
+    assert front.http.put(live, headers={"If-None-Match": "*"}).status_code == 201
+    later = add_schedule(front, template, gate={"clauses": [DROP], "baseline": {**PROD, "alias": "live"}})
+    assert front.http.delete(live).status_code == 204
+    other = judged(front, later)
+    assert (other["state"], other["clauses"][0]["holds"]) == ("failed", None)
+    assert "/aliases/live" in other["clauses"][0]["reason"]
+
+
+def test_with_new_data_a_job_that_was_measured_on_it_is_the_baseline(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template, gate={"clauses": [DROP]})
+    old = judged(front, made, top1=90.0)
+    stuck = judged(front, made, top1=90.0, measured_on="7" * 64)
+    assert (stuck["state"], stuck["clauses"][0]["holds"]) == ("failed", None)
+    assert "same data" in stuck["clauses"][0]["reason"]
+    # refused jobs are no measure, though they were measured on the same data
+    assert judged(front, made, top1=90.0, measured_on="7" * 64)["clauses"][0]["baseline_job_id"] == old["job_id"]
+    again = front.http.post("/v1/jobs", json=template).json()["id"]
+    succeed(front, again, top1=85.0, measured_on="7" * 64)
+    # nor are those by another recipe, or those that their own gate refused
+    for changes, verdict in (({"config": {"preset": "int4_weights"}}, "none"), ({}, "fail")):
+        other = front.http.post("/v1/jobs", json={**template, **changes}).json()["id"]
+        succeed(front, other, top1=10.0, measured_on="7" * 64, verdict=verdict)
+    found = judged(front, made, top1=84.8, measured_on="7" * 64)
+    assert (found["state"], found["clauses"][0]["baseline_job_id"]) == ("passed", again)
+
+
+def test_a_report_that_nobody_can_read_ends_its_run(front: Front, template: dict[str, Any]) -> None:
+    made = add_schedule(front, template, gate={"clauses": [DROP]})
+    first = judged(front, made)
+    spoil(front, first["job_id"])
+    second = judged(front, made)
+    assert (second["state"], second["clauses"][0]["holds"]) == ("failed", None)
+    assert "form" in second["clauses"][0]["reason"]
+    run = run_by_request(front, made["id"])
+    succeed(front, run["job_id"])
+    spoil(front, run["job_id"])
+    assert settle(front.desk) == 1
+    third = front.http.get(f"/v1/schedules/{made['id']}/runs/{run['id']}").json()
+    assert (third["state"], third["reason"]) == ("failed", "report")
+
+
+def spoil(front: Front, job_id: str) -> None:
+    """Have a job's report be of a form of another day."""
+    with front.desk.database.write() as session:
+        session.execute(update(ReportRow).where(ReportRow.job_id == job_id).values(body={"schema_version": "99"}))
 
 
 def test_an_alias_that_cannot_be_moved_fails_the_run_and_the_next_is_judged_by_the_same(

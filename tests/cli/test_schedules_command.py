@@ -37,7 +37,7 @@ def job_file(service: Service, tiny: Tiny, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_schedules_life(schedules, job_file: Path, tmp_path: Path) -> None:
+def test_a_schedules_life(quantmill, service: Service, schedules, job_file: Path, tmp_path: Path) -> None:
     def told(*arguments: object) -> Any:
         return json.loads(schedules(*arguments, "--json"))
 
@@ -49,19 +49,36 @@ def test_a_schedules_life(schedules, job_file: Path, tmp_path: Path) -> None:
     assert (made["timezone"], made["promote_to"], made["overlap"]) == ("Europe/Berlin", "prod", "skip")
     one = made["id"]
     assert one in schedules("list")
-    assert "max_ratio" in schedules("show", one)
+    assert all(word in schedules("show", one) for word in ("max_ratio", "last_pass", "on undecided: fail"))
     assert told("show", one)["template"]["model_id"] == "scheduled-net@latest"
+    assert told("show", "nightly")["id"] == one
+    changed = told("set", "nightly", "--name", "each night", "--overlap", "queue", "--promote-to", "")
+    assert (changed["name"], changed["overlap"], changed["promote_to"], changed["cron"]) == (
+        "each night",
+        "queue",
+        None,
+        made["cron"],
+    )
+    assert told("set", "each night", "--promote-to", "prod", "--no-skip-unchanged")["promote_to"] == "prod"
+    assert "--cron" in schedules("set", "each night", code=2)
+    gate.write_text(json.dumps({"clauses": [{"kind": "max_drop", "metric": "top9", "max_drop": 1}]}))
+    assert "top9" in schedules("set", "each night", "--gate", gate, code=1)
     assert "paused" in schedules("pause", one)
     assert told("resume", one)["next_due_at"] == made["next_due_at"]
     run = told("run", one)
     assert run["state"] == "running"
+    assert any(word in schedules("runs", one) for word in ("scheduled-net@", run["model_id"]))
 
     def ended() -> list[dict[str, Any]]:
-        return [item for item in told("runs", one) if item["state"] not in ("running", "waiting")]
+        return [item for item in told("runs", one)["items"] if item["state"] not in ("running", "waiting")]
 
     (found,) = wait_for(ended, message="the run was never judged")
     assert (found["id"], found["state"], found["promoted_to"]) == (run["id"], "passed", "prod")
-    assert run["job_id"] in schedules("runs", one, "--state", "passed")
+    (line,) = schedules("runs", one, "--state", "passed").splitlines()
+    assert run["job_id"] in line
+    assert line.endswith("prod moved")
+    shown = quantmill("jobs", "show", run["job_id"], "--server", service.url, "--key", KEY).stdout
+    assert any(f"{one}, passed" in text and "prod moved" in text for text in shown.splitlines())
     assert "no run" in schedules("runs", one, "--state", "failed")
     assert told("show", one)["last_pass_job_id"] == run["job_id"]
     assert told("rm", one) == {"id": one, "deleted": True}
@@ -72,11 +89,24 @@ def test_a_schedule_fires_by_the_clock(schedules, job_file: Path) -> None:
     made = json.loads(schedules("add", "often", "* * * * *", job_file, "--json"))
 
     def fired() -> list[dict[str, Any]]:
-        return [item for item in json.loads(schedules("runs", made["id"], "--json")) if item["trigger"] == "time"]
+        return [
+            item for item in json.loads(schedules("runs", made["id"], "--json"))["items"] if item["trigger"] == "time"
+        ]
 
     found = wait_for(fired, seconds=150, message="it was never due")
     assert found[-1]["due_at"] == made["next_due_at"]
     assert found[-1]["job_id"] is not None
+    schedules("rm", made["id"])
+
+
+def test_a_run_is_followed_while_it_is_waited_for(quantmill, service: Service, schedules, job_file: Path) -> None:
+    made = json.loads(schedules("add", "waited for", "0 2 * * *", job_file, "--json"))
+    done = quantmill("schedules", "run", made["id"], "--wait", "--json", "--server", service.url, "--key", KEY)
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)
+    assert run["state"] == "passed"
+    assert f"quantmill jobs follow {run['job_id']}" in done.stderr
+    assert "emit" in done.stderr
     schedules("rm", made["id"])
 
 

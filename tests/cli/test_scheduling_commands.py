@@ -78,7 +78,7 @@ def test_the_queues_on_a_terminal_and_for_programs(quantmill: Quantmill, service
     done = quantmill("queues", *at)
     assert done.returncode == 0, done.stderr
     assert all(word in done.stdout for word in ("cpu", "gpu", "inspect", "busy"))
-    found = {queue["name"]: queue for queue in json.loads(quantmill("queues", *at, "--json").stdout)}
+    found = {queue["name"]: queue for queue in json.loads(quantmill("queues", *at, "--json").stdout)["items"]}
     assert found["cpu"]["slots"]["total"] == found["cpu"]["workers"] == 1
     assert found["gpu"]["workers"] == 0
 

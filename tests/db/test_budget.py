@@ -33,7 +33,7 @@ def interrupted(session: Session, job: Job, *, progressed: bool) -> float:
     assert transitions.requeue(session, job.id, claimed.attempt, delay_seconds=0, charged=False, reason="deploy")
     stored = session.get_one(Job, job.id, populate_existing=True)
     delay = (stored.not_before - stored.queued_at).total_seconds()
-    session.execute(update(Job).where(Job.id == job.id).values(not_before=stored.queued_at))
+    session.execute(update(Job).where(Job.id == job.id).values(not_before=Job.queued_at))  # to the bit: no rounding
     return delay
 
 

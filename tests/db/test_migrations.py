@@ -21,6 +21,7 @@ from tests.support import services
 BEFORE_INSPECTIONS = "20261120_spine"
 BEFORE_ARCHIVES = "20261121_inspections"
 BEFORE_VERSIONS = "20261122_random_calibration"
+BEFORE_EVALUATIONS = "20261203_last_pass"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -189,3 +190,17 @@ def test_a_job_without_calibration_data_is_known_from_its_migration_on(url: str,
     migrate(url, BEFORE_INSPECTIONS)
     with database.read() as session:
         assert session.scalars(text("SELECT id FROM jobs")).all() == [kept]
+
+
+def test_older_code_is_left_no_evaluations(url: str, database: Database) -> None:
+    migrate(url)
+    with database.write() as session:
+        kept, gone = in_succeeded(session), in_succeeded(session)
+        values = {"kind": "evaluate", "evaluation_dataset_id": gone.calibration_dataset_id}
+        session.execute(update(Job).where(Job.id == gone.id).values(**values))
+    migrate(url, BEFORE_EVALUATIONS)
+    assert [count(database, table) for table in ("jobs", "reports", "artifacts")] == [1, 1, 1]
+    migrate(url)
+    with database.read() as session:
+        assert session.scalars(select(Job.id)).all() == [kept.id]
+        assert session.scalar(text("SELECT report_job_id FROM jobs")) == kept.id

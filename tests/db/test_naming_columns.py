@@ -10,6 +10,8 @@ NO_NAMES = {
     "damaged_files.sha256": "what is known of a file; gone with it",
     "idempotency_keys.request_sha256": "of a request",
     "inspections.config_sha256": "of a config",
+    "job_estimates.model_sha256": "of a model as a whole, by which its earlier jobs are found",
+    "job_timings.model_sha256": "the same; it stays when the model goes",
     "uploads.expected_sha256": "what a client says before the bytes are there",
 }
 

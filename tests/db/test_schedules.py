@@ -25,7 +25,7 @@ DAY_SECONDS = 86_400.0
 
 def add(database: Database, **values: Any) -> Schedule:
     facts: dict[str, Any] = {
-        "name": "nightly",
+        "name": f"nightly {new_id('sch')}",
         "cron": "0 2 * * *",
         "timezone": "UTC",
         "template": {},

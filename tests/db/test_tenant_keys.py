@@ -11,6 +11,7 @@ from service.tables.base import of_own_tenant
 OF_NOBODY = {
     "audit_heads": "one chain for the whole installation",
     "damaged_files": "by its digest a file is stored once, for all tenants whose rows name it",
+    "estimate_fits": "factors learned from the jobs of all",
     "scrub_passes": "verifies those files",
     "signing_keys": "the installation signs, for all tenants",
     "tenants": "its id is the tenant's",
@@ -33,13 +34,13 @@ LOOSE = {
     "quarantines.model_id": "outlives the model",
     "schedule_runs.job_id": "outlives the job",
     "schedule_runs.model_id": "outlives the model",
-    "schedules.last_pass_job_id": "outlives the job",
 }
 # Ids of what is no row.
 NO_ROWS = {
     "api_keys.pepper_id",
     "audit_events.request_id",
     "batches.request_id",
+    "hand_overs.pepper_id",
     "jobs.request_id",
     "signing_keys.pepper_id",
     "webhook_deliveries.event_id",

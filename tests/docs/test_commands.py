@@ -26,8 +26,11 @@ from tests.support import services
 
 COMMANDS, UP, OVER_HTTP = fenced(ROOT / "README.md", "bash")
 HELPERS = OVER_HTTP[: OVER_HTTP.index("FILE=")]
+# Pages whose blocks run in tests of their own.
+ELSEWHERE = {
+    ROOT / "docs" / f"{name}.md": ROOT / "tests" / "docs" / f"test_{name}_page.py" for name in ("batches", "nightly")
+}
 # Pages whose blocks are one script.
-BATCHES = ROOT / "docs" / "batches.md"
 SCRIPTS = {name: "".join(fenced(ROOT / "docs" / f"{name}.md", "bash")) for name in ("cli", "http")}
 # Of the README's requests, as patterns of the shell, in their order.
 REQUESTS = (
@@ -178,7 +181,7 @@ def test_every_block_runs_here_and_stops_at_errors() -> None:
     assert HELPERS in SCRIPTS["http"]
     for page in PAGES:
         assert not re.findall(r"^```(sh|shell|zsh)$", page.read_text(), re.MULTILINE), page
-        if page == BATCHES:  # its test runs them with its Python
+        if page in ELSEWHERE and "run_block" in ELSEWHERE[page].read_text():
             continue
         if "".join(fenced(page, "bash")) not in ["", "".join((COMMANDS, UP, OVER_HTTP)), *SCRIPTS.values()]:
             pytest.fail(f"the blocks of {page} are not run")

@@ -11,11 +11,11 @@ import httpx
 
 from service.contracts.webhooks import EVENT_TYPES, PING, patterns
 from service.db import Database
+from service.egress import retries
 from service.egress.allowed import parse_allowed
 from service.egress.sending import Bounds, Egress
 from service.settings import Settings
 from service.webhooks import outbox
-from service.webhooks.deliveries import retries
 from tests.docs.blocks import ROOT, fenced
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.webhooks import TENANT, add_endpoint, deliver, deliveries

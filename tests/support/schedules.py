@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.support.front import Front, make_report
 MINUTE = 60
 HOUR = 3600
 MANY = 10_000
+_NUMBERS = itertools.count()
 
 
 def reconciling_desk(settings: Settings) -> Desk:
@@ -35,8 +37,9 @@ def hourly(hours: str = "*") -> str:
 
 
 def add_schedule(front: Front, template: dict[str, Any], **body: Any) -> dict[str, Any]:
-    """A schedule that is due every hour, unless the body says otherwise."""
-    answer = front.http.post("/v1/schedules", json={"name": "nightly", "cron": hourly(), "template": template, **body})
+    """A schedule of a name of its own that is due every hour, unless the body says otherwise."""
+    name = f"nightly-{next(_NUMBERS)}"
+    answer = front.http.post("/v1/schedules", json={"name": name, "cron": hourly(), "template": template, **body})
     assert answer.status_code == 201, answer.text
     made: dict[str, Any] = answer.json()
     return made
@@ -108,11 +111,13 @@ def run_by_request(front: Front, schedule_id: str) -> dict[str, Any]:
 
 
 def succeed(front: Front, job_id: str, *, verdict: str = "none", **figures: Any) -> None:
-    """Have a job succeed with a report of these figures: top1, size_bytes, evaluation_sha256."""
+    """Have a job succeed with a report of these figures: top1, size_bytes, measured_on (a digest)."""
     report = make_report(verdict)
     metrics = [metric.model_copy(update={"quantized": figures.get("top1", 89.5)}) for metric in report.metrics]
     quantized = report.quantized.model_copy(update={"size_bytes": figures.get("size_bytes", 1000)})
     changes: dict[str, Any] = {"metrics": tuple(metrics), "quantized": quantized}
+    if "measured_on" in figures:
+        changes["manifest"] = report.manifest.model_copy(update={"calibration_sha256": figures["measured_on"]})
     if "latency" in figures:
         changes["latency"] = figures["latency"]
     front.finish(job_id, QuantizeOutcome(report.model_copy(update=changes), figures.get("artifacts", ())))

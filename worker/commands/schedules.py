@@ -4,29 +4,47 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from service.contracts.exits import ExitCode
-from worker.commands.jobs import Timeout
-from worker.commands.options import Json, Key, Server
+from worker.commands import options
+from worker.commands.job_waiting import Timeout
+from worker.commands.json_output import print_deleted, print_items, print_json
+from worker.commands.options import Json, Key, Quiet, Server
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    from service.schedules.schemas import RunOut, ScheduleListed
+    from service.schedules.schemas import RunOut, ScheduleListed, ScheduleOut
 
 app = typer.Typer(
     name="schedules", help="Have jobs submitted by the clock, and judged against the last.", no_args_is_help=True
 )
 
-ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE", help="As list shows it: sch_...")]
+ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE", help="Its name, or its id, as list shows it: sch_...")]
+
+
+def _overlaps() -> tuple[str, ...]:
+    from service.schedules.schemas import Overlap
+
+    return get_args(Overlap)
+
+
+def _misfires() -> tuple[str, ...]:
+    from service.schedules.schemas import Misfire
+
+    return get_args(Misfire)
+
+
+def _run_states() -> tuple[str, ...]:
+    from service.schedules.schemas import RunState
+
+    return get_args(RunState)
 
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="For people.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="None of the others has it.")],
     cron: Annotated[str, typer.Argument(metavar="CRON", help="Such as '0 2 * * *': every night at two.")],
     template: Annotated[
         Path,
@@ -35,8 +53,15 @@ def add(
     server: Server = None,
     key: Key = None,
     timezone: Annotated[str, typer.Option(help="IANA name of the clock that the times are of.")] = "UTC",
-    overlap: Annotated[str, typer.Option(help="While the last has not ended: skip, queue or cancel_running.")] = "skip",
-    misfire: Annotated[str, typer.Option(help="What was due long ago: run_once or skip.")] = "run_once",
+    overlap: Annotated[
+        str,
+        typer.Option(
+            callback=options.one_of(_overlaps), help="While the last has not ended: skip, queue or cancel_running."
+        ),
+    ] = "skip",
+    misfire: Annotated[
+        str, typer.Option(callback=options.one_of(_misfires), help="What was due long ago: run_once or skip.")
+    ] = "run_once",
     misfire_grace: Annotated[int, typer.Option(min=1, help="Seconds; so late is not long ago.")] = 600,
     jitter: Annotated[int, typer.Option(min=0, help="Seconds that it may be later.")] = 0,
     skip_unchanged: Annotated[
@@ -59,7 +84,7 @@ def add(
             cron,
             request,
             timezone=timezone,
-            overlap=overlap,  # type: ignore[arg-type]  # the service says what there is
+            overlap=overlap,  # type: ignore[arg-type]  # the callbacks have checked the words
             misfire=misfire,  # type: ignore[arg-type]
             misfire_grace_seconds=misfire_grace,
             jitter_seconds=jitter,
@@ -71,6 +96,59 @@ def add(
     _show(made, as_json)
 
 
+@app.command("set")
+def set_schedule(
+    schedule_id: ScheduleId,
+    server: Server = None,
+    key: Key = None,
+    name: Annotated[str | None, typer.Option(help="Another name.")] = None,
+    cron: Annotated[str | None, typer.Option(help="Such as '0 2 * * *': every night at two.")] = None,
+    template: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="The request for the job, as JSON.")
+    ] = None,
+    timezone: Annotated[str | None, typer.Option(help="IANA name of the clock that the times are of.")] = None,
+    overlap: Annotated[
+        str | None, typer.Option(callback=options.one_of(_overlaps), help="skip, queue or cancel_running.")
+    ] = None,
+    misfire: Annotated[str | None, typer.Option(callback=options.one_of(_misfires), help="run_once or skip.")] = None,
+    misfire_grace: Annotated[int | None, typer.Option(min=1, help="Seconds; so late is not long ago.")] = None,
+    jitter: Annotated[int | None, typer.Option(min=0, help="Seconds that it may be later.")] = None,
+    skip_unchanged: Annotated[
+        bool | None, typer.Option("--skip-unchanged/--no-skip-unchanged", help="Submit nothing where nothing changed.")
+    ] = None,
+    gate: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Another regression gate, as JSON.")
+    ] = None,
+    promote_to: Annotated[
+        str | None, typer.Option(help="Alias that moves to the version, on pass; '' for none.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Change a schedule: what is not named stays. With other times it is planned anew, from now on."""
+    from worker.commands.server import connected
+
+    given = {
+        "name": name,
+        "cron": cron,
+        "template": None if template is None else _document(template),
+        "timezone": timezone,
+        "overlap": overlap,
+        "misfire": misfire,
+        "misfire_grace_seconds": misfire_grace,
+        "jitter_seconds": jitter,
+        "skip_unchanged": skip_unchanged,
+        "gate": None if gate is None else _document(gate),
+    }
+    changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+    if promote_to is not None:
+        changes["promote_to"] = promote_to or None
+    if not changes:
+        raise typer.BadParameter("name what is to be another, such as --cron.")
+    with connected(server, key) as client:
+        made = client.change_schedule(client.schedule(schedule_id), changes)
+    _show(made, as_json)
+
+
 @app.command("list")
 def list_schedules(server: Server = None, key: Key = None, as_json: Json = False) -> None:
     """All schedules, the newest first."""
@@ -79,7 +157,7 @@ def list_schedules(server: Server = None, key: Key = None, as_json: Json = False
     with connected(server, key) as client:
         found = list(client.schedules())
     if as_json:
-        typer.echo(json.dumps([item.model_dump(mode="json") for item in found], indent=2))
+        print_items(found)
         return
     for item in found:
         typer.echo(_line(item))
@@ -95,11 +173,13 @@ def show(schedule_id: ScheduleId, server: Server = None, key: Key = None, as_jso
     with connected(server, key) as client:
         found = client.schedule(schedule_id)
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     typer.echo(_line(found))
     for field in ("overlap", "misfire", "jitter_seconds", "skip_unchanged", "promote_to", "last_pass_job_id"):
         typer.echo(f"  {field.replace('_', ' ')}: {getattr(found, field)}")
+    typer.echo(f"  baseline: {found.gate.baseline.model_dump_json()}")
+    typer.echo(f"  on undecided: {found.gate.on_undecided}")
     for clause in found.gate.clauses:
         typer.echo(f"  clause: {clause.model_dump_json(exclude_none=True)}")
 
@@ -110,15 +190,19 @@ def run(
     wait: Annotated[
         bool,
         typer.Option(
-            "--wait", help="Wait until it was judged: exit 3 if it was not accepted, 1 if it came to nothing."
+            "--wait",
+            help="Follow its job, and wait until it was judged: exit 0 if it was accepted, 3 if not, 1 if it came to "
+            "nothing, 5 after --timeout.",
         ),
     ] = False,
     timeout: Timeout = None,
     server: Server = None,
     key: Key = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a schedule now; its times stay as they are."""
+    from worker.commands.schedule_waiting import wait_run
     from worker.commands.server import connected
 
     if timeout is not None and not wait:
@@ -126,9 +210,9 @@ def run(
     with connected(server, key) as client:
         made = client.run_schedule(schedule_id)
         if wait:
-            made = client.wait_run(made, timeout_seconds=timeout)
+            made = wait_run(client, made, timeout_seconds=timeout, quiet=quiet)
     if as_json:
-        _print_json(made)
+        print_json(made)
     else:
         typer.echo(_run_line(made))
     if wait and made.state != "passed":
@@ -159,7 +243,11 @@ def runs(
     server: Server = None,
     key: Key = None,
     state: Annotated[
-        str | None, typer.Option(help="waiting, running, passed, failed, skipped or refused. Default: all.")
+        str | None,
+        typer.Option(
+            callback=options.one_of(_run_states),
+            help="waiting, running, passed, failed, skipped or refused. Default: all.",
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="The newest so many.")] = 50,
     as_json: Json = False,
@@ -170,7 +258,7 @@ def runs(
     with connected(server, key) as client:
         found = client.schedule_runs(schedule_id, state=state, limit=limit).items  # type: ignore[arg-type]
     if as_json:
-        typer.echo(json.dumps([item.model_dump(mode="json") for item in found], indent=2))
+        print_items(found)
         return
     for item in found:
         typer.echo(_run_line(item))
@@ -185,7 +273,7 @@ def rm(schedule_id: ScheduleId, server: Server = None, key: Key = None, as_json:
 
     with connected(server, key) as client:
         client.delete_schedule(schedule_id)
-    typer.echo(json.dumps({"id": schedule_id, "deleted": True}) if as_json else f"{schedule_id} is deleted")
+    print_deleted(schedule_id, as_json=as_json)
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -199,13 +287,11 @@ def _document(path: Path) -> dict[str, Any]:
     return found
 
 
-def _print_json(found: BaseModel) -> None:
-    typer.echo(found.model_dump_json(indent=2))
-
-
-def _show(found: ScheduleListed, as_json: bool) -> None:
+def _show(found: ScheduleOut, as_json: bool) -> None:
+    for warning in found.warnings:
+        typer.echo(f"warning: {warning}", err=True)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         typer.echo(_line(found))
 
@@ -217,5 +303,12 @@ def _line(item: ScheduleListed) -> str:
 
 
 def _run_line(item: RunOut) -> str:
-    told = " ".join(word for word in (item.job_id, item.reason, item.detail) if word)
+    moved = None if item.promoted_to is None else f"{item.promoted_to} moved"
+    told = " ".join(word for word in (item.job_id, _model(item), item.reason, item.detail, moved) if word)
     return f"{item.id}  {item.due_at:%Y-%m-%d %H:%M:%S}  {item.trigger}  {item.state}  {told or '-'}"
+
+
+def _model(item: RunOut) -> str | None:
+    """The version that was quantized: by its name, where the service tells that."""
+    name, version = getattr(item, "model_name", None), getattr(item, "model_version", None)
+    return item.model_id if name is None else f"{name}@{version}"

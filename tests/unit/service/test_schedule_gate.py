@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.comparison.evidence import Paired, Side
+from service.comparison.means import MeanDifference
 from service.comparison.pairing import paired
 from service.comparison.samples import Decisions, SamplesUnreadableError
 from service.contracts.regression import ClauseResult, RegressionGate
@@ -122,11 +124,12 @@ def test_what_is_not_known_is_undecided_and_falls(own: Evidence, other: Evidence
     assert judge(DROP, own, other, on_undecided="pass").passed
 
 
-def test_figures_of_other_data_say_so() -> None:
+def test_figures_of_other_data_are_undecided() -> None:
     other = evidence("job_old", metric(90.0), side=Side(("2" * 64, None), None))
-    result = only(judge(DROP, evidence("job_new", metric(90.0)), other))
-    assert result.holds
-    assert "same data" in (result.reason or "")
+    judgement = judge(DROP, evidence("job_new", metric(90.0)), other)
+    assert not judgement.passed
+    assert only(judgement).holds is None
+    assert "same data" in (only(judgement).reason or "")
 
 
 def test_before_the_first_accepted_job_nothing_can_be_worse_and_it_is_said() -> None:
@@ -237,3 +240,38 @@ def test_what_is_no_clause(clause: dict[str, Any]) -> None:
         RegressionGate.model_validate({"clauses": [clause]})
     with pytest.raises(ValidationError):
         RegressionGate.model_validate({"clauses": [DROP] * 17})
+
+
+def by_sample(**metrics: MeanDifference) -> Any:
+    return lambda *_: Paired(None, "The output of a job's model gives no class per sample.", metrics)
+
+
+WORSE = MeanDifference(-0.5, (-0.8, -0.2), 0.001, "bootstrap", 300)
+
+
+@pytest.mark.parametrize(("difference", "holds"), [(WORSE, False), (replace(WORSE, p_value=0.2), True)])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_metric_is_judged_by_sample(difference: MeanDifference, holds: bool, named: bool) -> None:
+    own = evidence("job_new", metric(5.0, "perplexity", "lower", ""))
+    other = evidence("job_old", metric(4.5, "perplexity", "lower", ""))
+    clause = {"kind": "not_significantly_worse", **({"metric": "perplexity"} if named else {})}
+    found = only(judge(clause, own, other, by_sample(perplexity=difference)))
+    assert (found.holds, found.metric, found.value) == (holds, "perplexity", 0.5)
+    assert found.interval is not None
+    assert (found.interval.low, found.interval.high, found.interval.method) == (0.2, 0.8, "bootstrap")
+    assert found.baseline_value == 4.5
+    assert (found.reason is None) == holds
+
+
+def test_a_metric_that_is_better_is_no_drop() -> None:
+    own, other = evidence("job_new", metric(91.0)), evidence("job_old", metric(90.0))
+    clause = {"kind": "not_significantly_worse", "metric": "top1"}
+    assert only(judge(clause, own, other, by_sample(top1=WORSE))).holds is True
+
+
+@pytest.mark.parametrize("name", ["other", "top1"])
+def test_a_metric_that_is_not_kept_by_sample_is_undecided(name: str) -> None:
+    own, other = evidence("job_new", metric(91.0)), evidence("job_old", metric(90.0, unit="dB"))
+    found = only(judge({"kind": "not_significantly_worse", "metric": name}, own, other, by_sample(top1=WORSE)))
+    assert (found.holds, found.metric) == (None, name)
+    assert found.reason

@@ -1,0 +1,159 @@
+"""What a schedule's gate names, held against what is there when it is made: a gate that can never hold is no gate.
+
+Refused is what no run to come could mend: a metric that no report of the template's config has, a job that has no
+report and will have none. An alias could be made later, but one that is not there is a slip of the pen more often: it
+is refused, too, unless the schedule itself gives it. What depends on data that another version may have is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sqlalchemy.orm import Session
+
+from service.contracts.dataset import DatasetSummary
+from service.contracts.errors import FieldProblem, InvalidRequestError, problem_summary
+from service.contracts.evaluation import AGREEMENT, DEFAULT_METRICS, EvaluationSpec
+from service.contracts.nearest import nearest_name
+from service.contracts.regression import Baseline, MaxDrop, NotSignificantlyWorse, OfAlias, OfJob, RegressionGate
+from service.datasets import repository as datasets
+from service.jobs import repository as jobs
+from service.jobs.errors import JobNotFoundError
+from service.jobs.submission import Submission
+from service.names import repository as names
+from service.names.aliases.repository import alias_of
+from service.names.kinds import MODELS
+
+_HINT = (
+    "Name what is there: aliases are made by PUT /v1/models/NAME@VERSION/aliases/ALIAS, metrics are declared under "
+    "config.evaluation.metrics of the template."
+)
+_WITHOUT_REPORT = frozenset({"failed", "canceled"})
+
+
+@dataclass
+class _Found:
+    """What is wrong, and what is odd."""
+
+    problems: list[FieldProblem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def wrong(self, pointer: str, code: str, message: str) -> None:
+        self.problems.append(FieldProblem(pointer=pointer, code=code, message=message))
+
+    def odd(self, message: str) -> None:
+        if message not in self.warnings:
+            self.warnings.append(message)
+
+
+def gate_prospects(
+    session: Session,
+    tenant_id: str,
+    gate: RegressionGate,
+    promote_to: str | None,
+    given: Submission,
+    *,
+    elsewhere: str | None = None,
+) -> list[str]:
+    """What is odd about the gate of a schedule whose template was checked.
+
+    Args:
+        session: to read by.
+        tenant_id: whose.
+        gate: of the schedule.
+        promote_to: likewise.
+        given: the job of its template, as it would be submitted now.
+        elsewhere: the field of the request that is the reason, where the request has no gate.
+
+    Raises:
+        InvalidRequestError: it names a metric, an alias or a job that no run could be judged by; one problem for each.
+    """
+    found = _Found()
+    for pointer, baseline in _baselines(gate):
+        _look_at_baseline(session, tenant_id, found, elsewhere or pointer, baseline, promote_to, given)
+    data = _measured_on(session, tenant_id, given)
+    for k, clause in enumerate(gate.clauses):
+        if isinstance(clause, MaxDrop | NotSignificantlyWorse) and clause.metric is not None:
+            pointer = elsewhere or f"/gate/clauses/{k}/metric"
+            _look_at_metric(found, pointer, clause.metric, given.asked.config.evaluation, data)
+    if found.problems:
+        problems = tuple(dict.fromkeys(found.problems))
+        raise InvalidRequestError(problem_summary(problems), errors=problems, hint=_HINT)
+    return found.warnings
+
+
+def _baselines(gate: RegressionGate) -> Iterator[tuple[str, Baseline]]:
+    """Those that clauses are judged by, each with its place."""
+    if not gate.clauses or any(clause.baseline is None for clause in gate.clauses):
+        yield "/gate/baseline", gate.baseline
+    for k, clause in enumerate(gate.clauses):
+        if clause.baseline is not None:
+            yield f"/gate/clauses/{k}/baseline", clause.baseline
+
+
+def _look_at_baseline(
+    session: Session,
+    tenant_id: str,
+    found: _Found,
+    pointer: str,
+    baseline: Baseline,
+    promote_to: str | None,
+    given: Submission,
+) -> None:
+    below = pointer.startswith("/gate")
+    if isinstance(baseline, OfAlias) and baseline.alias != promote_to and given.model is not None:
+        name = given.model[0]
+        if alias_of(session, MODELS, tenant_id, name, baseline.alias) is None:
+            there = names.alias_words(session, MODELS, tenant_id, name)
+            near = nearest_name(baseline.alias, there)
+            told = f"did you mean {near!r}?" if near else f"it has {', '.join(there) or 'none'}"
+            place = f"{pointer}/alias" if below else pointer
+            found.wrong(place, "alias-not-found", f"{name!r} has no alias {baseline.alias!r}; {told}")
+    elif isinstance(baseline, OfJob):
+        place = f"{pointer}/job_id" if below else pointer
+        _look_at_job(session, tenant_id, found, place, baseline.job_id)
+
+
+def _look_at_job(session: Session, tenant_id: str, found: _Found, place: str, job_id: str) -> None:
+    try:
+        job = jobs.get(session, tenant_id, job_id)
+    except JobNotFoundError as error:
+        found.wrong(place, error.code, error.detail)
+        return
+    if job.kind != "quantize":
+        found.wrong(place, "job-kind", f"the job {job_id} is none that quantizes ({job.kind})")
+    elif job.state in _WITHOUT_REPORT:
+        found.wrong(place, "job-without-report", f"the job {job_id} has {_ended(job.state)} and has no report")
+    elif job.state != "succeeded":
+        found.odd(f"The job {job_id} has not ended: until it has succeeded, clauses against it are undecided.")
+
+
+def _ended(state: str) -> str:
+    return "failed" if state == "failed" else "been canceled"
+
+
+def _look_at_metric(
+    found: _Found, pointer: str, metric: str, spec: EvaluationSpec, data: DatasetSummary | None
+) -> None:
+    declared = [one.name for one in spec.metrics]
+    known = declared or list(DEFAULT_METRICS)
+    if metric not in known:
+        near = nearest_name(metric, known)
+        told = f"did you mean {near!r}?" if near else f"they have {', '.join(known)}"
+        if metric == AGREEMENT:
+            told = "it tells of the model's own float model, so declare a metric to compare versions by"
+        found.wrong(pointer, "metric-unknown", f"reports of this config have no metric {metric!r}; {told}")
+    elif not declared and (data is None or not data.has_classes):
+        found.odd(
+            f"The data that the models are compared on has no class labels now: {metric} would be in no report, "
+            f"and clauses about it undecided."
+        )
+
+
+def _measured_on(session: Session, tenant_id: str, given: Submission) -> DatasetSummary | None:
+    dataset_id = given.asked.evaluation_dataset_id or given.asked.calibration_dataset_id
+    if dataset_id is None:
+        return None
+    row = datasets.resolved(session, tenant_id, dataset_id)
+    return None if row.summary is None else DatasetSummary.model_validate(row.summary)
