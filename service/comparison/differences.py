@@ -7,7 +7,7 @@ from typing import Any
 
 from service.comparison.schemas import ComparedLayer, ConfigDifference
 from service.contracts.pointers import below
-from service.contracts.report import Report
+from service.contracts.report import LayerFigures
 
 
 def differences(documents: Sequence[Any]) -> list[ConfigDifference]:
@@ -33,9 +33,9 @@ def _same(one: Any, other: Any) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
-def differing_layers(reports: Sequence[Report]) -> list[ComparedLayer]:
+def differing_layers(reports: Sequence[Sequence[LayerFigures]]) -> list[ComparedLayer]:
     """Layers whose SQNR differs between the reports, the most differing first."""
-    tables = [{layer.name: layer for layer in report.layers} for report in reports]
+    tables = [{layer.name: layer for layer in layers} for layers in reports]
     found = []
     for name in dict.fromkeys(name for table in tables for name in table):
         figures = [table[name].sqnr_db if name in table else None for table in tables]

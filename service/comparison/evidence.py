@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from sqlalchemy.orm import Session
-
-from service.artifacts import repository as artifacts
-from service.comparison.pairing import Pairing, paired
-from service.comparison.samples import read_decisions
+from service.comparison.means import MeanDifference, mean_differences
+from service.comparison.pairing import CONFIDENCE, Pairing, paired
+from service.comparison.samples import Samples, read_samples
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.report import Report
 from service.deps import Desk
 from service.files.serving import open_file
+from service.tables import Artifact
 
 SAMPLES = "samples"
 _MOST_BYTES = 128 * 1024 * 1024
 
 
+class StoredSamples(NamedTuple):
+    """A ``samples.npz`` of the store."""
+
+    sha256: str
+    size_bytes: int
+
+
 @dataclass(frozen=True)
 class Paired:
-    """What came of pairing two jobs; without ``pairing``, ``reason`` says why there is none."""
+    """What came of pairing two jobs.
+
+    Attributes:
+        pairing: of their decisions, where there is one for each sample.
+        reason: why there is no ``pairing``, in words.
+        metrics: by name, those of the first quantized model less those of the second.
+    """
 
     pairing: Pairing | None
     reason: str | None
+    metrics: Mapping[str, MeanDifference] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -32,11 +47,11 @@ class Side:
 
     Attributes:
         measured_on: digest and preprocessing of the data that its report's figures are of; see ``measured_on``.
-        file: digest and size in bytes of its ``samples.npz``; None: it has none.
+        file: its ``samples.npz``; None: it has none.
     """
 
     measured_on: tuple[str, PreprocessingSpec | None] | None
-    file: tuple[str, int] | None
+    file: StoredSamples | None
 
 
 def measured_on(report: Report) -> tuple[str, PreprocessingSpec | None] | None:
@@ -49,30 +64,39 @@ def measured_on(report: Report) -> tuple[str, PreprocessingSpec | None] | None:
     return None
 
 
-def samples_of(session: Session, tenant_id: str, job_id: str) -> tuple[str, int] | None:
-    """Digest and size of a job's ``samples.npz``; None: it has none."""
-    for artifact in artifacts.list_of_job(session, tenant_id, job_id):
-        if artifact.kind == SAMPLES:
-            return artifact.sha256, artifact.size_bytes
-    return None
+def samples_among(artifacts: Iterable[Artifact]) -> StoredSamples | None:
+    """Which of a job's artifacts is its ``samples.npz``; None: it has none."""
+    return next((StoredSamples(one.sha256, one.size_bytes) for one in artifacts if one.kind == SAMPLES), None)
 
 
-def pair(desk: Desk, first: Side, second: Side) -> Paired:
-    """Compare what two jobs' quantized models decide; reads both files, and computes.
+def samples_of(desk: Desk, file: StoredSamples) -> Samples:
+    """Read a stored ``samples.npz``.
 
     Raises:
-        SamplesUnreadableError: a file is not as the engine writes it.
+        SamplesUnreadableError: it is not as the engine writes it.
         StoredFileMissingError, StoredFileCorruptError: the store lacks it.
+    """
+    with open_file(desk.database, desk.store, file.sha256, file.size_bytes).stream as stream:
+        return read_samples(stream.read())
+
+
+def pair(read: Callable[[StoredSamples], Samples], first: Side, second: Side) -> Paired:
+    """Compare two jobs' quantized models sample by sample; computes.
+
+    Args:
+        read: as ``samples_of``; what it raises is raised.
+        first: what the other is held against.
+        second: the other.
     """
     if first.measured_on is None or first.measured_on != second.measured_on:
         return Paired(None, "The two were not measured on the same data.")
     if first.file is None or second.file is None:
         return Paired(None, "A job keeps no results by sample: its output gives no class per sample, or is too large.")
-    if max(first.file[1], second.file[1]) > _MOST_BYTES:
+    if max(first.file.size_bytes, second.file.size_bytes) > _MOST_BYTES:
         return Paired(None, f"The results by sample have more than {_MOST_BYTES} bytes.")
-    decisions = []
-    for sha256, size_bytes in (first.file, second.file):
-        with open_file(desk.database, desk.store, sha256, size_bytes).stream as stream:
-            decisions.append(read_decisions(stream.read()))
-    found = paired(*decisions)
-    return Paired(found, None if found is not None else "The two were not asked about the same samples.")
+    before, after = read(first.file), read(second.file)
+    metrics = mean_differences(before.metrics, after.metrics, CONFIDENCE)
+    if before.decisions is None or after.decisions is None:
+        return Paired(None, "The output of a job's model gives no class per sample.", metrics)
+    found = paired(before.decisions, after.decisions)
+    return Paired(found, None if found is not None else "The two were not asked about the same samples.", metrics)

@@ -42,10 +42,9 @@ class Pairing:
         """True if chance alone makes a difference as large in one pair of twenty or fewer."""
         return self.p_value <= 1.0 - CONFIDENCE
 
-    @property
-    def significantly_worse(self) -> bool:
-        """True if the second model is worse, and not by chance."""
-        return self.drop_percent > 0 and self.significant
+    def significantly_worse(self, alpha: float = 1.0 - CONFIDENCE) -> bool:
+        """True if the second model is worse, and chance alone makes such a difference with ``alpha`` or less."""
+        return self.drop_percent > 0 and self.p_value <= alpha
 
 
 def paired(first: Decisions, second: Decisions) -> Pairing | None:

@@ -16,11 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from service.contracts.errors import QuantmillError
+from service.contracts.evaluation import MAX_METRICS
 
 MOST_SAMPLES = 5_000_000
-_MOST_COLUMNS = 16
+_MOST_COLUMNS = 16 + MAX_METRICS
 _MOST_HEADER_BYTES = 10_000
 _INTEGERS = ("int32", "int64")
+_METRIC = "metric."
+# Of all columns together, unpacked.
+_MOST_BYTES = 512 * 1024 * 1024
 # Name of a column and the types that it may have; others are left alone.
 _TYPES: dict[str, tuple[str, ...]] = {
     "float_class": _INTEGERS,
@@ -61,7 +65,20 @@ class Decisions:
         return np.asarray(self.quantized == self.expected)
 
 
-def read_decisions(data: bytes) -> Decisions:
+@dataclass(frozen=True)
+class Samples:
+    """What a ``samples.npz`` tells.
+
+    Attributes:
+        decisions: one class per sample; None: the output gives none.
+        metrics: by name what each sample says of the quantized model's metric, in its unit: finite float64 [sample].
+    """
+
+    decisions: Decisions | None
+    metrics: dict[str, npt.NDArray[np.float64]]
+
+
+def read_samples(data: bytes) -> Samples:
     """Read ``samples.npz``.
 
     Raises:
@@ -72,16 +89,34 @@ def read_decisions(data: bytes) -> Decisions:
             names = archive.namelist()
             if len(names) > _MOST_COLUMNS or len(set(names)) != len(names):
                 raise _unreadable(f"it has {len(names)} columns")
-            found = {name: _column(archive, name) for name in _TYPES if f"{name}.npy" in names}
+            known = {name.removesuffix(".npy") for name in names}
+            if sum(info.file_size for info in archive.infolist()) > _MOST_BYTES:
+                raise _unreadable(f"it has more than {_MOST_BYTES} bytes")
+            found = {name: _column(archive, name, types) for name, types in _TYPES.items() if name in known}
+            metrics = {
+                name.removeprefix(_METRIC): _column(archive, name, ("float64",))
+                for name in sorted(known)
+                if name.startswith(_METRIC)
+            }
     except _BROKEN as error:
         raise _unreadable(str(error)) from error
-    missing = {"float_class", "quantized_class"} - found.keys()
-    if missing or len({len(column) for column in found.values()}) != 1:
-        raise _unreadable("a column is missing, or one is longer than another")
-    return Decisions(found["quantized_class"], found.get("label", found["float_class"]), "label" in found)
+    if len({len(column) for column in [*found.values(), *metrics.values()]}) > 1:
+        raise _unreadable("a column is longer than another")
+    if not all(np.isfinite(column).all() for column in metrics.values()):
+        raise _unreadable("a metric is not finite")
+    return Samples(_decisions(found), metrics)
 
 
-def _column(archive: zipfile.ZipFile, name: str) -> _Column:
+def _decisions(columns: dict[str, _Column]) -> Decisions | None:
+    if not columns:
+        return None
+    if {"float_class", "quantized_class"} - columns.keys():
+        raise _unreadable("a column is missing")
+    expected = columns.get("label", columns["float_class"])
+    return Decisions(columns["quantized_class"], expected, "label" in columns)
+
+
+def _column(archive: zipfile.ZipFile, name: str, types: tuple[str, ...]) -> _Column:
     """One column; as many bytes are read as its head tells, and that may be only so many."""
     with archive.open(f"{name}.npy") as entry:
         try:
@@ -91,7 +126,7 @@ def _column(archive: zipfile.ZipFile, name: str) -> _Column:
             shape, _, dtype = np.lib.format.read_array_header_1_0(entry, max_header_size=_MOST_HEADER_BYTES)
         except ValueError as error:
             raise _unreadable(f"{name}: {error}") from error
-        if dtype.newbyteorder("<") != dtype or dtype.name not in _TYPES[name]:
+        if dtype.newbyteorder("<") != dtype or dtype.name not in types:
             raise _unreadable(f"{name} is of type {dtype}")
         if len(shape) != 1 or not 0 <= shape[0] <= MOST_SAMPLES:
             raise _unreadable(f"{name} is of shape {shape}")

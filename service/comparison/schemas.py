@@ -40,7 +40,7 @@ class ComparedJob(BaseModel):
     metrics: tuple[ComparedMetric, ...]
     sqnr_db: float | None
     top1_agreement: float | None = Field(description="With its float model, in percent.")
-    float_size_bytes: int
+    float_size_bytes: int | None = Field(description="Null: of an evaluation without a reference model.")
     quantized_size_bytes: int
     latency_ratio: float | None = Field(description="Quantized over float; null: not timed.")
     latency_ratio_interval: Interval | None
@@ -60,6 +60,18 @@ class SampleFlip(BaseModel):
     expected: int = Field(description="Its label; without labels, what the float model decides.")
     first: int = Field(description="What the first job's quantized model decides.")
     second: int
+
+
+class PairedMetric(BaseModel):
+    """A metric of the first job's quantized model against another's, on the same samples."""
+
+    name: str
+    unit: str
+    better: Literal["higher", "lower"]
+    drop: float = Field(description="So much worse is the other one, in the metric's unit; negative: better.")
+    interval: Interval = Field(description="Of ``drop``.")
+    p_value: float = Field(description="Chance of a difference as large if neither was better (paired bootstrap).")
+    significant: bool = Field(description="Whether ``p_value`` is 0.05 or less.")
 
 
 class ComparedPair(BaseModel):
@@ -83,6 +95,9 @@ class ComparedPair(BaseModel):
     samples: int | None = None
     flipped: tuple[SampleFlip, ...] = Field(default=(), description="In their order; at most ``flips=`` of them.")
     flipped_more: int = Field(default=0, description="Flips that are not listed.")
+    metrics: tuple[PairedMetric, ...] = Field(
+        default=(), description="Those that both keep by sample, whether or not there is one class for each."
+    )
 
 
 class ComparedLayer(BaseModel):

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-from pydantic import ValidationError
+from functools import lru_cache, partial
 
 from service.comparison.differences import differences, differing_layers
-from service.comparison.evidence import Side, measured_on, pair, samples_of
+from service.comparison.evidence import Paired, Side, StoredSamples, pair, samples_among, samples_of
 from service.comparison.pairing import CONFIDENCE, Pairing
-from service.comparison.samples import SamplesUnreadableError
+from service.comparison.samples import Samples, SamplesUnreadableError
 from service.comparison.schemas import (
     MOST_LAYERS,
     ComparedJob,
-    ComparedMetric,
     ComparedPair,
     Comparison,
+    PairedMetric,
     SampleFlip,
 )
-from service.contracts.errors import QuantmillError
-from service.contracts.report import Flips, Interval, Report
+from service.comparison.told import Told, told_of
+from service.contracts.report import Flips, Interval
 from service.deps import Desk
 from service.jobs import service as jobs
 from service.jobs.views import JobView, job_listed
-from service.reports.errors import ReportNotRenderableError
+from service.reports.reading import any_report
 from service.storage import StoredFileCorruptError, StoredFileMissingError
 
 
@@ -33,7 +32,7 @@ class _Compared:
     """One job with all that a comparison takes."""
 
     view: JobView
-    report: Report
+    told: Told
     side: Side
 
 
@@ -52,47 +51,26 @@ def compare(desk: Desk, tenant_id: str, job_ids: Sequence[str], *, most_flips: i
         ReportNotRenderableError: a report is of a form that is not known here.
     """
     found = [_compared(desk, tenant_id, job_id) for job_id in job_ids]
-    layers = differing_layers([one.report for one in found])
+    layers = differing_layers([one.told.layers for one in found])
+    # the first job's samples are read once, however many it is compared with
+    read = lru_cache(maxsize=2)(partial(samples_of, desk))
     return Comparison(
         jobs=tuple(_job(one) for one in found),
         config_differences=tuple(differences([one.view.job.config for one in found])),
-        pairs=tuple(_pair(desk, found[0], other, most_flips) for other in found[1:]),
+        pairs=tuple(_pair(read, found[0], other, most_flips) for other in found[1:]),
         layers=tuple(layers[:MOST_LAYERS]),
         layers_more=max(0, len(layers) - MOST_LAYERS),
     )
 
 
 def _compared(desk: Desk, tenant_id: str, job_id: str) -> _Compared:
-    row = jobs.report(desk, tenant_id, job_id)
+    told = told_of(any_report(jobs.report(desk, tenant_id, job_id)))
     view = jobs.get(desk, tenant_id, job_id)
-    with desk.database.read() as session:
-        file = samples_of(session, tenant_id, job_id)
-    try:
-        report = Report.model_validate(row.body)
-    except ValidationError:
-        raise ReportNotRenderableError(
-            f"The report of {job_id} is not of a form that this service knows.",
-            hint=f"Take the JSON: GET /v1/jobs/{job_id}/report",
-        ) from None
-    return _Compared(view, report, Side(measured_on(report), file))
+    return _Compared(view, told, Side(told.measured_on, samples_among(view.artifacts)))
 
 
 def _job(one: _Compared) -> ComparedJob:
-    listed, report = job_listed(one.view), one.report
-    metrics = tuple(
-        ComparedMetric.model_validate(
-            {
-                "name": metric.name,
-                "unit": metric.unit,
-                "better": metric.better,
-                "float": metric.float_,
-                "quantized": metric.quantized,
-                "quantized_interval": metric.quantized_interval,
-                "drop": metric.drop,
-            }
-        )
-        for metric in report.metrics
-    )
+    listed, told = job_listed(one.view), one.told
     name, version = one.view.model or (None, None)
     return ComparedJob(
         id=listed.id,
@@ -101,27 +79,30 @@ def _job(one: _Compared) -> ComparedJob:
         model_id=listed.model_id,
         model=None if name is None else f"{name}@{version}",
         preset=listed.preset,
-        verdict=report.verdict,
+        verdict=told.verdict,
         seconds=listed.seconds,
-        engine_version=report.manifest.engine_version,
-        metrics=metrics,
-        sqnr_db=report.fidelity.sqnr_db,
-        top1_agreement=report.fidelity.top1_agreement,
-        float_size_bytes=report.float_.size_bytes,
-        quantized_size_bytes=report.quantized.size_bytes,
-        latency_ratio=None if report.latency is None else report.latency.ratio,
-        latency_ratio_interval=None if report.latency is None else report.latency.ratio_interval,
+        engine_version=told.engine_version,
+        metrics=told.metrics,
+        sqnr_db=None if told.fidelity is None else told.fidelity.sqnr_db,
+        top1_agreement=None if told.fidelity is None else told.fidelity.top1_agreement,
+        float_size_bytes=told.float_size_bytes,
+        quantized_size_bytes=told.quantized_size_bytes,
+        latency_ratio=None if told.latency is None else told.latency.ratio,
+        latency_ratio_interval=None if told.latency is None else told.latency.ratio_interval,
     )
 
 
-def _pair(desk: Desk, first: _Compared, second: _Compared, most_flips: int) -> ComparedPair:
+def _pair(
+    read: Callable[[StoredSamples], Samples], first: _Compared, second: _Compared, most_flips: int
+) -> ComparedPair:
     ids = {"first": first.view.job.id, "second": second.view.job.id}
     try:
-        found = pair(desk, first.side, second.side)
+        found = pair(read, first.side, second.side)
     except (SamplesUnreadableError, StoredFileCorruptError, StoredFileMissingError) as error:
-        return ComparedPair(**ids, measure=None, reason=_told(error))
+        return ComparedPair(**ids, measure=None, reason=str(error))
+    metrics = tuple(_paired_metrics(found, first.told, second.told))
     if found.pairing is None:
-        return ComparedPair(**ids, measure=None, reason=found.reason)
+        return ComparedPair(**ids, measure=None, reason=found.reason, metrics=metrics)
     pairing = found.pairing
     low, high = pairing.interval_percent
     samples = pairing.counts.samples
@@ -138,7 +119,27 @@ def _pair(desk: Desk, first: _Compared, second: _Compared, most_flips: int) -> C
         samples=samples,
         flipped=flipped,
         flipped_more=pairing.counts.lost + pairing.counts.won - len(flipped),
+        metrics=metrics,
     )
+
+
+def _paired_metrics(found: Paired, first: Told, second: Told) -> Iterator[PairedMetric]:
+    """Metrics that both reports tell of in one meaning, in the first one's order."""
+    others = {metric.name: metric for metric in second.metrics}
+    for metric in first.metrics:
+        other, told = others.get(metric.name), found.metrics.get(metric.name)
+        if other is None or told is None or (metric.unit, metric.better) != (other.unit, other.better):
+            continue
+        drop = told.drop(metric.better)
+        yield PairedMetric(
+            name=metric.name,
+            unit=metric.unit,
+            better=metric.better,
+            drop=drop.difference,
+            interval=drop.told_interval(CONFIDENCE),
+            p_value=drop.p_value,
+            significant=drop.p_value <= 1.0 - CONFIDENCE,
+        )
 
 
 def _flipped(pairing: Pairing, most: int) -> tuple[SampleFlip, ...]:
@@ -151,7 +152,3 @@ def _flipped(pairing: Pairing, most: int) -> tuple[SampleFlip, ...]:
         )
         for k in pairing.flipped[:most]
     )
-
-
-def _told(error: QuantmillError) -> str:
-    return str(error)

@@ -11,3 +11,11 @@ class ReportNotRenderableError(QuantmillError):
     code = "report-not-renderable"
     title = "The report cannot be rendered"
     status = 500
+
+
+class ReportFormMissingError(ReportNotRenderableError):
+    """The report of an evaluation has no such form."""
+
+    code = "report-form-missing"
+    title = "The report has no such form"
+    status = 404

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
-from pydantic import ValidationError
 
-from service.contracts.report import Report
 from service.deps import Desk, DeskDep, PrincipalDep
 from service.http import etag_matches
 from service.jobs import service
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
-from service.reports.errors import ReportNotRenderableError
+from service.reports.errors import ReportFormMissingError, ReportNotRenderableError
 from service.reports.formats import FORMATS, FormatName, rendered, renderer_version
 from service.reports.html import SECURITY_POLICY
+from service.reports.reading import whole_report
 from service.responses import Responses, problems
-from service.tables import ReportRow
 
 router = APIRouter(tags=["jobs"])
 
@@ -27,7 +25,7 @@ IfNoneMatch = Annotated[str | None, Header()]
 def _responses(form: FormatName) -> Responses:
     media_type = FORMATS[form].media_type.partition(";")[0]
     ok: dict[str, Any] = {"description": "The document", "content": {media_type: {"schema": {"type": "string"}}}}
-    refusals = problems(ReportNotReadyError, ReportNotFoundError, ReportNotRenderableError)
+    refusals = problems(ReportNotReadyError, ReportNotFoundError, ReportFormMissingError, ReportNotRenderableError)
     return {200: ok, 304: {"description": "Not changed"}} | refusals
 
 
@@ -86,21 +84,5 @@ async def _answer(desk: Desk, tenant_id: str, job_id: str, form: FormatName, if_
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     # a report of thousands of layers takes a second to draw
-    document = await desk.checks.run(lambda: _rendered(row, form))
+    document = await desk.checks.run(lambda: rendered(whole_report(row), form))
     return Response(document, media_type=shape.media_type, headers=headers)
-
-
-def _rendered(row: ReportRow, form: FormatName) -> bytes:
-    """The document.
-
-    Raises:
-        ReportNotRenderableError: the report is of a form that is not known here.
-    """
-    try:
-        report = Report.model_validate(row.body)
-    except ValidationError:
-        raise ReportNotRenderableError(
-            f"The report of {row.job_id} is not of a form that this service knows.",
-            hint=f"Take the JSON: GET /v1/jobs/{row.job_id}/report",
-        ) from None
-    return rendered(report, form)

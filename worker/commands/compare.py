@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from worker.commands.json_output import print_json
 from worker.commands.options import Json, Key, Server
 
 if TYPE_CHECKING:
     from service.comparison.schemas import ComparedJob, ComparedPair, Comparison
 
+_FEWEST = 2
 _MOST_CONFIG = 20
 _MOST_LAYERS = 10
 
@@ -31,13 +33,18 @@ def compare(
     """Compare jobs: configs, metrics, samples that changed sides, size, latency, layers."""
     from worker.commands.server import connected
 
+    if len(jobs) < _FEWEST:
+        raise typer.BadParameter(
+            "one job alone has nothing to be compared with: name another; quantmill jobs list shows what there is.",
+            param_hint="JOB JOB...",
+        )
     with connected(server, key) as client:
         if csv:
             typer.echo(client.compare_csv(jobs), nl=False)
             return
         found = client.compare(jobs, flips=flips)
     if json:
-        typer.echo(found.model_dump_json(indent=2, by_alias=True))
+        print_json(found)
     else:
         _print(found)
 

@@ -33,7 +33,7 @@ def test_sides_are_counted(samples: list[tuple[int, int, int]]) -> None:
     assert back is not None
     assert back.p_value == pytest.approx(found.p_value)
     assert back.interval_percent == pytest.approx((-high, -low), abs=1e-6)
-    assert not (found.significantly_worse and back.significantly_worse)
+    assert not (found.significantly_worse() and back.significantly_worse())
 
 
 def test_only_the_same_samples_are_paired() -> None:
@@ -56,7 +56,7 @@ def test_equal_models_are_rarely_called_worse_and_worse_ones_mostly() -> None:
             worse = np.where(flipped, ~base, base) | (random.random(1000) < drop)
             pair = paired(decisions(base, labels), decisions(worse, labels))
             assert pair is not None
-            found += pair.significantly_worse
+            found += pair.significantly_worse()
         return found
 
     # 2 % of flips among 90 % right ones cost 1.6 points by themselves: equal models flip both ways alike
@@ -66,6 +66,6 @@ def test_equal_models_are_rarely_called_worse_and_worse_ones_mostly() -> None:
         other = np.where(random.random(1000) < 0.05, ~base, base)
         pair = paired(decisions(base, labels), decisions(other, labels))
         assert pair is not None
-        quiet += pair.significantly_worse
+        quiet += pair.significantly_worse()
     assert quiet <= 14, "one in forty of equal models at most, but for luck"
     assert alarms(0.03) >= 190

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.comparison.samples import MOST_SAMPLES, SamplesUnreadableError, read_decisions
+from service.comparison.samples import MOST_SAMPLES, SamplesUnreadableError, read_samples
 from worker.quantizer.evaluation.decisions import Decisions, packed
 
 CLASSES = st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=50)
@@ -27,7 +27,8 @@ def test_what_the_engine_writes_is_read(samples: list[tuple[int, int, int]], lab
     before, after, labels = (list(column) for column in zip(*samples, strict=True))
     written = Decisions()
     written.update(one_hot(before), one_hot(after), np.array(labels) if labeled else None)
-    found = read_decisions(packed(written.arrays))
+    found = read_samples(packed(written.arrays)).decisions
+    assert found is not None
     assert found.labeled is labeled
     assert found.quantized.tolist() == after
     assert found.expected.tolist() == (labels if labeled else before)
@@ -80,19 +81,46 @@ FINE = npy(np.arange(4, dtype=np.int32))
 )
 def test_what_it_does_not_write_is_refused(hostile: bytes) -> None:
     with pytest.raises(SamplesUnreadableError):
-        read_decisions(npz({"float_class": FINE, "quantized_class": hostile}))
+        read_samples(npz({"float_class": FINE, "quantized_class": hostile}))
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        npy(np.arange(4, dtype=np.float32)),
+        npy(np.array([0.0, np.nan, 0.0, 0.0])),
+        npy(np.array([0.0, np.inf, 0.0, 0.0])),
+        npy(np.arange(5.0)),
+        npy(np.arange(4.0).reshape(2, 2)),
+    ],
+)
+def test_metrics_that_it_does_not_write_are_refused(hostile: bytes) -> None:
+    with pytest.raises(SamplesUnreadableError):
+        read_samples(npz({"float_class": FINE, "quantized_class": FINE, "metric.loss": hostile}))
+
+
+def test_metrics_need_no_decisions() -> None:
+    found = read_samples(packed({"index": np.arange(4, dtype=np.int32), "metric.rmse": np.arange(4.0)}))
+    assert found.decisions is None
+    assert found.metrics["rmse"].tolist() == [0, 1, 2, 3]
+
+
+def test_more_bytes_than_any_job_keeps_are_not_unpacked() -> None:
+    zeros = np.zeros(MOST_SAMPLES)
+    with pytest.raises(SamplesUnreadableError, match="bytes"):
+        read_samples(packed({f"metric.m{k}": zeros for k in range(14)}))
 
 
 @pytest.mark.parametrize("data", [b"", b"PK", packed({"float_class": np.arange(3, dtype=np.int32)})[:-30]])
 def test_what_is_no_archive_is_refused(data: bytes) -> None:
     with pytest.raises(SamplesUnreadableError):
-        read_decisions(data)
+        read_samples(data)
 
 
 def test_columns_that_are_not_there_or_too_many_are_refused() -> None:
-    for columns in ({"float_class": FINE}, {f"c{k}": FINE for k in range(40)}):
+    for columns in ({"float_class": FINE}, {f"c{k}": FINE for k in range(100)}):
         with pytest.raises(SamplesUnreadableError):
-            read_decisions(npz(columns))
+            read_samples(npz(columns))
 
 
 @given(st.binary(max_size=4), st.integers(0, 600), st.sampled_from(["zip", "npy"]))
@@ -103,4 +131,5 @@ def test_flipped_bytes_end_in_an_error_or_in_columns(noise: bytes, place: int, w
         whole = npz({"float_class": FINE, "quantized_class": FINE})
         data = whole[:place] + noise + whole[place + len(noise) :]
     with contextlib.suppress(SamplesUnreadableError):
-        assert len(read_decisions(data).right) == 4
+        decisions = read_samples(data).decisions
+        assert decisions is None or len(decisions.right) == 4
