@@ -24,9 +24,12 @@ from worker.commands import (
     audit,
     batches,
     datasets,
+    hand_overs,
     job_records,
+    job_results,
     jobs,
     keys,
+    mlflow_runs,
     nouns,
     options,
     quarantine,
@@ -288,24 +291,46 @@ def evaluate(
     config: options.MetricsFile = None,
     preprocessing: Preprocessing = None,
     threads: Threads = None,
+    server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
+    key: Key = None,
+    fail_on_gate: Annotated[
+        bool, typer.Option("--fail-on-gate", help="Exit with 3 if the verdict is fail, with 4 if it is undecided.")
+    ] = False,
 ) -> None:
     """Measure a model on data, beside a reference model if there is one. JSON on standard output."""
-    from worker.commands import local
-    from worker.commands.console import ProgressView, print_evaluation
+    from worker.commands import local, remote
+    from worker.commands.console import ProgressView
+    from worker.commands.evaluation_view import print_evaluation
 
+    if server is not None and threads is not None:
+        raise typer.BadParameter("--threads is for runs in this process; a service has its own setting.")
     spec = local.load_preprocessing(preprocessing)
     with ProgressView() as view:
-        result = local.evaluate(
-            model,
-            evaluation=evaluation,
-            preprocessing=spec,
-            reference=reference,
-            config=config,
-            threads=threads or options.load_settings().threads,
-            view=view,
-        )
+        if server is None:
+            result = local.evaluate(
+                model,
+                evaluation=evaluation,
+                preprocessing=spec,
+                reference=reference,
+                config=config,
+                threads=threads or options.load_settings().threads,
+                view=view,
+            )
+        else:
+            result = remote.evaluate(
+                model,
+                evaluation=evaluation,
+                preprocessing=spec,
+                reference=reference,
+                config=config,
+                server=server,
+                key=key,
+                view=view,
+            )
     print_evaluation(result)
     typer.echo(json.dumps(result, indent=2))
+    if fail_on_gate and result["verdict"] in GATE_EXITS:
+        raise typer.Exit(GATE_EXITS[result["verdict"]])
 
 
 @app.command()
@@ -323,20 +348,21 @@ def demo(
 def doctor(
     data_dir: DataDir = None,
     engine: Annotated[bool, typer.Option(help="Look at the engine's libraries, too.")] = True,
+    as_json: options.PlainJson = False,
 ) -> None:
     """Check this installation and what it is connected to; exit code 1 if anything is wrong."""
     from worker.commands.doctor import examine, print_findings
 
     findings = examine(options.load_settings(data_dir=data_dir), engine=engine)
-    print_findings(findings)
+    print_findings(findings, as_json=as_json)
     if any(not finding.ok for finding in findings):
         raise typer.Exit(ExitCode.ERROR)
 
 
 @app.command()
-def version() -> None:
+def version(as_json: options.PlainJson = False) -> None:
     """Print the version."""
-    typer.echo(VERSION)
+    typer.echo(json.dumps({"version": VERSION}) if as_json else VERSION)
 
 
 front_desk.register(app)
@@ -352,8 +378,10 @@ reproducing.register(app)
 app.add_typer(audit.app)
 app.add_typer(batches.app)
 app.add_typer(datasets.app)
-for command in job_records.COMMANDS:
+for command in (*job_results.COMMANDS, *job_records.COMMANDS):
     jobs.app.command()(command)
+jobs.app.command()(mlflow_runs.to_mlflow)
+jobs.app.command("hand-over")(hand_overs.hand_over)
 app.add_typer(jobs.app)
 app.add_typer(keys.app)
 for noun in nouns.apps:

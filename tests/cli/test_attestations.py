@@ -153,10 +153,10 @@ def test_an_operator_changes_the_signing_key(quantmill, tmp_path):
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith("-----BEGIN PUBLIC KEY-----")
     rotated = json.loads(quantmill("keys", "rotate-signing", "--data-dir", home, "--json").stdout)
-    known = json.loads(quantmill("keys", "signing", "--data-dir", home, "--json").stdout)
-    assert known[0] == rotated[0]
+    known = json.loads(quantmill("keys", "signing", "--data-dir", home, "--json").stdout)["items"]
+    assert [known[0]] == rotated["items"]
     assert known[1]["public_key"] == first.stdout
     assert known[1]["retired_at"] is not None
     audit = json.loads(quantmill("audit", "list", "--data-dir", home, "--json").stdout)
-    actions = [row["action"] for row in audit]
+    actions = [row["action"] for row in audit["items"]]
     assert actions == ["signing-key.rotate", "signing-key.create"]

@@ -60,10 +60,14 @@ def test_a_grid_from_the_request_to_the_summary(batches: Any, pushed: dict[str, 
     (best,) = found["best"]
     drops = [m["figures"]["sqnr_db"] for m in found["members"]]
     assert best["metric"] is not None or found["members"][best["member"]]["figures"]["sqnr_db"] == max(drops)
-    listed = json.loads(batches("list", "--name", "grid", "--json").stdout)
+    listed = json.loads(batches("list", "--name", "grid", "--json").stdout)["items"]
     assert [item["id"] for item in listed] == [batch_id]
     assert batch_id in batches("list").stdout
-    assert "xint8" in batches("show", batch_id).stdout
+    shown = batches("show", batch_id).stdout.splitlines()
+    assert max(map(len, shown)) <= 120
+    rows = [line.split() for line in shown if "  job_" in line]
+    assert [row[0] for row in rows] == ["0", "1", "2", "3"], "each member is one line"
+    assert all(row[1] == "succeeded" and row[3] in ("int8", "xint8") for row in rows)
     batches("retry", batch_id, code=1)
     assert batch_id in batches("rm", batch_id).stdout
     batches("show", batch_id, code=1)
@@ -91,6 +95,7 @@ def test_every_member_that_is_wrong_is_told(batches: Any, pushed: dict[str, str]
     assert "3 of 4 members cannot be run: 1, 2, 3" in refused.stderr
     assert "/models/1" in refused.stderr
     assert "/presets/1" in refused.stderr
+    assert "{" not in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import sys
 import threading
 from pathlib import Path
 
+import onnx
 import pytest
+from safetensors.numpy import load_file
 
 from service.contracts.exits import EXITS_BY_CODE, GATE_EXITS, ExitCode
 from service.contracts.report import Report
@@ -53,11 +55,13 @@ def test_from_files_to_a_report_without_naming_the_service_again(quantmill, ther
 
     fetched = quantmill(
         "jobs", "fetch", job_id, "--output", "q.onnx", "--report", "r.json", "--html", "r.html",
-        "--extra-dir", "more", **there,
+        "--extra-dir", "more", "--safetensors", "w.safetensors", **there,
     )  # fmt: skip
     assert fetched.returncode == 0, fetched.stderr
     report = Report.model_validate_json((tmp_path / "r.json").read_text())
     assert (tmp_path / "q.onnx").stat().st_size == report.quantized.size_bytes
+    weights = {tensor.name for tensor in onnx.load(tmp_path / "q.onnx").graph.initializer}
+    assert set(load_file(tmp_path / "w.safetensors")) == weights
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     again = quantmill("report", job_id, "--json", "--html", "again.html", **there)
     assert again.returncode == 0, again.stderr
@@ -89,6 +93,20 @@ def submit(pushed: dict[str, str]) -> list[str]:
         "jobs", "submit", "--model", pushed["model"], "--calibration", pushed["calibration"],
         "--evaluation", pushed["evaluation"],
     ]  # fmt: skip
+
+
+def test_a_dry_run_tells_what_a_job_would_take_and_submits_nothing(quantmill, there, pushed) -> None:
+    count = ("jobs", "list", "--limit", 100, "--json")
+    before = json.loads(quantmill(*count, **there).stdout)
+    told = quantmill(*submit(pushed), "--preset", "int8_accurate", "--dry-run", **there)
+    assert told.returncode == 0, told.stderr
+    assert re.search(
+        r"^estimate +about \S+ \w+ \(.+ to .+\), .+ of memory, a model of .+, done about ", told.stdout, re.M
+    )
+    found = json.loads(quantmill(*submit(pushed), "--dry-run", "--json", **there).stdout)
+    assert found["estimate"]["basis"] in ("timed", "history")
+    assert found["estimated_finish_at"] is not None
+    assert json.loads(quantmill(*count, **there).stdout) == before
 
 
 def test_quiet_and_json_say_no_more_than_that(quantmill, there, pushed) -> None:
@@ -130,6 +148,7 @@ def test_no_patience_has_one_too(quantmill, there, pushed, service: Service, tmp
         ["--label", "a=1", "--label", "a=2"],
         ["--timeout", "3"],
         ["--fail-on-gate"],
+        ["--dry-run", "--wait"],
         ["--preset", "int8", "--config", "c.json"],
     ],
 )
@@ -142,6 +161,7 @@ def test_what_is_misspelled_is_told_before_anything_is_sent(quantmill, tmp_path:
 
 def test_fetch_wants_to_know_what(quantmill, there) -> None:
     assert quantmill("jobs", "fetch", "job_x", **there).returncode == ExitCode.USAGE
+    assert quantmill("jobs", "fetch", "job_x", "--safetensors", "w", **there).returncode == ExitCode.USAGE
     assert quantmill("report", "no-such-file.json").returncode == ExitCode.USAGE
     assert "error[job-not-found]" in quantmill("report", "job_x", **there).stderr
 

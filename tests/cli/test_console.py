@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from service.contracts.errors import FieldProblem, InvalidConfigError
+from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError
 from service.contracts.report import Finding, Report
 from service.jobs.schemas import EventOut
 from tests.support.front import make_report
@@ -83,6 +83,35 @@ def test_a_problem_names_every_place_and_the_way_out():
         "  node: [red]conv[/red]",
         "  hint: read the schema",
         "  request: req_1",
+    ]
+
+
+def test_what_an_error_names_is_read_line_by_line():
+    console = plain()
+    members = [
+        {
+            "member": 1,
+            "model": "nobody@3",
+            "preset": None,
+            "config": None,
+            "code": "model-not-found",
+            "detail": "None.",
+        },
+        {"member": 2, "model": "net@1", "preset": "int9", "config": 0, "code": "invalid-config", "detail": "No."},
+    ]
+    needed = [{"kind": "alias", "name": "prod"}, {"kind": "job", "name": "job_1"}]
+    error = InvalidRequestError("no", members=members, needed_by=needed, axes=[1, 2], node="conv", span={"from": 1})
+    print_problem(error.problem(), console)
+    assert text(console).splitlines()[1:] == [
+        "  members:",
+        "    member 1, model nobody@3: [model-not-found] None.",
+        "    member 2, model net@1, preset int9, config 0: [invalid-config] No.",
+        "  needed_by:",
+        "    alias prod",
+        "    job job_1",
+        "  axes: 1, 2",
+        "  node: conv",
+        "  span: from 1",
     ]
 
 

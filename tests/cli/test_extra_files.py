@@ -107,7 +107,9 @@ def test_a_service_keeps_them_with_the_job_and_sends_them_on_demand(quantmill, c
     job_id = re.findall(r"job (job_\w+)", done.stderr)[0]
     shown = quantmill("jobs", "show", job_id, "--server", service.url)
     for kind, name in zip(KINDS, ("table.csv", "pareto-1.onnx", "net.onnx"), strict=True):
-        assert re.search(rf"^{kind} +art_\w+  {re.escape(name)}, {len(name)} bytes$", shown.stdout, re.MULTILINE)
+        assert re.search(
+            rf"^artifact +art_\w+  {kind}: {re.escape(name)}, {len(name)} bytes$", shown.stdout, re.MULTILINE
+        )
     later = quantmill("jobs", "follow", job_id, "--server", service.url, "--extra-dir", "later")
     assert later.returncode == 0, later.stderr
     assert contents(tmp_path / "later") == contents(tmp_path / "now")

@@ -31,7 +31,7 @@ def run(quantmill: Quantmill, service: Service, *words: str) -> Any:
 
 
 def test_a_name_is_looked_after_from_a_shell(quantmill: Quantmill, service: Service, named: str) -> None:
-    versions = json.loads(run(quantmill, service, "models", "versions", named, "--json"))
+    versions = json.loads(run(quantmill, service, "models", "versions", named, "--json"))["items"]
     assert [(item["name"], item["version"]) for item in versions] == [(named, 2), (named, 1)]
     assert "2" in run(quantmill, service, "models", "versions", named)
     listed = json.loads(run(quantmill, service, "models", "list", "--name", named, "--limit", "1", "--json"))
@@ -50,7 +50,7 @@ def test_a_name_is_looked_after_from_a_shell(quantmill: Quantmill, service: Serv
     assert "alias prod" in kept.stderr
     run(quantmill, service, "models", "alias", f"{named}@2", "prod", "--drop")
     assert "is deleted" in run(quantmill, service, "models", "rm", f"{named}@2")
-    versions = json.loads(run(quantmill, service, "models", "versions", named, "--json"))
+    versions = json.loads(run(quantmill, service, "models", "versions", named, "--json"))["items"]
     assert [item["version"] for item in versions] == [1]
 
 
@@ -86,6 +86,17 @@ def test_what_is_not_there_is_an_error(
     assert done.returncode == 1
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_pushed_is_described_and_tagged(quantmill: Quantmill, service: Service, tiny: Tiny) -> None:
+    for noun, path in (("models", tiny.model), ("datasets", tiny.calibration)):
+        given = ("--name", "described", "--description", "as of Tuesday", "--tag", "team=vision", "--tag", "of=ci")
+        made = json.loads(run(quantmill, service, noun, "push", path, *given, "--json"))
+        assert (made["tags"], made["description"]) == ({"team": "vision", "of": "ci"}, "as of Tuesday")
+        assert made["status"] == "ready"
+        wrong = quantmill(noun, "push", path, "--tag", "team", "--server", "http://127.0.0.1:1")
+        assert wrong.returncode == 2
+        assert "--tag" in wrong.stderr
 
 
 def test_words_that_are_spelled_wrong_are_refused(quantmill: Quantmill) -> None:

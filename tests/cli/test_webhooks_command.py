@@ -33,7 +33,7 @@ def test_a_webhooks_life(webhooks) -> None:
     secret = webhooks("create", URL, "--event", "job.*", "--event", "model.ready", "--description", "CI").strip()
     assert secret.startswith("whsec_")
     assert len(secret.split()) == 1, "the secret alone, for $(...)"
-    (made,) = [item for item in told("list") if item["description"] == "CI"]
+    (made,) = [item for item in told("list")["items"] if item["description"] == "CI"]
     hook = made["id"]
     assert (made["event_types"], made["url"]) == (["job.*", "model.ready"], URL)
     assert hook in webhooks("list")
@@ -44,7 +44,9 @@ def test_a_webhooks_life(webhooks) -> None:
     assert "previous secret ends at" in webhooks("show", hook)
     ping = told("ping", hook)
     assert ping["type"] == "webhook.ping"
-    sent = wait_for(lambda: [item for item in told("deliveries", hook) if item["attempts"]], message="nothing was sent")
+    sent = wait_for(
+        lambda: [item for item in told("deliveries", hook)["items"] if item["last_error"]], message="nothing was sent"
+    )
     assert (sent[0]["id"], sent[0]["state"], sent[0]["last_error"]) == (ping["id"], "waiting", "host-unresolved")
     assert "host-unresolved" in webhooks("deliveries", hook, "--state", "waiting")
     assert "no delivery" in webhooks("deliveries", hook, "--state", "delivered")

@@ -12,6 +12,7 @@ from service.contracts.errors import InvalidRequestError
 from service.contracts.patch import advised_config
 from service.contracts.report import Advice, Report
 from worker.commands import options
+from worker.commands.json_output import print_json
 from worker.commands.report_files import read_report, write_json
 
 
@@ -26,6 +27,7 @@ def apply_advice(
     ],
     output: Annotated[Path, typer.Option(metavar="CONFIG.json", help="Where the whole config goes.")],
     number: Annotated[int, typer.Option(min=1, help="Which advice of the report; 1 is the most helpful.")] = 1,
+    as_json: options.PlainJson = False,
 ) -> None:
     """Write the config of a report with a piece of its advice applied, for ``quantmill quantize --config``."""
     options.output_path(output)
@@ -34,6 +36,10 @@ def apply_advice(
     chosen = _chosen(found, number, report)
     document = advised_config(found.manifest.config, chosen.config).model_dump(mode="json")
     write_json(output, document)
+    if as_json:
+        facts = {"code": chosen.code, "message": chosen.message, "changes": chosen.config}
+        print_json({"advice": number, **facts, "config": str(output)})
+        return
     typer.echo(f"advice    {number}, {chosen.code}: {chosen.message}")
     for key, value in chosen.config.items():
         typer.echo(f"  {key}: {json.dumps(value)}")

@@ -24,8 +24,8 @@ def attestation_path(file: Path) -> Path:
     return file.with_name(file.name + SUFFIX)
 
 
-def download_attestation(client: Client, job_id: str, path: Path) -> None:
-    """Write what the service has signed of a job to ``path``; where it signs nothing, say so.
+def download_attestation(client: Client, job_id: str, path: Path) -> bool:
+    """Write what the service has signed of a job to ``path``; where it signs nothing, say so and give False.
 
     Raises:
         ApiError: the service refused for another reason.
@@ -38,6 +38,7 @@ def download_attestation(client: Client, job_id: str, path: Path) -> None:
         if error.code not in _UNSIGNED and error.status != _NOT_FOUND:  # older services know no attestations
             raise
         typer.echo(f"There is no attestation: {error.detail}", err=True)
-        return
+        return False
     write_whole(path, data + b"\n")
     typer.echo(f"attested  {path}")
+    return True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from service.audit import repository, service
+from worker.commands.json_output import print_items, print_json
 from worker.commands.keys import As_json, installation
 from worker.commands.options import DataDir
 
@@ -27,8 +27,7 @@ def list_events(
         rows = repository.page(session, tenant_id=tenant, before=None, limit=limit)
     if as_json:
         names = ("seq", "tenant_id", "actor", "action", "object", "request_id", "address", "hash")
-        fields = [{name: getattr(row, name) for name in names} | {"at": row.at.isoformat()} for row in rows]
-        typer.echo(json.dumps(fields, indent=2))
+        print_items({name: getattr(row, name) for name in names} | {"at": row.at.isoformat()} for row in rows)
         return
     for row in rows:
         told = f"{row.tenant_id}  {row.actor}  {row.address or '-'}  {row.action}  {row.object}"
@@ -41,7 +40,7 @@ def verify(as_json: As_json = False, data_dir: DataDir = None) -> None:
     with installation(data_dir) as (_, database), database.read() as session:
         found = service.verify(session)
     if as_json:
-        typer.echo(json.dumps({"rows": found.rows, "head": found.head, "fault": found.fault, "seq": found.seq}))
+        print_json({"rows": found.rows, "head": found.head, "fault": found.fault, "seq": found.seq})
     elif found.fault is None:
         typer.echo(f"{found.rows} rows, as they were written; head {found.head}")
     else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from worker.commands import options
+from worker.commands.json_output import print_json
 from worker.commands.options import DataDir
 
 EXIT_DAMAGED = 1
@@ -48,7 +48,7 @@ def backup(
             "missing": [file.model_dump() for file in manifest.missing],
             "open_uploads": manifest.open_uploads,
         }
-        typer.echo(json.dumps(told, indent=2))
+        print_json(told)
     else:
         typer.echo(
             f"database of {manifest.created_at:%Y-%m-%dT%H:%M:%SZ}, {manifest.database.size_bytes} bytes; "
@@ -81,7 +81,7 @@ def restore(
             "files": len(manifest.files),
             "missing": [file.model_dump() for file in manifest.missing],
         }
-        typer.echo(json.dumps(told, indent=2))
+        print_json(told)
         return
     typer.echo(
         f"{settings.data_dir} is as it was at {manifest.created_at:%Y-%m-%dT%H:%M:%SZ}: {len(manifest.files)} files; "

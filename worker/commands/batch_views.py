@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from datetime import UTC
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from service.batches.schemas import BatchCounts, BatchListed, BatchMemberOut, BatchOut
-from worker.commands.console import make_console
+from worker.commands.console import NARROW, duration_words, make_console
+from worker.commands.figures import bytes_words, figure, number
 
 _STYLES = {"succeeded": "green", "failed": "red", "canceled": "yellow", "canceling": "yellow", "running": "bold"}
+_COLUMNS = ("", "state", "model", "preset", "config", "result", "size", "took", "job")
 _STATES = ("queued", "running", "canceling", "succeeded", "failed", "canceled", "gone")
 
 
@@ -33,8 +35,8 @@ def print_batch(batch: BatchOut, console: Console | None = None) -> None:
     console.print(
         Text.assemble(f"{batch.id}{name} is ", _state(batch.state), f": {_counts(batch.counts)}"), soft_wrap=True
     )
-    table = Table("", "model", "preset", "config", "state", "verdict", "quantized", "drop", "bytes", "seconds", "job")
-    table.columns[-1].no_wrap = True
+    whole = ("state", "took", "job")
+    table = Table(*(Column(name, overflow="fold", no_wrap=name in whole) for name in _COLUMNS), **NARROW)
     for member in batch.members:
         table.add_row(*_cells(member))
     console.print(table)
@@ -48,21 +50,32 @@ def print_batch(batch: BatchOut, console: Console | None = None) -> None:
 
 
 def _cells(member: BatchMemberOut) -> list[str | Text]:
-    first = None if member.figures is None or not member.figures.metrics else member.figures.metrics[0]
     model = member.model if member.model_name is None else f"{member.model_name}@{member.model_version}"
     return [
         str(member.member),
+        _state(member.state),
         Text(model),
         Text(member.preset or ""),
         "" if member.config is None else str(member.config),
-        _state(member.state),
-        member.verdict or "",
-        "" if first is None else f"{first.name} {_number(first.quantized)}",
-        "" if first is None else _number(first.drop),
-        "" if member.size_bytes is None else str(member.size_bytes),
-        "" if member.seconds is None else f"{member.seconds:.1f}",
+        Text(_result(member)),
+        "" if member.size_bytes is None else bytes_words(member.size_bytes),
+        "" if member.seconds is None else duration_words(member.seconds),
         member.job_id,
     ]
+
+
+def _result(member: BatchMemberOut) -> str:
+    """The verdict of its gate, if it has one, and its first figure with the drop; of a failure its code."""
+    if member.error is not None:
+        return member.error.code
+    verdict = "" if member.verdict in (None, "none") else f"{member.verdict} "
+    if member.figures is None:
+        return verdict
+    if not member.figures.metrics:
+        return verdict + ("" if member.figures.sqnr_db is None else f"SQNR {number(member.figures.sqnr_db, 'dB')}")
+    first = member.figures.metrics[0]
+    drop = "" if first.drop is None else f", drop {figure(first.drop, first.unit)}"
+    return f"{verdict}{first.name} {figure(first.quantized, first.unit)}{drop}"
 
 
 def _counts(counts: BatchCounts) -> str:

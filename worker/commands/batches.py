@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,8 @@ import typer
 from service.contracts.errors import InvalidRequestError
 from service.contracts.exits import GATE_EXITS, ExitCode
 from worker.commands import options
-from worker.commands.jobs import FailOnGate, Timeout
+from worker.commands.job_waiting import FailOnGate, Timeout
+from worker.commands.json_output import print_deleted, print_items, print_json
 from worker.commands.options import Json, Key, Quiet, Server
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="As list shows it:
 @app.command()
 def submit(
     model: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL", help="Id or NAME@VERSION of a model; may be given again.")
+        list[str] | None,
+        typer.Option(metavar="MODEL", help="Id of a model, NAME@3 or NAME@latest; may be given again."),
     ] = None,
     preset: Annotated[list[str] | None, typer.Option(help="Name of a preset; may be given again.")] = None,
     config: Annotated[
@@ -58,7 +59,7 @@ def submit(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="To find the jobs by; may be given again.")
     ] = None,
     priority: Annotated[int, typer.Option(min=-100, max=100, help="The highest number starts first.")] = 0,
-    device: options.Device = None,
+    device: options.JobDevice = None,
     reuse: Annotated[bool, typer.Option("--reuse", help="Take jobs that would give the same, if there are.")] = False,
     idempotency_key: Annotated[
         str | None, typer.Option(metavar="WORD", help="The same command with the same word makes no second batch.")
@@ -72,6 +73,7 @@ def submit(
     quiet: Quiet = False,
 ) -> None:
     """Submit a job for each model with each preset and each config; prints the batch's id. All are stored, or none."""
+    from worker.commands import local
     from worker.commands.server import connected
 
     for option in (name for name, given in (("--timeout", timeout), ("--fail-on-gate", fail_on_gate)) if given):
@@ -80,7 +82,7 @@ def submit(
     if members is None and not model:
         raise typer.BadParameter("Say what to run: --model and --preset, or --members.")
     labels = options.labels(label or ())
-    documents = [_document(path) for path in config or ()]
+    documents = [local.recipe_document(path) for path in config or ()]
     with connected(server, key) as client:
         made = client.submit_batch(
             model or (),
@@ -101,7 +103,7 @@ def submit(
         if wait:
             _follow(client, made.id, timeout, fail_on_gate=fail_on_gate, as_json=as_json, quiet=quiet)
         elif as_json:
-            _print_json(made)
+            print_json(made)
 
 
 @app.command("list")
@@ -119,7 +121,7 @@ def list_batches(
     with connected(server, key) as client:
         found = list(client.batches(name=name, limit=limit))
     if as_json:
-        typer.echo(json.dumps([item.model_dump(mode="json") for item in found], indent=2))
+        print_items(found)
         return
     print_batches(found)
 
@@ -158,7 +160,7 @@ def cancel(batch: BatchId, server: Server = None, key: Key = None, as_json: Json
     with connected(server, key) as client:
         found = client.cancel_batch(batch)
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     counts = found.counts
     typer.echo(f"{found.id} is {found.state}: {counts.canceled} canceled, {counts.canceling} being stopped")
@@ -172,7 +174,7 @@ def retry(batch: BatchId, server: Server = None, key: Key = None, as_json: Json 
     with connected(server, key) as client:
         found = client.retry_batch(batch)
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     typer.echo(f"{found.id} is {found.state}: {found.counts.queued} queued")
 
@@ -184,7 +186,7 @@ def rm(batch: BatchId, server: Server = None, key: Key = None, as_json: Json = F
 
     with connected(server, key) as client:
         client.delete_batch(batch)
-    typer.echo(json.dumps({"id": batch, "deleted": True}) if as_json else f"{batch} is deleted")
+    print_deleted(batch, as_json=as_json)
 
 
 def _follow(
@@ -229,23 +231,9 @@ def _show(found: BatchOut, as_json: bool) -> None:
     from worker.commands.batch_views import print_batch
 
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         print_batch(found)
-
-
-def _print_json(found: BatchOut) -> None:
-    typer.echo(found.model_dump_json(indent=2, by_alias=True))
-
-
-def _document(path: Path) -> dict[str, Any]:
-    """A recipe as sparse as it stands in its file, with the files of graphs that it names in place."""
-    from worker.commands import local
-
-    found = local.sparse_recipe(path)
-    if not isinstance(found, dict):
-        raise InvalidRequestError(f"{path} holds no object.", hint='A recipe is an object, such as {"seed": 7}.')
-    return found
 
 
 def _members(path: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,16 +18,18 @@ from rich.text import Text
 
 from service.contracts.errors import FieldProblem, Problem
 from service.contracts.inspection import Inspection, NodeInspection
-from service.contracts.report import Interval, MetricFigures, ModelFigures, Report
+from service.contracts.report import Report
 from service.reports.names import shown
 from worker.commands.advice_view import print_advice
+from worker.commands.figures import bytes_words, change, figure, labelled, number, size_words, span, speed_words
+from worker.commands.verdict_view import print_verdict
 
 WIDTH_WITHOUT_TERMINAL = 120
+# Of tables with more columns than there is room for, with rules between them.
+NARROW: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0)}
 PLAIN_PERIOD_SECONDS = 2.0
 WORST_LAYERS = 5
 MOST_INSPECTED = 50
-_HOLDS = {True: "holds", False: "BROKEN", None: "UNDECIDED"}
-_POINTS = {"%": "points", "dB": "dB"}
 
 
 def make_console(*, stderr: bool = False, quiet: bool = False) -> Console:
@@ -190,11 +192,35 @@ def print_problem(problem: Problem, console: Console | None = None) -> None:
         elif item.pointer and item.pointer not in head:
             told(Text(f"  at {item.pointer}"))
     for name, value in problem.where.items():
-        told(Text(f"  {name}: {value}"))
+        for line in _where_lines(name, value):
+            told(Text(line))
     if problem.hint:
         told(Text(f"  hint: {problem.hint}"))
     if problem.request_id:
         told(Text(f"  request: {problem.request_id}"))
+
+
+def _where_lines(name: str, value: Any) -> Iterator[str]:
+    """A place that an error names; of a list of objects, a line for each."""
+    if not isinstance(value, list | tuple | dict):
+        yield f"  {name}: {value}"
+    elif isinstance(value, dict):
+        yield f"  {name}: {_object_words(value)}"
+    elif not any(isinstance(item, dict) for item in value):
+        yield f"  {name}: {', '.join(map(str, value))}"
+    else:
+        yield f"  {name}:"
+        yield from (f"    {_object_words(item) if isinstance(item, dict) else item}" for item in value)
+
+
+def _object_words(told: Mapping[str, Any]) -> str:
+    """An object in a line: what it is, and behind a colon the fault that it tells of."""
+    if set(told) == {"kind", "name"}:
+        return f"{told['kind']} {told['name']}"
+    fault = {"code", "detail"} <= set(told)
+    shown = {name: value for name, value in told.items() if value is not None}
+    words = ", ".join(f"{name} {value}" for name, value in shown.items() if not (fault and name in ("code", "detail")))
+    return f"{words}: [{told['code']}] {told['detail']}" if fault else words
 
 
 def _lists(detail: str, items: Sequence[FieldProblem]) -> bool:
@@ -214,24 +240,15 @@ def print_report(report: Report, console: Console | None = None, *, report_path:
     _print_findings(report, console)
     console.print(_figures(report))
     fidelity = report.fidelity
-    words = [f"SQNR {_number(fidelity.sqnr_db, 'dB')}", f"cosine {_number(fidelity.cosine, digits=6)}"]
+    words = [f"SQNR {number(fidelity.sqnr_db, 'dB')}", f"cosine {number(fidelity.cosine, digits=6)}"]
     if fidelity.top1_agreement is not None:
-        words.append(f"top-1 agreement {fidelity.top1_agreement:.2f}{_span(fidelity.top1_agreement_interval)} %")
+        words.append(f"top-1 agreement {fidelity.top1_agreement:.2f}{span(fidelity.top1_agreement_interval)} %")
     console.print(Text(f"fidelity  {', '.join(words)} ({fidelity.samples} {fidelity.source} samples)"))
     _print_trainings(report, console)
     _print_layers(report, console)
     for note in report.notes:
         console.print(Text(f"note: {note}"))
-    style = {"pass": "bold green", "fail": "bold red", "undecided": "bold yellow"}.get(report.verdict, "bold")
-    console.print(Text.assemble("verdict   ", (report.verdict, style), f"  {report.summary}"))
-    for clause in report.gate:
-        got = "not measured" if clause.got is None else f"{clause.got:g}"
-        of = f" of {clause.metric}" if clause.metric else ""
-        got += _span(clause.interval)
-        console.print(Text(f"  {_HOLDS[clause.holds]}: {clause.clause}{of} {clause.wanted:g}, got {got}"))
-        if clause.why is not None:
-            needed = "" if clause.samples_needed is None else f"; about {clause.samples_needed} samples would decide it"
-            console.print(Text(f"    {clause.why}{needed}"))
+    print_verdict(report.verdict, report.gate, console, summary=report.summary)
     print_advice(report, console, report_path)
 
 
@@ -244,49 +261,23 @@ def _print_findings(report: Report, console: Console) -> None:
             console.print(Text(f"  hint: {finding.hint}"))
 
 
-def print_evaluation(result: dict[str, Any], console: Console | None = None) -> None:
-    """The figures of one model, or of two side by side, as a table on standard error."""
-    console = console or make_console(stderr=True)
-    columns = [name for name in ("reference", "model") if name in result]
-    table = Table("", *columns, title=f"{result['samples']} samples", title_justify="left")
-    for metric in result["metrics"]:
-        values = (result[name]["metrics"].get(metric["name"]) for name in columns)
-        spans = {"model": metric.get("interval"), "reference": metric.get("reference_interval")}
-        shown = zip(values, columns, strict=True)
-        cells = (f"{_figure(value, metric['unit'])}{_span(spans[name], metric['unit'])}" for value, name in shown)
-        table.add_row(_labelled(metric["name"], metric["unit"]), *cells)
-    table.add_row("size", *(_bytes(result[name]["size_bytes"]) for name in columns))
-    table.add_row("latency", *(_number(result[name]["latency_ms"], "ms") for name in columns))
-    console.print(table)
-
-
 def size_ratio(report: Report) -> float:
     """How many times smaller the quantized file is."""
     return report.float_.size_bytes / report.quantized.size_bytes
-
-
-def _size_words(report: Report) -> str:
-    ratio = size_ratio(report)
-    return f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
 
 
 def _figures(report: Report) -> Table:
     table = Table("", "float", "quantized", "change", title="Quantization report", title_justify="left")
     for metric in report.metrics:
         before, after, unit = metric.float_, metric.quantized, metric.unit
-        change = "" if before is None or after is None else _figure(after - before, unit, sign="+")
-        word = _POINTS.get(unit, "") if change else ""
-        change += _span(_change_interval(metric), unit, sign="+") if change else ""
-        spans = (_span(metric.float_interval, unit), _span(metric.quantized_interval, unit))
-        shown = (_figure(before, unit) + spans[0], _figure(after, unit) + spans[1], f"{change} {word}".rstrip())
-        table.add_row(_labelled(metric.name, unit), *shown)
-    table.add_row(
-        "size",
-        _bytes(report.float_.size_bytes),
-        _bytes(report.quantized.size_bytes),
-        _size_words(report),
-    )
-    table.add_row("latency", _latency(report.float_), _latency(report.quantized), _speedup(report))
+        moved = change(before, after, unit, better=metric.better, drop_interval=metric.drop_interval)
+        spans = (span(metric.float_interval, unit), span(metric.quantized_interval, unit))
+        told = (figure(before, unit) + spans[0], figure(after, unit) + spans[1], moved)
+        table.add_row(Text(labelled(metric.name, unit)), *told)
+    sizes = (report.float_.size_bytes, report.quantized.size_bytes)
+    table.add_row("size", *map(bytes_words, sizes), size_words(*sizes))
+    times = (report.float_.latency_ms, report.quantized.latency_ms)
+    table.add_row("latency", *(number(ms, "ms") for ms in times), speed_words(*times, report.latency))
     return table
 
 
@@ -305,7 +296,7 @@ def _print_trainings(report: Report, console: Console) -> None:
             if epoch.epoch in told:
                 measured = (epoch.train_loss, epoch.validation_loss, epoch.metric)
                 shares = (f"{epoch.oscillating:.2%}", f"{epoch.frozen:.2%}")
-                table.add_row(str(epoch.epoch), told[epoch.epoch], *(_figure(value, "") for value in measured), *shares)
+                table.add_row(str(epoch.epoch), told[epoch.epoch], *(figure(value, "") for value in measured), *shares)
         console.print(table)
 
 
@@ -317,7 +308,7 @@ def _print_layers(report: Report, console: Console) -> None:
             "layer", "op", "SQNR (dB)", title=f"Worst {min(WORST_LAYERS, len(measured))} layers", title_justify="left"
         )
         for layer in sorted(measured, key=lambda layer: layer.sqnr_db or 0.0)[:WORST_LAYERS]:
-            table.add_row(Text(layer.name), Text(layer.op), _number(layer.sqnr_db))
+            table.add_row(Text(layer.name), Text(layer.op), number(layer.sqnr_db))
         console.print(table)
     reasons: dict[str, Counter[str]] = {}
     for layer in report.layers:
@@ -352,56 +343,3 @@ def print_inspection(found: Inspection, console: Console | None = None) -> None:
 
 def _hopeless(node: NodeInspection) -> bool:
     return node.hint is None or node.by_design
-
-
-def _labelled(name: str, unit: str) -> Text:
-    return Text(f"{name} ({unit})" if unit else name)
-
-
-def _figure(value: float | None, unit: str, sign: str = "") -> str:
-    """A metric's value: percent and dB to two places, what may be of any size to five digits."""
-    return "-" if value is None else f"{value:{sign}{'.2f' if unit in ('%', 'dB') else '.5g'}}"
-
-
-def _change_interval(metric: MetricFigures) -> Interval | None:
-    """Of the change: the drop's, turned round where more is better."""
-    drop = metric.drop_interval
-    if drop is None or metric.better == "lower":
-        return drop
-    return drop.model_copy(update={"low": -drop.high, "high": -drop.low})
-
-
-def _span(interval: Interval | Mapping[str, Any] | None, unit: str = "", sign: str = "") -> str:
-    """Where a figure lies, to follow it: `` [84.0, 88.1]``; nothing where nobody knows."""
-    if interval is None:
-        return ""
-    low, high = (interval["low"], interval["high"]) if isinstance(interval, Mapping) else (interval.low, interval.high)
-    form = f"{sign}{'.1f' if unit in ('%', 'dB') else '.4g'}"
-    return f" [{low:{form}}, {high:{form}}]"
-
-
-def _number(value: float | None, unit: str = "", digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}{' ' + unit if unit else ''}"
-
-
-def _latency(figures: ModelFigures) -> str:
-    return _number(figures.latency_ms, "ms")
-
-
-def _speedup(report: Report) -> str:
-    """How many times as fast, with the interval; told alone in reports of earlier versions."""
-    before, after, found = report.float_.latency_ms, report.quantized.latency_ms, report.latency
-    if found is None:
-        return f"{before / after:.2f}x as fast" if before and after else ""
-    interval = found.ratio_interval
-    told = f"{1 / found.ratio:.2f}x as fast ({1 / interval.high:.2f} to {1 / interval.low:.2f})"
-    return f"{told}, undecided" if found.verdict == "undecided" else told
-
-
-def _bytes(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from worker.commands import options
+from worker.commands.json_output import print_json
 
 app = typer.Typer(name="dataset", help="Make datasets of folders of pictures or sounds.", no_args_is_help=True)
 
@@ -21,6 +22,7 @@ def every_command() -> None:
 def pack(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, readable=True)],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DATA.tar", help="Where the archive goes.")],
+    as_json: options.PlainJson = False,
 ) -> None:
     """Pack pictures or WAV files into a .tar: sorted by name, the same bytes each time, nothing that cannot be used."""
     from worker.quantizer.data.media.packing import pack_folder
@@ -31,5 +33,9 @@ def pack(
     if output.resolve().is_relative_to(folder.resolve()):
         raise typer.BadParameter(f"{output} lies within {folder}.", param_hint="--output")
     packed = pack_folder(folder, output)
+    if as_json:
+        facts = {"files": packed.files, "content": packed.content, "classes": packed.classes}
+        print_json({"path": str(output), **facts})
+        return
     labelled = "no labels" if packed.classes is None else f"{packed.classes} classes"
     typer.echo(f"{output}  {packed.files} {packed.content}, {labelled}")

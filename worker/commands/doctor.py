@@ -11,7 +11,7 @@ import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -29,6 +29,7 @@ from service.jobs.dispatch import Dispatcher, broker_tls
 from service.loopback import is_loopback
 from service.settings import Settings
 from worker.commands.console import make_console
+from worker.commands.json_output import print_json
 from worker.confinement.controls import CONTROLS
 from worker.quantizer.runtime.cpu import saturates_pairs
 from worker.sandbox import Limits, Sandbox
@@ -62,8 +63,11 @@ def examine(settings: Settings, *, engine: bool) -> list[Finding]:
     return [finding for check in checks for finding in check(settings)]
 
 
-def print_findings(findings: list[Finding], console: Console | None = None) -> None:
+def print_findings(findings: list[Finding], console: Console | None = None, *, as_json: bool = False) -> None:
     """One line each; what is wrong with its hint."""
+    if as_json:
+        print_json({"ok": all(finding.ok for finding in findings), "items": [asdict(finding) for finding in findings]})
+        return
     console = console or make_console()
     for finding in findings:
         word = ("BAD ", "bold red") if not finding.ok else ("--  ", "yellow") if finding.missing else ("ok  ", "green")

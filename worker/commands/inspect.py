@@ -13,6 +13,7 @@ from service.contracts.inspection import Inspection
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 from worker.commands import options
+from worker.commands.json_output import print_json
 from worker.commands.options import Key, ModelPath, Threads
 from worker.commands.report_files import read_report, write_whole
 
@@ -61,7 +62,7 @@ def inspect(
             with ProgressView() as view:
                 found = _on_server(model, recipe, server=server, key=key, view=view)
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        print_json(found)
     else:
         print_inspection(found)
 
@@ -122,9 +123,10 @@ def _on_server(
     model: Path, config: QuantizationConfig, *, server: str, key: str | None, view: ProgressView
 ) -> Inspection:
     from worker.commands.server import connected
+    from worker.commands.uploads import model_of
 
     with connected(server, key) as client:
-        uploaded = client.push_model(model)
+        uploaded = model_of(client, model, view)
         view.progress("validate", message="on the service")
         model_id = client.wait_ready(uploaded).id
         view.progress("inspect", message="on the service")

@@ -3,34 +3,77 @@
 from __future__ import annotations
 
 import json as js
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from worker.commands.job_waiting import FailOnGate, Timeout, Wait, Waiting, finish
 from worker.commands.jobs import JobId
-from worker.commands.options import Json, Key, Server
+from worker.commands.json_output import print_deleted, print_json, print_line
+from worker.commands.options import Json, Key, Quiet, Server
 
 Patch = Annotated[
-    str, typer.Argument(metavar="JSON", help='Changes of the request, such as \'{"config": {"preset": "xint8"}}\'.')
+    str | None,
+    typer.Argument(metavar="JSON", help='Changes of the request, such as \'{"config": {"preset": "xint8"}}\'.'),
 ]
 
 
-def retry(job: JobId, server: Server = None, key: Key = None, json: Json = False) -> None:
+def retry(
+    job: JobId,
+    wait: Wait = False,
+    timeout: Timeout = None,
+    fail_on_gate: FailOnGate = False,
+    server: Server = None,
+    key: Key = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Submit what a job that has ended was asked for once more; prints the new job's id."""
     from worker.commands.server import connected
 
+    waiting = Waiting(wait, timeout, fail_on_gate)
+    waiting.check()
     with connected(server, key) as client:
-        made = client.retry(job)
-    typer.echo(made.model_dump_json(indent=2) if json else made.id)
+        finish(client, client.retry(job), waiting, as_json=json, quiet=quiet)
 
 
-def clone(job: JobId, changes: Patch, server: Server = None, key: Key = None, json: Json = False) -> None:
+def clone(
+    job: JobId,
+    changes: Patch = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json|.yaml|.toml", exists=True, dir_okay=False, help="A recipe, laid over the job's config."
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the new job.")] = None,
+    wait: Wait = False,
+    timeout: Timeout = None,
+    fail_on_gate: FailOnGate = False,
+    server: Server = None,
+    key: Key = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Submit what a job was asked for with changes, null takes a field away; prints the new job's id."""
+    from worker.commands import local
     from worker.commands.server import connected
 
+    waiting = Waiting(wait, timeout, fail_on_gate)
+    waiting.check()
+    wanted = {} if changes is None else _object(changes)
+    for option, field, value in (("--config", "config", config), ("--name", "name", name)):
+        if value is not None and field in wanted:
+            raise typer.BadParameter(f"{field} stands in JSON as well.", param_hint=option)
+    if changes is None and config is None and name is None:
+        raise typer.BadParameter("say what is to be another: JSON, --config or --name; retry changes nothing.")
+    if config is not None:
+        wanted["config"] = local.recipe_document(config)
+    if name is not None:
+        wanted["name"] = name
     with connected(server, key) as client:
-        made = client.clone(job, _object(changes))
-    typer.echo(made.model_dump_json(indent=2) if json else made.id)
+        finish(client, client.clone(job, wanted), waiting, as_json=json, quiet=quiet)
 
 
 def label(
@@ -48,15 +91,29 @@ def label(
         raise typer.BadParameter("a label is KEY=VALUE.", param_hint="KEY=VALUE")
     with connected(server, key) as client:
         found = client.rename(job, {"labels": {name: value or None for name, _, value in given}})
-    typer.echo(found.model_dump_json(indent=2) if json else " ".join(f"{k}={v}" for k, v in found.labels.items()))
+    if json:
+        print_json(found)
+    else:
+        typer.echo(" ".join(f"{k}={v}" for k, v in found.labels.items()))
 
 
-def logs(job: JobId, server: Server = None, key: Key = None) -> None:
+def logs(
+    job: JobId,
+    server: Server = None,
+    key: Key = None,
+    json: Annotated[bool, typer.Option("--json", help="An entry a line, as JSON on standard output.")] = False,
+) -> None:
     """The log of a job: a line per entry, with time in UTC, attempt and level."""
     from worker.commands.server import connected
 
     with connected(server, key) as client:
-        typer.echo(client.logs(job), nl=False)
+        text = client.logs(job)
+    if not json:
+        typer.echo(text, nl=False)
+        return
+    for line in text.splitlines():
+        moment, attempt, level, message = line.split(" ", 3)
+        print_line({"created_at": moment, "attempt": int(attempt), "level": level.lower(), "message": message})
 
 
 def rm(job: JobId, server: Server = None, key: Key = None, json: Json = False) -> None:
@@ -65,7 +122,7 @@ def rm(job: JobId, server: Server = None, key: Key = None, json: Json = False) -
 
     with connected(server, key) as client:
         client.delete_job(job)
-    typer.echo(js.dumps({"id": job, "deleted": True}) if json else f"{job} is deleted")
+    print_deleted(job, as_json=json)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
 from service.settings import Settings
 from service.tables import ApiKey, SigningKeyRow
 from worker.commands import options
+from worker.commands.json_output import print_items, print_json, print_line
 from worker.commands.options import DataDir
 
 app = typer.Typer(
@@ -62,25 +62,28 @@ def list_keys(
     data_dir: DataDir = None,
 ) -> None:
     """All keys, the newest first: whose, what they may do, when they were last used, whether they are good."""
-    with installation(data_dir) as (_, database), database.read() as session:
+    with installation(data_dir) as (settings, database), database.read() as session:
         rows, now = repository.list_all(session, tenant), repository.datetime_now(session)
     if as_json:
-        typer.echo(json.dumps([_fields(row, now) for row in rows], indent=2))
+        print_items(_fields(row, now) for row in rows)
         return
     for row in rows:
         used = "never used" if row.last_used_at is None else f"last used {row.last_used_at:%Y-%m-%d %H:%M}"
         facts = f"{row.id}  ...{row.last4}  {row.tenant_id}  {row.scope:<6}"
         typer.echo(f"{facts}  {_state(row, now):<8} {used}  {row.name}")
     if not rows:
-        typer.echo("There are no keys.")
+        typer.echo(f"There are no keys.{_own_key(settings)}")
 
 
 @app.command()
-def revoke(key_id: KeyId, data_dir: DataDir = None) -> None:
+def revoke(key_id: KeyId, as_json: As_json = False, data_dir: DataDir = None) -> None:
     """End a key: within two seconds no API process takes it any more."""
     with installation(data_dir) as (_, database), database.write() as session:
         service.revoke(session, operator(), key_id)
-    typer.echo(f"{key_id} is revoked")
+    if as_json:
+        print_line({"id": key_id, "revoked": True})
+    else:
+        typer.echo(f"{key_id} is revoked")
 
 
 @app.command()
@@ -159,6 +162,18 @@ def check_tenant(name: str) -> str:
     return name
 
 
+def _own_key(settings: Settings) -> str:
+    """That the service can be used all the same: by a key which nobody has made here."""
+    from service.keys.files import LOCAL_KEY_FILE
+
+    if settings.api_key is not None:
+        return " The service takes that of QUANTMILL_API_KEY."
+    place = settings.data_dir / LOCAL_KEY_FILE
+    if not place.exists():
+        return ""
+    return f" What `quantmill up` has made for this user lies in {place}; commands on this host find it by themselves."
+
+
 def _check_name(name: str, length: int) -> None:
     if not name.strip() or not name.isprintable() or len(name) > length:
         raise typer.BadParameter(f"{name!r} is no name: printable characters, up to {length}")
@@ -166,7 +181,7 @@ def _check_name(name: str, length: int) -> None:
 
 def _show_made(made: service.MadeKey, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({**_fields(made.row, datetime.now(UTC)), "key": made.text}, indent=2))
+        print_json({**_fields(made.row, datetime.now(UTC)), "key": made.text})
         return
     typer.echo(made.text)
     typer.echo(f"{made.row.id} of tenant {made.row.tenant_id}, scope {made.row.scope}: shown this once", err=True)
@@ -177,7 +192,7 @@ def _show_signing(rows: list[SigningKeyRow], as_json: bool) -> None:
 
     shown = [signing_key_out(row) for row in rows]
     if as_json:
-        typer.echo(json.dumps([key.model_dump(mode="json") for key in shown], indent=2))
+        print_items(shown)
         return
     for key in shown:
         state = "signs now" if key.retired_at is None else f"retired {key.retired_at:%Y-%m-%d %H:%M}"

@@ -113,6 +113,18 @@ def sparse_recipe(file: Path) -> Any:
     return _with_graphs(read_document(file), file.parent)
 
 
+def recipe_document(file: Path) -> dict[str, Any]:
+    """The same where it has to be an object.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    found = sparse_recipe(file)
+    if not isinstance(found, dict):
+        raise InvalidRequestError(f"{file} holds no object.", hint='A recipe is an object, such as {"seed": 7}.')
+    return found
+
+
 def _with_graphs(document: Any, folder: Path) -> Any:
     """The document with the files of metrics and losses that are given as graphs by path, from ``folder`` on, in place.
 

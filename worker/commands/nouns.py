@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json as js
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from service.contracts.errors import InvalidRequestError
 from worker.commands import push
+from worker.commands.json_output import print_deleted, print_items, print_json
 from worker.commands.options import Json, Key, Server
 
 if TYPE_CHECKING:  # these load what takes long, and are loaded once a command needs them
@@ -49,7 +49,7 @@ def make_app(word: Word) -> typer.Typer:
             found = _of(client, word, name=name, tags=tags, sha256=sha256, limit=limit + 1)
         more = len(found) > limit
         if json:
-            typer.echo(js.dumps({"items": _plain(found[:limit]), "has_more": more}, indent=2))
+            print_items(found[:limit], has_more=more)
             return
         print_nouns(word, found[:limit])
         if more:
@@ -64,7 +64,7 @@ def make_app(word: Word) -> typer.Typer:
             found = _one(client, word, reference)
             aliases = [] if json else client.aliases(word, found.id)
         if json:
-            typer.echo(found.model_dump_json(indent=2))
+            print_json(found)
             return
         print_noun(word, found, [alias.alias for alias in aliases if alias.id == found.id])
 
@@ -80,7 +80,7 @@ def make_app(word: Word) -> typer.Typer:
                 f"There is no {word} of the name {name!r}.", hint=f"quantmill {word}s list shows what there is."
             )
         if json:
-            typer.echo(js.dumps(_plain(found), indent=2))
+            print_items(found)
             return
         print_nouns(word, found)
 
@@ -93,7 +93,6 @@ def make_app(word: Word) -> typer.Typer:
         drop: Annotated[bool, typer.Option("--drop", help="End the alias.")] = False,
         json: Json = False,
     ) -> None:
-        from service.names.aliases.schemas import AliasList
         from worker.commands.noun_views import print_aliases
         from worker.commands.server import connected
 
@@ -102,7 +101,7 @@ def make_app(word: Word) -> typer.Typer:
         with connected(server, key) as client:
             found = _changed(client, word, reference, alias, drop=drop)
         if json:
-            typer.echo(AliasList(items=found).model_dump_json(indent=2))
+            print_items(found)
             return
         print_aliases(found)
 
@@ -112,7 +111,7 @@ def make_app(word: Word) -> typer.Typer:
 
         with connected(server, key) as client:
             client.delete(word, reference)
-        typer.echo('{"deleted": true}' if json else f"{reference} is deleted")
+        print_deleted(reference, as_json=json)
 
     return app
 
@@ -132,10 +131,6 @@ def _of(
 
 def _one(client: Client, word: Word, reference: str) -> ModelOut | DatasetOut:
     return client.model(reference) if word == "model" else client.dataset(reference)
-
-
-def _plain(found: list[ModelOut | DatasetOut]) -> list[object]:
-    return [noun.model_dump(mode="json") for noun in found]
 
 
 def _changed(client: Client, word: Word, reference: str, alias: str | None, *, drop: bool) -> list[AliasOut]:

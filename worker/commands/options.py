@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,6 +83,7 @@ Key = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, as the service gives it.")]
+PlainJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and of results what was asked for alone.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: one per core.")]
 Preprocessing = Annotated[
@@ -119,6 +122,9 @@ Device = Annotated[
     DeviceChoice | None,
     typer.Option(help="With --server: where the job runs. Default: auto, a GPU if the config asks for one."),
 ]
+JobDevice = Annotated[
+    DeviceChoice | None, typer.Option(help="Where the job runs. Default: auto, a GPU if the config asks for one.")
+]
 _CONFIG_METAVAR = "FILE.json|.yaml|.toml"
 ConfigFile = Annotated[
     Path | None,
@@ -143,6 +149,8 @@ CheckpointDir = Annotated[
     typer.Option(metavar="DIR", help="Keeps finished work, so that the same command goes on where it was killed."),
 ]
 
+
+_MINUTES = {"m": 1, "h": 60, "d": 24 * 60}
 
 # Of the extras `worker` and `demo`: the front desk is installed without them.
 _ENGINE_PACKAGES = {
@@ -285,8 +293,8 @@ def distinct_paths(written: dict[str, Path | None], read: dict[str, Path | None]
             raise typer.BadParameter(f"{option} and {other} are the same file: {path}")
 
 
-def labels(given: Iterable[str]) -> dict[str, str]:
-    """Labels as a job takes them.
+def labels(given: Iterable[str], option: str = "--label") -> dict[str, str]:
+    """Labels as a job takes them, and tags as models and datasets do.
 
     Raises:
         typer.BadParameter: one is no KEY=VALUE, or a key comes twice.
@@ -295,11 +303,46 @@ def labels(given: Iterable[str]) -> dict[str, str]:
     for entry in given:
         name, sign, value = entry.partition("=")
         if not sign or not name:
-            raise typer.BadParameter(f"{entry!r} is not KEY=VALUE.", param_hint="--label")
+            raise typer.BadParameter(f"{entry!r} is not KEY=VALUE.", param_hint=option)
         if name in found:
-            raise typer.BadParameter(f"{name!r} is given twice.", param_hint="--label")
+            raise typer.BadParameter(f"{name!r} is given twice.", param_hint=option)
         found[name] = value
     return found
+
+
+def one_of(words: Callable[[], tuple[str, ...]]) -> Callable[[str | None], str | None]:
+    """A callback of an option that takes one of a few words, which are looked up once one is given."""
+
+    def check(value: str | None) -> str | None:
+        if value is None or value in words():
+            return value
+        from service.contracts.nearest import nearest_key
+
+        near = nearest_key(value, words())
+        guess = "" if near is None else f"; did you mean {near!r}?"
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(words())}{guess}")
+
+    return check
+
+
+def moment_since(text: str | None) -> datetime | None:
+    """A moment as an option takes it: a date or a time, of UTC unless it says otherwise; or how long ago, such as 7d.
+
+    Raises:
+        typer.BadParameter: it is neither.
+    """
+    if text is None:
+        return None
+    ago = re.fullmatch(r"(\d{1,6})([mhd])", text)
+    if ago is not None:
+        return datetime.now(UTC) - timedelta(minutes=int(ago[1]) * _MINUTES[ago[2]])
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no time: 2026-01-31, 2026-01-31T12:00Z, or 90m, 12h, 7d ago.", param_hint="--since"
+        ) from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def configure_logging(level: int = logging.INFO) -> None:

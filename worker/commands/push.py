@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from worker.commands import options
+from worker.commands.json_output import print_json
 from worker.commands.options import Json, Key, Preprocessing, Quiet, Server
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 Name = Annotated[str | None, typer.Option(help="For people. Default: that of the file.")]
+Description = Annotated[str | None, typer.Option(metavar="TEXT", help="What is to be said of it.")]
+Tags = Annotated[
+    list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="To find it by; may be given again.")
+]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is validated.")]
 
 
@@ -32,6 +37,8 @@ def push_model(
     skeleton: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Id of a ready model: the file holds new weights for its graph.")
     ] = None,
+    description: Description = None,
+    tag: Tags = None,
     wait: Wait = True,
     server: Server = None,
     key: Key = None,
@@ -40,15 +47,18 @@ def push_model(
 ) -> None:
     """Upload a model; prints its id. Goes on after broken connections; exit code 1 if the model is rejected."""
     from worker.commands.console import ProgressView
-    from worker.commands.remote import uploading
     from worker.commands.server import connected
+    from worker.commands.uploads import uploading
 
+    tags = options.labels(tag or (), option="--tag")
     with connected(server, key) as client, ProgressView(quiet=quiet) as view:
         tell = uploading(view, path)
         if skeleton is None:
-            model = client.push_model(path, name=name, progress=tell)
+            model = client.push_model(path, name=name, tags=tags or None, description=description, progress=tell)
         else:
             model = client.create_model_version(skeleton, path, name=name, progress=tell)
+            if tags or description is not None:
+                model = client.update(model, tags=tags or None, description=description)
         if wait:
             view.progress("validate", message="on the service")
             model = client.wait_ready(model)
@@ -59,6 +69,8 @@ def push_dataset(
     path: Annotated[Path, typer.Argument(metavar="FILE|FOLDER", exists=True, readable=True, help=options.DATA_HELP)],
     name: Name = None,
     preprocessing: Preprocessing = None,
+    description: Description = None,
+    tag: Tags = None,
     wait: Wait = True,
     server: Server = None,
     key: Key = None,
@@ -68,12 +80,13 @@ def push_dataset(
     """Upload a dataset; prints its id. Goes on after broken connections; exit code 1 if the dataset is rejected."""
     from worker.commands.console import ProgressView
     from worker.commands.local import load_preprocessing, packed
-    from worker.commands.remote import uploading
     from worker.commands.server import connected
+    from worker.commands.uploads import uploading
 
-    spec = load_preprocessing(preprocessing)
+    spec, tags = load_preprocessing(preprocessing), options.labels(tag or (), option="--tag")
     with packed(path, path.name) as file, connected(server, key) as client, ProgressView(quiet=quiet) as view:
-        dataset = client.push_dataset(file, spec, name=name, progress=uploading(view, file))
+        tell = uploading(view, file)
+        dataset = client.push_dataset(file, spec, name=name, tags=tags or None, description=description, progress=tell)
         if wait:
             view.progress("validate", message="on the service")
             dataset = client.wait_ready(dataset)
@@ -81,4 +94,7 @@ def push_dataset(
 
 
 def _print(noun: BaseModel, noun_id: str, as_json: bool) -> None:
-    typer.echo(noun.model_dump_json(indent=2) if as_json else noun_id)
+    if as_json:
+        print_json(noun)
+    else:
+        typer.echo(noun_id)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from worker.commands.json_output import print_items, print_line
 from worker.commands.options import Json, Key, Server
 
 app = typer.Typer(
@@ -18,13 +19,12 @@ Digest = Annotated[str, typer.Argument(metavar="DIGEST", help="As list shows it:
 @app.command("list")
 def list_models(server: Server = None, key: Key = None, json: Json = False) -> None:
     """All models in quarantine, each with what happened the last time."""
-    from service.quarantine.schemas import QuarantineList
     from worker.commands.server import connected
 
     with connected(server, key) as client:
         found = client.quarantine()
     if json:
-        typer.echo(QuarantineList(items=found).model_dump_json(indent=2))
+        print_items(found)
         return
     for item in found:
         typer.echo(f"{item.digest}  {item.quarantined_at:%Y-%m-%d %H:%M}  {item.crashes} times  {item.reason}")
@@ -34,10 +34,13 @@ def list_models(server: Server = None, key: Key = None, json: Json = False) -> N
 
 
 @app.command()
-def release(digest: Digest, server: Server = None, key: Key = None) -> None:
+def release(digest: Digest, server: Server = None, key: Key = None, json: Json = False) -> None:
     """Release a model: jobs with it are accepted and run again."""
     from worker.commands.server import connected
 
     with connected(server, key) as client:
         client.release(digest)
-    typer.echo(f"{digest} is released")
+    if json:
+        print_line({"digest": digest, "released": True})
+    else:
+        typer.echo(f"{digest} is released")

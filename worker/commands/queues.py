@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from worker.commands.json_output import print_items
 from worker.commands.options import Key, Server
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def queues(
     with connected(server, key) as client:
         found = client.queues()
     if as_json:
-        typer.echo(json.dumps([queue.model_dump(mode="json") for queue in found], indent=2))
+        print_items(found)
     else:
         print_queues(found)
 

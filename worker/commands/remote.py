@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from service.client import Client
 from service.contracts.config import QuantizationConfig
+from service.contracts.dataset import PreprocessingSpec
 from service.contracts.devices import DeviceChoice
+from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource
 from service.jobs.schemas import EventOut
 from worker.commands.console import ProgressView
 from worker.commands.files import NOWHERE, Done, ExtraPlace, download_files
+from worker.commands.local import load_recipe, packed
 from worker.commands.server import connected
+from worker.commands.uploads import dataset_of, model_of, uploading
+
+Tell = Callable[[EventOut], None]
 
 
 def quantize(
@@ -45,9 +52,9 @@ def quantize(
         FileAccessError: a further file has the name of another one of the command.
     """
     with connected(server, key) as client:
-        uploaded = client.push_model(model, progress=uploading(view, model))
+        uploaded = model_of(client, model, view)
         datasets = [
-            client.push_dataset(Path(data.path), data.preprocessing, progress=uploading(view, Path(data.path)))
+            dataset_of(client, Path(data.path), data.preprocessing, view)
             for data in (calibration, evaluation)
             if data is not None
         ]
@@ -72,8 +79,49 @@ def quantize(
         return download_files(client, job.id, report, extra)
 
 
-def follow(client: Client, job_id: str, *, view: ProgressView, timeout_seconds: float | None = None) -> Report:
-    """Show a job's events until it has ended; gives its report.
+def evaluate(
+    model: Path,
+    *,
+    evaluation: Path,
+    preprocessing: PreprocessingSpec,
+    reference: Path | None,
+    config: Path | None,
+    server: str,
+    key: str | None,
+    view: ProgressView,
+) -> dict[str, Any]:
+    """Measure ``model`` on the service at ``server``; gives what ``local.evaluate`` gives.
+
+    Raises:
+        ApiError: whatever the service refuses, or why the job failed.
+        JobNotSucceededError: somebody canceled the job.
+    """
+    recipe = load_recipe(None, config)
+    with packed(evaluation, "evaluation") as data, connected(server, key) as client:
+        own = model_of(client, model, view)
+        other = None if reference is None else model_of(client, reference, view)
+        dataset = dataset_of(client, data, preprocessing, view)
+        view.progress("validate", message="on the service")
+        with recipe.pointing_into_file():
+            job = client.submit_evaluation(
+                model=own,
+                reference=other,
+                evaluation=dataset,
+                spec=recipe.config.evaluation,
+                name=model.name[:200],
+            )
+        return follow_evaluation(client, job.id, view=view).to_json_dict()
+
+
+def follow(
+    client: Client,
+    job_id: str,
+    *,
+    view: ProgressView,
+    timeout_seconds: float | None = None,
+    on_event: Tell | None = None,
+) -> Report:
+    """Show a job's events until it has ended, and tell them to ``on_event``; gives its report.
 
     Raises:
         ApiError: why the job failed, or whatever the service refuses.
@@ -81,21 +129,39 @@ def follow(client: Client, job_id: str, *, view: ProgressView, timeout_seconds: 
         WaitTimeoutError: it takes longer than that; the job goes on.
         KeyboardInterrupt: the user went away; the job goes on, and was told how to come back to it.
     """
+    _follow(client, job_id, view, timeout_seconds, on_event)
+    return client.report(job_id)
+
+
+def follow_evaluation(
+    client: Client,
+    job_id: str,
+    *,
+    view: ProgressView,
+    timeout_seconds: float | None = None,
+    on_event: Tell | None = None,
+) -> EvaluationReport:
+    """As ``follow``, of an evaluation."""
+    _follow(client, job_id, view, timeout_seconds, on_event)
+    return client.evaluation_report(job_id)
+
+
+def _follow(
+    client: Client, job_id: str, view: ProgressView, timeout_seconds: float | None, on_event: Tell | None
+) -> None:
+    def tell(event: EventOut) -> None:
+        show_event(event, view)
+        if on_event is not None:
+            on_event(event)
+
     view.log(f"job {job_id}")
     try:
-        client.wait_succeeded(job_id, on_event=lambda event: show_event(event, view), timeout_seconds=timeout_seconds)
-        return client.report(job_id)
+        client.wait_succeeded(job_id, on_event=tell, timeout_seconds=timeout_seconds)
     except KeyboardInterrupt:
         view.log(f"the job {job_id} goes on in the service", "warning")
         view.log(f"follow it: quantmill jobs follow {job_id} --server {client.place.url}")
         view.log(f"cancel it: quantmill jobs cancel {job_id} --server {client.place.url}")
         raise
-
-
-def uploading(view: ProgressView, path: Path) -> Callable[[int, int], None]:
-    """What tells ``view`` how far the upload of ``path`` has come."""
-    stage = f"upload {path.name}"
-    return lambda sent, total: view.progress(stage, sent, total, "bytes")
 
 
 def show_event(event: EventOut, view: ProgressView) -> None:

@@ -120,6 +120,7 @@ def report(
 ) -> None:
     """Print the report of an earlier run or of a job, and make other forms of it; older versions are read, too."""
     from worker.commands.console import print_report
+    from worker.commands.evaluation_view import print_evaluation
 
     files = ReportFiles(html, markdown, junit, layers_csv)
     for path in files.paths:
@@ -129,6 +130,15 @@ def report(
         from worker.commands.server import connected
 
         with connected(server, key) as client:
+            if client.job(source).kind == "evaluate":
+                if files.paths:
+                    raise typer.BadParameter("an evaluation is told as JSON alone.", param_hint="JOB")
+                told = client.evaluation_report(source).to_json_dict()
+                if json:
+                    typer.echo(render_json(told), nl=False)
+                elif not quiet:
+                    print_evaluation(told)
+                return
             found = client.report(source)
     elif not file.is_file():
         raise typer.BadParameter(f"{source} is no file, and no id of a job.", param_hint="R.json|JOB")

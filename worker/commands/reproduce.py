@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from worker.commands.jobs import JobId, Timeout
+from worker.commands.job_waiting import Timeout
+from worker.commands.jobs import JobId
+from worker.commands.json_output import print_json
 from worker.commands.options import Json, Key, Quiet, Server
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def reproduce(
     reasons = [] if identical else list(_reasons(before, after))
     if as_json:
         document = {"identical": identical, "job": job, "again": again.id, "reasons": reasons}
-        typer.echo(json.dumps({**document, "files": [asdict(pair) for pair in pairs]}, indent=2))
+        print_json({**document, "files": [asdict(pair) for pair in pairs]})
     else:
         for pair in pairs:
             word = "identical" if pair.identical else "DIFFERENT"

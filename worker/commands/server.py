@@ -5,39 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 import httpx
 
 from service.client import Client, ServerUnreachableError, UnauthorizedError
-from service.client.address import SERVER_VARIABLE
-from service.contracts.command_errors import InvalidServerError
+from service.client.address import SERVER_VARIABLE, checked_address
 from worker.commands.crash import without_secrets
 
 KNOCK_SECONDS = 10.0
-
-
-def checked_address(server: str) -> str:
-    """The address of a service without a trailing slash.
-
-    Raises:
-        InvalidServerError: it is no http or https URL.
-    """
-    address = server.strip()
-    shown = without_secrets(address, (), {})
-    hint = "An address looks like http://127.0.0.1:8000."
-    if "://" not in address:
-        raise InvalidServerError(
-            f"{shown!r} does not start with http:// or https://.", hint=f"Did you mean http://{shown}?"
-        )
-    try:
-        parts = urlsplit(address)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, half a bracket
-        raise InvalidServerError(f"{shown!r} is not an address.", hint=hint) from None
-    if not usable:
-        raise InvalidServerError(f"{shown!r} is not the http or https address of a host.", hint=hint)
-    return address.rstrip("/")
 
 
 @contextmanager

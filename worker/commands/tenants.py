@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from service.contracts.quota import Quota
 from service.contracts.validation import field_problems
 from service.quotas import service
+from worker.commands.json_output import print_json
 from worker.commands.keys import As_json, check_tenant, installation, operator
 from worker.commands.options import DataDir
 
@@ -27,7 +28,7 @@ def show(tenant: Tenant, as_json: As_json = False, data_dir: DataDir = None) -> 
     with installation(data_dir) as (settings, database), database.read() as session:
         found = service.tenant_out(session, settings, checked)
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        print_json(found)
         return
     used = found.usage.model_dump()
     for name, limit in found.quota.model_dump().items():
@@ -42,12 +43,18 @@ def set_quota(
     limits: Annotated[
         list[str], typer.Argument(metavar="NAME=NUMBER...", help=f"NAME=none: no limit. Names: {_LIMITS}.")
     ],
+    as_json: As_json = False,
     data_dir: DataDir = None,
 ) -> None:
     """Set the tenant's own limits, in place of all that were set before; what is not named is the default's."""
     checked, own = check_tenant(tenant), _parsed(limits)
-    with installation(data_dir) as (_, database), database.write() as session:
-        service.set_quota(session, operator(), checked, own)
+    with installation(data_dir) as (settings, database):
+        with database.write() as session:
+            service.set_quota(session, operator(), checked, own)
+        if as_json:
+            with database.read() as session:
+                print_json(service.tenant_out(session, settings, checked))
+            return
     typer.echo(f"{checked}: {json.dumps(own.model_dump(exclude_unset=True))}")
 
 

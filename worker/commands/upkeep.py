@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from service.files.repository import FileName
 from service.settings import Settings
 from service.storage import FileStore
 from worker.commands import options
+from worker.commands.json_output import print_items, print_json
 from worker.commands.options import DataDir
 
 EXIT_DAMAGED = 1
@@ -42,7 +42,7 @@ def gc(
             one.name: one.count() if dry_run or one.collect is None else collect_everything(one) for one in found
         }
     if as_json:
-        lines = [
+        print_items(
             {
                 "name": one.name,
                 "removes": one.removes,
@@ -52,8 +52,7 @@ def gc(
                 "size_bytes": tallies[one.name].size_bytes,
             }
             for one in found
-        ]
-        typer.echo(json.dumps(lines, indent=2))
+        )
         return
     typer.echo(f"{'':<12} {'would go' if dry_run else 'went':>9} {'bytes':>15}  what, and when")
     for one in found:
@@ -78,9 +77,7 @@ def scrub(
             count, size_bytes = count + 1, size_bytes + (verified.size_bytes or 0)
         found = _damaged(database)
     if as_json:
-        typer.echo(
-            json.dumps({"files": count, "size_bytes": size_bytes, "damaged": [asdict(one) for one in found]}, indent=2)
-        )
+        print_json({"files": count, "size_bytes": size_bytes, "damaged": [asdict(one) for one in found]})
     else:
         typer.echo(f"{count} files verified, {size_bytes} bytes; {len(found)} damaged or missing")
         for one in found:

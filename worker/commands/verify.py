@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from worker.commands import options
 from worker.commands.attestation_files import SUFFIX, attestation_path
+from worker.commands.json_output import print_json
 from worker.commands.options import DataDir, Json
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def verify(
     envelope = parse_envelope(_bounded(path, MOST_BYTES + 1))
     found = verification.verify(file, envelope, trusted, signature=not no_signature)
     if as_json:
-        typer.echo(json.dumps(_document(file, found), indent=2))
+        print_json(_document(file, found))
     else:
         _print(file, found)
     if found.faults:

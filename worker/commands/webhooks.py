@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from worker.commands import options
+from worker.commands.json_output import print_deleted, print_items, print_json
 from worker.commands.options import Json, Key, Server
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from service.webhooks.schemas import DeliveryOut, WebhookMade, WebhookOut
 
-app = typer.Typer(name="webhooks", help="Have URLs told of events: jobs, models, datasets.", no_args_is_help=True)
+app = typer.Typer(
+    name="webhooks", help="Have URLs told of events: jobs, models, datasets, aliases, schedules.", no_args_is_help=True
+)
 
 WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="As list shows it: whk_...")]
 DeliveryId = Annotated[str, typer.Argument(metavar="DELIVERY", help="As deliveries shows it: dlv_...")]
 _HOUR_SECONDS = 3600.0
+
+
+def _delivery_states() -> tuple[str, ...]:
+    from service.webhooks.schemas import DeliveryState
+
+    return get_args(DeliveryState)
 
 
 @app.command()
@@ -48,7 +55,7 @@ def list_webhooks(server: Server = None, key: Key = None, as_json: Json = False)
     with connected(server, key) as client:
         found = list(client.webhooks())
     if as_json:
-        typer.echo(json.dumps([item.model_dump(mode="json") for item in found], indent=2))
+        print_items(found)
         return
     for item in found:
         typer.echo(_line(item))
@@ -64,7 +71,7 @@ def show(webhook_id: WebhookId, server: Server = None, key: Key = None, as_json:
     with connected(server, key) as client:
         found = client.webhook(webhook_id)
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     typer.echo(_line(found))
     for name in ("description", "disabled_at", "failing_since", "previous_secret_ends_at"):
@@ -105,7 +112,10 @@ def deliveries(
     webhook_id: WebhookId,
     server: Server = None,
     key: Key = None,
-    state: Annotated[str | None, typer.Option(help="waiting, delivered or failed. Default: all.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(callback=options.one_of(_delivery_states), help="waiting, delivered or failed. Default: all."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="The newest so many.")] = 50,
     as_json: Json = False,
 ) -> None:
@@ -115,7 +125,7 @@ def deliveries(
     with connected(server, key) as client:
         found = client.webhook_deliveries(webhook_id, state=state, limit=limit).items
     if as_json:
-        typer.echo(json.dumps([item.model_dump(mode="json") for item in found], indent=2))
+        print_items(found)
         return
     for item in found:
         typer.echo(_delivery_line(item))
@@ -141,17 +151,13 @@ def rm(webhook_id: WebhookId, server: Server = None, key: Key = None, as_json: J
 
     with connected(server, key) as client:
         client.delete_webhook(webhook_id)
-    typer.echo(json.dumps({"id": webhook_id, "deleted": True}) if as_json else f"{webhook_id} is deleted")
-
-
-def _print_json(found: BaseModel) -> None:
-    typer.echo(found.model_dump_json(indent=2))
+    print_deleted(webhook_id, as_json=as_json)
 
 
 def _show_made(made: WebhookMade, as_json: bool) -> None:
     """The secret alone on standard output, as ``keys create`` has it."""
     if as_json:
-        _print_json(made)
+        print_json(made)
         return
     typer.echo(f"{_line(made)}\nIts secret, which is shown this once:", err=True)
     typer.echo(made.secret)
@@ -159,7 +165,7 @@ def _show_made(made: WebhookMade, as_json: bool) -> None:
 
 def _show_delivery(found: DeliveryOut, as_json: bool) -> None:
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         typer.echo(_delivery_line(found))
 
