@@ -20,8 +20,10 @@ from service.contracts.version import VERSION
 from service.datasets.router import router as datasets
 from service.deps import Desk
 from service.docs.router import router as docs
+from service.hand_overs.router import router as hand_overs
 from service.health.router import router as health
 from service.inspections.router import router as inspections
+from service.jobs.evaluations.router import router as evaluations
 from service.jobs.router import router as jobs
 from service.limiting import LimitMiddleware
 from service.middleware import RequestIdMiddleware
@@ -67,9 +69,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.desk = desk
-    nouns = (uploads, models, datasets, inspections, jobs, batches, comparison, queues, reports, artifacts)
+    nouns = (uploads, models, datasets, inspections, jobs, evaluations, batches, comparison, queues, reports, artifacts)
     others = (attestations, schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs)
-    for router in (*nouns, *aliases, *others):
+    for router in (*nouns, hand_overs, *aliases, *others):
         app.include_router(router)
     errors.install(app)
     openapi.install(app)

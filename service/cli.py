@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,7 +76,8 @@ def api(
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
     sockets = _listening(settings) if fd is None else [socket.socket(fileno=fd)]
-    server = FrontServer(config, bounds, on_stop=desk_app.state.desk.notifier.release)
+    desk = desk_app.state.desk
+    server = FrontServer(config, bounds, on_stop=desk.notifier.release, spare=desk.database.spare)
     with _announced(settings, sockets[0].getsockname()[1]):
         server.run(sockets=sockets)
     if not server.started:
@@ -159,10 +161,16 @@ def presets(
 
 def targets(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One target, with its options.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output, as the service gives it.")] = False,
 ) -> None:
     """List the targets, or show one: what it runs, and the rules that a config may switch."""
     from service.targets import catalog
 
+    if as_json:
+        found = catalog.targets() if name is None else [catalog.named(name)]
+        plain = [target.model_dump(mode="json", by_alias=True) for target in found]
+        typer.echo(json.dumps({"items": plain} if name is None else plain[0], indent=2))
+        return
     typer.echo(catalog.overview() if name is None else catalog.page(name))
 
 

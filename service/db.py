@@ -125,6 +125,10 @@ class Database:
         with self._noticing(), Session(self.engine, expire_on_commit=False) as session:
             yield session
 
+    def spare(self) -> None:
+        """Close the connections that nobody uses now: other files of this process need their places."""
+        self.engine.dispose()
+
     def close(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()

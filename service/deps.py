@@ -217,6 +217,20 @@ def _note_used(desk: Desk, actor: str) -> None:
 PrincipalDep = Annotated[Principal, Depends(get_principal)]
 
 
+async def get_guest(request: Request, desk: DeskDep) -> Principal | None:
+    """Whom the request's key stands for, if it brings one; None: anybody, who is shown what all the world may know.
+
+    Raises:
+        QuantmillError: as ``get_principal``, for a key that was sent.
+    """
+    if desk.settings.open or "Authorization" in request.headers:
+        return await get_principal(request, desk, await BEARER(request))
+    return None
+
+
+GuestDep = Annotated[Principal | None, Depends(get_guest)]
+
+
 async def get_request_id(request: Request) -> str:
     """The id that the answer carries as X-Request-ID."""
     return cast(str, request.state.request_id)

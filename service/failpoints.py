@@ -49,8 +49,8 @@ FILE_NAMES = (
     "before_uploads_forgotten",
 )
 # Between the receiver's answer and the note of it.
-WEBHOOK_NAMES = ("after_webhook_sent",)
-NAMES = JOB_NAMES + FILE_NAMES + WEBHOOK_NAMES
+SENDING_NAMES = ("after_webhook_sent", "after_hand_over_sent")
+NAMES = JOB_NAMES + FILE_NAMES + SENDING_NAMES
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Query, Request
 from pydantic import AwareDatetime, BeforeValidator
@@ -51,25 +51,37 @@ def etag_matches(header: str | None, etag: str) -> bool:
     return "*" in tags or etag in tags
 
 
-def wants_json(accept: str) -> bool:
-    """True if an Accept header asks for pages of events, not for a stream of them."""
+EventForm = Annotated[
+    Literal["json", "stream"] | None,
+    Query(alias="format", description="A page of events, or a stream of them. Default: what Accept asks for."),
+]
+
+
+def wants_json(accept: str, form: str | None) -> bool:
+    """True if a request asks for pages of events, not for a stream of them: by its ``format``, else by its Accept."""
+    if form is not None:
+        return form == "json"
     return "application/json" in accept and "text/event-stream" not in accept
 
 
 def keyed_filters(request: Request, word: str, *, most: int) -> dict[str, str]:
-    """What a list is filtered by, as ``WORD.KEY=VALUE`` or ``WORD[KEY]=VALUE``: labels, tags.
+    """What a list is filtered by, as ``WORD=KEY=VALUE``, ``WORD.KEY=VALUE`` or ``WORD[KEY]=VALUE``: labels, tags.
 
     Raises:
         InvalidRequestError: a key is none, or given twice, or there are too many.
     """
     found: dict[str, str] = {}
-    for name, value in request.query_params.multi_items():
-        key = _key_of(name, word)
+    for name, given in request.query_params.multi_items():
+        key, value = _key_of(name, word), given
+        if key is None and name == word:
+            key, _, value = given.partition("=")
+            if "=" not in given:
+                key = ""
         if key is None:
             continue
         if not re.fullmatch(LABEL_KEY, key) or key in found or "\0" in value:
             raise InvalidRequestError(
-                f"{name!r} is no {word} to filter by.", hint=f"Give {word}.KEY=VALUE once per key.", query=name
+                f"{name!r} is no {word} to filter by.", hint=f"Give {word}=KEY=VALUE once per key.", query=name
             )
         found[key] = value
         if len(found) > most:
@@ -89,15 +101,13 @@ def _key_of(name: str, word: str) -> str | None:
 
 def keyed_parameter(word: str, most: int) -> dict[str, Any]:
     """What the OpenAPI document tells of ``keyed_filters``; for ``openapi_extra``."""
-    schema = {
-        "type": "object",
-        "additionalProperties": {"type": "string", "pattern": PLAIN_TEXT},
-        "propertyNames": {"pattern": LABEL_KEY},
-        "maxProperties": most,
-    }
-    told = f"Only with these {word}s: {word}[KEY]=VALUE, or {word}.KEY=VALUE."
+    one_of_them = {"type": "string", "pattern": f"{LABEL_KEY.removesuffix('$')}={PLAIN_TEXT.removeprefix('^')}"}
+    schema = {"type": "array", "items": one_of_them, "maxItems": most}
+    told = (
+        f"Only with these {word}s, each KEY=VALUE, once per key. {word}.KEY=VALUE and {word}[KEY]=VALUE are taken, too."
+    )
     one = {"name": word, "in": "query", "required": False, "description": told}
-    return {"parameters": [one | {"style": "deepObject", "explode": True, "schema": schema}]}
+    return {"parameters": [one | {"style": "form", "explode": True, "schema": schema}]}
 
 
 async def poll(
@@ -145,10 +155,10 @@ def only_parameters(*names: str, keyed: str | None = None) -> Callable[[Request]
 
     async def check(request: Request) -> None:
         for name in request.query_params:
-            if name not in names and (keyed is None or _key_of(name, keyed) is None):
+            if name not in names and (keyed is None or (name != keyed and _key_of(name, keyed) is None)):
                 raise InvalidRequestError(
                     f"Unknown query parameter {name!r}; known: {', '.join(sorted(names))}"
-                    + (f", {keyed}.KEY" if keyed else ""),
+                    + (f", {keyed}" if keyed else ""),
                     hint="Correct or remove the parameter.",
                     query=name,
                 )

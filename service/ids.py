@@ -7,11 +7,13 @@ import secrets
 import time
 from typing import Literal
 
-Prefix = Literal["job", "mdl", "dst", "upl", "art", "ins", "req", "key", "whk", "evt", "dlv", "sch", "run", "bat"]
+Prefix = Literal[
+    "job", "mdl", "dst", "upl", "art", "ins", "req", "key", "whk", "evt", "dlv", "sch", "run", "bat", "hov"
+]
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _LENGTH = 26
-_PATTERN = re.compile(rf"(job|mdl|dst|upl|art|ins|req|key|whk|evt|dlv|sch|run|bat)_[{_ALPHABET}]{{{_LENGTH}}}")
+_PATTERN = re.compile(rf"(job|mdl|dst|upl|art|ins|req|key|whk|evt|dlv|sch|run|bat|hov)_[{_ALPHABET}]{{{_LENGTH}}}")
 
 
 def new_id(prefix: Prefix) -> str:

@@ -93,9 +93,15 @@ TABLE: tuple[Row, ...] = (
     _row("PUT", "/v1/uploads/ID/content", Limits(body_bytes=None, timed=False)),
     # a config within its bounds has up to megabytes; QUANTMILL_MAX_BODY_BYTES may be less
     _row("PATCH", "/v1/schedules/ID", Limits(body_bytes=64 * MIB)),
-    _row("POST", "/v1/jobs|/v1/jobs:validate|/v1/jobs/ID/clone|/v1/schedules", Limits(body_bytes=64 * MIB)),
+    _row(
+        "POST",
+        "/v1/jobs|/v1/jobs:validate|/v1/jobs/ID/clone|/v1/evaluations|/v1/schedules",
+        Limits(body_bytes=64 * MIB),
+    ),
     _row("POST", "/v1/batches", Limits(body_bytes=8 * MIB)),
     _row("POST", "/v1/models/ID/inspect", Limits(body_bytes=64 * MIB, path_bytes=_NAMED_PATH)),
+    # 8 presigned URLs, each with 16 headers
+    _row("POST", "/v1/jobs/ID/hand-over", Limits(body_bytes=1 * MIB)),
     # 256 file names; a mean and a deviation per channel
     _row("POST", "/v1/models|/v1/datasets", Limits(body_bytes=1 * MIB)),
     # 32 labels, or tags, with their values

@@ -59,8 +59,7 @@ class CursorCodec:
     """
 
     def __init__(self, settings: Settings, scope: str) -> None:
-        secret = settings.api_key.get_secret_value() if settings.api_key else settings.database_url
-        self._key = hashlib.sha256(f"cursor:{secret}".encode()).digest()
+        self._key = hashlib.sha256(f"cursor:{settings.signing_secret}".encode()).digest()
         self._scope = scope.encode()
 
     def encode(self, position: Position) -> str:

@@ -164,14 +164,21 @@ class Listener:
         listening: bound; it is made to listen.
         make_protocol: one per connection.
         shed: closes some connections that can be spared; tells how many.
+        spare: where there are none, closes other files that can be spared. Called in a thread: it may take its time.
     """
 
     def __init__(
-        self, listening: socket.socket, make_protocol: Callable[[], asyncio.Protocol], shed: Callable[[], int]
+        self,
+        listening: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        shed: Callable[[], int],
+        spare: Callable[[], None],
     ) -> None:
         self._socket = listening
         self._make_protocol = make_protocol
         self._shed = shed
+        self._spare = spare
+        self._sparing: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._retry: asyncio.TimerHandle | None = None
@@ -214,7 +221,10 @@ class Listener:
 
     def _pause(self, error: OSError) -> None:
         """Make room, and look at the socket again once there may be some: it stays readable all the while."""
-        seconds = SHED_SECONDS if self._shed() else EXHAUSTED_SECONDS
+        shed = self._shed()
+        if not shed and (self._sparing is None or self._sparing.done()):
+            self._sparing = self._loop.run_in_executor(None, self._spare)
+        seconds = SHED_SECONDS if shed else EXHAUSTED_SECONDS
         log.warning("connections.exhausted: none is accepted for %g s: %s", seconds, error)
         self._loop.remove_reader(self._socket.fileno())
         self._retry = self._loop.call_later(seconds, self._resume)
@@ -234,11 +244,13 @@ class FrontServer(uvicorn.Server):
         config: of uvicorn.
         bounds: of its connections.
         on_stop: called once no more connections are accepted: who waits for news is to be answered now.
+        spare: closes files of the application that nobody uses now, where no connection can be spared any more.
     """
 
-    def __init__(self, config: Config, bounds: Bounds, on_stop: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, config: Config, bounds: Bounds, on_stop: Callable[[], None], spare: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_stop = on_stop
+        self._spare = spare
         self._connections = Connections(bounds)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -248,7 +260,7 @@ class FrontServer(uvicorn.Server):
             sys.exit(STARTUP_FAILURE)
         listening: Sequence[socket.socket] = sockets or ()
         shed = self._connections.shed
-        self.servers = cast(Any, [Listener(each, self._make_protocol, shed) for each in listening])
+        self.servers = cast(Any, [Listener(each, self._make_protocol, shed, self._spare) for each in listening])
         for each in listening:
             log.info("listening on %s", each.getsockname())
         self.started = True

@@ -15,11 +15,16 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from service.contracts.quota import Quota
 from service.cores import available_cores
 from service.egress.allowed import parse_allowed
-from service.webhooks.deliveries.retries import parse_schedule
+from service.egress.retries import parse_schedule
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9]([a-z0-9.-]*[a-z0-9])?)(:[0-9]{1,5})?")
 _MIB = 1024**2
 _GIB = 1024**3
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(one.strip() for one in text.split(",") if one.strip())
 
 
 class Settings(BaseSettings):
@@ -67,14 +72,16 @@ class Settings(BaseSettings):
         default="", description="Networks and hosts beyond the public internet that the service may call, by commas."
     )
 
-    webhook_seconds: float = Field(default=15.0, gt=0, description="Time that a receiver of events has to answer.")
+    webhook_seconds: float = Field(
+        default=15.0, gt=0, description="Time that a receiver of events or hand-overs has to answer."
+    )
     webhook_slots: int = Field(
         default=16, ge=1, le=64, description="Deliveries that one reconciler has under way; a tenant has half of them."
     )
     webhook_endpoint_slots: int = Field(default=4, ge=1, le=64, description="Deliveries under way to one receiver.")
     webhook_retry_seconds: str = Field(
         default="5,30,120,600,1800,3600,10800,21600,43200",
-        description="Pauses after each failure of a delivery, by commas; behind the last one it has failed.",
+        description="Pauses after each failure of a delivery or hand-over, by commas; then it has failed.",
     )
     webhook_failing_seconds: float = Field(
         default=24 * 3600.0, gt=0, description="Time after which a receiver that only fails is sent nothing more."
@@ -204,17 +211,22 @@ class Settings(BaseSettings):
     @property
     def hosts(self) -> tuple[str, ...]:
         """``allowed_hosts``, one by one."""
-        return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
+        return _listed(self.allowed_hosts)
+
+    @property
+    def signing_secret(self) -> str:
+        """What cursors are signed with, and, without a pepper, tokens of streams: processes that share it agree."""
+        return self.api_key.get_secret_value() if self.api_key else self.database_url
 
     @property
     def origins(self) -> tuple[str, ...]:
         """``cors_origins``, one by one."""
-        return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
+        return _listed(self.cors_origins)
 
     @field_validator("cors_origins")
     @classmethod
     def _check_cors_origins(cls, text: str) -> str:
-        for origin in filter(None, (one.strip() for one in text.split(","))):
+        for origin in _listed(text):
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"{origin!r} is no origin: write scheme and host alone, as https://dash.example:8443")
         return text

@@ -13,10 +13,13 @@ from service.tables import (
     Batch,
     BatchMember,
     Dataset,
+    HandOver,
     IdempotencyKey,
     InspectionRow,
     Job,
+    JobEstimate,
     JobEvent,
+    JobTiming,
     Model,
     ModelFile,
     NounName,
@@ -37,10 +40,13 @@ Owned = (
     | type[Batch]
     | type[BatchMember]
     | type[Dataset]
+    | type[HandOver]
     | type[IdempotencyKey]
     | type[InspectionRow]
     | type[Job]
+    | type[JobEstimate]
     | type[JobEvent]
+    | type[JobTiming]
     | type[Model]
     | type[ModelFile]
     | type[NounName]

@@ -15,8 +15,10 @@ from service.attestations.errors import (
 )
 from service.attestations.schemas import EnvelopeOut, SigningKeyList
 from service.attestations.views import signing_key_out
-from service.deps import DeskDep, PrincipalDep
+from service.deps import DeskDep, GuestDep, PrincipalDep
+from service.errors import DatabaseUnavailableError
 from service.http import etag_matches
+from service.keys.errors import UnauthorizedError
 from service.responses import Responses, problems
 
 router = APIRouter(tags=["attestations"])
@@ -43,10 +45,16 @@ async def get_attestation(
     return Response(row.envelope, media_type="application/json", headers=headers)
 
 
-@router.get("/v1/keys/signing", responses=problems(SigningUnavailableError))
-async def list_signing_keys(desk: DeskDep, _: PrincipalDep) -> SigningKeyList:
-    """The public halves of the keys by which this installation has signed: give them to whoever verifies."""
-    rows = await desk.reads.run(lambda: service.keys_kept(desk)) or await desk.writes.run(
-        lambda: service.keys_made(desk)
-    )
+@router.get(
+    "/v1/keys/signing", responses=problems(SigningUnavailableError, UnauthorizedError, DatabaseUnavailableError)
+)
+async def list_signing_keys(desk: DeskDep, guest: GuestDep) -> SigningKeyList:
+    """The public halves of the keys by which this installation has signed: give them to whoever verifies.
+
+    Anybody may ask without a key. The first signing key is made for those alone that bring one; till then, the list
+    that others are given is empty.
+    """
+    rows = await desk.reads.run(lambda: service.keys_kept(desk))
+    if not rows and guest is not None:
+        rows = await desk.writes.run(lambda: service.keys_made(desk))
     return SigningKeyList(items=[signing_key_out(row) for row in rows])

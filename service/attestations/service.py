@@ -23,6 +23,11 @@ def kept(desk: Desk, tenant_id: str, job_id: str) -> Attestation | None:
         job = jobs.get(session, tenant_id, job_id)
         found = repository.attestation_of(session, tenant_id, job_id)
         has_report = found is not None or jobs.report(session, tenant_id, job_id) is not None
+    if job.kind == "evaluate":
+        raise AttestationNotFoundError(
+            f"The job {job_id} is an evaluation: it made no model that could be attested.",
+            hint="GET /v1/jobs/{id}/report tells what it has found.",
+        )
     if has_report:
         return found
     if job.state in TERMINAL:

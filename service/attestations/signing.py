@@ -11,16 +11,21 @@ from service.attestations.errors import SigningKeyUnreadableError, SigningUnavai
 from service.attestations.keys import PublicKey, SigningKey
 from service.audit.service import note
 from service.db import Database
-from service.keys.errors import PepperMissingError
-from service.keys.service import pepper_of
 from service.principal import DEFAULT_TENANT, SERVICE, Principal
-from service.sealing import SealBrokenError, Sealer
+from service.sealing import SealBrokenError, Sealer, Vault
 from service.settings import Settings
 from service.tables import SigningKeyRow
 
-_PURPOSE = b"quantmill signing keys v1"
 # Whoever needs the key first has it made, whatever may be its own scope.
 _BY_ITSELF = Principal(DEFAULT_TENANT, SERVICE, "admin")
+
+
+class KeyVault(Vault):
+    """Encrypts and decrypts the installation's keys."""
+
+    purpose = b"quantmill signing keys v1"
+    about = "The signing key is"
+    unavailable = SigningUnavailableError
 
 
 def sealer_of(settings: Settings) -> Sealer:
@@ -29,12 +34,7 @@ def sealer_of(settings: Settings) -> Sealer:
     Raises:
         SigningUnavailableError: it has no pepper.
     """
-    try:
-        return Sealer(pepper_of(settings), _PURPOSE)
-    except PepperMissingError as error:
-        raise SigningUnavailableError(
-            "The signing key is encrypted by a pepper, and this installation has none.", hint=error.hint
-        ) from None
+    return KeyVault.of(settings).sealer
 
 
 def signing_key(database: Database, settings: Settings) -> SigningKey:

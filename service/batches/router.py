@@ -23,6 +23,7 @@ from service.deps import DeskDep, PrincipalDep
 from service.http import (
     DEFAULT_LIMIT,
     CursorParameter,
+    EventForm,
     Limit,
     Wait,
     etag_matches,
@@ -153,7 +154,7 @@ async def delete_batch(batch_id: str, desk: DeskDep, principal: PrincipalDep) ->
     "/{batch_id}/events",
     response_model=BatchEventPage,
     responses=_EVENT_RESPONSES,
-    dependencies=[Depends(only_parameters("after", "limit", "token"))],
+    dependencies=[Depends(only_parameters("after", "limit", "format", "token"))],
 )
 async def list_batch_events(
     request: Request,
@@ -165,14 +166,15 @@ async def list_batch_events(
     ] = following.START,
     limit: Limit = DEFAULT_LIMIT,
     last_event_id: Annotated[str | None, Header(max_length=MOST_POSITION_CHARS, pattern=POSITION)] = None,
+    form: EventForm = None,
     token: TokenParameter = None,
 ) -> Response | BatchEventPage:
-    """What happened to all its jobs. `Accept: application/json` gives pages; else a stream that ends with the batch.
+    """What happened to all its jobs: a stream that ends with the batch, or with ``format=json`` pages.
 
     The stream carries ``event: state|progress|log|metric`` with the position as ``id:``; last comes ``event: end``.
     """
     start = after if last_event_id is None else last_event_id
-    if wants_json(request.headers.get("accept", "")):
+    if wants_json(request.headers.get("accept", ""), form):
         tail = await desk.reads.run(lambda: following.tail_after(desk, principal.tenant_id, batch_id, start, limit))
         return BatchEventPage(items=list(tail.events), next_after=tail.position, has_more=tail.more, state=tail.state)
     await desk.reads.run(lambda: service.require(desk, principal.tenant_id, batch_id))  # 404 comes first

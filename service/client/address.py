@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from service.client.driving import Place
 from service.client.errors import ServiceNotFoundError
+from service.contracts.command_errors import InvalidServerError
 from service.keys import local
 
 SERVER_VARIABLE = "QUANTMILL_SERVER"
 KEY_VARIABLE = "QUANTMILL_API_KEY"
+# User and password of an address, which are not told again.
+_USER = re.compile(r"//[^/@]*@")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -21,10 +26,11 @@ def find_service(url: str | None = None, key: str | None = None) -> Place:
     service that was found by its note takes the key of its note: that of the environment is for another.
 
     Raises:
+        InvalidServerError: what was told is no address.
         ServiceNotFoundError: nothing says which service is meant.
     """
     told = url or os.environ.get(SERVER_VARIABLE)
-    address = (told or own_service()).rstrip("/")
+    address = checked_address(told or own_service())
     found = key or (os.environ.get(KEY_VARIABLE) if told else None) or local.key_for(address)
     return Place(
         address,
@@ -34,18 +40,45 @@ def find_service(url: str | None = None, key: str | None = None) -> Place:
     )
 
 
-def own_service() -> str:
-    """The address of the one service that this user runs on this host.
+def checked_address(server: str) -> str:
+    """The address of a service without a trailing slash.
 
     Raises:
-        ServiceNotFoundError: there is none, or there are several.
+        InvalidServerError: it is no http or https URL.
+    """
+    address = server.strip()
+    shown = _USER.sub("//***@", address)
+    hint = "An address looks like http://127.0.0.1:8000."
+    if "://" not in address:
+        raise InvalidServerError(
+            f"{shown!r} does not start with http:// or https://.", hint=f"Did you mean http://{shown}?"
+        )
+    try:
+        parts = urlsplit(address)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half a bracket
+        raise InvalidServerError(f"{shown!r} is not an address.", hint=hint) from None
+    if not usable:
+        raise InvalidServerError(f"{shown!r} is not the http or https address of a host.", hint=hint)
+    return address.rstrip("/")
+
+
+def own_service() -> str:
+    """The address of the one service that this user runs on this host; of several, of the one that was started here.
+
+    Raises:
+        ServiceNotFoundError: there is none, or there are several, and none or more than one was started here.
     """
     found = local.own_services()
-    if len(found) == 1:
-        return found[0]
+    here = [address for address, folder in found.items() if folder is not None and folder.parent == Path.cwd()]
+    for addresses in (list(found), here):
+        if len(addresses) == 1:
+            return addresses[0]
     if found:
+        told = ", ".join(f"{address} ({folder})" for address, folder in found.items())
         raise ServiceNotFoundError(
-            f"You run several services on this host: {', '.join(found)}.", hint=f"Say which by {SERVER_VARIABLE}."
+            f"You run several services on this host: {told}.",
+            hint=f"Say which by {SERVER_VARIABLE}, or be in the folder where it was started.",
         )
     raise ServiceNotFoundError(
         "No address of a service is given, and you run none on this host.",

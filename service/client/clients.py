@@ -11,6 +11,8 @@ from service.client.batches import BatchCalls
 from service.client.comparisons import ComparisonCalls
 from service.client.datasets import DatasetCalls
 from service.client.driving import Awaiting, AwaitingDriver, Blocking, BlockingDriver
+from service.client.evaluations import EvaluationCalls
+from service.client.hand_overs import HandOverCalls
 from service.client.inspections import InspectionCalls
 from service.client.jobs import JobCalls
 from service.client.models import ModelCalls
@@ -26,12 +28,14 @@ class _Calls(
     DatasetCalls,
     InspectionCalls,
     JobCalls,
+    EvaluationCalls,
     BatchCalls,
     QueueCalls,
     ArtifactCalls,
     AttestationCalls,
     QuarantineCalls,
     RecordCalls,
+    HandOverCalls,
     ComparisonCalls,
     ScheduleCalls,
     WebhookCalls,

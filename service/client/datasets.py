@@ -8,7 +8,7 @@ from typing import Any
 
 from service.client.connection import Noun, id_of
 from service.client.driving import Call, Each
-from service.client.nouns import NounCalls
+from service.client.nouns import NounCalls, told_of
 from service.client.steps import Items, Steps
 from service.client.uploads import UploadCalls, UploadProgress
 from service.client.validation import ValidationCalls
@@ -27,6 +27,8 @@ class DatasetCalls(NounCalls, UploadCalls, ValidationCalls):
         preprocessing: PreprocessingSpec | Mapping[str, Any] | str | None = None,
         *,
         name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        description: str | None = None,
         progress: UploadProgress | None = None,
     ) -> Steps[DatasetOut]:
         """Upload a dataset: .npz or .safetensors, or .tar, .tar.gz or .zip of pictures or sounds.
@@ -37,11 +39,13 @@ class DatasetCalls(NounCalls, UploadCalls, ValidationCalls):
             path: the file.
             preprocessing: how the data becomes model inputs: a spec, or the name of one.
             name: of the dataset; default: that of the file.
+            tags: to find it by.
+            description: for people.
             progress: as for ``upload_file``.
         """
         file = Path(path)
         upload = yield from self._upload(file, "dataset", progress)
-        body: dict[str, Any] = {"name": name or file.stem, "upload_id": upload.id}
+        body: dict[str, Any] = {"name": name or file.stem, "upload_id": upload.id, **told_of(tags, description)}
         if isinstance(preprocessing, PreprocessingSpec):
             body["preprocessing"] = preprocessing.model_dump(mode="json")
         elif preprocessing is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from service.contracts.devices import DeviceChoice
 from service.contracts.errors import InvalidRequestError
 from service.contracts.report import Report, Verdict
 from service.datasets.schemas import DatasetOut
-from service.jobs.schemas import TERMINAL, EventOut, JobListed, JobOut, JobValidated, ShownState
+from service.jobs.schemas import TERMINAL, EventOut, JobListed, JobOut, JobValidated, ShownState, UsersKind
 from service.models.schemas import ModelOut
 from service.pagination import Page
 from service.reports.formats import FORMATS, FormatName
@@ -43,6 +43,7 @@ class JobCalls(ValidationCalls):
         device: DeviceChoice = "auto",
         ranges_from: Noun | str | None = None,
         reuse: bool = False,
+        hand_over: Sequence[Mapping[str, Any]] = (),
         idempotency_key: str | None = None,
     ) -> Steps[JobOut]:
         """Submit a quantization. What is still being validated is waited for.
@@ -59,6 +60,7 @@ class JobCalls(ValidationCalls):
             device: cpu, gpu, or auto: a GPU if the config asks for one.
             ranges_from: a succeeded job of the same graph, whose calibrated ranges are taken over.
             reuse: take a job that would give the same, where there is one; ``reused_from`` of the answer tells.
+            hand_over: where results go once it has succeeded, see ``hand_over``.
             idempotency_key: default: a fresh one, so that only this call's own retries are the same request.
 
         Raises:
@@ -86,6 +88,7 @@ class JobCalls(ValidationCalls):
             "priority": priority,
             "device": device,
             "reuse": reuse,
+            **({"hand_over": [dict(target) for target in hand_over]} if hand_over else {}),
         }
         return JobOut.model_validate((yield from self._create("/v1/jobs", body, idempotency_key)))
 
@@ -98,15 +101,16 @@ class JobCalls(ValidationCalls):
         calibration: Noun | str | None = None,
         evaluation: Noun | str | None = None,
         device: DeviceChoice = "auto",
+        priority: int = 0,
     ) -> Steps[JobValidated]:
-        """What a job would be, without submitting it: the resolved config, warnings, and where it would run.
+        """What a job would be, without submitting it: the resolved config, warnings, where it would run, what it takes.
 
         Raises:
             ConfigRefusedError: the config is not valid; names the fields.
         """
         given = {"model_id": model, "calibration_dataset_id": calibration, "evaluation_dataset_id": evaluation}
         body: dict[str, Any] = {name: id_of(noun) for name, noun in given.items() if noun is not None}
-        body |= {"config": plain_config(config), "device": device}
+        body |= {"config": plain_config(config), "device": device, "priority": priority}
         found = yield from self._json("POST", "/v1/jobs:validate", json=body, repeatable=True)
         return JobValidated.model_validate(found)
 
@@ -114,6 +118,7 @@ class JobCalls(ValidationCalls):
     def jobs(
         self,
         *,
+        kind: UsersKind | None = None,
         state: ShownState | None = None,
         model: Noun | str | None = None,
         labels: Mapping[str, str] | None = None,
@@ -128,6 +133,7 @@ class JobCalls(ValidationCalls):
         """Jobs, newest first, without their configs (``job`` gives those), read page by page as they are wanted.
 
         Args:
+            kind: only quantizations, or only evaluations; None: both.
             state: only those in this state, as it is shown.
             model: only those of this model.
             labels: only those with all of these.
@@ -140,6 +146,7 @@ class JobCalls(ValidationCalls):
             limit: at most so many.
         """
         filters = {
+            "kind": kind,
             "state": state,
             "model_id": None if model is None else id_of(model),
             "name": name,
@@ -156,6 +163,7 @@ class JobCalls(ValidationCalls):
     def jobs_page(
         self,
         *,
+        kind: str | None = None,
         state: str | None = None,
         search: str | None = None,
         labels: Mapping[str, str] | None = None,
@@ -165,13 +173,14 @@ class JobCalls(ValidationCalls):
         """One page of the jobs, as the service gives it.
 
         Args:
+            kind: only quantize, or only evaluate jobs; None: both.
             state: only those in this state, as it is shown.
             search: only those with this in their name, in any case.
             labels: only those with all of these.
             limit: jobs per page, at most 200.
             cursor: ``next_cursor`` of the page before.
         """
-        given = {"state": state, "search": search, "limit": limit, "cursor": cursor}
+        given = {"kind": kind, "state": state, "search": search, "limit": limit, "cursor": cursor}
         params = {name: value for name, value in given.items() if value is not None}
         params |= {f"label.{name}": value for name, value in (labels or {}).items()}
         return Page[JobListed].model_validate((yield from self._json("GET", "/v1/jobs", params=params)))
@@ -239,8 +248,15 @@ class JobCalls(ValidationCalls):
 
     @Call
     def report(self, job: Noun | str) -> Steps[Report]:
-        """The report of a succeeded job."""
-        return Report.model_validate((yield from self._json("GET", f"/v1/jobs/{id_of(job)}/report")))
+        """The report of a succeeded quantization.
+
+        Raises:
+            InvalidRequestError: the job is an evaluation.
+        """
+        found = yield from self._json("GET", f"/v1/jobs/{id_of(job)}/report")
+        if found.get("kind") == "evaluation":
+            raise InvalidRequestError(f"The job {id_of(job)} is an evaluation.", hint="Ask for its evaluation_report.")
+        return Report.model_validate(found)
 
     @Call
     def report_file(self, job: Noun | str, form: FormatName) -> Steps[bytes]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from service.client.connection import Noun, id_of
 from service.client.driving import Call, Each
 from service.client.external_data import external_files
-from service.client.nouns import NounCalls
+from service.client.nouns import NounCalls, told_of
 from service.client.steps import Items, Steps, work
 from service.client.uploads import UploadCalls, UploadProgress
 from service.client.validation import ValidationCalls
@@ -26,6 +26,8 @@ class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
         path: Path | str,
         *external: Path | str,
         name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        description: str | None = None,
         progress: UploadProgress | None = None,
     ) -> Steps[ModelOut]:
         """Upload a model: its .onnx file with the files of its external data, or one .pt2 file where they are allowed.
@@ -36,6 +38,8 @@ class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
             path: the model.
             external: the files of its external data. Default: those that the model names, which lie beside it.
             name: of the model; default: that of the file.
+            tags: to find it by.
+            description: for people.
             progress: as for ``upload_file``.
 
         Raises:
@@ -55,7 +59,7 @@ class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
         for file in paths:
             upload = yield from self._upload(file, "model", progress)
             files.append({"upload_id": upload.id, "path": file.name})
-        body = {"name": name or main[0].stem, "files": files, "format": form}
+        body = {"name": name or main[0].stem, "files": files, "format": form, **told_of(tags, description)}
         return ModelOut.model_validate((yield from self._create("/v1/models", body)))
 
     @Call

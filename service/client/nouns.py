@@ -135,3 +135,9 @@ class NounCalls(Connection):
 
 def _nothing(word: NounWord, reference: str) -> InvalidRequestError:
     return InvalidRequestError(f"There is no {word} {reference!r}.", hint="List the versions of the name.")
+
+
+def told_of(tags: Mapping[str, str] | None, description: str | None) -> dict[str, Any]:
+    """What a request for a model or a dataset says for people, as far as anything is to be said."""
+    told = {"tags": None if tags is None else dict(tags), "description": description}
+    return {name: value for name, value in told.items() if value is not None}

@@ -34,6 +34,8 @@ def create(
     sha256: str,
     size_bytes: int,
     preprocessing: dict[str, Any],
+    tags: dict[str, str] | None = None,
+    description: str | None = None,
 ) -> Dataset:
     """Insert a dataset in validation, the next version of its name."""
     now = db_now()
@@ -46,6 +48,8 @@ def create(
             version=next_version(session, tenant_id, "dataset", name),
             format=format,
             status="validating",
+            tags=tags or {},
+            description=description,
             sha256=sha256,
             size_bytes=size_bytes,
             preprocessing=preprocessing,

@@ -66,7 +66,7 @@ def list_datasets(
     limit: Limit = DEFAULT_LIMIT,
     cursor: CursorParameter = None,
 ) -> Page[DatasetOut]:
-    """Datasets, newest first. Any number of ``tag.KEY=VALUE`` parameters filter by tag."""
+    """Datasets, newest first. Any number of ``tag=KEY=VALUE`` filter by tag."""
     codec = CursorCodec(desk.settings, f"datasets|{principal.tenant_id}|{query}")
     after = None if cursor is None else codec.decode(cursor)
     datasets, last = list_page(desk, DATASETS, principal.tenant_id, query, after=after, limit=limit)

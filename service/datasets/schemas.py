@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.contracts.dataset import PREPROCESSING_NAMES, DatasetSummary, FileFormat, PreprocessingSpec
 from service.contracts.errors import Problem
-from service.contracts.texts import Text
+from service.contracts.labels import Tags
+from service.contracts.texts import Description, Text
 from service.jobs.schemas import Waiting
 from service.models.schemas import SelfLinks
 from service.nouns import NounStatus
@@ -32,6 +33,8 @@ class DatasetCreate(BaseModel):
     preprocessing: Annotated[PreprocessingSpec, Field(json_schema_extra=_or_name)] = Field(
         default_factory=PreprocessingSpec, description="A spec, or the name of one."
     )
+    tags: Tags = Field(default_factory=dict, description="Of this version, to find it by.")
+    description: Description | None = Field(default=None, description="For people.")
 
 
 class DatasetLinks(SelfLinks):

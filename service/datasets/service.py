@@ -51,6 +51,8 @@ def create(desk: Desk, by: Principal, body: DatasetCreate, *, key: str | None) -
             sha256=stored.sha256,
             size_bytes=stored.size_bytes,
             preprocessing=body.preprocessing.model_dump(mode="json"),
+            tags=body.tags,
+            description=body.description,
         )
         job = transitions.submit(
             session,

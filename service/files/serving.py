@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
 from service.db import Database
 from service.files import repository
-from service.storage import FileStore, check_digest, identity_of
+from service.storage import BLOCK_BYTES, FileStore, check_digest, identity_of
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,22 @@ class ServedFile:
             with self.database.write() as session:
                 repository.note_damage(session, self.store, self.sha256, "digest", identity_of(self.stream))
         check_digest(actual, self.sha256)
+
+    def blocks(self) -> Iterator[bytes]:
+        """All bytes of the file; the last are given only if it is whole, so that nobody has all of a damaged one.
+
+        Raises:
+            StoredFileCorruptError: it is damaged.
+        """
+        digest, held = hashlib.sha256(), b""
+        while block := self.stream.read(BLOCK_BYTES):
+            if held:
+                yield held
+            digest.update(block)
+            held = block
+        self.check(digest.hexdigest())
+        if held:
+            yield held
 
 
 def open_file(database: Database, store: FileStore, sha256: str, size_bytes: int) -> ServedFile:

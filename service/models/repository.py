@@ -49,6 +49,8 @@ def create(
     format: str,  # noqa: A002
     files: list[ModelFile],
     skeleton: Model | None = None,
+    tags: dict[str, str] | None = None,
+    description: str | None = None,
 ) -> Model:
     """Insert a model in validation, the next version of its name, with its files; see ``add_files``."""
     now = db_now()
@@ -62,6 +64,8 @@ def create(
             skeleton_model_id=None if skeleton is None else skeleton.id,
             version=next_version(session, tenant_id, "model", name),
             status="validating",
+            tags=tags or {},
+            description=description,
             row_version=1,
             created_at=now,
             updated_at=now,

@@ -66,7 +66,7 @@ def list_models(
     limit: Limit = DEFAULT_LIMIT,
     cursor: CursorParameter = None,
 ) -> Page[ModelOut]:
-    """Models, newest first. Any number of ``tag.KEY=VALUE`` parameters filter by tag."""
+    """Models, newest first. Any number of ``tag=KEY=VALUE`` filter by tag."""
     codec = CursorCodec(desk.settings, f"models|{principal.tenant_id}|{query}")
     after = None if cursor is None else codec.decode(cursor)
     models, last = list_page(desk, MODELS, principal.tenant_id, query, after=after, limit=limit)

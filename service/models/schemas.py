@@ -10,9 +10,10 @@ from pydantic_core import PydanticCustomError
 
 from service.contracts.bounds import BELOW
 from service.contracts.errors import Problem
+from service.contracts.labels import Tags
 from service.contracts.model import ModelFormat, ModelSummary
 from service.contracts.references import MOST_REFERENCE_CHARS
-from service.contracts.texts import Text, plain_text
+from service.contracts.texts import Description, Text, plain_text
 from service.jobs.schemas import Waiting
 from service.nouns import NounStatus
 
@@ -64,6 +65,8 @@ class ModelCreate(BaseModel):
         validate_default=True,
         description="The next version of this name is made. New weights without one take the name of their skeleton.",
     )
+    tags: Tags = Field(default_factory=dict, description="Of this version, to find it by.")
+    description: Description | None = Field(default=None, description="For people.")
 
     @field_validator("files")
     @classmethod

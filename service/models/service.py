@@ -60,7 +60,16 @@ def create(desk: Desk, by: Principal, body: ModelCreate, *, key: str | None) -> 
         stored_files.name_files(session, desk.store, [file.sha256 for file in files])
         name = body.name if body.name is not None or skeleton is None else skeleton.name
         assert name is not None  # noqa: S101 - the request has one, or a skeleton
-        model = repository.create(session, by.tenant_id, name=name, format=body.format, files=files, skeleton=skeleton)
+        model = repository.create(
+            session,
+            by.tenant_id,
+            name=name,
+            format=body.format,
+            files=files,
+            skeleton=skeleton,
+            tags=body.tags,
+            description=body.description,
+        )
         job = transitions.submit(
             session,
             tenant_id=by.tenant_id,

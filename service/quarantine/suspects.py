@@ -1,8 +1,8 @@
 """Quarantine: what kills the process that works on it, again and again, is not tried any more.
 
 Counted are ends by a fault of the process itself, and by the kernel for want of memory, by the bytes of the model: the
-same file uploaded again is the same.
-A success with these bytes clears the count.
+same file uploaded again is the same. A success with these bytes clears the count. Of an evaluation of two models nobody
+knows which of them it was, and one that went well says nothing of quantizing.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ def refuse_job(session: Session, job: Job) -> None:
     Raises:
         ModelQuarantinedError: it has.
     """
-    model = _model(session, job)
-    if model is not None:
-        refuse(session, job.tenant_id, uploaded(model))
+    for model_id in (job.model_id, job.reference_model_id):
+        model = None if model_id is None else models.find(session, model_id)
+        if model is not None:
+            refuse(session, job.tenant_id, uploaded(model))
 
 
 def note_crash(session: Session, job: Job, reason: str, poison: Problem) -> Problem | None:
@@ -69,7 +70,7 @@ def note_crash(session: Session, job: Job, reason: str, poison: Problem) -> Prob
     Returns:
         What the job fails with, now that its model is in quarantine; None if it is not.
     """
-    model = _model(session, job)
+    model = _suspect(session, job)
     if model is None:
         return None
     digest = digest_of(uploaded(model))
@@ -90,10 +91,11 @@ def note_crash(session: Session, job: Job, reason: str, poison: Problem) -> Prob
 
 def clear(session: Session, job: Job) -> None:
     """The job has succeeded: its model is above suspicion."""
-    model = _model(session, job)
-    if model is not None:
+    model = _suspect(session, job)
+    if model is not None and job.kind != "evaluate":
         repository.forget(session, job.tenant_id, digest_of(uploaded(model)))
 
 
-def _model(session: Session, job: Job) -> Model | None:
-    return None if job.model_id is None else models.find(session, job.model_id)
+def _suspect(session: Session, job: Job) -> Model | None:
+    is_known = job.model_id is not None and job.reference_model_id is None
+    return models.find(session, job.model_id or "") if is_known else None

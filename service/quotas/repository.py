@@ -12,7 +12,7 @@ from service.db import db_now
 from service.files.repository import of_tenant
 from service.repository import now_seconds, upsert
 from service.tables import Job, TenantRow, TenantUsage, Upload
-from service.tables.jobs import IS_QUEUED, IS_RUNNING
+from service.tables.jobs import IS_QUEUED, IS_RUNNING, IS_USERS
 from service.tenancy import owned
 
 DAY_SECONDS = 24 * 3600.0
@@ -44,9 +44,9 @@ def set_quota(session: Session, tenant_id: str, quota: dict[str, Any]) -> None:
 
 
 def queued(session: Session, tenant_id: str) -> int:
-    """How many of the tenant's quantize jobs wait."""
+    """How many of the tenant's quantize and evaluate jobs wait."""
     statement = select(func.count()).select_from(Job)
-    return session.scalar(statement.where(text(IS_QUEUED), owned(Job, tenant_id), Job.kind == "quantize")) or 0
+    return session.scalar(statement.where(text(IS_QUEUED), owned(Job, tenant_id), text(IS_USERS))) or 0
 
 
 def running_of(session: Session, tenant_id: str) -> int:
@@ -61,17 +61,17 @@ def running(session: Session) -> dict[str, int]:
 
 
 def submitted(session: Session, tenant_id: str) -> int:
-    """How many quantize jobs the tenant has submitted within a day."""
+    """How many quantize and evaluate jobs the tenant has submitted within a day."""
     since = db_now() - DAY_SECONDS
     statement = select(func.count()).select_from(Job)
-    return session.scalar(statement.where(owned(Job, tenant_id), Job.kind == "quantize", Job.created_at > since)) or 0
+    return session.scalar(statement.where(owned(Job, tenant_id), text(IS_USERS), Job.created_at > since)) or 0
 
 
 def seconds_until_one_less(session: Session, tenant_id: str) -> float:
     """Until the oldest of those is a day old."""
     since = db_now() - DAY_SECONDS
     oldest = func.min(type_coerce(Job.created_at, Double))
-    statement = select(oldest - since).where(owned(Job, tenant_id), Job.kind == "quantize", Job.created_at > since)
+    statement = select(oldest - since).where(owned(Job, tenant_id), text(IS_USERS), Job.created_at > since)
     return float(session.scalar(statement) or 0.0)
 
 

@@ -16,6 +16,7 @@ from tests.api.test_model_versions import RANGES, job_with_ranges, new_version, 
 from tests.api.test_references import NOUNS, get, make
 from tests.db.test_concurrency import THREADS, at_once
 from tests.support.front import Front, make_report, model_summary, problem
+from tests.support.schedules import add_schedule
 from worker.upkeep.garbage import discard_garbage
 
 MISSING = {"model": f"mdl_{'0' * 26}", "dataset": f"dst_{'0' * 26}"}
@@ -112,6 +113,26 @@ def test_live_jobs_keep_what_they_need(front: Front) -> None:
     assert front.http.get(seen["artifacts"][0]["content"]).content == b"q"
     assert [job["id"] for job in front.http.get("/v1/jobs", params={"model_id": model}).json()["items"]] == [job_id]
     problem(front.http.post("/v1/jobs", json=body), 404, "model-not-found")
+
+
+def test_schedules_keep_what_their_next_job_would_be_on(front: Front) -> None:
+    first, second = make(front, "model", "net"), make(front, "model", "net")
+    data, other = make(front, "dataset", "some"), make(front, "dataset", "more")
+    latest = add_schedule(front, {"model_id": "net@latest", "calibration_dataset_id": data})
+    numbered = add_schedule(
+        front, {"model_id": "net@1", "calibration_dataset_id": data, "evaluation_dataset_id": "more@1"}
+    )
+    assert needed_by(front, "model", first) == [("schedule", numbered["name"])]
+    assert needed_by(front, "dataset", other) == [("schedule", numbered["name"])]
+    assert needed_by(front, "dataset", data) == [
+        ("schedule", name) for name in sorted([latest["name"], numbered["name"]])
+    ]
+    assert front.http.delete(f"/v1/schedules/{numbered['id']}").status_code == 204
+    assert remove(front, "dataset", other).status_code == 204
+    assert remove(front, "model", second).status_code == 204, "latest is the one before it then"
+    assert needed_by(front, "model", first) == [("schedule", latest["name"])]
+    assert front.http.delete(f"/v1/schedules/{latest['id']}").status_code == 204
+    assert remove(front, "model", first).status_code == 204
 
 
 @NOUNS

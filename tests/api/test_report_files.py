@@ -124,7 +124,7 @@ def test_the_document_tells_of_all_forms(sqlite_front: Front) -> None:
         responses = paths[f"/v1/jobs/{{job_id}}/{form.path}"]["get"]["responses"]
         assert list(responses["200"]["content"]) == [form.media_type.partition(";")[0]]
         assert {"200", "304", "401", "404", "409", "500", "503"} <= set(responses)
-        assert responses["404"]["x-problem-codes"] == ["job-not-found", "report-not-found"]
+        assert responses["404"]["x-problem-codes"] == ["job-not-found", "report-form-missing", "report-not-found"]
 
 
 def test_the_renderer_has_one_version_per_process() -> None:

@@ -29,6 +29,7 @@ from service.client import (
 from service.client.address import find_service
 from service.client.errors import refusal
 from service.client.external_data import external_files
+from service.contracts.command_errors import InvalidServerError
 from service.contracts.errors import (
     EngineError,
     ExternalDataError,
@@ -252,7 +253,19 @@ def test_a_client_finds_its_users_own_service(home: Path, server: ApiProcess, mo
     assert find_service("http://other.example", "given").headers == {"Authorization": "Bearer given"}
 
 
-def test_of_several_services_none_is_guessed(home: Path, server: ApiProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1:18321", "http://", "ftp://host", "http://host:port", "http://[::1"])
+def test_what_is_no_address_is_told_at_once(home: Path, address: str) -> None:
+    with pytest.raises(InvalidServerError) as caught:
+        Client(address)
+    assert address in str(caught.value) or "http://127.0.0.1:8000" in caught.value.hint
+    with pytest.raises(InvalidServerError) as caught:
+        Client("quantmill://user:secret-word@host")
+    assert "secret-word" not in str(caught.value)
+
+
+def test_of_several_services_none_is_guessed(
+    home: Path, server: ApiProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = ApiProcess(server.settings.model_copy(update={"data_dir": tmp_path / "other"}))
     try:
         for process in (server, other):
@@ -261,6 +274,12 @@ def test_of_several_services_none_is_guessed(home: Path, server: ApiProcess, tmp
             Client()
         assert server.url in str(caught.value)
         assert other.url in str(caught.value)
+        here = tmp_path / "here"
+        (here / ".quantmill").mkdir(parents=True)
+        (here / ".quantmill" / "local.key").write_text(KEY)
+        local.announce(int(other.url.rpartition(":")[2]), here / ".quantmill" / "local.key")
+        monkeypatch.chdir(here)
+        assert find_service().url == other.url, "the one that was started in this folder"
     finally:
         other.close()
     assert find_service().url == server.url, "a note of a service that has ended is no service"

@@ -141,6 +141,8 @@ def test_every_mutating_route_leaves_one_row(sqlite_front: Front) -> None:
     send("POST", "/v1/models", "model.create", json={"name": "m", "files": files})
     send("POST", "/v1/datasets", "dataset.create", json={"name": "d", "upload_id": upload(), "format": "npz"})
     job = send("POST", "/v1/jobs", "job.create", json=sqlite_front.job_body())
+    targets = {"targets": [{"kind": "post", "url": "https://hooks.invalid/"}]}
+    send("POST", "/v1/jobs/{job_id}/hand-over", "job.hand-over", job["id"], json=targets)
     send("POST", "/v1/jobs/{job_id}/cancel", "job.cancel", job["id"])
     for deed in ("retry", "clone"):
         before = rows(sqlite_front)
@@ -148,6 +150,8 @@ def test_every_mutating_route_leaves_one_row(sqlite_front: Front) -> None:
         assert made.is_success, made.text
         assert [row[:2] for row in rows(sqlite_front)[len(before) :]] == [(f"job.{deed}", made.json()["id"])]
         done["POST", f"/v1/jobs/{{job_id}}/{deed}"] = f"job.{deed}"
+    evaluation = {"model_id": sqlite_front.ready_model(), "evaluation_dataset_id": sqlite_front.ready_dataset()}
+    send("POST", "/v1/evaluations", "evaluation.create", json=evaluation)
     send("PATCH", "/v1/jobs/{job_id}", "job.rename", job["id"], json={"name": "other"})
     send("DELETE", "/v1/jobs/{job_id}", "job.delete", job["id"])
     members = {"members": [sqlite_front.job_body()]}

@@ -56,13 +56,13 @@ def test_a_key_lives_from_create_to_revoke(service: Service) -> None:
     key = made.stdout.strip()
     assert re.fullmatch(r"qm_[0-9a-z]{26}_[\w-]{43}", key)
     assert status(service, key) == 200
-    (told,) = json.loads(run(service, "keys", "list", "--tenant", "vision", "--json").stdout)
+    (told,) = json.loads(run(service, "keys", "list", "--tenant", "vision", "--json").stdout)["items"]
     assert (told["tenant"], told["scope"], told["state"], told["last4"]) == ("vision", "read", "good", key[-4:])
     assert key not in run(service, "keys", "list").stdout
     successor = run(service, "keys", "rotate", told["id"], "--grace-hours", "0").stdout.strip()
     assert status(service, successor) == 200
     wait_for(lambda: status(service, key) == 401, message="a key that was replaced stays good")
-    newest = json.loads(run(service, "keys", "list", "--tenant", "vision", "--json").stdout)[0]
+    newest = json.loads(run(service, "keys", "list", "--tenant", "vision", "--json").stdout)["items"][0]
     run(service, "keys", "revoke", newest["id"])
     wait_for(lambda: status(service, successor) == 401, message="a key that was revoked stays good")
     again = CliRunner().invoke(app, ["keys", "revoke", newest["id"], "--data-dir", str(service.folder)])
@@ -100,15 +100,17 @@ def test_the_time_that_jobs_compute_is_counted(service: Service, tiny: Tiny) -> 
 
 def test_what_was_done_stands_in_the_audit_and_a_change_of_it_is_found(service: Service) -> None:
     run(service, "keys", "create", "audited")
-    rows = json.loads(run(service, "audit", "list", "--json").stdout)
-    assert (rows[0]["actor"], rows[0]["action"]) == ("command-line", "key.create")
+    rows = json.loads(run(service, "audit", "list", "--json").stdout)["items"]
+    made = next(row for row in rows if row["action"] == "key.create")
+    assert made["actor"] == "command-line"
     assert "as they were written" in run(service, "audit", "verify").stdout
     over_http = httpx.get(
-        f"{service.url}/v1/audit", params={"limit": 1},
+        f"{service.url}/v1/audit", params={"limit": 50},
         headers={"Authorization": f"Bearer {(service.folder / LOCAL_KEY_FILE).read_text().strip()}"},
         timeout=PATIENCE_SECONDS,
     ).json()  # fmt: skip
-    assert over_http["items"][0]["hash"] == rows[0]["hash"]
+    # the service may have noted something of its own meanwhile
+    assert made["hash"] in [row["hash"] for row in over_http["items"]]
     database = Database(f"sqlite:///{service.folder / 'service.db'}")
     for action in ("forged", rows[-1]["action"]):
         with database.write() as session:

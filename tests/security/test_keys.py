@@ -90,6 +90,18 @@ def test_a_key_is_checked_whole(closed_front: Front) -> None:
     assert closed_front.http.get("/v1/jobs").status_code == 401
 
 
+def test_whoever_verifies_needs_no_key_and_makes_none(closed_front: Front) -> None:
+    path = "/v1/keys/signing"
+    assert closed_front.http.get(path).json() == {"items": []}
+    with closed_front.desk.database.read() as session:
+        assert session.execute(text("SELECT count(*) FROM signing_keys")).scalar_one() == 0
+    assert status(closed_front, "nonsense", path=path) == 401
+    _, key = make(closed_front, "read")
+    made = closed_front.http.get(path, headers=bearer(key)).json()["items"]
+    assert len(made) == 1
+    assert closed_front.http.get(path).json()["items"] == made
+
+
 def test_revoked_expired_and_rotated_keys_end(closed_front: Front) -> None:
     revoked_id, revoked = make(closed_front)
     expired_id, expired = make(closed_front, days=1)

@@ -30,6 +30,7 @@ CONFIGS = {
     ("post", "/v1/jobs:validate"),
     ("post", "/v1/jobs/{job_id}/clone"),
     ("post", "/v1/batches"),
+    ("post", "/v1/evaluations"),
     ("post", "/v1/models/{model_id}/inspect"),
     ("post", "/v1/schedules"),
     ("patch", "/v1/schedules/{schedule_id}"),

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,8 +22,10 @@ from fastapi import FastAPI
 
 from service.settings import Settings
 from tests.api.conftest import front_of
+from tests.support.batches import grid_body, submitted
 from tests.support.front import Front
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.schedules import add_schedule
 from tests.support.server import ApiProcess
 
 pytestmark = pytest.mark.slow  # starts processes
@@ -52,6 +55,8 @@ negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 408, 409, 
 
 [parameters]
 "query.wait" = 0
+# a stream of what goes on does not end
+"query.format" = "json"
 {bindings}
 
 [dictionaries]
@@ -71,6 +76,13 @@ def place(tmp_path: Path, sqlite_url: str) -> Settings:
     return Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0)
 
 
+def made(front: Front, noun: str, body: dict[str, Any]) -> str:
+    """The id of what a request makes."""
+    answer = front.http.post(f"/v1/{noun}", json=body)
+    assert answer.is_success, answer.text
+    return str(answer.json()["id"])
+
+
 def rows(front: Front) -> dict[str, list[str]]:
     """Ids of rows that are there, by the parameter that takes them."""
     succeeded, failed, queued = front.succeeded_job(), front.new_job(), front.new_job()
@@ -79,9 +91,24 @@ def rows(front: Front) -> dict[str, list[str]]:
     inspected = front.http.post(f"/v1/models/{front.ready_model()}/inspect?target=onnxruntime_cpu").json()["id"]
     aliased = front.ready_model()
     front.http.put(f"/v1/models/{aliased}/aliases/prod", headers={"If-None-Match": "*"})
+    evaluation = {"model_id": front.ready_model(), "evaluation_dataset_id": front.ready_dataset()}
+    evaluated = made(front, "evaluations", evaluation)
+    batch = submitted(front, grid_body(front, models=1))["id"]
+    for live in (f"jobs/{evaluated}", f"batches/{batch}"):
+        front.http.post(f"/v1/{live}/cancel")
+    schedule = add_schedule(front, front.job_body())
+    run = front.http.post(f"/v1/schedules/{schedule['id']}/run").json()["id"]
+    webhook = made(front, "webhooks", {"url": "https://hooks.invalid/"})
+    front.http.post(f"/v1/webhooks/{webhook}/ping")
+    delivery = front.http.get(f"/v1/webhooks/{webhook}/deliveries").json()["items"][0]["id"]
     return {
+        "batch_id": [batch],
+        "schedule_id": [schedule["id"], schedule["name"]],
+        "run_id": [run],
+        "webhook_id": [webhook],
+        "delivery_id": [delivery],
         "alias": ["prod"],
-        "job_id": [succeeded, queued],
+        "job_id": [succeeded, queued, evaluated],
         "artifact_id": [artifact],
         "model_id": [aliased, front.rejected_model(), "tiny@latest"],
         "dataset_id": [front.ready_dataset(), front.rejected_dataset()],

@@ -47,6 +47,10 @@ class Estate:
         return self.front.http.request(method, path, headers=headers, **request)
 
 
+# What has to be sent to where another body is refused first.
+TARGETS = {"targets": [{"kind": "post", "url": "https://hooks.invalid/"}]}
+
+
 @pytest.fixture
 def settings(tmp_path: Path, database_url: str) -> Settings:
     return Settings(data_dir=tmp_path / "data", database_url=database_url, min_free_bytes=0, key_pepper=PEPPER)
@@ -61,6 +65,7 @@ def estate(front: Front) -> Iterator[Estate]:
     inspection = front.http.post(f"/v1/models/{model_id}/inspect", json={}).json()
     artifact = front.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"][0]
     assert front.http.get(f"/v1/jobs/{job_id}/attestation").status_code == 200
+    assert front.http.post(f"/v1/jobs/{job_id}/hand-over", json=TARGETS).status_code == 202
     open_upload = front.http.post("/v1/uploads", json={"filename": "a.bin", "size_bytes": 4}).json()
     webhook = front.http.post("/v1/webhooks", json={"url": "https://hooks.invalid/"}).json()
     delivery = front.http.post(f"/v1/webhooks/{webhook['id']}/ping").json()
@@ -113,7 +118,8 @@ def test_another_tenants_id_is_no_id_on_any_route(estate: Estate) -> None:
     for method, path in operations:
         reading = method in ("GET", "HEAD")
         own = estate.front.http.request(method if reading else "OPTIONS", path.format(**estate.ids))
-        request: dict[str, Any] = {} if reading else {"content": b"1234"} if "uploads" in path else {"json": {}}
+        body = TARGETS if path.endswith("/hand-over") else {}
+        request: dict[str, Any] = {} if reading else {"content": b"1234"} if "uploads" in path else {"json": body}
         answer = estate.ask(method, path.format(**estate.ids), **request)
         missing = estate.ask(method, path.format(**{n: _other(v) for n, v in estate.ids.items()}), **request)
         assert answer.status_code == missing.status_code == 404, f"{method} {path}: {answer.status_code} {answer.text}"
@@ -166,6 +172,7 @@ def test_another_tenants_ids_in_bodies_are_no_ids(estate: Estate) -> None:
             {"name": "s", "cron": "0 2 * * *", "template": {"model_id": model, "calibration_dataset_id": data}},
             "model-not-found",
         ),
+        ("/v1/evaluations", {"model_id": model, "evaluation_dataset_id": data}, "model-not-found"),
         ("/v1/jobs:validate", {"model_id": model, "calibration_dataset_id": data}, "model-not-found"),
         ("/v1/jobs", {"model_id": model, "calibration_dataset_id": data, "ranges_from": job}, "job-not-found"),
     ):
@@ -187,9 +194,11 @@ def test_an_idempotency_key_of_another_tenant_is_free(estate: Estate) -> None:
     problem(answer, 404, "upload-not-found")
 
 
-@pytest.mark.parametrize("column", ["model_id", "dataset_id", "calibration_dataset_id", "evaluation_dataset_id"])
+@pytest.mark.parametrize(
+    "column", ["model_id", "reference_model_id", "dataset_id", "calibration_dataset_id", "evaluation_dataset_id"]
+)
 def test_the_database_refuses_a_job_of_anothers_nouns(estate: Estate, column: str) -> None:
-    noun = estate.ids["model_id" if column == "model_id" else "dataset_id"]
+    noun = estate.ids["dataset_id" if "dataset" in column else "model_id"]
     database = estate.front.desk.database
     with pytest.raises(IntegrityError), database.write() as session:
         session.execute(update(Job).where(Job.id == estate.ids["job_id"]).values({column: noun, "tenant_id": "other"}))
@@ -208,9 +217,9 @@ BOUND = sorted(
 
 def test_every_part_of_a_tenants_things_is_bound() -> None:
     assert BOUND == [
-        "alias_moves", "aliases", "artifacts", "attestations", "batch_members", "batches", "datasets", "inspections",
-        "job_events", "jobs", "model_files", "models", "names", "reports", "schedule_runs", "schedules",
-        "webhook_deliveries", "webhook_endpoints",
+        "alias_moves", "aliases", "artifacts", "attestations", "batch_members", "batches", "datasets", "hand_overs",
+        "inspections", "job_estimates", "job_events", "jobs", "model_files", "models", "names", "reports",
+        "schedule_runs", "schedules", "webhook_deliveries", "webhook_endpoints",
     ]  # fmt: skip
 
 

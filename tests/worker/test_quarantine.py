@@ -84,6 +84,22 @@ def test_another_tenants_model_of_the_same_bytes_is_not_concerned(bench):
         assert repository.held(session, "another", digest) is None
 
 
+def test_of_two_models_that_are_evaluated_none_is_suspected_and_none_cleared(bench):
+    model_id, other = bench.add_model(), bench.add_model({"net.onnx": b"another"})
+    given = {"kind": "evaluate", "model_id": model_id, "evaluation_dataset_id": bench.add_dataset()}
+    asked = {**given, "config": {"evaluation": {}}}
+    bench.supervisor(FAULT).run(bench.submit(model_id=model_id))
+    for _ in range(2):
+        bench.supervisor(FAULT).run(bench.submit(**asked, reference_model_id=other))
+    assert held(bench, model_id) is None
+    assert held(bench, other) is None
+    bench.supervisor(FAULT).run(bench.submit(model_id=model_id))
+    assert held(bench, model_id) is not None, "they cleared nothing"
+    waiting = bench.submit(**{**asked, "model_id": other}, reference_model_id=model_id)
+    bench.supervisor("succeed()").run(waiting)
+    assert bench.job(waiting).error["code"] == "model-quarantined"
+
+
 def test_the_digest_is_that_of_one_file_or_of_all_in_any_order():
     one, two = ModelFile(path="a.onnx", sha256="a" * 64), ModelFile(path="b.bin", sha256="b" * 64)
     assert digest_of([one]) == "a" * 64

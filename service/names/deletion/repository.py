@@ -11,12 +11,14 @@ from sqlalchemy.orm import Session
 from service.contracts.references import Reference
 from service.db import db_now
 from service.names.kinds import Kind, Named
-from service.tables import Alias, Dataset, Job, Model, ModelFile
+from service.tables import Alias, Dataset, Job, Model, ModelFile, Schedule
 from service.tables.jobs import LIVE_STATES
 from service.tenancy import owned
 
 # Of what needs something, so much is named.
 MOST_TOLD = 20
+# Where the templates of schedules name one.
+_PLACES = {"model": ("model_id",), "dataset": ("calibration_dataset_id", "evaluation_dataset_id")}
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,16 @@ def hold(session: Session, kind: Kind[Named], tenant_id: str, named: str | Refer
     return session.scalar(statement, execution_options={"populate_existing": True})
 
 
-def needs(session: Session, kind: Kind[Named], tenant_id: str, noun_id: str) -> Needs:
-    """What cannot go on without it: jobs that have not ended, aliases, new weights that are being validated."""
+def needs(session: Session, kind: Kind[Named], tenant_id: str, row: Named) -> Needs:
+    """What cannot go on without it: jobs that have not ended, aliases, schedules whose next job would be on it, new
+    weights that are being validated.
+    """
+    noun_id = row.id
+    in_template = or_(*_of_template(session, kind, row))
     parts = [
         select(literal("job"), Job.id).where(owned(Job, tenant_id), Job.state.in_(LIVE_STATES), _of_job(kind, noun_id)),
         select(literal("alias"), Alias.alias).where(owned(Alias, tenant_id), _of_alias(kind, noun_id)),
+        select(literal("schedule"), Schedule.name).where(owned(Schedule, tenant_id), in_template),
     ]
     if kind.word == "model":
         unmade = (Model.skeleton_model_id == noun_id, Model.status == "validating")
@@ -79,7 +86,26 @@ def _of_job(kind: Kind[Named], noun_id: str) -> ColumnElement[bool]:
         columns = (Job.dataset_id, Job.calibration_dataset_id, Job.evaluation_dataset_id)
         return or_(*(column == noun_id for column in columns))
     # metrics and losses of the config may be models, too
-    return or_(Job.model_id == noun_id, cast(Job.config, String).contains(noun_id, autoescape=True))
+    named = (Job.model_id == noun_id, Job.reference_model_id == noun_id)
+    return or_(*named, cast(Job.config, String).contains(noun_id, autoescape=True))
+
+
+def _of_template(session: Session, kind: Kind[Named], row: Named) -> list[ColumnElement[bool]]:
+    """Conditions on schedules: their templates name the row, and would name nothing without it.
+
+    What is named by an alias is held by that.
+    """
+    table = type(row)
+    named = [row.id, f"{row.name}@{row.version}"]
+    others = select(table.id).where(
+        owned(table, row.tenant_id), table.name == row.name, table.id != row.id, table.deleted_at.is_(None)
+    )
+    if session.scalar(others.limit(1)) is None:
+        named.append(f"{row.name}@latest")
+    # metrics and losses of its config may be models, too
+    found: list[ColumnElement[bool]] = [cast(Schedule.template, String).contains(row.id, autoescape=True)]
+    found += [Schedule.template[place].as_string().in_(named) for place in _PLACES[kind.word]]
+    return found
 
 
 def _of_alias(kind: Kind[Named], noun_id: str) -> ColumnElement[bool]:

@@ -44,7 +44,7 @@ def delete(desk: Desk, by: Principal, kind: Kind[Named], text: str) -> None:
 
 
 def _delete(session: Session, by: Principal, kind: Kind[Named], row: Named) -> None:
-    needs = repository.needs(session, kind, by.tenant_id, row.id)
+    needs = repository.needs(session, kind, by.tenant_id, row)
     if needs.count:
         raise kind.in_use(row.id, needed_by=needs.first, count=needs.count)
     repository.mark(session, row)

@@ -22,7 +22,7 @@ def test_gc_counts_first_and_collects_then(bench: Workbench) -> None:
     folder = ("--data-dir", str(bench.settings.data_dir))
     for words, collected in (("--dry-run",), False), ((), True):
         code, lines = command("gc", *words, *folder)
-        (files,) = [line for line in lines if line["name"] == "files"]
+        (files,) = [line for line in lines["items"] if line["name"] == "files"]
         assert (code, files["items"], files["size_bytes"], files["collected"]) == (0, 1, len(b"garbage"), collected)
         assert bench.store.path(garbage).exists() is not collected
     assert "stored files, to the trash" in CliRunner().invoke(app, ["gc", *folder]).stdout

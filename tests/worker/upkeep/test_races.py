@@ -34,6 +34,7 @@ class Race:
         self.yard = yard
         self.over = threading.Event()
         self.seen: Counter[str] = Counter()
+        self._counting = threading.Lock()
 
     def publish(self, dice: random.Random) -> None:
         """A dataset is made of a stored file, looked at, and forgotten."""
@@ -72,17 +73,17 @@ class Race:
                 break
             try:
                 act(dice)
-                self.seen["done"] += 1
+                self._count("done")
             except (StoredFileMissingError, UploadNotFoundError):
-                self.seen["refused"] += 1
+                self._count("refused")
 
     def collect(self) -> None:
         """Every collector, again and again, however young things are."""
         yard = self.yard
         while not self.over.is_set():
-            self.seen["expired"] += expire_uploads(yard.database, yard.store, 10, expiry_seconds=ANY_AGE).items
-            self.seen["discarded"] += discard_garbage(yard.database, yard.store, 10, age_seconds=ANY_AGE).items
-            self.seen["emptied"] += empty_trash(yard.database, yard.store, 10, age_seconds=ANY_AGE).items
+            self._count("expired", expire_uploads(yard.database, yard.store, 10, expiry_seconds=ANY_AGE).items)
+            self._count("discarded", discard_garbage(yard.database, yard.store, 10, age_seconds=ANY_AGE).items)
+            self._count("emptied", empty_trash(yard.database, yard.store, 10, age_seconds=ANY_AGE).items)
 
     def run(self) -> None:
         """All of them at once, to the end of the rounds."""
@@ -97,6 +98,10 @@ class Race:
                 self.over.set()
             for one in collecting:
                 one.result()
+
+    def _count(self, what: str, times: int = 1) -> None:
+        with self._counting:
+            self.seen[what] += times
 
     def _look(self, sha256: str) -> None:
         path = self.yard.store.path(sha256)

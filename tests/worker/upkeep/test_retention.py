@@ -7,11 +7,12 @@ from sqlalchemy import func, select, update
 
 from service.contracts.runner import ProgressLine
 from service.db import Database, db_now
+from service.ids import new_id
 from service.inspections import repository as inspections
 from service.jobs import transitions
 from service.settings import Settings
 from service.storage import FileStore
-from service.tables import Artifact, Job, JobEvent, ReportRow
+from service.tables import Artifact, HandOver, Job, JobEvent, ReportRow, Schedule
 from tests.db.test_transitions import claim, in_succeeded, submit
 from worker.upkeep.registry import collectors
 
@@ -94,3 +95,30 @@ def test_progress_of_old_jobs_goes_and_everything_else_stays(database, collector
         states = session.scalars(select(JobEvent.type).where(JobEvent.job_id == old.id)).all()
     assert kinds == {running.id: 3}
     assert states == ["state"] * 4
+
+
+def test_no_job_goes_that_is_judged_by_or_has_something_to_send(database, collector) -> None:
+    with database.write() as session:
+        sending, sent, named = (in_succeeded(session) for _ in range(3))
+        for job, state in ((sending, "pending"), (sent, "failed")):
+            is_open = state == "pending"
+            session.add(
+                HandOver(
+                    id=new_id("hov"), tenant_id=job.tenant_id, job_id=job.id, kind="post", condition="pass", host="h",
+                    pepper_id="p", attempts=1, state=state, sealed="s" if is_open else None, created_at=db_now(),
+                    next_attempt_at=db_now() if is_open else None, finished_at=None if is_open else db_now(),
+                )
+            )  # fmt: skip
+        gate = {"baseline": {"kind": "job", "job_id": named.id}, "clauses": []}
+        session.add(
+            Schedule(
+                id=new_id("sch"), tenant_id=named.tenant_id, name="nightly", cron="0 2 * * *", timezone="UTC",
+                template={}, overlap="skip", misfire="skip", misfire_grace_seconds=0, jitter_seconds=0,
+                skip_unchanged=False, gate=gate, row_version=1, created_by="x", created_at=db_now(),
+                updated_at=db_now(),
+            )
+        )  # fmt: skip
+    for job in (sending, sent, named):
+        ended(database, job.id, 30)
+    assert collector("jobs", job_retention_seconds=20 * DAY).collect(100).items == 1
+    assert jobs(database) == {sending.id, named.id}
