@@ -21,6 +21,7 @@ class BreakingProxy:
         lose_after: the next answer is broken off after so many bytes; None: none is.
         lose_answers: so many of the next answers are lost: their connections break off once the server answers.
         broken: how many connections were broken off.
+        sent_bytes: what has been passed to the server, by all connections.
     """
 
     def __init__(self, url: str) -> None:
@@ -31,6 +32,7 @@ class BreakingProxy:
         self.lose_after: int | None = None
         self.lose_answers = 0
         self.broken = 0
+        self.sent_bytes = 0
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -63,6 +65,8 @@ class BreakingProxy:
                     break
                 server.sendall(data)
                 sent += len(data)
+                with self._lock:
+                    self.sent_bytes += len(data)
                 if self._breaks_at(sent):
                     break
         self._shut(client, server)

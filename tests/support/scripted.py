@@ -41,8 +41,13 @@ def endless(head: bytes, part: bytes) -> Script:
 
 
 @contextmanager
-def scripted(script: Script, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
-    """Serve with ``script`` for the length of the block. It ends where the client goes away, or the block does."""
+def scripted(
+    script: Script, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None, bodies: bool = True
+) -> Iterator[Scripted]:
+    """Serve with ``script`` for the length of the block. It ends where the client goes away, or the block does.
+
+    Without ``bodies`` nothing behind the head of a request is waited for: the script reads it, or does not.
+    """
     listener = socket.create_server((host, 0))
     server = Scripted(listener.getsockname()[1])
     opened: list[socket.socket] = []
@@ -50,7 +55,7 @@ def scripted(script: Script, *, host: str = "127.0.0.1", tls: ssl.SSLContext | N
     def serve(connection: socket.socket) -> None:
         try:
             with tls.wrap_socket(connection, server_side=True) if tls else connection as talk:
-                server.requests.append(_request(talk))
+                server.requests.append(_request(talk, bodies=bodies))
                 script(talk)
         except OSError:
             pass  # the client has gone, as many of these tests want
@@ -80,7 +85,7 @@ def scripted(script: Script, *, host: str = "127.0.0.1", tls: ssl.SSLContext | N
         thread.join(PATIENCE_SECONDS)
 
 
-def _request(connection: socket.socket) -> bytes:
+def _request(connection: socket.socket, *, bodies: bool) -> bytes:
     data = b""
     while b"\r\n\r\n" not in data:
         part = connection.recv(65536)
@@ -89,7 +94,7 @@ def _request(connection: socket.socket) -> bytes:
         data += part
     head, _, body = data.partition(b"\r\n\r\n")
     lengths = [line.partition(b":")[2] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
-    missing = int(lengths[0]) - len(body) if lengths else 0
+    missing = int(lengths[0]) - len(body) if lengths and bodies else 0
     while missing > 0 and (part := connection.recv(65536)):
         data += part
         missing -= len(part)
