@@ -32,6 +32,7 @@ from service.tables import Base
 from tests.support import in_memory, leaks, services
 from tests.support.browser import browser_trouble
 from tests.support.data import data_dir, missing_data
+from tests.support.mlflow_server import mlflow_trouble
 
 sys.dont_write_bytecode = False
 # Tests that are not about keys need none; nothing is noted in the home of whoever runs them.
@@ -73,6 +74,7 @@ def pytest_report_header() -> list[str]:
         services.redis_trouble(),
         services.tools_trouble(),
         browser_trouble(),
+        mlflow_trouble(),
     )
     return lines + [f"WARNING: {trouble}" for trouble in troubles if trouble is not None]
 

@@ -80,11 +80,17 @@ def test_a_disk_that_fills_up_while_a_job_runs(place, disk, installation, client
 def test_uploads_are_refused_and_reads_go_on(disk, installation, client, judge):
     job_id = client.submit()
     installation.wait_for_state(job_id, "succeeded")
-    disk.fill()
     with httpx.Client(base_url=installation.url, timeout=PATIENCE_SECONDS) as http:
-        made = http.post("/v1/uploads", json={"filename": "x.onnx", "size_bytes": 1000})
-        if made.is_success:
-            made = http.put(f"/v1/uploads/{made.json()['id']}/content", content=b"x" * 1000)
+
+        def refused() -> httpx.Response | None:
+            """What a full disk is answered with; the scratch folder of the job may go, and give room, only now."""
+            disk.fill()
+            made = http.post("/v1/uploads", json={"filename": "x.onnx", "size_bytes": 1000})
+            if made.is_success:
+                made = http.put(f"/v1/uploads/{made.json()['id']}/content", content=b"x" * 1000)
+            return None if made.is_success else made
+
+        made = installation.wait_for(refused, "the disk is not full")
         assert made.status_code == 507, made.text
         assert made.json()["code"] == "storage-full"
         assert http.get(f"/v1/jobs/{job_id}").json()["state"] == "succeeded"

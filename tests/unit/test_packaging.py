@@ -12,6 +12,7 @@ from service.contracts.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL, CPU, CUDA = "requirements.lock", "requirements-cpu.lock", "requirements-cuda.lock"
+MLFLOW = "requirements-mlflow.lock"
 IMAGES = ("requirements-api.lock", "requirements-worker.lock")
 ENGINE = {"onnx", "onnxruntime", "torch"}
 PIN = re.compile(r"([a-z0-9._-]+)==([0-9][0-9a-z.]*(?:\+cpu)?)(?: ; [^;#]+?)? \\")
@@ -36,7 +37,7 @@ def locked(name: str) -> dict[str, tuple[str, set[str]]]:
     return found
 
 
-@pytest.mark.parametrize("name", [ALL, CPU, CUDA, *IMAGES])
+@pytest.mark.parametrize("name", [ALL, CPU, CUDA, MLFLOW, *IMAGES])
 def test_every_requirement_is_an_exact_version_with_hashes(name: str) -> None:
     pins = locked(name)
     assert pins
@@ -46,7 +47,10 @@ def test_every_requirement_is_an_exact_version_with_hashes(name: str) -> None:
 
 def test_every_dependency_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [name for group in project["optional-dependencies"].values() for name in group]
+    groups = project["optional-dependencies"]
+    apart = groups.pop("mlflow")  # in a lock of its own
+    assert {re.split(r"[\[><=,;]", name)[0] for name in apart} <= set(locked(MLFLOW))
+    extras = [name for group in groups.values() for name in group]
     wanted = {re.split(r"[\[><=,;]", name)[0].lower() for name in (*project["dependencies"], *extras)} - {"quantmill"}
     assert wanted <= set(locked(ALL))
 
@@ -56,6 +60,13 @@ def test_an_image_is_made_of_a_part_of_the_lock_file(name: str) -> None:
     whole, part = locked(ALL), locked(name)
     assert part.items() <= whole.items()
     assert ("worker" in name) == bool(ENGINE & set(part))
+
+
+def test_mlflow_and_its_packages_are_in_no_other_lock() -> None:
+    apart = locked(MLFLOW)
+    assert {"mlflow", "mlflow-skinny"} <= set(apart)
+    assert not {"mlflow", "mlflow-skinny"} & {name for lock in (ALL, CUDA, *IMAGES) for name in locked(lock)}
+    assert {"torch", "pytest"}.isdisjoint(apart)
 
 
 def test_both_builds_of_torch_are_of_one_version() -> None:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import ColumnElement, delete, func, select, tuple_
+from sqlalchemy import ColumnElement, delete, exists, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.jobs import repository as jobs
-from service.tables import Batch, BatchMember, IdempotencyKey, Job, JobEvent, ScheduleRun, Upload, WebhookDelivery
+from service.tables import (
+    Batch,
+    BatchMember,
+    HandOver,
+    IdempotencyKey,
+    Job,
+    JobEvent,
+    ScheduleRun,
+    Upload,
+    WebhookDelivery,
+)
 from service.tables.jobs import TERMINAL_STATES
 from service.tables.schedules import OPEN_STATES
 
@@ -108,12 +118,12 @@ def delete_old_runs(session: Session, age_seconds: float, limit: int) -> int:
 
 def count_old_jobs(session: Session, age_seconds: float) -> int:
     """How many jobs ended so long ago, and nothing refers to them."""
-    return session.scalars(select(func.count()).select_from(Job).where(*_old_jobs(age_seconds))).one()
+    return session.scalars(select(func.count()).select_from(Job).where(*_old_jobs(session, age_seconds))).one()
 
 
 def delete_old_jobs(session: Session, age_seconds: float, limit: int) -> int:
     """Forget jobs that ended so long ago, with events, report and artifacts; returns how many."""
-    old = select(Job.id).where(*_old_jobs(age_seconds)).order_by(Job.finished_at).limit(limit)
+    old = select(Job.id).where(*_old_jobs(session, age_seconds)).order_by(Job.finished_at).limit(limit)
     ids = list(session.scalars(old.with_for_update(skip_locked=True)))
     jobs.remove(session, ids)
     return len(ids)
@@ -150,8 +160,10 @@ def _old_runs(age_seconds: float) -> list[ColumnElement[bool]]:
     return [ScheduleRun.state.not_in(OPEN_STATES), ScheduleRun.created_at < db_now() - age_seconds]
 
 
-def _old_jobs(age_seconds: float) -> list[ColumnElement[bool]]:
-    return [*_ended(age_seconds), *(~reference for reference in jobs.references())]
+def _old_jobs(session: Session, age_seconds: float) -> list[ColumnElement[bool]]:
+    sending = exists().where(HandOver.job_id == Job.id, HandOver.state == "pending")
+    kept = Job.id.in_(jobs.named_by_gates(session))
+    return [*_ended(age_seconds), *(~reference for reference in jobs.references()), ~sending, ~kept]
 
 
 def _ended(age_seconds: float) -> list[ColumnElement[bool]]:
