@@ -30,6 +30,7 @@ from service.quotas.rates import Meter
 from service.settings import Settings
 from service.storage import FileStore
 from service.threads import ServiceBusyError, Threads
+from service.uploads.digests import RunningDigests
 
 # Reading calls to the database at a time; with the writers they need fewer connections than there are.
 READERS = 24
@@ -67,6 +68,7 @@ class Desk:
     checks: Threads
     disk: Threads
     lookups: Threads
+    upload_digests: RunningDigests = field(default_factory=RunningDigests)
     meters: dict[str, Meter] = field(default_factory=dict)
     opened_at: float = field(default_factory=time.monotonic)
 

@@ -15,7 +15,12 @@ from service.client.errors import ApiError
 from service.client.steps import FilePart, Steps, work
 from service.storage import file_sha256
 
+# Parts grow while they get through, for each costs a round trip and the time that a disk takes to be done with it.
 PART_BYTES = 64 * 1024 * 1024
+MAX_PART_BYTES = 1024 * 1024 * 1024
+_LEAST_PART_BYTES = 256 * 1024
+# The service itself has a code of its own for what is too large.
+_TOO_LARGE_FOR_PROXY = "http-413"
 _FINISH_BYTES_PER_SECOND = 20e6
 UploadProgress = Callable[[int, int], None]
 
@@ -64,9 +69,10 @@ class UploadCalls(Connection):
         patience = self._patience()
         # once all bytes are sent, the service makes them durable and may have to read them again
         finish_seconds = size_bytes / _FINISH_BYTES_PER_SECOND
-        offset, complete = 0, False
+        offset, complete, parts = 0, False, _Parts()
         while not complete:
-            part = FilePart(path, offset, min(offset + PART_BYTES, size_bytes), lambda sent: progress(sent, size_bytes))
+            end = min(offset + parts.size_bytes, size_bytes)
+            part = FilePart(path, offset, end, lambda sent: progress(sent, size_bytes))
             # where all bytes are there and the service could not write that down, no more of them follow
             headers = {"Upload-Offset": str(offset), "Content-Length": str(part.end - offset)}
             try:
@@ -74,12 +80,33 @@ class UploadCalls(Connection):
                 offset = int(answer.headers["Upload-Offset"])
                 complete = offset >= size_bytes
                 patience.renew()
+                parts.grow()
             except (httpx.TransportError, ApiError) as error:
                 if isinstance(error, ApiError) and error.code == "upload-complete":  # an answer got lost
                     return
-                if not isinstance(error, ApiError) or error.code != "upload-offset-mismatch":
+                shrunk = isinstance(error, ApiError) and parts.shrink(error, part.end - part.start)
+                if not shrunk and (not isinstance(error, ApiError) or error.code != "upload-offset-mismatch"):
                     yield from patience.endure(error)
                 reached = yield from self._request("HEAD", url)
                 if int(reached.headers["Upload-Offset"]) > offset:
                     patience.renew()
                 offset = int(reached.headers["Upload-Offset"])
+
+
+class _Parts:
+    """How many bytes go at a time: more while they get through, fewer where something on the way takes no such many."""
+
+    def __init__(self) -> None:
+        self.size_bytes = PART_BYTES
+        self._most_bytes = MAX_PART_BYTES
+
+    def grow(self) -> None:
+        """One got through."""
+        self.size_bytes = min(2 * self.size_bytes, self._most_bytes)
+
+    def shrink(self, error: ApiError, refused_bytes: int) -> bool:
+        """Whether the refusal is a proxy's, of a body too large for it, and smaller parts are worth a try."""
+        if error.code != _TOO_LARGE_FOR_PROXY or refused_bytes <= _LEAST_PART_BYTES:
+            return False
+        self.size_bytes = self._most_bytes = refused_bytes // 2
+        return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hmac
@@ -11,7 +10,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
@@ -22,10 +21,10 @@ from service.deps import Desk
 from service.files import repository as files
 from service.principal import Principal
 from service.quotas import service as quotas
-from service.quotas.rates import Meter
-from service.storage import BLOCK_BYTES, FileStore, StorageFullError, StoredFile
+from service.storage import FileStore, StorageFullError, StoredFile
 from service.tables import Upload
 from service.uploads import repository
+from service.uploads.copying import Limit, copy
 from service.uploads.errors import (
     DigestMismatchError,
     UploadCompleteError,
@@ -36,7 +35,6 @@ from service.uploads.errors import (
     UploadOffsetMismatchError,
     UploadSizeUnknownError,
     UploadStalledError,
-    UploadTooLargeError,
 )
 from service.uploads.schemas import UploadCreate
 from service.uploads.writer import UploadFile, durable_size
@@ -47,8 +45,6 @@ _DIGEST_HEADER = "Content-Digest"
 _SIZE_POINTER = "/size_bytes"
 _SHA256_POINTER = "/sha256"
 _WHOLE_BODY = ""
-# A body that drips in, byte by byte, would hold its upload for ever.
-_LEAST_BYTES = 4096
 log = logging.getLogger(__name__)
 
 
@@ -83,7 +79,7 @@ def create(desk: Desk, by: Principal, body: UploadCreate) -> Upload:
             "A file of 0 bytes is of no use.", pointer=_SIZE_POINTER, hint="Send a file that has some."
         )
     if size_bytes is not None and size_bytes > desk.settings.max_upload_bytes:
-        _refuse_size(size_bytes, desk.settings.max_upload_bytes, _SIZE_POINTER)
+        Limit(desk.settings.max_upload_bytes, _SIZE_POINTER).refuse(size_bytes)
     if desk.store.free_bytes() < (size_bytes or 0) + desk.settings.min_free_bytes:
         raise StorageFullError("There is no room for this file.", hint="Free some space on the storage folder.")
     known = _known(desk, by.tenant_id, body)
@@ -150,7 +146,7 @@ async def receive(desk: Desk, by: Principal, upload_id: str, incoming: Incoming)
         limit = _limit(desk, upload)
         await run_in_threadpool(_begin, upload, file, incoming, limit)
         try:
-            await _copy(incoming.blocks, file, limit, desk.settings.upload_idle_seconds, desk.meter_of(by.tenant_id))
+            await copy(incoming.blocks, file, limit, desk.settings.upload_idle_seconds, desk.meter_of(by.tenant_id))
         except (ClientDisconnect, UploadStalledError):
             await desk.disk.run(file.keep)
             raise
@@ -204,7 +200,8 @@ def parse_content_digest(header: str | None) -> bytes | None:
 def _open(desk: Desk, tenant_id: str, upload_id: str) -> UploadFile:
     with desk.database.read() as session:
         repository.get(session, tenant_id, upload_id)  # no file is made for an id that is not there
-    return UploadFile(part_path(desk.store, upload_id), min_free_bytes=desk.settings.min_free_bytes)
+    path = part_path(desk.store, upload_id)
+    return UploadFile(path, min_free_bytes=desk.settings.min_free_bytes, digests=desk.upload_digests)
 
 
 def _current(desk: Desk, tenant_id: str, upload_id: str, file: UploadFile) -> Upload:
@@ -217,20 +214,13 @@ def _current(desk: Desk, tenant_id: str, upload_id: str, file: UploadFile) -> Up
     return upload
 
 
-class _Limit(NamedTuple):
-    """The bytes that an upload may have, and what says so."""
-
-    size_bytes: int
-    pointer: str
-
-
-def _limit(desk: Desk, upload: Upload) -> _Limit:
+def _limit(desk: Desk, upload: Upload) -> Limit:
     if upload.expected_size_bytes is None:
-        return _Limit(desk.settings.max_upload_bytes, _WHOLE_BODY)
-    return _Limit(upload.expected_size_bytes, _SIZE_POINTER)
+        return Limit(desk.settings.max_upload_bytes, _WHOLE_BODY)
+    return Limit(upload.expected_size_bytes, _SIZE_POINTER)
 
 
-def _begin(upload: Upload, file: UploadFile, incoming: Incoming, limit: _Limit) -> None:
+def _begin(upload: Upload, file: UploadFile, incoming: Incoming, limit: Limit) -> None:
     if incoming.offset is None:
         file.begin_anew()
     elif upload.expected_size_bytes is None:
@@ -244,51 +234,9 @@ def _begin(upload: Upload, file: UploadFile, incoming: Incoming, limit: _Limit) 
     if incoming.length is not None and file.size_bytes + incoming.length > limit.size_bytes:
         too_many = file.size_bytes + incoming.length
         file.undo()
-        _refuse_size(too_many, *limit)
-
-
-async def _copy(
-    blocks: AsyncIterator[bytes], file: UploadFile, limit: _Limit, idle_seconds: float, meter: Meter
-) -> None:
-    buffer = bytearray()
-    size_bytes = file.size_bytes
-    try:
-        async for block in _in_time(blocks, idle_seconds):
-            size_bytes += len(block)
-            if size_bytes > limit.size_bytes:
-                _refuse_size(size_bytes, *limit)
-            buffer += block
-            await asyncio.sleep(meter.upload_pause_seconds(len(block)))
-            if len(buffer) >= BLOCK_BYTES:
-                await run_in_threadpool(file.write, buffer)
-                buffer.clear()
-    except (ClientDisconnect, UploadStalledError):
-        await run_in_threadpool(file.write, buffer)
-        raise
-    await run_in_threadpool(file.write, buffer)
-
-
-async def _in_time(blocks: AsyncIterator[bytes], idle_seconds: float) -> AsyncIterator[bytes]:
-    """The blocks, as long as they come: of each span of ``idle_seconds`` some kilobytes have to, or the end."""
-    loop = asyncio.get_running_loop()
-    arrived, left_seconds = 0, idle_seconds
-    while True:
-        begun = loop.time()
-        try:
-            async with asyncio.timeout(left_seconds):
-                block = await anext(blocks)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise UploadStalledError(
-                f"In {idle_seconds:g} s {arrived} bytes arrived, which are fewer than {_LEAST_BYTES}; they are kept.",
-                hint="Ask for the offset with HEAD and go on from there.",
-            ) from None
-        arrived += len(block)
-        left_seconds -= loop.time() - begun  # of what the disk takes, nothing
-        if arrived >= _LEAST_BYTES:
-            arrived, left_seconds = 0, idle_seconds
-        yield block
+        limit.refuse(too_many)
+    if incoming.digest is not None:
+        file.digest_own()
 
 
 class _Ended(NamedTuple):
@@ -346,13 +294,13 @@ def _record(desk: Desk, by: Principal, upload: Upload, file: UploadFile, ended: 
 
 def _check_request(upload: Upload, file: UploadFile, incoming: Incoming, size_bytes: int) -> None:
     """What can be wrong with the bytes of this request as such; then they are thrown away."""
-    if incoming.digest is not None and not hmac.compare_digest(incoming.digest, file.written_sha256):
+    if incoming.digest is not None and not hmac.compare_digest(incoming.digest, file.own_sha256):
         file.undo()
         raise DigestMismatchError(
             "The bytes of this request do not have their Content-Digest; they were thrown away.",
             hint="Send them again.",
             header=_DIGEST_HEADER,
-            actual=file.written_sha256.hex(),
+            actual=file.own_sha256.hex(),
         )
     if incoming.offset is None and size_bytes == 0:
         file.undo()
@@ -366,11 +314,3 @@ def _check_request(upload: Upload, file: UploadFile, incoming: Incoming, size_by
             hint="Send the whole file, or send it in parts with PATCH.",
             pointer=_SIZE_POINTER,
         )
-
-
-def _refuse_size(size_bytes: int, limit: int, pointer: str) -> NoReturn:
-    raise UploadTooLargeError(
-        f"{size_bytes} bytes are more than the {limit} that this upload may have.",
-        pointer=pointer,
-        hint="Declare the true size_bytes; the service's own limit is QUANTMILL_MAX_UPLOAD_BYTES.",
-    )

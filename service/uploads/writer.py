@@ -15,9 +15,12 @@ from pathlib import Path
 from types import TracebackType
 
 from service.storage import StorageFullError, file_sha256, sync_folder
+from service.uploads.digests import RunningDigests
 from service.uploads.errors import UploadBusyError
 
 _ANEW_SUFFIX = ".anew"
+# So much may wait in memory for the disk, which begins to write meanwhile: less is left to be waited for at the end.
+_UNWRITTEN_BYTES = 32 * 1024 * 1024
 
 
 class UploadFile:
@@ -26,19 +29,23 @@ class UploadFile:
     Args:
         path: the file; made if it is not there.
         min_free_bytes: disk floor that writing must not go below.
+        digests: where the digest of the file so far may be known, and is left for the next writer.
 
     Raises:
         UploadBusyError: another writer, in this or another process, has it open.
     """
 
-    def __init__(self, path: Path, *, min_free_bytes: int = 0) -> None:
+    def __init__(self, path: Path, *, min_free_bytes: int = 0, digests: RunningDigests | None = None) -> None:
         self.path = path
         self._floor = min_free_bytes
+        self._digests = digests if digests is not None else RunningDigests()
         self._lock = _locked(path)
         self._descriptor = self._lock
         self._anew = path.with_name(path.name + _ANEW_SUFFIX)
-        self._hash = hashlib.sha256()
         self._start = self.size_bytes
+        self._flushed = self._start
+        self._whole = hashlib.sha256() if self._start == 0 else self._digests.known(self._lock)
+        self._own: hashlib._Hash | None = None
 
     def __enter__(self) -> UploadFile:
         return self
@@ -55,17 +62,23 @@ class UploadFile:
         """Bytes in the file that is being written."""
         return os.fstat(self._descriptor).st_size
 
+    def digest_own(self) -> None:
+        """Digest from here on what this writer writes, beside the whole file."""
+        self._own = hashlib.sha256()
+
     @property
-    def written_sha256(self) -> bytes:
-        """Digest of what this writer has written."""
-        return self._hash.digest()
+    def own_sha256(self) -> bytes:
+        """Digest of what this writer has written since ``digest_own``."""
+        assert self._own is not None  # noqa: S101 - who asks has said before that they will
+        return self._own.digest()
 
     def begin_anew(self) -> None:
         """Write the file from byte 0 on; what earlier writers wrote stays until ``keep``."""
         if self._start > 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = os.open(self._anew, flags, 0o640)
-            self._start = 0
+            self._start = self._flushed = 0
+            self._whole = hashlib.sha256()
 
     def clear(self) -> None:
         """Throw away everything, earlier writers' bytes too."""
@@ -74,10 +87,12 @@ class UploadFile:
             self.begin_anew()
             self._take_place()
         os.ftruncate(self._lock, 0)
-        self._start = 0
+        self._start = self._flushed = 0
+        self._whole = hashlib.sha256()
 
     def undo(self) -> None:
         """Throw away what this writer has written: the file is as it was before."""
+        self._whole = None  # what it was before is not known any more; it is read again, should it be asked for
         if self._descriptor == self._lock:
             os.ftruncate(self._descriptor, self._start)
             return
@@ -93,12 +108,13 @@ class UploadFile:
             OSError: the disk refused.
         """
         os.fsync(self._descriptor)
-        if self._descriptor == self._lock:
-            return
-        if self.size_bytes == 0:
-            self.undo()
-            return
-        self._take_place()
+        if self._descriptor != self._lock:
+            if self.size_bytes == 0:
+                self.undo()
+                return
+            self._take_place()
+        if self._whole is not None:
+            self._digests.remember(self._descriptor, self._whole)
 
     def _take_place(self) -> None:
         """Let the file that was begun anew be the upload's."""
@@ -119,16 +135,26 @@ class UploadFile:
         disk = os.fstatvfs(self._descriptor)
         if disk.f_bavail * disk.f_frsize < len(block) + self._floor:
             raise StorageFullError("The disk of the service is full.", hint="Free some space on its storage folder.")
-        self._hash.update(block)
+        for digest in filter(None, (self._whole, self._own)):
+            digest.update(block)
         view = memoryview(block)
         offset = self.size_bytes
         while view:
             written = os.pwrite(self._descriptor, view, offset)
             view, offset = view[written:], offset + written
+        if offset - self._flushed >= _UNWRITTEN_BYTES:
+            _begin_to_flush(self._descriptor, self._flushed, offset - self._flushed)
+            self._flushed = offset
 
     def sha256(self) -> str:
-        """Lowercase hex digest of the whole file; read again only if an earlier writer wrote a part of it."""
-        return self._hash.hexdigest() if self._start == 0 else file_sha256(self.path)
+        """Lowercase hex digest of the whole file; read again only if another process wrote a part of it."""
+        return file_sha256(self.path) if self._whole is None else self._whole.hexdigest()
+
+
+def _begin_to_flush(descriptor: int, offset: int, size_bytes: int) -> None:
+    """Have the kernel write these bytes to the disk now, and wait for nothing; a hint, which not every system takes."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def _locked(path: Path) -> int:

@@ -18,6 +18,7 @@ from service.client import (
     QuotaExceededError,
     RateLimitedError,
     ServerUnreachableError,
+    TooLargeError,
     WaitTimeoutError,
 )
 from service.contracts.quota import Quota
@@ -77,6 +78,23 @@ def test_a_large_file_goes_in_parts(
     monkeypatch.setattr("service.client.uploads.PART_BYTES", 10 * MIB)
     upload = client.upload_file(large)
     is_whole(server, upload.id, large)
+
+
+def test_a_proxy_that_takes_no_large_body_gets_smaller_ones(
+    server: ApiProcess, proxy: BreakingProxy, large: Path
+) -> None:
+    proxy.most_bytes = 5 * MIB
+    with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
+        upload = client.upload_file(large)
+    is_whole(server, upload.id, large)
+    assert proxy.refused == 3  # of 24, 12 and 6 MiB; 3 get through, and more are not tried again
+
+
+def test_a_proxy_that_takes_no_body_at_all_is_told_of(proxy: BreakingProxy, large: Path) -> None:
+    proxy.most_bytes = 0
+    with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client, pytest.raises(TooLargeError) as caught:
+        client.upload_file(large)
+    assert caught.value.code == "http-413"
 
 
 def test_a_download_goes_on_where_it_broke_off(proxy: BreakingProxy, worker: Front, tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from contextlib import suppress
 
 import httpx
+
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 
 
 class BreakingProxy:
@@ -18,9 +21,11 @@ class BreakingProxy:
     Attributes:
         breaks: each of the next connections that sends so many bytes is broken off there, one after the other.
         cuts_streams: whether requests for event streams are broken off before they reach the server.
+        most_bytes: requests with larger bodies are refused with 413, as proxies do; None: none is.
         lose_after: the next answer is broken off after so many bytes; None: none is.
         lose_answers: so many of the next answers are lost: their connections break off once the server answers.
         broken: how many connections were broken off.
+        refused: how many requests were refused.
         sent_bytes: what has been passed to the server, by all connections.
     """
 
@@ -29,6 +34,8 @@ class BreakingProxy:
         self._target = (address.host, address.port or 80)
         self.breaks: list[int] = []
         self.cuts_streams = False
+        self.most_bytes: int | None = None
+        self.refused = 0
         self.lose_after: int | None = None
         self.lose_answers = 0
         self.broken = 0
@@ -63,6 +70,9 @@ class BreakingProxy:
                 if self.cuts_streams and b"text/event-stream" in data:
                     self._count()
                     break
+                if self._is_too_large(data):
+                    self._refuse(client)
+                    break
                 server.sendall(data)
                 sent += len(data)
                 with self._lock:
@@ -70,6 +80,19 @@ class BreakingProxy:
                 if self._breaks_at(sent):
                     break
         self._shut(client, server)
+
+    def _is_too_large(self, data: bytes) -> bool:
+        length = _LENGTH.search(data) if data.startswith(b"PATCH ") else None
+        return self.most_bytes is not None and length is not None and int(length[1]) > self.most_bytes
+
+    def _refuse(self, client: socket.socket) -> None:
+        """Answer without the server, and take what is on its way: a reset would destroy the answer."""
+        with self._lock:
+            self.refused += 1
+        client.sendall(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(65536):
+            pass
 
     def _downstream(self, server: socket.socket, client: socket.socket) -> None:
         received = 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.uploads.digests import RunningDigests
 from service.uploads.errors import UploadBusyError
 from service.uploads.writer import UploadFile
 
@@ -97,9 +99,10 @@ STEPS = st.lists(
 def test_against_a_plain_model(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[bool, list[bytes], str]]):
     path = tmp_path_factory.mktemp("upload") / "upl_x"
     expected = b""
+    digests = RunningDigests()
     for anew, blocks, ending in steps:
         sent = b"".join(blocks)
-        with UploadFile(path) as file:
+        with UploadFile(path, digests=digests) as file:
             if anew:
                 file.begin_anew()
             for block in blocks:
@@ -108,6 +111,7 @@ def test_against_a_plain_model(tmp_path_factory: pytest.TempPathFactory, steps: 
                 file.undo()
             elif ending == "keep":
                 file.keep()
+                assert file.sha256() == hashlib.sha256(path.read_bytes()).hexdigest()
         if not anew or not expected:
             # written in place: a crash leaves a prefix of what was sent
             expected += b"" if ending == "undo" else sent
@@ -129,3 +133,44 @@ def test_bytes_that_lie_in_the_store_too_are_not_thrown_away_there(path: Path) -
             UploadFile(path)
     assert (path.read_bytes(), stored.read_bytes()) == (b"new", b"earlier")
     assert sorted(path.parent.iterdir()) == sorted([path, stored])
+
+
+def test_a_file_that_came_in_parts_is_not_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_again(path: Path) -> str:
+        raise AssertionError(f"{path} is read again")
+
+    path.unlink()
+    digests = RunningDigests()
+    for part in (b"first", b"second"):
+        with UploadFile(path, digests=digests) as file:
+            file.write(part)
+            file.keep()
+    monkeypatch.setattr("service.uploads.writer.file_sha256", read_again)
+    with UploadFile(path, digests=digests) as file:
+        file.write(b"third")
+        assert file.sha256() == hashlib.sha256(b"firstsecondthird").hexdigest()
+
+
+def test_bytes_of_another_process_are_not_taken_for_ones_own(path: Path) -> None:
+    path.unlink()
+    digests = RunningDigests()
+    with UploadFile(path, digests=digests) as file:
+        file.write(b"mine")
+        file.keep()
+    path.write_bytes(b"else")
+    os.utime(path, ns=(0, 0))  # two writes within one tick of a coarse clock would look like one
+    with UploadFile(path, digests=digests) as file:
+        file.write(b"!")
+        assert file.sha256() == hashlib.sha256(b"else!").hexdigest()
+
+
+def test_of_too_many_files_the_earliest_is_forgotten(tmp_path: Path) -> None:
+    digests = RunningDigests(2)
+    descriptors = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(3)]
+    try:
+        for descriptor in descriptors:
+            digests.remember(descriptor, hashlib.sha256(b""))
+        assert [digests.known(descriptor) is not None for descriptor in descriptors] == [False, True, True]
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
