@@ -102,13 +102,15 @@ def _api(folder: Path) -> Iterator[ApiProcess]:
 
 
 def _write(path: Path, size_bytes: int) -> str:
-    """A file that no filesystem can make smaller; its sha256."""
+    """A file on the disk that no filesystem can make smaller; its sha256."""
     block, digest = secrets.token_bytes(16 * _MIB), hashlib.sha256()
     with path.open("wb") as file:
         for number in range(-(-size_bytes // len(block))):
             part = (number.to_bytes(8, "big") + block[8:])[: size_bytes - number * len(block)]
             file.write(part)
             digest.update(part)
+        file.flush()
+        os.fsync(file.fileno())  # or the disk would write it while it is timed
     return digest.hexdigest()
 
 

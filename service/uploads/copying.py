@@ -68,7 +68,8 @@ class _Writing:
 
     def __init__(self, file: UploadFile) -> None:
         self._file = file
-        self._collected = bytearray()
+        self._collected: list[bytes] = []
+        self._size_bytes = 0
         self._write: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> _Writing:
@@ -83,14 +84,15 @@ class _Writing:
 
     async def add(self, block: bytes) -> None:
         """Take a block over."""
-        self._collected += block
-        if len(self._collected) >= BLOCK_BYTES:
+        self._collected.append(block)
+        self._size_bytes += len(block)
+        if self._size_bytes >= BLOCK_BYTES:
             await self._flush()
 
     async def _flush(self) -> None:
         await self._settle()
-        block, self._collected = self._collected, bytearray()
-        self._write = asyncio.ensure_future(run_in_threadpool(self._file.write, block))
+        blocks, self._collected, self._size_bytes = self._collected, [], 0
+        self._write = asyncio.ensure_future(run_in_threadpool(self._file.write, *blocks))
 
     async def _settle(self) -> None:
         """Wait for the write that is under way, also where the request is being canceled; raise what it has raised."""

@@ -125,23 +125,25 @@ class UploadFile:
         os.close(self._lock)
         self._lock = self._descriptor
 
-    def write(self, block: bytes | bytearray) -> None:
-        """Append a block.
+    def write(self, *blocks: bytes) -> None:
+        """Append blocks.
 
         Raises:
             StorageFullError: the disk would go below its floor.
             OSError: the disk refused.
         """
         disk = os.fstatvfs(self._descriptor)
-        if disk.f_bavail * disk.f_frsize < len(block) + self._floor:
+        if disk.f_bavail * disk.f_frsize < sum(map(len, blocks)) + self._floor:
             raise StorageFullError("The disk of the service is full.", hint="Free some space on its storage folder.")
-        for digest in filter(None, (self._whole, self._own)):
-            digest.update(block)
-        view = memoryview(block)
+        digests = [digest for digest in (self._whole, self._own) if digest is not None]
         offset = self.size_bytes
-        while view:
-            written = os.pwrite(self._descriptor, view, offset)
-            view, offset = view[written:], offset + written
+        for block in blocks:
+            for digest in digests:
+                digest.update(block)
+            view = memoryview(block)
+            while view:
+                written = os.pwrite(self._descriptor, view, offset)
+                view, offset = view[written:], offset + written
         if offset - self._flushed >= _UNWRITTEN_BYTES:
             _begin_to_flush(self._descriptor, self._flushed, offset - self._flushed)
             self._flushed = offset

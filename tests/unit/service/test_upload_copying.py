@@ -30,11 +30,11 @@ class Slow(UploadFile):
         self.writes, self.go_on = threading.Event(), threading.Event()
         self.written = 0
 
-    def write(self, block: bytes | bytearray) -> None:
+    def write(self, *blocks: bytes) -> None:
         self.writes.set()
         assert self.go_on.wait(PATIENCE_SECONDS)
-        super().write(block)
-        self.written += len(block)
+        super().write(*blocks)
+        self.written += sum(map(len, blocks))
 
 
 @pytest.fixture
