@@ -50,6 +50,7 @@ def session_functions() -> dict[str, list[tuple[str, Function]]]:
     return found
 
 
+@cache
 def computing_names(tree: ast.Module) -> set[str]:
     """What a file has imported to compute with: functions of the modules above, not their classes and constants."""
     names = set()
@@ -74,9 +75,10 @@ def writing_blocks(tree: ast.AST) -> Iterator[ast.AST]:
             yield node.body
 
 
-def computes(block: ast.AST, tree: ast.Module, seen: frozenset[str] = frozenset()) -> list[str]:
+def computes(block: ast.AST, tree: ast.Module, seen: set[str] | None = None) -> list[str]:
     """Calls that compute, of a block and of every function that it gives its session to."""
     found = []
+    seen = set() if seen is None else seen
     names = computing_names(tree)
     for node in ast.walk(block):
         if isinstance(node, ast.Call) and (called(node) in names or module_of(node) in names):
@@ -85,7 +87,7 @@ def computes(block: ast.AST, tree: ast.Module, seen: frozenset[str] = frozenset(
         for where, function in session_functions().get(name, []):
             key = f"{where}:{name}"
             if key not in seen | SMALL and name not in SUBMITS:
-                seen |= {key}
+                seen.add(key)
                 found += [f"{name} > {call}" for call in computes(function, parsed(files("service")[where]), seen)]
     return found
 

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from service.audit import repository, service
 from worker.commands.json_output import print_items, print_json
 from worker.commands.keys import As_json, installation
 from worker.commands.options import DataDir
@@ -23,6 +22,8 @@ def list_events(
     data_dir: DataDir = None,
 ) -> None:
     """The newest deeds: when, whose key, from where, what, on what."""
+    from service.audit import repository
+
     with installation(data_dir) as (_, database), database.read() as session:
         rows = repository.page(session, tenant_id=tenant, before=None, limit=limit)
     if as_json:
@@ -37,6 +38,8 @@ def list_events(
 @app.command()
 def verify(as_json: As_json = False, data_dir: DataDir = None) -> None:
     """Go through the chain of hashes. Exits with 1 and the number of the first row that is not as it was written."""
+    from service.audit import service
+
     with installation(data_dir) as (_, database), database.read() as session:
         found = service.verify(session)
     if as_json:

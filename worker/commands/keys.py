@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.db import Database
-from service.keys import repository, service
 from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
 from service.settings import Settings
-from service.tables import ApiKey, SigningKeyRow
 from worker.commands import options
 from worker.commands.json_output import print_items, print_json, print_line
 from worker.commands.options import DataDir
+
+if TYPE_CHECKING:
+    from service.db import Database
+    from service.keys.service import MadeKey
+    from service.tables import ApiKey, SigningKeyRow
 
 app = typer.Typer(
     name="keys",
@@ -46,6 +48,8 @@ def create(
     data_dir: DataDir = None,
 ) -> None:
     """Make a key. Its text is printed on standard output, once; the database keeps only a hash of it."""
+    from service.keys import service
+
     _check_name(name, 255)
     checked = check_tenant(tenant)
     with installation(data_dir) as (settings, database):
@@ -62,6 +66,8 @@ def list_keys(
     data_dir: DataDir = None,
 ) -> None:
     """All keys, the newest first: whose, what they may do, when they were last used, whether they are good."""
+    from service.keys import repository
+
     with installation(data_dir) as (settings, database), database.read() as session:
         rows, now = repository.list_all(session, tenant), repository.datetime_now(session)
     if as_json:
@@ -78,6 +84,8 @@ def list_keys(
 @app.command()
 def revoke(key_id: KeyId, as_json: As_json = False, data_dir: DataDir = None) -> None:
     """End a key: within two seconds no API process takes it any more."""
+    from service.keys import service
+
     with installation(data_dir) as (_, database), database.write() as session:
         service.revoke(session, operator(), key_id)
     if as_json:
@@ -96,6 +104,8 @@ def rotate(
     data_dir: DataDir = None,
 ) -> None:
     """Make a key in place of another: same tenant, name, scope and time to live. The old one ends after the grace."""
+    from service.keys import service
+
     with installation(data_dir) as (settings, database):
         pepper = service.pepper_of(settings)
         with database.write() as session:
@@ -130,7 +140,7 @@ def installation(data_dir: Any) -> Iterator[tuple[Settings, Database]]:
     Raises:
         SchemaBehindError: it has not been migrated.
     """
-    from service.db import migrate
+    from service.db import Database, migrate
     from service.schema import require_current
 
     settings = options.load_settings(data_dir=data_dir)
@@ -179,7 +189,7 @@ def _check_name(name: str, length: int) -> None:
         raise typer.BadParameter(f"{name!r} is no name: printable characters, up to {length}")
 
 
-def _show_made(made: service.MadeKey, as_json: bool) -> None:
+def _show_made(made: MadeKey, as_json: bool) -> None:
     if as_json:
         print_json({**_fields(made.row, datetime.now(UTC)), "key": made.text})
         return

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from service.contracts.quota import Quota
 from service.contracts.validation import field_problems
-from service.quotas import service
 from worker.commands.json_output import print_json
 from worker.commands.keys import As_json, check_tenant, installation, operator
 from worker.commands.options import DataDir
@@ -24,6 +23,8 @@ _LIMITS = ", ".join(Quota.model_fields)
 @app.command()
 def show(tenant: Tenant, as_json: As_json = False, data_dir: DataDir = None) -> None:
     """A tenant's limits, and how much of them it uses."""
+    from service.quotas import service
+
     checked = check_tenant(tenant)
     with installation(data_dir) as (settings, database), database.read() as session:
         found = service.tenant_out(session, settings, checked)
@@ -47,6 +48,8 @@ def set_quota(
     data_dir: DataDir = None,
 ) -> None:
     """Set the tenant's own limits, in place of all that were set before; what is not named is the default's."""
+    from service.quotas import service
+
     checked, own = check_tenant(tenant), _parsed(limits)
     with installation(data_dir) as (settings, database):
         with database.write() as session:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.db import Database
-from service.files import repository as files
-from service.files.repository import FileName
 from service.settings import Settings
 from service.storage import FileStore
 from worker.commands import options
 from worker.commands.json_output import print_items, print_json
 from worker.commands.options import DataDir
+
+if TYPE_CHECKING:
+    from service.db import Database
+    from service.files.repository import FileName
 
 EXIT_DAMAGED = 1
 _Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
@@ -97,6 +98,8 @@ class _Damaged:
 
 
 def _damaged(database: Database) -> list[_Damaged]:
+    from service.files import repository as files
+
     with database.read() as session:
         found = files.damaged(session)
         return [_Damaged(one.sha256, one.damage, files.names_of(session, one.sha256)) for one in found]
@@ -105,6 +108,8 @@ def _damaged(database: Database) -> list[_Damaged]:
 @contextmanager
 def _installation(**values: object) -> Iterator[tuple[Settings, Database, FileStore]]:
     """What the settings name, open."""
+    from service.db import Database
+
     settings = options.load_settings(**values)
     settings.make_folders()
     database = Database(settings.database_url)
