@@ -103,14 +103,15 @@ def database_away(bench: Workbench) -> Iterator[None]:
     """Opening the database fails at once meanwhile, as it does with a server that is down."""
     path = Path(bench.settings.database_url.removeprefix("sqlite:///"))
     bench.database.engine.dispose()
-    away = path.with_name("away")
-    path.rename(away)
-    path.mkdir()
+    away, nowhere = path.with_name("away"), path.with_name("nowhere")
+    away.hardlink_to(path)
+    nowhere.symlink_to(path.with_name("missing") / path.name)
+    # replaced at a stroke: SQLite makes the file anew, empty, where it opens a name that is free for a moment
+    nowhere.replace(path)
     try:
         yield
     finally:
-        path.rmdir()
-        away.rename(path)
+        away.replace(path)
 
 
 class Workbench:
