@@ -10,14 +10,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import (
     AlreadyQuantizedError,
-    DatasetMismatchError,
-    InvalidConfigError,
 )
 from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.labels import MOST_LABELS
 from service.contracts.references import MOST_REFERENCE_CHARS
 from service.contracts.report import REPORT_SCHEMA_VERSION, Report, Verdict, upgraded
-from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.deps import DeskDep, PrincipalDep
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
 from service.hand_overs.asking import refuse_inside
@@ -46,6 +43,7 @@ from service.jobs.errors import (
     NotRepeatableError,
     RangesNotUsableError,
 )
+from service.jobs.refusals import MATERIAL_REFUSALS
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import (
     TERMINAL,
@@ -62,9 +60,7 @@ from service.jobs.schemas import (
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
 from service.jobs.streaming import CountedStream, event_stream
 from service.jobs.views import JobView, event_out, job_listed, job_out
-from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import CursorCodec, Page, link_header
-from service.quarantine.errors import ModelQuarantinedError
 from service.reports.reading import is_evaluation
 from service.responses import Responses, problems
 from service.streams import StreamToken, TokenParameter, token_of
@@ -94,16 +90,8 @@ _EVENT_RESPONSES: Responses = {
 }
 _NOT_CHANGED: Responses = {304: {"description": "Not changed"}}
 _JOB_REFUSALS = (
+    *MATERIAL_REFUSALS,
     AlreadyQuantizedError,
-    DatasetMismatchError,
-    DatasetNotFoundError,
-    DatasetNotReadyError,
-    DatasetRejectedError,
-    InvalidConfigError,
-    ModelNotFoundError,
-    ModelNotReadyError,
-    ModelQuarantinedError,
-    ModelRejectedError,
     NoGpuWorkerError,
     RangesNotUsableError,
 )

@@ -63,8 +63,8 @@ class UploadFile:
         return os.fstat(self._descriptor).st_size
 
     def digest_own(self) -> None:
-        """Digest from here on what this writer writes, beside the whole file."""
-        self._own = hashlib.sha256()
+        """Digest what this writer is about to write, beside the whole file where that is not the same."""
+        self._own = self._whole if self._start == 0 and self._whole is not None else hashlib.sha256()
 
     @property
     def own_sha256(self) -> bytes:
@@ -135,7 +135,7 @@ class UploadFile:
         disk = os.fstatvfs(self._descriptor)
         if disk.f_bavail * disk.f_frsize < sum(map(len, blocks)) + self._floor:
             raise StorageFullError("The disk of the service is full.", hint="Free some space on its storage folder.")
-        digests = [digest for digest in (self._whole, self._own) if digest is not None]
+        digests = {digest for digest in (self._whole, self._own) if digest is not None}
         offset = self.size_bytes
         for block in blocks:
             for digest in digests:

@@ -5,33 +5,18 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from service.bodies import ThreadedBodyRoute
-from service.contracts.errors import DatasetMismatchError, InvalidConfigError
-from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.deps import DeskDep, PrincipalDep
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs.evaluations import service
 from service.jobs.evaluations.schemas import EvaluationCreate
+from service.jobs.refusals import MATERIAL_REFUSALS
 from service.jobs.schemas import JobOut
-from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
-from service.quarantine.errors import ModelQuarantinedError
 from service.responses import problems
 
 router = APIRouter(route_class=ThreadedBodyRoute, tags=["jobs"])
 
-_REFUSALS = (
-    DatasetMismatchError,
-    DatasetNotFoundError,
-    DatasetNotReadyError,
-    DatasetRejectedError,
-    InvalidConfigError,
-    ModelNotFoundError,
-    ModelNotReadyError,
-    ModelQuarantinedError,
-    ModelRejectedError,
-)
 
-
-@router.post("/v1/evaluations", status_code=202, response_model=JobOut, responses=problems(*_REFUSALS))
+@router.post("/v1/evaluations", status_code=202, response_model=JobOut, responses=problems(*MATERIAL_REFUSALS))
 async def create_evaluation(
     body: EvaluationCreate,
     desk: DeskDep,
