@@ -29,6 +29,7 @@ from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import EngineError, ExternalDataError, Pt2NotAllowedError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.runner import (
+    WEIGHTS_KIND,
     DatasetSource,
     EvaluateTask,
     InspectDatasetTask,
@@ -38,6 +39,7 @@ from service.contracts.runner import (
     RunnerTask,
 )
 from service.datasets import repository as datasets
+from service.hand_overs import repository as hand_overs
 from service.models import repository as models
 from service.storage import BLOCK_BYTES, FileStore, check_digest, file_sha256
 from service.tables import Job, Model
@@ -183,6 +185,7 @@ class Materials:
             cache_bytes=keeping.cache_bytes,
             # a tenant finds what its own jobs computed, and nothing that would tell what others have
             cache_scope=job.tenant_id,
+            weights=hand_overs.waits_for(session, job.id, WEIGHTS_KIND),
         )
 
     def _evaluate(self, session: Session, job: Job) -> EvaluateTask:

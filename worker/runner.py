@@ -232,7 +232,7 @@ def perform(
     """Do what the task asks. The engine is imported here and only as far as the task needs it."""
     if isinstance(task, QuantizeTask):
         with _loading():
-            from worker.quantizer.pipeline import quantize_files
+            from worker.quantizer.command import quantize_files
 
         return quantize_files(task, run, reached=failpoints.reach)
     if isinstance(task, EvaluateTask):

@@ -21,7 +21,7 @@ from service.contracts.command_errors import FileAccessError
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.runner import FILE_PATTERN, DatasetSource, QuantizeTask
 from service.quark import read_config
-from worker.quantizer.pipeline import quantize_files
+from worker.quantizer.command import quantize_files
 from worker.quantizer.run.interface import Run, SilentRun
 
 Config = str | Mapping[str, Any] | QuantizationConfig

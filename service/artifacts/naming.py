@@ -8,17 +8,18 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.runner import WEIGHTS_KIND
 from service.jobs.outcome import NewArtifact
 
 CUSTOM = "custom"
 _MODEL_CHARS = 80
 # What a recipe is known by; the rest says how it is measured, on what, and on which part of a network.
 _NOT_RECIPE = {"evaluation", "tensor_ranges", "calibration_samples", "random_calibration", "seed", "preset"}
-_ENDINGS = {"model": "onnx", "report": "report.json"}
+_ENDINGS = {"model": "onnx", "report": "report.json", WEIGHTS_KIND: "safetensors"}
 
 
 def named(artifact: NewArtifact, model_file: str, config: QuantizationConfig) -> NewArtifact:
-    """The artifact under the name that it is downloaded under; only model and report have another one.
+    """The artifact under the name that it is downloaded under; only model, weights and report have another one.
 
     Args:
         artifact: of a finished quantization.

@@ -27,6 +27,8 @@ from service.contracts.report import Report
 MAX_FILES = 64
 RESERVED_KINDS = frozenset({"model", "report"})
 FILE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"
+# The artifact of the weights by themselves, where somebody asked for them.
+WEIGHTS_KIND = "weights"
 RESERVED_FILES = frozenset({"model.onnx", "report.json"})
 FigureName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
@@ -61,6 +63,7 @@ class QuantizeTask(Contract):
     )
     cache_bytes: int | None = Field(default=None, description="What cache_dir may take; None: no limit.")
     cache_scope: str = Field(default="", description="Whose contents of cache_dir the run finds and adds to.")
+    weights: bool = Field(default=False, description="Write the model's weights as safetensors, too.")
 
 
 class EvaluateTask(Contract):

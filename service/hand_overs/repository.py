@@ -87,6 +87,12 @@ def waiting_of_job(session: Session, job_id: str) -> list[HandOver]:
     return list(session.scalars(_WAITING, {"of_job": job_id}))
 
 
+def waits_for(session: Session, job_id: str, artifact: str) -> bool:
+    """Whether a file of this kind is to be sent once the job has ended."""
+    of_job = (HandOver.job_id == job_id, HandOver.state == "waiting", HandOver.artifact == artifact)
+    return session.scalar(select(literal(1)).where(*of_job).limit(1)) is not None
+
+
 def make_due(session: Session, row: HandOver, payload: str | None) -> None:
     """Let a hand-over that has waited be sent from now on."""
     _change(session, row, state="pending", next_attempt_at=db_now(), payload=payload)

@@ -54,7 +54,10 @@ _WHEN = (
     "pass: if the verdict is pass, or none, which is that of a job without a gate; success: whatever the verdict is. A "
     "job that fails or is canceled hands over nothing."
 )
-_ARTIFACT = "The kind of an artifact of the job, such as model or report; or attestation."
+_ARTIFACT = (
+    "The kind of an artifact of the job, such as model or report; attestation; or weights: the model's initializers as "
+    "safetensors, which a job makes if that is asked for before it runs."
+)
 
 
 def _digested(secret: SecretStr) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
+from service.contracts.runner import WEIGHTS_KIND
 from service.deps import Desk
 from service.hand_overs import outbox, repository
 from service.hand_overs.asking import Asked, prepared
@@ -22,6 +23,7 @@ from service.tables.jobs import USERS_KINDS
 # Of one job, those that have ended among them.
 MOST_OF_JOB = 64
 POINTER = "/targets"
+_WEIGHTS_HINT = "They are made if they are asked for before the job runs. Of one that has: jobs fetch --safetensors."
 
 
 def list_of_job(desk: Desk, tenant_id: str, job_id: str) -> list[HandOver]:
@@ -83,14 +85,21 @@ def _refuse_hopeless(session: Session, job: Job, asked: Sequence[Asked]) -> None
         )
     if job.state in ("failed", "canceled"):
         raise HandOverRefusedError(f"The job {job.id} is {job.state}: it has made nothing.", hint="Retry it first.")
-    if job.state != "succeeded":
+    if job.state == "queued":
         return
     made = jobs.artifacts(session, job.tenant_id, [job.id]).get(job.id, [])
     kinds = outbox.handed_over_kinds(job, made)
     for number, one in enumerate(asked):
+        if job.state == "running" and not _is_too_late(session, job, one):
+            continue
         if one.artifact is not None and one.artifact not in kinds:
             raise ArtifactNotThereError(
                 f"The job {job.id} has made no {one.artifact}.",
-                hint=f"It has: {', '.join(sorted(kinds))}.",
+                hint=_WEIGHTS_HINT if one.artifact == WEIGHTS_KIND else f"It has: {', '.join(sorted(kinds))}.",
                 pointer=f"{POINTER}/{number}/artifact",
             )
+
+
+def _is_too_late(session: Session, job: Job, one: Asked) -> bool:
+    """Whether a job that runs does not make what it would have made, had it been asked for before."""
+    return one.artifact == WEIGHTS_KIND and not repository.waits_for(session, job.id, WEIGHTS_KIND)

@@ -82,6 +82,21 @@ def test_what_the_job_has_not_made_fails(front: Front) -> None:
     assert len(rows(front.desk.database)) == 1, "nothing was stored"
 
 
+def test_weights_are_made_only_if_they_were_asked_for_before_the_job_runs(front: Front) -> None:
+    queued, asked, without = front.new_job(), front.new_job(hand_over=[put(artifact="weights")]), front.new_job()
+    assert add(front, queued, put(artifact="weights")).status_code == 202
+    for job_id in (asked, without):
+        front.claim(job_id)
+    assert add(front, asked, put(artifact="weights")).status_code == 202, "they are on their way"
+    refused = problem(add(front, without, put(), put(artifact="weights")), 422, "artifact-not-there")
+    assert pointers(refused) == ["/targets/1/artifact"]
+    assert "before the job runs" in refused["hint"]
+    assert add(front, without, put(artifact="quark_yaml")).status_code == 202, "nobody knows yet"
+    done = front.new_job()
+    succeed(front, done)
+    assert "--safetensors" in problem(add(front, done, put(artifact="weights")), 422, "artifact-not-there")["hint"]
+
+
 def test_targets_are_added_before_and_after_the_end(front: Front) -> None:
     job_id = front.new_job()
     answer = add(front, job_id, put())

@@ -14,6 +14,9 @@ from service.contracts.config import parse_config
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import DatasetFormatError, EngineError, Pt2NotAllowedError
 from service.contracts.runner import TASK_ADAPTER, InspectDatasetTask, InspectModelTask, QuantizeTask
+from service.hand_overs import repository as hand_overs
+from service.hand_overs.asking import Asked
+from service.ids import new_id
 from service.tables import Job, Model, ModelFile
 from tests.support.front import npz_bytes
 from tests.worker.workbench import Workbench
@@ -86,6 +89,29 @@ def test_uploaded_graphs_are_laid_out(bench: Workbench, of_losses: bool) -> None
     assert list(task.metric_graphs) == [graph]
     assert path.parent.parent.parent == scratch
     assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("artifact", "state", "wanted"),
+    [("weights", "waiting", True), ("model", "waiting", False), ("weights", "skipped", False)],
+)
+def test_weights_are_written_where_they_are_waited_for(
+    bench: Workbench, artifact: str, state: str, wanted: bool
+) -> None:
+    config = parse_config({}).model_dump(mode="json")
+    job_id = bench.submit(
+        kind="quantize", model_id=bench.add_model(), calibration_dataset_id=bench.add_dataset(), config=config
+    )
+    asked = Asked(new_id("hov"), "put", artifact, "pass", "bucket.example", "sealed", "pepper")
+    with bench.database.write() as session:
+        hand_overs.add(session, bench.job(job_id), [asked])
+        if state != "waiting":
+            (row,) = hand_overs.waiting_of_job(session, job_id)
+            hand_overs.drop(session, row, state, "verdict", "It was.")
+    with bench.database.read() as session:
+        task = Materials(bench.folder, bench.store, threads=1).read(session, bench.job(job_id))
+    assert isinstance(task, QuantizeTask)
+    assert task.weights is wanted
 
 
 def test_a_graph_of_another_tenant_is_not_laid_out(bench: Workbench) -> None:

@@ -21,7 +21,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import make_nothing_to_quantize
 from tests.worker.running import Service, processes_of, start_up
 from tests.worker.workbench import process_gone, wait_for
-from worker.quantizer.pipeline import quantize_files
+from worker.quantizer.command import quantize_files
 from worker.quantizer.run.interface import SilentRun
 
 # Long enough to be caught while it runs, whatever the machine.

@@ -219,7 +219,7 @@ def quantize(
         FileAccessError: a further file has the name of another one of the command.
         QuantmillError: whatever the engine refuses.
     """
-    from worker.quantizer.pipeline import quantize_files
+    from worker.quantizer.command import quantize_files
 
     with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=".quantmill-") as folder:
         task = QuantizeTask(

@@ -20,7 +20,7 @@ from service.contracts.errors import EngineError, UnsupportedModelError
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.report import Report
-from service.contracts.runner import DatasetSource, QuantizeResult, QuantizeTask
+from service.contracts.runner import DatasetSource
 from service.contracts.training_checks import check_training
 from worker.quantizer.advice.advise import with_advice
 from worker.quantizer.costs import expected_phases, forward_seconds
@@ -51,7 +51,7 @@ from worker.quantizer.report.training_plot import publish_training
 from worker.quantizer.report.words import calibration_notes, nothing_quantized
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore
-from worker.quantizer.run.extra import ExtraFile, ExtraFiles, write_files
+from worker.quantizer.run.extra import ExtraFile, ExtraFiles
 from worker.quantizer.run.identity import origin, run_identity
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.overall import OverallRun
@@ -61,7 +61,6 @@ from worker.quantizer.runtime.cpu import cpu_notes
 from worker.quantizer.runtime.session import Session, is_large
 from worker.quantizer.sanity.examine import examine
 
-MODEL_FILE = "model.onnx"
 # float32 rounding leaves 100 dB and more; a float16 model that is widened leaves about 60.
 _PREPARED_SQNR_DB = 40.0
 
@@ -73,33 +72,6 @@ class Result:
     model: bytes
     report: Report
     files: tuple[ExtraFile, ...] = ()
-
-
-def quantize_files(task: QuantizeTask, run: Run, reached: Callable[[str], None] = nobody) -> QuantizeResult:
-    """``quantize`` the model of a task, and write ``model.onnx`` and all other files into its output folder.
-
-    Args:
-        task: what to do.
-        run: progress, log, cancellation.
-        reached: see ``Services``.
-    """
-    result = quantize(
-        Path(task.model_path),
-        task.config,
-        task.calibration,
-        task.evaluation,
-        run=run,
-        threads=task.threads,
-        checkpoint_dir=None if task.checkpoint_dir is None else Path(task.checkpoint_dir),
-        checkpoint_bytes=task.checkpoint_bytes,
-        cache=_cache(task, run),
-        graphs={name: Path(path) for name, path in task.metric_graphs.items()},
-        extra_bytes=task.extra_bytes,
-        reached=reached,
-    )
-    output = Path(task.output_dir)
-    (output / MODEL_FILE).write_bytes(result.model)
-    return QuantizeResult(model_file=MODEL_FILE, report=result.report, files=write_files(result.files, output))
 
 
 def quantize(
@@ -381,11 +353,6 @@ def _probe(
         metrics.probe(session, evaluation, summary.inputs, run, role="evaluation dataset")
     if evaluation is None or (config.algorithms and metrics.fed_by(calibration)):
         metrics.probe(session, calibration, summary.inputs, run, role="calibration dataset")
-
-
-def _cache(task: QuantizeTask, run: Run) -> Cache:
-    folder = None if task.cache_dir is None else Path(task.cache_dir)
-    return Cache(folder, scope=task.cache_scope, limit_bytes=task.cache_bytes, run=run)
 
 
 def _tell_undone(undone: Outcome, done: Quantized) -> None:

@@ -35,7 +35,7 @@ from tests.unit.quantizer.toolbox import (
     sqnr_db,
     write_npz,
 )
-from worker.quantizer.pipeline import MODEL_FILE, quantize_files
+from worker.quantizer.command import MODEL_FILE, quantize_files
 from worker.quantizer.run.interface import SilentRun
 
 STAGES = ["load", "sanity", "prepare", "plan", "statistics", "parameters", "emit", "evaluation", "layers", "latency"]

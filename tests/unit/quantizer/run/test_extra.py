@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from pydantic import ValidationError
+from safetensors.numpy import load_file
 
 from service.contracts.config import parse_config
 from service.contracts.errors import EngineError, ResourceLimitError
 from service.contracts.runner import MAX_FILES, DatasetSource, QuantizeTask
-from tests.support.tiny import make_tiny
+from tests.support.tiny import make_nothing_to_quantize, make_tiny
 from worker.quantizer import pipeline
+from worker.quantizer.command import quantize_files
 from worker.quantizer.refine.case import Case
 from worker.quantizer.run.extra import ExtraFile, ExtraFiles, write_files
 from worker.quantizer.run.interface import SilentRun
@@ -119,12 +123,30 @@ def test_what_a_stage_adds_comes_out_of_the_pipeline(tmp_path, monkeypatch):
         return original(model, origin, case, services)
 
     monkeypatch.setattr(pipeline, "_fill", fill)
-    result = pipeline.quantize_files(task_of(tmp_path, extra_bytes=5), SilentRun())
+    result = quantize_files(task_of(tmp_path, extra_bytes=5), SilentRun())
     assert [file.kind for file in result.files] == ["table_csv"]
     assert sorted(path.name for path in (tmp_path / "output").iterdir()) == ["model.onnx", "table.csv"]
     (tmp_path / "again").mkdir()
     with pytest.raises(ResourceLimitError):
-        pipeline.quantize_files(task_of(tmp_path / "again", extra_bytes=4), SilentRun())
+        quantize_files(task_of(tmp_path / "again", extra_bytes=4), SilentRun())
+
+
+def test_weights_are_written_where_a_task_asks_for_them(tmp_path):
+    result = quantize_files(task_of(tmp_path, weights=True), SilentRun())
+    output = tmp_path / "output"
+    (file,) = [file for file in result.files if file.kind == "weights"]
+    assert file.sha256 == hashlib.sha256((output / file.file).read_bytes()).hexdigest()
+    kept = onnx.load(output / "model.onnx").graph.initializer
+    assert load_file(output / file.file).keys() == {tensor.name for tensor in kept}
+    assert sorted(path.name for path in output.iterdir()) == sorted(["model.onnx", *(one.file for one in result.files)])
+
+
+def test_a_model_without_weights_has_no_file_of_them(tmp_path):
+    make_nothing_to_quantize(tmp_path / "same.onnx")
+    np.savez(tmp_path / "data.npz", x=np.ones((4, 4), np.float32))
+    task = task_of(tmp_path, weights=True, model_path=str(tmp_path / "same.onnx"))
+    task = task.model_copy(update={"calibration": DatasetSource(path=str(tmp_path / "data.npz"))})
+    assert "weights" not in [file.kind for file in quantize_files(task, SilentRun()).files]
 
 
 def test_the_cache_and_the_checkpoints_of_a_task_reach_the_stages(tmp_path, monkeypatch):
@@ -144,5 +166,5 @@ def test_the_cache_and_the_checkpoints_of_a_task_reach_the_stages(tmp_path, monk
     task = task_of(tmp_path, **kept)
     other = parse_config({"evaluation": {"latency_runs": 1}, "seed": 1})
     for run in (task, task, task.model_copy(update={"config": other}), task.model_copy(update={"cache_scope": "u"})):
-        pipeline.quantize_files(run, SilentRun())
+        quantize_files(run, SilentRun())
     assert found == [(None, None), (b"cached", b"finished"), (b"cached", None), (b"cached", b"finished")]

@@ -1,0 +1,64 @@
+"""quantize: the files that a task names in, the files of its result out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from service.contracts.errors import UnsupportedModelError
+from service.contracts.runner import WEIGHTS_KIND, QuantizeResult, QuantizeTask
+from worker.quantizer.graph.serialized import save_weights
+from worker.quantizer.pipeline import quantize
+from worker.quantizer.run.cache import Cache
+from worker.quantizer.run.extra import ExtraFile, write_files
+from worker.quantizer.run.interface import Run
+from worker.quantizer.run.services import nobody
+
+MODEL_FILE = "model.onnx"
+WEIGHTS_FILE = "weights.safetensors"
+
+
+def quantize_files(task: QuantizeTask, run: Run, reached: Callable[[str], None] = nobody) -> QuantizeResult:
+    """``quantize`` the model of a task, and write ``model.onnx`` and all other files into its output folder.
+
+    Args:
+        task: what to do.
+        run: progress, log, cancellation.
+        reached: see ``Services``.
+    """
+    result = quantize(
+        Path(task.model_path),
+        task.config,
+        task.calibration,
+        task.evaluation,
+        run=run,
+        threads=task.threads,
+        checkpoint_dir=None if task.checkpoint_dir is None else Path(task.checkpoint_dir),
+        checkpoint_bytes=task.checkpoint_bytes,
+        cache=_cache(task, run),
+        graphs={name: Path(path) for name, path in task.metric_graphs.items()},
+        extra_bytes=task.extra_bytes,
+        reached=reached,
+    )
+    output = Path(task.output_dir)
+    (output / MODEL_FILE).write_bytes(result.model)
+    weights = _weights(output, run) if task.weights else ()
+    return QuantizeResult(
+        model_file=MODEL_FILE, report=result.report, files=write_files((*result.files, *weights), output)
+    )
+
+
+def _cache(task: QuantizeTask, run: Run) -> Cache:
+    folder = None if task.cache_dir is None else Path(task.cache_dir)
+    return Cache(folder, scope=task.cache_scope, limit_bytes=task.cache_bytes, run=run)
+
+
+def _weights(output: Path, run: Run) -> Iterator[ExtraFile]:
+    """The weights of the model that was written, by themselves; a model without any has no such file."""
+    made = output / f".{WEIGHTS_FILE}"
+    try:
+        save_weights(output / MODEL_FILE, made)
+    except UnsupportedModelError as error:
+        run.log(f"there is no {WEIGHTS_FILE}: {error.detail}", level="warning")
+        return
+    yield ExtraFile(WEIGHTS_KIND, WEIGHTS_FILE, "application/octet-stream", made)
