@@ -25,6 +25,7 @@ from worker.commands import (
     batches,
     datasets,
     hand_overs,
+    job_evaluations,
     job_records,
     job_results,
     jobs,
@@ -380,6 +381,7 @@ app.add_typer(batches.app)
 app.add_typer(datasets.app)
 for command in (*job_results.COMMANDS, *job_records.COMMANDS):
     jobs.app.command()(command)
+jobs.app.command()(job_evaluations.evaluate)
 jobs.app.command()(mlflow_runs.to_mlflow)
 jobs.app.command("hand-over")(hand_overs.hand_over)
 app.add_typer(jobs.app)

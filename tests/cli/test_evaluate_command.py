@@ -71,6 +71,22 @@ def test_a_service_prints_the_same(quantmill, service: Service, tiny: Tiny, tmp_
     report = quantmill("report", job, "--json", *place)
     assert json.loads(report.stdout) == json.loads((tmp_path / "report.json").read_text())
     assert told(report.stdout) == told(there.stdout)
+    uploaded = json.loads(quantmill("jobs", "show", job, "--json", *place).stdout)
+    nouns = ("--model", uploaded["model_id"], "--reference", uploaded["model_id"])
+    again = ("jobs", "evaluate", *nouns, "--evaluation", uploaded["evaluation_dataset_id"], "--config", config, *place)
+    measured = quantmill(*again, "--name", "once more", "--label", "a=b", "--wait", "--fail-on-gate", "--json")
+    assert measured.returncode == 3, measured.stderr
+    made = json.loads(measured.stdout)
+    assert (made["kind"], made["name"], made["labels"], made["state"]) == (
+        "evaluate",
+        "once more",
+        {"a": "b"},
+        "succeeded",
+    )
+    assert told(quantmill("report", made["id"], "--json", *place).stdout) == told(there.stdout)
+    unknown = quantmill(*again, "--model", "nobody@latest")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "error[model-not-found]" in unknown.stderr
     for wrong in (("jobs", "follow", job, "--output", str(tmp_path / "m.onnx")), ("report", job, "--html", "r.html")):
         refused = quantmill(*wrong, *place)
         assert refused.returncode == 2, refused.stderr

@@ -14,8 +14,8 @@ from worker.commands.options import Json, Key, Quiet, Server
 
 app = typer.Typer(
     name="jobs",
-    help="Jobs of a service: submit, list, show, follow, fetch, cancel, retry, clone, label, logs, rm, hand-over, "
-    "to-mlflow.",
+    help="Jobs of a service: submit, evaluate, list, show, follow, fetch, cancel, retry, clone, label, logs, rm, "
+    "hand-over, to-mlflow.",
     no_args_is_help=True,
 )
 
