@@ -86,6 +86,14 @@ def test_what_needs_no_service(quantmill: Quantmill, tmp_path, words: tuple[str,
     assert told.get("version", VERSION) == VERSION
 
 
+@pytest.mark.parametrize("noun", ["jobs", "models", "datasets", "batches"])
+def test_long_lists_are_read_to_their_end(quantmill: Quantmill, noun: str) -> None:
+    refused = quantmill(noun, "list", "--limit", "10001", "--server", "http://127.0.0.1:9")
+    assert (refused.returncode, "10000" in refused.stderr) == (2, True)
+    asked = quantmill(noun, "list", "--limit", "10000", "--server", "http://nobody.invalid:9", "--key", "k")
+    assert "--limit" not in asked.stderr
+
+
 def test_a_key_that_is_revoked(quantmill: Quantmill, tmp_path) -> None:
     home = {"QUANTMILL_DATA_DIR": str(tmp_path / "home")}
     made = json.loads(quantmill("keys", "create", "ci", "--json", **home).stdout)

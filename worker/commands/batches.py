@@ -111,7 +111,7 @@ def list_batches(
     server: Server = None,
     key: Key = None,
     name: Annotated[str | None, typer.Option(help="Those of exactly this name.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="The newest so many.")] = 20,
+    limit: options.Newest = 20,
     as_json: Json = False,
 ) -> None:
     """The newest batches, one line each."""

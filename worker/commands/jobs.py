@@ -154,7 +154,7 @@ def list_jobs(
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Made later: 2026-01-31, 2026-01-31T12:00Z, or 90m, 12h, 7d ago.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="The newest so many.")] = 20,
+    limit: options.Newest = 20,
     json: Json = False,
 ) -> None:
     """The newest jobs, one line each."""
@@ -184,7 +184,7 @@ def list_jobs(
         return
     print_jobs(shown)
     if more:
-        typer.echo(f"There are more: --limit shows up to 200 (shown: {limit}).", err=True)
+        typer.echo(f"There are more: --limit shows up to {options.MOST_LISTED} (shown: {limit}).", err=True)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from service.contracts.errors import InvalidRequestError
-from worker.commands import push
+from worker.commands import options, push
 from worker.commands.json_output import print_deleted, print_items, print_json
 from worker.commands.options import Json, Key, Server
 
@@ -38,7 +38,7 @@ def make_app(word: Word) -> typer.Typer:
         name: Annotated[str | None, typer.Option(help="The versions of this name.")] = None,
         tag: Tags = None,
         sha256: Annotated[str | None, typer.Option(help="Those of which this is the main file.")] = None,
-        limit: Annotated[int, typer.Option(min=1, max=200, help="The newest so many.")] = 20,
+        limit: options.Newest = 20,
         json: Json = False,
     ) -> None:
         from worker.commands.noun_views import print_nouns
@@ -53,7 +53,7 @@ def make_app(word: Word) -> typer.Typer:
             return
         print_nouns(word, found[:limit])
         if more:
-            typer.echo(f"There are more: --limit shows up to 200 (shown: {limit}).", err=True)
+            typer.echo(f"There are more: --limit shows up to {options.MOST_LISTED} (shown: {limit}).", err=True)
 
     @app.command(help=f"One {word}: its version, what is said of it, and its aliases.")
     def show(reference: Reference, server: Server = None, key: Key = None, json: Json = False) -> None:

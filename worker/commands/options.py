@@ -136,6 +136,9 @@ MetricsFile = Annotated[
         metavar=_CONFIG_METAVAR, exists=True, dir_okay=False, help="A recipe whose evaluation.metrics are measured."
     ),
 ]
+# Of a list that is read page by page.
+MOST_LISTED = 10_000
+Newest = Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="The newest so many.")]
 ExtraDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Where further files of the recipe go, such as analyses. Default: nowhere."),
