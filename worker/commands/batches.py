@@ -54,11 +54,11 @@ def submit(
             help="In place of all these: a list of requests, each as the body of POST /v1/jobs.",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="For people.")] = None,
+    name: options.JobName = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="To find the jobs by; may be given again.")
     ] = None,
-    priority: Annotated[int, typer.Option(min=-100, max=100, help="The highest number starts first.")] = 0,
+    priority: options.JobPriority = 0,
     device: options.JobDevice = None,
     reuse: Annotated[bool, typer.Option("--reuse", help="Take jobs that would give the same, if there are.")] = False,
     idempotency_key: Annotated[

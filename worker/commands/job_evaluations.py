@@ -20,14 +20,10 @@ def evaluate(
         str | None, typer.Option(metavar="MODEL", help="What it is held against, such as its float model.")
     ] = None,
     config: options.MetricsFile = None,
-    name: Annotated[str | None, typer.Option(help="For people.")] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="To find the job by; may be given again.")
-    ] = None,
-    priority: Annotated[int, typer.Option(min=-100, max=100, help="The highest number starts first.")] = 0,
-    idempotency_key: Annotated[
-        str | None, typer.Option(metavar="WORD", help="The same command with the same word makes no second job.")
-    ] = None,
+    name: options.JobName = None,
+    label: options.JobLabels = None,
+    priority: options.JobPriority = 0,
+    idempotency_key: options.JobIdempotencyKey = None,
     wait: Wait = False,
     timeout: Timeout = None,
     fail_on_gate: FailOnGate = False,

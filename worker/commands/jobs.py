@@ -56,20 +56,16 @@ def submit(
     evaluation: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of another one.")] = None,
     preset: Annotated[str | None, typer.Option(help="Name of a preset; quantmill presets lists them.")] = None,
     config: options.ConfigFile = None,
-    name: Annotated[str | None, typer.Option(help="For people.")] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="To find the job by; may be given again.")
-    ] = None,
-    priority: Annotated[int, typer.Option(min=-100, max=100, help="The highest number starts first.")] = 0,
+    name: options.JobName = None,
+    label: options.JobLabels = None,
+    priority: options.JobPriority = 0,
     device: options.JobDevice = None,
     ranges_from: Annotated[
         str | None, typer.Option(metavar="JOB", help="Take over the calibrated ranges of a job on the same graph.")
     ] = None,
     reuse: Annotated[bool, typer.Option("--reuse", help="Take a job that would give the same, if there is.")] = False,
     targets: Targets = None,
-    idempotency_key: Annotated[
-        str | None, typer.Option(metavar="WORD", help="The same command with the same word makes no second job.")
-    ] = None,
+    idempotency_key: options.JobIdempotencyKey = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the request, and tell what the job would take; submit nothing.")
     ] = False,

@@ -136,6 +136,14 @@ MetricsFile = Annotated[
         metavar=_CONFIG_METAVAR, exists=True, dir_okay=False, help="A recipe whose evaluation.metrics are measured."
     ),
 ]
+JobName = Annotated[str | None, typer.Option(help="For people.")]
+JobLabels = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=VALUE", help="To find the job by; may be given again.")
+]
+JobPriority = Annotated[int, typer.Option(min=-100, max=100, help="The highest number starts first.")]
+JobIdempotencyKey = Annotated[
+    str | None, typer.Option(metavar="WORD", help="The same command with the same word makes no second job.")
+]
 # Of a list that is read page by page.
 MOST_LISTED = 10_000
 Newest = Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="The newest so many.")]
