@@ -100,9 +100,10 @@ class Faults:
     def _kill(self, process: Process) -> None:
         process.kill()
 
-    def _stop(self, process: Process) -> None:
+    def _stop(self, process: Process, *, armed: bool = False) -> None:
+        """Ask it to end; one that is armed may be killed while it does what was begun."""
         code = process.stop()
-        if code not in ASKED_TO_END:
+        if code not in ASKED_TO_END and not (armed and code == -signal.SIGKILL):
             self.died.append(f"{process.name} ended with {code} when it was asked to stop")
 
     def _pause(self, process: Process, seconds: float) -> None:
@@ -128,7 +129,7 @@ class Faults:
         self._installation.start(api, **{self._random.choice(_API_PLACES): "kill@2"})
         time.sleep(1.0)
         if api.alive:
-            self._stop(api)
+            self._stop(api, armed=True)
 
     def _database(self, seconds: tuple[float, float]) -> None:
         self._installation.break_database()
