@@ -78,7 +78,8 @@ def _round(api: ApiProcess, file: Path, digest: str, breaks: int, ratios: dict[s
     print(
         f"upload {straight:.1f} s, write and fsync {plain:.1f} s; with {breaks} broken connections {broken:.1f} s, "
         f"write {beside:.1f} s, {travelled / size_bytes:.2f} times the bytes travelled, "
-        f"{'whole' if is_whole else 'DAMAGED'}; sent again {known:.1f} s, {repeated} bytes travelled; memory {memory_mib:.0f} MiB above idle",
+        f"{'whole' if is_whole else 'DAMAGED'}; sent again {known:.1f} s, {repeated} bytes travelled; "
+        f"memory {memory_mib:.0f} MiB above idle",
         flush=True,
     )
     ratios.setdefault("throughput of an upload over that of writing", []).append(plain / straight)
