@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quantmill import Client
+from service.client.uploads import Upload
 from service.db import migrate
 from service.settings import Settings
 from tests.support.breaking import BreakingProxy
@@ -60,7 +61,7 @@ def _round(api: ApiProcess, file: Path, digest: str, breaks: int, ratios: dict[s
     relay = BreakingProxy(api.url)
     relay.breaks = [size_bytes // (breaks + 2)] * breaks
     with Client(relay.url, _KEY) as client:
-        broken, beside = _timed(client, file)
+        sent, broken, beside = _timed(client, file)
         travelled, relay.sent_bytes = relay.sent_bytes, 0
         begun = time.perf_counter()
         again = client.upload_file(file, progress=_silent)
@@ -68,11 +69,11 @@ def _round(api: ApiProcess, file: Path, digest: str, breaks: int, ratios: dict[s
         repeated = relay.sent_bytes
     relay.close()
     stored = next(path for path in Path(api.settings.data_dir).rglob(digest) if path.is_file())
-    is_whole = again.sha256 == digest == hashlib.file_digest(stored.open("rb"), "sha256").hexdigest()
+    is_whole = sent.sha256 == again.sha256 == digest == hashlib.file_digest(stored.open("rb"), "sha256").hexdigest()
     other = file.with_name("other.npz")
     _write(other, size_bytes)
     with Client(api.url, _KEY) as client:
-        straight, plain = _timed(client, other)
+        _, straight, plain = _timed(client, other)
     other.unlink()
     memory_mib = (api.rss_bytes(peak=True) - idle) / _MIB
     print(
@@ -87,13 +88,13 @@ def _round(api: ApiProcess, file: Path, digest: str, breaks: int, ratios: dict[s
     return is_whole
 
 
-def _timed(client: Client, file: Path) -> tuple[float, float]:
-    """Seconds of an upload, and of writing the same bytes before and after it, on average."""
+def _timed(client: Client, file: Path) -> tuple[Upload, float, float]:
+    """An upload, its seconds, and those of writing the same bytes before and after it, on average."""
     before = _write_again(file)
     begun = time.perf_counter()
-    client.upload_file(file, progress=_silent)
+    sent = client.upload_file(file, progress=_silent)
     seconds = time.perf_counter() - begun
-    return seconds, (before + _write_again(file)) / 2
+    return sent, seconds, (before + _write_again(file)) / 2
 
 
 @contextmanager
