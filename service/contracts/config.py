@@ -38,6 +38,9 @@ CONFIG_SCHEMA_VERSION = 1
 # The target whose rules concern nothing but static quantization, and which need not be asked for.
 _DEFAULT_TARGET = "onnxruntime_cpu"
 
+# Those that choose integers of weights without asking for grids of activations.
+_ALGORITHMS_OF_WEIGHTS = ("adaround", "adaquant")
+
 Mode = Literal["static", "dynamic", "weights_only", "float16"]
 
 
@@ -169,6 +172,7 @@ def _mode_contradictions(config: QuantizationConfig) -> Iterator[Contradiction]:
         yield from _dynamic(config)
     if config.mode != "static":
         yield from _not_static(config)
+    yield from _half_scales(config)
     if config.subgraphs == "weights" and config.mode not in ("static", "weights_only"):
         told = f"mode {config.mode} leaves sub-graphs in float; leave subgraphs out, or choose mode weights_only"
         yield Contradiction("/subgraphs", told)
@@ -192,9 +196,12 @@ def _dynamic(config: QuantizationConfig) -> Iterator[Contradiction]:
 
 def _not_static(config: QuantizationConfig) -> Iterator[Contradiction]:
     mode = config.mode
-    methods = ", ".join(algorithm.method for algorithm in config.algorithms)
+    known = _ALGORITHMS_OF_WEIGHTS if mode in ("weights_only", "dynamic") else ()
+    methods = ", ".join(algorithm.method for algorithm in config.algorithms if algorithm.method not in known)
     if methods:
-        yield Contradiction("/algorithms", f"mode {mode} runs no algorithms; leave {methods} out (algorithms: [])")
+        told = f"runs no algorithms but {', '.join(known)}" if known else "runs no algorithms"
+        rest = "" if known else " (algorithms: [])"
+        yield Contradiction("/algorithms", f"mode {mode} {told}; leave {methods} out{rest}")
     if config.tensor_ranges:
         yield Contradiction("/tensor_ranges", f"mode {mode} uses no calibrated ranges; leave tensor_ranges out")
     if config.target != _DEFAULT_TARGET:
@@ -204,6 +211,12 @@ def _not_static(config: QuantizationConfig) -> Iterator[Contradiction]:
         told = f"mode {mode} knows no rules of targets; leave {name} out"
         hint = " and set weight.reduce_range" if name == "x86_without_vnni" else ""
         yield Contradiction("/target_options", told + hint)
+
+
+def _half_scales(config: QuantizationConfig) -> Iterator[Contradiction]:
+    for at, weight in _weights(config):
+        if weight.scale == "float16" and config.mode != "weights_only":
+            yield Contradiction(f"{at}/scale", f"mode {config.mode} has no scales of 16 bits; mode weights_only has")
 
 
 def _weights(config: QuantizationConfig) -> Iterator[tuple[str, WeightSpec]]:

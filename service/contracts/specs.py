@@ -12,6 +12,7 @@ from service.contracts.calibration import ActivationCalibration, MinMaxCalibrati
 from service.contracts.dtypes import NUMBER_TYPES, ActivationDtype, BiasDtype, WeightDtype, is_block, is_integer
 
 Scale = Literal["float32", "power_of_two", "int16"]
+WeightScale = Literal["float32", "power_of_two", "int16", "float16"]
 _SCALE_HELP = "float32: any; power_of_two: 2^n; int16: M / 2^N with a 16-bit M (integers only)."
 _FEW_LEVELS = ("uint4", "int4")
 _REDUCE_HELP = "Use 7 of 8 (15 of 16) bits: for CPUs whose 8-bit products saturate (x86 without VNNI)."
@@ -43,6 +44,11 @@ class ActivationSpec(Contract):
         return self
 
 
+_WEIGHT_SCALE_HELP = (
+    f"{_SCALE_HELP} float16: stored in 16 bits (mode weights_only), which saves half a bit per weight in blocks of 32."
+)
+
+
 class WeightSpec(Contract):
     """How weights are represented. ``symmetric``, ``scale`` and ``reduce_range`` concern integer types only.
 
@@ -51,7 +57,7 @@ class WeightSpec(Contract):
 
     dtype: WeightDtype = Field(default="int8", description="Type of weights.")
     symmetric: bool = Field(default=True, description="Symmetric range around zero.")
-    scale: Scale = Field(default="float32", description=_SCALE_HELP)
+    scale: WeightScale = Field(default="float32", description=_WEIGHT_SCALE_HELP)
     granularity: Literal["per_tensor", "per_channel", "per_block"] = Field(
         default="per_channel",
         description="One scale for the tensor, for each output channel, or for each block of inputs of a channel.",

@@ -25,6 +25,7 @@ from service.contracts.training_checks import check_training
 from worker.quantizer.advice.advise import with_advice
 from worker.quantizer.costs import expected_phases, forward_seconds
 from worker.quantizer.data import Dataset, RandomDataset, open_dataset
+from worker.quantizer.emit.tidy import tidied
 from worker.quantizer.emit import Emitted
 from worker.quantizer.evaluation.decisions import publish_samples
 from worker.quantizer.evaluation.metrics import Distances, MetricFunction, Metrics
@@ -314,7 +315,8 @@ class Quantizing:
             prepared.restore_interface(quantized.model)
             told_of = provenance_entries(self.case, services.threads)
             quantized.model.metadata_props.update(told_of)
-            model_bytes = to_bytes(quantized.model)
+            stands_out = config.mode in ("weights_only", "dynamic")
+            model_bytes = to_bytes(tidied(quantized.model) if stands_out else quantized.model)
             if config.format == "qoperator":
                 model_bytes, left = to_qoperator(model_bytes, threads=services.threads, metadata=told_of)
                 journal.note(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")

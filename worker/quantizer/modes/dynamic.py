@@ -21,7 +21,7 @@ from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import linear_view
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.plan.types import QuantizationPlan, Role
 
 _OPS = ("MatMul", "Gemm", "Conv")
 
@@ -36,7 +36,9 @@ def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, 
     used = set()
     for node in graph:
         entry, weight = plan.nodes[node_name(node)], node.inputs[1] if len(node.inputs) > 1 else None
-        if not entry.quantized or weight is None:
+        if entry.role is not Role.LINEAR or weight is None:
+            if entry.role is Role.LOOKUP:
+                used.add(name_of(node.inputs[0]))  # type: ignore[arg-type]
             continue
         reason = _not_dynamic(node)
         if reason is not None:

@@ -15,6 +15,7 @@ from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_float32, node_name
 from worker.quantizer.operators.linear import LINEAR
 from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.lookups import plan_lookups
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.subgraphs import leave_subgraphs, plan_subgraph_weights
@@ -31,7 +32,7 @@ def plan_weights(
     candidates: Collection[str] = LINEAR,
     why_not: Reason,
 ) -> QuantizationPlan:
-    """A plan with the weights of linear nodes and nothing else.
+    """A plan with the weights of linear nodes, the tables of embeddings, and nothing else.
 
     Args:
         graph: prepared main graph.
@@ -52,6 +53,7 @@ def plan_weights(
         if reason is None:
             plan_weight(node, plan, selection, journal)
     leave_subgraphs(graph, plan)
+    plan_lookups(graph, plan, selection, journal)
     if config.subgraphs == "weights":
         plan_subgraph_weights(graph, plan, selection, journal)
     return plan

@@ -52,7 +52,7 @@ class ModeRules:
     emit: Callable[[ir.Model, QuantizationPlan], Emitted]
 
 
-def _fill_static(draft: Draft, case: Case, services: Services) -> Filled:
+def _fill_with_data(draft: Draft, case: Case, services: Services) -> Filled:
     """Calibrate the plan and run the config's algorithms on it."""
     config = case.config
     steps = [step_of(algorithm) for algorithm in config.algorithms]
@@ -71,6 +71,9 @@ def _plan_weights_only(
 
 
 def _fill_weights(draft: Draft, case: Case, services: Services) -> Filled:
+    """Quantize the weights; with algorithms that choose their integers on data."""
+    if case.config.algorithms:
+        return _fill_with_data(draft, case, services)
     with services.stages.stage("parameters"):
         services.run.progress("parameters")
         draft.journal.note(*Parameters(draft.graph, draft.plan).fill(threads=services.threads))
@@ -83,7 +86,7 @@ def _fill_nothing(draft: Draft, case: Case, services: Services) -> Filled:
 
 
 MODES: dict[Mode, ModeRules] = {
-    "static": ModeRules(build_plan, _fill_static, emit),
+    "static": ModeRules(build_plan, _fill_with_data, emit),
     "weights_only": ModeRules(_plan_weights_only, _fill_weights, emit),
     "dynamic": ModeRules(plan_dynamic, _fill_weights, emit_dynamic),
     "float16": ModeRules(plan_float16, _fill_nothing, emit_float16),

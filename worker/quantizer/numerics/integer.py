@@ -17,6 +17,8 @@ from worker.quantizer.numerics.storage import memory_type
 # int16 scales are M / 2^N (AMD Quark's Int16Scale).
 _LARGEST_MULTIPLIER = 2**15 - 1
 _LARGEST_SHIFT = 16
+# Smallest and largest scale of 16 bits.
+_HALVES = 2.0**-24, 65504.0
 
 
 def integer_limits(dtype: str, *, symmetric: bool, reduce_range: bool = False) -> tuple[int, int]:
@@ -135,7 +137,7 @@ def grid_for_range(
         dtype: an integer type of up to 16 bits.
         symmetric: stretch the range to [-m, m].
         scale: "float32"; "power_of_two" (the nearest 2^n on the logarithmic scale, so that the ends of the range may
-            saturate); "int16" (the nearest M / 2^N).
+            saturate); "int16" (the nearest M / 2^N); "float16" (the nearest number of 16 bits).
         reduce_range: use one bit less.
 
     Returns:
@@ -159,13 +161,16 @@ def grid_for_range(
 
 
 def snap_scale(scale: np.ndarray, kind: str) -> np.ndarray:
-    """The nearest scale of ``kind`` ("float32", "power_of_two", "int16") to each of ``scale``, float64 > 0."""
+    """The nearest scale of ``kind`` ("float32", "power_of_two", "int16", "float16") to each of ``scale``, float64 > 0."""
     if kind == "float32":
         return scale
     if kind == "power_of_two":
         exponent = np.clip(np.round(np.log2(scale)), -126, 127)
         powers: np.ndarray = np.exp2(exponent)
         return powers
+    if kind == "float16":
+        halves: np.ndarray = np.clip(scale, *_HALVES).astype(np.float16).astype(np.float64)
+        return halves
     if kind == "int16":
         shift = np.clip(np.floor(np.log2(_LARGEST_MULTIPLIER / scale)), 0, _LARGEST_SHIFT)
         multiplier = np.clip(np.round(scale * np.exp2(shift)), 1, _LARGEST_MULTIPLIER)

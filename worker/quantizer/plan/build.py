@@ -47,6 +47,7 @@ from worker.quantizer.plan.borders import Borders
 from worker.quantizer.plan.candidates import candidate, may_return_float
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.limits import belongs_before
+from worker.quantizer.plan.lookups import plan_lookups
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import RuleContext, Stage, Target
 from worker.quantizer.plan.selection import Selection
@@ -103,6 +104,8 @@ def build_plan(
         keep_only_between_quantized(graph, plan)
     _plan_tensors(graph, plan, selection, movers, target, journal)
     target.run(Stage.SPECS, context)
+    if not target.whole:  # which want the same type everywhere, and take floats where a host looks rows up
+        plan_lookups(graph, plan, selection, journal)
     if config.subgraphs == "weights":  # runs in float wherever it runs, so that the target's rules do not concern it
         plan_subgraph_weights(graph, plan, selection, journal)
     return plan

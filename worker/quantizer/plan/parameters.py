@@ -87,11 +87,13 @@ class Parameters:
         return self._parameter(initializer, self._array(initializer), self.plan.weights[initializer])
 
     def is_stored(self, node: ir.Node, index: int) -> bool:
-        """True if a node reads input ``index`` from a planned weight: a weight, a slope, a term; no limit, no bias."""
+        """True if a node reads input ``index`` from a planned weight: a weight, a slope, a term, a table; no limit."""
         entry = self.plan.nodes.get(node_name(node))
         role = entry.role if entry is not None else None
         if role is Role.ARITHMETIC:
             return True
+        if role is Role.LOOKUP:
+            return index == 0
         return index == 1 and (role in (Role.LINEAR, Role.STORED) or (role is not None and node.op_type == "PRelu"))
 
     def fill(self, *, threads: int = 1) -> list[str]:

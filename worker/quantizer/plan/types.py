@@ -28,6 +28,7 @@ class Role(Enum):
     UNARY = "unary"  # one activation in, output range of its own
     TRANSPARENT = "transparent"  # moves values without changing them: output shares the input's grid
     HALF = "half"  # computes in 16-bit floats
+    LOOKUP = "lookup"  # takes rows of a table that is stored as integers; they are restored behind it
     STORED = "stored"  # only its weight is quantized; it computes in float
     FUSED = "fused"  # an activation function that belongs to the node before it
 
@@ -50,6 +51,11 @@ class NodePlan:
         """True if something of the node is quantized."""
         return self.role is not None
 
+    @property
+    def rounds(self) -> bool:
+        """True if it computes on grids: what it makes is read from its grid by everything that reads it."""
+        return self.role not in (None, Role.LOOKUP, Role.STORED)
+
 
 @dataclass
 class ActivationPlan:
@@ -66,7 +72,10 @@ class ActivationPlan:
 
 @dataclass
 class WeightPlan:
-    """One weight initializer that is stored quantized; ``granularity`` says which of its elements share a scale."""
+    """One weight initializer that is stored quantized; ``granularity`` says which of its elements share a scale.
+
+    ``tied`` names the table of embeddings that holds the same numbers, perhaps transposed; None: no table does.
+    """
 
     initializer: str
     node: str
@@ -74,6 +83,7 @@ class WeightPlan:
     granularity: Granularity = PER_TENSOR
     quantization: Grid | None = None
     integers: np.ndarray | None = None
+    tied: str | None = None
 
 
 @dataclass

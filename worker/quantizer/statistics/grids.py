@@ -27,7 +27,7 @@ class GridFamily:
     Attributes:
         dtype: an integer type of up to 16 bits, or an 8-bit float.
         symmetric: ranges are stretched to [-m, m]; always so for floats.
-        scale: float32, power_of_two or int16.
+        scale: float32, power_of_two, int16 or float16.
         reduce_range: one bit less.
     """
 

@@ -152,7 +152,7 @@ def rests_as_integers(value: ir.Value, plan: QuantizationPlan) -> bool:
         and isinstance(entry.quantization, IntegerGrid)
         and bits_of(entry.quantization.dtype) >= 8  # the runtime's Python interface hands out whole bytes
         and producer is not None
-        and plan.nodes[node_name(producer)].quantized
+        and plan.nodes[node_name(producer)].rounds
     )
 
 

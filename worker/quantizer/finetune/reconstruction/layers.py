@@ -182,9 +182,9 @@ def rounding_grid(value: ir.Value, readers: Collection[ir.Node], plan: Quantizat
     if entry is None:
         return None
     producer = value.producer()
-    if producer is not None and plan.nodes[node_name(producer)].quantized:
+    if producer is not None and plan.nodes[node_name(producer)].rounds:
         return entry.quantization
-    read = any(value in node.inputs and plan.nodes[node_name(node)].quantized for node in readers)
+    read = any(value in node.inputs and plan.nodes[node_name(node)].rounds for node in readers)
     return entry.quantization if read else None
 
 

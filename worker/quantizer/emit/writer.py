@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from service.contracts.dtypes import NUMBER_TYPES, has_integer_kernels, is_integer
 from service.contracts.errors import EngineError, UnsupportedModelError
+from worker.quantizer.emit.lookups import LookupWriter, StoredTable, store_table
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import (
     Names,
@@ -113,15 +114,24 @@ class _Writer:
         self._grids: dict[str, tuple[ir.Value, ir.Value]] = {}  # scale and zero point by source
         self._opset = opset_of(model) or 0
         self.names = Names(model.graph)
+        self._lookups = LookupWriter(model.graph, self.names, blocks=self._opset >= BLOCKS_OPSET)
         self.made: set[ir.Node] = set()
 
     def write_parameters(self) -> None:
         """Let nodes read weights and biases as their grids represent them."""
         graph, plan = self._graph, self._plan
         parameters, nodes = Parameters(graph, plan), {node_name(node): node for node in graph}
+        tables = self._write_lookups(parameters)
         for initializer in plan.weights:
             uses = graph.initializers[initializer].uses()
             readers = [usage for usage in uses if parameters.is_stored(usage.node, usage.idx)]
+            if not readers:
+                continue  # a table that is looked up and nothing else
+            shared = self._shared(initializer, tables, parameters)
+            if shared is not None:
+                for usage in readers:
+                    usage.node.replace_input_with(usage.idx, shared)
+                continue
             home = common_home(graph, [usage.node for usage in readers])
             few_bits = any(self._meets_few_bits(usage.node) for usage in readers)
             dequantized = self._weight(initializer, parameters.weight(initializer), home, few_bits=few_bits)
@@ -141,6 +151,39 @@ class _Writer:
                 shared = len(graph.initializers[bias.initializer].uses()) > 1
                 stem = f"{bias.initializer}_of_{name}" if shared else bias.initializer
                 node.replace_input_with(2, self._dequantized(stem, now.integers, now.grid, graph))
+
+    def _write_lookups(self, parameters: Parameters) -> dict[str, tuple[StoredTable, np.ndarray]]:
+        """Let lookups read their tables as integers; the tables by initializer, with their integers."""
+        tables: dict[str, tuple[StoredTable, np.ndarray]] = {}
+        for node in list(self._graph):
+            if _role(node, self._plan) is not Role.LOOKUP or node.inputs[0] is None:
+                continue
+            name = name_of(node.inputs[0])
+            if name not in tables:
+                now = parameters.weight(name)
+                if not isinstance(now.grid, IntegerGrid) or now.integers is None:
+                    raise EngineError(f"table {name!r} was planned but not filled", tensor=name)
+                half = now.scale == "float16"
+                table = store_table(self._graph, self.names, name, now.integers, now.grid, half_scale=half)
+                tables[name] = table, now.integers
+            self.made.update(self._lookups.write(node, tables[name][0]))
+        return tables
+
+    def _shared(
+        self, initializer: str, tables: dict[str, tuple[StoredTable, np.ndarray]], parameters: Parameters
+    ) -> ir.Value | None:
+        """What layers are to read whose weight is a table that is looked up too; None if it is none, or no longer."""
+        found = tables.get(self._plan.weights[initializer].tied or initializer)
+        weight = parameters.weight(initializer)
+        if found is None or weight.integers is None:
+            return None
+        table, integers = found
+        transposed = not np.array_equal(weight.integers, integers)
+        if transposed and not np.array_equal(weight.integers, integers.T):
+            return None
+        value, nodes = self._lookups.restored_weight(table, initializer, transposed=transposed)
+        self.made.update(nodes)
+        return value
 
     def _meets_few_bits(self, node: ir.Node) -> bool:
         """True if a node reads or makes activations of 4 bits."""
@@ -170,18 +213,29 @@ class _Writer:
         mistaken = mistaken or (few_bits and known.integer_kernels)
         if known.cast_only or mistaken:
             return self._insert_unfolded(integer_nodes(self.names, stem, weight.integers, grid))
-        return self._dequantized(stem, weight.integers, grid, home)
+        return self._dequantized(stem, weight.integers, grid, home, half_scale=weight.scale == "float16")
 
-    def _dequantized(self, stem: str, integers: np.ndarray, grid: IntegerGrid, home: ir.Graph) -> ir.Value:
+    def _dequantized(
+        self, stem: str, integers: np.ndarray, grid: IntegerGrid, home: ir.Graph, *, half_scale: bool = False
+    ) -> ir.Value:
         """A constant behind a DequantizeLinear."""
         free = self.names.free
         stored = add_initializer(home, free(f"{stem}_quantized"), onnx_integers(integers, grid.dtype))
-        scale = add_initializer(home, free(f"{stem}_scale"), grid.scale)
+        scale = self._half_scale(stem, grid.scale, home) if half_scale else None
+        scale = scale or add_initializer(home, free(f"{stem}_scale"), grid.scale)
         zero_point = add_initializer(home, free(f"{stem}_zero_point"), onnx_integers(grid.zero_point, grid.dtype))
         node = self._node("DequantizeLinear", [stored, scale, zero_point], grid, stem)
         node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.FLOAT, ir.Shape(integers.shape)
-        home.insert_before(home[0], node)  # at the head, so that every reader comes after it
+        maker = scale.producer()
+        home.insert_before(home[0], [node] if maker is None else [maker, node])  # so that all readers come after it
         return node.outputs[0]
+
+    def _half_scale(self, stem: str, scale: np.ndarray, home: ir.Graph) -> ir.Value:
+        """Scales that are stored in 16 bits, and turned to float32 behind a Cast that is not yet in the graph."""
+        stored = add_initializer(home, self.names.free(f"{stem}_scale"), scale.astype(np.float16))
+        cast = ir.node("Cast", [stored], attributes={"to": int(ir.DataType.FLOAT)}, name=self.names.free(f"{stem}_Cast"))
+        _describe(cast.outputs[0], self.names.free(f"{stem}_scale_Cast"), ir.Shape(scale.shape))
+        return cast.outputs[0]
 
     def write_activation(self, value: ir.Value) -> str:
         """Put a planned activation on its grid; the name of the tensor that stands for it then."""
@@ -195,7 +249,7 @@ class _Writer:
             # the pair behind a Reshape or the like would be moved before the pool
             self._keep_apart(value, producer, MOVERS)
             return tensor
-        made_by_integer_node = producer is not None and _role(producer, self._plan) is not None
+        made_by_integer_node = producer is not None and _rounds(producer, self._plan)
         readers = [
             usage
             for usage in value.uses()
@@ -331,6 +385,11 @@ def _describe(value: ir.Value, name: str, shape: ir.Shape | None) -> None:
 def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
     entry = plan.nodes.get(node_name(node))
     return entry.role if entry is not None else None
+
+
+def _rounds(node: ir.Node, plan: QuantizationPlan) -> bool:
+    entry = plan.nodes.get(node_name(node))
+    return entry is not None and entry.rounds
 
 
 def _only_quantizer(value: ir.Value) -> ir.Node | None:

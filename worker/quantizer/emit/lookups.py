@@ -1,0 +1,236 @@
+"""Lookups in the emitted model: rows of integers are gathered, then restored.
+
+    table[int] -> Gather(indices) -> DequantizeLinear            one scale, or one per column
+    table[int], scales[rows, blocks] -> Gather each -> DequantizeLinear by blocks of a row
+
+A row with one scale is one block. Before opset 21, which knows blocks, it is restored by Cast, Sub and Mul. ONNX's Gather
+knows no type of 4 bits: such rows are stored two columns to a byte, columns of the first half in the low bits.
+
+A layer whose weight is a table reads the same integers, transposed where its operator wants them so; what that takes is
+computed of constants alone, which runtimes do once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from service.contracts.dtypes import NUMBER_TYPES
+from worker.quantizer.graph.values import Names, add_initializer, node_name
+from worker.quantizer.numerics.granularity import PerAxis, PerBlock
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.storage import onnx_integers
+
+_BYTE, _NIBBLE = 8, 4
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A table as initializers of the graph.
+
+    Attributes:
+        integers: [rows, columns], or [rows, bytes] for 4 bits.
+        scale: [] for one, [columns], [rows], or [rows, blocks].
+        zero_point: same shape; None where all are 0.
+        grid: of the table.
+        columns: how many.
+    """
+
+    integers: ir.Value
+    scale: ir.Value
+    zero_point: ir.Value | None
+    grid: IntegerGrid
+    columns: int
+
+    @property
+    def by_rows(self) -> bool:
+        """True if scales belong to rows."""
+        granularity = self.grid.granularity
+        return isinstance(granularity, PerBlock) or granularity == PerAxis(0)
+
+    @property
+    def is_packed(self) -> bool:
+        """True if a byte holds two columns."""
+        return NUMBER_TYPES[self.grid.dtype].bits < _BYTE
+
+
+def store_table(
+    graph: ir.Graph, names: Names, stem: str, integers: np.ndarray, grid: IntegerGrid, *, half_scale: bool = False
+) -> StoredTable:
+    """Put a table into the graph.
+
+    Args:
+        graph: main graph.
+        names: in use.
+        stem: that names begin with.
+        integers: [rows, columns].
+        grid: that they lie on.
+        half_scale: its scales are numbers of 16 bits, and stored so.
+    """
+    scale, zero_point = grid.scale, grid.zero_point
+    if NUMBER_TYPES[grid.dtype].bits < _BYTE:
+        shift = -NUMBER_TYPES[grid.dtype].limits[0]  # type: ignore[index]
+        stored = _packed((integers.astype(np.int16) + shift).astype(np.uint8))
+        zero_point = (zero_point.astype(np.int16) + shift).astype(np.uint8)
+    else:
+        stored, zero_point = onnx_integers(integers, grid.dtype), onnx_integers(zero_point, grid.dtype)
+    return StoredTable(
+        add_initializer(graph, names.free(f"{stem}_quantized"), stored),
+        add_initializer(graph, names.free(f"{stem}_scale"), scale.astype(np.float16) if half_scale else scale),
+        add_initializer(graph, names.free(f"{stem}_zero_point"), zero_point) if zero_point.any() else None,
+        grid,
+        integers.shape[1],
+    )
+
+
+def _packed(nibbles: np.ndarray) -> np.ndarray:
+    """uint8 [rows, ceil(columns / 2)] of uint8 [rows, columns] below 16."""
+    half = -(-nibbles.shape[1] // 2)
+    low, high = nibbles[:, :half], nibbles[:, half:]
+    packed = low.copy()
+    packed[:, : high.shape[1]] |= high << _NIBBLE
+    return packed
+
+
+class LookupWriter:
+    """Puts the nodes of lookups into a graph.
+
+    Args:
+        graph: main graph.
+        names: in use.
+        blocks: the opset knows DequantizeLinear by blocks.
+    """
+
+    def __init__(self, graph: ir.Graph, names: Names, *, blocks: bool) -> None:
+        self._graph, self._names, self._blocks = graph, names, blocks
+        self._constants: dict[str, ir.Value] = {}
+
+    def write(self, lookup: ir.Node, table: StoredTable) -> list[ir.Node]:
+        """Let a lookup read a stored table; what it made is restored from its rows, under the same name.
+
+        Args:
+            lookup: a Gather of rows, which goes.
+            table: that it is to read.
+
+        Returns:
+            The new nodes.
+        """
+        made = _Made(self._names, node_name(lookup))
+        indices, old = lookup.inputs[1], lookup.outputs[0]
+        rows = made.add("Gather", [table.integers, indices], "rows", axis=0)
+        if table.is_packed:
+            rows = self._unpacked(made, rows, table.columns)
+        scale, zero_point = table.scale, table.zero_point
+        if table.by_rows:
+            scale = self._of_rows(made, scale, indices, "scale", table)
+        scale = self._whole(made, scale, table)
+        if table.by_rows:
+            if zero_point is not None:
+                zero_point = self._of_rows(made, zero_point, indices, "zero_point", table)
+        restored = self._restored(made, rows, scale, zero_point, table)
+        restored.type, restored.shape = old.type, old.shape
+        self._graph.insert_before(lookup, made.nodes)
+        name, is_output = old.name, old.is_graph_output()
+        ir.convenience.replace_all_uses_with(old, restored, replace_graph_outputs=is_output)
+        self._graph.remove(lookup, safe=True)
+        restored.name = name
+        made.nodes[0].name = node_name(lookup)
+        return made.nodes
+
+    def _unpacked(self, made: _Made, rows: ir.Value, columns: int) -> ir.Value:
+        """uint8 [..., columns] of bytes that hold two columns each."""
+        low = made.add("BitwiseAnd", [rows, self._constant("low_bits", np.asarray(15, np.uint8))], "low")
+        four = self._constant("high_bits", np.asarray(_NIBBLE, np.uint8))
+        high = made.add("BitShift", [rows, four], "high", direction="RIGHT")
+        both = made.add("Concat", [low, high], "columns", axis=-1)
+        if columns % 2 == 0:
+            return both
+        ends = [self._constant(f"slice_{k}", np.asarray([k], np.int64)) for k in (0, columns, -1)]
+        return made.add("Slice", [both, *ends], "even")
+
+    def _whole(self, made: _Made, scale: ir.Value, table: StoredTable) -> ir.Value:
+        """Scales as float32."""
+        if table.scale.dtype is not ir.DataType.FLOAT16:
+            return scale
+        return made.add("Cast", [scale], "scale_Cast", to=int(ir.DataType.FLOAT))
+
+    def _of_rows(
+        self, made: _Made, values: ir.Value, indices: ir.Value | None, word: str, table: StoredTable
+    ) -> ir.Value:
+        """Scales or zero points of the rows that are looked up, such that they go with the rows."""
+        found = made.add("Gather", [values, indices], word, axis=0)
+        if table.grid.granularity == PerAxis(0):
+            found = made.add("Unsqueeze", [found, self._constant("last", np.asarray([-1], np.int64))], f"{word}_row")
+        return found
+
+    def restored_weight(self, table: StoredTable, stem: str, *, transposed: bool) -> tuple[ir.Value, list[ir.Node]]:
+        """A whole table as floats, for a layer that has it as its weight.
+
+        Args:
+            table: that the layer shares.
+            stem: that new names begin with.
+            transposed: the layer takes [columns, rows].
+
+        Returns:
+            What the layer is to read, and the new nodes, which stand at the head of the graph.
+        """
+        made, granularity = _Made(self._names, stem), table.grid.granularity
+        whole = self._unpacked(made, table.integers, table.columns) if table.is_packed else table.integers
+        parts: list[ir.Value | None] = [whole, self._whole(made, table.scale, table), table.zero_point]
+        if transposed:
+            turned = 3 if isinstance(granularity, PerBlock) else 1
+            parts[:turned] = [part and made.add("Transpose", [part], "turned", perm=(1, 0)) for part in parts[:turned]]
+        attributes = granularity.attributes()
+        if transposed and "axis" in attributes:
+            attributes["axis"] = 1 - attributes["axis"] % 2
+        if parts[2] is None:
+            del parts[2]
+        restored = made.add("DequantizeLinear", parts, "DequantizeLinear", **attributes)
+        restored.dtype = ir.DataType.FLOAT
+        self._graph.insert_before(self._graph[0], made.nodes)
+        return restored, made.nodes
+
+    def _restored(
+        self, made: _Made, rows: ir.Value, scale: ir.Value, zero_point: ir.Value | None, table: StoredTable
+    ) -> ir.Value:
+        granularity = table.grid.granularity
+        size = table.columns
+        if isinstance(granularity, PerBlock):
+            size = granularity.size
+        if not table.by_rows or self._blocks:
+            attributes = {"axis": -1} if granularity == PerAxis(1) else {}
+            if table.by_rows:
+                attributes = {"axis": -1, "block_size": size}
+            inputs = [rows, scale] if zero_point is None else [rows, scale, zero_point]
+            return made.add("DequantizeLinear", inputs, "DequantizeLinear", **attributes)
+        to = {"to": int(ir.DataType.FLOAT)}
+        values = made.add("Cast", [rows], "Cast", **to)
+        if zero_point is not None:
+            values = made.add("Sub", [values, made.add("Cast", [zero_point], "zero", **to)], "Sub")
+        return made.add("Mul", [values, scale], "Mul")
+
+    def _constant(self, word: str, array: np.ndarray) -> ir.Value:
+        if word not in self._constants:
+            self._constants[word] = add_initializer(self._graph, self._names.free(f"lookup_{word}"), array)
+        return self._constants[word]
+
+
+class _Made:
+    """New nodes whose names begin with that of the lookup."""
+
+    def __init__(self, names: Names, stem: str) -> None:
+        self._names, self._stem = names, stem
+        self.nodes: list[ir.Node] = []
+
+    def add(
+        self, op_type: str, inputs: Sequence[ir.Value | None], word: str, **attributes: int | str | tuple[int, ...]
+    ) -> ir.Value:
+        """Append a node; its output, whose type is left open."""
+        name = self._names.free(f"{self._stem}_{word}")
+        node = ir.node(op_type, inputs, attributes=attributes, name=name)
+        node.outputs[0].name = self._names.free(f"{name}_Output")
+        self.nodes.append(node)
+        return node.outputs[0]

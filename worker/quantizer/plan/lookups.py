@@ -1,0 +1,144 @@
+"""Tables of embeddings: which are stored as integers, and which of them are the weight of a layer too.
+
+Only the rows that are looked up are ever restored, so that a table costs its integers in the file and in memory, on
+every target that runs Gather: nothing of the lookup itself becomes integer arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from service.contracts.dtypes import bits_of, is_integer
+from service.contracts.reason import Reason, declare
+from service.contracts.specs import WeightSpec
+from worker.quantizer.graph.values import constant, is_constant, name_of, node_name, users
+from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
+from worker.quantizer.operators.linear import MATRIX_PRODUCTS, is_linear
+from worker.quantizer.operators.lookups import is_lookup
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.selection import Selection
+from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
+from worker.quantizer.plan.weights import WEIGHT_NOT_FINITE, granularity_of, is_finite
+
+_LEAST_BITS = 4
+
+TABLE_COMPUTED_WITH = declare(
+    "table-computed-with",
+    "its table is read by {op_type} too, which computes with all of it",
+    hint="Give the other node a copy of the table.",
+)
+FACTORS_LOOKED_UP = declare(
+    "factors-looked-up",
+    "what it looks up is multiplied with activations, as the angles of rotary embeddings are",
+    by_design=True,
+)
+TABLE_DTYPE = declare("table-dtype", "a table is stored as integers of 4 to 16 bits, not as {dtype}")
+
+
+def plan_lookups(graph: ir.Graph, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
+    """Enter the tables that nodes of the main graph look up rows of, and say why others stay in float.
+
+    Args:
+        graph: prepared main graph.
+        plan: with all other weights; changed in place.
+        selection: the user's word.
+        journal: takes notes.
+    """
+    for node in graph:
+        if not is_lookup(node):
+            continue
+        entry, table = plan.nodes[node_name(node)], node.inputs[0]
+        spec = selection.weight(node)
+        entry.reason = selection.reason(node) or _reason(table, spec) or _factors(node)
+        if entry.reason is not None or table is None:
+            continue
+        entry.role = Role.LOOKUP
+        name, granularity = name_of(table), table_granularity(spec)
+        known = plan.weights.setdefault(name, WeightPlan(name, entry.name, spec, granularity))
+        if known.spec != spec:
+            journal.note(f"table {name!r} is shared: the spec of node {known.node!r} counts, not {entry.name!r}")
+        if isinstance(known.granularity, PerBlock) and known.granularity.axis % 2 == 0:
+            known.granularity = PER_TENSOR
+            journal.note(f"table {name!r} is read along different axes: one scale for the whole tensor")
+    _tie(graph, plan, journal)
+
+
+def table_granularity(spec: WeightSpec) -> Granularity:
+    """Which elements of a table, [rows, columns], share a scale: a row is what a channel is to a layer."""
+    if spec.granularity == "per_block":
+        return PerBlock(1, spec.block_size)
+    return PerAxis(0) if spec.granularity == "per_channel" else PER_TENSOR
+
+
+def _reason(table: ir.Value | None, spec: WeightSpec) -> Reason | None:
+    if not is_finite(table):
+        return WEIGHT_NOT_FINITE()
+    if not is_integer(spec.dtype) or bits_of(spec.dtype) < _LEAST_BITS:
+        return TABLE_DTYPE(dtype=spec.dtype)
+    other = next((node for node in users(table) if not is_lookup(node) and not is_linear(node)), None)  # type: ignore[arg-type]
+    return None if other is None else TABLE_COMPUTED_WITH(op_type=other.op_type)
+
+
+def _factors(node: ir.Node) -> Reason | None:
+    """Cosines and sines of positions: small tables whose error every activation would be multiplied with."""
+    readers = [user for user in users(node.outputs[0])]
+    while readers and all(reader.op_type in ("Unsqueeze", "Reshape", "Squeeze", "Transpose") for reader in readers):
+        readers = [user for reader in readers for user in users(reader.outputs[0])]
+    if not readers or not all(reader.op_type == "Mul" for reader in readers):
+        return None
+    constant_factor = any(any(is_constant(value) for value in reader.inputs) for reader in readers)
+    return None if constant_factor else FACTORS_LOOKED_UP()
+
+
+def _tie(graph: ir.Graph, plan: QuantizationPlan, journal: Journal) -> None:
+    """Let weights of layers that hold what a table holds have its integers: they are one tensor in the file.
+
+    Only where the scales of the table's rows, or of blocks of them, are what the layer's kernel takes.
+    """
+    tables = {
+        name_of(table): table
+        for node in graph
+        if plan.nodes[node_name(node)].role is Role.LOOKUP and (table := node.inputs[0]) is not None
+    }
+    for node, weight in _matrices(graph, plan):
+        entry = plan.weights[name_of(weight)]
+        for name, table in tables.items():
+            transposed = None if weight is table else _turned(weight, table)
+            if transposed is None:
+                continue
+            held = plan.weights[name]
+            granularity = _transposed(held.granularity) if transposed else held.granularity
+            if granularity_of(node, held.spec, Journal()) == granularity:
+                entry.spec, entry.granularity, entry.node, entry.tied = held.spec, granularity, held.node, name
+                journal.note(f"the weight of {node_name(node)!r} is table {name!r}: both are stored once")
+            break
+
+
+def _matrices(graph: ir.Graph, plan: QuantizationPlan) -> Iterator[tuple[ir.Node, ir.Value]]:
+    """Quantized matrix products with their planned constant weights."""
+    for node in graph:
+        if node.op_type not in MATRIX_PRODUCTS or plan.nodes[node_name(node)].role is not Role.LINEAR:
+            continue
+        weight = node.inputs[1]
+        if weight is not None and is_constant(weight) and name_of(weight) in plan.weights:
+            yield node, weight
+
+
+def _turned(weight: ir.Value, table: ir.Value) -> bool | None:
+    """Whether a weight holds a table transposed; None if it does not hold it at all."""
+    one, other = constant(weight), constant(table)
+    if one is None or other is None or one.ndim != 2:
+        return None
+    if one.shape == other.shape and np.array_equal(one, other):
+        return False
+    return True if one.shape == other.shape[::-1] and np.array_equal(one, other.T) else None
+
+
+def _transposed(granularity: Granularity) -> Granularity:
+    """That of the transposed matrix."""
+    if isinstance(granularity, PerBlock):
+        return PerBlock(1 - granularity.axis % 2, granularity.size)
+    return PerAxis(1 - granularity.axis % 2) if isinstance(granularity, PerAxis) else granularity
