@@ -22,7 +22,8 @@ def completed(data: dict[str, Any]) -> dict[str, Any]:
     if own is not None:
         data = {**data, "activation": with_calibration(own)}
     if preset is not None:
-        if data.get("mode", "static") != preset.settings.get("mode", "static"):
+        own_mode = preset.settings.get("mode", "static")
+        if data.get("mode", own_mode) != own_mode:
             data = {"algorithms": [], **data}  # the preset's are for its own mode
         data = merged(preset.settings, {**data, "preset": preset.name})
     if isinstance(given, list | tuple):

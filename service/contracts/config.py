@@ -87,6 +87,13 @@ class QuantizationConfig(Contract):
     )
     activation: ActivationSpec = Field(default_factory=ActivationSpec)
     weight: WeightSpec = Field(default_factory=WeightSpec)
+    embedding: WeightSpec | None = Field(
+        default=None,
+        description=(
+            "How tables are represented that rows are looked up of (Gather), and weights tied to them; per_channel is "
+            "per row; null: as weights are."
+        ),
+    )
     bias: BiasSpec = Field(default_factory=BiasSpec)
     algorithms: tuple[Algorithm, ...] = Field(
         default=(), max_length=16, description="Steps beyond calibration, in order."
@@ -214,7 +221,8 @@ def _not_static(config: QuantizationConfig) -> Iterator[Contradiction]:
 
 
 def _half_scales(config: QuantizationConfig) -> Iterator[Contradiction]:
-    for at, weight in _weights(config):
+    tables = [("/embedding", config.embedding)] if config.embedding is not None else []
+    for at, weight in (*_weights(config), *tables):
         if weight.scale == "float16" and config.mode != "weights_only":
             yield Contradiction(f"{at}/scale", f"mode {config.mode} has no scales of 16 bits; mode weights_only has")
 

@@ -16,7 +16,8 @@ CALIBRATION_POINTER = "/calibration_dataset_id"
 def random_data_of(config: QuantizationConfig, *, pointer: str = CALIBRATION_POINTER) -> RandomCalibration:
     """What stands in for a calibration dataset that is not given.
 
-    Only mode static takes ranges from data. In the others data serves to compare both models, and random inputs do.
+    Ranges of mode static are taken from data, and algorithms learn from it. Elsewhere data serves to compare both
+    models, and random inputs do.
 
     Args:
         config: resolved recipe.
@@ -27,10 +28,12 @@ def random_data_of(config: QuantizationConfig, *, pointer: str = CALIBRATION_POI
     """
     if config.random_calibration is not None:
         return config.random_calibration
-    if config.mode != "static":
+    if config.mode != "static" and not config.algorithms:
         return RandomCalibration()
+    methods = ", ".join(algorithm.method for algorithm in config.algorithms)
+    taken = "ranges of activations are taken from it" if config.mode == "static" else f"{methods} learns from it"
     raise CalibrationMissingError(
-        "There is no calibration data, and ranges of activations are taken from it.",
+        f"There is no calibration data, and {taken}.",
         hint="Give a calibration dataset. To try structure and speed without one, set random_calibration in the config "
         "(in a config of AMD Quark: the extra option UseRandomData).",
         pointer=pointer,

@@ -25,8 +25,8 @@ from service.contracts.training_checks import check_training
 from worker.quantizer.advice.advise import with_advice
 from worker.quantizer.costs import expected_phases, forward_seconds
 from worker.quantizer.data import Dataset, RandomDataset, open_dataset
-from worker.quantizer.emit.tidy import tidied
 from worker.quantizer.emit import Emitted
+from worker.quantizer.emit.tidy import tidied
 from worker.quantizer.evaluation.decisions import publish_samples
 from worker.quantizer.evaluation.metrics import Distances, MetricFunction, Metrics
 from worker.quantizer.evaluation.side_by_side import side_by_side

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-_WEIGHTS_ONLY = "weights alone are rounded to the nearest: mode weights_only runs no algorithms"
+_WEIGHTS_ONLY = (
+    "Quark defines it under no name that its tools take; config {mode: weights_only, algorithms: [{method: adaround}]} "
+    "is that recipe"
+)
 
 # Lower-case name in Quark -> why it is not offered.
 PENDING_PRESETS: dict[str, str] = {

@@ -19,10 +19,13 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.dtypes import NUMBER_TYPES
-from worker.quantizer.graph.values import Names, add_initializer, node_name
+from service.contracts.errors import EngineError
+from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name
 from worker.quantizer.numerics.granularity import PerAxis, PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.storage import onnx_integers
+from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.plan.types import QuantizationPlan, Role
 
 _BYTE, _NIBBLE = 8, 4
 
@@ -95,20 +98,58 @@ def _packed(nibbles: np.ndarray) -> np.ndarray:
     return packed
 
 
-class LookupWriter:
-    """Puts the nodes of lookups into a graph.
+class Tables:
+    """The tables of a plan in a graph.
 
     Args:
-        graph: main graph.
+        graph: main graph, changed in place.
+        plan: filled.
         names: in use.
         blocks: the opset knows DequantizeLinear by blocks.
     """
 
-    def __init__(self, graph: ir.Graph, names: Names, *, blocks: bool) -> None:
-        self._graph, self._names, self._blocks = graph, names, blocks
+    def __init__(self, graph: ir.Graph, plan: QuantizationPlan, names: Names, *, blocks: bool) -> None:
+        self._graph, self._plan, self._names, self._blocks = graph, plan, names, blocks
+        self._parameters = Parameters(graph, plan)
+        self._held: dict[str, tuple[StoredTable, np.ndarray]] = {}
         self._constants: dict[str, ir.Value] = {}
 
-    def write(self, lookup: ir.Node, table: StoredTable) -> list[ir.Node]:
+    def write_lookups(self) -> list[ir.Node]:
+        """Let all lookups of the plan read their tables as integers; the new nodes.
+
+        Raises:
+            EngineError: the plan was not filled.
+        """
+        made = []
+        for node in list(self._graph):
+            entry = self._plan.nodes.get(node_name(node))
+            if entry is not None and entry.role is Role.LOOKUP and node.inputs[0] is not None:
+                made += self._write(node, self._table(name_of(node.inputs[0])))
+        return made
+
+    def _table(self, initializer: str) -> StoredTable:
+        if initializer not in self._held:
+            now = self._parameters.weight(initializer)
+            if not isinstance(now.grid, IntegerGrid) or now.integers is None:
+                raise EngineError(f"table {initializer!r} was planned but not filled", tensor=initializer)
+            table = store_table(
+                self._graph, self._names, initializer, now.integers, now.grid, half_scale=now.scale == "float16"
+            )
+            self._held[initializer] = table, now.integers
+        return self._held[initializer][0]
+
+    def shared(self, initializer: str) -> SharedTable | None:
+        """The table that a weight's integers are read from; None if it is tied to none, or holds others by now."""
+        found = self._held.get(self._plan.weights[initializer].tied or initializer)
+        integers = self._parameters.weight(initializer).integers
+        if found is None or integers is None:
+            return None
+        table, held = found
+        if np.array_equal(integers, held):
+            return SharedTable(self, table, initializer, transposed=False)
+        return SharedTable(self, table, initializer, transposed=True) if np.array_equal(integers, held.T) else None
+
+    def _write(self, lookup: ir.Node, table: StoredTable) -> list[ir.Node]:
         """Let a lookup read a stored table; what it made is restored from its rows, under the same name.
 
         Args:
@@ -118,15 +159,15 @@ class LookupWriter:
         Returns:
             The new nodes.
         """
-        made = _Made(self._names, node_name(lookup))
+        made = self.batch(node_name(lookup))
         indices, old = lookup.inputs[1], lookup.outputs[0]
         rows = made.add("Gather", [table.integers, indices], "rows", axis=0)
         if table.is_packed:
-            rows = self._unpacked(made, rows, table.columns)
+            rows = self.unpacked(made, rows, table.columns)
         scale, zero_point = table.scale, table.zero_point
         if table.by_rows:
             scale = self._of_rows(made, scale, indices, "scale", table)
-        scale = self._whole(made, scale, table)
+        scale = self.whole_scale(made, scale, table)
         if table.by_rows:
             if zero_point is not None:
                 zero_point = self._of_rows(made, zero_point, indices, "zero_point", table)
@@ -140,7 +181,7 @@ class LookupWriter:
         made.nodes[0].name = node_name(lookup)
         return made.nodes
 
-    def _unpacked(self, made: _Made, rows: ir.Value, columns: int) -> ir.Value:
+    def unpacked(self, made: _Made, rows: ir.Value, columns: int) -> ir.Value:
         """uint8 [..., columns] of bytes that hold two columns each."""
         low = made.add("BitwiseAnd", [rows, self._constant("low_bits", np.asarray(15, np.uint8))], "low")
         four = self._constant("high_bits", np.asarray(_NIBBLE, np.uint8))
@@ -151,7 +192,7 @@ class LookupWriter:
         ends = [self._constant(f"slice_{k}", np.asarray([k], np.int64)) for k in (0, columns, -1)]
         return made.add("Slice", [both, *ends], "even")
 
-    def _whole(self, made: _Made, scale: ir.Value, table: StoredTable) -> ir.Value:
+    def whole_scale(self, made: _Made, scale: ir.Value, table: StoredTable) -> ir.Value:
         """Scales as float32."""
         if table.scale.dtype is not ir.DataType.FLOAT16:
             return scale
@@ -165,33 +206,6 @@ class LookupWriter:
         if table.grid.granularity == PerAxis(0):
             found = made.add("Unsqueeze", [found, self._constant("last", np.asarray([-1], np.int64))], f"{word}_row")
         return found
-
-    def restored_weight(self, table: StoredTable, stem: str, *, transposed: bool) -> tuple[ir.Value, list[ir.Node]]:
-        """A whole table as floats, for a layer that has it as its weight.
-
-        Args:
-            table: that the layer shares.
-            stem: that new names begin with.
-            transposed: the layer takes [columns, rows].
-
-        Returns:
-            What the layer is to read, and the new nodes, which stand at the head of the graph.
-        """
-        made, granularity = _Made(self._names, stem), table.grid.granularity
-        whole = self._unpacked(made, table.integers, table.columns) if table.is_packed else table.integers
-        parts: list[ir.Value | None] = [whole, self._whole(made, table.scale, table), table.zero_point]
-        if transposed:
-            turned = 3 if isinstance(granularity, PerBlock) else 1
-            parts[:turned] = [part and made.add("Transpose", [part], "turned", perm=(1, 0)) for part in parts[:turned]]
-        attributes = granularity.attributes()
-        if transposed and "axis" in attributes:
-            attributes["axis"] = 1 - attributes["axis"] % 2
-        if parts[2] is None:
-            del parts[2]
-        restored = made.add("DequantizeLinear", parts, "DequantizeLinear", **attributes)
-        restored.dtype = ir.DataType.FLOAT
-        self._graph.insert_before(self._graph[0], made.nodes)
-        return restored, made.nodes
 
     def _restored(
         self, made: _Made, rows: ir.Value, scale: ir.Value, zero_point: ir.Value | None, table: StoredTable
@@ -216,6 +230,61 @@ class LookupWriter:
         if word not in self._constants:
             self._constants[word] = add_initializer(self._graph, self._names.free(f"lookup_{word}"), array)
         return self._constants[word]
+
+    def batch(self, stem: str) -> _Made:
+        """New nodes whose names begin with ``stem``."""
+        return _Made(self._names, stem)
+
+    def put_first(self, nodes: Sequence[ir.Node]) -> None:
+        """Put nodes at the head of the graph."""
+        self._graph.insert_before(self._graph[0], nodes)
+
+
+@dataclass(frozen=True)
+class SharedTable:
+    """A table as the weight of a layer.
+
+    Attributes:
+        tables: it is one of them.
+        table: that is shared.
+        stem: name of the weight, that new names begin with.
+        transposed: the weight is [columns, rows].
+    """
+
+    tables: Tables
+    table: StoredTable
+    stem: str
+    transposed: bool
+
+    def restored(self) -> tuple[ir.Value, list[ir.Node]]:
+        """The whole weight as floats, and the nodes that make it, at the head of the graph."""
+        made, granularity = self.tables.batch(self.stem), self.table.grid.granularity
+        parts: list[ir.Value | None] = [
+            self._integers(made),
+            self.tables.whole_scale(made, self.table.scale, self.table),
+        ]
+        parts.append(self.table.zero_point)
+        attributes = granularity.attributes()
+        if self.transposed and isinstance(granularity, PerBlock):
+            parts[1:] = [part and made.add("Transpose", [part], "turned", perm=(1, 0)) for part in parts[1:]]
+        if self.transposed and "axis" in attributes:
+            attributes["axis"] = 1 - attributes["axis"] % 2
+        restored = made.add("DequantizeLinear", [part for part in parts if part], "DequantizeLinear", **attributes)
+        restored.dtype = ir.DataType.FLOAT
+        self.tables.put_first(made.nodes)
+        return restored, made.nodes
+
+    def columns_first(self) -> ir.Value:
+        """The integers as [columns, rows], which is what an integer product with its outputs in rows wants."""
+        made = self.tables.batch(self.stem)
+        turned = made.add("Transpose", [self.table.integers], "turned", perm=(1, 0))
+        self.tables.put_first(made.nodes)
+        return turned
+
+    def _integers(self, made: _Made) -> ir.Value:
+        table = self.table
+        whole = self.tables.unpacked(made, table.integers, table.columns) if table.is_packed else table.integers
+        return made.add("Transpose", [whole], "turned", perm=(1, 0)) if self.transposed else whole
 
 
 class _Made:

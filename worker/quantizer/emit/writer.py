@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from service.contracts.dtypes import NUMBER_TYPES, has_integer_kernels, is_integer
 from service.contracts.errors import EngineError, UnsupportedModelError
-from worker.quantizer.emit.lookups import LookupWriter, StoredTable, store_table
+from worker.quantizer.emit.lookups import Tables
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import (
     Names,
@@ -114,23 +114,25 @@ class _Writer:
         self._grids: dict[str, tuple[ir.Value, ir.Value]] = {}  # scale and zero point by source
         self._opset = opset_of(model) or 0
         self.names = Names(model.graph)
-        self._lookups = LookupWriter(model.graph, self.names, blocks=self._opset >= BLOCKS_OPSET)
         self.made: set[ir.Node] = set()
 
     def write_parameters(self) -> None:
         """Let nodes read weights and biases as their grids represent them."""
         graph, plan = self._graph, self._plan
         parameters, nodes = Parameters(graph, plan), {node_name(node): node for node in graph}
-        tables = self._write_lookups(parameters)
+        tables = Tables(graph, plan, self.names, blocks=self._opset >= BLOCKS_OPSET)
+        self.made.update(tables.write_lookups())
         for initializer in plan.weights:
             uses = graph.initializers[initializer].uses()
             readers = [usage for usage in uses if parameters.is_stored(usage.node, usage.idx)]
             if not readers:
                 continue  # a table that is looked up and nothing else
-            shared = self._shared(initializer, tables, parameters)
+            shared = tables.shared(initializer)
             if shared is not None:
+                restored, nodes = shared.restored()
+                self.made.update(nodes)
                 for usage in readers:
-                    usage.node.replace_input_with(usage.idx, shared)
+                    usage.node.replace_input_with(usage.idx, restored)
                 continue
             home = common_home(graph, [usage.node for usage in readers])
             few_bits = any(self._meets_few_bits(usage.node) for usage in readers)
@@ -151,39 +153,6 @@ class _Writer:
                 shared = len(graph.initializers[bias.initializer].uses()) > 1
                 stem = f"{bias.initializer}_of_{name}" if shared else bias.initializer
                 node.replace_input_with(2, self._dequantized(stem, now.integers, now.grid, graph))
-
-    def _write_lookups(self, parameters: Parameters) -> dict[str, tuple[StoredTable, np.ndarray]]:
-        """Let lookups read their tables as integers; the tables by initializer, with their integers."""
-        tables: dict[str, tuple[StoredTable, np.ndarray]] = {}
-        for node in list(self._graph):
-            if _role(node, self._plan) is not Role.LOOKUP or node.inputs[0] is None:
-                continue
-            name = name_of(node.inputs[0])
-            if name not in tables:
-                now = parameters.weight(name)
-                if not isinstance(now.grid, IntegerGrid) or now.integers is None:
-                    raise EngineError(f"table {name!r} was planned but not filled", tensor=name)
-                half = now.scale == "float16"
-                table = store_table(self._graph, self.names, name, now.integers, now.grid, half_scale=half)
-                tables[name] = table, now.integers
-            self.made.update(self._lookups.write(node, tables[name][0]))
-        return tables
-
-    def _shared(
-        self, initializer: str, tables: dict[str, tuple[StoredTable, np.ndarray]], parameters: Parameters
-    ) -> ir.Value | None:
-        """What layers are to read whose weight is a table that is looked up too; None if it is none, or no longer."""
-        found = tables.get(self._plan.weights[initializer].tied or initializer)
-        weight = parameters.weight(initializer)
-        if found is None or weight.integers is None:
-            return None
-        table, integers = found
-        transposed = not np.array_equal(weight.integers, integers)
-        if transposed and not np.array_equal(weight.integers, integers.T):
-            return None
-        value, nodes = self._lookups.restored_weight(table, initializer, transposed=transposed)
-        self.made.update(nodes)
-        return value
 
     def _meets_few_bits(self, node: ir.Node) -> bool:
         """True if a node reads or makes activations of 4 bits."""
@@ -233,7 +202,9 @@ class _Writer:
     def _half_scale(self, stem: str, scale: np.ndarray, home: ir.Graph) -> ir.Value:
         """Scales that are stored in 16 bits, and turned to float32 behind a Cast that is not yet in the graph."""
         stored = add_initializer(home, self.names.free(f"{stem}_scale"), scale.astype(np.float16))
-        cast = ir.node("Cast", [stored], attributes={"to": int(ir.DataType.FLOAT)}, name=self.names.free(f"{stem}_Cast"))
+        cast = ir.node(
+            "Cast", [stored], attributes={"to": int(ir.DataType.FLOAT)}, name=self.names.free(f"{stem}_Cast")
+        )
         _describe(cast.outputs[0], self.names.free(f"{stem}_scale_Cast"), ir.Shape(scale.shape))
         return cast.outputs[0]
 

@@ -10,10 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
+from service.contracts.dtypes import has_integer_kernels
 from service.contracts.errors import EngineError
 from service.contracts.reason import Reason, declare
-from worker.quantizer.emit import PRODUCER, Emitted
+from service.contracts.specs import WeightSpec
+from worker.quantizer.emit import BLOCKS_OPSET, PRODUCER, Emitted
+from worker.quantizer.emit.lookups import Tables
 from worker.quantizer.graph.facts import NodeFacts
+from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name
 from worker.quantizer.modes.parameters_only import plan_weights
 from worker.quantizer.numerics.granularity import PER_TENSOR
@@ -32,7 +36,7 @@ WEIGHT_NO_MATRIX = declare("weight-no-matrix", "its weight is not a matrix")
 
 def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, journal: Journal) -> QuantizationPlan:
     """Which MatMul, Gemm and Conv nodes run on integers; weights as the config says, activations uint8."""
-    plan = plan_weights(graph, config, facts, journal, candidates=_OPS, why_not=NOT_DYNAMIC())
+    plan = plan_weights(graph, config, facts, journal, candidates=_OPS, why_not=NOT_DYNAMIC(), ties=_ties)
     used = set()
     for node in graph:
         entry, weight = plan.nodes[node_name(node)], node.inputs[1] if len(node.inputs) > 1 else None
@@ -53,6 +57,11 @@ def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, 
     return plan
 
 
+def _ties(spec: WeightSpec) -> bool:
+    """True if an integer product can read a table that is represented so."""
+    return has_integer_kernels(spec.dtype) and spec.granularity != "per_block"
+
+
 def _not_dynamic(node: ir.Node) -> Reason | None:
     linear = linear_view(node)
     if linear is None or linear.stacked:
@@ -71,9 +80,11 @@ def emit_dynamic(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     graph = model.graph
     names = Names(graph)
     quantized: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
-    for node in list(graph):
-        if plan.nodes[node_name(node)].quantized:
-            _replace(graph, node, plan, quantized, names)
+    tables = Tables(graph, plan, names, blocks=(opset_of(model) or 0) >= BLOCKS_OPSET)
+    linear = [node for node in graph if plan.nodes[node_name(node)].role is Role.LINEAR]
+    tables.write_lookups()
+    for node in linear:
+        _replace(graph, node, plan, quantized, names, tables)
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
@@ -87,6 +98,7 @@ def _replace(
     plan: QuantizationPlan,
     quantized: dict[str, tuple[ir.Value, ir.Value, ir.Value]],
     names: Names,
+    tables: Tables,
 ) -> None:
     source, weight = node.inputs[0], node.inputs[1]
     if source is None or weight is None:
@@ -95,7 +107,7 @@ def _replace(
     if name_of(source) not in quantized:
         quantized[name_of(source)] = _quantize_input(source, names, made)
     integers, scale, zero_point = quantized[name_of(source)]
-    stored, weight_scale, weight_zero = _weight(graph, node, name_of(weight), plan, names)
+    stored, weight_scale, weight_zero = _weight(graph, node, name_of(weight), plan, names, tables)
     stem = node_name(node)
 
     def add(op_type: str, inputs: list[ir.Value | None], **attributes: object) -> ir.Value:
@@ -132,7 +144,7 @@ def _quantize_input(source: ir.Value, names: Names, made: list[ir.Node]) -> tupl
 
 
 def _weight(
-    graph: ir.Graph, node: ir.Node, initializer: str, plan: QuantizationPlan, names: Names
+    graph: ir.Graph, node: ir.Node, initializer: str, plan: QuantizationPlan, names: Names, tables: Tables
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Integers in the layout that the integer operator wants, scale in that of the result, zero point."""
     weight = Parameters(graph, plan).weight(initializer)
@@ -150,8 +162,10 @@ def _weight(
         integers, zero_point = _as_uint8(integers, grid)
         scale = scale.reshape(-1, *[1] * (integers.ndim - 2)) if scale.ndim else scale
     stem = f"{initializer}_of_{node_name(node)}"
+    shared = tables.shared(initializer)
+    stored = None if shared is None or linear.kernel else shared.columns_first()
     return (
-        add_initializer(graph, names.free(f"{stem}_quantized"), integers),
+        stored or add_initializer(graph, names.free(f"{stem}_quantized"), integers),
         add_initializer(graph, names.free(f"{stem}_scale"), np.asarray(scale)),
         add_initializer(graph, names.free(f"{stem}_zero_point"), np.asarray(zero_point)),
     )

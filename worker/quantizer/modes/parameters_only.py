@@ -5,12 +5,13 @@ Every MatMul, Gemm, Conv and ConvTranspose with a constant weight is a candidate
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.reason import Reason
+from service.contracts.specs import WeightSpec
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_float32, node_name
 from worker.quantizer.operators.linear import LINEAR
@@ -31,6 +32,7 @@ def plan_weights(
     *,
     candidates: Collection[str] = LINEAR,
     why_not: Reason,
+    ties: Callable[[WeightSpec], bool] = lambda spec: True,
 ) -> QuantizationPlan:
     """A plan with the weights of linear nodes, the tables of embeddings, and nothing else.
 
@@ -41,6 +43,7 @@ def plan_weights(
         journal: takes notes.
         candidates: operators whose weights are quantized.
         why_not: the reason given for all other operators.
+        ties: see ``plan_lookups``.
 
     Returns:
         A plan with a NodePlan for every node, sub-graph nodes included.
@@ -53,7 +56,7 @@ def plan_weights(
         if reason is None:
             plan_weight(node, plan, selection, journal)
     leave_subgraphs(graph, plan)
-    plan_lookups(graph, plan, selection, journal)
+    plan_lookups(graph, plan, selection, journal, ties=ties)
     if config.subgraphs == "weights":
         plan_subgraph_weights(graph, plan, selection, journal)
     return plan

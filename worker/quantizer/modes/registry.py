@@ -11,6 +11,7 @@ from service.contracts.config import Mode, QuantizationConfig
 from service.contracts.dtypes import NUMBER_TYPES, is_integer
 from service.contracts.efforts import held_back_samples
 from service.contracts.reason import declare
+from service.contracts.specs import WeightSpec
 from worker.quantizer.emit import BLOCKS_OPSET, Emitted, emit
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.modes.dynamic import emit_dynamic, plan_dynamic
@@ -108,12 +109,16 @@ def lowest_opset(config: QuantizationConfig) -> int:
 def _dtypes(config: QuantizationConfig) -> set[str]:
     activations = [config.activation, *(o.activation for o in config.overrides if o.activation)]
     activations += [o.input_activation for o in config.overrides if o.input_activation]
-    weights = [config.weight, *(o.weight for o in config.overrides if o.weight)]
+    weights = _weights(config)
     biases = [config.bias, *(o.bias for o in config.overrides if o.bias)]
     dtypes: set[str] = {spec.dtype for spec in activations}
     return dtypes | {spec.dtype for spec in weights} | {spec.dtype for spec in biases}
 
 
 def _has_blocks(config: QuantizationConfig) -> bool:
-    weights = [config.weight, *(o.weight for o in config.overrides if o.weight)]
-    return any(weight.granularity == "per_block" for weight in weights)
+    return any(weight.granularity == "per_block" for weight in _weights(config))
+
+
+def _weights(config: QuantizationConfig) -> list[WeightSpec]:
+    tables = [] if config.embedding is None else [config.embedding]
+    return [config.weight, *tables, *(o.weight for o in config.overrides if o.weight)]

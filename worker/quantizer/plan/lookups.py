@@ -6,7 +6,7 @@ every target that runs Gather: nothing of the lookup itself becomes integer arit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -38,7 +38,14 @@ FACTORS_LOOKED_UP = declare(
 TABLE_DTYPE = declare("table-dtype", "a table is stored as integers of 4 to 16 bits, not as {dtype}")
 
 
-def plan_lookups(graph: ir.Graph, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
+def plan_lookups(
+    graph: ir.Graph,
+    plan: QuantizationPlan,
+    selection: Selection,
+    journal: Journal,
+    *,
+    ties: Callable[[WeightSpec], bool] = lambda spec: True,
+) -> None:
     """Enter the tables that nodes of the main graph look up rows of, and say why others stay in float.
 
     Args:
@@ -46,12 +53,13 @@ def plan_lookups(graph: ir.Graph, plan: QuantizationPlan, selection: Selection, 
         plan: with all other weights; changed in place.
         selection: the user's word.
         journal: takes notes.
+        ties: whether layers can have weights that are represented so, as well as tables.
     """
     for node in graph:
         if not is_lookup(node):
             continue
         entry, table = plan.nodes[node_name(node)], node.inputs[0]
-        spec = selection.weight(node)
+        spec = selection.table(node)
         entry.reason = selection.reason(node) or _reason(table, spec) or _factors(node)
         if entry.reason is not None or table is None:
             continue
@@ -63,7 +71,7 @@ def plan_lookups(graph: ir.Graph, plan: QuantizationPlan, selection: Selection, 
         if isinstance(known.granularity, PerBlock) and known.granularity.axis % 2 == 0:
             known.granularity = PER_TENSOR
             journal.note(f"table {name!r} is read along different axes: one scale for the whole tensor")
-    _tie(graph, plan, journal)
+    _tie(graph, plan, journal, ties)
 
 
 def table_granularity(spec: WeightSpec) -> Granularity:
@@ -93,7 +101,7 @@ def _factors(node: ir.Node) -> Reason | None:
     return None if constant_factor else FACTORS_LOOKED_UP()
 
 
-def _tie(graph: ir.Graph, plan: QuantizationPlan, journal: Journal) -> None:
+def _tie(graph: ir.Graph, plan: QuantizationPlan, journal: Journal, ties: Callable[[WeightSpec], bool]) -> None:
     """Let weights of layers that hold what a table holds have its integers: they are one tensor in the file.
 
     Only where the scales of the table's rows, or of blocks of them, are what the layer's kernel takes.
@@ -111,7 +119,7 @@ def _tie(graph: ir.Graph, plan: QuantizationPlan, journal: Journal) -> None:
                 continue
             held = plan.weights[name]
             granularity = _transposed(held.granularity) if transposed else held.granularity
-            if granularity_of(node, held.spec, Journal()) == granularity:
+            if ties(held.spec) and granularity_of(node, held.spec, Journal()) == granularity:
                 entry.spec, entry.granularity, entry.node, entry.tied = held.spec, granularity, held.node, name
                 journal.note(f"the weight of {node_name(node)!r} is table {name!r}: both are stored once")
             break

@@ -63,6 +63,11 @@ class Selection:
         found = (o.weight for o in self._config.overrides if o.weight and self._matcher.matches(o.match, node))
         return next(found, self._config.weight)
 
+    def table(self, node: ir.Node) -> WeightSpec:
+        """How the table is represented that ``node`` looks rows up of."""
+        found = (o.weight for o in self._config.overrides if o.weight and self._matcher.matches(o.match, node))
+        return next(found, self._config.embedding or self._config.weight)
+
     def bias(self, node: ir.Node) -> BiasSpec:
         """How the bias of ``node`` is represented."""
         found = (o.bias for o in self._config.overrides if o.bias and self._matcher.matches(o.match, node))

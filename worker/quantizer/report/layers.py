@@ -12,6 +12,7 @@ from service.contracts.report import LayerFigures
 from worker.quantizer.emit import Emitted
 from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
+from worker.quantizer.operators.lookups import weight_of
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
@@ -107,7 +108,7 @@ def _with_histograms(
     for k, row in enumerate(rows):
         if k < _MOST_HISTOGRAMS and row.reason is None:
             node = groups[row.name][0]
-            weight = node.inputs[1] if len(node.inputs) > 1 else None
+            weight = weight_of(node)
             planned, values = plan.weights.get((weight and weight.name) or ""), constant(weight)
             result = plan.activations.get(plan.carrier(node).name or "")
             changes = {
@@ -183,7 +184,7 @@ def _row(
     node, entry = nodes[0], plan.nodes[node_name(nodes[0])]
     weight = activation = None
     if entry.quantized:
-        value = node.inputs[1] if len(node.inputs) > 1 else None
+        value = weight_of(node)
         if value is not None and is_constant(value) and name_of(value) in plan.weights:
             grid = plan.weights[name_of(value)].quantization
             weight = grid.dtype if grid is not None else None

@@ -13,6 +13,7 @@ from service.contracts.calibration import (
     PercentileCalibration,
 )
 from service.contracts.specs import WeightSpec
+from worker.quantizer.statistics.block_search import block_range
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.power_of_two import covering_range
 from worker.quantizer.statistics.weight_search import least_squares_range
@@ -49,6 +50,8 @@ def weight_range(groups: np.ndarray, spec: WeightSpec, *, threads: int = 1) -> R
         one = _Percentile(method.percentile, symmetric=family.symmetric)
     elif isinstance(method, NonOverflowCalibration):
         one = lambda chunk: covering_range(*extremes(chunk), family)  # noqa: E731
+    elif spec.granularity == "per_block" and family.scale != "power_of_two":
+        one = lambda chunk: block_range(chunk, *extremes(chunk), family, weights=groups.size)  # noqa: E731
     else:
         one = lambda chunk: least_squares_range(chunk, *extremes(chunk), family, weights=groups.size)  # noqa: E731
     with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="weights") as pool:
