@@ -3,8 +3,8 @@
     table[int] -> Gather(indices) -> DequantizeLinear            one scale, or one per column
     table[int], scales[rows, blocks] -> Gather each -> DequantizeLinear by blocks of a row
 
-A row with one scale is one block. Before opset 21, which knows blocks, it is restored by Cast, Sub and Mul. ONNX's Gather
-knows no type of 4 bits: such rows are stored two columns to a byte, columns of the first half in the low bits.
+A row with one scale is one block. Before opset 21, which knows blocks, it is restored by Cast, Sub and Mul. ONNX's
+Gather knows no type of 4 bits: such rows are stored two columns to a byte, columns of the first half in the low bits.
 
 A layer whose weight is a table reads the same integers, transposed where its operator wants them so; what that takes is
 computed of constants alone, which runtimes do once.
@@ -168,9 +168,8 @@ class Tables:
         if table.by_rows:
             scale = self._of_rows(made, scale, indices, "scale", table)
         scale = self.whole_scale(made, scale, table)
-        if table.by_rows:
-            if zero_point is not None:
-                zero_point = self._of_rows(made, zero_point, indices, "zero_point", table)
+        if table.by_rows and zero_point is not None:
+            zero_point = self._of_rows(made, zero_point, indices, "zero_point", table)
         restored = self._restored(made, rows, scale, zero_point, table)
         restored.type, restored.shape = old.type, old.shape
         self._graph.insert_before(lookup, made.nodes)
@@ -259,11 +258,8 @@ class SharedTable:
     def restored(self) -> tuple[ir.Value, list[ir.Node]]:
         """The whole weight as floats, and the nodes that make it, at the head of the graph."""
         made, granularity = self.tables.batch(self.stem), self.table.grid.granularity
-        parts: list[ir.Value | None] = [
-            self._integers(made),
-            self.tables.whole_scale(made, self.table.scale, self.table),
-        ]
-        parts.append(self.table.zero_point)
+        scale = self.tables.whole_scale(made, self.table.scale, self.table)
+        parts: list[ir.Value | None] = [self._integers(made), scale, self.table.zero_point]
         attributes = granularity.attributes()
         if self.transposed and isinstance(granularity, PerBlock):
             parts[1:] = [part and made.add("Transpose", [part], "turned", perm=(1, 0)) for part in parts[1:]]

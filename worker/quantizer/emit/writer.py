@@ -127,10 +127,10 @@ class _Writer:
             readers = [usage for usage in uses if parameters.is_stored(usage.node, usage.idx)]
             if not readers:
                 continue  # a table that is looked up and nothing else
-            shared = tables.shared(initializer)
-            if shared is not None:
-                restored, nodes = shared.restored()
-                self.made.update(nodes)
+            held = tables.shared(initializer)
+            if held is not None:
+                restored, added = held.restored()
+                self.made.update(added)
                 for usage in readers:
                     usage.node.replace_input_with(usage.idx, restored)
                 continue

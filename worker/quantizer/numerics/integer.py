@@ -161,7 +161,7 @@ def grid_for_range(
 
 
 def snap_scale(scale: np.ndarray, kind: str) -> np.ndarray:
-    """The nearest scale of ``kind`` ("float32", "power_of_two", "int16", "float16") to each of ``scale``, float64 > 0."""
+    """The nearest scale of ``kind`` (float32, power_of_two, int16, float16) to each of ``scale``, float64 > 0."""
     if kind == "float32":
         return scale
     if kind == "power_of_two":

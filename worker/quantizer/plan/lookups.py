@@ -92,7 +92,7 @@ def _reason(table: ir.Value | None, spec: WeightSpec) -> Reason | None:
 
 def _factors(node: ir.Node) -> Reason | None:
     """Cosines and sines of positions: small tables whose error every activation would be multiplied with."""
-    readers = [user for user in users(node.outputs[0])]
+    readers = list(users(node.outputs[0]))
     while readers and all(reader.op_type in ("Unsqueeze", "Reshape", "Squeeze", "Transpose") for reader in readers):
         readers = [user for reader in readers for user in users(reader.outputs[0])]
     if not readers or not all(reader.op_type == "Mul" for reader in readers):

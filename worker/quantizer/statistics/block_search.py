@@ -1,7 +1,8 @@
 """The ranges of blocks of weights whose grids have the smallest sums of squared errors.
 
-A block has a few dozen values: none of them lies far outside of the others, so that the best ends lie near the extremes,
-but what one end gains depends on the other. Both are searched together, on a grid that is made finer around the best.
+A block has a few dozen values: none of them lies far outside of the others, so that the best ends lie near the
+extremes, but what one end gains depends on the other. Both are searched together, on a grid that is made finer around
+the best.
 """
 
 from __future__ import annotations
