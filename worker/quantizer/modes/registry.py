@@ -15,7 +15,7 @@ from service.contracts.specs import WeightSpec
 from worker.quantizer.emit import BLOCKS_OPSET, Emitted, emit
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.modes.dynamic import emit_dynamic, plan_dynamic
-from worker.quantizer.modes.halfs import emit_float16, plan_float16
+from worker.quantizer.modes.halfs import emit_float16, fill_float16, plan_float16
 from worker.quantizer.modes.parameters_only import plan_weights
 from worker.quantizer.modes.steps import step_of
 from worker.quantizer.plan.build import build_plan
@@ -81,16 +81,16 @@ def _fill_weights(draft: Draft, case: Case, services: Services) -> Filled:
     return Filled([draft])
 
 
-def _fill_nothing(draft: Draft, case: Case, services: Services) -> Filled:
-    """A conversion has no numbers to find."""
-    return Filled([draft])
+def _fill_halfs(draft: Draft, case: Case, services: Services) -> Filled:
+    """A conversion has no grids to find, but nodes to leave out."""
+    return Filled([fill_float16(draft, case, services)])
 
 
 MODES: dict[Mode, ModeRules] = {
     "static": ModeRules(build_plan, _fill_with_data, emit),
     "weights_only": ModeRules(_plan_weights_only, _fill_weights, emit),
     "dynamic": ModeRules(plan_dynamic, _fill_weights, emit_dynamic),
-    "float16": ModeRules(plan_float16, _fill_nothing, emit_float16),
+    "float16": ModeRules(plan_float16, _fill_halfs, emit_float16),
 }
 
 

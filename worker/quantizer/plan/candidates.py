@@ -12,6 +12,7 @@ from worker.quantizer.graph.values import (
     is_constant,
     is_float32,
     node_name,
+    plain_attributes,
     string_attribute,
 )
 from worker.quantizer.operators.linear import MATRIX_PRODUCTS
@@ -57,6 +58,11 @@ SLOPE_UNUSABLE = declare(
     "slope-unusable",
     "its slope is not constant, or holds NaN or Inf",
     hint=TRAINING_FAULT,
+)
+POOL_DILATED = declare(
+    "pool-dilated",
+    "no integer kernel averages a window with gaps",
+    hint="Average without dilations.",
 )
 PADS_NONZERO = declare(
     "pads-nonzero",
@@ -150,7 +156,14 @@ def _unary_reason(node: ir.Node) -> Reason | None:
     return None
 
 
+def _has_gaps(node: ir.Node) -> bool:
+    dilations = plain_attributes(node).get("dilations", ())
+    return isinstance(dilations, tuple) and any(step != 1 for step in dilations)
+
+
 def _mover_reason(node: ir.Node) -> Reason | None:
+    if node.op_type == "AveragePool" and _has_gaps(node):
+        return POOL_DILATED()
     filling = node.inputs[2] if node.op_type == "Pad" and len(node.inputs) > 2 else None
     if filling is not None and string_attribute(node, "mode", "constant") == "constant" and scalar(filling) != 0.0:
         return PADS_NONZERO()

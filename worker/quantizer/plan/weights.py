@@ -94,6 +94,9 @@ def granularity_of(node: ir.Node, spec: WeightSpec, journal: Journal) -> Granula
         return BLOCK_FORMATS[spec.dtype].granularity(input_axis(node))
     if not needs_calibration(spec.dtype) or spec.granularity == "per_tensor":
         return PER_TENSOR
+    linear = linear_view(node)
+    if linear is None:
+        return PER_TENSOR  # a vector: it has one output
     if spec.granularity == "per_block":
         if node.op_type in MATRIX_PRODUCTS:
             return PerBlock(input_axis(node), spec.block_size)

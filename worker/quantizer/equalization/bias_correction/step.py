@@ -15,6 +15,7 @@ from service.contracts.reason import declare
 from worker.quantizer.equalization.bias_correction.creation import Places, make_places
 from worker.quantizer.equalization.bias_correction.full import correct_by_walking
 from worker.quantizer.equalization.bias_correction.places import correctable
+from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.operators.linear import channel_axis, linear_view
 from worker.quantizer.plan.parameters import Parameters
@@ -64,9 +65,9 @@ class BiasCorrectionStep(Step[BiasCorrection]):
 
 
 def _read(node: ir.Node) -> tuple[str, int] | None:
-    """What a linear node reads, and the axis of its channels; None if it transposes it."""
+    """What a linear node reads, and the axis of its channels; None if it transposes it, or reads a single vector."""
     linear = linear_view(node)
-    if linear is None or linear.data is None or linear.transposes_data:
+    if linear is None or linear.data is None or linear.transposes_data or rank_of(linear.data) == 1:
         return None
     return name_of(linear.data), channel_axis(node)
 
