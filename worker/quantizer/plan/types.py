@@ -176,8 +176,12 @@ class QuantizationPlan:
             found.append(after)
 
     def carrier(self, node: ir.Node) -> ir.Value:
-        """The value behind which a node's Q/DQ pair stands: its output, or that of what is fused with it."""
-        return self.fused(node)[-1].outputs[0]
+        """The value behind which a node's Q/DQ pair stands: its output, or that of what is fused with it.
+
+        That of several outputs is the first which the node gives: an LSTM may leave out the one of all steps.
+        """
+        outputs = self.fused(node)[-1].outputs
+        return next((value for value in outputs if value.name), outputs[0])
 
     def sources(self) -> dict[str, ActivationSpec]:
         """Spec by tensor whose range has to be known."""

@@ -149,7 +149,7 @@ def _rank(row: LayerFigures) -> tuple[int, bool, float]:
 def _pairs(prepared: ir.Graph, quantized: Emitted, plan: QuantizationPlan) -> dict[str, tuple[str, str]]:
     """By quantized row of the main graph: its result there, and what stands for it in the emitted model."""
     main = set(prepared)
-    there = {value.name for node in quantized.model.graph for value in node.outputs}
+    there = {value.name for node in quantized.model.graph for value in node.outputs if value.name}
     pairs = {}
     for name, nodes in row_groups(prepared, plan).items():
         if nodes[0] not in main or not plan.nodes[name].quantized:

@@ -63,3 +63,17 @@ def test_the_gain_of_bias_correction_is_the_difference_that_it_makes(tmp_path: P
 
 def test_without_an_algorithm_there_is_no_gain(tmp_path: Path) -> None:
     assert not any(layer.gain for layer in quantize_file(tmp_path, network(), data()).report.layers)
+
+
+def test_a_node_that_leaves_its_first_output_out_is_judged_by_its_next(tmp_path: Path) -> None:
+    weights = {"w": normal(1, 12, 4), "r": normal(1, 12, 3)}
+    model = make_model(
+        "(float[N,5,4] x) => (float[1,N,3] h) { [turn] t = Transpose<perm=[1,0,2]>(x) "
+        "[rnn] all, h = LSTM<hidden_size=3>(t, w, r) }",
+        weights,
+    )
+    model.graph.node[1].output[0] = ""
+    report = quantize_file(tmp_path, model, {"x": normal(6, 5, 4)}, config(mode="float16")).report
+    sqnr_db = {layer.name: layer.sqnr_db for layer in report.layers}["rnn"]
+    assert sqnr_db is not None
+    assert sqnr_db > 50
