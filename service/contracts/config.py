@@ -225,6 +225,9 @@ def _half_scales(config: QuantizationConfig) -> Iterator[Contradiction]:
     for at, weight in (*_weights(config), *tables):
         if weight.scale == "float16" and config.mode != "weights_only":
             yield Contradiction(f"{at}/scale", f"mode {config.mode} has no scales of 16 bits; mode weights_only has")
+        if weight.kernel == "matmul_nbits" and config.mode != "weights_only":
+            told = f"mode {config.mode} computes with activations that are no floats; kernel matmul_nbits needs floats"
+            yield Contradiction(f"{at}/kernel", f"{told}: choose mode weights_only")
 
 
 def _weights(config: QuantizationConfig) -> Iterator[tuple[str, WeightSpec]]:

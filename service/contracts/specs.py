@@ -66,6 +66,20 @@ class WeightSpec(Contract):
         default=32, ge=2, le=65536, description="Weights that share a scale, with granularity per_block."
     )
     reduce_range: bool = Field(default=False, description=_REDUCE_HELP)
+    kernel: Literal["auto", "standard", "matmul_nbits"] = Field(
+        default="auto",
+        description=(
+            "How products with weights in blocks are written in mode weights_only. standard: DequantizeLinear and "
+            "MatMul, for every runtime; matmul_nbits: com.microsoft.MatMulNBits and GatherBlockQuantized, 4 and 8 "
+            "bits; auto: standard, of which onnxruntime makes the same kernel when it loads the model."
+        ),
+    )
+    accuracy_level: int = Field(
+        default=0,
+        ge=0,
+        le=4,
+        description="Of MatMulNBits: what it computes in. 0: its choice; 1: float32; 4: 8-bit integers.",
+    )
     calibration: WeightCalibration = Field(default_factory=MinMaxCalibration)
 
     @model_validator(mode="after")
@@ -75,7 +89,16 @@ class WeightSpec(Contract):
             raise ValueError(f"reduce_range leaves {self.dtype} no values but 0")
         if self.granularity == "per_block" and not is_integer(self.dtype):
             raise ValueError(f"granularity per_block needs an integer dtype, not {self.dtype}")
+        if self.kernel == "matmul_nbits":
+            self._check_kernel()
         return self
+
+    def _check_kernel(self) -> None:
+        """Whether onnxruntime's operators for weights of few bits take these."""
+        if self.granularity != "per_block" or NUMBER_TYPES[self.dtype].bits not in (4, 8):
+            raise ValueError("kernel matmul_nbits needs integers of 4 or 8 bits with granularity per_block")
+        if self.block_size < 16 or self.block_size & (self.block_size - 1):
+            raise ValueError(f"kernel matmul_nbits needs blocks of 16, 32, 64 ... weights, not {self.block_size}")
 
 
 class BiasSpec(Contract):

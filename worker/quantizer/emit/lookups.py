@@ -113,6 +113,7 @@ class Tables:
         self._parameters = Parameters(graph, plan)
         self._held: dict[str, tuple[StoredTable, np.ndarray]] = {}
         self._constants: dict[str, ir.Value] = {}
+        self._fused_tables: dict[str, list[ir.Value]] = {}
 
     def write_lookups(self) -> list[ir.Node]:
         """Let all lookups of the plan read their tables as integers; the new nodes.
@@ -124,8 +125,61 @@ class Tables:
         for node in list(self._graph):
             entry = self._plan.nodes.get(node_name(node))
             if entry is not None and entry.role is Role.LOOKUP and node.inputs[0] is not None:
-                made += self._write(node, self._table(name_of(node.inputs[0])))
+                name = name_of(node.inputs[0])
+                made += self._fused(node, name) if self._has_kernel(name) else self._write(node, self._table(name))
         return made
+
+    def _has_kernel(self, initializer: str) -> bool:
+        """True if onnxruntime's operator is asked for, and nothing else reads the table."""
+        entry = self._plan.weights[initializer]
+        tied = any(other.tied == initializer for other in self._plan.weights.values())
+        readers = [usage.node for usage in self._graph.initializers[initializer].uses()]
+        alone = all(_role(node, self._plan) is Role.LOOKUP for node in readers)
+        return entry.spec.kernel == "matmul_nbits" and alone and not tied
+
+    def _fused(self, lookup: ir.Node, initializer: str) -> list[ir.Node]:
+        """com.microsoft.GatherBlockQuantized, which takes rows and restores them, in the place of a lookup."""
+        made, now = self.batch(node_name(lookup)), self._parameters.weight(initializer)
+        grid, old = now.grid, lookup.outputs[0]
+        if not isinstance(grid, IntegerGrid) or now.integers is None:
+            raise EngineError(f"table {initializer!r} was planned but not filled", tensor=initializer)
+        if initializer not in self._fused_tables:
+            limits = NUMBER_TYPES[grid.dtype].limits or (0, 0)
+            kind = "uint4" if NUMBER_TYPES[grid.dtype].bits < _BYTE else "uint8"
+            parts = (("quantized", now.integers), ("scale", grid.scale), ("zero_point", grid.zero_point))
+            self._fused_tables[initializer] = [
+                add_initializer(
+                    self._graph,
+                    self._names.free(f"{initializer}_{word}"),
+                    array if word == "scale" else onnx_integers((array.astype(np.int16) - limits[0]), kind),
+                )
+                for word, array in parts
+            ]
+        table, scale, zero_point = self._fused_tables[initializer]
+        size = self._plan.weights[initializer].spec.block_size
+        attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": size}
+        bits = {} if NUMBER_TYPES[grid.dtype].bits < _BYTE else {"bits": _BYTE}
+        node = ir.node(
+            "GatherBlockQuantized",
+            [table, lookup.inputs[1], scale, zero_point],
+            attributes={**attributes, **bits},
+            domain="com.microsoft",
+            name=node_name(lookup),
+        )
+        made.nodes.append(node)
+        self._replace(lookup, node, old)
+        return made.nodes
+
+    def _replace(self, lookup: ir.Node, node: ir.Node, old: ir.Value) -> None:
+        """Put a node in the place of a lookup; its result gets the name."""
+        restored = node.outputs[0]
+        restored.type, restored.shape = old.type, old.shape
+        self._graph.insert_before(lookup, node)
+        self._graph.opset_imports.setdefault("com.microsoft", 1)
+        name = old.name
+        ir.convenience.replace_all_uses_with(old, restored, replace_graph_outputs=old.is_graph_output())
+        self._graph.remove(lookup, safe=True)
+        restored.name = name
 
     def _table(self, initializer: str) -> StoredTable:
         if initializer not in self._held:
@@ -281,6 +335,11 @@ class SharedTable:
         table = self.table
         whole = self.tables.unpacked(made, table.integers, table.columns) if table.is_packed else table.integers
         return made.add("Transpose", [whole], "turned", perm=(1, 0)) if self.transposed else whole
+
+
+def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
+    entry = plan.nodes.get(node_name(node))
+    return None if entry is None else entry.role
 
 
 class _Made:

@@ -7,7 +7,7 @@ fuse that node whole), else they read T itself. A graph output keeps its name.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ import onnx_ir as ir
 from service.contracts.dtypes import NUMBER_TYPES, has_integer_kernels, is_integer
 from service.contracts.errors import EngineError, UnsupportedModelError
 from worker.quantizer.emit.lookups import Tables
+from worker.quantizer.emit.nbits import has_kernel, write_product
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import (
     Names,
@@ -134,6 +135,10 @@ class _Writer:
                 for usage in readers:
                     usage.node.replace_input_with(usage.idx, restored)
                 continue
+            written = self._products(initializer, (usage.node for usage in readers if usage.idx == 1), parameters)
+            readers = [usage for usage in readers if usage.node not in written]
+            if not readers:
+                continue
             home = common_home(graph, [usage.node for usage in readers])
             few_bits = any(self._meets_few_bits(usage.node) for usage in readers)
             dequantized = self._weight(initializer, parameters.weight(initializer), home, few_bits=few_bits)
@@ -153,6 +158,17 @@ class _Writer:
                 shared = len(graph.initializers[bias.initializer].uses()) > 1
                 stem = f"{bias.initializer}_of_{name}" if shared else bias.initializer
                 node.replace_input_with(2, self._dequantized(stem, now.integers, now.grid, graph))
+
+    def _products(self, initializer: str, readers: Iterable[ir.Node], parameters: Parameters) -> set[ir.Node]:
+        """Write products by onnxruntime's own operator, where it is asked for; the nodes that are gone."""
+        entry, integers = self._plan.weights[initializer], parameters.weight(initializer).integers
+        if entry.spec.kernel != "matmul_nbits" or integers is None:
+            return set()
+        products = {node for node in readers if node.graph is self._graph and has_kernel(node, entry)}
+        for node in products:
+            write_product(self._graph, self.names, node, integers, entry)
+            self._model.opset_imports.setdefault(_MICROSOFT, 1)
+        return products
 
     def _meets_few_bits(self, node: ir.Node) -> bool:
         """True if a node reads or makes activations of 4 bits."""

@@ -1,0 +1,97 @@
+"""onnxruntime's operators for weights of few bits compute what the standard form computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from service.contracts.config import parse_config
+from service.contracts.errors import InvalidConfigError
+from tests.unit.quantizer.toolbox import write_npz
+from worker.quantizer.pipeline import quantize
+from worker.quantizer.run.interface import SilentRun
+
+ROWS, WIDTH, OUT = 50, 96, 40
+
+
+def language_model(opset: int = 21) -> onnx.ModelProto:
+    """A table, and two products: of a width that blocks divide, and of one that they do not."""
+    random = np.random.default_rng(1)
+    table, first, second = (
+        random.normal(size=shape).astype(np.float32) for shape in ((ROWS, WIDTH), (WIDTH, OUT), (OUT, 7))
+    )
+    text = f"""
+        <ir_version: 10, opset_import: ["" : {opset}]>
+        model (int64[n, t] ids) => (float[n, t, 7] y) {{
+            x = Gather (table, ids)
+            h = MatMul (x, first)
+            r = Relu (h)
+            y = MatMul (r, second)
+        }}"""
+    model = onnx.parser.parse_model(text)
+    for name, array in (("table", table), ("first", first), ("second", second)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def weights(dtype: str, **more: Any) -> dict[str, Any]:
+    symmetric = not dtype.startswith("u")
+    return {"dtype": dtype, "symmetric": symmetric, "granularity": "per_block", "block_size": 32, **more}
+
+
+def quantized(folder: Path, spec: dict[str, Any]) -> tuple[onnx.ModelProto, np.ndarray]:
+    folder.mkdir()
+    ids = np.random.default_rng(2).integers(0, ROWS, (6, 5))
+    data = write_npz(folder / "data.npz", ids=ids)
+    config = parse_config({"preset": "plain", "mode": "weights_only", "weight": spec})
+    path = folder / "model.onnx"
+    onnx.save(language_model(), path)
+    found = quantize(path, config, data, None, run=SilentRun(), threads=1)
+    result: list[np.ndarray] = ort.InferenceSession(found.model).run(None, {"ids": ids})
+    return onnx.load_from_string(found.model), result[0]
+
+
+@pytest.mark.parametrize("scale", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["uint4", "int4", "uint8", "int8"])
+def test_both_forms_compute_the_same(tmp_path: Path, dtype: str, scale: str) -> None:
+    standard, expected = quantized(tmp_path / "standard", weights(dtype, scale=scale))
+    # level 1 computes in float32, as the standard form does at the lowest level of optimization
+    fused, result = quantized(
+        tmp_path / "fused", weights(dtype, scale=scale, kernel="matmul_nbits", accuracy_level=1)
+    )
+    assert [node.op_type for node in fused.graph.node if node.domain == "com.microsoft"] == [
+        "GatherBlockQuantized",
+        "MatMulNBits",
+        "MatMulNBits",
+    ]
+    assert not any(node.domain for node in standard.graph.node)
+    np.testing.assert_allclose(result, expected, rtol=2e-2, atol=2e-2 * np.abs(expected).max())
+
+
+def test_names_stay(tmp_path: Path) -> None:
+    fused, _ = quantized(tmp_path / "fused", weights("uint4", kernel="matmul_nbits"))
+    assert [output.name for output in fused.graph.output] == ["y"]
+    assert {node.output[0] for node in fused.graph.node} >= {"x", "h", "r", "y"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (weights("int4", kernel="matmul_nbits", block_size=24), "blocks of 16, 32, 64"),
+        ({**weights("int8", kernel="matmul_nbits"), "granularity": "per_channel"}, "4 or 8 bits with granularity"),
+        (weights("int16", kernel="matmul_nbits"), "4 or 8 bits with granularity"),
+    ],
+)
+def test_what_the_kernel_does_not_take_is_refused(spec: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidConfigError, match=says):
+        parse_config({"preset": "plain", "mode": "weights_only", "weight": spec})
+
+
+def test_integer_activations_have_no_such_kernel() -> None:
+    with pytest.raises(InvalidConfigError, match="choose mode weights_only"):
+        parse_config({"preset": "plain", "weight": weights("int4", kernel="matmul_nbits")})
