@@ -257,11 +257,11 @@ TABLES: dict[str, Callable[[Path], None]] = {"text": text, "encoder": encoders, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", default=list(TABLES), choices=[*TABLES, []])
+    parser.add_argument("tables", nargs="*", default=[], choices=[*TABLES, []])
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)  # onnxruntime's tools tell of every node
     folder = data_folder()
-    for table in arguments.tables:
+    for table in arguments.tables or TABLES:
         TABLES[table](folder)
 
 
