@@ -44,6 +44,8 @@ _HINTS = {
     "dtype": "Store the model's dtype (numpy: .astype), or give scale, mean and std to normalise it.",
     "rank": "Store samples along the first axis, each of the shape that the model wants.",
     "shape": "Store samples of the shape that the model wants.",
+    "shape-varies": "Pad or cut the samples to the length that the model wants, or export it with this axis dynamic.",
+    "sample-empty": "Leave samples without a single element out.",
     "preprocessing": "Give mean and std one value, or one per channel, and a layout.",
     "labels-out-of-range": "Labels are class numbers from 0 on, in the order of the model's outputs.",
 }
@@ -92,7 +94,7 @@ def check_dataset(
             )
             continue
         for code, message in _mismatches(tensor, spec, array):
-            fits = _order_hint(tensor, spec, array) if code in ("rank", "shape") else None
+            fits = _order_hint(tensor, spec, array) if code in ("rank", "shape", "shape-varies") else None
             fail(code, f"input {tensor.name!r} from array {stored!r}: {message}", fits)
     labels = dataset.labels
     if labels_of_first and labels is not None and labels.are_classes and not problems:
@@ -212,22 +214,32 @@ def _mismatches(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> lis
     have, want = (shape[1:], tensor.shape) if whole else (shape[1:], tensor.shape[1:])
     for axis, (got, wanted) in enumerate(zip(have, want, strict=True), start=1):
         if isinstance(wanted, int) and wanted >= 0 and got != wanted:
+            told = f"is {got}" if got is not None else f"varies from {_lengths(spec, array, axis)}"
             found.append(
                 (
-                    "shape",
-                    f"axis {axis} is {got}, the model wants {wanted} "
+                    "shape" if got is not None else "shape-varies",
+                    f"axis {axis} {told}, the model wants {wanted} "
                     f"(fed shape {_shape(shape)}, wanted {_shape(tensor.shape)})",
                 )
             )
             break
+    if array.shortest is not None and 0 in array.shortest:
+        found.append(("sample-empty", f"a sample holds nothing: the shortest axes are {_shape(array.shortest)}"))
     if spec.layout is not None:
         channels = 1 if spec.layout == "NHW" else array.shape[3 if spec.layout == "NHWC" else 1]
         for word, values in (("mean", spec.mean), ("std", spec.std)):
             if len(values) not in (1, channels):
-                found.append(("preprocessing", f"{word} holds {len(values)} values for {channels} channels"))
+                count = "a varying number of" if channels is None else channels
+                found.append(("preprocessing", f"{word} holds {len(values)} values for {count} channels"))
     elif len(spec.mean) > 1 or len(spec.std) > 1:
         found.append(("preprocessing", "mean and std per channel need a layout"))
     return found
+
+
+def _lengths(spec: InputSpec, array: ArraySummary, axis: int) -> str:
+    """What an axis of the fed samples varies between, in words."""
+    ends = (fed_shape(spec, (None, *(axes or ()))) for axes in (array.shortest, array.longest))
+    return " to ".join(str(end[axis]) for end in ends if end is not None)
 
 
 def _order_hint(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> str | None:
@@ -248,7 +260,7 @@ def _order_hint(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> str
     return None
 
 
-def _fits(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -> bool:
+def _fits(shape: tuple[int | None, ...], wanted: tuple[int | str | None, ...]) -> bool:
     """Are the axes behind the samples those that the model wants? Axes that it leaves free fit any length."""
     if len(shape) != len(wanted):
         return False
@@ -268,8 +280,11 @@ def can_feed(stored: str, wanted: str, spec: InputSpec) -> bool:
     )
 
 
-def fed_shape(spec: InputSpec, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Shape after the layout change, first axis = samples; None if the layout does not fit."""
+def fed_shape(spec: InputSpec, shape: tuple[int | None, ...]) -> tuple[int | None, ...] | None:
+    """Shape after the layout change, first axis = samples; None if the layout does not fit.
+
+    Axes that differ from sample to sample are None.
+    """
     if spec.layout is None:
         return shape
     if len(shape) != len(spec.layout):

@@ -23,7 +23,9 @@ class InputSpec(Contract):
     """How one stored array becomes one model input: ``(x * scale - mean) / std``, then the layout.
 
     An array of the input's rank is cut along its first axis into batches. An array with one axis more holds whole
-    inputs: each sample is fed as it is (for states, scalars and other inputs without a batch axis).
+    inputs: each sample is fed as it is (for states, scalars and other inputs without a batch axis). The same holds for
+    samples that are stored one by one: those with the input's number of axes are whole inputs, those with one axis less
+    make up batches with their neighbours of the same shape.
     """
 
     array: str | None = Field(default=None, description="Name of the stored array; default: the input's own name.")
@@ -96,7 +98,12 @@ class ArraySummary(Contract):
     """A stored array: numpy dtype name and shape, first axis = samples."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...] = Field(description="Null for an axis whose length differs from sample to sample.")
+    shortest: tuple[int, ...] | None = Field(
+        default=None,
+        description="Least length of each axis of a sample, where samples differ in shape; null: they do not.",
+    )
+    longest: tuple[int, ...] | None = Field(default=None, description="Greatest length of each axis, likewise.")
 
 
 class LabelSummary(Contract):
@@ -107,7 +114,11 @@ class LabelSummary(Contract):
     minimum: int | None = Field(default=None, description="Null for labels that are no class numbers [samples].")
     maximum: int | None = Field(default=None, description="Null for labels that are no class numbers [samples].")
     dtype: str | None = Field(default=None, description="As stored; null in older records, which hold class numbers.")
-    shape: tuple[int, ...] | None = Field(default=None, description="As stored; null in older records: [count].")
+    shape: tuple[int | None, ...] | None = Field(
+        default=None,
+        description="As stored, null for an axis whose length differs from sample to sample; null in older records: "
+        "[count].",
+    )
 
     @property
     def are_classes(self) -> bool:

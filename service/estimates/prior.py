@@ -148,7 +148,7 @@ def _scale(model: ModelSummary, data: DatasetSummary | None) -> float:
         return 1.0
     shapes = {tensor.name: tensor.shape for tensor in model.inputs}
     free = [
-        prod(data.arrays[name].shape[1:])
+        prod(data.arrays[name].longest or [axis or 1 for axis in data.arrays[name].shape[1:]])
         for name, shape in shapes.items()
         if shape is not None and name in data.arrays and not all(isinstance(axis, int) for axis in shape[1:])
     ]

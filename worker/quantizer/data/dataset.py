@@ -21,6 +21,7 @@ from worker.quantizer.data.archive import read_npz
 from worker.quantizer.data.formats import detect_format
 from worker.quantizer.data.media import Media, read_media, refuse_for_arrays
 from worker.quantizer.data.preprocess import Transform
+from worker.quantizer.data.ragged import RaggedArray, grouped, largest_sample, pieces, told_shape
 from worker.quantizer.data.selection import are_classes, read_labels, select_arrays
 from worker.quantizer.data.stored import Array, ArraySource, MemoryArray, SampleReader
 from worker.quantizer.data.summary import Identity, summarize
@@ -38,7 +39,8 @@ class Batch:
         feeds: by input name, C-contiguous, of the model's dtype.
         labels: class numbers int64 [valid], or None.
         start: number of the first sample.
-        valid: real samples; what follows them repeats the last one, to fill a model of fixed batch size.
+        valid: real samples, all of one shape; what follows them repeats the last one, to fill a model of fixed batch
+            size.
         arrays: those that were asked for by name, as they are stored, [valid, ...]; None stands for the labels.
         size: samples in the feeds, with those that fill up.
     """
@@ -123,6 +125,22 @@ class Dataset:
             return labels
         return None if name is None else self.selection.arrays.get(name)
 
+    def varying(self, inputs: Sequence[TensorInfo]) -> list[str]:
+        """Names of the inputs whose samples differ in shape.
+
+        Raises:
+            DatasetMismatchError: an input has no array.
+        """
+        return [tensor.name for tensor in inputs if None in told_shape(self.array_for(tensor)[0])]
+
+    def largest(self, inputs: Sequence[TensorInfo]) -> int:
+        """Number of the sample with the most elements in all inputs, the first of several: 0 if all have one shape.
+
+        Raises:
+            DatasetMismatchError: an input has no array.
+        """
+        return largest_sample([self.array_for(tensor)[0] for tensor in inputs])
+
     def batches(
         self,
         inputs: Sequence[TensorInfo],
@@ -134,9 +152,11 @@ class Dataset:
     ) -> Iterator[Batch]:
         """Batches of consecutive samples; the next one is read while the caller works on the last.
 
+        A batch mixes no shapes: it ends where the next sample of any array that it reads has another one.
+
         Args:
             inputs: the model's inputs.
-            batch_size: samples per batch, as given by ``choose_batch_size``.
+            batch_size: samples per batch at most, as given by ``choose_batch_size``.
             limit: stop before the sample of this number.
             start: number of the first sample.
             arrays: names of stored arrays to hand out besides, None being the labels.
@@ -167,7 +187,7 @@ class _Plan:
         self._pad = False
         for tensor in inputs:
             array, spec = dataset.array_for(tensor)
-            transform = Transform(tensor, spec, array.dtype, array.shape)
+            transform = Transform(tensor, spec, array.dtype, told_shape(array))
             whole = holds_whole_inputs(tensor, transform.shape)
             if whole and batch_size != 1:
                 raise ValueError(f"input {tensor.name!r} takes whole inputs, one sample at a time")
@@ -191,10 +211,9 @@ class _Plan:
         try:
             for name, source in self._sources.items():
                 readers[name] = source.open()
-                for skipped in range(0, first, self._batch_size):
-                    readers[name].read(min(self._batch_size, first - skipped))
-            for start in range(first, total, self._batch_size):
-                valid = min(self._batch_size, total - start)
+                for _, skipped in pieces([source], 0, min(first, total), self._batch_size):
+                    readers[name].read(skipped)
+            for start, valid in pieces(self._sources.values(), first, total, self._batch_size):
                 blocks = {name: reader.read(valid) for name, reader in readers.items()}
                 yield Batch(
                     feeds={
@@ -273,7 +292,7 @@ class FileDataset(Dataset):
         if self._format == "npz" or self._format == "safetensors":
             refuse_for_arrays(preprocessing)
             is_npz = self._format == "npz"
-            stored = read_npz(path, max_total_bytes=max_total_bytes) if is_npz else read_safetensors(path)
+            stored = grouped(read_npz(path, max_total_bytes=max_total_bytes) if is_npz else read_safetensors(path))
         else:
             self.media = read_media(path, self._format, preprocessing, max_total_bytes=max_total_bytes)
             stored = self.media.stored
@@ -291,7 +310,7 @@ class ArrayDataset(Dataset):
     """A dataset in memory.
 
     Args:
-        arrays: by name, first axis = samples.
+        arrays: by name, first axis = samples; or, as in a file, single samples by ``NAME/0000`` and so on.
         labels: class numbers [samples], or other labels [samples, ...].
         preprocessing: as for a file; must not name labels.
     """
@@ -305,16 +324,20 @@ class ArrayDataset(Dataset):
         stored = {name: MemoryArray(name, np.asarray(values)) for name, values in arrays.items()}
         if labels is not None:
             stored["labels"] = MemoryArray("labels", np.asarray(labels))
-        super().__init__(stored, preprocessing or PreprocessingSpec())
+        super().__init__(grouped(stored), preprocessing or PreprocessingSpec())
 
     def _identity(self) -> Identity:
         digest, size_bytes = hashlib.sha256(), 0
         labels = [self.selection.labels] if self.selection.labels is not None else []
         for array in [*self.selection.arrays.values(), *labels]:
-            data = np.ascontiguousarray(array.open().read(self.samples))
+            reader = array.open()
             digest.update(f"{array.name}\0{array.dtype}\0{list(array.shape)}\0".encode())
-            digest.update(data.tobytes())
-            size_bytes += data.nbytes
+            for _, count in pieces([array], 0, self.samples, self.samples):
+                data = np.ascontiguousarray(reader.read(count))
+                if isinstance(array, RaggedArray):
+                    digest.update(f"{list(data.shape)}\0".encode())
+                digest.update(data.tobytes())
+                size_bytes += data.nbytes
         return Identity("npz", size_bytes, digest.hexdigest())
 
 
@@ -336,7 +359,7 @@ def open_dataset(
     return FileDataset(path, preprocessing, max_total_bytes=max_total_bytes)
 
 
-def holds_whole_inputs(tensor: TensorInfo, fed: tuple[int, ...]) -> bool:
+def holds_whole_inputs(tensor: TensorInfo, fed: tuple[int | None, ...]) -> bool:
     """True if an array of fed shape ``fed`` has one axis more than the input: each sample is a whole input."""
     return tensor.shape is not None and len(fed) == len(tensor.shape) + 1
 

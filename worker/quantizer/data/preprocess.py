@@ -42,14 +42,16 @@ class Transform:
         tensor: the model input.
         spec: how its array becomes the input.
         stored: stored dtype.
-        shape: stored shape, first axis = samples.
+        shape: stored shape, first axis = samples; None for an axis whose length differs from sample to sample.
 
     Raises:
         DatasetMismatchError: the layout or the per-channel values do not fit the stored shape, or the stored dtype does
             not fit the input's.
     """
 
-    def __init__(self, tensor: TensorInfo, spec: InputSpec, stored: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, tensor: TensorInfo, spec: InputSpec, stored: np.dtype[Any], shape: tuple[int | None, ...]
+    ) -> None:
         self._dtype = model_dtype(tensor)
         self._spec = spec
         if not can_feed(stored.name, self._dtype.name, spec):
@@ -74,12 +76,12 @@ class Transform:
         channels_first = self._spec.model_layout == "NCHW"
         channels = 0 if self._spec.layout is None else self.shape[1 if channels_first else 3]
         if len(values) != channels:
+            told = "a varying number of" if channels is None else channels
             raise DatasetMismatchError(
-                f"input {tensor.name!r}: {word} holds {len(values)} values for {channels} channels", input=tensor.name
+                f"input {tensor.name!r}: {word} holds {len(values)} values for {told} channels", input=tensor.name
             )
         column = np.array(values, np.float64)
-        # Whole rows where channels come last: a loop over three channels at a time would be slow.
-        return column.reshape(-1, 1, 1) if channels_first else np.tile(column, self.shape[2])
+        return column.reshape(-1, 1, 1) if channels_first else column
 
     def __call__(self, block: Array) -> Array:
         """Model inputs [k, ...], C-contiguous, of the model's dtype, from k stored samples."""
@@ -87,14 +89,16 @@ class Transform:
         if self._spec.is_identity:
             return np.ascontiguousarray(view, self._dtype)
         out = np.empty(view.shape, self._dtype)
+        # Whole rows where channels come last: a loop over three channels at a time would be slow.
+        mean, std = (np.tile(by, view.shape[2]) if by.ndim == 1 else by for by in (self._mean, self._std))
         step = max(1, _BLOCK_ELEMENTS // max(1, out[:1].size))
         for at in range(0, len(out), step):
             part = np.ascontiguousarray(view[at : at + step])
-            rows = part.reshape(*part.shape[:2], -1) if self._std.ndim == 1 or self._mean.ndim == 1 else part
+            rows = part.reshape(*part.shape[:2], -1) if std.ndim == 1 or mean.ndim == 1 else part
             # float64 all the way: exact, and as fast as float32 or a lookup table once the block lies in the cache
             values = np.multiply(rows, self._spec.scale, dtype=np.float64)
-            values -= self._mean
-            values /= self._std
+            values -= mean
+            values /= std
             out[at : at + step] = values.reshape(part.shape)
         return out
 

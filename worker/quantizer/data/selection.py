@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from service.contracts.errors import (
 from service.contracts.named_preprocessing import ANY_INPUT
 from service.contracts.pointers import below
 from worker.quantizer.data.pointers import LABELS_POINTER, array_fault, array_pointer
+from worker.quantizer.data.ragged import NUMBERING_HINT, RaggedArray, missing_sample, told_shape
 from worker.quantizer.data.stored import MAX_SAMPLE_BYTES, ArraySource, is_numeric, sample_bytes
 
 _TEXT_KINDS = "USMm"
@@ -68,7 +69,7 @@ def select_arrays(stored: Mapping[str, ArraySource], preprocessing: Preprocessin
     samples = _samples(arrays, optional, labels, named)
     arrays |= {name: array for name, array in optional.items() if array.shape[0] == samples}
     if labels is not None and labels.shape[0] != samples:
-        raise _wrong_length(labels, f" for {samples} samples")
+        raise _wrong_length(labels, f" for {samples} samples{_missing([labels, *arrays.values()])}")
     ordered = {name: arrays[name] for name in sorted(arrays)}
     return Selection(ordered, labels, samples)
 
@@ -102,7 +103,7 @@ def _samples(
         other = next(length for length in lengths if length != usual)
         raise DatasetArraysError(
             f"arrays differ in their first axis (samples): {lengths[usual][0]!r} holds {usual}, "
-            f"{lengths[other][0]!r} holds {other}",
+            f"{lengths[other][0]!r} holds {other}{_missing(pool.values())}",
             hint="Give every array the same number of samples, or map the arrays to use in preprocessing.inputs.",
             pointer=array_pointer(lengths[other][0]),
             array=lengths[other][0],
@@ -148,9 +149,15 @@ def _wrong_length(labels: ArraySource, why: str) -> DatasetLabelsError:
     )
 
 
+def _missing(arrays: Collection[ArraySource]) -> str:
+    """The first sample that one of these lacks beside the others, for messages; nothing for arrays stored whole."""
+    most = max(array.shape[0] for array in arrays)
+    return next((words for array in arrays if (words := missing_sample(array, most))), "")
+
+
 def are_classes(array: ArraySource) -> bool:
     """True for class numbers: integers, one per sample."""
-    shape = array.shape
+    shape = told_shape(array)
     return array.dtype.kind in "iu" and (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1))
 
 
@@ -162,7 +169,7 @@ def _refusal(array: ArraySource) -> str | None:
         return f"has dtype {array.dtype}, which cannot feed a model"
     if not array.shape:
         return "is a scalar: it has no first axis of samples"
-    size = sample_bytes(array.dtype, array.shape)
+    size = array.largest_bytes if isinstance(array, RaggedArray) else sample_bytes(array.dtype, array.shape)
     if size == 0:
         return f"has samples of shape {list(array.shape[1:])}, without a single element"
     if size > MAX_SAMPLE_BYTES:
@@ -174,6 +181,8 @@ def _check_usable(array: ArraySource) -> None:
     refusal = _refusal(array)
     if refusal is not None:
         hint = "Store bool, integer or float arrays [samples, ...], or name those to use in preprocessing.inputs."
+        if isinstance(array, RaggedArray) and array.refusal:
+            hint = NUMBERING_HINT
         raise array_fault(DatasetArraysError, array.name, refusal, hint=hint)
 
 

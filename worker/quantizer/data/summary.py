@@ -11,6 +11,7 @@ import numpy as np
 from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, MediaSummary, PreprocessingSpec
 from service.contracts.errors import NonFiniteDataError
 from worker.quantizer.data.pointers import array_fault
+from worker.quantizer.data.ragged import RaggedArray, pieces, told_shape
 from worker.quantizer.data.selection import Selection
 from worker.quantizer.data.stored import Array, ArraySource, sample_bytes
 
@@ -53,15 +54,20 @@ def summarize(
     return DatasetSummary(
         format=identity.format,
         samples=selection.samples,
-        arrays={
-            name: ArraySummary(dtype=array.dtype.name, shape=array.shape) for name, array in selection.arrays.items()
-        },
+        arrays={name: _array_summary(array) for name, array in selection.arrays.items()},
         labels=None if selection.labels is None else _label_summary(selection.labels, classes),
         preprocessing=preprocessing,
         size_bytes=identity.size_bytes,
         sha256=identity.sha256,
         media=identity.media,
     )
+
+
+def _array_summary(array: ArraySource) -> ArraySummary:
+    shape = told_shape(array)
+    if not isinstance(array, RaggedArray) or None not in shape:
+        return ArraySummary(dtype=array.dtype.name, shape=shape)
+    return ArraySummary(dtype=array.dtype.name, shape=shape, shortest=array.shortest, longest=array.longest)
 
 
 def _label_summary(array: ArraySource, classes: Array | None) -> LabelSummary:
@@ -71,7 +77,7 @@ def _label_summary(array: ArraySource, classes: Array | None) -> LabelSummary:
         minimum=None if classes is None else int(classes.min()),
         maximum=None if classes is None else int(classes.max()),
         dtype=array.dtype.name,
-        shape=array.shape,
+        shape=told_shape(array),
     )
 
 
@@ -81,8 +87,8 @@ def _check_values(array: ArraySource) -> None:
     step = max(1, _BLOCK_BYTES // max(1, sample_bytes(array.dtype, array.shape)))
     reader = array.open()
     try:
-        for start in range(0, samples, step):
-            block = reader.read(min(step, samples - start))
+        for start, count in pieces([array], 0, samples, step):
+            block = reader.read(count)
             bad = _first_non_finite(block)
             if bad is not None:
                 row, value = bad

@@ -42,7 +42,8 @@ class FinetuneStep(Step[Spec]):
     def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
         """The draft with parameters that reconstruct the float layers better.
 
-        From second moments, layers with so many inputs that gradients come cheaper are left to the gradient solver.
+        From second moments, layers with so many inputs that gradients come cheaper are left to the gradient solver;
+        where samples differ in shape, only those whose moments do not fit into memory.
 
         Raises:
             EngineError: a device is not there, or the runtime failed on the data.
@@ -71,7 +72,8 @@ class FinetuneStep(Step[Spec]):
         ):
             judge = EndToEnd(walk, spec.output_index) if spec.selective_update else None
             by_gradients = GradientSolver(parameters, method, services, gatherer)
-            bench = _Bench(parameters, toolkit, spec, by_moments, by_gradients, judge, tally)
+            varies = bool(feed.data.varying(feed.inputs))
+            bench = _Bench(parameters, toolkit, spec, by_moments, by_gradients, judge, tally, varies)
             effort = efforts([sites[name] for name in wanted], by_moments)
             behind, whole = 0.0, sum(effort.values())
             for visit in walk.visits():
@@ -90,7 +92,10 @@ class FinetuneStep(Step[Spec]):
 
 @dataclass(frozen=True)
 class _Bench:
-    """Where one site after another is worked on; ``parameters`` are those that the walk runs with."""
+    """Where one site after another is worked on.
+
+    ``parameters`` are those that the walk runs with; ``varies`` if its samples differ in shape.
+    """
 
     parameters: Parameters
     toolkit: Toolkit
@@ -99,6 +104,7 @@ class _Bench:
     by_gradients: GradientSolver
     judge: EndToEnd | None
     tally: Tally
+    varies: bool
 
     def reconstruct(self, site: Site, visit: Visit) -> None:
         """Solve the site, or take what an earlier attempt found; write it into the plan if it is kept."""
@@ -106,7 +112,8 @@ class _Bench:
         store, key = services.checkpoint, f"{self.spec.method} {site.name}"
         stored = store.load_as(key, Outcome.from_bytes)
         moments = self.by_moments
-        if moments is not None and not moments.is_cheaper(visit):
+        # Gradients run samples together, which those of different shapes cannot.
+        if moments is not None and not (moments.fits(visit) if self.varies else moments.is_cheaper(visit)):
             self.tally.by_gradients.append(site.name)
             moments = None
         found = self._solve(site, visit, moments) if stored is None else stored

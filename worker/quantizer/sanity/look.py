@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ import numpy as np
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import ArrayDataset, Dataset, choose_batch_size
 from worker.quantizer.data.preprocess import Transform
+from worker.quantizer.data.ragged import pieces, sample_name, told_shape
+from worker.quantizer.data.stored import sample_bytes
 from worker.quantizer.runtime.session import Session
 
 Array = np.ndarray[Any, Any]
@@ -70,28 +72,30 @@ def look_at(data: Dataset, inputs: Sequence[TensorInfo], *, limit: int | None = 
     total = data.samples if limit is None else min(limit, data.samples)
     fed = {tensor.name: data.array_for(tensor)[0] for tensor in inputs}
     sources = {array.name: array for array in fed.values()}
-    row_bytes = max(1, sum(a.dtype.itemsize * math.prod(a.shape[1:]) for a in sources.values()))
+    row_bytes = max(1, sum(sample_bytes(a.dtype, a.shape) for a in sources.values()))
     seen = max(1, min(total, _READ_BYTES // row_bytes, _READ_SAMPLES))
     kept = max(2, min(MOST_PICKED, _KEPT_BYTES // row_bytes))
     numbers = _spread(seen, kept)
     step = max(1, _BLOCK_BYTES // row_bytes)
     prints = [b""] * seen
-    rows, lows, highs = {}, {}, {}
+    rows: dict[str, list[Array]] = {}
+    lows, highs = {}, {}
     for name, array in sources.items():
-        low, high, chosen = [], [], []
+        low, high = [], []
+        rows[name] = []
         reader = array.open()
         try:
-            for start in range(0, seen, step):
-                block = reader.read(min(step, seen - start))
+            for start, count in pieces([array], 0, seen, step):
+                block = reader.read(count)
                 flat = block.reshape(len(block), -1)
                 for k, row in enumerate(flat):
                     prints[start + k] = _fingerprint(prints[start + k], row)
                 low.append(flat.min(axis=1).astype(np.float64))
                 high.append(flat.max(axis=1).astype(np.float64))
-                chosen.append(block[[number - start for number in numbers if start <= number < start + len(block)]])
+                rows[name].append(block[[number - start for number in numbers if start <= number < start + count]])
         finally:
             reader.close()
-        rows[name], lows[name], highs[name] = np.concatenate(chosen), np.concatenate(low), np.concatenate(high)
+        lows[name], highs[name] = np.concatenate(low), np.concatenate(high)
     order = _spread_order(len(numbers))
     labels = data.labels
     spec = data.preprocessing.model_copy(update={"labels": None, "pictures": None, "sounds": None})
@@ -102,11 +106,20 @@ def look_at(data: Dataset, inputs: Sequence[TensorInfo], *, limit: int | None = 
         lows={name: lows[array.name] for name, array in fed.items()},
         highs={name: highs[array.name] for name, array in fed.items()},
         picked=ArrayDataset(
-            {name: values[order] for name, values in rows.items()},
+            {key: values for name, blocks in rows.items() for key, values in _ordered(name, blocks, order)},
             None if labels is None else labels[numbers][order],
             spec,
         ),
     )
+
+
+def _ordered(name: str, blocks: list[Array], order: list[int]) -> Iterator[tuple[str, Array]]:
+    """The rows of an array in this order: as one array, or one by one where they differ in shape."""
+    if len({block.shape[1:] for block in blocks}) == 1:
+        yield name, np.concatenate(blocks)[order]
+        return
+    rows = [row for block in blocks for row in block]
+    yield from ((sample_name(name, place), rows[number]) for place, number in enumerate(order))
 
 
 def _fingerprint(before: bytes, row: Array) -> bytes:
@@ -129,11 +142,12 @@ def _spread_order(count: int) -> list[int]:
 
 
 def first_values(picked: Dataset, tensor: TensorInfo) -> Array:
-    """What some of the samples are as fed to one input: [samples, ...] of the input's type."""
+    """What some of the samples are as fed to one input: [samples, ...] of the input's type, all of one shape."""
     array, spec = picked.array_for(tensor)
     elements = max(1, math.prod(array.shape[1:]))
     count = max(_FEWEST_MEASURED, min(_MEASURED, _MEASURED_ELEMENTS // elements))
-    return Transform(tensor, spec, array.dtype, array.shape)(array.open().read(count))
+    _, alike = next(pieces([array], 0, picked.samples, count))
+    return Transform(tensor, spec, array.dtype, told_shape(array))(array.open().read(alike))
 
 
 def run_on(

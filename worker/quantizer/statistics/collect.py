@@ -138,7 +138,8 @@ def _reduce(work: Sequence[tuple[Reducer, np.ndarray]], samples: int, pool: Thre
 
 
 def _preferred_batch(session: Session, data: Dataset, inputs: Sequence[TensorInfo]) -> int:
-    """A batch size by the number of elements that one sample makes; the same for the same model and data."""
-    first = next(iter(data.batches(inputs, 1, limit=1)))
-    elements = sum(array.size for array in session.run(first.feeds))
+    """A batch size by the number of elements that the largest sample makes; the same for the same model and data."""
+    largest = data.largest(inputs)
+    batch = next(iter(data.batches(inputs, 1, start=largest, limit=largest + 1)))
+    elements = sum(array.size for array in session.run(batch.feeds))
     return int(max(1, min(_LARGEST_BATCH, _BATCH_ELEMENTS // max(elements, 1))))

@@ -14,10 +14,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from service.contracts.compatibility import fed_shape
-from service.contracts.errors import ResourceLimitError
+from service.contracts.errors import DatasetMismatchError, ResourceLimitError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Batch, Dataset, choose_batch_size
 from worker.quantizer.data.dataset import holds_whole_inputs
+from worker.quantizer.data.ragged import told_shape
 from worker.quantizer.data.stored import sample_bytes
 from worker.quantizer.run.interface import Run
 from worker.quantizer.walk.store import DEFAULT_LIMITS, Limits, free_memory_bytes
@@ -132,7 +133,8 @@ class TrainingSamples:
         """Read all samples.
 
         Raises:
-            DatasetMismatchError: an input or an asked array is not there, or does not fit.
+            DatasetMismatchError: an input or an asked array is not there, or does not fit; or its samples differ in
+                shape, so that they cannot be drawn together.
             DatasetFormatError: damaged bytes.
             ResourceLimitError: the samples fit neither into memory nor on disk.
             CanceledError: the run was canceled.
@@ -209,7 +211,19 @@ class TrainingSamples:
         fed = fed_shape(spec, array.shape)
         return fed is not None and holds_whole_inputs(tensor, fed)
 
+    def _refuse_varying(self) -> None:
+        asked = [(f"array {source.name!r}", source) for name in self._asked if (source := self._data.stored(name))]
+        read = [(f"input {tensor.name!r}", self._data.array_for(tensor)[0]) for tensor in self._inputs]
+        varying = next((what for what, source in [*read, *asked] if None in told_shape(source)), None)
+        if varying is not None:
+            raise DatasetMismatchError(
+                f"a training draws samples at random and runs them together, but those of {varying} differ in shape",
+                hint="Pad or cut the samples to one shape, or finetune by adaround or adaquant, which take them one by "
+                "one.",
+            )
+
     def _read(self) -> None:
+        self._refuse_varying()
         largest = max(sample_bytes(array.dtype, array.shape) for array, _ in map(self._data.array_for, self._inputs))
         preferred = max(1, min(_MOST_READ, _READ_BYTES // max(largest, 1)))
         size = choose_batch_size(self._inputs, self._data, preferred)

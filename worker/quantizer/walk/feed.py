@@ -61,10 +61,10 @@ class Feed:
         )
 
     def part_size(self) -> int:
-        """Samples that run together."""
-        one = choose_batch_size(self.inputs, self.data, 1)
+        """Samples that run together at most."""
+        one, largest = choose_batch_size(self.inputs, self.data, 1), self.data.largest(self.inputs)
         elements = 1
-        for batch in self.data.batches(self.inputs, one, limit=1):
+        for batch in self.data.batches(self.inputs, one, start=largest, limit=largest + 1):
             elements = sum(array.size for array in batch.feeds.values())
         wanted = max(1, min(_LARGEST_PART, _PART_ELEMENTS // max(elements, 1)))
         return choose_batch_size(self.inputs, self.data, int(wanted))

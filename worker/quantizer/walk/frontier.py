@@ -103,7 +103,7 @@ class Frontier:
         size = feed.part_size()
         for batch in feed.data.batches(feed.inputs, size, start=feed.first, limit=feed.last):
             feed.run.check()
-            part = Part(len(self.parts), batch.valid, size)
+            part = Part(len(self.parts), batch.valid, batch.size)
             self.parts.append(part)
             try:
                 for name, array in batch.feeds.items():

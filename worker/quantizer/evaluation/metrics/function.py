@@ -30,9 +30,16 @@ class FunctionMeter(Meter):
         self._found: float | None = None
 
     def update(self, seen: Seen) -> None:
-        """Take in one batch."""
+        """Take in one batch.
+
+        Raises:
+            UnfitError: the output changes its shape from batch to batch, so that there is no whole of it.
+        """
         self._found = None
-        self._outputs.append(np.array(seen.outputs["output"]))
+        output = np.array(seen.outputs["output"])
+        if self._outputs and output.shape[1:] != self._outputs[0].shape[1:]:
+            raise UnfitError("output", "samples of different shapes do not make the one array that its function takes")
+        self._outputs.append(output)
         if self._metric.against_float:
             self._reference.append(np.array(seen.reference["output"]))
 

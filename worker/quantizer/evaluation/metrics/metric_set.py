@@ -14,6 +14,7 @@ from service.contracts.evaluation_checks import EVALUATION_POINTER, FUNCTION_HIN
 from service.contracts.metrics import Facts, FunctionMetric, GraphMetric, Metric, TopKMetric, WordErrorRate
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Batch, Dataset, choose_batch_size
+from worker.quantizer.data.ragged import pieces
 from worker.quantizer.evaluation.certainty.contributions import Contributions
 from worker.quantizer.evaluation.metrics.accuracy import Accuracy
 from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, finite
@@ -347,11 +348,12 @@ class MetricSet:
 
 
 def _blocks(data: Dataset, arrays: Collection[str | None]) -> Iterator[dict[str | None, Array]]:
-    """All of these arrays, in blocks of samples."""
-    readers = {name: source.open() for name in arrays if (source := data.stored(name)) is not None}
+    """All of these arrays, in blocks of samples that mix no shapes."""
+    sources = {name: source for name in arrays if (source := data.stored(name)) is not None}
+    readers = {name: source.open() for name, source in sources.items()}
     try:
-        for _ in range(0, data.samples if readers else 0, _LABEL_BLOCK):
-            yield {name: reader.read(_LABEL_BLOCK) for name, reader in readers.items()}
+        for _, count in pieces(sources.values(), 0, data.samples if readers else 0, _LABEL_BLOCK):
+            yield {name: reader.read(count) for name, reader in readers.items()}
     finally:
         for reader in readers.values():
             reader.close()

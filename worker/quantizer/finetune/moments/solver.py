@@ -47,6 +47,10 @@ class MomentsSolver:
             return str(error)
         return None
 
+    def fits(self, visit: Visit) -> bool:
+        """True if the second moments of the layer fit into memory."""
+        return moments_fit(IntegerLayer(visit.node, self.parameters).linear.matrix_shape)
+
     def is_cheaper(self, visit: Visit) -> bool:
         """True if the layer is solved in less time than by gradients, and within memory."""
         spec, part = self.method.spec, visit.parts[0]
@@ -95,10 +99,15 @@ def moments_are_cheaper(
         steps: of the gradient solver.
         batch_size: samples in a step.
     """
+    return moments_fit(shape) and moments_effort(shape, patches) <= gradients_effort(
+        shape, positions_per_sample, steps, batch_size
+    )
+
+
+def moments_fit(shape: tuple[int, int, int]) -> bool:
+    """True if the second moments of a layer of so many groups, outputs and inputs per group fit into memory."""
     groups, _, inputs = shape
-    if groups * inputs * inputs * 4 > _MOST_BYTES:
-        return False
-    return moments_effort(shape, patches) <= gradients_effort(shape, positions_per_sample, steps, batch_size)
+    return groups * inputs * inputs * 4 <= _MOST_BYTES
 
 
 def _wanted(layer: IntegerLayer) -> int:

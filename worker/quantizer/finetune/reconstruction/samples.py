@@ -76,6 +76,12 @@ class SampleGatherer:
         first = {role: real_samples(read(frontier.parts[0]), frontier.parts[0]) for role, read in wanted}
         if any(array.ndim == 0 for array in first.values()) or len({len(array) for array in first.values()}) > 1:
             return "its input and its output do not have the samples on their first axis"
+        if frontier.feed.data.varying(frontier.feed.inputs) and any(
+            real_samples(read(part), part).shape[1:] != first[role].shape[1:]
+            for role, read in wanted
+            for part in frontier.parts
+        ):
+            return "gradients run samples together, and those of its tensors differ in shape"
         share = frontier.samples / frontier.parts[0].valid
         to_disk = not self._fits(int(sum(array.nbytes for array in first.values()) * share))
         self._on_disk += to_disk
