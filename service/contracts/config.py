@@ -77,6 +77,18 @@ class QuantizationConfig(Contract):
     format: Literal["qdq", "qoperator"] = Field(
         default="qdq", description="QuantizeLinear/DequantizeLinear pairs, or QLinear operators (static, 8 bits)."
     )
+    float_dtype: Literal["auto", "float32", "float16"] = Field(
+        default="auto",
+        description=(
+            "What computes in floats beside what is quantized (mode static, format qdq). float16: Q/DQ pairs and float "
+            "operators in 16 bits, but for those whose values do not fit; auto: float16 for target tensorrt, else "
+            "float32."
+        ),
+    )
+    interface: Literal["float32", "float16"] = Field(
+        default="float32",
+        description="Type of float32 inputs and outputs where the model computes in float16: kept, or turned too.",
+    )
     subgraphs: Literal["float", "weights"] = Field(
         default="float",
         description=(
@@ -150,6 +162,12 @@ class QuantizationConfig(Contract):
         return self
 
     @property
+    def has_halfs(self) -> bool:
+        """True if floats beside quantized tensors are float16."""
+        by_target = self.float_dtype == "auto" and self.target == "tensorrt"
+        return self.mode == "static" and self.format == "qdq" and (self.float_dtype == "float16" or by_target)
+
+    @property
     def graph_models(self) -> tuple[str, ...]:
         """Ids of the uploaded models that metrics and losses are given as, each once."""
         of_losses = [
@@ -180,6 +198,11 @@ def _mode_contradictions(config: QuantizationConfig) -> Iterator[Contradiction]:
     if config.mode != "static":
         yield from _not_static(config)
     yield from _half_scales(config)
+    if config.float_dtype == "float16" and not config.has_halfs:
+        told = "float_dtype float16 needs mode static and format qdq; mode float16 turns the whole model"
+        yield Contradiction("/float_dtype", told)
+    if config.interface == "float16" and not (config.has_halfs or config.mode == "float16"):
+        yield Contradiction("/interface", "interface float16 needs mode float16, or float_dtype float16")
     if config.subgraphs == "weights" and config.mode not in ("static", "weights_only"):
         told = f"mode {config.mode} leaves sub-graphs in float; leave subgraphs out, or choose mode weights_only"
         yield Contradiction("/subgraphs", told)

@@ -13,7 +13,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, is_float32, node_name
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    Names,
+    add_initializer,
+    constant,
+    is_constant,
+    is_float32,
+    node_name,
+)
 
 LARGEST_HALF = float(np.finfo(np.float16).max)
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
@@ -34,7 +42,10 @@ def _turning(op_type: str, opset: int) -> tuple[tuple[bool, ...], tuple[bool, ..
 
 
 def can_turn(node: ir.Node, opset: int) -> bool:
-    """True if the node makes float32 that could be float16: by its schema, and with no type named in an attribute."""
+    """True if the node makes float32 that could be float16, or rounds such floats to a grid.
+
+    That is told by its schema; a type that an attribute names stays.
+    """
     if node.domain not in DEFAULT_DOMAINS or not onnx.defs.has(node.op_type, opset, ""):
         return False
     if any(
@@ -44,7 +55,8 @@ def can_turn(node: ir.Node, opset: int) -> bool:
     if node.op_type == "Cast":
         return is_float32(node.outputs[0])
     _, outputs = _turning(node.op_type, opset)
-    if not any(is_float32(value) and _at(outputs, k) for k, value in enumerate(node.outputs)):
+    makes = any(is_float32(value) and _at(outputs, k) for k, value in enumerate(node.outputs))
+    if not makes and node.op_type != "QuantizeLinear":
         return False
     # What makes a type of its own (ConstantOfShape, EyeLike, random numbers) has no input that tells it.
     inputs, _ = _turning(node.op_type, opset)
@@ -93,9 +105,20 @@ class _Turner:
             self._turn(node)
         for value in list(self._results):
             self._widen(value)
+        if self._interface:
+            self._narrow_outputs()
         for name, value in list(self._graph.initializers.items()):
             if not value.uses() and not value.is_graph_output():
                 del self._graph.initializers[name]
+
+    def _narrow_outputs(self) -> None:
+        """Outputs that are float32 still, as nodes in float32 make them, become float16 under their names."""
+        for k, value in enumerate(self._graph.outputs):
+            if is_float32(value) and not is_constant(value):
+                name = value.name
+                value.name = self._names.free(f"{name}_float32")
+                self._graph.outputs[k] = self._cast(value, _HALF, f"{name}_float16", None)
+                self._graph.outputs[k].name = name
 
     def _turn_inputs(self) -> None:
         for value in self._graph.inputs:

@@ -8,13 +8,14 @@ fuse that node whole), else they read T itself. A graph output keeps its name.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from service.contracts.dtypes import NUMBER_TYPES, has_integer_kernels, is_integer
 from service.contracts.errors import EngineError, UnsupportedModelError
+from worker.quantizer.emit.halfs import can_turn, to_halfs
 from worker.quantizer.emit.lookups import Tables
 from worker.quantizer.emit.nbits import has_kernel, write_product
 from worker.quantizer.graph.rewriting import opset_of
@@ -35,7 +36,7 @@ from worker.quantizer.numerics.emission import (
     integer_nodes,
     weight_nodes,
 )
-from worker.quantizer.numerics.granularity import PerBlock
+from worker.quantizer.numerics.granularity import PerAxis, PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.numerics.storage import onnx_integers, onnx_type
@@ -94,8 +95,33 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     _drop_implied_activations(graph, plan)
     _limit_by_operands(graph, writer.names)
     _drop_unread(graph, writer.made)
+    if plan.halfs is not None:
+        _turn_to_halfs(model, plan, writer)
     model.producer_name, model.producer_version = PRODUCER, None
     return Emitted(model, restored)
+
+
+def _turn_to_halfs(model: ir.Model, plan: QuantizationPlan, writer: _Writer) -> None:
+    """Let the nodes that the plan names compute in float16, and the quantizers beside them."""
+    opset = opset_of(model) or 0
+    chosen = plan.halfs or frozenset()
+    quantizers = {node_name(node) for node in writer.made if node.graph is model.graph and can_turn(node, opset)}
+    halfs = {node_name(node) for node in model.graph if node_name(node) in chosen and can_turn(node, opset)}
+    to_halfs(model, halfs | quantizers, opset, interface=plan.half_interface)
+
+
+def restore_weights(model: ir.Model, plan: QuantizationPlan, tables: Tables) -> None:
+    """Let the nodes that compute in float read their weights restored; for modes that write all others themselves.
+
+    Args:
+        model: changed in place.
+        plan: filled.
+        tables: written already.
+
+    Raises:
+        EngineError: the plan was not filled.
+    """
+    _Writer(model, plan).write_weights(tables)
 
 
 class _Writer:
@@ -119,10 +145,15 @@ class _Writer:
 
     def write_parameters(self) -> None:
         """Let nodes read weights and biases as their grids represent them."""
-        graph, plan = self._graph, self._plan
-        parameters, nodes = Parameters(graph, plan), {node_name(node): node for node in graph}
-        tables = Tables(graph, plan, self.names, blocks=self._opset >= BLOCKS_OPSET)
+        tables = Tables(self._graph, self._plan, self.names, blocks=self._opset >= BLOCKS_OPSET)
         self.made.update(tables.write_lookups())
+        self.write_weights(tables)
+        self._write_biases()
+
+    def write_weights(self, tables: Tables) -> None:
+        """Let nodes read weights as their grids represent them; those that are a table too, from it."""
+        graph, plan = self._graph, self._plan
+        parameters = Parameters(graph, plan)
         for initializer in plan.weights:
             uses = graph.initializers[initializer].uses()
             readers = [usage for usage in uses if parameters.is_stored(usage.node, usage.idx)]
@@ -144,6 +175,10 @@ class _Writer:
             dequantized = self._weight(initializer, parameters.weight(initializer), home, few_bits=few_bits)
             for usage in readers:
                 usage.node.replace_input_with(usage.idx, dequantized)
+
+    def _write_biases(self) -> None:
+        graph, plan = self._graph, self._plan
+        parameters, nodes = Parameters(graph, plan), {node_name(node): node for node in graph}
         halves: dict[tuple[str, str], ir.Value] = {}
         for name, bias in plan.biases.items():
             node, now = nodes[name], parameters.of(nodes[name], 2)
@@ -192,6 +227,8 @@ class _Writer:
         known = NUMBER_TYPES[grid.dtype]
         if self._opset < known.opset and not known.any_opset:
             raise self._too_old(grid.dtype, known.opset)
+        if _has_rows(weight.integers, grid) and not known.cast_only:
+            return self._dequantized_rows(stem, weight.integers, grid, home, half_scale=weight.scale == "float16")
         # Between 8-bit activations onnxruntime takes 8-bit integers with scales per block for per-channel ones.
         mistaken = self._byte_activations and isinstance(grid.granularity, PerBlock) and known.integer_kernels
         # With 4-bit activations it fuses 8-bit weights to a QLinearConv, which then refuses them.
@@ -213,6 +250,24 @@ class _Writer:
         node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.FLOAT, ir.Shape(integers.shape)
         maker = scale.producer()
         home.insert_before(home[0], [node] if maker is None else [maker, node])  # so that all readers come after it
+        return node.outputs[0]
+
+    def _dequantized_rows(
+        self, stem: str, integers: np.ndarray, grid: IntegerGrid, home: ir.Graph, *, half_scale: bool
+    ) -> ir.Value:
+        """A weight of both directions of a recurrent layer, with one scale per row of either.
+
+        It is a matrix behind a DequantizeLinear with one scale per channel, which every opset and runtime knows and
+        onnxruntime restores in half the time that blocks take it, and gets its shape from a Reshape.
+        """
+        shape, scale, zero_point = integers.shape, grid.scale.reshape(-1), grid.zero_point.reshape(-1)
+        flat = replace(grid, scale=scale, zero_point=zero_point, granularity=PerAxis(0))
+        matrix = self._dequantized(stem, integers.reshape(-1, shape[-1]), flat, home, half_scale=half_scale)
+        wanted = add_initializer(home, self.names.free(f"{stem}_shape"), np.asarray(shape, np.int64))
+        node = ir.node("Reshape", [matrix, wanted], name=self.names.free(f"{stem}_Reshape"))
+        _describe(node.outputs[0], self.names.free(f"{stem}_Reshape_Output"), ir.Shape(shape))
+        self.made.add(node)
+        home.insert_after(next(made for made in home if matrix in made.outputs), node)
         return node.outputs[0]
 
     def _half_scale(self, stem: str, scale: np.ndarray, home: ir.Graph) -> ir.Value:
@@ -240,7 +295,7 @@ class _Writer:
         readers = [
             usage
             for usage in value.uses()
-            if made_by_integer_node or (usage.node.graph is graph and _role(usage.node, self._plan) is not None)
+            if made_by_integer_node or (usage.node.graph is graph and _rounds(usage.node, self._plan))
         ]
         if not isinstance(grid, IntegerGrid):
             written = activation_nodes(self.names, value, grid, self._opset)
@@ -359,6 +414,12 @@ class _Writer:
         add_functions(self._model, written.functions)
         self.made.update(written.nodes)
         self._model.ir_version = max(self._model.ir_version or 0, IR_VERSION)
+
+
+def _has_rows(integers: np.ndarray, grid: IntegerGrid) -> bool:
+    """True for several matrices each of whose rows is one block."""
+    blocks = grid.granularity
+    return isinstance(blocks, PerBlock) and integers.ndim == 3 and blocks.axis == 2 and blocks.size >= integers.shape[2]
 
 
 def _has_few_bits(entry: ActivationPlan) -> bool:

@@ -14,6 +14,7 @@ from service.contracts.reason import declare
 from service.contracts.specs import WeightSpec
 from worker.quantizer.emit import BLOCKS_OPSET, Emitted, emit
 from worker.quantizer.graph.facts import NodeFacts
+from worker.quantizer.modes.beside import with_halfs
 from worker.quantizer.modes.dynamic import emit_dynamic, plan_dynamic
 from worker.quantizer.modes.halfs import emit_float16, fill_float16, plan_float16
 from worker.quantizer.modes.parameters_only import plan_weights
@@ -36,6 +37,8 @@ Planner = Callable[[ir.Graph, QuantizationConfig, NodeFacts, Journal], Quantizat
 NOT_LINEAR = declare("not-linear", "mode weights_only concerns the weights of linear nodes")
 
 _PLAIN_OPSET = 17
+# QuantizeLinear and DequantizeLinear know float16 from here on.
+_HALF_PAIRS_OPSET = 19
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ def _fill_with_data(draft: Draft, case: Case, services: Services) -> Filled:
     samples = held_back_samples(case.calibration_samples)
     toolkit = Toolkit(case, services, samples if judged else 0, step_of)
     drafts, outcomes = refine(calibrated, steps, toolkit, Judge(case, services, samples))
-    return Filled(drafts, outcomes)
+    filled = Filled(drafts, outcomes)
+    return with_halfs(filled, case, services) if config.has_halfs else filled
 
 
 def _plan_weights_only(
@@ -97,7 +101,8 @@ MODES: dict[Mode, ModeRules] = {
 def wanted_opset(config: QuantizationConfig) -> int:
     """The opset from which on every type of the config has standard operators."""
     opsets = (NUMBER_TYPES[dtype].opset for dtype in _dtypes(config))
-    return max(_PLAIN_OPSET, *opsets, BLOCKS_OPSET if _has_blocks(config) else 0)
+    halfs = _HALF_PAIRS_OPSET if config.has_halfs else 0
+    return max(_PLAIN_OPSET, *opsets, BLOCKS_OPSET if _has_blocks(config) else 0, halfs)
 
 
 def lowest_opset(config: QuantizationConfig) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
+from service.contracts.dtypes import is_integer
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.nearest import nearest_name
 from service.contracts.reason import Reason, declare
@@ -71,7 +72,9 @@ class Selection:
     def bias(self, node: ir.Node) -> BiasSpec:
         """How the bias of ``node`` is represented."""
         found = (o.bias for o in self._config.overrides if o.bias and self._matcher.matches(o.match, node))
-        return next(found, self._config.bias)
+        spec = next(found, self._config.bias)
+        # Scales of integer biases are products of two, which float16 does not hold.
+        return BiasSpec(dtype="float32") if self._config.has_halfs and is_integer(spec.dtype) else spec
 
 
 _Nodes = Iterable[tuple[str | None, str]]

@@ -29,7 +29,7 @@ class Role(Enum):
     TRANSPARENT = "transparent"  # moves values without changing them: output shares the input's grid
     HALF = "half"  # computes in 16-bit floats
     LOOKUP = "lookup"  # takes rows of a table that is stored as integers; they are restored behind it
-    STORED = "stored"  # only its weight is quantized; it computes in float
+    STORED = "stored"  # only its weights are quantized; it computes in float, or by ranges taken at run time
     FUSED = "fused"  # an activation function that belongs to the node before it
 
 
@@ -130,7 +130,9 @@ class QuantizationPlan:
 
     With ``integer_limits`` a limit per channel is kept to on integers where their type has 8 bits. ``moved`` are
     float32 arrays that stand in for initializers that have no integers of their own. ``silent`` says, by weight, which
-    output channels are 0 on all calibration data, bool [out]; weights that were not looked at are not in it. What the
+    output channels are 0 on all calibration data, bool [out]; weights that were not looked at are not in it. ``halfs``
+    names the nodes that compute in float16 where they compute on no integers, with their Q/DQ pairs; None: all compute
+    in float32. With ``half_interface`` inputs and outputs of the model are float16 then as well. What the
     value of a parameter is, and how it is changed: see ``worker.quantizer.plan.parameters``.
     """
 
@@ -142,6 +144,8 @@ class QuantizationPlan:
     integer_limits: bool = False
     moved: dict[str, np.ndarray] = field(default_factory=dict)
     silent: dict[str, np.ndarray] = field(default_factory=dict)
+    halfs: frozenset[str] | None = None
+    half_interface: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -162,6 +166,8 @@ class QuantizationPlan:
             integer_limits=self.integer_limits,
             moved=dict(self.moved),
             silent=dict(self.silent),
+            halfs=self.halfs,
+            half_interface=self.half_interface,
         )
 
     def fused(self, node: ir.Node) -> tuple[ir.Node, ...]:

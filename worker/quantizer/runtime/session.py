@@ -35,7 +35,7 @@ RUNTIME_ERRORS = (
 _LARGE_GRAPH_NODES = 4000
 # From here on weights are handed to the runtime as they lie in memory, and not copied into a message first.
 LARGE_WEIGHT_BYTES = 1 << 30
-_BFLOAT16 = "tensor(bfloat16)"
+_BFLOAT16, _FLOAT16 = "tensor(bfloat16)", "tensor(float16)"
 
 
 @contextmanager
@@ -155,6 +155,8 @@ class Session:
         with refusals(what):
             self._session = ort.InferenceSession(parts.data, options, providers=providers)
         inputs = self._session.get_inputs()
+        # Data of a float32 model is what a model made of it takes, too.
+        self._halfs = set() if uploaded else {entry.name for entry in inputs if entry.type == _FLOAT16}
         self._dynamic = any(not isinstance(axis, int) for entry in inputs for axis in entry.shape[1:])
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
         self.output_types: dict[str, str] = {output.name: output.type for output in self._session.get_outputs()}
@@ -162,7 +164,7 @@ class Session:
     def run(
         self, feeds: dict[str, np.ndarray], outputs: Sequence[str] | None = None, *, start: int | None = None
     ) -> list[np.ndarray]:
-        """Run once. bfloat16 goes in as ml_dtypes' type and comes out as float32.
+        """Run once. bfloat16 goes in as ml_dtypes' type and comes out as float32; float16 inputs take float32, too.
 
         Args:
             feeds: by input name.
@@ -175,6 +177,10 @@ class Session:
             EngineError: onnxruntime fails on a model that the engine made.
         """
         names = list(outputs or self.output_names)
+        feeds = {
+            name: array.astype(np.float16) if name in self._halfs and array.dtype == np.float32 else array
+            for name, array in feeds.items()
+        }
         fed = {name: _runtime_value(array) if array.dtype == bfloat16 else array for name, array in feeds.items()}
         try:
             if any(self.output_types.get(name) == _BFLOAT16 for name in names):

@@ -8,6 +8,7 @@ from service.contracts.config import QuantizationConfig
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import Rule, RuleContext, Stage, Target
+from worker.quantizer.plan.rules.half_scales import half_scales
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.targets.amd_npu import AMD_NPU_CNN, AMD_NPU_TRANSFORMER
 from worker.quantizer.plan.targets.onnxruntime import ONNXRUNTIME_CPU, ONNXRUNTIME_GPU
@@ -53,7 +54,13 @@ def move_grids(graph: ir.Graph, plan: QuantizationPlan, config: QuantizationConf
     Weights and biases are quantized anew where their grid moves. Run again after a step that changed grids or biases,
     it moves only what that step has broken.
     """
-    return TARGETS[config.target].run(Stage.GRIDS, RuleContext(graph, plan, config, journal))
+    context = RuleContext(graph, plan, config, journal)
+    made = TARGETS[config.target].run(Stage.GRIDS, context)
+    if config.has_halfs:
+        scaled = half_scales(context)
+        journal.decide(scaled)
+        made = [*made, *scaled]
+    return made
 
 
 __all__ = ["TARGETS", "Rule", "RuleContext", "Stage", "Target", "edit_graph", "edits_graph", "move_grids"]

@@ -1,0 +1,140 @@
+"""Which nodes compute in float16, beside quantized ones or all alike: by range, and by what the runtime runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import onnx_ir as ir
+from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
+
+from service.contracts.errors import EngineError, UnsupportedModelError
+from service.contracts.reason import Reason, declare
+from worker.quantizer.data import choose_batch_size
+from worker.quantizer.emit.halfs import LARGEST_HALF, beyond_half, can_turn, handed_on
+from worker.quantizer.graph.values import is_constant, is_float32, name_of, node_name, string_attribute
+from worker.quantizer.refine.case import Case
+from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import Session, is_large
+from worker.quantizer.statistics.collect import Request
+from worker.quantizer.statistics.reducers import MinMax
+
+NO_FLOAT16_KERNEL = declare("no-float16-kernel", "{op_type} has no float16 kernel")
+NO_FLOAT32 = declare("computes-no-float32", "it computes no float32")
+NO_HALF_FORM = declare("no-float16-form", "{op_type} has no form that makes float16 of what it reads")
+BEYOND_HALF = declare(
+    "beyond-float16",
+    "what it reads or makes reaches {largest:.3g}, and float16 ends at 65504",
+    hint="Scale the tensor down in the model, or leave the node in float32.",
+)
+CONSTANT_BEYOND_HALF = declare("constant-beyond-float16", "a constant of it lies beyond 65504, where float16 ends")
+REFUSED_AS_HALF = declare("refused-as-float16", "onnxruntime does not run it in float16: {words}")
+
+_REDUCING = ("ScatterElements", "ScatterND")
+_MOST_REFUSALS = 32
+
+
+def opset_of_graph(graph: ir.Graph) -> int:
+    """Of the default domain."""
+    return graph.opset_imports.get("", 0)
+
+
+def kept_wide(graph: ir.Graph) -> dict[str, Reason]:
+    """By node of the main graph that cannot compute in float16: why, told by the graph alone."""
+    opset, handed = opset_of_graph(graph), handed_on(graph)
+    found = {}
+    for node in graph:
+        reason = _no_form(node, opset)
+        if reason is None and handed.intersection(node.outputs):
+            reason = NO_HALF_FORM(op_type=node.op_type)
+        if reason is not None:
+            found[node_name(node)] = reason
+    return found
+
+
+def _no_form(node: ir.Node, opset: int) -> Reason | None:
+    if not any(is_float32(value) for value in node.outputs):
+        return NO_FLOAT32()
+    reducing = node.op_type in _REDUCING and string_attribute(node, "reduction", "none") != "none"
+    if node.op_type in DEFAULT_OP_BLOCK_LIST or reducing:
+        return NO_FLOAT16_KERNEL(op_type=node.op_type)
+    if not can_turn(node, opset):
+        return NO_HALF_FORM(op_type=node.op_type)
+    return CONSTANT_BEYOND_HALF() if beyond_half(node) else None
+
+
+def out_of_range(model: ir.Model, nodes: Iterable[ir.Node], case: Case, services: Services) -> dict[str, Reason]:
+    """By node that reads or makes values beyond float16's range on the calibration data: why it stays in float32.
+
+    Args:
+        model: float, that the nodes belong to.
+        nodes: of its main graph.
+        case: whose data is looked at.
+        services: of the run.
+
+    Raises:
+        EngineError: the runtime failed on the data.
+        CanceledError: the run was canceled.
+    """
+    nodes = list(nodes)
+    read = {value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
+    reducers = {name_of(value): MinMax() for value in read if _is_activation(value)}
+    requests = [Request(name, reducer) for name, reducer in sorted(reducers.items())]
+    if requests:
+        case.collect(model, requests, services)
+    largest = {}
+    for name, reducer in reducers.items():
+        found = reducer.result()
+        largest[name] = max(abs(found.minimum), abs(found.maximum))
+    reached = {
+        node_name(node): max((_reach(value, largest) for value in (*node.inputs, *node.outputs)), default=0.0)
+        for node in nodes
+    }
+    return {name: BEYOND_HALF(largest=reach) for name, reach in reached.items() if reach > LARGEST_HALF}
+
+
+def _is_activation(value: ir.Value) -> bool:
+    return is_float32(value) and bool(value.name) and not is_constant(value)
+
+
+def _reach(value: ir.Value | None, largest: Mapping[str, float]) -> float:
+    return 0.0 if value is None else largest.get(value.name or "", 0.0)
+
+
+def refused(make: Callable[[set[str]], ir.Model], halfs: set[str], case: Case, services: Services) -> dict[str, Reason]:
+    """By node that the runtime does not run in float16: why; one after the other, each time on one sample.
+
+    Args:
+        make: the model with these nodes in float16.
+        halfs: names of nodes.
+        case: whose data is fed.
+        services: of the run.
+
+    Raises:
+        EngineError, UnsupportedModelError: the runtime fails at something else.
+        CanceledError: the run was canceled.
+    """
+    size = choose_batch_size(case.inputs, case.calibration, 1)
+    batch = next(iter(case.calibration.batches(case.inputs, size, limit=1)), None)
+    found: dict[str, Reason] = {}
+    while True:
+        services.run.check()
+        model = make(halfs - found.keys())
+        try:
+            session = Session(model, threads=services.threads, what="quantized model", optimized=not is_large(model))
+            if batch is not None:
+                session.run(batch.feeds)
+        except (EngineError, UnsupportedModelError) as error:
+            name = _culprit(error, halfs - found.keys())
+            if name is None or len(found) == _MOST_REFUSALS:
+                raise
+            found[name] = REFUSED_AS_HALF(words=error.detail.split(": ", 1)[-1])
+        else:
+            return found
+
+
+def _culprit(error: EngineError | UnsupportedModelError, halfs: set[str]) -> str | None:
+    """The node in float16 that the runtime names: by itself, or in its words."""
+    if error.where.get("node") in halfs:
+        return str(error.where["node"])
+    found = [name for name in halfs if f"({name})" in error.detail or f"'{name}'" in error.detail]
+    return max(found, key=len) if found else None
