@@ -102,12 +102,21 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
 
 
 def _turn_to_halfs(model: ir.Model, plan: QuantizationPlan, writer: _Writer) -> None:
-    """Let the nodes that the plan names compute in float16, and the quantizers beside them."""
-    opset = opset_of(model) or 0
-    chosen = plan.halfs or frozenset()
-    quantizers = {node_name(node) for node in writer.made if node.graph is model.graph and can_turn(node, opset)}
-    halfs = {node_name(node) for node in model.graph if node_name(node) in chosen and can_turn(node, opset)}
-    to_halfs(model, halfs | quantizers, opset, interface=plan.half_interface)
+    """Let the nodes that the plan names compute in float16, and the quantizers before and behind them."""
+    opset, chosen = opset_of(model) or 0, plan.halfs or frozenset()
+    halfs: set[str] = set()
+    for node in model.graph:
+        if not can_turn(node, opset):
+            continue
+        named = node_name(node) in chosen
+        if node in writer.made:
+            read = [value.producer() for value in node.inputs[:1] if value is not None]
+            makers = [maker for maker in read if maker is not None]
+            beside = makers if node.op_type == "QuantizeLinear" else users(node.outputs[0])
+            named = any(node_name(other) in chosen for other in beside)
+        if named:
+            halfs.add(node_name(node))
+    to_halfs(model, halfs, opset, interface=plan.half_interface)
 
 
 def restore_weights(model: ir.Model, plan: QuantizationPlan, tables: Tables) -> None:
