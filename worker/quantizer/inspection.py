@@ -15,6 +15,7 @@ from worker.quantizer.graph.values import node_name
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.modes.planning import plan_model, prepare_model
 from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.subgraphs import ACTIVATIONS_IN_FLOAT
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 
@@ -44,13 +45,15 @@ def inspect_file(path: Path, config: QuantizationConfig, *, threads: int) -> Ins
     nodes, journal = inspect_nodes(uploaded.model, config)
     quantized = sum(node.quantized for node in nodes)
     stored = sum(node.activation_reason is not None for node in nodes)
+    within = sum(node.activation_reason_code == ACTIVATIONS_IN_FLOAT.code for node in nodes)
     return Inspection(
         target=config.target,
         mode=config.mode,
         model_sha256=uploaded.summary.sha256,
         engine_version=VERSION,
         summary=f"{quantized - stored} of {len(nodes)} nodes {_QUANTIZED[config.mode]} on {config.target}"
-        + (f", and {stored} inside sub-graphs get quantized weights." if stored else "."),
+        + (f", and {within} inside sub-graphs get quantized weights" if within else "")
+        + (f", and {stored - within} recurrent layers get quantized weights." if stored > within else "."),
         node_count=len(nodes),
         quantized_count=quantized,
         nodes=nodes,

@@ -217,7 +217,7 @@ def _watched(graph: ir.Graph, plan: QuantizationPlan) -> dict[str, tuple[Activat
     found: dict[str, tuple[ActivationNoise, ir.Node]] = {}
     seen: set[str] = set()
     for node in graph:
-        if not plan.nodes[node_name(node)].quantized:
+        if not plan.nodes[node_name(node)].rounds:
             continue
         for value in node.inputs:
             entry = plan.activations.get(name_of(value)) if value is not None and not is_constant(value) else None

@@ -1,5 +1,8 @@
 """Dynamic quantization: weights are stored as int8, activations are quantized by the range they have at run time.
 
+LSTM becomes onnxruntime's DynamicQuantizeLSTM; a recurrent layer that has no such kernel has its weights restored in
+front of it and computes in float. All else becomes standard operators:
+
 x -> DynamicQuantizeLinear -> MatMulInteger or ConvInteger -> Cast -> Mul by the scales -> Add the bias, in the form
 that onnxruntime fuses (DynamicQuantizeMatMul, MatMulIntegerToFloat).
 """
@@ -14,35 +17,59 @@ from service.contracts.dtypes import has_integer_kernels
 from service.contracts.errors import EngineError
 from service.contracts.reason import Reason, declare
 from service.contracts.specs import WeightSpec
-from worker.quantizer.emit import BLOCKS_OPSET, PRODUCER, Emitted
+from worker.quantizer.emit import BLOCKS_OPSET, PRODUCER, Emitted, restore_weights
 from worker.quantizer.emit.lookups import Tables
+from worker.quantizer.emit.recurrent import write_dynamic_lstm
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.rewriting import opset_of
-from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name
+from worker.quantizer.graph.values import Names, add_initializer, int_attribute, name_of, node_name
 from worker.quantizer.modes.parameters_only import plan_weights
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import linear_view
+from worker.quantizer.operators.recurrent import recurrent_weights
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
 _OPS = ("MatMul", "Gemm", "Conv")
 
-NOT_DYNAMIC = declare("not-dynamic", "dynamic quantization concerns MatMul, Gemm and Conv")
+NOT_DYNAMIC = declare("not-dynamic", "dynamic quantization concerns MatMul, Gemm, Conv and recurrent layers")
 SCALED_GEMM = declare("scaled-gemm", "transA, alpha or beta has no counterpart in MatMulInteger")
 WEIGHT_NO_MATRIX = declare("weight-no-matrix", "its weight is not a matrix")
+RECURRENCE_NOT_DYNAMIC = declare(
+    "recurrence-not-dynamic",
+    "its weights are stored quantized, its recurrence computes in float: onnxruntime has no dynamic integer kernel for "
+    "{op_type}",
+    hint="An LSTM has one.",
+)
+RECURRENCE_BATCH_FIRST = declare(
+    "recurrence-batch-first",
+    "its weights are stored quantized, its recurrence computes in float: DynamicQuantizeLSTM knows no layout 1",
+    hint="Export the model with batch_first=False, or with Transpose nodes around the layer.",
+)
 
 
 def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, journal: Journal) -> QuantizationPlan:
     """Which MatMul, Gemm and Conv nodes run on integers; weights as the config says, activations uint8."""
-    plan = plan_weights(graph, config, facts, journal, candidates=_OPS, why_not=NOT_DYNAMIC(), ties=_ties)
+    plan = plan_weights(
+        graph,
+        config,
+        facts,
+        journal,
+        candidates=_OPS,
+        why_not=NOT_DYNAMIC(),
+        ties=_ties,
+        why_float=_recurrence_in_float,
+    )
     used = set()
     for node in graph:
         entry, weight = plan.nodes[node_name(node)], node.inputs[1] if len(node.inputs) > 1 else None
         if entry.role is not Role.LINEAR or weight is None:
             if entry.role is Role.LOOKUP:
                 used.add(name_of(node.inputs[0]))  # type: ignore[arg-type]
+            if entry.role is Role.STORED:
+                used.update(_recurrent(node, plan, journal))
             continue
         reason = _not_dynamic(node)
         if reason is not None:
@@ -55,6 +82,25 @@ def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, 
             journal.note(f"{entry.name}: ConvInteger knows one zero point, so its asymmetric weight has one scale")
     plan.weights = {name: weight for name, weight in plan.weights.items() if name in used}
     return plan
+
+
+def _recurrence_in_float(node: ir.Node) -> Reason | None:
+    """Why a recurrent layer does not run on integers; None if it does."""
+    if node.op_type != "LSTM":
+        return RECURRENCE_NOT_DYNAMIC(op_type=node.op_type)
+    return RECURRENCE_BATCH_FIRST() if int_attribute(node, "layout", 0) else None
+
+
+def _recurrent(node: ir.Node, plan: QuantizationPlan, journal: Journal) -> list[str]:
+    """The planned weights of a recurrent layer, with scales that its kernel takes."""
+    names = [name_of(value) for value in recurrent_weights(node) if value is not None]
+    for name in names if plan.nodes[node_name(node)].activation_reason is None else ():
+        planned = plan.weights[name]
+        if planned.granularity != PER_TENSOR and not planned.spec.symmetric:
+            planned.granularity = PER_TENSOR
+            told = "DynamicQuantizeLSTM knows one zero point, so its asymmetric weight has one scale"
+            journal.note(f"{node_name(node)}: {told}")
+    return names
 
 
 def _ties(spec: WeightSpec) -> bool:
@@ -85,6 +131,11 @@ def emit_dynamic(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     tables.write_lookups()
     for node in linear:
         _replace(graph, node, plan, quantized, names, tables)
+    for node in list(graph):
+        entry = plan.nodes.get(node_name(node))
+        if entry is not None and entry.role is Role.STORED and entry.activation_reason is None:
+            write_dynamic_lstm(model, node, plan, names)
+    restore_weights(model, plan, tables)
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]

@@ -18,6 +18,7 @@ from worker.quantizer.operators.linear import LINEAR
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.lookups import plan_lookups
 from worker.quantizer.plan.matching import Matcher
+from worker.quantizer.plan.recurrent import plan_recurrent
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.subgraphs import leave_subgraphs, plan_subgraph_weights
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
@@ -33,8 +34,9 @@ def plan_weights(
     candidates: Collection[str] = LINEAR,
     why_not: Reason,
     ties: Callable[[WeightSpec], bool] = lambda spec: True,
+    why_float: Callable[[ir.Node], Reason | None] = lambda node: None,
 ) -> QuantizationPlan:
-    """A plan with the weights of linear nodes, the tables of embeddings, and nothing else.
+    """A plan with the weights of linear nodes and recurrent layers, the tables of embeddings, and nothing else.
 
     Args:
         graph: prepared main graph.
@@ -44,6 +46,7 @@ def plan_weights(
         candidates: operators whose weights are quantized.
         why_not: the reason given for all other operators.
         ties: see ``plan_lookups``.
+        why_float: see ``plan_recurrent``.
 
     Returns:
         A plan with a NodePlan for every node, sub-graph nodes included.
@@ -56,6 +59,7 @@ def plan_weights(
         if reason is None:
             plan_weight(node, plan, selection, journal)
     leave_subgraphs(graph, plan)
+    plan_recurrent(graph, plan, selection, journal, why_float=why_float)
     plan_lookups(graph, plan, selection, journal, ties=ties)
     if config.subgraphs == "weights":
         plan_subgraph_weights(graph, plan, selection, journal)

@@ -50,6 +50,7 @@ from worker.quantizer.plan.limits import belongs_before
 from worker.quantizer.plan.lookups import plan_lookups
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import RuleContext, Stage, Target
+from worker.quantizer.plan.recurrent import plan_recurrent, recurrence_in_float
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.subgraphs import leave_subgraphs, plan_subgraph_weights
 from worker.quantizer.plan.targets import TARGETS
@@ -103,6 +104,8 @@ def build_plan(
     if not target.whole:
         keep_only_between_quantized(graph, plan)
     _plan_tensors(graph, plan, selection, movers, target, journal)
+    if not target.whole:  # which run all of a layer on integers or none of it
+        plan_recurrent(graph, plan, selection, journal, why_float=recurrence_in_float(target.name))
     target.run(Stage.SPECS, context)
     if not target.whole:  # which want the same type everywhere, and take floats where a host looks rows up
         plan_lookups(graph, plan, selection, journal)

@@ -19,6 +19,7 @@ from service.contracts.errors import EngineError
 from worker.quantizer.graph.values import constant, name_of, node_name
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.operators.recurrent import RECURRENT_WEIGHTS, is_recurrent
 from worker.quantizer.plan.grids import own_bias_grid, product_grid, raised_for_bias, weight_grid
 from worker.quantizer.plan.types import ActivationPlan, BiasPlan, QuantizationPlan, Role, WeightPlan
 from worker.quantizer.plan.weights import BIAS_NEEDS_INTEGER_INPUT, counted
@@ -94,6 +95,8 @@ class Parameters:
             return True
         if role is Role.LOOKUP:
             return index == 0
+        if role is Role.STORED and is_recurrent(node):
+            return index in RECURRENT_WEIGHTS
         return index == 1 and (role in (Role.LINEAR, Role.STORED) or (role is not None and node.op_type == "PRelu"))
 
     def fill(self, *, threads: int = 1) -> list[str]:

@@ -59,8 +59,14 @@ def plan_weight(node: ir.Node, plan: QuantizationPlan, selection: Selection, jou
     """Enter the constant weight of ``node`` into the plan."""
     if node.inputs[1] is None:
         return
-    name, spec = name_of(node.inputs[1]), selection.weight(node)
-    granularity = granularity_of(node, spec, journal)
+    spec = selection.weight(node)
+    enter_weight(name_of(node.inputs[1]), node, spec, granularity_of(node, spec, journal), plan, journal)
+
+
+def enter_weight(
+    name: str, node: ir.Node, spec: WeightSpec, granularity: Granularity, plan: QuantizationPlan, journal: Journal
+) -> None:
+    """Enter initializer ``name``, which ``node`` reads as a weight, into the plan; its first reader's spec counts."""
     known = plan.weights.setdefault(name, WeightPlan(name, node_name(node), spec, granularity))
     if known.spec != spec:
         journal.note(f"weight {name!r} is shared: the spec of node {known.node!r} counts, not {node_name(node)!r}")

@@ -13,7 +13,7 @@ from worker.quantizer.emit import Emitted
 from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
 from worker.quantizer.operators.lookups import weight_of
-from worker.quantizer.plan.types import NodePlan, QuantizationPlan
+from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.report.emitted_rows import EmittedRows
@@ -188,7 +188,7 @@ def _row(
         if value is not None and is_constant(value) and name_of(value) in plan.weights:
             grid = plan.weights[name_of(value)].quantization
             weight = grid.dtype if grid is not None else None
-    if entry.quantized and in_main:
+    if entry.quantized and in_main and entry.role is not Role.STORED:
         first = node.inputs[0]
         planned = plan.activations.get(name_of(first)) if first is not None else None
         planned = planned or plan.activations.get(name_of(plan.carrier(node)))

@@ -158,7 +158,7 @@ class Sites:
 
     def _has_role(self, node: ir.Node) -> bool:
         entry = self._plan.nodes.get(node_name(node))
-        return entry is not None and entry.role is not None
+        return entry is not None and entry.rounds
 
     def _is_trained(self, node: ir.Node, index: int, now: Parameter, bias: BiasPlan | None) -> bool:
         if now.original.dtype != np.float32 or now.original.size == 0:

@@ -90,7 +90,7 @@ def _site(graph: ir.Graph, plan: QuantizationPlan, value: ir.Value, length: int,
 def _made_on_integers(value: ir.Value, graph: ir.Graph, plan: QuantizationPlan) -> bool:
     node = value.producer()
     entry = plan.nodes.get(node_name(node)) if node is not None and node.graph is graph else None
-    return entry is not None and entry.quantized
+    return entry is not None and entry.rounds
 
 
 def _refuses(node: ir.Node, plan: QuantizationPlan) -> bool:

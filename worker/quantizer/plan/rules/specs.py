@@ -89,7 +89,8 @@ def seven_bit_weights(context: RuleContext) -> list[Decision]:
     why = "without VNNI the CPU adds two 8-bit products in 16 bits, which saturates"
     made = []
     for weight in context.plan.weights.values():
-        if weight.spec.dtype == "int8":
+        in_float = context.plan.nodes[weight.node].role is Role.STORED
+        if weight.spec.dtype == "int8" and not in_float:
             made += _weight(weight, "x86_without_vnni", why, reduce_range=True)
     return made
 

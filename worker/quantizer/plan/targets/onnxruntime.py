@@ -59,7 +59,7 @@ def common_reasons(name: str) -> dict[str, Reason]:
         "Softmax": SOFTMAX(),
         "LogSoftmax": LOG_SOFTMAX(),
         **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "GroupNormalization"), norm),
-        **{op: RECURRENT(target=name, op_type=op) for op in ("LSTM", "GRU")},
+        **{op: RECURRENT(target=name, op_type=op) for op in ("LSTM", "GRU", "RNN")},
         **{op: WIDE_RESULT(op_type=op) for op in ("Exp", "Log", "Pow", "Reciprocal", "Sqrt")},
         "Div": DIVISION(),
     }

@@ -1,0 +1,380 @@
+"""Recurrent layers: W and R stored as integers, restored in front of the layer or read by a kernel on integers."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.backend.test.case.node import collect_testcases
+from onnx.reference import ReferenceEvaluator
+
+from service.contracts.config import Mode
+from service.contracts.report import LayerFigures, Report
+from tests.unit.quantizer.toolbox import (
+    config,
+    make_model,
+    normal,
+    op_types,
+    plan_for,
+    prepare_proto,
+    quantize_file,
+    quantize_model,
+    run_onnx,
+    sqnr_db,
+)
+from worker.quantizer.graph.serialized import to_bytes
+from worker.quantizer.modes.registry import MODES as RULES
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.pipeline import Result
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.plan.types import QuantizationPlan, Role
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+INPUTS, HIDDEN, STEPS, BATCH = 24, 16, 5, 2
+MODES: tuple[Mode, ...] = ("weights_only", "dynamic", "static")
+SAMPLES = {"x": normal(4 * STEPS, BATCH, INPUTS, seed=3)}
+
+
+def parameters(op_type: str, directions: int, *, prefix: str = "") -> dict[str, np.ndarray]:
+    """W, R and B; rows of the second direction are ten times as large as those of the first."""
+    gates = GATES[op_type] * HIDDEN
+    sizes = np.asarray([0.05, 0.5], np.float32)[:directions].reshape(-1, 1, 1)
+    return {
+        f"{prefix}w": normal(directions, gates, INPUTS, seed=1) * sizes * 3,
+        f"{prefix}r": normal(directions, gates, HIDDEN, seed=2) * sizes,
+        f"{prefix}b": normal(directions, 2 * gates, seed=4, scale=0.1),
+    }
+
+
+def layer(
+    op_type: str,
+    direction: str = "forward",
+    outputs: str = "y, h",
+    more: str = "",
+    attributes: str = "",
+    opset: int = 17,
+) -> onnx.ModelProto:
+    """One recurrent layer, [cell], that gives ``outputs``, of y, h and c."""
+    directions = 2 if direction == "bidirectional" else 1
+    shapes = {"y": f"{STEPS},{directions},{BATCH},{HIDDEN}", **dict.fromkeys("hc", f"{directions},{BATCH},{HIDDEN}")}
+    given = ", ".join(f"float[{shapes[name]}] {name}" for name in outputs.split(", ") if name in shapes)
+    set_to = f'hidden_size={HIDDEN}, direction="{direction}"{attributes}'
+    weights = parameters(op_type, directions)
+    weights["p"] = normal(directions, 3 * HIDDEN, seed=5, scale=0.3)
+    weights["lengths"] = np.asarray([STEPS, 3], np.int32)
+    weights["h0"], weights["c0"] = (normal(directions, BATCH, HIDDEN, seed=k) for k in (6, 7))
+    used = {name: weights[name] for name in ("w", "r", "b", *(word for word in more.split(", ") if word in weights))}
+    node = f"[cell] {outputs} = {op_type}<{set_to}>(x, w, r, b{more})"
+    text = f"(float[{STEPS},{BATCH},{INPUTS}] x) => ({given}) {{ {node} }}"
+    return make_model(text, used, opset=opset)
+
+
+def quantized(folder: Path, model: onnx.ModelProto, **settings: Any) -> tuple[onnx.ModelProto, Report]:
+    result: Result = quantize_file(folder, model, SAMPLES, config(**settings))
+    found = onnx.load_from_string(result.model)
+    onnx.checker.check_model(found)
+    return found, result.report
+
+
+def row(report: Report, name: str = "cell") -> LayerFigures:
+    return next(found for found in report.layers if found.name == name)
+
+
+def worst(model: onnx.ModelProto, twin: onnx.ModelProto) -> float:
+    feeds = {"x": normal(STEPS, BATCH, INPUTS, seed=9)}
+    floats, found = run_onnx(model, feeds), run_onnx(twin, feeds)
+    return min(sqnr_db(floats[name], found[name]) for name in floats)
+
+
+def stored_bytes(model: onnx.ModelProto) -> int:
+    return sum(len(numpy_helper.to_array(tensor).tobytes()) for tensor in model.graph.initializer)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("op_type", GATES)
+def test_weights_are_stored_small_and_outputs_stay(tmp_path: Path, op_type: str, direction: str, mode: str) -> None:
+    model = layer(op_type, direction)
+    found, report = quantized(tmp_path, model, mode=mode)
+    assert worst(model, found) > 25
+    assert row(report).weight_dtype == "int8" and row(report).reason is None
+    assert stored_bytes(found) < 0.45 * stored_bytes(model)
+    by_kernel = op_type == "LSTM" and mode == "dynamic"
+    counts = Counter(op_types(found))
+    assert counts[op_type] == (not by_kernel) and counts["DynamicQuantizeLSTM"] == by_kernel
+    assert counts["DequantizeLinear"] == (0 if by_kernel else 2) and not counts["QuantizeLinear"]
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int4", "uint4", "uint2", "int8", "uint8", "int16", "float8_e4m3fn", "bfloat16", "mxint8"]
+)
+@pytest.mark.parametrize("granularity", ["per_channel", "per_tensor", "per_block"])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_the_layer_computes_with_what_the_grids_hold(dtype: str, granularity: str, direction: str) -> None:
+    if granularity == "per_block" and "int" not in dtype[:4]:
+        pytest.skip("blocks of a chosen size are for integers")
+    model = layer("GRU", direction, opset=25)
+    weight = {"dtype": dtype, "granularity": granularity, "block_size": 8, "symmetric": not dtype.startswith("u")}
+    prepared, plan, found = quantize_model(model, SAMPLES, config(weight=weight))
+    rounded = layer("GRU", direction, opset=25)
+    values = Parameters(prepared.graph, plan)
+    for tensor in rounded.graph.initializer:
+        if tensor.name in ("w", "r"):
+            tensor.CopyFrom(numpy_helper.from_array(values.weight(tensor.name).present, tensor.name))
+    feeds = {"x": normal(STEPS, BATCH, INPUTS, seed=9)}
+    for name, wanted in run_onnx(rounded, feeds).items():
+        np.testing.assert_allclose(run_onnx(found, feeds)[name], wanted, atol=1e-5)
+    assert stored_bytes(found) < 0.75 * stored_bytes(model)
+
+
+def test_scales_belong_to_rows_of_a_direction() -> None:
+    _, plan, found = quantize_model(layer("LSTM", "bidirectional"), SAMPLES)
+    grid = plan.weights["w"].quantization
+    assert isinstance(grid, IntegerGrid)
+    weights = parameters("LSTM", 2)["w"]
+    np.testing.assert_allclose(grid.scale[:, :, 0], np.abs(weights).max(axis=2) / 127, rtol=1e-5)
+    scale = next(tensor for tensor in found.graph.initializer if tensor.name == "w_scale")
+    assert scale.dims == [2 * 4 * HIDDEN]
+
+
+@pytest.mark.parametrize("mode", ["weights_only", "dynamic"])
+@pytest.mark.parametrize("granularity", ["per_channel", "per_tensor"])
+@pytest.mark.parametrize(
+    ("dtype", "direction"), [("int8", "bidirectional"), ("uint8", "forward"), ("uint8", "bidirectional")]
+)
+def test_asymmetric_weights(tmp_path: Path, mode: str, granularity: str, dtype: str, direction: str) -> None:
+    model = layer("LSTM", direction)
+    weight = {"dtype": dtype, "granularity": granularity, "symmetric": False}
+    found, report = quantized(tmp_path, model, mode=mode, weight=weight)
+    assert worst(model, found) > 20
+    noted = any("DynamicQuantizeLSTM knows one zero point" in note for note in report.notes)
+    assert noted == (mode == "dynamic" and granularity == "per_channel")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("outputs", "more"),
+    [
+        ("y", ""),
+        (", h", ", lengths"),
+        (", , c", ", , h0, c0"),
+        ("y, h, c", ", lengths, h0, c0, p"),
+        ("y, , c", ", , , , p"),
+    ],
+)
+def test_every_form_of_lstm(tmp_path: Path, mode: str, outputs: str, more: str) -> None:
+    model = layer("LSTM", "bidirectional", outputs, more)
+    found, report = quantized(tmp_path, model, mode=mode)
+    assert worst(model, found) > 25
+    assert [value.name for value in found.graph.output] == [value.name for value in model.graph.output]
+    assert ("DynamicQuantizeLSTM" in op_types(found)) == (mode == "dynamic")
+    assert (row(report).sqnr_db or 0.0) > 25
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_attributes_are_kept(tmp_path: Path, mode: str) -> None:
+    attributes = (
+        ', clip=0.4, activations=["HardSigmoid", "Tanh", "Softsign"], activation_alpha=[0.3], activation_beta=[0.4]'
+    )
+    model = layer("LSTM", attributes=attributes)
+    found, _ = quantized(tmp_path, model, mode=mode)
+    assert worst(model, found) > 25
+    assert worst(layer("LSTM"), found) < 25
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stack_between_other_layers(tmp_path: Path, mode: str) -> None:
+    weights = {
+        **parameters("LSTM", 1, prefix="l"),
+        **{"gw": normal(2, 3 * HIDDEN, HIDDEN, seed=8, scale=0.2), "gr": normal(2, 3 * HIDDEN, HIDDEN, scale=0.2)},
+        **{"k": normal(INPUTS, INPUTS, scale=0.2), "v": normal(2 * HIDDEN, 6, seed=2, scale=0.2)},
+    }
+    text = f"""(float[S,{BATCH},{INPUTS}] x) => (float[S,{BATCH},6] y) {{
+        [in] a = MatMul(x, k) [first] b = LSTM<hidden_size={HIDDEN}>(a, lw, lr, lb) [out] c = Squeeze(b, one)
+        [second] d = GRU<hidden_size={HIDDEN}, direction="bidirectional">(c, gw, gr)
+        [swap] e = Transpose<perm=[0,2,1,3]>(d)
+        [flat] f = Reshape(e, wide) [head] y = MatMul(f, v) }}"""
+    model = make_model(text, {**weights, "one": np.asarray([1]), "wide": np.asarray([0, 0, -1])})
+    found, report = quantized(tmp_path, model, mode=mode)
+    assert worst(model, found) > 25
+    rows = {name: row(report, name) for name in ("in", "first", "second", "head")}
+    assert {found.weight_dtype for found in rows.values()} == {"int8"}
+    assert [rows[name].activation_dtype for name in ("first", "second")] == [None, None]
+    codes = [rows[name].activation_reason_code for name in ("first", "second")]
+    wanted = {"static": ["recurrence-in-float"] * 2, "dynamic": [None, "recurrence-not-dynamic"]}
+    assert codes == wanted.get(mode, [None, None])
+
+
+def test_a_float_recurrence_reads_floats_beside_an_integer_reader() -> None:
+    text = f"""(float[{STEPS},{BATCH},{INPUTS}] x) => (float[{STEPS},{BATCH},6] y, float[1,{BATCH},{HIDDEN}] h) {{
+        [head] y = MatMul(x, k) [cell] , h = RNN<hidden_size={HIDDEN}>(x, w, r, b) }}"""
+    model = make_model(text, {**parameters("RNN", 1), "k": normal(INPUTS, 6)})
+    _, _, found = quantize_model(model, SAMPLES)
+    cell = next(node for node in found.graph.node if node.op_type == "RNN")
+    assert cell.input[0] == "x" and "QuantizeLinear" in op_types(found)
+
+
+def test_words_of_reasons(tmp_path: Path) -> None:
+    told = {}
+    for mode, op_type in (("static", "GRU"), ("dynamic", "GRU"), ("weights_only", "GRU")):
+        _, report = quantized(tmp_path, layer(op_type), mode=mode)
+        told[mode] = row(report).activation_reason
+    stored = "its weights are stored quantized, its recurrence computes in float:"
+    assert told == {
+        "static": f"{stored} onnxruntime_cpu has no static integer kernel for GRU",
+        "dynamic": f"{stored} onnxruntime has no dynamic integer kernel for GRU",
+        "weights_only": None,
+    }
+
+
+def test_other_targets() -> None:
+    model = layer("LSTM")
+    for target in ("onnxruntime_gpu", "openvino", "tensorrt"):
+        _, plan = plan_for(model, config(target=target))
+        assert plan.nodes["cell"].role is Role.STORED and set(plan.weights) == {"w", "r"}
+    _, plan = plan_for(model, config(target="qnn"))
+    assert plan.nodes["cell"].reason is not None and plan.nodes["cell"].reason.code == "recurrent"
+    assert not plan.weights
+
+
+def test_tensorrt_gets_symmetric_weights() -> None:
+    _, plan = plan_for(layer("LSTM"), config(target="tensorrt", weight={"dtype": "uint8", "symmetric": False}))
+    assert {(entry.spec.dtype, entry.spec.symmetric) for entry in plan.weights.values()} == {("int8", True)}
+
+
+@pytest.mark.parametrize(("mode", "code"), [("weights_only", None), ("dynamic", "recurrence-batch-first")])
+def test_batches_first(mode: Mode, code: str | None) -> None:
+    model = make_model(
+        f"(float[{BATCH},{STEPS},{INPUTS}] x) => (float[{BATCH},{STEPS},1,{HIDDEN}] y) "
+        f"{{ [cell] y = LSTM<hidden_size={HIDDEN}, layout=1>(x, w, r, b) }}",
+        parameters("LSTM", 1),
+        opset=21,
+    )
+    prepared, _ = prepare_proto(model)
+    rules = RULES[mode]
+    plan = rules.plan(prepared.graph, config(mode=mode), prepared.facts, Journal())
+    entry = plan.nodes["cell"]
+    assert entry.role is Role.STORED
+    assert (entry.activation_reason.code if entry.activation_reason else None) == code
+    Parameters(prepared.graph, plan).fill()
+    found = onnx.load_from_string(to_bytes(rules.emit(prepared.model, plan).model))
+    assert op_types(found) == ["DequantizeLinear", "DequantizeLinear", "LSTM"]
+    (made,) = ReferenceEvaluator(found).run(None, {"x": normal(BATCH, STEPS, INPUTS)})
+    assert np.shape(made) == (BATCH, STEPS, 1, HIDDEN)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nodes_that_stay_in_float(tmp_path: Path, mode: Mode) -> None:
+    model = layer("LSTM")
+    _, report = quantized(tmp_path, model, mode=mode, exclude=[{"op_type": "LSTM"}])
+    assert row(report).reason == "excluded by op_type 'LSTM'" and row(report).weight_dtype is None
+    fed = layer("LSTM")
+    tensor = next(tensor for tensor in fed.graph.initializer if tensor.name == "r")
+    fed.graph.initializer.remove(tensor)
+    fed.graph.input.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, tensor.dims))
+    plan = planned(fed, mode)
+    assert plan.nodes["cell"].reason is not None and plan.nodes["cell"].reason.code == "weight-not-constant"
+    broken = layer("LSTM")
+    array = parameters("LSTM", 1)["w"]
+    array[0, 0, 0] = np.nan
+    next(tensor for tensor in broken.graph.initializer if tensor.name == "w").CopyFrom(
+        numpy_helper.from_array(array, "w")
+    )
+    plan = planned(broken, mode)
+    assert plan.nodes["cell"].reason is not None and plan.nodes["cell"].reason.code == "weight-not-finite"
+    assert not plan.weights
+
+
+def planned(model: onnx.ModelProto, mode: Mode) -> QuantizationPlan:
+    prepared, _ = prepare_proto(model)
+    return RULES[mode].plan(prepared.graph, config(mode=mode), prepared.facts, Journal())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_spec_of_its_own(tmp_path: Path, mode: str) -> None:
+    weight = {"dtype": "uint8", "symmetric": True, "granularity": "per_tensor"}
+    found, report = quantized(
+        tmp_path, layer("LSTM"), mode=mode, overrides=[{"match": {"node": "cell"}, "weight": weight}]
+    )
+    assert row(report).weight_dtype == "uint8"
+    kinds = {
+        tensor.name.rsplit("_", 1)[-1]: tensor.data_type for tensor in found.graph.initializer if "r_" in tensor.name
+    }
+    assert kinds["quantized"] == TensorProto.UINT8
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_shared_weights_are_stored_once_where_they_are_restored(tmp_path: Path, mode: str) -> None:
+    text = f"""(float[{STEPS},{BATCH},{HIDDEN}] x) => (float[1,{BATCH},{HIDDEN}] h, float[1,{BATCH},{HIDDEN}] i) {{
+        [one] , h = GRU<hidden_size={HIDDEN}>(x, r, r)
+        [two] , i = GRU<hidden_size={HIDDEN}, direction="reverse">(x, r, r) }}"""
+    model = make_model(text, {"r": normal(1, 3 * HIDDEN, HIDDEN, scale=0.2)})
+    result = quantize_file(tmp_path, model, {"x": normal(4 * STEPS, BATCH, HIDDEN)}, config(mode=mode))
+    found = onnx.load_from_string(result.model)
+    feeds = {"x": normal(STEPS, BATCH, HIDDEN, seed=9)}
+    wanted, got = run_onnx(model, feeds), run_onnx(found, feeds)
+    assert min(sqnr_db(wanted[name], got[name]) for name in wanted) > 25
+    assert op_types(found).count("DequantizeLinear") == 1
+
+
+ALGORITHMS = (
+    "adaround",
+    "adaquant",
+    "bias_correction",
+    "cross_layer_equalization",
+    "smooth_quant",
+    "sensitivity",
+)
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_algorithms_leave_recurrent_layers_alone(tmp_path: Path, method: str) -> None:
+    weights = {**parameters("LSTM", 1), "k": normal(INPUTS, INPUTS, scale=0.2), "v": normal(HIDDEN, 6, scale=0.4)}
+    text = f"""(float[S,{BATCH},{INPUTS}] x) => (float[1,{BATCH},6] y) {{
+        [in] a = MatMul(x, k) [cell] , h = LSTM<hidden_size={HIDDEN}>(a, w, r, b) [head] y = MatMul(h, v) }}"""
+    model = make_model(text, weights)
+    found, report = quantized(tmp_path, model, algorithms=[{"method": method}])
+    plain, _ = quantized(tmp_path, model)
+    assert row(report).weight_dtype == "int8" and not row(report).gain
+    for name in ("w_quantized", "r_quantized"):
+        one, other = (next(t for t in part.graph.initializer if t.name == name) for part in (found, plain))
+        np.testing.assert_array_equal(numpy_helper.to_array(one), numpy_helper.to_array(other))
+
+
+def backend_cases() -> list[Any]:
+    """Cases of ONNX's own tests with all inputs but X constant, in the layout that onnxruntime runs."""
+    made = []
+    for op_type in GATES:
+        with warnings.catch_warnings(action="ignore"):  # from making the cases of all other operators
+            cases = collect_testcases(op_type)
+        for case in cases:
+            assert case.model is not None
+            node = case.model.graph.node[0]
+            if not any(attribute.name == "layout" and attribute.i for attribute in node.attribute):
+                made.append(pytest.param(case, id=case.name))
+    return made
+
+
+@pytest.mark.parametrize("case", backend_cases())
+@pytest.mark.parametrize("mode", MODES)
+def test_cases_of_onnx(tmp_path: Path, case: Any, mode: str) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    inputs, wanted = case.data_sets[0]
+    for value, array in zip(model.graph.input[1:], inputs[1:], strict=True):
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), value.name))
+    del model.graph.input[1:]
+    model.ir_version = 8
+    name = model.graph.input[0].name
+    result = quantize_file(tmp_path, model, {name: inputs[0]}, config(mode=mode))
+    assert result.report.layers[0].weight_dtype == "int8"
+    found = run_onnx(result.model, {name: inputs[0]})
+    for value, array in zip(model.graph.output, wanted, strict=True):
+        assert sqnr_db(np.asarray(array), found[value.name]) > 25
