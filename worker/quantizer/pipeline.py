@@ -405,14 +405,25 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
 def _check_prepared(prepared: ir.Model, case: Case, services: Services) -> None:
     """Preparation must not change what the model computes, unlike what its target asks for: compare one batch."""
     session = Session(prepared, threads=services.threads, what="prepared model", optimized=not is_large(prepared))
+    for name, sqnr_db in _strays(session, case, services).items():
+        if name in _strays(case.float_session, case, services):
+            raise UnsupportedModelError(
+                f"output {name!r} of the model is another each time that it runs on the same data ({sqnr_db:.1f} dB)",
+                hint="Export the model for inference: without Dropout in training mode, and without random numbers.",
+                output=name,
+            )
+        raise EngineError(
+            f"preparation changed output {name!r} of the model ({sqnr_db:.1f} dB)",
+            hint="Export the model with opset 17 or later, so that fewer preparation passes are needed.",
+            output=name,
+        )
+
+
+def _strays(session: Session, case: Case, services: Services) -> dict[str, float]:
+    """SQNR in dB, by name, of the outputs in which ``session`` differs from the float model on the first sample."""
     expected = case.expected_outputs(services.run, batch_size=1, last=1)
     distances = Distances()
     for twins in side_by_side(session, expected, services.run):
         distances.update(twins.pairs())
-    for name, distance in distances.of.items():
-        if distance.sqnr_db is not None and distance.sqnr_db < _PREPARED_SQNR_DB:
-            raise EngineError(
-                f"preparation changed output {name!r} of the model ({distance.sqnr_db:.1f} dB)",
-                hint="Export the model with opset 17 or later, so that fewer preparation passes are needed.",
-                output=name,
-            )
+    figures = {name: distance.sqnr_db for name, distance in distances.of.items()}
+    return {name: figure for name, figure in figures.items() if figure is not None and figure < _PREPARED_SQNR_DB}
