@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec, LabelSummary
@@ -21,7 +21,37 @@ from service.contracts.selectors import NodeSelector, OpTypeSelector, SubgraphSe
 from service.contracts.validation import MOST_TOLD
 
 PAIR_OP_TYPES = frozenset({"QuantizeLinear", "DequantizeLinear"})
-QUANTIZED_OP_TYPES = PAIR_OP_TYPES | {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
+# What preparation.dequantize knows how to make float; whether it can is for the node in question to tell.
+UNDONE_OP_TYPES = PAIR_OP_TYPES | {
+    "ConvInteger",
+    "DynamicQuantizeLSTM",
+    "DynamicQuantizeLinear",
+    "DynamicQuantizeMatMul",
+    "GatherBlockQuantized",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "MatMulNBits",
+    "QGemm",
+    "QLinearAdd",
+    "QLinearAveragePool",
+    "QLinearConcat",
+    "QLinearConv",
+    "QLinearGlobalAveragePool",
+    "QLinearLeakyRelu",
+    "QLinearMatMul",
+    "QLinearMul",
+    "QLinearReduceMean",
+    "QLinearSigmoid",
+    "QLinearSoftmax",
+    "QLinearWhere",
+}
+# Others of onnxruntime's own domain, and all whose names begin so.
+QUANTIZED_OP_TYPES = (
+    UNDONE_OP_TYPES
+    | {"MatMulBnb4", "MatMulFpQ4", "MatMulInteger16", "MulInteger", "QAttention"}
+    | {"QEmbedLayerNormalization", "QMoE", "ReduceSumInteger"}
+)
+_QUANTIZED_PREFIXES = ("QLinear", "QOrdered")
 # Axes of an array whose orders are tried.
 _MOST_PERMUTED = 6
 
@@ -111,7 +141,7 @@ def check_dataset(
 
 def is_quantized_op(op_type: str) -> bool:
     """True for operators that a float model does not hold."""
-    return op_type in QUANTIZED_OP_TYPES or op_type.startswith("QLinear")
+    return op_type in QUANTIZED_OP_TYPES or op_type.startswith(_QUANTIZED_PREFIXES)
 
 
 def check_float(model: ModelSummary, spec: PreparationSpec | None = None, *, pointer: str) -> None:
@@ -119,29 +149,32 @@ def check_float(model: ModelSummary, spec: PreparationSpec | None = None, *, poi
 
     Args:
         model: facts of the model.
-        spec: how it will be prepared; with ``dequantize``, Q/DQ pairs are let through.
+        spec: how it will be prepared; with ``dequantize``, operators that can be made float are let through.
         pointer: of the model in the request.
 
     Raises:
         AlreadyQuantizedError: pointing at the model.
     """
     found = sorted(op for op in model.op_counts if is_quantized_op(op))
-    beyond = [op for op in found if op not in PAIR_OP_TYPES]
+    beyond = [op for op in found if op not in UNDONE_OP_TYPES]
     if not found or (spec is not None and spec.dequantize and not beyond):
         return
     counted = ", ".join(f"{model.op_counts[op]} {op}" for op in found)
     raise AlreadyQuantizedError(
         f"the model is quantized already: it holds {counted}",
-        hint=already_quantized_hint(pairs_only=not beyond),
+        hint=already_quantized_hint(beyond),
         pointer=pointer,
         op_type=(beyond or found)[0],
     )
 
 
-def already_quantized_hint(*, pairs_only: bool) -> str:
-    """What to do with a model that is quantized already."""
+def already_quantized_hint(op_types: Iterable[str]) -> str:
+    """What to do with a model that holds these quantized operators, or these among others."""
     hint = "Upload the float model that it was made from"
-    return f"{hint}, or set preparation.dequantize to take the Q/DQ pairs off." if pairs_only else f"{hint}."
+    stays = sorted({op for op in op_types if op not in UNDONE_OP_TYPES})
+    if stays:
+        return f"{hint}; preparation.dequantize cannot undo {', '.join(stays)}."
+    return f"{hint}, or set preparation.dequantize to make it float again."
 
 
 def check_selected(config: QuantizationConfig, model: ModelSummary, *, pointer: str = "/config") -> None:

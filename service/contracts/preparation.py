@@ -18,7 +18,8 @@ class PreparationSpec(Contract):
 
     dequantize: bool = Field(
         default=False,
-        description="Take Q/DQ pairs off a model that is quantized already, and quantize what is left anew.",
+        description="Make a model float that is quantized already (Q/DQ pairs, integer operators, weights stored as "
+        "integers), and quantize it anew.",
     )
     fold_batch_norm: bool = Field(default=True, description="Fold BatchNormalization and affine nodes into weights.")
     batch_norm_to_conv: bool = Field(
@@ -52,7 +53,10 @@ class PreparationSpec(Contract):
 
 # Operators that a switch brings into a model which may have had none of them.
 _BROUGHT = {
-    "dequantize": ("Clip", "Relu"),
+    "dequantize": (
+        *("Add", "AveragePool", "Clip", "Concat", "Conv", "Gather", "Gemm", "GlobalAveragePool", "LSTM", "LeakyRelu"),
+        *("MatMul", "Mul", "ReduceMean", "Relu", "Sigmoid", "Softmax", "Where"),
+    ),
     "batch_norm_to_conv": ("Conv",),
     "clip6_to_relu": ("Relu",),
     "reduce_mean_to_global_average_pool": ("GlobalAveragePool", "Squeeze"),

@@ -122,8 +122,9 @@ def test_a_quantized_model_is_quantized_anew_where_the_config_says_so(quantmill,
 def test_what_cannot_be_made_float_is_named(quantmill, tmp_path):
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[2,4] x) => (float[2,4] y) '
-        "{ [dynamic] i, s, z = DynamicQuantizeLinear(x) [back] y = DequantizeLinear(i, s, z) }"
+        "{ [dynamic] i, s, z = DynamicQuantizeLinear(x) [back] y = DequantizeLinear(i, t, z) }"
     )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.1), "t"))
     onnx.save(model, tmp_path / "dynamic.onnx")
     done = quantmill("dequantize", "dynamic.onnx", "--output", "f.onnx")
     assert done.returncode == 1

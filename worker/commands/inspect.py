@@ -71,7 +71,7 @@ def dequantize(
     model: ModelPath,
     output: Annotated[Path, typer.Option(metavar="FLOAT.onnx", help="Where the float model goes.")],
 ) -> None:
-    """Take the Q/DQ pairs off a quantized model: what is left is float, and can be quantized anew."""
+    """Make a quantized model float, so that it can be quantized anew."""
     from worker.quantizer.graph.serialized import to_bytes
     from worker.quantizer.intake.loading import load_model
     from worker.quantizer.preparation.prepare import undo_quantization

@@ -321,18 +321,19 @@ def test_a_quantized_model_is_refused_by_its_operators(op_type: str) -> None:
     assert caught.value.hint
 
 
-def test_pairs_are_let_through_where_they_will_be_taken_off() -> None:
-    pairs = NAMED.model_copy(update={"op_counts": {"Conv": 1, "QuantizeLinear": 2, "DequantizeLinear": 3}})
-    check_float(pairs, PreparationSpec(dequantize=True), pointer="/model_id")
+@pytest.mark.parametrize("op_type", ["QuantizeLinear", "MatMulInteger", "QLinearConv", "QGemm", "MatMulNBits"])
+def test_what_will_be_undone_is_let_through(op_type: str) -> None:
+    mixed = NAMED.model_copy(update={"op_counts": {"Conv": 1, "DequantizeLinear": 3, op_type: 2}})
+    check_float(mixed, PreparationSpec(dequantize=True), pointer="/model_id")
     with pytest.raises(AlreadyQuantizedError) as caught:
-        check_float(pairs, PreparationSpec(), pointer="/model_id")
-    assert "preparation.dequantize" in str(caught.value.hint)
+        check_float(mixed, PreparationSpec(), pointer="/model_id")
+    assert "set preparation.dequantize" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("op_type", ["DynamicQuantizeLinear", "QLinearConv", "ConvInteger"])
-def test_integer_operators_are_not_let_through(op_type: str) -> None:
+@pytest.mark.parametrize("op_type", ["QAttention", "QLinearTanh", "QOrderedMatMul", "MatMulBnb4"])
+def test_what_cannot_be_undone_is_not_let_through(op_type: str) -> None:
     mixed = NAMED.model_copy(update={"op_counts": {"Conv": 1, "DequantizeLinear": 2, op_type: 1}})
     with pytest.raises(AlreadyQuantizedError) as caught:
         check_float(mixed, PreparationSpec(dequantize=True), pointer="/model_id")
     assert caught.value.where["op_type"] == op_type
-    assert "dequantize" not in str(caught.value.hint)
+    assert f"preparation.dequantize cannot undo {op_type}" in str(caught.value.hint)

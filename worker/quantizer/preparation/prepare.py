@@ -14,7 +14,7 @@ from functools import partial
 
 import onnx_ir as ir
 
-from service.contracts.compatibility import PAIR_OP_TYPES, already_quantized_hint, is_quantized_op
+from service.contracts.compatibility import already_quantized_hint, is_quantized_op
 from service.contracts.errors import AlreadyQuantizedError
 from service.contracts.preparation import PreparationSpec
 from service.contracts.provenance import PREFIX
@@ -154,7 +154,7 @@ def prepare(
 
     Raises:
         AlreadyQuantizedError: the model holds quantized operators; names the first, or with ``spec.dequantize`` the
-            first that is no Q/DQ pair.
+            first that cannot be made float.
         InvalidConfigError: ``fixed_shapes`` or ``opset`` do not fit the model.
         UnsupportedModelError: the opset is below 13 and cannot be lifted.
     """
@@ -187,7 +187,7 @@ def prepare(
 
 
 def undo_quantization(model: ir.Model) -> Outcome:
-    """Take off the Q/DQ pairs alone; ``model`` is changed or replaced. What it said of its making holds no longer.
+    """Make a quantized model float; ``model`` is changed or replaced. What it said of its making holds no longer.
 
     Raises:
         AlreadyQuantizedError: a quantized operator is left; names the node.
@@ -209,7 +209,7 @@ def _refuse_quantized(model: ir.Model) -> None:
     who = f"node {node.name!r}" if node.name else f"the unnamed node with output {first_output(node)!r}"
     raise AlreadyQuantizedError(
         f"{who} is a {node.op_type}: the model is quantized already",
-        hint=already_quantized_hint(pairs_only=all(node.op_type in PAIR_OP_TYPES for node in quantized)),
+        hint=already_quantized_hint(node.op_type for node in quantized),
         node=node.name or None,
         op_type=node.op_type,
     )

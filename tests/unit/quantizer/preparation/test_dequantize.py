@@ -322,17 +322,16 @@ def test_none_is_put_behind_an_input() -> None:
             "its scale or zero_point is not that of node 'q'",
         ),
         (
-            "[q] i = QuantizeLinear(x, scale, zero) [pool] p = MaxPool<kernel_shape=[2,2]>(i) "
-            "[dq] y = DequantizeLinear(p, scale, zero)",
-            "pool",
+            "[q] i = QuantizeLinear(x, scale, zero) [mod] p = Mod(i, two) [dq] y = DequantizeLinear(p, scale, zero)",
+            "mod",
             "it computes on the integers of node 'q'",
         ),
         (
             "[q] i = QuantizeLinear(x, scale, zero) "
-            "[conv] p = QLinearConv(i, scale, zero, w, scale, zero, scale, zero) "
+            "[conv] p = QLinearConv(i, other, zero, w, scale, zero, scale, zero) "
             "[dq] y = DequantizeLinear(p, scale, zero)",
             "conv",
-            "it computes on the integers of node 'q'",
+            "its scale or zero_point is not that of node 'q'",
         ),
         (
             "[conv] p = ConvInteger(j, w) [cast] y = Cast<to=1>(p)",
@@ -340,16 +339,23 @@ def test_none_is_put_behind_an_input() -> None:
             "it is not part of a Q/DQ pair",
         ),
         (
-            "[dynamic] i, s, z = DynamicQuantizeLinear(x) [dq] y = DequantizeLinear(i, s, z)",
-            "dq",
-            "it reads integers that are neither constant nor of a QuantizeLinear",
+            "[dynamic] i, s, z = DynamicQuantizeLinear(x) [conv] p = ConvInteger(i, w, z) [cast] c = Cast<to=1>(p) "
+            "[neg] y = Neg(c)",
+            "neg",
+            "it computes on the integers of node 'conv'",
+        ),
+        (
+            "[dynamic] i, s, z = DynamicQuantizeLinear(x) [conv] p = ConvInteger(i, w) [cast] c = Cast<to=1>(p) "
+            "[mul] y = Mul(c, s)",
+            "conv",
+            "its scale or zero_point is not that of node 'dynamic'",
         ),
     ],
-    ids=["other_scale", "other_zero_point", "integer_pool", "qlinear", "integer_conv", "dynamic"],
+    ids=["other_scale", "other_zero_point", "integers", "qlinear", "constants", "unscaled", "dynamic_zero_point"],
 )
 def test_what_is_left_is_named(body: str, node: str, words: str) -> None:
     weights = GRID | {"other": np.float32(0.06), "w": np.ones((1, 3, 1, 1), np.uint8)}
-    weights["j"] = np.ones((1, 3, 4, 4), np.uint8)
+    weights |= {"j": np.ones((1, 3, 4, 4), np.uint8), "two": np.uint8(2)}
     model = make_model(f"(float[1,3,4,4] x) => (float[a,b,c,d] y) {{ {body} }}", weights)
     with pytest.raises(AlreadyQuantizedError) as caught:
         undo_quantization(ir.from_proto(model))

@@ -1,0 +1,217 @@
+"""Integer operators undone: models that onnxruntime and this engine quantized, held against the float models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+from service.contracts.compatibility import is_quantized_op
+from tests.unit.quantizer.toolbox import (
+    Arrays,
+    config,
+    make_model,
+    network,
+    normal,
+    op_types,
+    quantize_file,
+    rng,
+    run_onnx,
+    sqnr_db,
+)
+from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.preparation.prepare import undo_quantization
+
+TOKENS = {"x": rng(3).integers(0, 40, (6, 7))}
+
+
+def undo(model: onnx.ModelProto) -> tuple[Outcome, onnx.ModelProto]:
+    """``model`` stays as it is; what comes back holds no quantized operator."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    outcome = undo_quantization(ir.from_proto(copy))
+    proto = ir.to_proto(outcome.model)
+    onnx.checker.check_model(proto, full_check=True)
+    assert not [op for op in op_types(proto) if is_quantized_op(op)]
+    assert not [op for op in op_types(proto) if op in ("Cast", "BitShift")]
+    return outcome, proto
+
+
+def initializers(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def mlp() -> onnx.ModelProto:
+    return make_model(
+        "(float[N,16] x) => (float[N,5] y) { [a] h = MatMul(x, w) [b] i = Add(h, c) [r] j = Relu(i) "
+        "[g] k = Gemm<transB=1>(j, v, d) [t] l = Tanh(k) [z] y = MatMul(l, u) }",
+        {"w": normal(16, 24, seed=1, scale=0.3), "c": normal(24, seed=2), "v": normal(12, 24, seed=3, scale=0.3)}
+        | {"d": normal(12, seed=4), "u": normal(12, 5, seed=5)},
+    )
+
+
+def embedding() -> onnx.ModelProto:
+    return make_model(
+        "(int64[N,7] x) => (float[N,7,6] y) { [table] e = Gather(t, x) [dense] h = MatMul(e, w) [act] y = Tanh(h) }",
+        {"t": normal(40, 18, seed=1), "w": normal(18, 6, seed=2, scale=0.2)},
+    )
+
+
+def tied() -> onnx.ModelProto:
+    """The table of the embedding gives the scores too."""
+    return make_model(
+        "(int64[N,7] x) => (float[N,7,40] y) { [table] e = Gather(t, x) [act] h = Tanh(e) "
+        "[turn] k = Transpose<perm=[1,0]>(t) [dense] y = MatMul(h, k) }",
+        {"t": normal(40, 18, seed=1)},
+    )
+
+
+FEEDS: dict[str, Arrays] = {
+    "conv": {"x": normal(6, 3, 10, 10, seed=5)},
+    "mlp": {"x": normal(6, 16, seed=5)},
+    "embedding": TOKENS,
+    "tied": TOKENS,
+}
+MODELS = {"conv": network, "mlp": mlp, "embedding": embedding, "tied": tied}
+
+
+NBITS = {"kernel": "matmul_nbits", "dtype": "int4", "granularity": "per_block", "block_size": 16}
+
+
+def linear(model: onnx.ModelProto) -> str:
+    """MatMul with an Add, or Gemm: what quantizers make of one or the other."""
+    return next(op for op in op_types(model) if op in ("MatMul", "Gemm"))
+
+
+class Reader(CalibrationDataReader):
+    def __init__(self, arrays: Arrays) -> None:
+        self._left = iter([{"x": arrays["x"][k : k + 1]} for k in range(len(arrays["x"]))])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self._left, None)
+
+
+def assert_close(model: onnx.ModelProto, quantized: onnx.ModelProto, back: onnx.ModelProto, feeds: Arrays) -> None:
+    """What is lost is the rounding of the weights: that of the activations is gone."""
+    ((name, expected),) = run_onnx(model, feeds).items()
+    got = sqnr_db(expected, run_onnx(back, feeds)[name])
+    assert got > 30.0
+    assert got > sqnr_db(expected, run_onnx(quantized, feeds)[name]) - 1.0
+
+
+def assert_weights(quantized: onnx.ModelProto, back: onnx.ModelProto, least: int) -> None:
+    """Floats are (q - zero_point) * scale, for at least so many weights that onnxruntime named."""
+    held, floats = initializers(quantized), list(initializers(back).values())
+    count = 0
+    for name, integers in held.items():
+        stem = name.removesuffix("_quantized")
+        if stem == name or f"{stem}_scale" not in held:
+            continue
+        scale, zero = held[f"{stem}_scale"], held[f"{stem}_zero_point"].astype(np.int32)
+        exact = []
+        for axis in {0, integers.ndim - 1}:
+            spread = [-1 if k == axis else 1 for k in range(integers.ndim)] if scale.size > 1 else ()
+            if scale.size in (1, integers.shape[axis]):
+                difference = integers.astype(np.int32) - zero.reshape(spread)
+                exact.append(difference.astype(np.float32) * scale.reshape(spread))
+        assert any(np.array_equal(one, other) for one in floats for other in exact), name
+        count += 1
+    assert count >= least
+
+
+# What onnxruntime quantizes
+
+
+@pytest.mark.parametrize("weight_type", [QuantType.QInt8, QuantType.QUInt8], ids=str)
+@pytest.mark.parametrize("per_channel", [False, True], ids=["per_tensor", "per_channel"])
+@pytest.mark.parametrize("net", ["conv", "mlp", "embedding"])
+def test_onnxruntime_dynamic(tmp_path: Path, net: str, per_channel: bool, weight_type: QuantType) -> None:
+    if net == "conv" and per_channel and weight_type is QuantType.QInt8:
+        weight_type = QuantType.QUInt8  # onnxruntime's ConvInteger takes no other
+    model = MODELS[net]()
+    onnx.save(model, tmp_path / "float.onnx")
+    quant_pre_process(tmp_path / "float.onnx", tmp_path / "prepared.onnx")
+    quantize_dynamic(
+        tmp_path / "prepared.onnx",
+        tmp_path / "q.onnx",
+        weight_type=weight_type,
+        per_channel=per_channel,
+        op_types_to_quantize=["MatMul", "Gemm", "Conv", "Gather"],
+    )
+    quantized = onnx.load(tmp_path / "q.onnx")
+    assert "DynamicQuantizeLinear" in op_types(quantized) or net == "embedding"
+    _, back = undo(quantized)
+    assert op_types(back) == {
+        "conv": ["Conv", "Relu", "Conv", "Add", "GlobalAveragePool", "Flatten", "MatMul", "Add", "Softmax"],
+        "mlp": ["MatMul", "Add", "Relu", "MatMul", "Add", "Tanh", "MatMul"],
+        "embedding": ["Gather", "MatMul", "Tanh"],
+    }[net]  # fmt: skip
+    assert_weights(quantized, back, {"conv": 3, "mlp": 3, "embedding": 2}[net])
+    assert_close(model, quantized, back, FEEDS[net])
+
+
+@pytest.mark.parametrize("per_channel", [False, True], ids=["per_tensor", "per_channel"])
+@pytest.mark.parametrize("quant_format", [QuantFormat.QOperator, QuantFormat.QDQ], ids=str)
+@pytest.mark.parametrize("net", ["conv", "mlp", "embedding"])
+def test_onnxruntime_static(tmp_path: Path, net: str, quant_format: QuantFormat, per_channel: bool) -> None:
+    model = MODELS[net]()
+    onnx.save(model, tmp_path / "float.onnx")
+    quant_pre_process(tmp_path / "float.onnx", tmp_path / "prepared.onnx")
+    reader = Reader(FEEDS[net])
+    quantize_static(
+        tmp_path / "prepared.onnx", tmp_path / "q.onnx", reader, quant_format=quant_format, per_channel=per_channel
+    )
+    quantized = onnx.load(tmp_path / "q.onnx")
+    _, back = undo(quantized)
+    assert (
+        op_types(back)
+        == {
+            "conv": ["Conv", "Relu", "Conv", "Add", "GlobalAveragePool", "Flatten", "Gemm", "Softmax"],
+            "mlp": ["Gemm", "Relu", "Gemm", "Tanh", "MatMul"],
+            "embedding": ["Gather", "MatMul", "Tanh"],
+        }[net]
+    )
+    assert_weights(quantized, back, {"conv": 3, "mlp": 3, "embedding": 2}[net])
+    assert_close(model, quantized, back, FEEDS[net])
+
+
+# What this engine quantizes
+
+
+@pytest.mark.parametrize(
+    ("net", "settings", "floor"),
+    [
+        ("conv", {"mode": "dynamic"}, 35),
+        ("conv", {"mode": "dynamic", "weight": {"symmetric": False}}, 35),
+        ("conv", {"format": "qoperator"}, 35),
+        ("mlp", {"mode": "dynamic"}, 30),
+        ("mlp", {"format": "qoperator"}, 30),
+        ("mlp", {"mode": "weights_only", "weight": NBITS}, 12),
+        ("mlp", {"mode": "weights_only", "weight": NBITS | {"dtype": "uint8", "symmetric": False}}, 30),
+        ("embedding", {"mode": "dynamic"}, 30),
+        ("embedding", {"preset": "int4_weights"}, 12),
+        ("embedding", {"mode": "weights_only", "weight": NBITS}, 12),
+        ("tied", {"mode": "dynamic"}, 30),
+        ("tied", {"preset": "int4_weights"}, 12),
+    ],
+    ids=str,
+)
+def test_what_this_engine_quantized(tmp_path: Path, net: str, settings: dict[str, Any], floor: float) -> None:
+    model, feeds = MODELS[net](), FEEDS[net]
+    quantized = onnx.load_from_string(quantize_file(tmp_path, model, feeds, config(**settings)).model)
+    outcome, back = undo(quantized)
+    assert outcome.applied
+    assert [op for op in op_types(back) if op != "Add"] == {
+        "conv": ["Conv", "Relu", "Conv", "GlobalAveragePool", "Flatten", linear(back), "Softmax"],
+        "mlp": [linear(back), "Relu", linear(back), "Tanh", "MatMul"],
+        "embedding": ["Gather", "MatMul", "Tanh"],
+        "tied": ["Gather", "Tanh", "MatMul"],
+    }[net]
+    ((name, expected),) = run_onnx(model, feeds).items()
+    assert sqnr_db(expected, run_onnx(back, feeds)[name]) > floor
