@@ -142,12 +142,19 @@ def _spread_order(count: int) -> list[int]:
 
 
 def first_values(picked: Dataset, tensor: TensorInfo) -> Array:
-    """What some of the samples are as fed to one input: [samples, ...] of the input's type, all of one shape."""
+    """What some of the samples are as fed to one input: [samples, ...] of the input's type.
+
+    Of samples of different shapes only what lies within the shortest axes of all of them.
+    """
     array, spec = picked.array_for(tensor)
     elements = max(1, math.prod(array.shape[1:]))
     count = max(_FEWEST_MEASURED, min(_MEASURED, _MEASURED_ELEMENTS // elements))
-    _, alike = next(pieces([array], 0, picked.samples, count))
-    return Transform(tensor, spec, array.dtype, told_shape(array))(array.open().read(alike))
+    transform, reader = Transform(tensor, spec, array.dtype, told_shape(array)), array.open()
+    blocks = [transform(reader.read(alike)) for _, alike in pieces([array], 0, min(count, picked.samples), count)]
+    if len(blocks) == 1:
+        return blocks[0]
+    common = [slice(min(lengths)) for lengths in zip(*(block.shape[1:] for block in blocks), strict=True)]
+    return np.concatenate([block[(slice(None), *common)] for block in blocks])
 
 
 def run_on(
