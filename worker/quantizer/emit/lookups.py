@@ -3,8 +3,9 @@
     table[int] -> Gather(indices) -> DequantizeLinear            one scale, or one per column
     table[int], scales[rows, blocks] -> Gather each -> DequantizeLinear by blocks of a row
 
-A row with one scale is one block. Before opset 21, which knows blocks, it is restored by Cast, Sub and Mul. ONNX's
-Gather knows no type of 4 bits: such rows are stored two columns to a byte, columns of the first half in the low bits.
+A row with one scale is one block. Before opset 21, which knows blocks, it is restored by Cast, Sub and Mul, and so are
+rows that a product reads at once. ONNX's Gather knows no type of 4 bits: such rows are stored two columns to a byte,
+columns of the first half in the low bits.
 
 A layer whose weight is a table reads the same integers, transposed where its operator wants them so; what that takes is
 computed of constants alone, which runtimes do once.
@@ -20,10 +21,11 @@ import onnx_ir as ir
 
 from service.contracts.dtypes import NUMBER_TYPES
 from service.contracts.errors import EngineError
-from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name
-from worker.quantizer.numerics.granularity import PerAxis, PerBlock
+from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name, users
+from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis, PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.storage import onnx_integers
+from worker.quantizer.operators.linear import MATRIX_PRODUCTS
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
@@ -224,7 +226,8 @@ class Tables:
         scale = self.whole_scale(made, scale, table)
         if table.by_rows and zero_point is not None:
             zero_point = self._of_rows(made, zero_point, indices, "zero_point", table)
-        restored = self._restored(made, rows, scale, zero_point, table)
+        plainly = any(reader.op_type in MATRIX_PRODUCTS for reader in users(old))
+        restored = self._restored(made, rows, scale, zero_point, table, plainly=plainly)
         restored.type, restored.shape = old.type, old.shape
         self._graph.insert_before(lookup, made.nodes)
         name, is_output = old.name, old.is_graph_output()
@@ -261,18 +264,34 @@ class Tables:
         return found
 
     def _restored(
-        self, made: _Made, rows: ir.Value, scale: ir.Value, zero_point: ir.Value | None, table: StoredTable
+        self,
+        made: _Made,
+        rows: ir.Value,
+        scale: ir.Value,
+        zero_point: ir.Value | None,
+        table: StoredTable,
+        *,
+        plainly: bool,
     ) -> ir.Value:
+        """Floats of rows; ``plainly``: by arithmetic, unless there is one scale.
+
+        onnxruntime makes one integer product of DequantizeLinear, MatMul and the weight's DequantizeLinear, and then
+        refuses to run it, as its data have more than one scale.
+        """
         granularity = table.grid.granularity
-        size = table.columns
-        if isinstance(granularity, PerBlock):
-            size = granularity.size
-        if not table.by_rows or self._blocks:
+        known = granularity == PER_TENSOR or not plainly
+        if known and (not table.by_rows or self._blocks):
             attributes = {"axis": -1} if granularity == PerAxis(1) else {}
             if table.by_rows:
+                size = granularity.size if isinstance(granularity, PerBlock) else table.columns
                 attributes = {"axis": -1, "block_size": size}
             inputs = [rows, scale] if zero_point is None else [rows, scale, zero_point]
             return made.add("DequantizeLinear", inputs, "DequantizeLinear", **attributes)
+        if isinstance(granularity, PerBlock):
+            blocks = np.arange(table.columns) // granularity.size
+            places = self._constant(f"blocks_of_{granularity.size}_in_{table.columns}", blocks)
+            scale = made.add("Gather", [scale, places], "scale_of_columns", axis=-1)
+            zero_point = zero_point and made.add("Gather", [zero_point, places], "zero_of_columns", axis=-1)
         to = {"to": int(ir.DataType.FLOAT)}
         values = made.add("Cast", [rows], "Cast", **to)
         if zero_point is not None:

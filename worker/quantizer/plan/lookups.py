@@ -21,7 +21,7 @@ from worker.quantizer.operators.lookups import is_lookup
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
-from worker.quantizer.plan.weights import WEIGHT_NOT_FINITE, granularity_of, is_finite
+from worker.quantizer.plan.weights import WEIGHT_NOT_FINITE, granularity_of, is_finite, judge_biases
 
 _LEAST_BITS = 4
 
@@ -59,15 +59,20 @@ def plan_lookups(
         if not is_lookup(node):
             continue
         entry, table = plan.nodes[node_name(node)], node.inputs[0]
-        spec = selection.table(node)
+        asked = selection.table(node)
+        spec = _counting(table, asked, plan, ties)
         entry.reason = selection.reason(node) or _reason(table, spec) or _factors(node)
         if entry.reason is not None or table is None:
             continue
         entry.role = Role.LOOKUP
-        name, granularity = name_of(table), table_granularity(spec)
-        known = plan.weights.setdefault(name, WeightPlan(name, entry.name, spec, granularity))
-        if known.spec != spec:
+        name = name_of(table)
+        known = plan.weights.get(name)
+        if known is None or known.spec != spec:
+            known = plan.weights[name] = WeightPlan(name, entry.name, spec, table_granularity(spec))
+        if spec != asked:
             journal.note(f"table {name!r} is shared: the spec of node {known.node!r} counts, not {entry.name!r}")
+        if plan.nodes[known.node].role is not Role.LOOKUP:
+            known.node = entry.name  # so that nothing rounds it for the layer alone
         if isinstance(known.granularity, PerBlock) and known.granularity.axis % 2 == 0:
             known.granularity = PER_TENSOR
             journal.note(f"table {name!r} is read along different axes: one scale for the whole tensor")
@@ -79,6 +84,19 @@ def table_granularity(spec: WeightSpec) -> Granularity:
     if spec.granularity == "per_block":
         return PerBlock(1, spec.block_size)
     return PerAxis(0) if spec.granularity == "per_channel" else PER_TENSOR
+
+
+def _counting(
+    table: ir.Value | None, asked: WeightSpec, plan: QuantizationPlan, ties: Callable[[WeightSpec], bool]
+) -> WeightSpec:
+    """The spec that counts for a table: another lookup's, or that of layers whose kernels do not take what is asked."""
+    known = None if table is None else plan.weights.get(name_of(table))
+    if known is None or table is None or known.spec == asked:
+        return asked
+    layers = [reader for reader in users(table) if is_linear(reader)]
+    by_layers = plan.nodes[known.node].role is not Role.LOOKUP
+    fits = all(granularity_of(layer, asked, Journal()) == table_granularity(asked) for layer in layers)
+    return asked if by_layers and fits and ties(asked) else known.spec
 
 
 def _reason(table: ir.Value | None, spec: WeightSpec) -> Reason | None:
@@ -122,6 +140,7 @@ def _tie(graph: ir.Graph, plan: QuantizationPlan, journal: Journal, ties: Callab
             if ties(held.spec) and granularity_of(node, held.spec, Journal()) == granularity:
                 entry.spec, entry.granularity, entry.node, entry.tied = held.spec, granularity, held.node, name
                 journal.note(f"the weight of {node_name(node)!r} is table {name!r}: both are stored once")
+                judge_biases(graph, plan)
             break
 
 
