@@ -51,15 +51,19 @@ def plan_recurrent(
     for node in graph:
         if not is_recurrent(node):
             continue
-        entry, weights = plan.nodes[node_name(node)], recurrent_weights(node)
+        entry = plan.nodes[node_name(node)]
         entry.reason = selection.reason(node) or _reason(node)
-        if entry.reason is not None:
-            continue
-        entry.role, entry.activation_reason = Role.STORED, why_float(node)
-        spec = selection.weight(node)
-        for value in weights:
-            if value is not None:
-                enter_weight(name_of(value), node, spec, recurrent_granularity(value, spec), plan, journal)
+        if entry.reason is None:
+            entry.role, entry.activation_reason = Role.STORED, why_float(node)
+            enter_recurrent(node, plan, selection, journal)
+
+
+def enter_recurrent(node: ir.Node, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
+    """Enter the constant W and R of a recurrent layer into the plan."""
+    spec = selection.weight(node)
+    for value in recurrent_weights(node):
+        if value is not None:
+            enter_weight(name_of(value), node, spec, recurrent_granularity(value, spec), plan, journal)
 
 
 def recurrence_in_float(target: str) -> Callable[[ir.Node], Reason]:

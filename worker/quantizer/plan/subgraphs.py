@@ -18,7 +18,9 @@ from worker.quantizer.graph.values import (
     subgraph_nodes,
 )
 from worker.quantizer.operators.linear import is_linear
+from worker.quantizer.operators.recurrent import is_recurrent, recurrent_weights
 from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.recurrent import enter_recurrent
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 from worker.quantizer.plan.weights import WEIGHT_NOT_CONSTANT, plan_weight, unusable_weight
@@ -43,7 +45,7 @@ def leave_subgraphs(graph: ir.Graph, plan: QuantizationPlan) -> None:
 
 
 def plan_subgraph_weights(graph: ir.Graph, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
-    """Quantize the weights that linear nodes of sub-graphs read from the main graph.
+    """Quantize the weights that linear and recurrent nodes of sub-graphs read from the main graph.
 
     Args:
         graph: prepared main graph, to which the weights of sub-graphs were moved.
@@ -53,17 +55,19 @@ def plan_subgraph_weights(graph: ir.Graph, plan: QuantizationPlan, selection: Se
     """
     for node in subgraph_nodes(graph):
         entry = plan.nodes[node_name(node)]
-        if not is_linear(node):
+        recurrent = is_recurrent(node)
+        if not recurrent and not is_linear(node):
             entry.reason = ACTIVATIONS_IN_FLOAT()
             continue
-        entry.reason = selection.reason(node) or _not_a_weight(node, graph)
+        weights = recurrent_weights(node) if recurrent else (node.inputs[1],)
+        refused = (_not_a_weight(weight, graph) for weight in weights)
+        entry.reason = selection.reason(node) or next(filter(None, refused), None)
         if entry.reason is None:
-            plan_weight(node, plan, selection, journal)
+            (enter_recurrent if recurrent else plan_weight)(node, plan, selection, journal)
             entry.role, entry.activation_reason = Role.STORED, ACTIVATIONS_IN_FLOAT()
 
 
-def _not_a_weight(node: ir.Node, graph: ir.Graph) -> Reason | None:
-    weight = node.inputs[1]
+def _not_a_weight(weight: ir.Value | None, graph: ir.Graph) -> Reason | None:
     if is_float32(weight) and is_constant(weight) and weight is not None and weight.graph is not graph:
         return WEIGHT_NOT_CONSTANT()
     return unusable_weight(weight)

@@ -324,6 +324,39 @@ def test_shared_weights_are_stored_once_where_they_are_restored(tmp_path: Path, 
     assert op_types(found).count("DequantizeLinear") == 1
 
 
+@pytest.mark.parametrize("mode", ["weights_only", "static"])
+def test_layers_inside_branches(tmp_path: Path, mode: Mode) -> None:
+    def branch(name: str, seed: int) -> str:
+        arrays = {
+            "w": normal(2, 3 * HIDDEN, INPUTS, seed=seed, scale=0.2),
+            "r": normal(2, 3 * HIDDEN, HIDDEN, scale=0.2),
+        }
+        held.update({f"{name}_{key}": array for key, array in arrays.items()})
+        node = f'[{name}] , {name}_h = GRU<hidden_size={HIDDEN}, direction="bidirectional">(x, {name}_w, {name}_r)'
+        return f"{name} () => (float[2,{BATCH},{HIDDEN}] {name}_h) {{ {node} }}"
+
+    held: dict[str, np.ndarray] = {}
+    model = make_model(
+        f"""(float[{STEPS},{BATCH},{INPUTS}] x) => (float[2,{BATCH},{HIDDEN}] y) {{
+            [total] s = ReduceSum<keepdims=0>(x) [sign] c = Greater(s, zero)
+            [if] y = If(c) <then_branch = {branch("yes", 1)}, else_branch = {branch("no", 2)}> }}""",
+        {"zero": np.asarray(0, np.float32)},
+    )
+    for attribute in model.graph.node[-1].attribute:  # each branch holds its own
+        for name, array in held.items():
+            if name.startswith(attribute.g.name):
+                attribute.g.initializer.append(numpy_helper.from_array(array, name))
+    found, report = quantized(tmp_path, model, mode=mode, subgraphs="weights")
+    for sign in (-1, 1):
+        feeds = {"x": sign * np.abs(normal(STEPS, BATCH, INPUTS, seed=9))}
+        assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(found, feeds)["y"]) > 25
+    for name in ("yes", "no"):
+        assert row(report, name).weight_dtype == "int8"
+        assert row(report, name).activation_reason_code == "activations-in-subgraph"
+    assert [op for op in op_types(found) if op in ("DequantizeLinear", "Reshape")] == []
+    assert found.ByteSize() < 0.5 * model.ByteSize()
+
+
 ALGORITHMS = (
     "adaround",
     "adaquant",

@@ -10,13 +10,14 @@ from service.contracts.reason import declare
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import Names, add_twin, is_constant, name_of, subgraph_nodes
 from worker.quantizer.operators.linear import LINEAR, is_linear
+from worker.quantizer.operators.recurrent import RECURRENT, RECURRENT_WEIGHTS, is_recurrent
 
 SUBGRAPHS_IN_FLOAT = declare("subgraphs-in-float", "sub-graphs stay in float")
 NO_SUBGRAPH_WEIGHT = declare("no-subgraph-weight", "no {op_types} of a sub-graph holds a weight of its own")
 
 
 def lift_subgraph_weights(model: ir.Model, *, wanted: bool) -> Outcome:
-    """Make the weights that linear nodes of sub-graphs hold initializers of the main graph, if that is ``wanted``.
+    """Make the weights that nodes of sub-graphs hold initializers of the main graph, if that is ``wanted``.
 
     Bodies see what the graphs around them hold, so nothing else changes. A constant that is also read otherwise within
     its body, or is a result of it, stays there as well; both share their memory.
@@ -24,13 +25,14 @@ def lift_subgraph_weights(model: ir.Model, *, wanted: bool) -> Outcome:
     if not wanted:
         return Outcome(model, SUBGRAPHS_IN_FLOAT())
     graph = model.graph
-    held: dict[ir.Value, list[ir.Node]] = {}
+    held: dict[ir.Value, list[tuple[ir.Node, int]]] = {}
     for node in subgraph_nodes(graph):
-        weight = node.inputs[1] if is_linear(node) else None
-        if weight is not None and is_constant(weight) and weight.graph is not graph:
-            held.setdefault(weight, []).append(node)
+        for index in _weights(node):
+            weight = node.inputs[index]
+            if weight is not None and is_constant(weight) and weight.graph is not graph:
+                held.setdefault(weight, []).append((node, index))
     if not held:
-        return Outcome(model, NO_SUBGRAPH_WEIGHT(op_types=", ".join(LINEAR)))
+        return Outcome(model, NO_SUBGRAPH_WEIGHT(op_types=", ".join((*LINEAR, *RECURRENT))))
     names, times = Names(graph), _times_used(graph)
     for weight, readers in held.items():
         alone = len(weight.uses()) == len(readers) and not weight.is_graph_output()
@@ -39,9 +41,16 @@ def lift_subgraph_weights(model: ir.Model, *, wanted: bool) -> Outcome:
         if alone and weight.graph is not None:
             del weight.graph.initializers[name]
         lifted = add_twin(graph, free, weight)
-        for node in readers:
-            node.replace_input_with(1, lifted)
+        for node, index in readers:
+            node.replace_input_with(index, lifted)
     return Outcome(model, f"{len(held)} weights moved from sub-graphs into the main graph")
+
+
+def _weights(node: ir.Node) -> tuple[int, ...]:
+    """Which inputs of a node are weights."""
+    if is_recurrent(node):
+        return RECURRENT_WEIGHTS
+    return (1,) if is_linear(node) else ()
 
 
 def _times_used(graph: ir.Graph) -> Counter[str | None]:
