@@ -343,8 +343,14 @@ class SharedTable:
         self.tables.put_first(made.nodes)
         return restored, made.nodes
 
-    def columns_first(self) -> ir.Value:
-        """The integers as [columns, rows], which is what an integer product with its outputs in rows wants."""
+    def inputs_first(self, *, outputs_first: bool) -> ir.Value:
+        """The integers as [inputs, outputs], which is what an integer product wants.
+
+        Args:
+            outputs_first: the weight is [outputs, inputs].
+        """
+        if self.transposed == outputs_first:
+            return self.table.integers
         made = self.tables.batch(self.stem)
         turned = made.add("Transpose", [self.table.integers], "turned", perm=(1, 0))
         self.tables.put_first(made.nodes)

@@ -214,7 +214,7 @@ def _weight(
         scale = scale.reshape(-1, *[1] * (integers.ndim - 2)) if scale.ndim else scale
     stem = f"{initializer}_of_{node_name(node)}"
     shared = tables.shared(initializer)
-    stored = None if shared is None or linear.kernel else shared.columns_first()
+    stored = None if shared is None or linear.kernel else shared.inputs_first(outputs_first=linear.outputs_first)
     return (
         stored or add_initializer(graph, names.free(f"{stem}_quantized"), integers),
         add_initializer(graph, names.free(f"{stem}_scale"), np.asarray(scale)),

@@ -61,14 +61,17 @@ def plan_lookups(
         entry, table = plan.nodes[node_name(node)], node.inputs[0]
         asked = selection.table(node)
         spec = _counting(table, asked, plan, ties)
-        entry.reason = selection.reason(node) or _reason(table, spec) or _factors(node)
+        entry.reason = selection.reason(node) or _reason(table, spec, graph, plan) or _factors(node)
         if entry.reason is not None or table is None:
             continue
         entry.role = Role.LOOKUP
         name = name_of(table)
         known = plan.weights.get(name)
-        if known is None or known.spec != spec:
+        if known is None:
             known = plan.weights[name] = WeightPlan(name, entry.name, spec, table_granularity(spec))
+        elif known.spec != spec:
+            known.spec, known.granularity = spec, table_granularity(spec)
+            judge_biases(graph, plan)
         if spec != asked:
             journal.note(f"table {name!r} is shared: the spec of node {known.node!r} counts, not {entry.name!r}")
         if plan.nodes[known.node].role is not Role.LOOKUP:
@@ -99,13 +102,19 @@ def _counting(
     return asked if by_layers and fits and ties(asked) else known.spec
 
 
-def _reason(table: ir.Value | None, spec: WeightSpec) -> Reason | None:
+def _reason(table: ir.Value | None, spec: WeightSpec, graph: ir.Graph, plan: QuantizationPlan) -> Reason | None:
     if not is_finite(table):
         return WEIGHT_NOT_FINITE()
     if not is_integer(spec.dtype) or bits_of(spec.dtype) < _LEAST_BITS:
         return TABLE_DTYPE(dtype=spec.dtype)
-    other = next((node for node in users(table) if not is_lookup(node) and not is_linear(node)), None)  # type: ignore[arg-type]
+    others = (node for node in users(table) if not is_lookup(node))  # type: ignore[arg-type]
+    other = next((node for node in others if not _reads_integers(node, graph, plan)), None)
     return None if other is None else TABLE_COMPUTED_WITH(op_type=other.op_type)
+
+
+def _reads_integers(node: ir.Node, graph: ir.Graph, plan: QuantizationPlan) -> bool:
+    """True for a layer with a quantized weight; those inside sub-graphs are planned later."""
+    return is_linear(node) and (node.graph is not graph or plan.nodes[node_name(node)].quantized)
 
 
 def _factors(node: ir.Node) -> Reason | None:

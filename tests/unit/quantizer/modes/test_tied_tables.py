@@ -14,10 +14,15 @@ from service.contracts.config import parse_config
 from tests.support.each import each
 from tests.support.encoder import Head, encoder, texts
 from tests.unit.quantizer.modes.lookups import ROWS, emitted, large, rounded, table_of
-from tests.unit.quantizer.toolbox import config, make_model, quantize_file, run_onnx, sqnr_db
+from tests.unit.quantizer.toolbox import config, make_model, normal, op_types, quantize_file, run_onnx, sqnr_db
 
 _HEADS = {"shared": "Gemm<transB=1>(x, table)", "copied": "MatMul(x, turned)"}
 _ROW = {"symmetric": True, "granularity": "per_channel", "block_size": 4, "calibration": {"method": "minmax"}}
+# Embeddings that are mixed as well.
+_MIXED = (
+    "(int64[N] ids, float[N,11] z) => (float[N,8] y, float[N,8] x) "
+    "{ [look] x = Gather(table, ids) [mix] y = MatMul(z, table) }"
+)
 IDS = {"ids": np.arange(ROWS)}
 
 
@@ -76,6 +81,45 @@ def test_a_dynamic_head_keeps_8_bits_beside_a_table_of_4(head: str) -> None:
     float_head = run_onnx(tied(head), IDS)["y"]
     assert {entry.spec.dtype for entry in planned.plan.weights.values()} <= {"int4", "int8"}
     assert sqnr_db(float_head, run_onnx(found, IDS)["y"]) > 10
+
+
+@each("granularity", ["per_channel", "per_tensor"])
+def test_a_dynamic_layer_reads_a_table_as_it_lies_there(granularity: str) -> None:
+    """The table is [inputs, outputs], so that nothing is transposed."""
+    model = make_model(_MIXED, {"table": table_of()})
+    found, _ = emitted(model, mode="dynamic", weight={**_ROW, "dtype": "int8", "granularity": granularity})
+    feeds = {**IDS, "z": normal(ROWS, ROWS)}
+    made, wanted = run_onnx(found, feeds), run_onnx(model, feeds)
+    assert all(sqnr_db(wanted[name], made[name]) > 30 for name in wanted)
+    assert [array.shape for array in large(found, ROWS * 8)] == [(ROWS, 8)] and "Transpose" not in op_types(found)
+
+
+@each("head", _HEADS)
+def test_a_head_in_float_keeps_the_table_it_shares(head: str) -> None:
+    found, planned = emitted(tied(head), mode="weights_only", exclude=[{"node": "head"}])
+    reason = planned.plan.nodes["look"].reason
+    assert (reason.code if reason else None) == ("table-computed-with" if head == "shared" else None)
+    assert len(large(found, ROWS * 8)) == (1 if head == "shared" else 2)
+
+
+@pytest.mark.parametrize("granularity", ["per_channel", "per_block"])
+def test_a_static_head_with_a_bias(granularity: str, tmp_path: Path) -> None:
+    """An int32 bias has no grid beside a weight with scales per block, and is left in float."""
+    text = "(int64[N] ids) => (float[N,11] y) { [look] x = Gather(table, ids) [head] y = Gemm<transB=1>(x, table, b) }"
+    model = make_model(text, {"table": table_of(), "b": normal(ROWS)})
+    settings = config(weight={**_ROW, "dtype": "int8"}, embedding={**_ROW, "dtype": "int8", "granularity": granularity})
+    result = quantize_file(tmp_path, model, IDS, settings)
+    assert sqnr_db(run_onnx(model, IDS)["y"], run_onnx(bytes(result.model), IDS)["y"]) > 25
+    (code,) = (row.bias_reason_code for row in result.report.layers if row.name == "head")
+    assert code == (None if granularity == "per_channel" else "bias-needs-integer-weight")
+
+
+@pytest.mark.parametrize("dtype", ["bfp16", "float16", "int2"])
+def test_a_table_whose_layer_has_another_kind_of_weight_stays_in_float(dtype: str) -> None:
+    model, embedding = make_model(_MIXED, {"table": table_of()}), {"dtype": "int8"}
+    _, planned = emitted(model, mode="weights_only", weight={"dtype": dtype}, embedding=embedding)
+    reason = planned.plan.nodes["look"].reason
+    assert reason is not None and reason.code == "table-dtype" and dtype in reason.words
 
 
 @each("head", _HEADS)
