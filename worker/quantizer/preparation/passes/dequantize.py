@@ -58,6 +58,7 @@ def dequantize(model: ir.Model) -> Outcome:
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
     _refuse_left(model, undoing.reasons)
+    undoing.name_weights()
     return Outcome(model, _summary(undoing))
 
 

@@ -14,7 +14,13 @@ import onnx_ir as ir
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.rewriting import only_reader, other_operand, producer
 from worker.quantizer.graph.values import int_attribute, node_name
-from worker.quantizer.preparation.passes.dequantizing.stored import Stored, constant_of, holds_integers, stored
+from worker.quantizer.preparation.passes.dequantizing.stored import (
+    Stored,
+    constant_of,
+    data_type,
+    holds_integers,
+    stored,
+)
 from worker.quantizer.preparation.passes.dequantizing.undoing import (
     FOREIGN_INTEGERS,
     OTHER_PARAMETERS,
@@ -71,7 +77,8 @@ def _operand(node: ir.Node, k: int, undoing: Undoing) -> Operand | Reason:
 def cast(node: ir.Node, undoing: Undoing) -> Found:
     """A product as floats is still one."""
     found = undoing.meaning(node.inputs[0])
-    if isinstance(found, Product) and ir.DataType(int_attribute(node, "to", 0)).is_floating_point():
+    wanted = data_type(int_attribute(node, "to", 0))
+    if isinstance(found, Product) and wanted is not None and wanted.is_floating_point():
         undoing.give(node.outputs[0], found)
         return True
     return undoing.computed_on(node)

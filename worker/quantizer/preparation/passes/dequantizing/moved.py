@@ -148,7 +148,7 @@ def _put(
             value.dtype = ir.DataType.INT64  # places, not values
             undoing.replace(node, value, k)
         elif value.name:
-            meaning = Integers(value, known.scale, known.zero_point, node_name(node))
+            meaning = Integers(value, known.scale, known.zero_point, node_name(node), whole=True)
             undoing.give(node.outputs[k], meaning)
     return True
 

@@ -11,8 +11,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.values import int_attribute, name_of, node_name
-from worker.quantizer.numerics.granularity import PerBlock
-from worker.quantizer.preparation.passes.dequantizing.stored import Stored, holds_integers, stored
+from worker.quantizer.preparation.passes.dequantizing.stored import Stored, granularity_of, holds_integers, stored
 from worker.quantizer.preparation.passes.dequantizing.undoing import (
     FOREIGN_INTEGERS,
     SCALES_DO_NOT_FIT,
@@ -119,12 +118,12 @@ def gather(node: ir.Node, undoing: Undoing) -> Found:
         return OTHER_BITS(bits=bits)
     rank, size = held.array.ndim, int_attribute(node, "block_size", 128)
     axis = int_attribute(node, "quantize_axis", 1)
-    if not -rank <= axis < rank or size <= 0:
+    if not rank or size <= 0:
         return SCALES_DO_NOT_FIT()
     width = held.array.shape[-1] * (_BYTE // bits)
     shape = (*held.array.shape[:-1], width) if is_byte else held.array.shape
-    granularity = PerBlock(axis, min(size, shape[axis]))
-    if scales.array.shape != granularity.scale_shape(shape):
+    granularity = granularity_of(shape, scales.array, axis, size)
+    if granularity is None:
         return SCALES_DO_NOT_FIT()
     zeros = _gather_points(points, bits, scales.array.shape, is_byte=is_byte)
     if zeros is None:

@@ -7,7 +7,13 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import int_attribute, node_name
-from worker.quantizer.preparation.passes.dequantizing.stored import Stored, dequantized, granularity_of, stored
+from worker.quantizer.preparation.passes.dequantizing.stored import (
+    Stored,
+    data_type,
+    dequantized,
+    granularity_of,
+    stored,
+)
 from worker.quantizer.preparation.passes.dequantizing.undoing import (
     FOREIGN_INTEGERS,
     OTHER_PARAMETERS,
@@ -40,7 +46,7 @@ def dynamic_quantize_linear(node: ir.Node, undoing: Undoing) -> Found:
     source = node.inputs[0]
     if source is None:
         return False
-    undoing.give(node.outputs[0], Integers(source, node.outputs[1], node.outputs[2], node_name(node)))
+    undoing.give(node.outputs[0], Integers(source, node.outputs[1], node.outputs[2], node_name(node), whole=True))
     undoing.operators[node.op_type] += 1
     return True
 
@@ -83,10 +89,12 @@ def _restored(
         if (scale.size != 1 or block_size) and (axis != -1 or array.ndim < 2):
             return FOREIGN_INTEGERS()
     granularity = granularity_of(array.shape, scale, axis, block_size)
-    if granularity is None or (zero_point is not None and zero_point.size != scale.size):
+    if granularity is None:
         return SCALES_DO_NOT_FIT()
-    wanted = int_attribute(node, "output_dtype", 0)
-    dtype = ir.DataType(wanted).numpy() if wanted else scale.dtype
+    if zero_point is not None and zero_point.shape != scale.shape and (block_size or zero_point.size != 1):
+        return SCALES_DO_NOT_FIT()
+    wanted = data_type(int_attribute(node, "output_dtype", 0))
+    dtype = scale.dtype if wanted is None else wanted.numpy()
 
     def compute() -> np.ndarray:
         return dequantized(array, scale, zero_point, granularity).astype(dtype)

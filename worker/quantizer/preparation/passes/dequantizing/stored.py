@@ -84,7 +84,10 @@ def _judged(value: ir.Value, memo: dict[ir.Value, Stored | None], depth: int) ->
     if lookups and not _goes_with_rows(node, operands, lookups):
         return None
     size = max(operand.size for operand in operands)
-    result = compute(node, [operand.array for operand in operands])
+    try:
+        result = compute(node, [operand.array for operand in operands])
+    except (TypeError, ValueError):  # operands that the operator does not take
+        return None
     if result is None or result.size > _MOST_GROWTH * size:
         return None
     attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
@@ -119,8 +122,8 @@ def _slice_axis(node: ir.Node) -> float | None:
 
 
 def _cast(node: ir.Node, arrays: Sequence[np.ndarray]) -> np.ndarray | None:
-    wanted = ir.DataType(int_attribute(node, "to", 0))
-    return None if wanted in (ir.DataType.STRING, ir.DataType.UNDEFINED) else arrays[0].astype(wanted.numpy())
+    wanted = data_type(int_attribute(node, "to", 0))
+    return None if wanted is None or wanted is ir.DataType.STRING else arrays[0].astype(wanted.numpy())
 
 
 def _elementwise(
@@ -182,10 +185,7 @@ def _reshape(node: ir.Node, arrays: Sequence[np.ndarray]) -> np.ndarray | None:
         if any(not length and k >= len(old) for k, length in enumerate(wanted)):
             return None
         wanted = [length or old[k] for k, length in enumerate(wanted)]
-    try:
-        return arrays[0].reshape(wanted)
-    except ValueError:
-        return None
+    return arrays[0].reshape(wanted)
 
 
 def _unsqueeze(node: ir.Node, arrays: Sequence[np.ndarray]) -> np.ndarray | None:
@@ -242,6 +242,11 @@ def granularity_of(shape: tuple[int, ...], scale: np.ndarray, axis: int, block_s
     found = PerBlock(axis, size) if size > 0 else PerAxis(axis)
     wanted = found.scale_shape(shape)
     return found if scale.shape == wanted else None
+
+
+def data_type(number: int) -> ir.DataType | None:
+    """The type that an attribute tells; None for 0 and for numbers that are none."""
+    return ir.DataType(number) if number and number in ir.DataType.__members__.values() else None
 
 
 def holds_integers(dtype: np.dtype) -> bool:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from worker.quantizer.graph.rewriting import producer
 from worker.quantizer.graph.values import int_attribute
 from worker.quantizer.preparation.passes.dequantizing.dynamic import rescaled
-from worker.quantizer.preparation.passes.dequantizing.stored import Stored, holds_integers, stored
+from worker.quantizer.preparation.passes.dequantizing.stored import Stored, data_type, holds_integers, stored
 from worker.quantizer.preparation.passes.dequantizing.undoing import Form, Found, Undoing
 
 # Wider ones are numbers of their own, such as positions.
@@ -31,8 +31,8 @@ def _restored(node: ir.Node, value: ir.Value | None, scale: ir.Value | None, und
     cast = producer(value if sub is None else sub.inputs[0], "Cast")
     if cast is None:
         return False
-    dtype = ir.DataType(int_attribute(cast, "to", 0))
-    if not dtype.is_floating_point():
+    dtype = data_type(int_attribute(cast, "to", 0))
+    if dtype is None or not dtype.is_floating_point():
         return False
     held = stored(cast.inputs[0])
     if held is None or not _is_narrow(held.array.dtype):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -47,6 +47,7 @@ class Integers:
         maker: name of the node that made the integers.
         axis: that the scales lie along.
         block_size: elements that share a scale along ``axis``, 0 for all or one.
+        whole: one scale holds for the whole tensor, whatever is known of its shape.
     """
 
     real: ir.Value
@@ -55,12 +56,13 @@ class Integers:
     maker: str
     axis: int = 1
     block_size: int = 0
+    whole: bool = False
 
     @property
     def one_scale(self) -> bool:
         """True if the whole tensor is known to share a scale."""
         shape = None if self.scale is None else self.scale.shape
-        return not self.block_size and shape is not None and all(length == 1 for length in shape.dims)
+        return self.whole or (not self.block_size and shape is not None and all(length == 1 for length in shape.dims))
 
     def same(self, scale: ir.Value | None, zero_point: ir.Value | None) -> bool:
         """True if integers with these parameters stand for the same."""
@@ -110,6 +112,7 @@ class Undoing:
         self._names = Names(model.graph)
         self._meanings: dict[ir.Value, Integers | Product] = {}
         self._constants: dict[Hashable, ir.Value] = {}
+        self._wanted: dict[ir.Value, str] = {}
         self._lookups: dict[Hashable, ir.Value] = {}
         self._reused: set[str] = set()
         self._made: set[ir.Value] = set()
@@ -168,9 +171,17 @@ class Undoing:
         if key not in self._constants:
             for suffix in _SUFFIXES:
                 stem = stem.removesuffix(suffix)
-            self._constants[key] = add_initializer(self.graph, self._names.free(stem), compute())
+            made = self._constants[key] = add_initializer(self.graph, self._names.free(stem), compute())
+            self._wanted[made] = stem
             self.counts["constants"] += 1
         return self._constants[key]
+
+    def name_weights(self) -> None:
+        """Give floats the names of the integers that they were made of, where those have gone."""
+        names = Names(self.graph)
+        for value, wanted in self._wanted.items():
+            if value.name != wanted and wanted not in self.graph.initializers and names.free(wanted) == wanted:
+                value.name = wanted
 
     def small(self, stem: str, array: np.ndarray) -> ir.Value:
         """An initializer of the main graph for a limit, a shape, a bias."""
@@ -193,10 +204,11 @@ class Undoing:
             num_outputs=1 if name else len(old.outputs),
             name=self._names.free(name) if name else node_name(old),
         )
+        floats = [one.dtype for one in inputs if one is not None and one.dtype and one.dtype.is_floating_point()]
         for made, twin in zip(node.outputs, old.outputs, strict=False):
             made.name = self._names.free(f"{name_of(twin)}_float") if twin.name else ""
             made.shape = None if twin.shape is None else twin.shape.copy()
-            made.dtype = ir.DataType.FLOAT
+            made.dtype = floats[0] if floats else ir.DataType.FLOAT
             self._made.add(made)
         hand_on([old], [node])
         graph = old.graph
@@ -207,12 +219,10 @@ class Undoing:
             self.operators[old.op_type] += 1
         return node
 
-    def quantized(
-        self, node: ir.Node, real: ir.Value, scale: ir.Value | None, zero_point: ir.Value | None, k: int = 0
-    ) -> bool:
-        """Say that output ``k`` of ``node`` is ``real`` as integers, behind a Relu or Clip where one is missing."""
-        meaning = Integers(real, scale, zero_point, node_name(node))
-        self.give(node.outputs[k], replace(meaning, real=self.activated(node, real, scale, zero_point)))
+    def quantized(self, node: ir.Node, real: ir.Value, scale: ir.Value | None, zero_point: ir.Value | None) -> bool:
+        """Say that what ``node`` makes is ``real`` as integers, behind a Relu or Clip where one is missing."""
+        activated = self.activated(node, real, scale, zero_point)
+        self.give(node.outputs[0], Integers(activated, scale, zero_point, node_name(node), whole=True))
         return True
 
     def activated(
