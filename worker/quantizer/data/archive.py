@@ -14,7 +14,8 @@ ARRAYS = ZipRules(
     holds_arrays=True,
     max_members=10_000,
     again="Write the file again with numpy.savez or numpy.savez_compressed and upload it anew.",
-    fewer="Store one array per model input, with all samples along the first axis; images as uint8.",
+    fewer="Store one array per model input, with all samples along the first axis; images as uint8; more samples of "
+    "different shapes than these in a .safetensors file.",
 )
 
 

@@ -1,9 +1,9 @@
 """Where in a dataset's record a fault lies, by JSON pointers (RFC 6901), and the errors that tell it.
 
-One array: ``/arrays/<name>``, a key of ``DatasetSummary.arrays``. One file of an archive of pictures or sounds:
-``/files/<path>``, its path within the archive. The label array: ``/labels``, whatever its name in the file. The
-preprocessing spec: ``/preprocessing/...``. A fault of the file as a whole has no pointer here: whoever took the file
-in knows which of its fields gave the bytes.
+One array: ``/arrays/<name>``, a key of ``DatasetSummary.arrays``; of one stored sample by sample, a damaged sample:
+``/arrays/<name>~1<number>``. One file of an archive of pictures or sounds: ``/files/<path>``, its path within the
+archive. The label array: ``/labels``, whatever its name in the file. The preprocessing spec: ``/preprocessing/...``. A
+fault of the file as a whole has no pointer here: whoever took the file in knows which of its fields gave the bytes.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class RaggedArray:
 
     @cached_property
     def largest_bytes(self) -> int:
-        """Bytes of the largest sample."""
-        return max(sample_bytes(self.dtype, sample.shape) for sample in self.samples)
+        """Bytes of the largest sample, where one without an element counts as if its empty axes held one."""
+        return max(sample_bytes(self.dtype, tuple(max(1, axis) for axis in s.shape)) for s in self.samples)
 
     def elements(self, number: int) -> int:
         """Elements of one sample."""

@@ -169,9 +169,11 @@ def _refusal(array: ArraySource) -> str | None:
         return f"has dtype {array.dtype}, which cannot feed a model"
     if not array.shape:
         return "is a scalar: it has no first axis of samples"
-    size = array.largest_bytes if isinstance(array, RaggedArray) else sample_bytes(array.dtype, array.shape)
+    size = sample_bytes(array.dtype, array.shape)
     if size == 0:
         return f"has samples of shape {list(array.shape[1:])}, without a single element"
+    if isinstance(array, RaggedArray):
+        size = array.largest_bytes
     if size > MAX_SAMPLE_BYTES:
         return f"has samples of {size} bytes; at most {MAX_SAMPLE_BYTES} are accepted"
     return None

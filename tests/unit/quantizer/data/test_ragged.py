@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,21 @@ def test_what_is_refused_of_an_array_is_refused_of_a_sample(tmp_path: Path) -> N
     assert "'x/0002', which holds pickled Python objects" in error.detail
     error = refused(tmp_path, {f"x/{k:04d}": np.ones((2, 2), np.complex64) for k in range(2)})
     assert "has dtype complex64" in error.detail
+
+
+def test_an_empty_sample_with_endless_axes_is_refused(tmp_path: Path) -> None:
+    tensors = {"x/0000": ([1, 2], [0, 8]), "x/0001": ([0, 1 << 61], [8, 8])}
+    header = {k: {"dtype": "F32", "shape": shape, "data_offsets": at} for k, (shape, at) in tensors.items()}
+    raw = json.dumps(header).encode()
+    path = tmp_path / "data.safetensors"
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(8))
+    with pytest.raises(DatasetArraysError, match="has samples of 9223372036854775808 bytes"):
+        inspect_dataset(path, PLAIN)
+
+
+def test_samples_without_a_single_element_are_refused_where_all_are_empty(tmp_path: Path) -> None:
+    error = refused(tmp_path, {f"x/{k:04d}": np.ones((0, 3), np.float32) for k in range(2)})
+    assert "has samples of shape [0, 3], without a single element" in error.detail
 
 
 def test_an_array_that_nobody_named_is_left_out_if_its_samples_do_not_fit(tmp_path: Path) -> None:

@@ -166,3 +166,41 @@ def test_a_training_says_why_it_cannot(tmp_path: Path) -> None:
     settings = {"preset": "int8", "algorithms": [{"method": "qat", "epochs": 1}]}
     with pytest.raises(DatasetMismatchError, match="input 'x' differ in shape"):
         quantize_file(tmp_path, sounds_model(), ragged("x", sounds()), parse_config(settings))
+
+
+@pytest.mark.parametrize("level", [0, 2], ids=["in memory", "on disk"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_gradients_take_layers_whose_rows_can_be_rearranged(tmp_path: Path, name: str, level: int) -> None:
+    algorithm = {"method": "adaround", "solver": "gradient", "num_iterations": 200, "mem_opt_level": level}
+    report = quantized(tmp_path, name, {"preset": "int8_weights", "algorithms": [algorithm]}).report
+    (adaround,) = report.algorithms
+    refused = "one, two left out: gradients run samples together, and those of its tensors differ in shape"
+    if name == "tokens":
+        assert adaround.summary.startswith("2 of 2 layers changed")
+    else:
+        assert adaround.summary.startswith("1 of 3 layers changed")
+        assert refused in adaround.summary
+    assert all(error.after < error.before for error in adaround.reconstruction.values())
+
+
+def test_gradients_find_the_same_however_the_rows_are_cut(tmp_path: Path) -> None:
+    rows = normal(4 * 12, 16, seed=7)
+    model = make_model(
+        "(float[N,L,16] x) => (float[N,L,8] y) { [up] a = MatMul(x, w1) [act] r = Relu(a) [down] y = MatMul(r, w2) }",
+        {"w1": normal(16, 24, seed=2, scale=0.3), "w2": normal(24, 8, seed=3, scale=0.3)},
+    )
+    lengths = np.array([3, 5, 1, 7, 4, 4, 2, 6, 4, 4, 3, 5])
+    assert (lengths.sum(), len(lengths)) == (48, 12)
+    cut = [np.ascontiguousarray(piece) for piece in np.split(rows, np.cumsum(lengths)[:-1])]
+    algorithm = {"method": "adaround", "solver": "gradient", "num_iterations": 200}
+    found = []
+    for form, arrays in (("plain", {"x": rows.reshape(12, 4, 16)}), ("ragged", ragged("x", cut))):
+        folder = tmp_path / form
+        folder.mkdir()
+        settings = parse_config({"preset": "int8_weights", "algorithms": [algorithm]})
+        found.append(quantize_file(folder, model, arrays, settings))
+    plain, other = (result.report.algorithms[0] for result in found)
+    assert plain.summary.split(";")[0] == other.summary.split(";")[0] == "2 of 2 layers changed"
+    for layer, error in plain.reconstruction.items():
+        assert other.reconstruction[layer].before == pytest.approx(error.before, rel=1e-4)
+        assert other.reconstruction[layer].after == pytest.approx(error.after, rel=1e-2)

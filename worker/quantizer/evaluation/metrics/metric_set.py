@@ -207,7 +207,9 @@ class Metrics:
 
     def _probe(self, session: Session, data: Dataset, inputs: Sequence[TensorInfo], run: Run) -> None:
         found = self.start()
-        batch = next(iter(data.batches(inputs, choose_batch_size(inputs, data, 1), limit=1, arrays=self.arrays)))
+        # Where outputs are as long as samples, those of the longest are what any label may name.
+        size, largest = choose_batch_size(inputs, data, 1), data.largest(inputs)
+        batch = next(iter(data.batches(inputs, size, start=largest, limit=largest + 1, arrays=self.arrays)))
         names = [tensor.name for tensor in self._outputs]
         found.update(batch, dict(zip(names, session.run(batch.feeds, names, start=batch.start), strict=True)))
         for labels in _blocks(data, self.arrays):

@@ -18,6 +18,9 @@ from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.walk import is_tunable
 
+# Softmax normalizes a row or more.
+_BY_ELEMENT = {*ACTIVATIONS, "Add", "Identity", "Max", "Min", "Mul"} - {"Softmax"}
+
 
 @dataclass(frozen=True)
 class Site:
@@ -174,6 +177,22 @@ def unit_of(site: Site, parameters: Parameters, *, output_grid: bool = False) ->
             grids[name_of(value)] = grid
     operations = tuple(operation_of(node) for node in site.nodes)
     return Unit(site.name, operations, name_of(site.output), moving, constants, grids)
+
+
+def computes_by_rows(nodes: Collection[ir.Node]) -> bool:
+    """True if every row along the last axis of what these nodes read makes the same row of what they make.
+
+    Given that all tensors between them and before them have the same rows.
+    """
+    return all(_computes_by_rows(node) for node in nodes)
+
+
+def _computes_by_rows(node: ir.Node) -> bool:
+    constants = [value for value in node.inputs if value is not None and is_constant(value)]
+    ranks = {len(value.shape) if value.shape is not None else None for value in constants}
+    if node.op_type == "MatMul":
+        return len(constants) == 1 and constants[0] is node.inputs[1] and ranks == {2}
+    return node.op_type in _BY_ELEMENT and ranks <= {0, 1}
 
 
 def rounding_grid(value: ir.Value, readers: Collection[ir.Node], plan: QuantizationPlan) -> Grid | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +12,7 @@ from types import TracebackType
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.finetune.reconstruction.layers import Site, rounding_grid
+from worker.quantizer.finetune.reconstruction.layers import Site, computes_by_rows, rounding_grid
 from worker.quantizer.finetune.reconstruction.unit import Samples
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.walk import Frontier, Part
@@ -23,6 +23,31 @@ from worker.quantizer.walk.store import Limits, free_memory_bytes
 # Share of the free memory that the samples of one layer may take; torch rearranges them, so that they are there twice
 # for a moment.
 _MEMORY_SHARE = 0.25
+
+
+# Tensors of the samples of a part, without padding.
+_Read = Callable[[Part], np.ndarray]
+
+
+def _real(read: _Read) -> _Read:
+    return lambda part: real_samples(read(part), part)
+
+
+def _rows(read: _Read) -> _Read:
+    """Every row along the last axis as a sample of its own."""
+
+    def rows(part: Part) -> np.ndarray:
+        array = read(part)
+        return array.reshape(-1, array.shape[-1])
+
+    return rows
+
+
+def _cut(rows: np.ndarray, samples: int) -> np.ndarray:
+    """[rows, k] as about so many samples of one length, [samples, rows of each, k]; a remainder is left out."""
+    length = max(1, len(rows) // samples)
+    count = len(rows) // length
+    return rows[: count * length].reshape(count, length, rows.shape[-1])
 
 
 class SampleGatherer:
@@ -69,33 +94,43 @@ class SampleGatherer:
         def target(part: Part) -> np.ndarray:
             return frontier.run(piece, part, quantized=False)[name_of(site.output)]
 
-        wanted: list[tuple[str, Callable[[Part], np.ndarray]]] = [("target", target)]
-        wanted += [(f"quantized {name}", self._quantized(site, value)) for name, value in inputs.items()]
+        wanted: dict[str, _Read] = {"target": _real(target)}
+        wanted |= {f"quantized {name}": _real(self._quantized(site, value)) for name, value in inputs.items()}
         if self._mixed:
-            wanted += [(f"float {name}", partial(frontier.tensor, name, quantized=False)) for name in inputs]
-        first = {role: real_samples(read(frontier.parts[0]), frontier.parts[0]) for role, read in wanted}
+            wanted |= {f"float {name}": _real(partial(frontier.tensor, name, quantized=False)) for name in inputs}
+        first = {role: read(frontier.parts[0]) for role, read in wanted.items()}
         if any(array.ndim == 0 for array in first.values()) or len({len(array) for array in first.values()}) > 1:
             return "its input and its output do not have the samples on their first axis"
-        if frontier.feed.data.varying(frontier.feed.inputs) and any(
-            real_samples(read(part), part).shape[1:] != first[role].shape[1:]
-            for role, read in wanted
-            for part in frontier.parts
-        ):
-            return "gradients run samples together, and those of its tensors differ in shape"
         share = frontier.samples / frontier.parts[0].valid
+        by_rows = self._differ(wanted, first)
+        if by_rows:
+            if not computes_by_rows(site.nodes) or any(array.ndim != 3 for array in first.values()):
+                return "gradients run samples together, and those of its tensors differ in shape"
+            read_first = wanted[f"quantized {next(iter(inputs))}"]
+            share = sum(read_first(part).size for part in frontier.parts) / read_first(frontier.parts[0]).size
+            wanted = {role: _rows(read) for role, read in wanted.items()}
         to_disk = not self._fits(int(sum(array.nbytes for array in first.values()) * share))
         self._on_disk += to_disk
         gathered = {
-            role: self._stacked((real_samples(read(part), part) for part in frontier.parts), to_disk)
-            for role, read in wanted
+            role: self._stacked((read(part) for part in frontier.parts), to_disk) for role, read in wanted.items()
         }
         if len({len(array) for array in gathered.values()}) > 1:
             return "its tensors change their shape from sample to sample"
+        if by_rows:
+            gathered = {role: _cut(rows, frontier.samples) for role, rows in gathered.items()}
         return Samples(
             {name: gathered[f"quantized {name}"] for name in inputs},
             gathered["target"],
             {name: gathered[f"float {name}"] for name in inputs} if self._mixed else {},
         )
+
+    def _differ(self, wanted: Mapping[str, _Read], first: Mapping[str, np.ndarray]) -> bool:
+        """True if the data's samples differ in shape, and these tensors with them."""
+        frontier = self._frontier
+        if not frontier.feed.data.varying(frontier.feed.inputs):
+            return False
+        pairs = ((read, first[role].shape[1:]) for role, read in wanted.items())
+        return any(read(part).shape[1:] != shape for read, shape in pairs for part in frontier.parts)
 
     def _quantized(self, site: Site, value: ir.Value) -> Callable[[Part], np.ndarray]:
         grid = rounding_grid(value, site.nodes, self._frontier.plan)
