@@ -94,7 +94,7 @@ def quantize(
     """Quantize a model and measure what that cost.
 
     Args:
-        model_path: float ONNX model, or one with Q/DQ pairs if ``preparation.dequantize`` is set; external data lies
+        model_path: float ONNX model, or a quantized one if ``preparation.dequantize`` is set; external data lies
             beside it.
         config: resolved recipe.
         calibration: data that the ranges are taken from; None: random inputs, where the config asks for them.
@@ -362,7 +362,7 @@ def _tell_undone(undone: Outcome, done: Quantized) -> None:
     told = undone.step("dequantize")
     done.prepared.steps[:] = [told if step.name == told.name else step for step in done.prepared.steps]
     if undone.applied:
-        done.journal.note("The uploaded model is quantized; 'float' is that model with its Q/DQ pairs taken off")
+        done.journal.note("The uploaded model is quantized; 'float' is that model with its quantization undone")
 
 
 def _calibration(source: DatasetSource | None, model: ModelSummary, config: QuantizationConfig) -> Dataset:

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from service.contracts.compatibility import is_quantized_op
+from tests.unit.quantizer.preparation.undoing import initializers, undo
 from tests.unit.quantizer.toolbox import (
     Arrays,
     config,
+    data,
     make_model,
     network,
     normal,
@@ -25,26 +25,8 @@ from tests.unit.quantizer.toolbox import (
     run_onnx,
     sqnr_db,
 )
-from worker.quantizer.graph.outcome import Outcome
-from worker.quantizer.preparation.prepare import undo_quantization
 
 TOKENS = {"x": rng(3).integers(0, 40, (6, 7))}
-
-
-def undo(model: onnx.ModelProto) -> tuple[Outcome, onnx.ModelProto]:
-    """``model`` stays as it is; what comes back holds no quantized operator."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    outcome = undo_quantization(ir.from_proto(copy))
-    proto = ir.to_proto(outcome.model)
-    onnx.checker.check_model(proto, full_check=True)
-    assert not [op for op in op_types(proto) if is_quantized_op(op)]
-    assert not [op for op in op_types(proto) if op in ("Cast", "BitShift")]
-    return outcome, proto
-
-
-def initializers(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
 def mlp() -> onnx.ModelProto:
@@ -215,3 +197,36 @@ def test_what_this_engine_quantized(tmp_path: Path, net: str, settings: dict[str
     }[net]
     ((name, expected),) = run_onnx(model, feeds).items()
     assert sqnr_db(expected, run_onnx(back, feeds)[name]) > floor
+
+
+def test_what_onnxruntime_quantized_is_quantized_anew(tmp_path: Path) -> None:
+    model, arrays = network(), data()
+    onnx.save(model, tmp_path / "first.onnx")
+    quantize_dynamic(tmp_path / "first.onnx", tmp_path / "q.onnx", weight_type=QuantType.QUInt8)
+    quantized = onnx.load(tmp_path / "q.onnx")
+    settings = config(preparation={"dequantize": True}, exclude=[{"op_type": "Softmax"}])
+    result = quantize_file(tmp_path, quantized, arrays, settings, evaluation={"x": arrays["x"]})
+    (told,) = [found for found in result.report.preparation if found.name == "dequantize"]
+    assert told.applied
+    assert "2 ConvInteger, 3 DynamicQuantizeLinear, 1 MatMulInteger" in told.detail
+    assert any("uploaded model is quantized" in note for note in result.report.notes)
+    emitted = op_types(onnx.load_from_string(result.model))
+    assert "QuantizeLinear" in emitted
+    assert "DynamicQuantizeLinear" not in emitted
+
+
+def test_integer_operators_in_subgraphs_are_undone(tmp_path: Path) -> None:
+    model = make_model(
+        "(float[N,4] x, bool c) => (float[N,3] y) { i, s, z = DynamicQuantizeLinear(x) "
+        "y = If (c) <then_branch = t () => (float[N,3] a) { p = MatMulInteger(i, w, z) f = Cast<to=1>(p) "
+        "m = Mul(s, ws) a = Mul(f, m) }, else_branch = e () => (float[N,3] b) { j, t, u = DynamicQuantizeLinear(x) "
+        "q = MatMulInteger(j, w, u) g = Cast<to=1>(q) n = Mul(t, ws) b = Mul(g, n) }> }",
+        {"w": rng(1).integers(-9, 9, (4, 3)).astype(np.int8), "ws": np.float32(0.1)},
+    )
+    _, back = undo(model)
+    assert list(initializers(back)) == ["w"]
+    assert op_types(back) == ["If"]
+    x = normal(3, 4)
+    expected = x @ initializers(back)["w"]
+    for taken in (True, False):
+        np.testing.assert_allclose(run_onnx(back, {"x": x, "c": np.array(taken)})["y"], expected, rtol=1e-4, atol=1e-5)

@@ -6,30 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from service.contracts.compatibility import is_quantized_op
-from service.contracts.errors import AlreadyQuantizedError
-from service.contracts.reason import declared
-from tests.unit.quantizer.preparation.test_dequantize_forms import initializers, undo
+from tests.unit.quantizer.preparation.undoing import initializers, microsoft, undo
 from tests.unit.quantizer.toolbox import Arrays, make_model, normal, op_types, rng, run_onnx, sqnr_db
-from worker.quantizer.preparation.passes.dequantizing.nbits import unpacked
-from worker.quantizer.preparation.prepare import undo_quantization
 
 FINE = 1 / 256
 GRID: Arrays = {"s": np.float32(FINE * 8), "z": np.uint8(128), "s2": np.float32(FINE * 16), "z2": np.uint8(100)}
-
-
-def microsoft(text: str, weights: Arrays, *, opset: int = 17) -> onnx.ModelProto:
-    """A model whose text may call operators of onnxruntime's own domain, as MS.QGemm."""
-    model = make_model(text.replace("MS.", "com.microsoft."), weights, opset=opset)
-    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
-    return model
 
 
 def assert_near(model: onnx.ModelProto, back: onnx.ModelProto, feeds: Arrays, steps: float) -> None:
@@ -284,178 +271,3 @@ def test_lstm(tmp_path: Path, per_channel: bool) -> None:
     feeds = {"x": normal(4, 3, 6, seed=7)}
     for name, expected in run_onnx(model, feeds).items():
         assert sqnr_db(expected, run_onnx(back, feeds)[name]) > 35
-
-
-# Stored weights and tables
-
-
-@settings(max_examples=30)
-@given(drawn=st.data())
-def test_weights_of_few_bits_are_what_onnxruntime_makes_of_them(drawn: st.DataObject) -> None:
-    generator = rng(drawn.draw(st.integers(0, 1000)))
-    bits, size = drawn.draw(st.sampled_from([4, 8])), drawn.draw(st.sampled_from([16, 32]))
-    inputs, outputs = drawn.draw(st.sampled_from([16, 32, 40, 64])), drawn.draw(st.integers(1, 5))
-    blocks = -(-inputs // size)
-    weights = {
-        "w": generator.integers(0, 256, (outputs, blocks, size * bits // 8)).astype(np.uint8),
-        "s": generator.uniform(0.01, 0.1, outputs * blocks).astype(np.float32),
-    }
-    if drawn.draw(st.booleans()):
-        weights["z"] = generator.integers(0, 256, outputs * -(-blocks * bits // 8)).astype(np.uint8)
-    bias = drawn.draw(st.booleans())
-    if bias:
-        weights["b"] = generator.standard_normal(outputs).astype(np.float32)
-    operands = ["x", "w", "s", "z" if "z" in weights else '""', '""', "b" if bias else '""']
-    node = onnx.helper.make_node(
-        "MatMulNBits", [name.strip('"') for name in operands], ["y"], name="op", domain="com.microsoft",
-        K=inputs, N=outputs, bits=bits, block_size=size, accuracy_level=1,
-    )  # fmt: skip
-    model = microsoft(f"(float[N,{inputs}] x) => (float[N,{outputs}] y) {{ y = Identity(x) }}", weights)
-    model.graph.node[0].CopyFrom(node)
-    _, back = undo(model)
-    assert op_types(back) == ["MatMul", "Add"] if bias else ["MatMul"]
-    feeds = {"x": normal(inputs, inputs)}
-    np.testing.assert_allclose(run_onnx(back, feeds)["y"], run_onnx(model, feeds)["y"], rtol=1e-3, atol=1e-3)
-
-
-def test_only_operators_of_onnxruntimes_own() -> None:
-    model = microsoft(
-        "(float[N,16] x) => (float[N,2] y) { [op] y = MS.MatMulNBits<K=16, N=2, bits=4, block_size=16>(x, w, s) }",
-        {"w": rng(1).integers(0, 256, (2, 1, 8)).astype(np.uint8), "s": np.float32([0.1, 0.2])},
-    )
-    del model.opset_import[0]
-    _, back = undo(model)
-    assert op_types(back) == ["MatMul"]
-
-
-def test_bits_are_unpacked_in_order() -> None:
-    np.testing.assert_array_equal(unpacked(np.array([0xE4, 0x1B], np.uint8), 2), [0, 1, 2, 3, 3, 2, 1, 0])
-    np.testing.assert_array_equal(unpacked(np.array([0xE4, 0x1B], np.uint8), 4), [4, 14, 11, 1])
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("with_zero", [False, True])
-def test_a_table_in_blocks(bits: int, with_zero: bool) -> None:
-    weights = {
-        "t": rng(1).integers(0, 256, (10, 32 * bits // 8)).astype(np.uint8),
-        "s": rng(2).uniform(0.1, 1, (10, 2)).astype(np.float32),
-    }
-    if with_zero:
-        weights["z"] = rng(3).integers(0, 256, (10, 2 * bits // 8)).astype(np.uint8)
-    model = microsoft(
-        f"(int64[N] x) => (float[N,32] y) {{ [op] y = MS.GatherBlockQuantized<bits={bits}, block_size=16, "
-        f"quantize_axis=1, gather_axis=0>(t, x, s{', z' if with_zero else ''}) }}",
-        weights,
-    )
-    _, back = undo(model)
-    assert op_types(back) == ["Gather"]
-    feeds = {"x": np.arange(10)}
-    np.testing.assert_allclose(run_onnx(back, feeds)["y"], run_onnx(model, feeds)["y"], rtol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16])
-@pytest.mark.parametrize("looked_up", [False, True])
-@pytest.mark.parametrize("with_zero", [False, True])
-def test_integers_restored_by_hand(dtype: type, looked_up: bool, with_zero: bool) -> None:
-    integers = rng(1).integers(0, 100, (5, 6)).astype(dtype)
-    weights = {
-        "k": integers,
-        "s": rng(2).uniform(0.1, 1, 6).astype(np.float32),
-        "z": rng(3).integers(0, 9, 6).astype(dtype),
-    }
-    source = "[look] r = Gather(k, x)" if looked_up else "r = Identity(k)"
-    zero = "e = Cast<to=1>(z) d = Sub(c, e)" if with_zero else "d = Identity(c)"
-    body = f"{source} c = Cast<to=1>(r) {zero} w = Mul(d, s)".replace(
-        "r = Identity(k) c = Cast<to=1>(r)", "c = Cast<to=1>(k)"
-    )
-    body = body.replace(" d = Identity(c) w = Mul(d, s)", " w = Mul(c, s)")
-    end = "y = Neg(w)" if looked_up else "v = Gather(w, x) y = Neg(v)"
-    model = make_model(f"(int64[N] x) => (float[N,6] y) {{ {body} {end} }}", weights)
-    outcome, back = undo(model)
-    assert outcome.applied
-    assert op_types(back) == ["Gather", "Neg"]
-    (table,) = initializers(back).values()
-    exact = (integers.astype(np.float32) - (weights["z"] if with_zero else 0)) * weights["s"]
-    np.testing.assert_array_equal(table, exact)
-
-
-def test_positions_are_no_weights() -> None:
-    model = make_model(
-        "(int64[N] x) => (float[N,6] y) { r = Gather(k, x) c = Cast<to=1>(r) y = Mul(c, s) }",
-        {"k": np.arange(30).reshape(5, 6), "s": np.float32(0.1)},
-    )
-    copy = ir.from_proto(model)
-    assert not undo_quantization(copy).applied
-
-
-def test_two_lookups_in_one_table_stay_two_lookups_in_one_table() -> None:
-    model = make_model(
-        "(int64[N] x, int64[N] v) => (float[N,6] y) { r = Gather(k, x) a = DequantizeLinear(r, s) t = Gather(k, v) "
-        "b = DequantizeLinear(t, s) y = Add(a, b) }",
-        {"k": rng(1).integers(-9, 9, (5, 6)).astype(np.int8), "s": np.float32(0.1)},
-    )
-    _, back = undo(model)
-    assert op_types(back) == ["Gather", "Gather", "Add"]
-    assert list(initializers(back)) == ["k"]
-
-
-# Refusals
-
-PRODUCT = "[d] j, k, l = DynamicQuantizeLinear(x) [p] m = MatMulInteger(j, c, l) f = Cast<to=1>(m)"
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("[bad] y = MS.MatMulNBits<K=16, N=2, bits=4, block_size=16>(x, w, s, \"\", g)", "g_idx"),
-        ("[bad] y = MS.MatMulNBits<K=16, N=2, bits=3, block_size=16>(x, w, s)", "3 bits"),
-        ("[bad] y = MS.MatMulNBits<K=32, N=2, bits=4, block_size=16>(x, w, s)", "shape of its scales"),
-        ("[bad] y = MS.QAttention<num_heads=1>(x, w, s)", "not part of a Q/DQ pair"),
-        ("[bad] y = MS.QLinearAdd(i, t, z, i, t, z, t, z)", "neither constant nor"),
-        (
-            "[q] j = QuantizeLinear(x, t, z) [bad] k = MS.QLinearGlobalAveragePool<channels_last=1>(j, t, z, t, z) "
-            "y = DequantizeLinear(k, t, z)",
-            "channels lie behind",
-        ),
-        (
-            "[q] j = QuantizeLinear(x, t, z) [bad] k = MS.QLinearSoftmax<axis=1, opset=12>(j, t, z, t, z) "
-            "y = DequantizeLinear(k, t, z)",
-            "opset 12",
-        ),
-        (f"{PRODUCT} [bad] y = Tanh(f)", "'p'"),
-        (f"{PRODUCT} e = ReduceMax(x) [bad] y = Mul(f, e)", "not multiplied by the scales"),
-        ("[bad] m = MatMulInteger(i, c) f = Cast<to=1>(m) y = Mul(f, t)", "neither constant nor"),
-        (
-            "[d] j, k, l = DynamicQuantizeLinear(x) [bad] m = MatMulInteger(j, n, l) f = Cast<to=1>(m) y = Mul(f, k)",
-            "neither constant nor",
-        ),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_undone_is_refused_by_name(body: str, words: str) -> None:
-    weights = {
-        "w": rng(1).integers(0, 256, (2, 1, 8)).astype(np.uint8),
-        "s": np.float32([0.1, 0.2]),
-        "g": np.zeros(16, np.int32),
-        "t": np.float32(0.1),
-        "z": np.uint8(3),
-        "c": np.ones((16, 2), np.int8),
-    }
-    model = microsoft(f"(float[4,16] x, uint8[4,16] i, int8[16,2] n) => (float[a,b] y) {{ {body} }}", weights)
-    with pytest.raises(AlreadyQuantizedError) as caught:
-        undo_quantization(ir.from_proto(model))
-    assert caught.value.where["node"] == "bad"
-    assert words in caught.value.detail
-    assert caught.value.where["reason_code"] in {kind.code for kind in declared()}
-    assert is_quantized_op(caught.value.where["op_type"]) or "Mul" in body
-    assert caught.value.hint
-
-
-def test_a_length_of_blocks_is_a_number_that_anyone_may_write() -> None:
-    model = make_model(
-        "(float[4] x) => (float[4] y) { w = DequantizeLinear<axis=0, block_size=1000000000000>(k, s) y = Add(x, w) }",
-        {"k": np.arange(4, dtype=np.int8), "s": np.float32([2])},
-        opset=21,
-        ir_version=10,
-    )
-    _, back = undo(model)
-    np.testing.assert_array_equal(run_onnx(back, {"x": np.zeros(4, np.float32)})["y"], [0, 2, 4, 6])

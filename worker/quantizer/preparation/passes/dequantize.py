@@ -22,6 +22,7 @@ from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.preparation.passes.dequantizing import dynamic, moved, nbits, pairs, qlinear, tables
 from worker.quantizer.preparation.passes.dequantizing.dynamic import NO_PAIR
+from worker.quantizer.preparation.passes.dequantizing.soundness import MALFORMED, well_formed
 from worker.quantizer.preparation.passes.dequantizing.stored import dequantized
 from worker.quantizer.preparation.passes.dequantizing.undoing import DOMAINS, Form, Undoing
 from worker.quantizer.preparation.passes.opset import LOWEST_OPSET
@@ -68,7 +69,11 @@ def _walk(graph: ir.Graph, undoing: Undoing) -> None:
         if node.graph is None:  # it went with what it was read by
             continue
         form = _FORMS.get(node.op_type) if node.domain in DOMAINS else None
-        found = undoing.computed_on(node) if form is None else form(node, undoing)
+        if form is not None and well_formed(node):
+            found = form(node, undoing)
+        else:
+            known = form is None or not is_quantized_op(node.op_type)
+            found = undoing.computed_on(node) if known else MALFORMED()
         if isinstance(found, Reason):
             undoing.reasons.setdefault(node_name(node), found)
         undoing.signs.learn(node)

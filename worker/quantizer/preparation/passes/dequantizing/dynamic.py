@@ -223,6 +223,8 @@ def _spread(parameter: np.ndarray, weight: np.ndarray, is_conv: bool, *, left: b
 def _take_bias(conv: ir.Node, undoing: Undoing) -> None:
     """Let a Conv have the bias that is added behind it, along the channels."""
     add = only_reader(conv.outputs[0], "Add")
+    if add is not None and len(add.inputs) != 2:
+        return
     bias = None if add is None else constant_of(other_operand(add, conv.outputs[0]))
     weight = conv.inputs[1]
     if add is None or bias is None or weight is None or weight.const_value is None:

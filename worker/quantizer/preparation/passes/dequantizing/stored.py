@@ -17,6 +17,7 @@ from service.contracts.dtypes import is_integer
 from worker.quantizer.graph.rewriting import scalar
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant, int_attribute, name_of
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
+from worker.quantizer.preparation.passes.dequantizing.soundness import well_formed
 
 # Slice of Concat of BitShift of Gather: what is longer was not written by a quantizer.
 _LONGEST_CHAIN = 12
@@ -69,7 +70,7 @@ def _judged(value: ir.Value, memo: dict[ir.Value, Stored | None], depth: int) ->
     array, node = constant(value), value.producer()
     if array is not None:
         return Stored(array, None, name_of(value), array.size)
-    if node is None or not depth or node.domain not in DEFAULT_DOMAINS:
+    if node is None or not depth or node.domain not in DEFAULT_DOMAINS or not well_formed(node):
         return None
     if node.op_type == "Gather":
         return _looked_up(node, memo, depth)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from worker.quantizer.graph.rewriting import producer
 from worker.quantizer.graph.values import int_attribute
 from worker.quantizer.preparation.passes.dequantizing.dynamic import rescaled
+from worker.quantizer.preparation.passes.dequantizing.soundness import well_formed
 from worker.quantizer.preparation.passes.dequantizing.stored import Stored, data_type, holds_integers, stored
 from worker.quantizer.preparation.passes.dequantizing.undoing import Form, Found, Undoing
 
@@ -28,8 +29,10 @@ def multiplied(node: ir.Node, undoing: Undoing) -> Found:
 
 def _restored(node: ir.Node, value: ir.Value | None, scale: ir.Value | None, undoing: Undoing) -> bool:
     sub = producer(value, "Sub")
+    if sub is not None and not well_formed(sub):
+        return False
     cast = producer(value if sub is None else sub.inputs[0], "Cast")
-    if cast is None:
+    if cast is None or not well_formed(cast):
         return False
     dtype = data_type(int_attribute(cast, "to", 0))
     if dtype is None or not dtype.is_floating_point():
