@@ -67,11 +67,12 @@ decision is told in the report. `quantmill targets` and `GET /v1/targets` list t
 and `POST /v1/models/{id}/inspect?target=` tell beforehand, without data, which nodes a target runs quantized, why not
 the others, and what would help.
 
-What the default target (`onnxruntime_cpu`) leaves in float, and says so: normalization, softmax, recurrent layers,
-nodes inside sub-graphs (If, Loop, Scan; with `subgraphs: weights` their weights are quantized, but their activations
-stay in float, because calibration sees tensors of the main graph alone: what a body computes may come any number of
-times and in any shape), elementwise operators with a constant operand, chains that begin or end in float. Classifier
-heads return their scores in float.
+What the default target (`onnxruntime_cpu`) leaves in float, and says so: normalization, softmax, the recurrence of
+LSTM, GRU and RNN, whose weights are stored as integers that are restored at every run (exclude the layers where speed
+counts more than size), nodes inside sub-graphs (If, Loop, Scan; with `subgraphs: weights` their weights are quantized,
+but their activations stay in float, because calibration sees tensors of the main graph alone: what a body computes may
+come any number of times and in any shape), elementwise operators with a constant operand, chains that begin or end in
+float. Classifier heads return their scores in float.
 """
 
 PREPARATION = """## Preparation

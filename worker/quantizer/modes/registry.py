@@ -34,7 +34,7 @@ from worker.quantizer.run.services import Services
 
 Planner = Callable[[ir.Graph, QuantizationConfig, NodeFacts, Journal], QuantizationPlan]
 
-NOT_LINEAR = declare("not-linear", "mode weights_only concerns the weights of linear nodes")
+NOT_LINEAR = declare("not-linear", "mode weights_only concerns the weights of linear and recurrent nodes")
 
 _PLAIN_OPSET = 17
 # QuantizeLinear and DequantizeLinear know float16 from here on.
