@@ -54,13 +54,22 @@ def tied() -> onnx.ModelProto:
     )
 
 
+def recurrent() -> onnx.ModelProto:
+    return make_model(
+        "(float[N,4,6] x) => (float[4,1,N,5] y) { [turn] t = Transpose<perm=[1,0,2]>(x) "
+        "[lstm] y = LSTM<hidden_size=5>(t, w, r) }",
+        {"w": normal(1, 20, 6, scale=0.4), "r": normal(1, 20, 5, seed=1, scale=0.4)},
+    )
+
+
 FEEDS: dict[str, Arrays] = {
+    "recurrent": {"x": normal(6, 4, 6, seed=5)},
     "conv": {"x": normal(6, 3, 10, 10, seed=5)},
     "mlp": {"x": normal(6, 16, seed=5)},
     "embedding": TOKENS,
     "tied": TOKENS,
 }
-MODELS = {"conv": network, "mlp": mlp, "embedding": embedding, "tied": tied}
+MODELS = {"conv": network, "mlp": mlp, "embedding": embedding, "tied": tied, "recurrent": recurrent}
 
 
 NBITS = {"kernel": "matmul_nbits", "dtype": "int4", "granularity": "per_block", "block_size": 16}
@@ -68,7 +77,7 @@ NBITS = {"kernel": "matmul_nbits", "dtype": "int4", "granularity": "per_block", 
 
 def linear(model: onnx.ModelProto) -> str:
     """MatMul with an Add, or Gemm: what quantizers make of one or the other."""
-    return next(op for op in op_types(model) if op in ("MatMul", "Gemm"))
+    return next((op for op in op_types(model) if op in ("MatMul", "Gemm")), "")
 
 
 class Reader(CalibrationDataReader):
@@ -179,6 +188,8 @@ def test_onnxruntime_static(tmp_path: Path, net: str, quant_format: QuantFormat,
         ("embedding", {"mode": "dynamic"}, 30),
         ("embedding", {"preset": "int4_weights"}, 12),
         ("embedding", {"mode": "weights_only", "weight": NBITS}, 12),
+        ("recurrent", {"mode": "dynamic"}, 30),
+        ("recurrent", {"mode": "weights_only"}, 30),
         ("tied", {"mode": "dynamic"}, 30),
         ("tied", {"preset": "int4_weights"}, 12),
     ],
@@ -193,6 +204,7 @@ def test_what_this_engine_quantized(tmp_path: Path, net: str, settings: dict[str
         "conv": ["Conv", "Relu", "Conv", "GlobalAveragePool", "Flatten", linear(back), "Softmax"],
         "mlp": [linear(back), "Relu", linear(back), "Tanh", "MatMul"],
         "embedding": ["Gather", "MatMul", "Tanh"],
+        "recurrent": ["Transpose", "LSTM"],
         "tied": ["Gather", "Tanh", "MatMul"],
     }[net]
     ((name, expected),) = run_onnx(model, feeds).items()
@@ -230,3 +242,47 @@ def test_integer_operators_in_subgraphs_are_undone(tmp_path: Path) -> None:
     expected = x @ initializers(back)["w"]
     for taken in (True, False):
         np.testing.assert_allclose(run_onnx(back, {"x": x, "c": np.array(taken)})["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+def busy() -> onnx.ModelProto:
+    """Branches, pools, activation functions, and operators that move what they read."""
+    return make_model(
+        "(float[N,3,12,12] x) => (float[N,7] y) { a = Conv<pads=[1,1,1,1]>(x, w, b) r = Relu(a) "
+        "p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r) c = Conv(p, w2) l = LeakyRelu<alpha=0.1>(c) s = Sigmoid(c) "
+        "m = Mul(l, s) v = AveragePool<kernel_shape=[2,2], strides=[1,1]>(m) e = Conv(p, w3) k = Concat<axis=1>(v, e) "
+        "t = Transpose<perm=[0,2,3,1]>(k) q = Reshape(t, sh) g = MatMul(q, d) y = Softmax<axis=-1>(g) }",
+        {"w": normal(8, 3, 3, 3, scale=0.3), "b": normal(8, seed=1), "w2": normal(8, 8, 3, 3, scale=0.2, seed=2)}
+        | {"w3": normal(8, 8, 4, 4, scale=0.2, seed=3), "d": normal(144, 7, seed=4, scale=0.1)}
+        | {"sh": np.array([0, -1], np.int64)},
+    )
+
+
+@pytest.mark.parametrize("whose", ["onnxruntime", "ours"])
+def test_a_network_of_many_integer_operators(tmp_path: Path, whose: str) -> None:
+    model, feeds = busy(), {"x": normal(12, 3, 12, 12, seed=8)}
+    if whose == "ours":
+        quantized = onnx.load_from_string(quantize_file(tmp_path, model, feeds, config(format="qoperator")).model)
+    else:
+        onnx.save(model, tmp_path / "float.onnx")
+        options = {"quant_format": QuantFormat.QOperator, "per_channel": True}
+        quantize_static(tmp_path / "float.onnx", tmp_path / "q.onnx", Reader(feeds), **options)
+        quantized = onnx.load(tmp_path / "q.onnx")
+    _, back = undo(quantized)
+    assert sorted(op_types(back)) == sorted(op_types(model))
+    assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(back, feeds)["y"]) > 30
+
+
+def test_attention_on_integers(tmp_path: Path) -> None:
+    """Products of two activations, and one quantized input for three products."""
+    model = make_model(
+        "(float[N,6,8] x) => (float[N,6,8] y) { q = MatMul(x, a) k = MatMul(x, b) v = MatMul(x, c) "
+        "t = Transpose<perm=[0,2,1]>(k) s = MatMul(q, t) m = Softmax(s) o = MatMul(m, v) y = Add(o, x) }",
+        {name: normal(8, 8, seed=k, scale=0.4) for k, name in enumerate("abc")},
+    )
+    onnx.save(model, tmp_path / "float.onnx")
+    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "q.onnx", extra_options={"MatMulConstBOnly": False})
+    quantized = onnx.load(tmp_path / "q.onnx")
+    assert op_types(quantized).count("MatMulInteger") == 5
+    _, back = undo(quantized)
+    assert sorted(op_types(back)) == sorted(op_types(model))
+    assert_close(model, quantized, back, {"x": normal(3, 6, 8)})
