@@ -64,6 +64,7 @@ bench: $(STAMP) ## Print the tables of docs/benchmarks.md; needs the real models
 	$(BIN)/python -m benchmarks.sanity
 	$(BIN)/python -m benchmarks.service
 	$(BIN)/python -m benchmarks.submit_latency
+	$(BIN)/python -m benchmarks.weights
 
 lock: $(STAMP) ## Resolve the lock files from pyproject.toml (LOCK_ARGS=--upgrade: with the newest versions)
 	$(BIN)/python tools/lock.py $(LOCK_ARGS)
