@@ -197,13 +197,17 @@ class Tables:
     def shared(self, initializer: str) -> SharedTable | None:
         """The table that a weight's integers are read from; None if it is tied to none, or holds others by now."""
         found = self._held.get(self._plan.weights[initializer].tied or initializer)
-        integers = self._parameters.weight(initializer).integers
-        if found is None or integers is None:
+        now = self._parameters.weight(initializer)
+        if found is None or now.integers is None or not isinstance(now.grid, IntegerGrid):
             return None
         table, held = found
-        if np.array_equal(integers, held):
-            return SharedTable(self, table, initializer, transposed=False)
-        return SharedTable(self, table, initializer, transposed=True) if np.array_equal(integers, held.T) else None
+        for transposed in (False, True):
+            parts = (held, table.grid.scale, table.grid.zero_point)
+            others = (now.integers, now.grid.scale, now.grid.zero_point)
+            turned = (part.T if transposed else part for part in parts)
+            if all(np.array_equal(one, other) for one, other in zip(turned, others, strict=True)):
+                return SharedTable(self, table, initializer, transposed)
+        return None
 
     def _write(self, lookup: ir.Node, table: StoredTable) -> list[ir.Node]:
         """Let a lookup read a stored table; what it made is restored from its rows, under the same name.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.modes.planning import Planned, plan_model, prepare_model
 from worker.quantizer.modes.registry import MODES
 from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.plan.types import QuantizationPlan
 
 ROWS = 11
 LIMITS = {"int8": (-128, 127), "uint8": (0, 255), "int4": (-8, 7), "uint4": (0, 15)}
@@ -42,13 +43,16 @@ def indices(samples: int = 4, *shape: int, rows: int = ROWS) -> np.ndarray:
     return found.reshape(samples, *shape)
 
 
-def emitted(model: onnx.ModelProto, **settings: Any) -> tuple[onnx.ModelProto, Planned]:
-    """The quantized model of a config that plans no activations, and its plan."""
+def emitted(
+    model: onnx.ModelProto, edit: Callable[[QuantizationPlan], None] = lambda plan: None, **settings: Any
+) -> tuple[onnx.ModelProto, Planned]:
+    """The quantized model of a config that plans no activations, and its plan, which ``edit`` may change at last."""
     chosen, copy = config(**settings), onnx.ModelProto()
     copy.CopyFrom(model)
     prepared, _ = prepare_model(ir.from_proto(copy), chosen)
     planned = plan_model(prepared, chosen)
     Parameters(prepared.graph, planned.plan).fill()
+    edit(planned.plan)
     made = MODES[chosen.mode].emit(copy_of(prepared.model), planned.plan).model
     prepared.restore_interface(made)
     found = onnx.load_from_string(to_bytes(made))

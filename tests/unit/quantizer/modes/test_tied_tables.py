@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tests.support.each import each
 from tests.support.encoder import Head, encoder, texts
 from tests.unit.quantizer.modes.lookups import ROWS, emitted, large, rounded, table_of
 from tests.unit.quantizer.toolbox import config, make_model, normal, op_types, quantize_file, run_onnx, sqnr_db
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.plan.types import QuantizationPlan
 
 _HEADS = {"shared": "Gemm<transB=1>(x, table)", "copied": "MatMul(x, turned)"}
 _ROW = {"symmetric": True, "granularity": "per_channel", "block_size": 4, "calibration": {"method": "minmax"}}
@@ -100,6 +103,25 @@ def test_a_head_in_float_keeps_the_table_it_shares(head: str) -> None:
     reason = planned.plan.nodes["look"].reason
     assert (reason.code if reason else None) == ("table-computed-with" if head == "shared" else None)
     assert len(large(found, ROWS * 8)) == (1 if head == "shared" else 2)
+
+
+@pytest.mark.parametrize("what", ["integers", "scale"])
+@pytest.mark.parametrize("mode", ["weights_only", "dynamic"])
+def test_a_head_that_was_changed_is_stored_by_itself(mode: str, what: str) -> None:
+    def change(plan: QuantizationPlan) -> None:
+        entry = plan.weights["turned"]
+        assert isinstance(entry.quantization, IntegerGrid) and entry.integers is not None
+        if what == "scale":
+            entry.quantization = replace(entry.quantization, scale=entry.quantization.scale * 2)
+        else:
+            entry.integers = entry.integers // 2
+
+    spec = {**_ROW, "dtype": "int8"}
+    found, _ = emitted(tied("copied"), change, mode=mode, weight=spec)
+    steps, scale, values = rounded(table_of(), spec)
+    head = 2 * values if what == "scale" else steps // 2 * scale
+    assert sqnr_db(values @ head.T, run_onnx(found, IDS)["y"]) > 35
+    assert sorted(array.shape for array in large(found, ROWS * 8)) == [(8, ROWS), (ROWS, 8)]
 
 
 @pytest.mark.parametrize("granularity", ["per_channel", "per_block"])
