@@ -6,7 +6,7 @@ every target that runs Gather: nothing of the lookup itself becomes integer arit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -21,7 +21,7 @@ from worker.quantizer.operators.lookups import is_lookup
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
-from worker.quantizer.plan.weights import WEIGHT_NOT_FINITE, granularity_of, is_finite, judge_biases
+from worker.quantizer.plan.weights import WEIGHT_NOT_FINITE, float_bias_reason, granularity_of, is_finite
 
 _LEAST_BITS = 4
 
@@ -60,7 +60,7 @@ def plan_lookups(
             continue
         entry, table = plan.nodes[node_name(node)], node.inputs[0]
         asked = selection.table(node)
-        spec = _counting(table, asked, plan, ties)
+        spec = _counting(table, asked, plan, selection, ties)
         entry.reason = selection.reason(node) or _reason(table, spec, graph, plan) or _factors(node)
         if entry.reason is not None or table is None:
             continue
@@ -71,7 +71,7 @@ def plan_lookups(
             known = plan.weights[name] = WeightPlan(name, entry.name, spec, table_granularity(spec))
         elif known.spec != spec:
             known.spec, known.granularity = spec, table_granularity(spec)
-            judge_biases(graph, plan)
+            _judge_biases(users(table), plan)
         if spec != asked:
             journal.note(f"table {name!r} is shared: the spec of node {known.node!r} counts, not {entry.name!r}")
         if plan.nodes[known.node].role is not Role.LOOKUP:
@@ -79,7 +79,7 @@ def plan_lookups(
         if isinstance(known.granularity, PerBlock) and known.granularity.axis % 2 == 0:
             known.granularity = PER_TENSOR
             journal.note(f"table {name!r} is read along different axes: one scale for the whole tensor")
-    _tie(graph, plan, journal, ties)
+    _tie(graph, plan, selection, journal, ties)
 
 
 def table_granularity(spec: WeightSpec) -> Granularity:
@@ -90,16 +90,23 @@ def table_granularity(spec: WeightSpec) -> Granularity:
 
 
 def _counting(
-    table: ir.Value | None, asked: WeightSpec, plan: QuantizationPlan, ties: Callable[[WeightSpec], bool]
+    table: ir.Value | None,
+    asked: WeightSpec,
+    plan: QuantizationPlan,
+    selection: Selection,
+    ties: Callable[[WeightSpec], bool],
 ) -> WeightSpec:
-    """The spec that counts for a table: another lookup's, or that of layers whose kernels do not take what is asked."""
+    """The spec that counts for a table: another lookup's, or that of layers that cannot have what is asked, because of
+    their kernels or of a rule of the target.
+    """
     known = None if table is None else plan.weights.get(name_of(table))
     if known is None or table is None or known.spec == asked:
         return asked
     layers = [reader for reader in users(table) if is_linear(reader)]
     by_layers = plan.nodes[known.node].role is not Role.LOOKUP
     fits = all(granularity_of(layer, asked, Journal()) == table_granularity(asked) for layer in layers)
-    return asked if by_layers and fits and ties(asked) else known.spec
+    free = all(known.spec == selection.weight(layer) for layer in layers)
+    return asked if by_layers and fits and free and ties(asked) else known.spec
 
 
 def _reason(table: ir.Value | None, spec: WeightSpec, graph: ir.Graph, plan: QuantizationPlan) -> Reason | None:
@@ -128,10 +135,17 @@ def _factors(node: ir.Node) -> Reason | None:
     return None if constant_factor else FACTORS_LOOKED_UP()
 
 
-def _tie(graph: ir.Graph, plan: QuantizationPlan, journal: Journal, ties: Callable[[WeightSpec], bool]) -> None:
+def _tie(
+    graph: ir.Graph,
+    plan: QuantizationPlan,
+    selection: Selection,
+    journal: Journal,
+    ties: Callable[[WeightSpec], bool],
+) -> None:
     """Let weights of layers that hold what a table holds have its integers: they are one tensor in the file.
 
-    Only where the scales of the table's rows, or of blocks of them, are what the layer's kernel takes.
+    Only where the scales of the table's rows, or of blocks of them, are what the layer's kernel takes, and no rule of
+    the target wants the layer's weight otherwise.
     """
     tables = {
         name_of(table): table
@@ -146,11 +160,20 @@ def _tie(graph: ir.Graph, plan: QuantizationPlan, journal: Journal, ties: Callab
                 continue
             held = plan.weights[name]
             granularity = _transposed(held.granularity) if transposed else held.granularity
-            if ties(held.spec) and granularity_of(node, held.spec, Journal()) == granularity:
+            free = entry.spec in (held.spec, selection.weight(node))
+            if free and ties(held.spec) and granularity_of(node, held.spec, Journal()) == granularity:
                 entry.spec, entry.granularity, entry.node, entry.tied = held.spec, granularity, held.node, name
                 journal.note(f"the weight of {node_name(node)!r} is table {name!r}: both are stored once")
-                judge_biases(graph, plan)
+                _judge_biases([node], plan)
             break
+
+
+def _judge_biases(layers: Iterable[ir.Node], plan: QuantizationPlan) -> None:
+    """Leave biases in float that have no grid beside what the layers' weights are now."""
+    for layer in layers:
+        bias = plan.biases.get(node_name(layer))
+        if bias is not None and bias.reason is None:
+            bias.reason = float_bias_reason(layer, bias.spec, plan.weights[name_of(layer.inputs[1])])  # type: ignore[arg-type]
 
 
 def _matrices(graph: ir.Graph, plan: QuantizationPlan) -> Iterator[tuple[ir.Node, ir.Value]]:

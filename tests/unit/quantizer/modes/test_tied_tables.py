@@ -15,7 +15,16 @@ from service.contracts.config import parse_config
 from tests.support.each import each
 from tests.support.encoder import Head, encoder, texts
 from tests.unit.quantizer.modes.lookups import ROWS, emitted, large, rounded, table_of
-from tests.unit.quantizer.toolbox import config, make_model, normal, op_types, quantize_file, run_onnx, sqnr_db
+from tests.unit.quantizer.toolbox import (
+    config,
+    make_model,
+    normal,
+    op_types,
+    plan_for,
+    quantize_file,
+    run_onnx,
+    sqnr_db,
+)
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan
 
@@ -177,6 +186,15 @@ def test_an_encoder_with_a_tied_head_is_a_quarter(head: Head, preset: str, tmp_p
     # the token table once, with a scale for each row; some 40 thousand bytes of everything else
     assert len(result.model) < 3000 * 32 + 4 * 3000 + 60_000
     assert {row.reason_code for row in result.report.layers if row.name.endswith("_of_ids")} == {None}
+
+
+@each("head", _HEADS)
+def test_a_rule_of_the_target_counts_for_a_tied_head(head: str) -> None:
+    """CPUs without VNNI add products of 8 bits in 16, which saturates: the layer's integers keep to 7 bits."""
+    _, plan = plan_for(tied(head), config(target_options={"x86_without_vnni": True}))
+    head_weight = plan.weights["table" if head == "shared" else "turned"]
+    assert head_weight.spec.reduce_range and plan.nodes["look"].quantized
+    assert plan.weights["table"].spec.reduce_range == (head == "shared")
 
 
 # --- rounding that learns ---
