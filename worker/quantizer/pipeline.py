@@ -30,6 +30,7 @@ from worker.quantizer.emit.tidy import tidied
 from worker.quantizer.evaluation.decisions import publish_samples
 from worker.quantizer.evaluation.metrics import Distances, MetricFunction, Metrics
 from worker.quantizer.evaluation.side_by_side import side_by_side
+from worker.quantizer.graph.mapped import forget_pages
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.skeleton import copy_of
@@ -169,6 +170,7 @@ def fill(
         run.progress("load")
         check_devices(config)
         original, undone, float_session, summary = _load(model_path, config, threads)
+        forget_pages(original)
         check_data_given(config, calibration=calibration is not None, evaluation=evaluation is not None)
         calibration_data = _calibration(calibration, summary, config)
         evaluation_data = None if evaluation is None else _open(evaluation, summary, config, "evaluation dataset")
@@ -313,6 +315,7 @@ class Quantizing:
             services.run.progress("emit")
             quantized = MODES[config.mode].emit(copy_of(prepared.model), filled.draft.plan)
             prepared.restore_interface(quantized.model)
+            forget_pages(prepared.model)
             told_of = provenance_entries(self.case, services.threads)
             quantized.model.metadata_props.update(told_of)
             stands_out = config.mode in ("weights_only", "dynamic")

@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from service.contracts.errors import ExternalDataError, ResourceLimitError
+from worker.quantizer.graph.mapped import MappedTensor
 from worker.quantizer.intake.prescan.tensors import tensor_bytes
 
 # What onnx.proto says an entry may be called. A reader that takes over others, as attributes of an object, can be made
@@ -107,8 +108,20 @@ class ExternalFiles:
         flat = np.frombuffer(self._maps[str(tensor.location)], dtype, count, offset) if count else np.empty(0, dtype)
         values = flat.reshape(shape)
         if offset % dtype.itemsize:
-            values = values.copy()  # not every consumer takes unaligned memory
-        return ir.Tensor(values, tensor.dtype, shape=ir.Shape(shape), name=tensor.name, doc_string=tensor.doc_string)
+            copied = values.copy()  # not every consumer takes unaligned memory
+            return ir.Tensor(
+                copied, tensor.dtype, shape=ir.Shape(shape), name=tensor.name, doc_string=tensor.doc_string
+            )
+        return MappedTensor(
+            values,
+            tensor.dtype,
+            shape=ir.Shape(shape),
+            folder=self._folder,
+            location=str(tensor.location),
+            offset=offset,
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+        )
 
     def _checksum(self, location: str) -> str:
         """SHA-1 of an opened file, as onnx.proto has it: against damage; it proves nothing of who made the file."""

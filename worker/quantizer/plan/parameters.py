@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.errors import EngineError
+from worker.quantizer.graph.mapped import forget
 from worker.quantizer.graph.values import constant, name_of, node_name
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
@@ -109,10 +110,12 @@ class Parameters:
         for weight in plan.weights.values():
             array = counted(self._array(weight.initializer), weight, plan)
             weight.quantization = weight_grid(array, weight.spec, weight.granularity, threads=threads)
+            forget(self._graph.initializers[weight.initializer].const_value)
         raised = {name: self._guard(bias) for name, bias in plan.biases.items()}
         for weight in plan.weights.values():
             if isinstance(weight.quantization, IntegerGrid):
                 weight.integers = weight.quantization.quantize(self._array(weight.initializer))
+                forget(self._graph.initializers[weight.initializer].const_value)
         for name in plan.biases:
             self.fill_bias(name)
         where = ", ".join(f"{name} ({count})" for name, count in raised.items() if count)

@@ -17,6 +17,7 @@ from ml_dtypes import bfloat16
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from service.contracts.errors import DeviceNotThereError, UnsupportedModelError
+from worker.quantizer.graph.mapped import MappedTensor, forget_files
 from worker.quantizer.graph.serialized import serialized
 from worker.quantizer.graph.skeleton import Skeleton, weight_bytes
 from worker.quantizer.runtime.faults import cleaned, failed_run
@@ -35,6 +36,9 @@ RUNTIME_ERRORS = (
 _LARGE_GRAPH_NODES = 4000
 # From here on weights are handed to the runtime as they lie in memory, and not copied into a message first.
 LARGE_WEIGHT_BYTES = 1 << 30
+# Of a whole model, from which on a second copy of its weights is not worth the time that it saves.
+_LARGE_FILE_BYTES = 1 << 28
+_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 _BFLOAT16, _FLOAT16 = "tensor(bfloat16)", "tensor(float16)"
 
 
@@ -65,6 +69,13 @@ def session_options(threads: int, *, optimized: bool) -> ort.SessionOptions:
     if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return options
+
+
+def keep_weights_once(options: ort.SessionOptions) -> None:
+    """Let the runtime compute with weights as they are, and give memory back: a copy of large ones costs too much."""
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
 
 
 # onnxruntime's word for a kind of device, the preferred one first.
@@ -104,10 +115,14 @@ class Parts:
     Attributes:
         data: the serialized model, in which large weights are references to nothing.
         weights: what they stand for, by name of the initializer.
+        folder: that files lie in which other references name; None: there are none.
+        files: those that it refers to.
     """
 
     data: bytes
     weights: dict[str, np.ndarray] = field(default_factory=dict)
+    folder: Path | None = None
+    files: frozenset[Path] = frozenset()
 
 
 class Session:
@@ -145,11 +160,17 @@ class Session:
             options.enable_profiling, options.profile_file_prefix = True, str(profile)
         options.enable_cpu_mem_arena = arena
         self._what = what
+        self._files: frozenset[Path] = frozenset()
         self._uploaded = uploaded
         providers = providers_of(device)
         parts = Parts(model) if isinstance(model, bytes) else in_parts(model) if isinstance(model, ir.Model) else model
         # The runtime reads them where they are, as long as the session lives.
         self._weights = {name: _runtime_value(array) for name, array in parts.weights.items()}
+        if self._weights or parts.folder is not None or len(parts.data) > _LARGE_FILE_BYTES:
+            keep_weights_once(options)
+        if parts.folder is not None:
+            options.add_session_config_entry(_FOLDER_OPTION, str(parts.folder))
+            self._files = parts.files
         if self._weights:
             options.add_external_initializers(list(self._weights), list(self._weights.values()))
         with refusals(what):
@@ -191,6 +212,8 @@ class Session:
             raise failed_run(
                 error, what=self._what, feeds=feeds, start=start, uploaded=self._uploaded, dynamic=self._dynamic
             ) from error
+        finally:
+            forget_files(self._files)  # large weights, of which several sessions would each keep the pages
         return results
 
     def end_profile(self) -> Path:
@@ -231,26 +254,47 @@ def is_large(model: ir.Model) -> bool:
 
 def with_outputs(model: ir.Model, tensors: Sequence[str], *, pooled: Mapping[str, str] | None = None) -> Parts:
     """The model with ``tensors`` as its only outputs, and channel means under the names of ``pooled``."""
-    proto, weights = _in_parts(model)
+    proto, weights, files = _in_parts(model)
     del proto.graph.output[:]
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
     for tensor, mean in (pooled or {}).items():
         proto.graph.node.append(onnx.helper.make_node("GlobalAveragePool", [tensor], [mean], name=mean))
         proto.graph.output.append(onnx.ValueInfoProto(name=mean))
-    return Parts(serialized(proto), weights)
+    return Parts(serialized(proto), weights, *_folder_of(files))
 
 
 def in_parts(model: ir.Model) -> Parts:
     """The model with its weights beside it if they are large, else whole."""
-    proto, weights = _in_parts(model)
-    return Parts(serialized(proto), weights)
+    proto, weights, files = _in_parts(model)
+    return Parts(serialized(proto), weights, *_folder_of(files))
 
 
-def _in_parts(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+def _folder_of(files: Mapping[Path, Path]) -> tuple[Path | None, frozenset[Path]]:
+    return next(iter(files.values()), None), frozenset(files)
+
+
+def _in_parts(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[Path, Path]]:
+    """The proto, the weights it refers to as arrays, and the files that it refers to, each with the model's folder."""
     if weight_bytes(model) <= LARGE_WEIGHT_BYTES:
-        return ir.to_proto(model), {}
+        return ir.to_proto(model), {}, {}
     skeleton = Skeleton(model, subgraphs=False)  # references inside sub-graphs are not resolved
-    return skeleton.proto, {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in skeleton.weights.items()}
+    weights = skeleton.weights
+    mapped = {name: one for name, one in weights.items() if isinstance(one, MappedTensor)}
+    folder = next((one.folder for one in mapped.values()), None)
+    filed = {name: one for name, one in mapped.items() if one.folder == folder}
+    for stored in skeleton.proto.graph.initializer:
+        if stored.name in filed:  # the runtime maps the file, and copies what it is handed as an array
+            _refer(stored, filed[stored.name])
+    arrays = {name: np.ascontiguousarray(one.numpy()) for name, one in weights.items() if name not in filed}
+    return skeleton.proto, arrays, {one.folder / one.location: one.folder for one in filed.values()}
+
+
+def _refer(stored: onnx.TensorProto, tensor: MappedTensor) -> None:
+    """Let an initializer name the file that holds it."""
+    told = {"location": tensor.location, "offset": str(tensor.offset), "length": str(tensor.nbytes)}
+    del stored.external_data[:]
+    for key, value in told.items():
+        stored.external_data.add(key=key, value=value)
 
 
 def _runtime_value(array: np.ndarray) -> Any:
