@@ -21,7 +21,9 @@ from worker.quantizer.graph.values import (
     is_constant,
     is_float32,
     node_name,
+    users,
 )
+from worker.quantizer.plan.types import QuantizationPlan
 
 LARGEST_HALF = float(np.finfo(np.float16).max)
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
@@ -190,3 +192,27 @@ class _Turner:
 def handed_on(graph: ir.Graph) -> set[ir.Value]:
     """Values of the main graph that a sub-graph gives out as they are, in the type that it declares."""
     return {value for part in graph.subgraphs() for value in part.outputs if value.graph is graph}
+
+
+def turn_beside(model: ir.Model, plan: QuantizationPlan, made: Collection[ir.Node]) -> None:
+    """Let the nodes that the plan names compute in float16, and the quantizers before and behind them.
+
+    Args:
+        model: emitted, changed in place.
+        plan: with the names of its ``halfs``.
+        made: nodes that were put in as quantizers.
+    """
+    opset, chosen = model.graph.opset_imports.get("", 0), plan.halfs or frozenset()
+    halfs: set[str] = set()
+    for node in model.graph:
+        if not can_turn(node, opset):
+            continue
+        named = node_name(node) in chosen
+        if node in made:
+            read = [value.producer() for value in node.inputs[:1] if value is not None]
+            makers = [maker for maker in read if maker is not None]
+            beside = makers if node.op_type == "QuantizeLinear" else users(node.outputs[0])
+            named = any(node_name(other) in chosen for other in beside)
+        if named:
+            halfs.add(node_name(node))
+    to_halfs(model, halfs, opset, interface=plan.half_interface)

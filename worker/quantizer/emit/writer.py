@@ -15,18 +15,16 @@ import onnx_ir as ir
 
 from service.contracts.dtypes import NUMBER_TYPES, has_integer_kernels, is_integer
 from service.contracts.errors import EngineError, UnsupportedModelError
-from worker.quantizer.emit.halfs import can_turn, to_halfs
+from worker.quantizer.emit.halfs import turn_beside
+from worker.quantizer.emit.limits import drop_implied_activations, limit_by_operands, limit_integers
 from worker.quantizer.emit.lookups import Tables
 from worker.quantizer.emit.nbits import has_kernel, write_product
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import (
     Names,
-    activation_limits,
     add_initializer,
-    constant,
     name_of,
     node_name,
-    users,
 )
 from worker.quantizer.numerics.emission import (
     IR_VERSION,
@@ -41,14 +39,12 @@ from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.numerics.storage import onnx_integers, onnx_type
 from worker.quantizer.operators.channels import MOVERS
-from worker.quantizer.plan.limits import limited_operand
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.subgraphs import common_home
 from worker.quantizer.plan.types import ActivationPlan, QuantizationPlan, Role
 
 PRODUCER = "quantmill"
 _FEW_BITS = 4
-_FEW_BIT_TYPES = (ir.DataType.UINT4, ir.DataType.INT4)
 # DequantizeLinear knows scales per block from here on.
 BLOCKS_OPSET = 21
 # onnxruntime's own domain knows 4- and 16-bit types at any opset.
@@ -91,32 +87,14 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
             raise EngineError(f"the graph has no tensor {tensor!r}", tensor=tensor)
         restored[tensor] = writer.write_activation(values[tensor])
     if plan.integer_limits:
-        _limit_integers(graph, plan, writer.names)
-    _drop_implied_activations(graph, plan)
-    _limit_by_operands(graph, writer.names)
+        limit_integers(graph, plan, writer.names)
+    drop_implied_activations(graph, plan)
+    limit_by_operands(graph, writer.names)
     _drop_unread(graph, writer.made)
     if plan.halfs is not None:
-        _turn_to_halfs(model, plan, writer)
+        turn_beside(model, plan, writer.made)
     model.producer_name, model.producer_version = PRODUCER, None
     return Emitted(model, restored)
-
-
-def _turn_to_halfs(model: ir.Model, plan: QuantizationPlan, writer: _Writer) -> None:
-    """Let the nodes that the plan names compute in float16, and the quantizers before and behind them."""
-    opset, chosen = opset_of(model) or 0, plan.halfs or frozenset()
-    halfs: set[str] = set()
-    for node in model.graph:
-        if not can_turn(node, opset):
-            continue
-        named = node_name(node) in chosen
-        if node in writer.made:
-            read = [value.producer() for value in node.inputs[:1] if value is not None]
-            makers = [maker for maker in read if maker is not None]
-            beside = makers if node.op_type == "QuantizeLinear" else users(node.outputs[0])
-            named = any(node_name(other) in chosen for other in beside)
-        if named:
-            halfs.add(node_name(node))
-    to_halfs(model, halfs, opset, interface=plan.half_interface)
 
 
 def restore_weights(model: ir.Model, plan: QuantizationPlan, tables: Tables) -> None:
@@ -447,102 +425,6 @@ def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
 def _rounds(node: ir.Node, plan: QuantizationPlan) -> bool:
     entry = plan.nodes.get(node_name(node))
     return entry is not None and entry.rounds
-
-
-def _only_quantizer(value: ir.Value) -> ir.Node | None:
-    """The QuantizeLinear that alone reads ``value``, else None."""
-    readers = users(value)
-    alone = len(readers) == 1 and readers[0].op_type == "QuantizeLinear" and not value.is_graph_output()
-    return readers[0] if alone else None
-
-
-def _limit_integers(graph: ir.Graph, plan: QuantizationPlan, names: Names) -> None:
-    """Move fused limits per channel between QuantizeLinear and DequantizeLinear, where nothing else changes.
-
-    The runtime then fuses the node before with its pairs as if there were no limit.
-    """
-    for node in list(graph):
-        index = limited_operand(node) if _role(node, plan) is Role.FUSED else None
-        quantize, grid = _only_quantizer(node.outputs[0]), _integer_grid(node.outputs[0], plan)
-        if index is not None and quantize is not None and grid is not None and has_integer_kernels(grid.dtype):
-            _limit_behind(graph, node, index, quantize, grid.at_run_time(), names)
-
-
-def _limit_behind(
-    graph: ir.Graph, node: ir.Node, index: int, quantize: ir.Node, grid: IntegerGrid, names: Names
-) -> None:
-    before, limit, name = node.inputs[index], constant(node.inputs[1 - index]), name_of(node.outputs[0])
-    if before is None or limit is None:
-        return
-    stored = add_initializer(graph, names.free(f"{name}_limit"), onnx_integers(grid.quantize(limit), grid.dtype))
-    rounded = quantize.outputs[0]
-    limited = ir.node(node.op_type, [rounded, stored], name=node_name(node))
-    made = limited.outputs[0]
-    made.name, made.type, made.shape = names.free(f"{name}_limited"), rounded.type, rounded.shape
-    for usage in [usage for usage in rounded.uses() if usage.node is not limited]:
-        usage.node.replace_input_with(usage.idx, made)
-    graph.insert_after(quantize, limited)
-    quantize.replace_input_with(0, before)
-    graph.remove(node, safe=True)
-    before.name = name
-
-
-def _drop_implied_activations(graph: ir.Graph, plan: QuantizationPlan) -> None:
-    """Remove a fused Relu or Clip whose effect the saturation of the QuantizeLinear behind it gives exactly.
-
-    q(clip(x, lo, hi)) = q(x) for every x if q(lo) is the smallest and q(hi) the largest integer.
-    """
-    for node in list(graph):
-        if _role(node, plan) is not Role.FUSED or node.op_type not in ("Relu", "Clip"):
-            continue
-        before, value = node.inputs[0], node.outputs[0]
-        quantize, grid = _only_quantizer(value), _integer_grid(value, plan)
-        if before is None or quantize is None or grid is None or not _implied(node, grid):
-            continue
-        name = name_of(value)
-        quantize.replace_input_with(0, before)
-        graph.remove(node, safe=True)
-        before.name = name
-
-
-def _limit_by_operands(graph: ir.Graph, names: Names) -> None:
-    """Let Max and Min do what Relu and Clip do before a QuantizeLinear to 4 bits.
-
-    onnxruntime 1.31 looks at Relu and Clip there and refuses the model (clip_quantizelinear.cc).
-    """
-    for node in list(graph):
-        if node.op_type not in ("Relu", "Clip"):
-            continue
-        source, made = node.inputs[0], node.outputs[0]
-        limits = [(op, at) for op, at in zip(("Max", "Min"), activation_limits(node), strict=True) if np.isfinite(at)]
-        read = any(
-            reader.op_type == "QuantizeLinear" and reader.outputs[0].dtype in _FEW_BIT_TYPES for reader in users(made)
-        )
-        if source is None or not read or not limits:
-            continue
-        name, stem = made.name, node_name(node)
-        for op_type, at in limits:
-            limit = add_initializer(graph, names.free(f"{stem}_{op_type}"), np.asarray(at, np.float32))
-            put = ir.node(op_type, [source, limit], name=names.free(f"{stem}_{op_type}"))
-            put.outputs[0].name = names.free(f"{stem}_{op_type}_Output")
-            put.outputs[0].type, put.outputs[0].shape = made.type, made.shape
-            graph.insert_before(node, put)
-            source = put.outputs[0]
-        ir.convenience.replace_all_uses_with(made, source, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
-        source.name = name
-
-
-def _integer_grid(value: ir.Value, plan: QuantizationPlan) -> IntegerGrid | None:
-    entry = plan.activations.get(value.name or "")
-    return entry.quantization if entry is not None and isinstance(entry.quantization, IntegerGrid) else None
-
-
-def _implied(node: ir.Node, grid: IntegerGrid) -> bool:
-    low, high = activation_limits(node)
-    saturating = grid.at_run_time()
-    reached = saturating.quantize(np.array([low, high], np.float32))
-    return tuple(reached.tolist()) == saturating.limits
 
 
 def _drop_unread(graph: ir.Graph, made: set[ir.Node]) -> None:

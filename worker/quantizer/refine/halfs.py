@@ -14,6 +14,7 @@ from worker.quantizer.emit.halfs import LARGEST_HALF, beyond_half, can_turn, han
 from worker.quantizer.graph.values import is_constant, is_float32, name_of, node_name, string_attribute
 from worker.quantizer.refine.case import Case
 from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.faults import culprit_among
 from worker.quantizer.runtime.session import Session, is_large
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.reducers import MinMax
@@ -124,17 +125,9 @@ def refused(make: Callable[[set[str]], ir.Model], halfs: set[str], case: Case, s
             if batch is not None:
                 session.run(batch.feeds)
         except (EngineError, UnsupportedModelError) as error:
-            name = _culprit(error, halfs - found.keys())
-            if name is None or len(found) == _MOST_REFUSALS:
+            culprit = culprit_among(error, halfs - found.keys())
+            if culprit is None or len(found) == _MOST_REFUSALS:
                 raise
-            found[name] = REFUSED_AS_HALF(words=error.detail.split(": ", 1)[-1])
+            found[culprit.node] = REFUSED_AS_HALF(words=culprit.words)
         else:
             return found
-
-
-def _culprit(error: EngineError | UnsupportedModelError, halfs: set[str]) -> str | None:
-    """The node in float16 that the runtime names: by itself, or in its words."""
-    if error.where.get("node") in halfs:
-        return str(error.where["node"])
-    found = [name for name in halfs if f"({name})" in error.detail or f"'{name}'" in error.detail]
-    return max(found, key=len) if found else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,28 @@ def failed_run(
     return UnsupportedModelError(
         words, hint="The model cannot run on data of its own input shape: export it again, and try it.", **where
     )
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A node that the runtime blames, and what it says of it."""
+
+    node: str
+    words: str
+
+
+def culprit_among(error: QuantmillError, names: Collection[str]) -> Culprit | None:
+    """The one of some nodes that an error of the runtime is about: by its place, or by its words; None: none of them.
+
+    Args:
+        error: made of an error of the runtime.
+        names: of the nodes.
+    """
+    words = error.detail.split(": ", 1)[-1]
+    if error.where.get("node") in names:
+        return Culprit(str(error.where["node"]), words)
+    found = [name for name in names if f"({name})" in error.detail or f"'{name}'" in error.detail]
+    return Culprit(max(found, key=len), words) if found else None
 
 
 def cleaned(message: str) -> str:
