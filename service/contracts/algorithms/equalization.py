@@ -104,7 +104,7 @@ class BiasCorrection(AlgorithmBase):
 
     method: Literal["bias_correction"] = "bias_correction"
     mode: Literal["fast", "full"] = Field(
-        default="fast",
+        default="full",
         description="fast: in closed form; full: layer after layer on the quantized network.",
         json_schema_extra={SEARCH_SPACE: ["fast", "full"]},
     )

@@ -130,7 +130,7 @@ OWN_PRESETS = (
         "w4a8",
         "uint8 activations, int4 weights per channel by least square error, MinMax",
         "half the file of int8",
-        ({"method": "cross_layer_equalization"}, *_ROUNDED),
+        ({"method": "cross_layer_equalization"}, {"method": "adaround", "scale_refit": True}),
         activation=_UINT8,
         weight={"dtype": "int4", "granularity": "per_channel", "calibration": {"method": "mse"}},
     ),

@@ -292,8 +292,8 @@ def test_adaround_needs_integers() -> None:
         ({"preset": "npu_int8"}, "/config/target", "leave amd_npu_cnn out"),
         ({"target_options": {"x86_without_vnni": True}}, "/config/target_options", "set weight.reduce_range"),
         ({"target_options": {"float_heads": False}}, "/config/target_options", "leave float_heads out"),
-        ({"algorithms": [{"method": "adaround"}]}, "/config/algorithms", "runs no algorithms; leave adaround out"),
-        ({"algorithms": [{"method": "qat"}]}, "/config/algorithms", "runs no algorithms; leave qat out"),
+        ({"algorithms": [{"method": "smooth_quant"}]}, "/config/algorithms", "leave smooth_quant out"),
+        ({"algorithms": [{"method": "qat"}]}, "/config/algorithms", "leave qat out"),
         ({"tensor_ranges": {"x": {"minimum": 0, "maximum": 1}}}, "/config/tensor_ranges", "no calibrated ranges"),
         ({"format": "qoperator"}, "/config/format", "needs mode static"),
     ],
@@ -303,6 +303,15 @@ def test_what_a_mode_would_not_heed_is_refused(mode: str, settings: dict[str, An
     assert found[0][0] == pointer
     assert says in found[0][1]
     parse_config({"mode": mode})
+
+
+def test_modes_of_weights_choose_integers_and_nothing_else() -> None:
+    for mode in ("dynamic", "weights_only"):
+        assert parse_config({"mode": mode, "algorithms": [{"method": "adaround"}]}).algorithms
+        ((_, message),) = problems({"mode": mode, "algorithms": [{"method": "bias_correction"}]})
+        assert "runs no algorithms but adaround, adaquant; leave bias_correction out" in message
+    ((_, message),) = problems({"mode": "float16", "algorithms": [{"method": "adaround"}]})
+    assert "runs no algorithms; leave adaround out (algorithms: [])" in message
 
 
 def test_a_reduced_range_needs_a_bit_to_spare() -> None:

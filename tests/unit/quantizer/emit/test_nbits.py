@@ -61,9 +61,7 @@ def quantized(folder: Path, spec: dict[str, Any]) -> tuple[onnx.ModelProto, np.n
 def test_both_forms_compute_the_same(tmp_path: Path, dtype: str, scale: str) -> None:
     standard, expected = quantized(tmp_path / "standard", weights(dtype, scale=scale))
     # level 1 computes in float32, as the standard form does at the lowest level of optimization
-    fused, result = quantized(
-        tmp_path / "fused", weights(dtype, scale=scale, kernel="matmul_nbits", accuracy_level=1)
-    )
+    fused, result = quantized(tmp_path / "fused", weights(dtype, scale=scale, kernel="matmul_nbits", accuracy_level=1))
     assert [node.op_type for node in fused.graph.node if node.domain == "com.microsoft"] == [
         "GatherBlockQuantized",
         "MatMulNBits",

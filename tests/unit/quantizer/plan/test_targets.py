@@ -205,7 +205,9 @@ def test_scores_beside_boxes_are_not_joined_in_integers(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["tensorrt", "onnxruntime_gpu"])
 def test_gpus_get_int8_around_zero_and_float_biases(target: str) -> None:
-    plan, emitted = quantized("(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w, b) y = Relu(t) }", target)
+    plan, emitted = quantized(
+        "(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w, b) y = Relu(t) }", target, float_dtype="float32"
+    )
     for _, zero_point in pairs(emitted):
         assert zero_point.dtype == np.int8
         assert not zero_point.any()
@@ -219,7 +221,7 @@ def test_gpu_rules_can_be_switched_off() -> None:
     options = {"symmetric_int8": False, "float_bias": False}
     text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { y = Conv(x, w, b) }"
     journal = Journal()
-    plan, _ = quantized(text, "tensorrt", journal=journal, target_options=options)
+    plan, _ = quantized(text, "tensorrt", journal=journal, target_options=options, float_dtype="float32")
     assert plan.activations["x"].spec.dtype == "uint8"
     assert plan.biases[next(iter(plan.biases))].integers is not None
     assert not journal.decisions
@@ -311,7 +313,7 @@ def test_decisions_are_told_once_per_rule_with_the_first_places() -> None:
         CONV,
     )
     journal = Journal()
-    plan_for(model, config(target="tensorrt"), journal)
+    plan_for(model, config(target="tensorrt", float_dtype="float32"), journal)
     notes = decision_notes(journal.decisions)
     (bias,) = [note for note in notes if "float_bias" in note]
     assert bias.startswith("target rule float_bias changed 4: ")

@@ -12,7 +12,7 @@ from service.contracts.report import Report
 from tests.unit.quantizer.toolbox import config, data, make_model, network, normal, prepare_proto, quantize_file
 from worker.quantizer.report.layers import NOT_APPLICABLE
 
-CORRECTION = [{"method": "bias_correction"}]
+CORRECTION = [{"method": "bias_correction", "mode": "fast"}]
 
 
 def test_every_node_has_one_row(tmp_path: Path) -> None:
