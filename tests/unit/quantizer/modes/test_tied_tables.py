@@ -216,9 +216,17 @@ def test_rounding_that_learns_beats_plain_rounding_of_weights(tmp_path: Path) ->
     assert errors["learned"] < 0.7 * errors["plain"]
 
 
+_LEARNING = {
+    "by moments": {"method": "adaround"},
+    "by gradients": {"method": "adaround", "solver": "gradient", "num_iterations": 8},
+    "adaquant": {"method": "adaquant", "num_iterations": 8},
+}
+
+
+@pytest.mark.parametrize("learning", _LEARNING.values(), ids=_LEARNING)
 @pytest.mark.parametrize("head", _HEADS)
-def test_rounding_that_learns_leaves_tied_tables_alone(head: str, tmp_path: Path) -> None:
-    settings = config(mode="weights_only", weight={**_ROW, "dtype": "int4"}, algorithms=[{"method": "adaround"}])
+def test_rounding_that_learns_leaves_tied_tables_alone(head: str, learning: dict[str, Any], tmp_path: Path) -> None:
+    settings = config(mode="weights_only", weight={**_ROW, "dtype": "int4"}, algorithms=[learning])
     result = quantize_file(tmp_path, tied(head), {"ids": np.resize(np.arange(ROWS), 64)}, settings)
     found = onnx.load_from_string(result.model)
     values = rounded(table_of(), {**_ROW, "dtype": "int4"})[2]

@@ -165,6 +165,9 @@ def unit_of(site: Site, parameters: Parameters, *, output_grid: bool = False) ->
             if value is None or now is None:
                 continue
             found = _to_solve(node, index, now)
+            entry = parameters.plan.weights.get(name_of(value))
+            if entry is not None and entry.tied is not None:
+                found = None  # it has the integers of a table
             if node in site.tuned and found is not None and len(value.uses()) == 1:
                 moving[name_of(value)] = found
             else:
