@@ -158,7 +158,7 @@ def test_what_a_job_took_is_learned(front: Front) -> None:
     ran(front, front.new_job(**body), load=0.1, statistics=500.0, evaluation=700.0)
     after = validated(front, **body)["estimate"]
     assert (before["basis"], after["basis"]) == ("timed", "history")
-    assert after["seconds"]["expected"] > 5 * before["seconds"]["expected"]
+    assert after["seconds"]["expected"] > 4 * before["seconds"]["expected"]
     assert after["runs"] == before["runs"], "the reconciler has not looked yet"
     assert estimates.refresh(front.desk.database) >= 1
     assert estimates.refresh(front.desk.database) == 0, "nothing is new"

@@ -10,7 +10,11 @@ from service.contracts.errors import CalibrationMissingError
 from service.contracts.presets import PRESETS
 from service.contracts.report import Report
 
-RANGELESS = sorted(name for name, preset in PRESETS.items() if preset.settings.get("mode", "static") != "static")
+RANGELESS = sorted(
+    name
+    for name, preset in PRESETS.items()
+    if preset.settings.get("mode", "static") != "static" and not preset.settings.get("algorithms")
+)
 
 
 def test_there_are_such_presets() -> None:
@@ -18,7 +22,7 @@ def test_there_are_such_presets() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_only_recipes_that_take_ranges_ask_for_data(name: str) -> None:
+def test_only_recipes_that_take_ranges_or_learn_ask_for_data(name: str) -> None:
     config = QuantizationConfig(preset=name)
     if name in RANGELESS or config.random_calibration is not None:
         check_data_given(config, calibration=False, evaluation=False)

@@ -18,7 +18,8 @@ from worker.quantizer.numerics.blocks import BlockGrid
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.minifloat import FloatGrid
-from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.runtime.cpu import saturates_pairs
 
 
@@ -144,7 +145,7 @@ def _cut_before_readers(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
     graph = clone.graph
 
     def quantized(node: ir.Node | None) -> bool:
-        return node is not None and node.graph is graph and plan.nodes[node.name or ""].quantized
+        return node is not None and node.graph is graph and plan.nodes[node.name or ""].rounds
 
     for name, array in plan.moved.items():
         if name in graph.initializers:
@@ -159,14 +160,14 @@ def _cut_before_readers(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
             use.node.replace_input_with(use.idx, given)
         if readers:
             graph.inputs.append(given)
+    parameters = Parameters(graph, plan)
     for name, weight in plan.weights.items():
         value = graph.initializers[name]
         grid, array = weight.quantization, value.const_value.numpy()
         stored = grid.dequantize(weight.integers) if isinstance(grid, IntegerGrid) else grid.fake(array)
         kept = add_initializer(graph, f"{name}__stored", stored)
         for use in list(value.uses()):
-            arithmetic = quantized(use.node) and plan.nodes[use.node.name or ""].role is Role.ARITHMETIC
-            if quantized(use.node) and (use.idx == 1 or arithmetic):
+            if use.node.graph is graph and parameters.is_stored(use.node, use.idx):
                 use.node.replace_input_with(use.idx, kept)
     nodes = {node.name: node for node in graph}
     for name, bias in plan.biases.items():

@@ -166,7 +166,7 @@ class Session:
         parts = Parts(model) if isinstance(model, bytes) else in_parts(model) if isinstance(model, ir.Model) else model
         # The runtime reads them where they are, as long as the session lives.
         self._weights = {name: _runtime_value(array) for name, array in parts.weights.items()}
-        if self._weights or parts.folder is not None or len(parts.data) > _LARGE_FILE_BYTES:
+        if parts.folder is not None or len(parts.data) > _LARGE_FILE_BYTES:
             keep_weights_once(options)
         if parts.folder is not None:
             options.add_session_config_entry(_FOLDER_OPTION, str(parts.folder))

@@ -97,7 +97,7 @@ def layer(case: str) -> tuple[onnx.ModelProto, Arrays, int]:
 @pytest.mark.parametrize("case", LAYERS)
 def test_the_mean_output_of_a_layer_is_restored(case: str, settings: QuantizationConfig) -> None:
     model, feeds, axis = layer(case)
-    it = Bench(model, feeds, BiasCorrection(), settings)
+    it = Bench(model, feeds, BiasCorrection(mode="fast"), settings)
     change = it.apply()
     assert change.draft is not None and change.nodes == ("it",)
     expected = channel_means(model, feeds, axis)
@@ -123,7 +123,7 @@ def test_the_shift_is_the_weight_error_times_the_mean(kind: str, group: int) -> 
         "w, b) }",
         {"w": normal(*shape, seed=3), "b": normal(8)},
     )
-    draft = Bench(model, {"x": normal(4, 4, 7, 7)}, BiasCorrection(), PER_TENSOR).draft
+    draft = Bench(model, {"x": normal(4, 4, 7, 7)}, BiasCorrection(mode="fast"), PER_TENSOR).draft
     mean = np.array([1.0, -2.0, 0.25, 4.0])
     entry = draft.plan.weights["w"]
     lost = draft.graph.initializers["w"].const_value.numpy() - entry.quantization.dequantize(entry.integers)
@@ -150,7 +150,7 @@ def test_whole_kernels_are_summed_per_channel(group: int) -> None:
     )
     levels = np.array([3.0, -1.0, 0.5, 2.0], np.float32).reshape(1, 4, 1, 1)
     feeds = {"x": np.array([0.5, 1.5, 1, 1], np.float32).reshape(4, 1, 1, 1) * np.tile(levels, (1, 1, 6, 6))}
-    change = Bench(model, feeds, BiasCorrection(), PER_TENSOR).apply()
+    change = Bench(model, feeds, BiasCorrection(mode="fast"), PER_TENSOR).apply()
     assert change.draft is not None
     got = channel_means(with_rounded_parameters(change.draft), feeds, 1)
     step = step_of_bias(change.draft.plan)
@@ -164,7 +164,7 @@ def test_both_readers_of_a_shared_weight_are_corrected_by_their_own_input() -> N
         {"w": normal(12, 8), "b": normal(8, seed=1), "c": normal(8, seed=2)},
     )
     feeds = {"x": normal(64, 12) + 2}
-    change = Bench(model, feeds, BiasCorrection(), PER_TENSOR).apply()
+    change = Bench(model, feeds, BiasCorrection(mode="fast"), PER_TENSOR).apply()
     assert change.draft is not None and change.nodes == ("one", "two")
     expected, got = run_onnx(model, feeds), run_onnx(with_rounded_parameters(change.draft), feeds)
     for name in "yz":
@@ -176,7 +176,7 @@ def test_a_bias_that_outgrows_its_own_grid_gets_another() -> None:
     """int8 with a power-of-two scale: the correction is ten times larger than the bias."""
     model = make_model(LAYERS["gemm"][0], {"w": normal(12, 8), "b": normal(8, scale=1e-3)})
     feeds = {"x": normal(64, 12) + 20}
-    it = Bench(model, feeds, BiasCorrection(), NPU)
+    it = Bench(model, feeds, BiasCorrection(mode="fast"), NPU)
     change = it.apply()
     assert change.draft is not None
     before, after = it.draft.plan.biases["it"].quantization, change.draft.plan.biases["it"].quantization
@@ -187,7 +187,7 @@ def test_a_bias_that_outgrows_its_own_grid_gets_another() -> None:
 
 def test_the_draft_that_it_is_given_is_left_as_it_is() -> None:
     model, feeds, _ = layer("conv")
-    it = Bench(model, feeds, BiasCorrection(), PER_TENSOR)
+    it = Bench(model, feeds, BiasCorrection(mode="fast"), PER_TENSOR)
     before = it.draft.plan.biases["it"].integers.copy()
     assert it.apply().draft is not None
     np.testing.assert_array_equal(it.draft.plan.biases["it"].integers, before)
@@ -197,5 +197,5 @@ def test_weights_that_fit_their_grid_leave_nothing_to_do() -> None:
     weight = np.rint(normal(8, 4, 1, 1, scale=40)).astype(np.float32)
     weight[0, 0] = 127
     model = make_model(LAYERS["conv"][0], {"w": weight, "b": normal(8)})
-    change = Bench(model, {"x": normal(8, 4, 6, 6) + 1}, BiasCorrection(), PER_TENSOR).apply()
+    change = Bench(model, {"x": normal(8, 4, 6, 6) + 1}, BiasCorrection(mode="fast"), PER_TENSOR).apply()
     assert change.draft is None and change.reason is not None and change.reason.code == NO_BIAS.code

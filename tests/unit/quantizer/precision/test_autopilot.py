@@ -303,7 +303,7 @@ def test_chains_keep_their_order_and_vary_by_what_knobs_declare() -> None:
         assert list(algorithm_contradictions([algorithm.method for algorithm in chain], ["int8"])) == []
     quickest = every[0]
     (other,) = variants(quickest)
-    assert other[0].model_dump() == {**quickest[0].model_dump(), "mode": "full"}
+    assert other[0].model_dump() == {**quickest[0].model_dump(), "mode": "fast"}
     assert search_space(PercentileCalibration)["percentile"]
     assert search_space(Autopilot) == {}
 
