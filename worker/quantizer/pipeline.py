@@ -318,8 +318,8 @@ class Quantizing:
             forget_pages(prepared.model)
             told_of = provenance_entries(self.case, services.threads)
             quantized.model.metadata_props.update(told_of)
-            stands_out = config.mode in ("weights_only", "dynamic")
-            model_bytes = to_bytes(tidied(quantized.model) if stands_out else quantized.model)
+            tidy = config.mode in ("weights_only", "dynamic")  # others keep shapes, which compilers for hardware read
+            model_bytes = to_bytes(tidied(quantized.model) if tidy else quantized.model)
             if config.format == "qoperator":
                 model_bytes, left = to_qoperator(model_bytes, threads=services.threads, metadata=told_of)
                 journal.note(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")

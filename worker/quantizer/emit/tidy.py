@@ -30,5 +30,6 @@ def tidied(model: ir.Model) -> ir.Model:
             if not value.is_graph_output():
                 value.type = value.shape = None
     for value in tidy.graph.initializers.values():
-        value.type = value.shape = None  # the constant tells
+        if not value.is_graph_input() and not value.is_graph_output():
+            value.type = value.shape = None  # the constant tells
     return tidy
