@@ -23,11 +23,6 @@ from worker.quantizer.plan.types import QuantizationPlan, Role
 _FEW_BIT_TYPES = (ir.DataType.UINT4, ir.DataType.INT4)
 
 
-def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
-    entry = plan.nodes.get(node_name(node))
-    return entry.role if entry is not None else None
-
-
 def _only_quantizer(value: ir.Value) -> ir.Node | None:
     """The QuantizeLinear that alone reads ``value``, else None."""
     readers = users(value)
@@ -41,7 +36,7 @@ def limit_integers(graph: ir.Graph, plan: QuantizationPlan, names: Names) -> Non
     The runtime then fuses the node before with its pairs as if there were no limit.
     """
     for node in list(graph):
-        index = limited_operand(node) if _role(node, plan) is Role.FUSED else None
+        index = limited_operand(node) if plan.role_of(node) is Role.FUSED else None
         quantize, grid = _only_quantizer(node.outputs[0]), _integer_grid(node.outputs[0], plan)
         if index is not None and quantize is not None and grid is not None and has_integer_kernels(grid.dtype):
             _limit_behind(graph, node, index, quantize, grid.at_run_time(), names)
@@ -72,7 +67,7 @@ def drop_implied_activations(graph: ir.Graph, plan: QuantizationPlan) -> None:
     q(clip(x, lo, hi)) = q(x) for every x if q(lo) is the smallest and q(hi) the largest integer.
     """
     for node in list(graph):
-        if _role(node, plan) is not Role.FUSED or node.op_type not in ("Relu", "Clip"):
+        if plan.role_of(node) is not Role.FUSED or node.op_type not in ("Relu", "Clip"):
             continue
         before, value = node.inputs[0], node.outputs[0]
         quantize, grid = _only_quantizer(value), _integer_grid(value, plan)

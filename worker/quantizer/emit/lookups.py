@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from service.contracts.dtypes import NUMBER_TYPES
 from service.contracts.errors import EngineError
-from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name, users
+from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name, take_place, users
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis, PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.storage import onnx_integers
@@ -136,13 +136,13 @@ class Tables:
         entry = self._plan.weights[initializer]
         tied = any(other.tied == initializer for other in self._plan.weights.values())
         readers = [usage.node for usage in self._graph.initializers[initializer].uses()]
-        alone = all(_role(node, self._plan) is Role.LOOKUP for node in readers)
+        alone = all(self._plan.role_of(node) is Role.LOOKUP for node in readers)
         return entry.spec.kernel == "matmul_nbits" and alone and not tied
 
     def _fused(self, lookup: ir.Node, initializer: str) -> list[ir.Node]:
         """com.microsoft.GatherBlockQuantized, which takes rows and restores them, in the place of a lookup."""
         made, now = self.batch(node_name(lookup)), self._parameters.weight(initializer)
-        grid, old = now.grid, lookup.outputs[0]
+        grid = now.grid
         if not isinstance(grid, IntegerGrid) or now.integers is None:
             raise EngineError(f"table {initializer!r} was planned but not filled", tensor=initializer)
         if initializer not in self._fused_tables:
@@ -169,19 +169,9 @@ class Tables:
             name=node_name(lookup),
         )
         made.nodes.append(node)
-        self._replace(lookup, node, old)
-        return made.nodes
-
-    def _replace(self, lookup: ir.Node, node: ir.Node, old: ir.Value) -> None:
-        """Put a node in the place of a lookup; its result gets the name."""
-        restored = node.outputs[0]
-        restored.type, restored.shape = old.type, old.shape
-        self._graph.insert_before(lookup, node)
+        take_place(lookup, [node], node.outputs[0])
         self._graph.opset_imports.setdefault("com.microsoft", 1)
-        name = old.name
-        ir.convenience.replace_all_uses_with(old, restored, replace_graph_outputs=old.is_graph_output())
-        self._graph.remove(lookup, safe=True)
-        restored.name = name
+        return made.nodes
 
     def _table(self, initializer: str) -> StoredTable:
         if initializer not in self._held:
@@ -232,12 +222,7 @@ class Tables:
             zero_point = self._of_rows(made, zero_point, indices, "zero_point", table)
         plainly = any(reader.op_type in MATRIX_PRODUCTS for reader in users(old))
         restored = self._restored(made, rows, scale, zero_point, table, plainly=plainly)
-        restored.type, restored.shape = old.type, old.shape
-        self._graph.insert_before(lookup, made.nodes)
-        name, is_output = old.name, old.is_graph_output()
-        ir.convenience.replace_all_uses_with(old, restored, replace_graph_outputs=is_output)
-        self._graph.remove(lookup, safe=True)
-        restored.name = name
+        take_place(lookup, made.nodes, restored)
         made.nodes[0].name = node_name(lookup)
         return made.nodes
 
@@ -364,11 +349,6 @@ class SharedTable:
         table = self.table
         whole = self.tables.unpacked(made, table.integers, table.columns) if table.is_packed else table.integers
         return made.add("Transpose", [whole], "turned", perm=(1, 0)) if self.transposed else whole
-
-
-def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
-    entry = plan.nodes.get(node_name(node))
-    return None if entry is None else entry.role
 
 
 class _Made:

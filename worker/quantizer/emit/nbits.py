@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.dtypes import NUMBER_TYPES
-from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name
+from worker.quantizer.graph.values import Names, add_initializer, node_name, take_place
 from worker.quantizer.numerics.granularity import PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import WeightPlan
@@ -114,10 +114,4 @@ def write_product(
         "accuracy_level": weight.spec.accuracy_level,
     }
     product = ir.node("MatMulNBits", inputs, attributes=attributes, domain=DOMAIN, name=node_name(node))
-    old, made = node.outputs[0], product.outputs[0]
-    made.type, made.shape = old.type, old.shape
-    graph.insert_before(node, product)
-    name = name_of(old)
-    ir.convenience.replace_all_uses_with(old, made, replace_graph_outputs=old.is_graph_output())
-    graph.remove(node, safe=True)
-    made.name = name
+    take_place(node, [product], product.outputs[0])

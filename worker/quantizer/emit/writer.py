@@ -41,7 +41,7 @@ from worker.quantizer.numerics.storage import onnx_integers, onnx_type
 from worker.quantizer.operators.channels import MOVERS
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.subgraphs import common_home
-from worker.quantizer.plan.types import ActivationPlan, QuantizationPlan, Role
+from worker.quantizer.plan.types import ActivationPlan, QuantizationPlan
 
 PRODUCER = "quantmill"
 _FEW_BITS = 4
@@ -415,11 +415,6 @@ def _has_few_bits(entry: ActivationPlan) -> bool:
 
 def _describe(value: ir.Value, name: str, shape: ir.Shape | None) -> None:
     value.name, value.dtype, value.shape = name, ir.DataType.FLOAT, shape
-
-
-def _role(node: ir.Node, plan: QuantizationPlan) -> Role | None:
-    entry = plan.nodes.get(node_name(node))
-    return entry.role if entry is not None else None
 
 
 def _rounds(node: ir.Node, plan: QuantizationPlan) -> bool:

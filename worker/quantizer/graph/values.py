@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -135,6 +135,25 @@ def add_twin(graph: ir.Graph, name: str, value: ir.Value) -> ir.Value:
     made.dtype, made.shape = tensor.dtype, shape
     graph.register_initializer(made)
     return made
+
+
+def take_place(node: ir.Node, made: Sequence[ir.Node], result: ir.Value) -> None:
+    """Put nodes in the place of one with a single result; what they make instead gets its name, type and shape.
+
+    Args:
+        node: of a graph, which goes.
+        made: in order, in no graph yet.
+        result: of one of them.
+    """
+    graph, old = node.graph, node.outputs[0]
+    if graph is None:
+        raise ValueError(f"node {node.name!r} is in no graph")
+    result.type, result.shape = old.type, old.shape
+    graph.insert_before(node, made)
+    name = old.name
+    ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=old.is_graph_output())
+    graph.remove(node, safe=True)
+    result.name = name
 
 
 class Names:

@@ -170,6 +170,11 @@ class QuantizationPlan:
             half_interface=self.half_interface,
         )
 
+    def role_of(self, node: ir.Node) -> Role | None:
+        """That of a node; None where it stays in float, or the plan does not know it."""
+        entry = self.nodes.get(node_name(node))
+        return None if entry is None else entry.role
+
     def fused(self, node: ir.Node) -> tuple[ir.Node, ...]:
         """The node and, in their order, those that are fused with it: they run as one."""
         found = [node]
