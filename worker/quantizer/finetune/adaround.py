@@ -28,7 +28,9 @@ class AdaRoundMethod(Method):
     @property
     def freedom(self) -> Freedom:
         """What the options allow."""
-        return Freedom(far=self.spec.unrestricted, bias=self.spec.update_bias, scale=self.spec.scale_refit)
+        return Freedom(
+            far=self.spec.unrestricted is True, bias=self.spec.update_bias, scale=self.spec.scale_refit is True
+        )
 
     @property
     def descent(self) -> Descent:

@@ -184,6 +184,21 @@ class LinearNode(WeightLayout):
         mask = np.broadcast_to(inside[None], (self.in_channels // groups, *inside.shape)).reshape(1, inputs, -1)
         return found.reshape(groups, inputs, -1), mask
 
+    def results(self, made: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        """Those elements of an array of the node's results that come from some patches: [groups, outputs, n].
+
+        Args:
+            made: laid out as what the node makes.
+            chosen: int64 [n], ascending: the patches' numbers.
+        """
+        groups, outputs, _ = self.matrix_shape
+        if not self.kernel:
+            return made.reshape(-1, outputs)[chosen].T[None]
+        flat = made.reshape(len(made), self.out_channels, -1)
+        of_sample, place = np.divmod(chosen, flat.shape[2])
+        found: np.ndarray = flat[of_sample, :, place].T.reshape(groups, outputs, -1)
+        return found
+
 
 def is_linear(node: ir.Node) -> bool:
     """True for a Conv, ConvTranspose, Gemm or MatMul of standard ONNX with two inputs at least."""

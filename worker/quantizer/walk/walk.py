@@ -51,6 +51,7 @@ class Visit:
         self.index = index
         self.total = total
         self.node = segment.nodes[0]
+        self._reads = frozenset(segment.reads)
 
     @property
     def name(self) -> str:
@@ -83,6 +84,14 @@ class Visit:
         """float32 [n, ...]: the node's input in the quantized network, on its grid."""
         stored, grid = self.x_stored(part)
         return stored if grid is None else grid.dequantize(stored)
+
+    def waits(self, tensor: str) -> bool:
+        """True for a tensor from before the node that it, or what runs together with it, reads."""
+        return tensor in self._reads
+
+    def tensor(self, name: str, part: Part, *, quantized: bool) -> np.ndarray:
+        """float32 [n, ...]: a tensor that waits, in the float network or as the quantized network reads it."""
+        return real_samples(self._frontier.tensor(name, part, quantized=quantized), part)
 
     def x_stored(self, part: Part) -> tuple[np.ndarray, IntegerGrid | None]:
         """``x_quantized`` as it waits: integers and their grid, or float32 values and None."""

@@ -64,8 +64,13 @@ class IntegerLayer:
         flat = np.broadcast_to(array.astype(np.float32).reshape(-1), (groups * outputs,))
         return flat.reshape(self._channels)
 
-    def problem(self, freedom: Freedom) -> Problem:
-        """The layer as the solver sees it."""
+    def problem(self, freedom: Freedom, result: ir.Value) -> Problem:
+        """The layer as the solver sees it.
+
+        Args:
+            freedom: what may move.
+            result: what the layer is solved for: its output, or a sum that this is a part of.
+        """
         shape = self.integers.shape
         step, zero = (
             self.linear.matrix(np.broadcast_to(self.grid.spread(part, shape), shape)).astype(np.float32)
@@ -86,7 +91,7 @@ class IntegerLayer:
             z=self.linear.matrix(self.integers).astype(np.float32) - zero,
             bias=self._flat(None if self._bias is None else self._bias.present),
             round_bias=self._bias_rounding() if freedom.bias else None,
-            limits=activation_range(self.node, self._channels),
+            limits=activation_range(result, self._channels),
             rescaled=self._rescaled(step, lattice) if freedom.scale else None,
         )
 
@@ -118,7 +123,7 @@ class IntegerLayer:
             return lattice(snap_scale(wanted, kind).astype(np.float32))
 
         factors = (_OCTAVES,) if kind == "power_of_two" else (_OCTAVES, _WITHIN)
-        return Rescaled(factors, scaled, per_channel=not whole)
+        return Rescaled(factors, scaled, per_channel=not whole, continuous=kind == "float32")
 
     def _least_factor(self, step: np.ndarray) -> np.ndarray:
         """float64 [groups, outputs, 1]: below it the int32 bias could overflow."""
@@ -146,13 +151,13 @@ class IntegerLayer:
         return Outcome(solution.before, solution.after, {self._name: integers}, values, scales)
 
 
-def activation_range(node: ir.Node, channels: tuple[int, int]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Lowest and highest value that gets through what follows ``node``, float32 [groups, outputs, 1] each.
+def activation_range(value: ir.Value, channels: tuple[int, int]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Lowest and highest value that gets through what follows ``value``, float32 [groups, outputs, 1] each.
 
-    None: what follows is no Relu, Clip, or limit per channel behind one, or others read the node's result too.
+    None: what follows is no Relu, Clip, or limit per channel behind one, or others read the value too.
     """
     low, high = np.full((*channels, 1), -np.inf, np.float32), np.full((*channels, 1), np.inf, np.float32)
-    found, value = False, node.outputs[0]
+    found = False
     while len(readers := users(value)) == 1 and not value.is_graph_output():
         reader = readers[0]
         if reader.op_type in ("Relu", "Clip") and reader.inputs[0] is value:

@@ -18,10 +18,13 @@ class Patches:
     Attributes:
         x: float32 [groups, inputs, n].
         y: float32 [groups, outputs, n], before the activation function.
+        beside: what the quantized network adds to the layer's result, laid out like ``y``, where ``y`` is made for the
+            sum of both; None: nothing.
     """
 
     x: np.ndarray
     y: np.ndarray
+    beside: np.ndarray | None = None
 
 
 def sample_patches(
@@ -33,6 +36,7 @@ def sample_patches(
     wanted: int,
     seed: int,
     quantized_share: float = 1.0,
+    beside: str | None = None,
 ) -> Patches:
     """About ``wanted`` patches, drawn evenly from all samples without replacement.
 
@@ -44,12 +48,14 @@ def sample_patches(
         wanted: how many.
         seed: of the choice.
         quantized_share: of the elements of x; the others are the float network's, at random (Wei et al. 2022, QDrop).
+        beside: a tensor that waits and is added to the result: ``y`` is what makes the sum that of the float network.
     """
     groups, outputs, inputs = linear.matrix_shape
     samples = visit.samples
     quotas = [-(-wanted * part.valid // samples) for part in visit.parts]
     x = np.empty((groups, inputs, sum(quotas)), np.float32)
     y = np.empty((groups, outputs, sum(quotas)), np.float32)
+    added = None if beside is None else np.empty_like(y)
     done = 0
     random = np.random.default_rng(seed)
     for part, quota in zip(visit.parts, quotas, strict=True):
@@ -63,6 +69,9 @@ def sample_patches(
         inside = np.True_ if mask is None else mask
         exact = exact * inside
         matmul(matrix, exact, out=y[:, :, to])
+        if beside is not None and added is not None:
+            added[:, :, to] = linear.results(visit.tensor(beside, part, quantized=True), chosen)
+            y[:, :, to] += linear.results(visit.tensor(beside, part, quantized=False), chosen) - added[:, :, to]
         stored, grid = visit.x_stored(part)
         found, _ = linear.patches(stored, chosen)
         np.multiply(found if grid is None else grid.dequantize(found), inside, out=x[:, :, to])
@@ -71,4 +80,4 @@ def sample_patches(
         done = to.stop
     x, y = x[:, :, :done], y[:, :, :done]
     y += bias[:, :, None]
-    return Patches(x, y)
+    return Patches(x, y, None if added is None else added[:, :, :done])

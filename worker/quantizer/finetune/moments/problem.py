@@ -33,6 +33,9 @@ _SWEEPS, _ROUNDS = 3, 2
 _LEFT_OUT = 0.25
 # Scales are chosen on one patch out of so many.
 _EVERY = 4
+_ALL = slice(None)
+# Times that scales and integers are settled in turn, and how far a scale may go at a time.
+_REFITS, _REFITTED = 2, (0.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,13 @@ class Rescaled:
         factors: by which the present scale may be multiplied; then those by which the best of these may be, and so on.
         lattice: the values that V can take with a factor per channel, float32 [groups, outputs, 1].
         per_channel: each channel has a scale of its own.
+        continuous: any factor will do, so that the best one for given integers is worth finding.
     """
 
     factors: Sequence[Sequence[float]]
     lattice: Callable[[np.ndarray], Lattice]
     per_channel: bool
+    continuous: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,9 @@ class _Solver:
         self.xp = xp = problem.lattice.arrays
         x, self.y = xp.of(patches.x), xp.of(patches.y)
         self.problem, self.check = problem, check
+        self.limits = _limits_beside(xp, problem.limits, patches.beside)
         self.lattice = problem.lattice
+        self.factor = np.ones((*problem.matrix.shape[:2], 1), np.float32)
         self.free_bias = problem.round_bias is not None
         self.n = x.shape[2]
         self.mean = x.mean(axis=2) if self.free_bias else xp.of(np.zeros(x.shape[:2], np.float32))
@@ -180,13 +187,16 @@ class _Solver:
         found += (bias + self._of_mean(values))[:, :, None]
         return found
 
-    def clipped(self, outputs: Array) -> Array:
-        """Behind the activation function; in place."""
-        return outputs if self.problem.limits is None else self.xp.lib.clip(outputs, *self.problem.limits, out=outputs)
+    def clipped(self, outputs: Array, part: slice = _ALL) -> Array:
+        """Outputs of the patches ``part`` behind the activation function; in place."""
+        if self.limits is None:
+            return outputs
+        low, high = (limit[:, :, part] if limit.shape[2] == self.n else limit for limit in self.limits)
+        return self.xp.lib.clip(outputs, low, high, out=outputs)
 
     def loss(self, outputs: Array, first: int = 0) -> float:
         """Mean square error behind the activation function, from patch ``first`` on."""
-        off = self.clipped(self.xp.copy(outputs))
+        off = self.clipped(self.xp.copy(outputs), slice(first, None))
         off -= self.wanted[:, :, first:]
         size: int = math.prod(off.shape)
         return float(self.xp.dot(off, off)) / size
@@ -235,7 +245,7 @@ class _Solver:
                 lattice = rescaled.lattice(tried).on(xp)
                 rounded = lattice.nearest(values) * lattice.step
                 bias = offset - self._of_mean(rounded) if self.free_bias else self.problem.bias
-                off = self.clipped(self.made(rounded, bias, x))
+                off = self.clipped(self.made(rounded, bias, x), slice(None, None, _EVERY))
                 off -= wanted
                 errors = xp.numpy(xp.row_dots(off, off))
                 if not rescaled.per_channel:
@@ -243,7 +253,27 @@ class _Solver:
                 better = errors < least
                 least = np.where(better, errors, least)
                 best = np.where(better[:, :, None], tried, best)
+        self.factor = best
         self.lattice = rescaled.lattice(best).on(xp)
+
+    def refit(self, z: Array, moments: Moments) -> bool:
+        """Give the scales the values that suit the integers best, which is a regression of one unknown per channel.
+
+        With V = s z the error tr(V A V^T) - 2 tr(V C^T) is least at s = z C^T / z A z^T.
+        """
+        xp, rescaled = self.xp, self.problem.rescaled
+        if rescaled is None or not rescaled.continuous:
+            return False
+        values = z * self.lattice.step
+        along = xp.numpy(xp.row_dots(values, moments.cross))
+        square = xp.numpy(xp.row_dots(values, xp.matmul(values, moments.inputs)))
+        if not rescaled.per_channel:
+            along, square = np.full_like(along, along.sum()), np.full_like(square, square.sum())
+        ratio = np.divide(along, square, out=np.ones_like(along), where=square > 0)
+        ratio = np.clip(ratio, *_REFITTED)[:, :, None]
+        self.factor = (self.factor * ratio).astype(np.float32)
+        self.lattice = rescaled.lattice(self.factor).on(xp)
+        return True
 
     def first(self, values: Array, offset: Array) -> tuple[Array, Array]:
         """Integers and bias without the activation function."""
@@ -255,8 +285,8 @@ class _Solver:
 
         ``made`` are the outputs of ``z``.
         """
-        assert self.problem.limits is not None  # noqa: S101 - the caller looked
-        xp, (low, high) = self.xp, self.problem.limits
+        assert self.limits is not None  # noqa: S101 - the caller looked
+        xp, (low, high) = self.xp, self.limits
         targets = xp.copy(self.y)
         xp.copy_where(targets, xp.lib.minimum(made, low), self.y <= low)
         xp.copy_where(targets, xp.lib.maximum(made, high), self.y >= high)
@@ -277,9 +307,23 @@ class _Solver:
         found = [descend(z, lattice, moments, sweeps=_SWEEPS, check=self.check) for z in starts]
         errors = xp.lib.stack([error(z, lattice, moments) for z in found])
         z = xp.take_first(xp.lib.stack(found), errors.argmin(axis=0)[None, :, :, None])[0]
+        for _ in range(_REFITS):
+            if not self.refit(z, moments):
+                break
+            z = descend(z, self.lattice, moments, sweeps=_SWEEPS, check=self.check)
         if problem.round_bias is None:
             return z, problem.bias
-        return z, xp.of(problem.round_bias(xp.numpy(offset - self._of_mean(z * lattice.step))))
+        return z, xp.of(problem.round_bias(xp.numpy(offset - self._of_mean(z * self.lattice.step))))
+
+
+def _limits_beside(
+    xp: Arrays, limits: tuple[Array, Array] | None, beside: np.ndarray | None
+) -> tuple[Array, Array] | None:
+    """What gets through to the sum, patch by patch: limits of the sum, less what is added to the result."""
+    if limits is None or beside is None:
+        return limits
+    added = xp.of(beside)
+    return limits[0] - added, limits[1] - added
 
 
 def _second(xp: Arrays, a: Array, b: Array) -> Array:

@@ -11,9 +11,11 @@ from worker.quantizer.finetune.moments.arrays import NUMPY, Arrays
 from worker.quantizer.finetune.moments.layer import IntegerLayer
 from worker.quantizer.finetune.moments.patches import sample_patches
 from worker.quantizer.finetune.moments.problem import solve
+from worker.quantizer.finetune.moments.sums import sum_behind
 from worker.quantizer.finetune.reconstruction.layers import Site
 from worker.quantizer.finetune.reconstruction.method import Method
 from worker.quantizer.finetune.reconstruction.outcome import Outcome
+from worker.quantizer.graph.values import name_of
 from worker.quantizer.operators.linear import UnsupportedLayerError
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.run.interface import Run
@@ -74,6 +76,9 @@ class MomentsSolver:
             EngineError: the device is not there.
         """
         layer, spec = IntegerLayer(visit.node, self.parameters), self.method.spec
+        added = sum_behind(visit.node)
+        if added is not None and not visit.waits(name_of(added.other)):
+            added = None
         patches = sample_patches(
             visit,
             layer.linear,
@@ -82,9 +87,11 @@ class MomentsSolver:
             wanted=_wanted(layer),
             seed=seed,
             quantized_share=spec.drop_ratio,
+            beside=None if added is None else name_of(added.other),
         )
         arrays = arrays_on(spec.optim_device)
-        return layer.outcome(solve(layer.problem(self.method.freedom), patches, self.run.check, arrays))
+        result = visit.node.outputs[0] if added is None else added.result
+        return layer.outcome(solve(layer.problem(self.method.freedom, result), patches, self.run.check, arrays))
 
 
 def moments_are_cheaper(

@@ -1,0 +1,148 @@
+"""Layers at the end of a residual block are solved for the sum."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from service.contracts.algorithms import AdaRound
+from tests.unit.quantizer.precision.benches import toolkit_for
+from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db
+from worker.quantizer.finetune.moments import solver as moments_solver
+from worker.quantizer.finetune.moments.arrays import NUMPY
+from worker.quantizer.finetune.moments.patches import Patches
+from worker.quantizer.finetune.moments.problem import Problem, Rescaled, solve
+from worker.quantizer.finetune.moments.rounding import Lattice
+from worker.quantizer.finetune.moments.sums import sum_behind
+from worker.quantizer.finetune.step import FinetuneStep
+from worker.quantizer.operators.linear import product_view
+
+TYPES = "(float[N,4,5,5] x) => (float[N,4,5,5] y)"
+CONV = "c = Conv<pads=[1,1,1,1]>(x, w) "
+
+
+def graph(body: str, **weights: np.ndarray) -> ir.Graph:
+    model = make_model(f"{TYPES} {{ {body} }}", {"w": normal(4, 4, 3, 3), **weights})
+    return ir.serde.deserialize_model(model).graph
+
+
+@pytest.mark.parametrize(
+    ("body", "other"),
+    [
+        (CONV + "y = Add(c, x)", "x"),
+        (CONV + "y = Add(x, c)", "x"),
+        (CONV + "b = Add(c, k) y = Add(b, x)", "x"),  # a constant comes before
+        (CONV + "y = Add(c, k)", None),
+        (CONV + "y = Add(c, c)", None),
+        (CONV + "r = Relu(c) y = Add(r, x)", None),
+        (CONV + "s = Add(c, x) y = Mul(s, c)", None),  # another reads the result too
+        (CONV + "y = Mul(c, x)", None),
+    ],
+)
+def test_what_counts_as_a_sum(body: str, other: str | None) -> None:
+    found = graph(body, k=normal(1, 4, 1, 1))
+    conv = next(node for node in found if node.op_type == "Conv")
+    added = sum_behind(conv)
+    assert (None if added is None else added.other.name) == other
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_results_stand_where_their_patches_do(groups: int) -> None:
+    weight, x = normal(6, 4 // groups, 3, 3, seed=1), normal(3, 4, 7, 7, seed=2)
+    model = make_model(
+        f"(float[N,4,7,7] x) => (float[N,6,3,3] y) {{ y = Conv<strides=[2,2], group={groups}>(x, w) }}", {"w": weight}
+    )
+    (node,) = ir.serde.deserialize_model(model).graph
+    linear, made = product_view(node), run_onnx(model, {"x": x})["y"]
+    chosen = np.array([0, 4, 8, 9, 17, 26])
+    patches, mask = linear.patches(x, chosen)
+    assert mask is None
+    np.testing.assert_allclose(linear.results(made, chosen), linear.matrix(weight) @ patches, rtol=1e-4, atol=1e-5)
+
+
+def test_results_of_a_product_of_matrices() -> None:
+    weight, x = normal(4, 6, seed=1), normal(2, 5, 4, seed=2)
+    model = make_model("(float[N,5,4] x) => (float[N,5,6] y) { y = MatMul(x, w) }", {"w": weight})
+    (node,) = ir.serde.deserialize_model(model).graph
+    linear, chosen = product_view(node), np.array([1, 6, 9])
+    made = run_onnx(model, {"x": x})["y"]
+    np.testing.assert_allclose(linear.results(made, chosen)[0], (x.reshape(-1, 4)[chosen] @ weight).T, rtol=1e-5)
+
+
+def residual(blocks: int = 3, *, relu: bool = False) -> object:
+    weights, text, source = {"w": normal(6, 3, 3, 3, scale=0.3)}, "[stem] s0 = Conv<pads=[1,1,1,1]>(x, w) ", "s0"
+    for k in range(blocks):
+        weights |= {
+            f"a{k}": normal(12, 6, 1, 1, seed=k, scale=0.4),
+            f"b{k}": normal(6, 12, 1, 1, seed=k + 50, scale=0.2),
+        }
+        text += f"[up{k}] u{k} = Conv({source}, a{k}) [act{k}] r{k} = Relu(u{k}) [down{k}] d{k} = Conv(r{k}, b{k}) "
+        last = f"j{k}" if relu else f"s{k + 1}"
+        text += f"[add{k}] {last} = Add(d{k}, {source}) " + (f"[top{k}] s{k + 1} = Relu({last}) " if relu else "")
+        source = f"s{k + 1}"
+    weights["k"] = normal(6, 5, seed=99, scale=0.4)
+    text += f"[pool] p = GlobalAveragePool({source}) [flat] f = Flatten(p) [dense] y = MatMul(f, k)"
+    return make_model(f"(float[N,3,8,8] x) => (float[N,5] y) {{ {text} }}", weights)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_shortcuts_that_are_off_are_made_up_for(relu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = residual(relu=relu)
+    held_back = normal(64, 3, 8, 8, seed=7)
+    found = {}
+    for told in (True, False):
+        if not told:
+            monkeypatch.setattr(moments_solver, "sum_behind", lambda node: None)
+        settings = config(preset="plain", weight={"dtype": "int4", "granularity": "per_tensor"})
+        draft, toolkit = toolkit_for(model, settings, x=normal(48, 3, 8, 8, seed=3))
+        change = FinetuneStep(AdaRound()).apply(draft, toolkit)
+        assert change.draft is not None and "down1" in change.nodes
+        twin = run_onnx(change.draft.emitted_bytes(), {"x": held_back})["y"]
+        found[told] = sqnr_db(run_onnx(model, {"x": held_back})["y"], twin)
+    assert found[True] != found[False]
+    assert found[True] > found[False] - 0.5
+
+
+def test_limits_of_the_sum_are_those_of_each_patch() -> None:
+    """What Relu cuts off behind the sum costs nothing, though the layer's result alone is far from its target."""
+    matrix = np.eye(2, dtype=np.float32)[None]
+    x = np.array([[[1.0, -1.0, 2.0, -2.0], [0.5, 1.5, -0.5, 1.0]]], np.float32)
+    beside = np.full((1, 2, 4), -100.0, np.float32)
+    lattice = Lattice(np.full((1, 2, 2), 0.5, np.float32), *(np.full((1, 2, 2), end, np.float32) for end in (-1, 1)))
+    zero, top = np.zeros((1, 2, 1), np.float32), np.full((1, 2, 1), np.inf, np.float32)
+    problem = Problem(matrix, lattice, np.zeros((1, 2, 2), np.float32), np.zeros((1, 2), np.float32), None, (zero, top))
+    assert solve(problem, Patches(x, matrix @ x, beside)).before == 0.0
+    assert solve(problem, Patches(x, matrix @ x)).before > 0.0
+
+
+def brute_force_scale(values: np.ndarray, z: np.ndarray, x: np.ndarray) -> float:
+    candidates = np.linspace(0.05, 1.0, 4001)
+    errors = [float(np.square((values - s * z) @ x).sum()) for s in candidates]
+    return float(candidates[int(np.argmin(errors))])
+
+
+def test_scales_follow_the_integers() -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((1, 12, 600)).astype(np.float32)
+    matrix = random.standard_normal((1, 5, 12)).astype(np.float32)
+    step = np.full((1, 5, 12), 0.6, np.float32)
+
+    def lattice(factor: np.ndarray) -> Lattice:
+        return Lattice(step * factor, np.full_like(step, -3), np.full_like(step, 3))
+
+    start = np.clip(np.rint(matrix / step), -3, 3).astype(np.float32)
+    errors = {}
+    for continuous in (False, True):
+        scales = Rescaled(((1.0,),), lattice, per_channel=True, continuous=continuous)
+        problem = Problem(
+            matrix, lattice(np.ones((1, 5, 1), np.float32)), start, np.zeros((1, 5), np.float32), None, None
+        )
+        problem = Problem(**{**vars(problem), "rescaled": scales})
+        solution = solve(problem, Patches(x, matrix @ x), arrays=NUMPY)
+        errors[continuous] = solution.after
+        if continuous:
+            for row in range(5):
+                best = brute_force_scale(matrix[0, row], solution.z[0, row], x[0])
+                assert solution.step[0, row, 0] == pytest.approx(best, rel=0.1)
+    assert errors[True] < errors[False]
