@@ -82,6 +82,33 @@ class NonOverflowCalibration(Contract):
     method: Literal["non_overflow"] = "non_overflow"
 
 
+Candidate = Annotated[
+    MinMaxCalibration | PercentileCalibration | LayerwisePercentileCalibration | EntropyCalibration | MseCalibration,
+    Field(discriminator="method"),
+]
+
+
+class AutoCalibration(Contract):
+    """The candidate whose ranges bring the outputs of the network closest to those of the float one.
+
+    Each is tried on calibration data with activations quantized and weights in float, before any algorithm; the report
+    says what each came to. Concerns mode static.
+    """
+
+    method: Literal["auto"] = "auto"
+    candidates: tuple[Candidate, ...] = Field(
+        default=(
+            MinMaxCalibration(),
+            PercentileCalibration(percentile=99.99),
+            PercentileCalibration(percentile=99.999),
+            MseCalibration(),
+        ),
+        min_length=1,
+        max_length=8,
+        description="Methods tried; of equal ones the first.",
+    )
+
+
 ActivationCalibration = Annotated[
     MinMaxCalibration
     | PercentileCalibration
@@ -89,7 +116,8 @@ ActivationCalibration = Annotated[
     | EntropyCalibration
     | DistributionCalibration
     | MseCalibration
-    | NonOverflowCalibration,
+    | NonOverflowCalibration
+    | AutoCalibration,
     Field(discriminator="method"),
 ]
 

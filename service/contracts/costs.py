@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.contracts.algorithms import Algorithm
+from service.contracts.calibration import AutoCalibration
 from service.contracts.config import QuantizationConfig
 from service.contracts.efforts import held_back_samples, moments_effort, wanted_patches
 from service.contracts.model import MatrixKind
@@ -20,6 +21,8 @@ _LATENCY_TIMES, _LATENCY_SECONDS = 8, 3.0
 _WARM_UP_RUNS = 5
 # Seconds per node of the graph, whatever it computes.
 _NODE_PREPARED, _NODE_PLANNED, _NODE_EMITTED, _NODE_FILLED = 3e-4, 1e-4, 2e-4, 1e-4
+# Samples that candidates of a calibration are tried on.
+_CALIBRATION_SAMPLES = 32
 # Forward passes of the float model that a sample is worth.
 _STATISTICS, _EVALUATION, _LAYERS, _ACCEPTANCE = 3.0, 1.9, 9.0, 3.0
 # Of a sample whatever the network: its metrics, and what chance makes of them.
@@ -90,6 +93,7 @@ def _stages(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str, flo
     yield "prepare", _NODE_PREPARED * nodes
     yield "plan", _NODE_PLANNED * nodes + 2 * one
     if config.mode == "static":
+        yield from _calibration(config, facts)
         yield "statistics", session + facts.calibration_samples * one * _STATISTICS
         yield "parameters", _NODE_FILLED * nodes
         yield from _algorithms(config, facts)
@@ -105,10 +109,22 @@ def _stages(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str, flo
     yield "latency", min(runs * one, _LATENCY_SECONDS)
 
 
+def _calibration(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str, float]]:
+    """A pass that serves all candidates, and a session and some samples for each."""
+    method = config.activation.calibration
+    if isinstance(method, AutoCalibration):
+        samples = min(facts.calibration_samples, _CALIBRATION_SAMPLES) * _ACCEPTANCE
+        session = _SESSION_NODE * facts.nodes
+        each = session + samples * facts.sample_seconds
+        seen = facts.calibration_samples * facts.sample_seconds * _STATISTICS
+        yield "calibration", session + seen + len(method.candidates) * each
+
+
 def _algorithms(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str, float]]:
     for algorithm in config.algorithms:
         cost = _COSTS.get(algorithm.method, _walk)
-        yield algorithm.method, cost(algorithm, facts) + _NODE_FILLED * facts.nodes
+        made = sum(cost(variant, facts) + _NODE_FILLED * facts.nodes for variant in algorithm.variants())
+        yield algorithm.method, made
         if algorithm.accept == "if_better":
             judged = held_back_samples(facts.calibration_samples)
             acceptance = 2 * _SESSION_NODE * facts.nodes + judged * facts.sample_seconds * _ACCEPTANCE

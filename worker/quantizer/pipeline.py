@@ -46,6 +46,7 @@ from worker.quantizer.preparation.layout import take_nhwc
 from worker.quantizer.preparation.prepare import undo_quantization
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled, Quantized
+from worker.quantizer.refine.methods import settle_methods
 from worker.quantizer.report.assemble import make_report
 from worker.quantizer.report.manifest import provenance_entries
 from worker.quantizer.report.range_plot import publish_ranges
@@ -401,7 +402,10 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
         run.log(cause, "warning")
         preface = planned.journal.followed_by(*notes, cause)
         return Quantizing(Filled([Draft(prepared, plan)]), case, services, preface, origin_of)
-    filled = mode.fill(Draft(prepared, plan, planned.journal), case, services)
+    draft = Draft(prepared, plan, planned.journal)
+    if config.mode == "static":
+        case = settle_methods(draft, case, services)
+    filled = mode.fill(draft, case, services)
     return Quantizing(filled, case, services, Journal(notes, planned.edits), origin_of)
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from itertools import product
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from service.contracts.base import Contract
+
+AUTO = "auto"
+# Key in a field's json_schema_extra: what ``auto`` chooses from, the first where nothing is better.
+ALTERNATIVES = "alternatives"
+# Said in two parts: generators of clients take no enumeration of texts and other values.
+Choice = Annotated[
+    bool | Literal["auto"], WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "auto", "type": "string"}]})
+]
 
 
 class AlgorithmBase(Contract):
@@ -39,3 +48,20 @@ class AlgorithmBase(Contract):
             "samples of the calibration set that the step did not see; always: kept whatever it does."
         ),
     )
+
+    @property
+    def open_knobs(self) -> dict[str, tuple[Any, ...]]:
+        """The values to choose from, by field, of the fields that are ``auto``."""
+        found = {}
+        for name, declared in type(self).model_fields.items():
+            extra = declared.json_schema_extra
+            values = extra.get(ALTERNATIVES) if isinstance(extra, dict) else None
+            if isinstance(values, list) and getattr(self, name) == AUTO:
+                found[name] = tuple(values)
+        return found
+
+    def variants(self) -> tuple[Self, ...]:
+        """The algorithm with a value in the place of every ``auto``, in all combinations."""
+        knobs = self.open_knobs
+        choices = (dict(zip(knobs, values, strict=True)) for values in product(*knobs.values()))
+        return tuple(self.model_copy(update=chosen) for chosen in choices)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
-from service.contracts.algorithms.base import AlgorithmBase
+from service.contracts.algorithms.base import ALTERNATIVES, AlgorithmBase
 from service.contracts.base import SEARCH_SPACE
+
+ActivationWeight = Annotated[
+    Annotated[float, Field(ge=0.0, le=10.0)] | Literal["auto"],
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0.0, "maximum": 10.0}, {"const": "auto", "type": "string"}]}
+    ),
+]
 
 
 class CrossLayerEqualization(AlgorithmBase):
@@ -45,6 +52,15 @@ class CrossLayerEqualization(AlgorithmBase):
     use_activations: bool = Field(
         default=True,
         description="Never let a channel's activations outgrow its tensor's range on the calibration data.",
+    )
+    activation_weight: ActivationWeight = Field(
+        default=0.1,
+        description=(
+            "What a squared rounding error of an activation counts beside one of a weight of the same relative size, "
+            "where one scale serves a whole weight. 0: weights alone; auto: 0.1, 1 and 0.01 are tried, and the "
+            "network's outputs on samples held back decide."
+        ),
+        json_schema_extra={ALTERNATIVES: [0.1, 1.0, 0.01]},
     )
     replace_relu6: Literal["auto", "per_channel", "never", "relu"] = Field(
         default="auto",
@@ -103,10 +119,13 @@ class BiasCorrection(AlgorithmBase):
     choice = "the biases that bias_correction has corrected"
 
     method: Literal["bias_correction"] = "bias_correction"
-    mode: Literal["fast", "full"] = Field(
+    mode: Literal["fast", "full", "auto"] = Field(
         default="full",
-        description="fast: in closed form; full: layer after layer on the quantized network.",
-        json_schema_extra={SEARCH_SPACE: ["fast", "full"]},
+        description=(
+            "fast: in closed form; full: layer after layer on the quantized network; auto: the one after which the "
+            "network's outputs on samples held back are closer."
+        ),
+        json_schema_extra={SEARCH_SPACE: ["fast", "full"], ALTERNATIVES: ["full", "fast"]},
     )
     data_size: int | None = Field(
         default=64, ge=1, description="Samples that full is measured on; null: all of the calibration set."

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from service.contracts.algorithms.base import AlgorithmBase
+from service.contracts.algorithms.base import ALTERNATIVES, AlgorithmBase, Choice
 from service.contracts.base import Contract
 
 FinetunedOp = Literal["Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization"]
@@ -106,12 +106,20 @@ class AdaRound(Finetuning):
     beta_range: tuple[float, float] = Field(default=(20.0, 2.0), description="The regularizer's exponent, from, to.")
     warm_start: float = Field(default=0.2, ge=0.0, lt=1.0, description="Share of the steps without regularizer.")
     update_bias: bool = Field(default=True, description="Let the bias follow (solver moments).")
-    unrestricted: bool = Field(
+    unrestricted: Choice = Field(
         default=True,
-        description="Let a weight move further than to the next integer up or down (solver moments).",
+        description=(
+            "Let a weight move further than to the next integer up or down (solver moments); auto: both ways are "
+            "tried, and the network's outputs on samples held back decide."
+        ),
+        json_schema_extra={ALTERNATIVES: [True, False]},
     )
-    scale_refit: bool = Field(
-        default=False, description="Let weight scales follow where the scale's kind allows it (solver moments)."
+    scale_refit: Choice = Field(
+        default=False,
+        description=(
+            "Let weight scales follow where the scale's kind allows it (solver moments); auto: both ways are tried."
+        ),
+        json_schema_extra={ALTERNATIVES: [True, False]},
     )
 
 

@@ -42,7 +42,7 @@ _NPU: dict[str, Any] = {
         "dtype": "int8",
         "symmetric": True,
         "scale": "power_of_two",
-        "calibration": {"method": "percentile", "percentile": 99.99},
+        "calibration": {"method": "auto"},
     },
     "weight": {"granularity": "per_tensor", "scale": "power_of_two", "calibration": {"method": "mse"}},
     "bias": {"dtype": "int8"},
@@ -136,7 +136,7 @@ OWN_PRESETS = (
     ),
     _preset(
         "npu_int8",
-        "AMD NPU: int8, power-of-two scales, one per tensor, Percentile 99.99",
+        "AMD NPU: int8, power-of-two scales, one per tensor, calibration chosen by trial",
         "CNNs and transformers alike",
         _EQUALIZED,
         **_NPU,

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from service.contracts.algorithms import Algorithm
 from service.contracts.reason import Reason
 from service.contracts.report import AlgorithmFigures, ReconstructionError, Score
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.run.checkpoint import ScopedCheckpoints
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,53 @@ def try_step(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
         EngineError: the runtime failed on the data.
         CanceledError: the run was canceled.
     """
+    tried = _applied(step, draft, toolkit, judge)
+    change, made = tried.change, tried.draft
+    if made is draft or not change.judged or step.spec.accept == "always":
+        return tried
+    with toolkit.services.stages.stage(f"{step.method} acceptance"):
+        before, after, worse = judge.score(draft), judge.score(made), judge.worse(made, draft)
+    return Tried(draft if worse else made, change, not worse, before, after, worse)
+
+
+def _applied(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> Tried:
+    """What a step makes of a draft; with knobs that are ``auto``, the best of what its variants make of it."""
+    variants = step.spec.variants()
+    if len(variants) == 1:
+        return _apply(step, draft, toolkit)
+    best: Tried | None = None
+    scores = []
+    for spec in variants:
+        words = _chosen(step.spec, spec)
+        store = ScopedCheckpoints(toolkit.services.checkpoint, f"{step.method} {words}: ")
+        scoped = replace(toolkit, services=replace(toolkit.services, checkpoint=store))
+        tried = _apply(replace(step, spec=spec), draft, scoped)
+        score = judge.score(tried.draft)
+        scores.append(f"{words} {'none' if score.sqnr_db is None else f'{score.sqnr_db:.2f} dB'}")
+        if best is None or _is_better(tried.draft, best.draft, judge):
+            best, won = tried, words
+    assert best is not None  # noqa: S101 - there is a variant at least
+    change = replace(best.change, summary=f"{won} chosen of {'; '.join(scores)}: {best.change.summary}")
+    return replace(best, change=change)
+
+
+def _apply(step: Step[Any], draft: Draft, toolkit: Toolkit) -> Tried:
     case, services = toolkit.case, toolkit.services
     with services.stages.stage(step.method):
         change = step.apply(draft, toolkit)
         if change.draft is None:
             return Tried(draft, change, kept=False)
         made = replace(change.draft.on_target(case.config), algorithm=step.method, changed=change.nodes)
-    if not change.judged or step.spec.accept == "always":
-        return Tried(made, change, kept=True)
-    with services.stages.stage(f"{step.method} acceptance"):
-        before, after, worse = judge.score(draft), judge.score(made), judge.worse(made, draft)
-    return Tried(draft if worse else made, change, not worse, before, after, worse)
+    return Tried(made, change, kept=True)
+
+
+def _is_better(one: Draft, other: Draft, judge: Judge) -> bool:
+    return judge.worse(one, other) is None and judge.worse(other, one) is not None
+
+
+def _chosen(asked: Algorithm, spec: Algorithm) -> str:
+    """The values that stand in the places of ``auto``."""
+    return ", ".join(f"{knob} {str(getattr(spec, knob)).lower()}" for knob in asked.open_knobs)
 
 
 def refine(

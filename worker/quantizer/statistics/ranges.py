@@ -17,6 +17,7 @@ from functools import cache
 import numpy as np
 
 from service.contracts.calibration import (
+    AutoCalibration,
     DistributionCalibration,
     EntropyCalibration,
     LayerwisePercentileCalibration,
@@ -54,10 +55,12 @@ def range_reducer(spec: ActivationSpec, *, samples: int) -> RangeReducer:
         samples: samples that the reducer will see.
 
     Raises:
-        ValueError: the spec's type needs no range (float16, bfloat16, block formats).
+        ValueError: the spec's type needs no range (float16, bfloat16, block formats), or its method is not settled.
     """
     family = GridFamily.of(spec)
     method = spec.calibration
+    if isinstance(method, AutoCalibration):
+        raise ValueError("calibration auto is settled before any range is found")  # noqa: TRY004 - its value is wrong
     if isinstance(method, MinMaxCalibration):
         return MinMax() if method.moving_average is None else MovingMinMax(method.moving_average)
     if isinstance(method, PercentileCalibration):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from service.contracts.algorithms import Algorithm, BiasCorrection, MixedPrecision
+from service.contracts.algorithms import AdaRound, Algorithm, BiasCorrection, CrossLayerEqualization, MixedPrecision
 from service.contracts.algorithms.precision import DistanceGoal
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, toolkit_for
+from tests.unit.quantizer.toolbox import config
 from worker.quantizer.precision.autopilot.space import Basis
 from worker.quantizer.precision.autopilot.trials import Bench
 from worker.quantizer.precision.goal import Referee
@@ -19,6 +21,7 @@ from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import refine
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.run.checkpoint import CheckpointStore
 
 
 class Spoiler(Step[BiasCorrection]):
@@ -74,3 +77,52 @@ def test_what_is_kept(
     draft, toolkit = toolkit_for(chain_of_convolutions(2))
     toolkit = replace(toolkit, step_of=kind)
     assert is_spoiled(run(BiasCorrection(accept=accept), draft, toolkit)) == kept
+
+
+def rounded_by(choice: object) -> tuple[list[Draft], str]:
+    draft, toolkit = toolkit_for(
+        chain_of_convolutions(3), config(weight={"dtype": "int4", "granularity": "per_tensor"})
+    )
+    step = toolkit.step_of(AdaRound(unrestricted=choice))
+    drafts, (outcome,) = refine(draft, [step], toolkit, Judge(toolkit.case, toolkit.services, 8))
+    return drafts, outcome.summary
+
+
+def test_a_knob_that_is_auto_takes_the_value_that_the_judge_prefers() -> None:
+    (_, free), _ = rounded_by(True)
+    (_, bound), _ = rounded_by(False)
+    (_, best), told = rounded_by("auto")
+    _, toolkit = toolkit_for(chain_of_convolutions(3))
+    judge = Judge(toolkit.case, toolkit.services, 8)
+    scores = {name: judge.score(one).sqnr_db or 0.0 for name, one in (("true", free), ("false", bound))}
+    better = max(scores, key=lambda name: scores[name])
+    assert abs(scores["true"] - scores["false"]) > 0.01
+    assert best.emitted_bytes() == (free if better == "true" else bound).emitted_bytes()
+    assert told.startswith(f"unrestricted {better} chosen of")
+    for name, score in scores.items():
+        assert f"unrestricted {name} {score:.2f} dB" in told
+
+
+def test_all_combinations_of_open_knobs_are_variants() -> None:
+    both = AdaRound(unrestricted="auto", scale_refit="auto").variants()
+    assert {(one.unrestricted, one.scale_refit) for one in both} == {
+        (a, b) for a in (True, False) for b in (True, False)
+    }
+    assert AdaRound().variants() == (AdaRound(),)
+    assert {one.mode for one in BiasCorrection(mode="auto").variants()} == {"fast", "full"}
+    assert {one.activation_weight for one in CrossLayerEqualization(activation_weight="auto").variants()} == {
+        0.1,
+        1.0,
+        0.01,
+    }
+
+
+def test_variants_do_not_mix_up_what_they_have_kept(tmp_path: Path) -> None:
+    settings = config(weight={"dtype": "int4", "granularity": "per_tensor"})
+    found = []
+    for _ in range(2):
+        draft, toolkit = toolkit_for(chain_of_convolutions(3), settings, checkpoint=CheckpointStore(tmp_path))
+        step = toolkit.step_of(AdaRound(unrestricted="auto"))
+        drafts, _ = refine(draft, [step], toolkit, Judge(toolkit.case, toolkit.services, 8))
+        found.append(drafts[-1].emitted_bytes())
+    assert found[0] == found[1] == rounded_by("auto")[0][-1].emitted_bytes()

@@ -20,10 +20,6 @@ from worker.quantizer.equalization.cross_layer.spaces import PINNED, components
 # An adaptive search ends once no factor moves by more than this, which takes 20 to 60 sweeps.
 _SETTLED = 0.01
 _MOST_SWEEPS = 500
-# What a squared rounding error of a value counts beside one of a weight of the same relative size: the latter is the
-# same at all positions, which shifts means; the former largely cancels in the sums of the next layer. Between 0.03 and
-# 0.1 MobileNets come out alike; 1 equalizes weights too little for scales per tensor, 0 loses a coarse grid's values.
-_VALUES_COUNT = 0.1
 # The change of the weights takes as long to find as a sweep, so that it is looked at in every fourth only.
 _CHANGE_EVERY = 4
 
@@ -80,6 +76,10 @@ class Problem:
         largest: highest factor of each group, float64 [groups], inf if there is none.
         threshold: raw ranges that add up to less are left alone; 0 for none.
         use_activations: let values bound factors.
+        values_count: what a squared rounding error of a value counts beside one of a weight of the same relative size:
+            the latter is the same at all positions, which shifts means; the former largely cancels in the sums of the
+            next layer. Between 0.03 and 0.1 MobileNets come out alike; 1 equalizes weights too little for scales per
+            tensor, 0 loses a coarse grid's values.
     """
 
     groups: int
@@ -89,6 +89,7 @@ class Problem:
     largest: np.ndarray
     threshold: float = 0.0
     use_activations: bool = True
+    values_count: float = 0.1
 
 
 @dataclass
@@ -167,7 +168,7 @@ def _correction(problem: Problem, block: _Block, factors: np.ndarray) -> np.ndar
     if rows is None:
         rows = _relative_values(seen, factors)
     elif problem.use_activations:
-        rows = _with_values(rows, makers, seen, factors)
+        rows = _with_values(rows, makers, seen, factors, problem.values_count)
     if columns is None:
         columns = np.ones(problem.groups)
     if rows is None:
@@ -242,7 +243,9 @@ def _relative_values(seen: Sequence[Values], factors: np.ndarray) -> np.ndarray 
     return relative if seen else None
 
 
-def _with_values(rows: np.ndarray, makers: Sequence[Matrix], seen: Sequence[Values], factors: np.ndarray) -> np.ndarray:
+def _with_values(
+    rows: np.ndarray, makers: Sequence[Matrix], seen: Sequence[Values], factors: np.ndarray, count: float
+) -> np.ndarray:
     """Relative rows that are as much smaller as the rounding of values adds to that of the rows."""
     step = max((matrix.step for matrix in makers if matrix.grid == "tensor"), default=0.0)
     if step == 0.0:
@@ -253,7 +256,7 @@ def _with_values(rows: np.ndarray, makers: Sequence[Matrix], seen: Sequence[Valu
         if relative is None or values.step == 0.0:
             continue
         share = np.divide(rows, relative, out=np.zeros_like(rows), where=relative > 0)
-        errors += _VALUES_COUNT * (values.step / step * share) ** 2
+        errors += count * (values.step / step * share) ** 2
     found: np.ndarray = rows / np.sqrt(errors)
     return found
 

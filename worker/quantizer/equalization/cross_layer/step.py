@@ -141,6 +141,7 @@ class Equalizer:
             largest=held.largest,
             threshold=spec.weight_threshold if spec.scale_use_threshold else 0.0,
             use_activations=spec.use_activations,
+            values_count=float(spec.activation_weight),
         )
         return balance(problem, steps=spec.steps, least_change=spec.total_layer_diff_threshold)
 
