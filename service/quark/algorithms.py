@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from service.contracts.pointers import below
-from service.quark.draft import Draft, Given
+from service.quark.draft import Draft, Given, Step
 from service.quark.equalization import BIAS_CORRECTION, CLE, SMOOTH_QUANT, options, switch
-from service.quark.finetune import fast_finetune, preference
+from service.quark.finetune import FINETUNINGS, fast_finetune, preference
 from service.quark.mixed import auto_mixprecision
 from service.quark.option import (
     ANY,
@@ -25,13 +26,12 @@ from service.quark.option import (
     unknown,
 )
 
-_NBITS: dict[str, tuple[Any, ...]] = {
-    "Algorithm": ("DEFAULT",),
-    "GroupSize": (),
-    "Symmetric": (True, False),
-    "Bits": (4,),
-    "AccuracyLevel": (0, 1),
-}
+# What Quark's MatMulNBitsParams may hold, and what becomes of each algorithm here.
+_NBITS = ("Algorithm", "GroupSize", "Symmetric", "Bits", "AccuracyLevel")
+_NBITS_DTYPES = {(4, True): "int4", (4, False): "uint4", (8, True): "int8", (8, False): "uint8"}
+_NBITS_ALGORITHMS = ("DEFAULT", "RTN", "HQQ", "GPTQ")
+_NBITS_WORDS = ", ".join(_NBITS_ALGORITHMS)
+_HIGHEST_LEVEL, _SMALLEST_GROUP, _LARGEST_GROUP = 4, 16, 65536
 
 
 def pending(method: str) -> str:
@@ -55,32 +55,63 @@ def _setting_of(name: str, kind: Kind, default: Any, switch: str, method: str) -
 
 
 def _matmul_nbits(draft: Draft, given: Given) -> None:
-    """Int4 weights of MatMul by blocks: what MATMUL_NBITS does, with standard operators."""
+    """Weights of MatMul by blocks, written as com.microsoft.MatMulNBits: what MATMUL_NBITS does."""
     if not given.value:
         draft.honour(given.pointer)
         return
     params = draft.value("MatMulNBitsParams", {})
     at = draft.pointer("MatMulNBitsParams", "UseMatMulNBits")
-    for key, value in params.items():
-        allowed = _NBITS.get(key)
-        if allowed is None:
+    for key in params:
+        if key not in _NBITS:
             unknown(draft, key, below(at, key), _NBITS)
-        elif allowed and (value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool)):
-            words = " or ".join(map(str, allowed))
-            draft.problem(below(at, key), f"{key} {value!r} cannot be translated: only {words}")
-    symmetric = params.get("Symmetric", True) is not False
+
+    def read(key: str, default: Any, fits: Callable[[Any], bool], words: str) -> tuple[Any, str]:
+        """The value of a key, or the default where it does not fit, and where it stands."""
+        place = below(at, key) if key in params else given.pointer
+        value = params.get(key, default)
+        if type(value) is type(default) and fits(value):
+            return value, place
+        draft.problem(place, f"{key} {value!r} cannot be translated: only {words}")
+        return default, place
+
+    bits, bits_at = read("Bits", 4, lambda value: value in (4, 8), "4 or 8")
+    symmetric, symmetric_at = read("Symmetric", True, lambda _: True, "true or false")
+    size, size_at = read("GroupSize", 128, _is_group, "16, 32, 64 and other powers of two to 65536")
+    level, level_at = read("AccuracyLevel", 0, lambda value: 0 <= value <= _HIGHEST_LEVEL, "0 to 4")
+    algorithm, algorithm_at = read("Algorithm", "DEFAULT", lambda name: name in _NBITS_ALGORITHMS, _NBITS_WORDS)
     draft.set("mode", "weights_only", given.pointer)
-    draft.set("weight/dtype", "int4" if symmetric else "uint4", given.pointer)
-    draft.set("weight/symmetric", symmetric, given.pointer)
+    draft.set("weight/dtype", _NBITS_DTYPES[bits, symmetric], bits_at if symmetric else symmetric_at)
+    draft.set("weight/symmetric", symmetric, symmetric_at)
     draft.set("weight/granularity", "per_block", given.pointer)
-    draft.set(
-        "weight/block_size", params.get("GroupSize", 128), below(at, "GroupSize") if "GroupSize" in params else at
-    )
+    draft.set("weight/block_size", size, size_at)
+    draft.set("weight/kernel", "matmul_nbits", given.pointer)
+    draft.set("weight/accuracy_level", level, level_at)
+    _nbits_algorithm(draft, algorithm, algorithm_at)
     if draft.get("include"):
         refuse(draft, given, f"{draft.origins['include']} selects already; it concerns MatMul alone")
     else:
         draft.set("include", [{"op_type": "MatMul"}], given.pointer)
     draft.honour(given.pointer)
+
+
+def _is_group(size: int) -> bool:
+    return _SMALLEST_GROUP <= size <= _LARGEST_GROUP and size & (size - 1) == 0
+
+
+def _nbits_algorithm(draft: Draft, name: str, at: str) -> None:
+    """How integers of weights are found: as Quark does, or by what is nearest to that here."""
+    found = "mse" if name == "HQQ" else "minmax"
+    draft.set("weight/calibration", {"method": found}, at)
+    if name == "HQQ":
+        draft.note(at, "Algorithm HQQ: weight.calibration mse, which searches ranges by square error, without data too")
+    if name != "GPTQ":
+        return
+    taken = next((method for method in FINETUNINGS if method in draft.steps), None)
+    if taken is not None:
+        draft.problem(at, f"Algorithm GPTQ: {taken}, at {draft.steps[taken].pointer}, chooses the integers already")
+        return
+    draft.steps["adaround"] = Step({"solver": "moments"}, at)
+    draft.note(at, "Algorithm GPTQ: adaround with solver moments, the same objective, on all calibration samples")
 
 
 def _nbits_params(draft: Draft, given: Given) -> None:
@@ -106,8 +137,15 @@ ALGORITHM_OPTIONS: tuple[Option, ...] = (
     ),
     refused("UseGPTQ", B, False, pending("gptq")),
     _setting_of("GPTQParams", D, {}, "UseGPTQ", "gptq"),
-    honoured("UseMatMulNBits", B, False, "mode, weight, include", _matmul_nbits, "by DequantizeLinear, 4 bits"),
-    honoured("MatMulNBitsParams", D, {}, "weight.block_size, weight.dtype", _nbits_params, "Algorithm DEFAULT, Bits 4"),
+    honoured("UseMatMulNBits", B, False, "mode, weight, include", _matmul_nbits, "as com.microsoft.MatMulNBits"),
+    honoured(
+        "MatMulNBitsParams",
+        D,
+        {},
+        "weight, algorithms.adaround",
+        _nbits_params,
+        "Bits 4 or 8; Algorithm DEFAULT (or RTN): minmax; HQQ: mse; GPTQ: adaround with solver moments",
+    ),
     honoured(
         "FastFinetune",
         ANY,

@@ -319,19 +319,19 @@ _ROUNDED_PRESETS = (
         "int4",
         bias="float32",
         symmetric=(False, True),
-        notes=(
-            _CLE,
-            "Weights are written as int4 with a DequantizeLinear by blocks, a standard operator, instead of "
-            "com.microsoft.MatMulNBits.",
-        ),
+        notes=(_CLE,),
         mode="weights_only",
         include=[{"op_type": "MatMul"}],
     ),
 )
 
 
+# Quark's MatMulNBitsParams of MATMUL_NBITS: GroupSize 128, AccuracyLevel 1.
+_NBITS = {"granularity": "per_block", "block_size": 128, "kernel": "matmul_nbits", "accuracy_level": 1}
+
+
 def _with_blocks(preset: Preset) -> Preset:
-    weight = {**preset.settings["weight"], "granularity": "per_block", "block_size": 128}
+    weight = {**preset.settings["weight"], **_NBITS}
     return preset.model_copy(update={"settings": {**preset.settings, "weight": weight}})
 
 

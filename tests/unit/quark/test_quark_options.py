@@ -145,7 +145,7 @@ HONOURED: list[tuple[dict[str, Any], str, Any, str, Any]] = [
     (FINETUNED, "QuantizationPreference", "speed", "algorithms.adaround.early_stop", True),
     (FINETUNED, "QuantizationPreference", "resource_efficiency", "algorithms.adaround.mem_opt_level", 2),
     (FINETUNED, "FastFinetune", {"OptimAlgorithm": "AdaQuant"}, "algorithms.adaquant.num_iterations", 1000),
-    ({}, "UseMatMulNBits", True, "weight.dtype", "int4"),
+    ({}, "UseMatMulNBits", True, "weight.kernel", "matmul_nbits"),
     ({"extra_options": {"UseMatMulNBits": True}}, "MatMulNBitsParams", {"GroupSize": 64}, "weight.block_size", 64),
     (
         {"extra_options": {"UseMatMulNBits": True}},
@@ -165,6 +165,52 @@ def test_honoured(context: dict[str, Any], name: str, value: Any, path: str, our
     assert without is None or at(without.config, path) != ours
     assert f"/extra_options/{name}" in translation.honoured
     parse_config(translation.config)
+
+
+NBITS = "/extra_options/MatMulNBitsParams"
+
+
+@each(
+    ("params", "weight", "algorithms"),
+    [
+        ({}, {"dtype": "int4", "symmetric": True, "block_size": 128, "accuracy_level": 0}, []),
+        ({"Algorithm": "RTN", "AccuracyLevel": 4}, {"dtype": "int4", "accuracy_level": 4}, []),
+        ({"Bits": 8, "Symmetric": False}, {"dtype": "uint8", "symmetric": False}, []),
+        ({"Bits": 8, "GroupSize": 32}, {"dtype": "int8", "block_size": 32}, []),
+        ({"Algorithm": "HQQ"}, {"calibration": {"method": "mse"}}, []),
+        ({"Algorithm": "GPTQ"}, {"calibration": {"method": "minmax"}}, [{"method": "adaround", "solver": "moments"}]),
+    ],
+)
+def test_weights_of_few_bits_become_what_was_asked_for(
+    params: dict[str, Any], weight: dict[str, Any], algorithms: list[Any]
+) -> None:
+    options = {"UseMatMulNBits": True, "MatMulNBitsParams": params}
+    config = translate({"extra_options": options}).config
+    found = parse_config(config)
+    told = found.weight.model_dump(mode="json")
+    assert (found.mode, told["kernel"], told["granularity"]) == ("weights_only", "matmul_nbits", "per_block")
+    assert {key: config["weight"][key] for key in weight} == weight
+    assert config["algorithms"] == algorithms
+
+
+@each(
+    ("params", "key"),
+    [
+        ({"Bits": 3}, "Bits"),
+        ({"Bits": True}, "Bits"),
+        ({"GroupSize": 24}, "GroupSize"),
+        ({"GroupSize": 8}, "GroupSize"),
+        ({"AccuracyLevel": 5}, "AccuracyLevel"),
+        ({"Symmetric": 1}, "Symmetric"),
+        ({"Algorithm": "AWQ"}, "Algorithm"),
+        ({"Algorithm": None}, "Algorithm"),
+    ],
+)
+def test_weights_of_few_bits_that_cannot_be_translated_name_their_key(params: dict[str, Any], key: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        translate({"extra_options": {"UseMatMulNBits": True, "MatMulNBitsParams": params}})
+    assert [problem.pointer for problem in caught.value.errors] == [f"{NBITS}/{key}"]
+    assert key in caught.value.errors[0].message
 
 
 def needs_itself(context: dict[str, Any], name: str) -> bool:
