@@ -62,6 +62,21 @@ class Gate(Contract):
         default="undecided", description="The verdict where a condition is undecided and none is broken."
     )
 
+    on_fail: Literal["report", "fallback"] = Field(
+        default="report",
+        description=(
+            "What is returned where max_latency_ratio is broken, or undecided and on_undecided is fail. report: the "
+            "quantized model; fallback: the fastest model measured that holds all other conditions: as planned, "
+            "without the Q/DQ pairs that cost more than they save, or the float model."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _falls_back_from_a_limit(self) -> Gate:
+        if self.on_fail == "fallback" and self.max_latency_ratio is None:
+            raise _wrong("/on_fail", "fallback is for a model that is too slow: give max_latency_ratio")
+        return self
+
     @property
     def judges_metric(self) -> bool:
         """True if a condition concerns the metric."""
@@ -98,6 +113,16 @@ class EvaluationSpec(Contract):
         ge=0.0,
         le=3600.0,
         description="Seconds that trying advice may take, where accuracy suffered; 0: advice is given untried.",
+    )
+
+    fallback_seconds: float = Field(
+        default=120.0,
+        ge=0.0,
+        le=3600.0,
+        description=(
+            "Seconds that looking for a faster model may take, where the gate's on_fail is fallback; 0: no Q/DQ pairs "
+            "are taken off, the planned and the float model alone are compared."
+        ),
     )
 
     @property

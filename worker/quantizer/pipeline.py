@@ -30,6 +30,7 @@ from worker.quantizer.emit.tidy import tidied
 from worker.quantizer.evaluation.decisions import publish_samples
 from worker.quantizer.evaluation.metrics import Distances, MetricFunction, Metrics
 from worker.quantizer.evaluation.side_by_side import side_by_side
+from worker.quantizer.fallback.choice import falling_back
 from worker.quantizer.graph.mapped import forget_pages
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.serialized import to_bytes
@@ -137,6 +138,7 @@ def quantize(
     )
     done = found.emit()
     made = make_report(done, done.bytes, found.case, found.services)
+    done, made = falling_back(done, made, found)
     report = with_advice(made.report, done, found.case, found.services, found)
     publish_ranges(report.algorithms, found.services.files)
     publish_training(report.algorithms, found.services.files)

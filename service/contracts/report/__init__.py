@@ -10,6 +10,7 @@ from service.contracts.report.algorithms import (
     TrainingEpoch,
     TrainingFigures,
 )
+from service.contracts.report.fallback import Fallback, FallbackCandidate, RegionFigures
 from service.contracts.report.figures import (
     Fidelity,
     LatencyFigures,
@@ -30,6 +31,8 @@ __all__ = [
     "Advice",
     "AdviceFigure",
     "AlgorithmFigures",
+    "Fallback",
+    "FallbackCandidate",
     "Fidelity",
     "Finding",
     "Flips",
@@ -46,6 +49,7 @@ __all__ = [
     "PreparationStep",
     "RangeChange",
     "ReconstructionError",
+    "RegionFigures",
     "Report",
     "Score",
     "Severity",

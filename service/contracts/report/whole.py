@@ -12,6 +12,7 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.report.algorithms import AlgorithmFigures
 from service.contracts.report.digests import NOT_IN_DIGEST, canonical_sha256
+from service.contracts.report.fallback import Fallback
 from service.contracts.report.figures import Fidelity, LatencyFigures, MetricFigures, ModelFigures
 from service.contracts.report.findings import Advice, Finding
 from service.contracts.report.layers import LayerFigures, PreparationStep
@@ -41,14 +42,18 @@ class Manifest(Contract):
     seed: int
     versions: dict[str, str]
     threads: int
+    timed_choice: bool = Field(
+        default=False,
+        description="True if measured latency has chosen the model: another run may give other bytes.",
+    )
     config_sha256: str | None = Field(
         default=None, description="Of the canonical JSON of config. Null: of a version that did not tell it."
     )
     manifest_sha256: str | None = Field(
         default=None,
         description=(
-            "Of the canonical JSON (sorted keys, no blanks) of this manifest without itself, output_sha256, threads "
-            "and the evaluation data's two fields; the model's file carries it."
+            "Of the canonical JSON (sorted keys, no blanks) of this manifest without itself, output_sha256, threads, "
+            "timed_choice and the evaluation data's two fields; the model's file carries it."
         ),
     )
 
@@ -74,6 +79,9 @@ class Report(Contract):
     metrics: tuple[MetricFigures, ...] = Field(default=(), description="Of both models, in the order declared.")
     fidelity: Fidelity
     latency: LatencyFigures | None = Field(default=None, description="Null: not timed.")
+    fallback: Fallback | None = Field(
+        default=None, description="What was tried because the quantized model was too slow; null: nothing."
+    )
     layers: tuple[LayerFigures, ...] = Field(description="Worst SQNR first, then the nodes left in float.")
     preparation: tuple[PreparationStep, ...]
     algorithms: tuple[AlgorithmFigures, ...] = Field(default=(), description="In the order in which they ran.")

@@ -70,11 +70,16 @@ def judge(
     wanted = {name: getattr(gate, name) for name in reached}
     own = [_decided(name, limit, reached[name], gate, latency) for name, limit in wanted.items() if limit is not None]
     clauses = [_as_far_as_known(clause, findings) for clause in (*further, *own)]
+    return verdict_of(gate, clauses), tuple(clauses)
+
+
+def verdict_of(gate: Gate, clauses: Sequence[GateClause]) -> Verdict:
+    """What the clauses of a gate come to."""
     if not clauses:
-        return "none", ()
+        return "none"
     if any(clause.holds is False for clause in clauses):
-        return "fail", tuple(clauses)
-    return (gate.on_undecided if any(clause.holds is None for clause in clauses) else "pass"), tuple(clauses)
+        return "fail"
+    return gate.on_undecided if any(clause.holds is None for clause in clauses) else "pass"
 
 
 def search_clauses(algorithms: Sequence[Algorithm], outcomes: Sequence[AlgorithmFigures]) -> tuple[GateClause, ...]:

@@ -1,0 +1,187 @@
+"""A quantized model that is too slow gives way to the fastest that holds the other conditions; the timer is a fake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from service.contracts.config import parse_config
+from service.contracts.errors import InvalidConfigError
+from service.contracts.report import Interval, LatencyFigures, MachineLoad
+from tests.unit.quantizer.toolbox import make_model, normal, quantize_file, run_onnx
+from worker.quantizer.evaluation.nhwc import NhwcSession
+from worker.quantizer.fallback import choice
+from worker.quantizer.pipeline import Result
+from worker.quantizer.report import assemble
+
+# Two convolutions with a chain of elementwise nodes in between.
+MODEL = make_model(
+    """(float[N,4,8,8] x) => (float[N,4,8,8] y) {
+        [a] a = Conv <pads = [1, 1, 1, 1]> (x, w)
+        [s1] s = Add (a, x)
+        [s2] t = Mul (s, a)
+        [s3] u = Add (t, s)
+        [b] y = Conv <pads = [1, 1, 1, 1]> (u, v)
+    }""",
+    {"w": normal(4, 4, 3, 3), "v": normal(4, 4, 3, 3, seed=1)},
+)
+DATA = {"x": normal(12, 4, 8, 8, seed=2)}
+Cost = Callable[[onnx.ModelProto], float]
+
+
+def figures(ratio: float, spread: float = 0.01) -> LatencyFigures:
+    def interval(value: float) -> Interval:
+        return Interval(low=value - spread, high=value + spread, method="order_statistics", samples=20)
+
+    return LatencyFigures(
+        float_ms=1.0,
+        quantized_ms=ratio,
+        float_interval_ms=interval(1.0),
+        quantized_interval_ms=interval(ratio),
+        ratio=ratio,
+        ratio_interval=interval(ratio),
+        verdict="slower" if ratio - spread > 1 else "faster" if ratio + spread < 1 else "undecided",
+        runs=20,
+        batch_size=1,
+        threads=1,
+        load=MachineLoad(cpu_count=1),
+    )
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cost], None]:
+    """Lets a model take what a function of it says; the float model takes 1."""
+
+    def by(cost: Cost) -> None:
+        class Costed(NhwcSession):
+            def __init__(self, model: bytes, *args: Any, **settings: Any) -> None:
+                super().__init__(model, *args, **settings)
+                self.cost = cost(onnx.load_from_string(model))
+
+        def measure(reference: Any, other: Any, *args: Any, **settings: Any) -> LatencyFigures:
+            return figures(getattr(other, "cost", 1.0) / getattr(reference, "cost", 1.0))
+
+        for module in (choice, assemble):
+            monkeypatch.setattr(module, "NhwcSession", Costed)
+            monkeypatch.setattr(module, "measure_latency", measure)
+
+    return by
+
+
+def pairs(model: onnx.ModelProto) -> int:
+    return sum(node.op_type == "QuantizeLinear" for node in model.graph.node)
+
+
+def quantized(folder: Path, limit: float = 1.0, *, seconds: float = 600.0, **gate: Any) -> Result:
+    gate = {"max_latency_ratio": limit, "on_fail": "fallback", **gate}
+    evaluation = {"gate": gate, "latency_runs": 1, "layer_samples": 1, "advice_seconds": 0, "fallback_seconds": seconds}
+    return quantize_file(folder, MODEL, DATA, parse_config({"preset": "plain", "evaluation": evaluation}))
+
+
+def by_elementwise(model: onnx.ModelProto) -> float:
+    """Convolutions are faster by half on integers; every elementwise node between pairs costs as much as it took."""
+    made = {name: node for node in model.graph.node for name in node.output}
+    total = 0.4
+    for node in model.graph.node:
+        if node.op_type in ("Conv", "Add", "Mul"):
+            on_integers = all(
+                made[name].op_type == "DequantizeLinear" for name in node.input[:2] if name in made
+            ) and any(name in made for name in node.input)
+            total += {"Conv": 0.05 if on_integers else 0.2}.get(node.op_type, 1.0 if on_integers else 0.05)
+    return total
+
+
+def test_pairs_that_cost_more_than_they_save_are_taken_off(tmp_path: Path, timed: Callable[[Cost], None]) -> None:
+    timed(by_elementwise)
+    result = quantized(tmp_path)
+    report, told = result.report, result.report.fallback
+    assert told is not None and told.chosen.kind == "reduced"
+    assert [candidate.kind for candidate in told.candidates][:: len(told.candidates) - 1] == ["planned", "float"]
+    assert told.chosen.latency_ratio < 1.0 < told.candidates[0].latency_ratio
+    layers = {layer.name: layer.reason_code for layer in report.layers}
+    assert layers["a"] is None and layers["b"] is None
+    assert {layers[name] for name in ("s1", "s2", "s3")} >= {"slower-quantized"}
+    assert told.chosen.nodes_taken_off == 3
+    assert report.verdict == "pass" and report.latency is not None and report.latency.ratio == told.chosen.latency_ratio
+    assert any(region.outcome == "taken_off" and region.kind == "elementwise" for region in told.regions)
+    assert any(region.outcome == "kept" and region.kind == "convolution" for region in told.regions)
+    assert report.manifest.timed_choice and told.reason in report.notes
+    # what stays quantized keeps its integers
+    plain = quantize_file(tmp_path, MODEL, DATA, parse_config({"preset": "plain"}))
+    whole, part = ({t.name: t for t in onnx.load_from_string(m.model).graph.initializer} for m in (plain, result))
+    shared = [name for name in part if name.endswith("_quantized")]
+    assert shared and all(part[name].raw_data == whole[name].raw_data for name in shared)
+
+
+def test_the_float_file_comes_back_where_nothing_else_is_faster(tmp_path: Path, timed: Callable[[Cost], None]) -> None:
+    timed(lambda model: 1.2 + 0.1 * pairs(model))
+    result = quantized(tmp_path, 1.0)
+    report, told = result.report, result.report.fallback
+    assert result.model == (tmp_path / "model.onnx").read_bytes()
+    assert told is not None and told.chosen.kind == "float" and told.chosen.holds
+    assert report.verdict == "pass" and [clause.got for clause in report.gate] == [1.0]
+    assert report.quantized.size_bytes == report.float_.size_bytes
+    assert "slower-quantized" in {layer.reason_code for layer in report.layers}
+    assert "float model is returned" in report.summary and report.advice == ()
+
+
+def test_a_limit_that_no_model_keeps_fails_with_the_float_model(tmp_path: Path, timed: Callable[[Cost], None]) -> None:
+    timed(lambda model: 2.0)
+    report = quantized(tmp_path, 0.5).report
+    assert report.fallback is not None and report.fallback.chosen.kind == "float"
+    assert report.verdict == "fail" and report.gate[0].got == 1.0
+
+
+@pytest.mark.parametrize(("limit", "more"), [(3.0, {}), (1.0, {"on_fail": "report"}), (2.005, {})])
+def test_what_holds_or_is_undecided_or_only_reported_is_returned_as_planned(
+    tmp_path: Path, timed: Callable[[Cost], None], limit: float, more: dict[str, Any]
+) -> None:
+    timed(lambda model: 2.0)
+    result = quantized(tmp_path, limit, **more)
+    assert result.report.fallback is None and not result.report.manifest.timed_choice
+    assert pairs(onnx.load_from_string(result.model))
+
+
+def test_undecided_falls_back_where_the_gate_counts_it_as_failed(tmp_path: Path, timed: Callable[[Cost], None]) -> None:
+    timed(lambda model: 2.0)
+    told = quantized(tmp_path, 2.005, on_undecided="fail").report.fallback
+    assert told is not None and told.because.startswith("the quantized model may break")
+
+
+def test_other_conditions_decide_who_may_be_returned(tmp_path: Path, timed: Callable[[Cost], None]) -> None:
+    timed(by_elementwise)
+    told = quantized(tmp_path, min_sqnr_db=150.0).report.fallback
+    assert told is not None and told.chosen.kind == "float"
+    assert [candidate.holds for candidate in told.candidates][0] is False
+    smallest = quantized(tmp_path, max_size_bytes=1).report.fallback
+    assert smallest is not None and smallest.chosen.kind == "planned"
+    assert "no model holds" in smallest.reason
+
+
+def test_without_seconds_only_the_planned_and_the_float_model_are_compared(
+    tmp_path: Path, timed: Callable[[Cost], None]
+) -> None:
+    timed(by_elementwise)
+    told = quantized(tmp_path, seconds=0).report.fallback
+    assert told is not None and told.regions == () and told.why_no_regions is not None
+    assert [candidate.kind for candidate in told.candidates] == ["planned", "float"] and told.chosen.kind == "float"
+
+
+def test_a_fallback_needs_a_limit() -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        parse_config({"preset": "plain", "evaluation": {"gate": {"on_fail": "fallback"}}})
+    assert [problem.pointer for problem in caught.value.errors] == ["/evaluation/gate/on_fail"]
+
+
+def test_a_real_clock_returns_the_float_model_for_a_limit_out_of_reach(tmp_path: Path) -> None:
+    result = quantized(tmp_path, 1e-6, seconds=0)
+    told = result.report.fallback
+    assert told is not None and told.chosen.kind == "float"
+    assert result.model == (tmp_path / "model.onnx").read_bytes()
+    x = DATA["x"][:1]
+    assert np.array_equal(run_onnx(result.model, {"x": x})["y"], run_onnx(MODEL, {"x": x})["y"])

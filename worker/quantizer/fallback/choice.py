@@ -1,0 +1,324 @@
+"""Looks for a model to return in the place of a quantized one that breaks the gate's limit of latency."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from service.contracts.evaluation import Gate
+from service.contracts.report import (
+    Fallback,
+    FallbackCandidate,
+    GateClause,
+    LatencyFigures,
+    ModelFigures,
+    RegionFigures,
+    Report,
+)
+from worker.quantizer.evaluation.class_axis import class_outputs
+from worker.quantizer.evaluation.compare import compare
+from worker.quantizer.evaluation.gate import judge, verdict_of
+from worker.quantizer.evaluation.latency import measure_latency
+from worker.quantizer.evaluation.metric_figures import metric_figures
+from worker.quantizer.evaluation.nhwc import NhwcSession
+from worker.quantizer.fallback.placement import in_float, without
+from worker.quantizer.fallback.regions import regions
+from worker.quantizer.fallback.search import Placement, take_off
+from worker.quantizer.plan.targets import TARGETS
+from worker.quantizer.precision.autopilot.deadline import OutOfTimeError, TimedRun
+from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Draft, Filled, Quantized
+from worker.quantizer.report.assemble import Assembled, make_report
+from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import Session
+
+_CLAUSE = "max_latency_ratio"
+# Of the time, for regions by themselves; the rest is for taking them off together.
+_ALONE = 0.5
+Kind = Literal["planned", "reduced", "float"]
+
+
+class Quantizer(Protocol):
+    """Writes drafts of the model at hand."""
+
+    @property
+    def filled(self) -> Filled:
+        """The drafts."""
+
+    @property
+    def case(self) -> Case:
+        """What is quantized, on which data."""
+
+    @property
+    def services(self) -> Services:
+        """Of the run."""
+
+    def emit(self, draft: Draft | None = None) -> Quantized:
+        """The model of the last draft, or of another one."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that might be returned.
+
+    Attributes:
+        kind: what it is.
+        done: written.
+        size_bytes: of its file.
+        latency: beside the float model; None for that itself.
+        gate: its clauses but that of latency; None: not measured for want of time.
+    """
+
+    kind: Kind
+    done: Quantized
+    size_bytes: int
+    latency: LatencyFigures | None
+    gate: tuple[GateClause, ...] | None
+
+    @property
+    def ratio(self) -> float:
+        """Of its latency over that of the float model."""
+        return 1.0 if self.latency is None else self.latency.ratio
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether it holds all conditions but that of latency; None: not measured."""
+        return None if self.gate is None else all(clause.holds for clause in self.gate)
+
+    @property
+    def is_faster(self) -> bool:
+        """True if it is faster than the float model by the whole interval."""
+        return self.latency is not None and self.latency.ratio_interval.high < 1.0
+
+
+def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
+    """The fastest of those that hold all conditions but that of latency, and why it is that one.
+
+    The float model gives way to one that is surely faster. Where none holds, the planned one stays.
+
+    Args:
+        candidates: the planned one first, the float model last.
+    """
+    planned, float_ = candidates[0], candidates[-1]
+    held = [candidate for candidate in candidates if candidate.holds]
+    if not held:
+        return planned, "the quantized model is returned as planned: no model holds the gate's other conditions"
+    quantized = [
+        candidate for candidate in held if candidate is not float_ and (candidate.is_faster or not float_.holds)
+    ]
+    if not quantized:
+        return float_, "the float model is returned: no quantized one that holds the other conditions is surely faster"
+    best = min(quantized, key=lambda candidate: candidate.ratio)
+    told = (
+        f"it takes {best.ratio:.3g} times as long as the float model, the least of all that hold the other conditions"
+    )
+    if best is planned:
+        return best, f"the quantized model is returned as planned: {told}"
+    return best, f"the quantized model is returned without the Q/DQ pairs that cost more than they save: {told}"
+
+
+def falling_back(done: Quantized, made: Assembled, quantizer: Quantizer) -> tuple[Quantized, Assembled]:
+    """The model to return and its report: the given ones, unless the gate asks for another where latency breaks it.
+
+    Raises:
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    gate = quantizer.case.config.evaluation.gate
+    broken = next((clause for clause in made.report.gate if clause.clause == _CLAUSE), None)
+    if gate.on_fail != "fallback" or broken is None or done.plan.is_empty or not _fails(broken, gate):
+        return done, made
+    seconds = quantizer.case.config.evaluation.fallback_seconds
+    with quantizer.services.stages.stage("fallback", expected_seconds=seconds):
+        chosen, told = _Choice(done, made.report, quantizer).made(broken)
+        if chosen.kind == "planned":
+            report = made.report
+        else:
+            done = chosen.done
+            made = make_report(done, done.bytes, quantizer.case, quantizer.services)
+            report = made.report if chosen.kind == "reduced" else _of_float(made.report, gate)
+    notes = (told.reason, *report.notes)
+    manifest = report.manifest.model_copy(update={"timed_choice": True})
+    stages = tuple(quantizer.services.stages.figures)
+    changes = {"fallback": told, "notes": notes, "manifest": manifest, "stages": stages}
+    return done, made._replace(report=report.model_copy(update=changes))
+
+
+def _fails(clause: GateClause, gate: Gate) -> bool:
+    """Broken, or undecided where the gate counts that as failed."""
+    return clause.holds is False or (clause.holds is None and gate.on_undecided == "fail")
+
+
+class _Choice:
+    """Times and judges candidates until the time is used up.
+
+    Args:
+        done: the planned model.
+        report: of it.
+        quantizer: writes other ones.
+    """
+
+    def __init__(self, done: Quantized, report: Report, quantizer: Quantizer) -> None:
+        self._quantizer, self._case, self._report = quantizer, quantizer.case, report
+        self._seconds = self._case.config.evaluation.fallback_seconds
+        self._begun = time.monotonic()
+        self._timed = TimedRun(quantizer.services.run, self._seconds)
+        self._services = Services(self._timed, quantizer.services.threads)
+        self._planned = Placement(quantizer.filled.draft, done)
+
+    def made(self, broken: GateClause) -> tuple[Candidate, Fallback]:
+        """The chosen candidate, and what is told of all."""
+        self._timed.progress("fallback")
+        why_not = self._why_no_regions()
+        placements, tried = ([], []) if why_not else self._reduced()
+        planned = self._planned.done
+        candidates = [
+            Candidate("planned", planned, len(planned.bytes), self._report.latency, _others(self._report.gate)),
+            *filter(None, map(self._of, placements)),
+            self._float(),
+        ]
+        chosen, reason = choose(candidates)
+        return chosen, Fallback(
+            because=_because(broken),
+            reason=reason,
+            candidates=tuple(self._told(candidate, candidate is chosen) for candidate in candidates),
+            regions=tuple(tried),
+            why_no_regions=why_not,
+            seconds=round(time.monotonic() - self._begun, 3),
+        )
+
+    def _why_no_regions(self) -> str | None:
+        config = self._case.config
+        if not self._seconds:
+            return "evaluation.fallback_seconds is 0"
+        if config.mode != "static":
+            return f"mode {config.mode} puts no Q/DQ pairs on activations"
+        if TARGETS[config.target].whole:
+            return f"target {config.target} wants the whole network on integers"
+        return "what is left in float would be float16" if config.has_halfs else None
+
+    def _reduced(self) -> tuple[list[Placement], list[RegionFigures]]:
+        draft = self._planned.draft
+        found = regions(draft.graph, draft.plan)
+        return take_off(self._planned, found, self._placement, self._ratio, enough=self._enough)
+
+    def _enough(self) -> bool:
+        left = self._timed.seconds_left
+        return left is not None and left < (1.0 - _ALONE) * self._seconds
+
+    def _placement(self, nodes: frozenset[str]) -> Placement:
+        self._timed.check()
+        draft = without(self._planned.draft, nodes, self._case, self._services)
+        return Placement(draft, self._quantizer.emit(draft), nodes)
+
+    def _ratio(self, reference: Placement, other: Placement) -> LatencyFigures:
+        return self._measured(self._session(reference.done), self._session(other.done))
+
+    def _measured(self, reference: Session, other: Session) -> LatencyFigures:
+        case = self._case
+        return measure_latency(
+            reference,
+            other,
+            case.measured_on,
+            case.inputs,
+            runs=case.config.evaluation.latency_runs,
+            threads=self._services.threads,
+            run=self._timed,
+        )
+
+    def _session(self, done: Quantized) -> NhwcSession:
+        nhwc = () if done.plan.is_empty else done.prepared.nhwc_inputs
+        return NhwcSession(done.bytes, nhwc, threads=self._services.threads, what="quantized model")
+
+    def _of(self, placement: Placement) -> Candidate | None:
+        """A candidate with fewer pairs; None if there was no time to time it."""
+        done = placement.done
+        try:
+            latency = self._measured(self._case.float_session, self._session(done))
+        except OutOfTimeError:
+            return None
+        try:
+            gate = self._judged(done)
+        except OutOfTimeError:
+            gate = None
+        return Candidate("reduced", done, len(done.bytes), latency, gate)
+
+    def _float(self) -> Candidate:
+        """The float model, which is judged whatever time is left."""
+        self._timed.lenient = True
+        done = self._quantizer.emit(in_float(self._planned.draft))
+        return Candidate("float", done, len(done.bytes), None, self._judged(done))
+
+    def _judged(self, done: Quantized) -> tuple[GateClause, ...]:
+        """The clauses of the gate but that of latency, on the data of the report."""
+        case, evaluation = self._case, self._case.config.evaluation
+        gate = evaluation.gate.model_copy(update={_CLAUSE: None})
+        if gate.is_empty:
+            return ()
+        comparison = compare(
+            case.float_session,
+            self._session(done),
+            case.measured_on,
+            case.inputs,
+            source=case.source,
+            metrics=case.metrics,
+            run=self._timed,
+            stage="fallback",
+            classes=class_outputs(done.prepared.model, evaluation, case.measured_on.summary.labels),
+        )
+        figures = ModelFigures(metrics=comparison.quantized_metrics, size_bytes=len(done.bytes))
+        measured = metric_figures(evaluation, comparison)
+        findings = self._report.findings
+        return judge(gate, self._report.float_, figures, comparison.fidelity, measured, findings=findings)[1]
+
+    def _told(self, candidate: Candidate, chosen: bool) -> FallbackCandidate:
+        before, after = (
+            {name for name, entry in done.plan.nodes.items() if entry.quantized}
+            for done in (self._planned.done, candidate.done)
+        )
+        return FallbackCandidate(
+            kind=candidate.kind,
+            nodes_taken_off=len(before - after),
+            size_bytes=candidate.size_bytes,
+            latency_ratio=candidate.ratio,
+            latency_interval=None if candidate.latency is None else candidate.latency.ratio_interval,
+            gate=candidate.gate or (),
+            holds=candidate.holds,
+            chosen=chosen,
+        )
+
+
+def _others(gate: Sequence[GateClause]) -> tuple[GateClause, ...]:
+    return tuple(clause for clause in gate if clause.clause != _CLAUSE)
+
+
+def _because(clause: GateClause) -> str:
+    where = "" if clause.interval is None else f" [{clause.interval.low:.3g}, {clause.interval.high:.3g}]"
+    got = "nothing" if clause.got is None else f"{clause.got:.3g}"
+    verb = "breaks" if clause.holds is False else "may break"
+    return f"the quantized model {verb} max_latency_ratio {clause.wanted:g}: it takes {got}{where} times as long"
+
+
+def _of_float(report: Report, gate: Gate) -> Report:
+    """The report of the float model as the one returned: its latency is its own, and so is the clause about it."""
+    clauses = tuple(_of_itself(clause) if clause.clause == _CLAUSE else clause for clause in report.gate)
+    changes: dict[str, Any] = {
+        "gate": clauses,
+        "verdict": verdict_of(gate, clauses),
+        "summary": "The float model is returned as it was uploaded: the quantized one was too slow.",
+    }
+    latency = report.latency
+    if latency is not None:
+        itself = latency.ratio_interval.model_copy(update={"low": 1.0, "high": 1.0})
+        same = {"ratio": 1.0, "ratio_interval": itself, "verdict": "undecided", "quantized_ms": latency.float_ms}
+        same["quantized_interval_ms"] = latency.float_interval_ms
+        changes["latency"] = latency.model_copy(update=same)
+        changes["quantized"] = report.quantized.model_copy(update={"latency_ms": latency.float_ms})
+    return report.model_copy(update=changes)
+
+
+def _of_itself(clause: GateClause) -> GateClause:
+    changes = {"got": 1.0, "holds": clause.wanted >= 1.0, "interval": None, "confidence": None, "why": None}
+    return clause.model_copy(update=changes)
