@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from service.contracts.report import Histogram, LayerFigures, Report
-from service.reports import charts, figures, gains, layers, verdict
+from service.reports import charts, choices, figures, gains, layers, verdict
 from service.reports.abridged import abridged_json
 from service.reports.names import name, prose
 from service.reports.pieces import algorithms, metrics
@@ -97,6 +97,8 @@ def _context(report: Report, limits: Limits) -> dict[str, Any]:
         "severities": _SEVERITIES,
         "gains": gains.gains(report),
         "conditions": [(condition, scale(condition.clause, report)) for condition in verdict.conditions(report)],
+        "fallback": None if report.fallback is None else choices.Choice.of(report.fallback),
+        "kernels": None if report.kernels is None else choices.Forms.of(report.kernels),
         "metrics": [metrics.metric_row(metric, report.fidelity.samples) for metric in report.metrics],
         "speed": metrics.speed_chart(report.latency),
         "source": gains.source_words(report),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from service.contracts.report import Advice, Finding, Report
-from service.reports import gains, layers, verdict
+from service.reports import choices, gains, layers, verdict
 from service.reports.abridged import abridged_json
 from service.reports.figures import count, figure, percent
 from service.reports.figures import size as bytes_words
@@ -31,6 +31,8 @@ def markdown(report: Report) -> str:
         _findings(report.findings),
         _gains(report),
         _gate(report),
+        _fallback(report),
+        _kernels(report),
         _metrics(report),
         _advice(report.advice),
         _layers(report),
@@ -99,6 +101,31 @@ def _gate(report: Report) -> str:
         for told in verdict.conditions(report)
     ]  # fmt: skip
     return "## Gate\n\n" + table(("result", "condition", "got", "interval", ""), rows) if rows else ""
+
+
+def _fallback(report: Report) -> str:
+    told = report.fallback
+    if told is None:
+        return ""
+    rows = [
+        (escaped(row.result), escaped(row.words), escaped(row.latency), escaped(row.size), escaped(row.holds))
+        for row in choices.candidates(told)
+    ]  # fmt: skip
+    head = ("", "model", "time over float", "size", "other conditions")
+    sentences = [escaped(sentence) for sentence in choices.sentences(told)]
+    return "\n\n".join(["## Looked for a faster model", " ".join(sentences), table(head, rows)])
+
+
+def _kernels(report: Report) -> str:
+    told = report.kernels
+    if told is None:
+        return ""
+    rows = [
+        (escaped(row.form), escaped(row.latency), escaped(row.ratio), escaped(row.sqnr)) for row in choices.forms(told)
+    ]
+    head = ("form", "time of one run", "time over float", "SQNR")
+    listed = [table(head, rows)] if rows else []
+    return "\n\n".join(["## Forms of products with weights in blocks", escaped(choices.kernels_words(told)), *listed])
 
 
 def _metrics(report: Report) -> str:

@@ -21,6 +21,7 @@ from service.contracts.inspection import Inspection, NodeInspection
 from service.contracts.report import Report
 from service.reports.names import shown
 from worker.commands.advice_view import print_advice
+from worker.commands.choices_view import print_choices
 from worker.commands.figures import bytes_words, change, figure, labelled, number, size_words, span, speed_words
 from worker.commands.verdict_view import print_verdict
 
@@ -244,6 +245,7 @@ def print_report(report: Report, console: Console | None = None, *, report_path:
     if fidelity.top1_agreement is not None:
         words.append(f"top-1 agreement {fidelity.top1_agreement:.2f}{span(fidelity.top1_agreement_interval)} %")
     console.print(Text(f"fidelity  {', '.join(words)} ({fidelity.samples} {fidelity.source} samples)"))
+    print_choices(report, console)
     _print_trainings(report, console)
     _print_layers(report, console)
     for note in report.notes:

@@ -20,6 +20,7 @@ from service.contracts.report.figures import (
     OutputFidelity,
 )
 from service.contracts.report.findings import Advice, AdviceFigure, Finding, Severity
+from service.contracts.report.kernels import KernelFigures, Kernels
 from service.contracts.report.layers import Histogram, LayerFigures, PreparationStep
 from service.contracts.report.statistics import Flips, Interval
 from service.contracts.report.verdict import GateClause, Verdict
@@ -39,6 +40,8 @@ __all__ = [
     "GateClause",
     "Histogram",
     "Interval",
+    "KernelFigures",
+    "Kernels",
     "LatencyFigures",
     "LayerFigures",
     "MachineLoad",

@@ -15,6 +15,7 @@ from service.contracts.report.digests import NOT_IN_DIGEST, canonical_sha256
 from service.contracts.report.fallback import Fallback
 from service.contracts.report.figures import Fidelity, LatencyFigures, MetricFigures, ModelFigures
 from service.contracts.report.findings import Advice, Finding
+from service.contracts.report.kernels import Kernels
 from service.contracts.report.layers import LayerFigures, PreparationStep
 from service.contracts.report.verdict import GateClause, Verdict
 from service.contracts.report.versions import upgraded
@@ -79,6 +80,9 @@ class Report(Contract):
     metrics: tuple[MetricFigures, ...] = Field(default=(), description="Of both models, in the order declared.")
     fidelity: Fidelity
     latency: LatencyFigures | None = Field(default=None, description="Null: not timed.")
+    kernels: Kernels | None = Field(
+        default=None, description="Both forms of products with weights in blocks; null: no product has two."
+    )
     fallback: Fallback | None = Field(
         default=None, description="What was tried because the quantized model was too slow; null: nothing."
     )

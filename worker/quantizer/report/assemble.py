@@ -17,6 +17,7 @@ from worker.quantizer.evaluation.nhwc import NhwcSession
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Quantized
 from worker.quantizer.report.growth import growth_words
+from worker.quantizer.report.kernels import kernel_figures
 from worker.quantizer.report.layer_latency import with_latency
 from worker.quantizer.report.layers import hidden_histograms_note, layer_figures
 from worker.quantizer.report.manifest import make_manifest
@@ -81,6 +82,7 @@ def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: 
             threads=services.threads,
             run=run,
         )
+        kernels = kernel_figures(quantized, quantized_session, latency, case, services)
         layers, untimed = with_latency(layers, quantized, case, services)
     float_figures = ModelFigures(
         metrics=comparison.float_metrics,
@@ -126,6 +128,7 @@ def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: 
         metrics=measured,
         fidelity=comparison.fidelity,
         latency=latency,
+        kernels=kernels,
         layers=layers,
         preparation=tuple(quantized.prepared.steps),
         algorithms=outcomes,

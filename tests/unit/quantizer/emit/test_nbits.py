@@ -14,6 +14,7 @@ from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from tests.unit.quantizer.toolbox import write_npz
 from worker.quantizer.pipeline import quantize
+from worker.quantizer.report import kernels
 from worker.quantizer.run.interface import SilentRun
 
 ROWS, WIDTH, OUT = 50, 96, 40
@@ -93,3 +94,42 @@ def test_what_the_kernel_does_not_take_is_refused(spec: dict[str, Any], says: st
 def test_integer_activations_have_no_such_kernel() -> None:
     with pytest.raises(InvalidConfigError, match="choose mode weights_only"):
         parse_config({"preset": "plain", "weight": weights("int4", kernel="matmul_nbits")})
+
+
+@pytest.mark.parametrize("kernel", ["auto", "standard", "matmul_nbits"])
+def test_the_report_has_figures_of_both_forms(tmp_path: Path, kernel: str) -> None:
+    (tmp_path / "m").mkdir()
+    ids = np.random.default_rng(2).integers(0, ROWS, (6, 5))
+    data = write_npz(tmp_path / "data.npz", ids=ids)
+    spec = weights("int4", kernel=kernel, accuracy_level=4)
+    config = parse_config({"preset": "plain", "mode": "weights_only", "weight": spec})
+    onnx.save(language_model(), tmp_path / "model.onnx")
+    result = quantize(tmp_path / "model.onnx", config, data, None, run=SilentRun(), threads=1)
+    found = result.report.kernels
+    assert found is not None and found.products == 2 and found.reason is None
+    standard, fused = found.forms
+    assert [(form.form, form.accuracy_level) for form in found.forms] == [("standard", None), ("matmul_nbits", 4)]
+    assert (standard.emitted, fused.emitted) == (kernel != "matmul_nbits", kernel == "matmul_nbits")
+    emitted = fused if fused.emitted else standard
+    assert result.report.latency is not None and emitted.ratio == result.report.latency.ratio
+    # what is told of the emitted form is what its file gives
+    (before,) = ort.InferenceSession(tmp_path / "model.onnx").run(None, {"ids": ids})
+    (after,) = ort.InferenceSession(result.model).run(None, {"ids": ids})
+    sqnr_db = 10 * np.log10((before**2).sum() / ((before - after) ** 2).sum())
+    assert emitted.sqnr_db == pytest.approx(sqnr_db, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "code"),
+    [(weights("int4"), "too-large-for-both-forms"), ({"dtype": "int8", "granularity": "per_channel"}, None)],
+)
+def test_forms_are_compared_only_where_there_are_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], code: str | None
+) -> None:
+    monkeypatch.setattr(kernels, "LARGE_WEIGHT_BYTES", 1000)
+    data = write_npz(tmp_path / "data.npz", ids=np.zeros((4, 5), np.int64))
+    config = parse_config({"preset": "plain", "mode": "weights_only", "weight": spec})
+    onnx.save(language_model(), tmp_path / "model.onnx")
+    found = quantize(tmp_path / "model.onnx", config, data, None, run=SilentRun(), threads=1).report.kernels
+    assert (None if found is None else found.reason_code) == code
+    assert found is None or (found.forms == () and "too large" in str(found.reason))

@@ -158,7 +158,7 @@ def test_other_conditions_decide_who_may_be_returned(tmp_path: Path, timed: Call
     timed(by_elementwise)
     told = quantized(tmp_path, min_sqnr_db=150.0).report.fallback
     assert told is not None and told.chosen.kind == "float"
-    assert [candidate.holds for candidate in told.candidates][0] is False
+    assert told.candidates[0].holds is False
     smallest = quantized(tmp_path, max_size_bytes=1).report.fallback
     assert smallest is not None and smallest.chosen.kind == "planned"
     assert "no model holds" in smallest.reason

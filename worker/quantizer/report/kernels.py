@@ -1,0 +1,134 @@
+"""Products with weights in blocks in both their forms, as the runtime runs them: what each costs, how near it comes.
+
+Only mode weights_only writes them, which knows no target but onnxruntime, whose operator the second form is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import onnx_ir as ir
+
+from service.contracts.reason import Reason, declare
+from service.contracts.report import KernelFigures, Kernels, LatencyFigures
+from worker.quantizer.emit import emit
+from worker.quantizer.emit.nbits import has_kernel
+from worker.quantizer.evaluation.latency import measure_latency
+from worker.quantizer.evaluation.metrics import Distances
+from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_side
+from worker.quantizer.graph.serialized import to_bytes
+from worker.quantizer.graph.skeleton import copy_of
+from worker.quantizer.graph.values import name_of
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Quantized
+from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import LARGE_WEIGHT_BYTES, Session, is_large
+
+TOO_LARGE = declare(
+    "too-large-for-both-forms", "the model is too large to be written and run in a second form", by_design=True
+)
+Form = Literal["standard", "matmul_nbits"]
+
+
+def kernel_figures(
+    done: Quantized, session: Session, latency: LatencyFigures, case: Case, services: Services
+) -> Kernels | None:
+    """Both forms of a model's products beside the float model; None where no product has two.
+
+    Args:
+        done: the model.
+        session: of it, as emitted.
+        latency: of it beside the float model.
+        case: what was quantized.
+        services: of the run.
+
+    Raises:
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    plan, products = done.plan, _products(done.filled.draft.graph, done.plan)
+    if case.config.mode != "weights_only" or not products:
+        return None
+    why_not = _why_not(done, case)
+    if why_not is not None:
+        return Kernels(products=len(products), reason=why_not.words, reason_code=why_not.code)
+    names = {name_of(node.inputs[1]) for node in products if node.inputs[1] is not None}
+    levels = {plan.weights[name].spec.accuracy_level for name in names}
+    written: Form = "matmul_nbits" if all(_is_fused(plan, name) for name in names) else "standard"
+    other: Form = "standard" if written == "matmul_nbits" else "matmul_nbits"
+    twin = Session(_rewritten(done, names, other), threads=services.threads, what="quantized model in its other form")
+    timed = measure_latency(
+        case.float_session,
+        twin,
+        case.measured_on,
+        case.inputs,
+        runs=case.config.evaluation.latency_runs,
+        threads=services.threads,
+        run=services.run,
+    )
+    level = max(levels)
+    forms = (
+        _figures(written, level, session, latency, case, services, emitted=True),
+        _figures(other, level, twin, timed, case, services, emitted=False),
+    )
+    return Kernels(products=len(products), forms=tuple(sorted(forms, key=lambda form: form.form == "matmul_nbits")))
+
+
+def _why_not(done: Quantized, case: Case) -> Reason | None:
+    large = is_large(done.emitted.model) or max(len(done.bytes), case.summary.size_bytes) > LARGE_WEIGHT_BYTES
+    return TOO_LARGE() if large else None
+
+
+def _products(graph: ir.Graph, plan: QuantizationPlan) -> list[ir.Node]:
+    """Nodes whose weights the operator takes."""
+    found = []
+    for node in graph:
+        weight = node.inputs[1] if len(node.inputs) > 1 else None
+        planned = None if weight is None else plan.weights.get(weight.name or "")
+        if planned is not None and plan.role_of(node) is not None and has_kernel(node, planned):
+            found.append(node)
+    return found
+
+
+def _is_fused(plan: QuantizationPlan, name: str) -> bool:
+    return plan.weights[name].spec.kernel == "matmul_nbits"
+
+
+def _rewritten(done: Quantized, names: set[str], form: Form) -> bytes:
+    """The model with these weights in the given form."""
+    draft, plan = done.filled.draft, done.plan.copy()
+    for name in names:
+        plan.weights[name].spec = plan.weights[name].spec.model_copy(update={"kernel": form})
+    return to_bytes(emit(copy_of(draft.prepared.model), plan).model)
+
+
+def _figures(
+    form: Form,
+    level: int,
+    session: Session,
+    latency: LatencyFigures,
+    case: Case,
+    services: Services,
+    *,
+    emitted: bool,
+) -> KernelFigures:
+    last = min(case.config.evaluation.layer_samples, case.measured_on.samples)
+    distances = Distances()
+    expected = expected_outputs(
+        case.float_session, case.measured_on, case.inputs, run=services.run, batch_size=1, last=last
+    )
+    for twins in side_by_side(session, expected, services.run):
+        distances.update(twins.pairs())
+    worst = distances.worst_db
+    return KernelFigures(
+        form=form,
+        emitted=emitted,
+        accuracy_level=level if form == "matmul_nbits" else None,
+        float_ms=latency.float_ms,
+        latency_ms=latency.quantized_ms,
+        ratio=latency.ratio,
+        ratio_interval=latency.ratio_interval,
+        sqnr_db=None if worst is None else round(worst, 3),
+        samples=last,
+    )
