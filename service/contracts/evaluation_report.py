@@ -115,6 +115,20 @@ class EvaluationReport(Contract):
         return told
 
 
+def check_gate(spec: EvaluationSpec, *, pointer: str = EVALUATION_POINTER) -> None:
+    """An evaluation makes no model that it could return in the place of another.
+
+    Raises:
+        InvalidConfigError: the gate asks for a fallback.
+    """
+    if spec.gate.on_fail == "fallback":
+        raise InvalidConfigError(
+            "on_fail fallback is for quantizations: an evaluation returns no model",
+            pointer=f"{pointer}/gate/on_fail",
+            hint="Leave on_fail out.",
+        )
+
+
 def check_reference(spec: EvaluationSpec, *, has_reference: bool, pointer: str = EVALUATION_POINTER) -> None:
     """What compares with a reference model needs one.
 

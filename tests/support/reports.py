@@ -60,6 +60,8 @@ def full_document(**changes: Any) -> dict[str, Any]:
         "gate": _gate(),
         "findings": _findings(),
         "advice": _advice(),
+        "fallback": _fallback(),
+        "kernels": _kernels(),
         "summary": "top-1 86.07 -> 85.62 %, SQNR 21.4 dB, 3.75x smaller; 56 of 57 nodes quantized.",
         "float": {
             "metrics": {"top1": 86.07, "rmse": 1.5},
@@ -165,6 +167,8 @@ def hostile_document() -> dict[str, Any]:
     document["fidelity"]["outputs"] = [
         {"name": name, "sqnr_db": 1.0, "cosine": 0.5, "top1_agreement": None} for name in HOSTILE
     ]
+    document["fallback"] |= {"because": PICTURE, "reason": SCRIPT, "why_no_regions": PICTURE}
+    document["kernels"] |= {"forms": [], "reason": PICTURE}
     document["manifest"]["versions"] = {name: name for name in HOSTILE}
     for entry in document["algorithms"]:
         entry["method"] = entry["summary"] = PICTURE
@@ -190,6 +194,32 @@ def large_report(count: int, name_characters: int = 40) -> Report:
     ]
     left = [layer(f"float {k}", reason="no integer kernel", reason_code="no-integer-kernel") for k in range(count)]
     return full_report(layers=[*rows, *left])
+
+
+def _fallback() -> dict[str, Any]:
+    clause = {"clause": "max_drop", "metric": "top1", "wanted": 1.0, "got": 0.25, "holds": True}
+    float_ = {"kind": "float", "nodes_taken_off": 33, "size_bytes": 9_000_000, "latency_ratio": 1.0, "holds": None}
+    reduced = {"kind": "reduced", "nodes_taken_off": 17, "size_bytes": 3_300_000, "latency_ratio": 0.77}
+    planned = {"kind": "planned", "nodes_taken_off": 0, "size_bytes": 2_900_000, "latency_ratio": 1.31, "holds": False}
+    region = {"kind": "elementwise", "nodes": ["/add"], "ratio": 0.9, "ratio_interval": interval(0.85, 0.95)}
+    return {
+        "because": "the quantized model breaks max_latency_ratio 0.8: it takes 1.31 times as long",
+        "reason": "the quantized model is returned without 17 pairs",
+        "candidates": [
+            {**planned, "gate": [clause]},
+            {**reduced, "gate": [clause], "holds": True, "chosen": True, "latency_interval": interval(0.73, 0.79)},
+            float_,
+        ],
+        "regions": [{**region, "outcome": "taken_off"}, {"kind": "region", "nodes": ["/mul"], "outcome": "untried"}],
+        "seconds": 12.5,
+    }
+
+
+def _kernels() -> dict[str, Any]:
+    figures = {"float_ms": 4.0, "ratio_interval": interval(0.4, 0.6), "samples": 16}
+    standard = {**figures, "form": "standard", "emitted": True, "latency_ms": 1.75, "ratio": 0.44, "sqnr_db": 27.25}
+    fused = {**figures, "form": "matmul_nbits", "emitted": False, "latency_ms": 2.25, "ratio": 0.56, "sqnr_db": 29.5}
+    return {"products": 14, "forms": [standard, {**fused, "accuracy_level": 4}]}
 
 
 def _gate() -> list[dict[str, Any]]:

@@ -111,5 +111,7 @@ def _reasons(before: Manifest, after: Manifest) -> Iterator[str]:
     changed = {name: pair for name, pair in told.items() if pair[0] != pair[1]}
     for name, (then, now) in changed.items():
         yield f"{name} was {then} and is {now}."
-    if not changed:
+    if after.timed_choice or before.timed_choice:
+        yield "The gate's fallback has chosen the model by measured latency, which differs from run to run."
+    elif not changed:
         yield "Engine, libraries and threads are the same: the kind of processor or of GPU may be another one."

@@ -12,7 +12,7 @@ from service.contracts.compatibility import check_dataset
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_checks import check_evaluation
-from service.contracts.evaluation_report import check_reference
+from service.contracts.evaluation_report import check_gate, check_reference
 from service.contracts.metrics import GraphMetric, Metric
 from service.datasets import repository as datasets
 from service.datasets import service as dataset_service
@@ -57,6 +57,7 @@ def checked_evaluation(
     Raises:
         QuantmillError: something about it is wrong; carries its place in the request.
     """
+    check_gate(body.evaluation, pointer=POINTER)
     check_reference(body.evaluation, has_reference=body.reference_model_id is not None, pointer=POINTER)
     spec = _with_graph_ids(session, tenant_id, body.evaluation)
     row = named_model(session, tenant_id, body.model_id)

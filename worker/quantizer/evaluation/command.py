@@ -18,6 +18,7 @@ from service.contracts.evaluation_report import (
     EvaluatedModel,
     EvaluationManifest,
     EvaluationReport,
+    check_gate,
     check_reference,
 )
 from service.contracts.report import ModelFigures
@@ -121,6 +122,7 @@ def evaluated(
         EngineError: the runtime failed.
     """
     spec, stages = spec or EvaluationSpec(), Stages()
+    check_gate(spec, pointer=pointer)
     check_reference(spec, has_reference=reference is not None, pointer=pointer)
     with stages.stage("load"):
         run.progress("load")

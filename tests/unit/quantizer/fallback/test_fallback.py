@@ -12,6 +12,8 @@ import pytest
 
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.evaluation_report import check_gate
 from service.contracts.report import Interval, LatencyFigures, MachineLoad
 from tests.unit.quantizer.toolbox import make_model, normal, quantize_file, run_onnx
 from worker.quantizer.evaluation.nhwc import NhwcSession
@@ -176,6 +178,13 @@ def test_without_seconds_only_the_planned_and_the_float_model_are_compared(
 def test_a_fallback_needs_a_limit() -> None:
     with pytest.raises(InvalidConfigError) as caught:
         parse_config({"preset": "plain", "evaluation": {"gate": {"on_fail": "fallback"}}})
+    assert [problem.pointer for problem in caught.value.errors] == ["/evaluation/gate/on_fail"]
+
+
+def test_an_evaluation_has_nothing_to_fall_back_to() -> None:
+    gate = {"max_latency_ratio": 1.0, "on_fail": "fallback"}
+    with pytest.raises(InvalidConfigError) as caught:
+        check_gate(EvaluationSpec.model_validate({"gate": gate}))
     assert [problem.pointer for problem in caught.value.errors] == ["/evaluation/gate/on_fail"]
 
 
