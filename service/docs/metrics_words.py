@@ -52,28 +52,6 @@ such conditions are undecided.
 A broken condition makes the verdict `fail`. Else one that is undecided makes it what `on_undecided` says: `undecided`
 or `fail`. `--fail-on-gate` exits with 3 for `fail` and with 4 for `undecided`.
 
-## Slower than the float model
-
-With `"on_fail": "fallback"` a quantized model that breaks `max_latency_ratio` (or leaves it undecided, where `on_undecided` is
-`fail`) is not what comes back. What does is the fastest model measured that holds all other conditions, out of
-
-- the model as planned;
-- models without the Q/DQ pairs that cost more than they save (mode `static`, on targets that do not want the whole network
-  on integers): the quantized nodes are cut into regions, all that hang together, all of a kind (convolutions, grouped
-  ones, matrix products, attention, normalizations, elementwise nodes), and what is both. Each is timed without its pairs,
-  in turn with the planned model. Those that are faster by the whole interval are taken off one after another, those that
-  cost most first, and each stays off only if the model is faster for it once more. What stays quantized keeps the grids
-  and integers that calibration and algorithms gave it;
-- the float model, which gives way only to one whose whole interval lies below 1.
-
-Where none holds the other conditions, the planned one stays. Verdict, figures and layers are those of the model that is
-returned; nodes that were taken off have the reason `slower-quantized`, and `fallback` of the report lists all candidates and
-regions with their figures. Of the float model the latency ratio is 1, so that a limit below 1 is broken. It takes
-`fallback_seconds` at most, and the last measurements; 0 compares the planned and the float model alone.
-
-What is chosen follows from measured time, on this machine and beside what else it does: another run may give other bytes.
-`timed_choice` of the manifest says so.
-
 Of shares of samples `flips` counts which changed sides: `lost`, `won`, and `confident`, the lost ones whose class the
 float model gave 90 % or more (null where nobody can tell, as where some samples do not count). `samples.npz`, a file of
 the job, tells it sample by sample where the first output gives one class for each: `index`, `float_class`,
@@ -85,6 +63,29 @@ function of sums what the sample moves it by), where the metric tells samples ap
 [compared](http.md#side-by-side) by it.
 
 The same tests decide whether an algorithm, a recipe of the autopilot or an epoch of a training is better than another.
+
+## Slower than the float model
+
+With `"on_fail": "fallback"` a quantized model that breaks `max_latency_ratio` (or leaves it undecided, where
+`on_undecided` is `fail`) is not what comes back. What does is the fastest model measured that holds all other
+conditions, out of
+
+- the model as planned;
+- models without the Q/DQ pairs that cost more than they save (mode `static`, on targets that do not want the whole
+  network on integers): the quantized nodes are cut into regions, all that hang together, all of a kind (convolutions,
+  grouped ones, matrix products, attention, normalizations, elementwise nodes), and what is both. Each is timed without
+  its pairs, in turn with the planned model. Those without which it is faster by the whole interval are taken off one
+  after another, those that cost most first, and each stays off only if the model is faster for it once more. What
+  stays quantized keeps the grids and integers that calibration and algorithms gave it;
+- the float model, which gives way only to one whose whole interval lies below 1.
+
+Where none holds the other conditions, the planned one stays. Verdict, figures and layers are those of the model that
+is returned; nodes that were taken off have the reason `slower-quantized`, and `fallback` of the report lists all
+candidates and regions with their figures. Of the float model the latency ratio is 1, so that a limit below 1 is broken.
+It takes about `fallback_seconds`, and the last measurements; 0 compares the planned and the float model alone.
+
+What is chosen follows from measured time, on this machine and beside what else it does: another run may give other
+bytes. `timed_choice` of the manifest says so. A goal of the autopilot is not judged anew for a model with fewer pairs.
 """
 
 METRIC_WORDS = """## Metrics

@@ -185,7 +185,7 @@ def test_an_evaluation_has_nothing_to_fall_back_to() -> None:
     gate = {"max_latency_ratio": 1.0, "on_fail": "fallback"}
     with pytest.raises(InvalidConfigError) as caught:
         check_gate(EvaluationSpec.model_validate({"gate": gate}))
-    assert [problem.pointer for problem in caught.value.errors] == ["/evaluation/gate/on_fail"]
+    assert [problem.pointer for problem in caught.value.errors] == ["/config/evaluation/gate/on_fail"]
 
 
 def test_a_real_clock_returns_the_float_model_for_a_limit_out_of_reach(tmp_path: Path) -> None:
