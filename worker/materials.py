@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 TASK_FILE = "task.json"
 OUTPUT_FOLDER = "output"
+MODEL_FOLDERS = ("model", "reference", "graphs")
 _PRIVATE_FOLDER = 0o700
 
 
@@ -282,6 +283,12 @@ class Materials:
             if not self._store.take_back(sha256):
                 raise _missing(job_id, f"stored file {sha256}")
         return path
+
+
+def model_bytes(scratch: Path) -> int:
+    """Size of all models that lie in a scratch folder."""
+    folders = [scratch / place for place in MODEL_FOLDERS]
+    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
 def plain_name(name: str) -> str:

@@ -13,7 +13,14 @@ from sqlalchemy.orm import Session
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import EngineError, ResourceLimitError
 from service.contracts.model import MADE_DATA, MADE_MODEL, ModelSummary
-from service.contracts.runner import DatasetResult, EvaluateResult, InspectionResult, ModelResult, QuantizeResult
+from service.contracts.runner import (
+    DATA_KIND,
+    DatasetResult,
+    EvaluateResult,
+    InspectionResult,
+    ModelResult,
+    QuantizeResult,
+)
 from service.files import repository as stored_files
 from service.jobs.outcome import EvaluateOutcome, MadeModel, NewArtifact, NewModelFile, QuantizeOutcome
 from service.jobs.outcome import Outcome as JobOutcome
@@ -61,7 +68,8 @@ def publish(
         return result.summary
     if isinstance(result, InspectionResult):
         return result.inspection
-    _check_size([_written(output, file.file) for file in result.files], extra_bytes)
+    beside = [file for file in result.files if file.kind != DATA_KIND]
+    _check_size([_written(output, file.file) for file in beside], extra_bytes)
     report = output / REPORT_FILE
     _write_new(report, json.dumps(result.report.to_json_dict(), indent=2) + "\n")
     stored_report = store.put_file(report, check=check)
@@ -97,6 +105,9 @@ def _publish_model(result: ModelResult, put: Put) -> ModelSummary | MadeModel:
 
 
 def _publish_quantized(result: QuantizeResult, put: Put, stored_report: StoredFile) -> QuantizeOutcome:
+    told, data = result.report.manifest.output_data_sha256, [f.sha256 for f in result.files if f.kind == DATA_KIND]
+    if data != ([] if told is None else [told]):
+        raise EngineError("The runner's report does not tell of the file of data beside its model.")
     stored = put(result.model_file, result.report.manifest.output_sha256)
     model = NewArtifact("model", "model.onnx", "application/octet-stream", stored.sha256, stored.size_bytes)
     return QuantizeOutcome(result.report, (model, *_beside_model(result, put, stored_report)))

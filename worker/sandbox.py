@@ -30,6 +30,7 @@ from service.contracts.runner import LINE_ADAPTER, RunnerLine
 from worker import launcher
 from worker.confinement.controls import LANDLOCK, Found, Mode, find_controls, switched_off
 from worker.confinement.places import PACKAGE_ROOT, Places, import_root, rules_for
+from worker.quantizer.graph.sizes import VARIABLE as LARGE_VARIABLE
 from worker.tether import lease_line
 
 # -P: the scratch folder is the working directory and holds files that users named; nothing is imported from there.
@@ -43,6 +44,8 @@ DEFAULT_OPEN_FILES = 1024
 DEFAULT_MORE_THREADS = 4096
 # Virtual memory that a process reserves on top of what a job uses: libraries, thread stacks, allocator arenas.
 RESERVED_BYTES = 2 * 1024**3
+# How often a model may be mapped at once: by the job, by sessions of the runtime, and as what is made of it.
+MAPPINGS = 8
 # Of 1000: where memory runs out, the kernel ends a runner, not its worker or the database.
 OOM_SCORE_ADJUSTMENT = 500
 
@@ -56,6 +59,7 @@ _KEPT_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "VIRTUAL_ENV",
     failpoints.VARIABLE,  # set by tests of faults only
+    LARGE_VARIABLE,  # by tests of large models only
 )
 # Both CUDA and ROCm heed it.
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -69,7 +73,9 @@ class Limits:
     """Limits of one runner process; None means none.
 
     Attributes:
-        memory_bytes: memory that the job itself may use; the address space limit is this plus RESERVED_BYTES.
+        memory_bytes: memory that the job itself may use; the address space limit is this plus RESERVED_BYTES, and
+            what it maps.
+        mapped_bytes: address space for files that are mapped, whose pages the kernel takes back where it needs them.
         cpu_seconds: CPU time over all threads.
         file_bytes: largest file it may write.
         open_files: descriptors it may hold.
@@ -79,6 +85,7 @@ class Limits:
     """
 
     memory_bytes: int | None = None
+    mapped_bytes: int = 0
     cpu_seconds: int | None = None
     file_bytes: int = DEFAULT_FILE_BYTES
     open_files: int = DEFAULT_OPEN_FILES
@@ -91,7 +98,7 @@ class Limits:
         limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": self.file_bytes, "RLIMIT_NOFILE": self.open_files}
         limits["RLIMIT_NPROC"] = _machine_threads() + self.more_threads
         if self.memory_bytes is not None:
-            limits["RLIMIT_AS"] = self.memory_bytes + RESERVED_BYTES
+            limits["RLIMIT_AS"] = self.memory_bytes + RESERVED_BYTES + self.mapped_bytes
         if self.cpu_seconds is not None:
             limits["RLIMIT_CPU"] = max(1, self.cpu_seconds)
         return limits

@@ -42,7 +42,7 @@ from worker.faults import storage_fault
 from worker.guard import Guard, StopClock, StoppedError
 from worker.inspection_budget import InspectionBudget, budget_of
 from worker.lease import DATABASE_AWAY, Lease, Timing
-from worker.materials import OUTPUT_FOLDER, Keeping, Materials
+from worker.materials import OUTPUT_FOLDER, Keeping, Materials, model_bytes
 from worker.memory import MemoryWatch, job_memory_bytes
 from worker.outcome import Ending, Failed, Outcome, Succeeded, classify, waiting_for
 from worker.publication import publish
@@ -50,7 +50,7 @@ from worker.quantizer.run.cache import evict
 from worker.repository import tenant_of
 from worker.rest import Rest
 from worker.runner import resource_limit
-from worker.sandbox import Limits, Sandbox
+from worker.sandbox import MAPPINGS, Limits, Sandbox
 from worker.tether import boot_seconds
 from worker.turns.repository import next_due
 
@@ -264,7 +264,7 @@ class Supervisor:
         process = self._sandbox.start(
             task_file,
             scratch=scratch,
-            limits=self._limits(job, remaining, budget),
+            limits=self._limits(job, remaining, budget, scratch),
             lease_ends_at=lease.ends_at,
             places=places,
         )
@@ -338,11 +338,15 @@ class Supervisor:
             check=guard.check,
         )
 
-    def _limits(self, job: Job, remaining_seconds: float | None, budget: InspectionBudget | None) -> Limits:
+    def _limits(
+        self, job: Job, remaining_seconds: float | None, budget: InspectionBudget | None, scratch: Path
+    ) -> Limits:
+        mapped_bytes = MAPPINGS * model_bytes(scratch)
         if budget is not None:
             cpu_seconds = math.ceil(budget.cpu_seconds)
             return Limits(
                 memory_bytes=budget.memory_bytes,
+                mapped_bytes=mapped_bytes,
                 cpu_seconds=cpu_seconds,
                 gpus=job.device != "cpu",
                 niceness=self._company.niceness(job.tenant_id),
@@ -350,7 +354,7 @@ class Supervisor:
         cpu = None if remaining_seconds is None else int(remaining_seconds * self._settings.threads) + SPARE_CPU_SECONDS
         # CUDA reserves far more address space than it uses: a limit on it would forbid every GPU job.
         memory = None if job.queue == "gpu" else self._memory_bytes
-        return Limits(memory_bytes=memory, cpu_seconds=cpu, gpus=job.device != "cpu")
+        return Limits(memory_bytes=memory, mapped_bytes=mapped_bytes, cpu_seconds=cpu, gpus=job.device != "cpu")
 
 
 def _remaining_seconds(job: Job) -> float | None:

@@ -188,8 +188,17 @@ def _here(
     from worker.quantizer.pipeline import quantize
     from worker.quantizer.run.interface import SilentRun
 
-    result = quantize(model, recipe, data, run=run or SilentRun(), threads=threads, functions=functions)
-    made.write_bytes(result.model)
+    result = quantize(
+        model,
+        recipe,
+        data,
+        run=run or SilentRun(),
+        threads=threads,
+        functions=functions,
+        scratch=made.parent,
+        data_file=f"{made.name}.data",
+    )
+    result.content.move(made)
     return result.report
 
 

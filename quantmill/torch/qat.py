@@ -226,7 +226,7 @@ class QatModule(nn.Module):
             Where it was written.
         """
         path = output_path(path, "quantized.onnx")
-        path.write_bytes(self.start.work.emit(self._settled()).bytes)
+        self.start.work.emit(self._settled()).content.move(path)
         return path
 
     def report(self, loader: Iterable[Any] | None = None) -> Report:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import uuid
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from service.client.driving import Call
 from service.client.errors import ApiError, DownloadCorruptError, raise_for_problem
 from service.client.steps import Steps, next_block, open_stream, work
 from service.contracts.errors import InvalidRequestError
+from service.contracts.runner import DATA_KIND, FILE_PATTERN
 
 _SILENCE_SECONDS = 60.0
 
@@ -32,6 +34,9 @@ class ArtifactCalls(Connection):
     def download(self, job: Noun | str, path: Path | str, *, kind: str = "model") -> Steps[ArtifactOut]:
         """Write what a succeeded job produced to ``path``, which appears whole or not at all.
 
+        A model above 2 GB keeps its weights in a second file, which is written beside it under the name that the model
+        calls it by.
+
         Args:
             job: the job, or its id.
             path: of the file.
@@ -47,6 +52,8 @@ class ArtifactCalls(Connection):
                 f"The job {id_of(job)} has no artifact {kind!r}.",
                 hint=f"It has: {', '.join(found)}." if found else "It has none: wait until it has succeeded.",
             )
+        if kind == "model" and DATA_KIND in found:
+            yield from self._download(found[DATA_KIND], _beside(Path(path), found[DATA_KIND].filename))
         return (yield from self._download(found[kind], Path(path)))
 
     @Call
@@ -102,3 +109,17 @@ class ArtifactCalls(Connection):
             except (httpx.TransportError, ApiError) as error:
                 yield from patience.endure(error)
         return digest.hexdigest()
+
+
+def _beside(path: Path, name: str) -> Path:
+    """The place of a model's external data.
+
+    Raises:
+        DownloadCorruptError: its name is not that of a file, or that of the model.
+    """
+    if not re.fullmatch(FILE_PATTERN, name) or name == path.name:
+        raise DownloadCorruptError(
+            f"The service calls the external data {name!r}, which cannot lie beside {path.name!r}.",
+            hint="Download the model under another name.",
+        )
+    return path.with_name(name)

@@ -34,6 +34,7 @@ from service.client.mlflow_facts import (
 )
 from service.client.mlflow_model import MODEL_FOLDER, write_model_files
 from service.contracts.report import Report
+from service.contracts.runner import DATA_KIND
 from service.jobs.schemas import JobOut
 
 EXPERIMENT = "quantmill"
@@ -212,7 +213,9 @@ def _write(mlflow: Any, folder: Path, run_id: str, client: Client, found: _Found
     (folder / MODEL_FOLDER).mkdir()
     model = folder / MODEL_FOLDER / Path(found.model.filename).name
     for artifact in found.artifacts:
-        name = {"model": f"{MODEL_FOLDER}/{model.name}", "report": "report.json"}.get(artifact.kind)
+        data = f"{MODEL_FOLDER}/{Path(artifact.filename).name}"  # as the model calls it
+        places = {"model": f"{MODEL_FOLDER}/{model.name}", DATA_KIND: data, "report": "report.json"}
+        name = places.get(artifact.kind)
         path = folder / (name or f"files/{Path(artifact.filename).name}")
         path.parent.mkdir(exist_ok=True)
         client.download_artifact(artifact, path)

@@ -25,6 +25,8 @@ from service.contracts.report import Report
 
 # What a job may produce beside its model and its report.
 MAX_FILES = 64
+# External data of a model above 2 GB, and what its file is called unless a task says so.
+DATA_KIND, DATA_FILE = "model_data", "model.onnx.data"
 RESERVED_KINDS = frozenset({"model", "report"})
 FILE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"
 # The artifact of the weights by themselves, where somebody asked for them.
@@ -63,6 +65,9 @@ class QuantizeTask(Contract):
     )
     cache_bytes: int | None = Field(default=None, description="What cache_dir may take; None: no limit.")
     cache_scope: str = Field(default="", description="Whose contents of cache_dir the run finds and adds to.")
+    data_file: str = Field(
+        default=DATA_FILE, pattern=FILE_PATTERN, description="Name of the external data of a model above 2 GB."
+    )
     weights: bool = Field(default=False, description="Write the model's weights as safetensors, too.")
 
 

@@ -13,10 +13,12 @@ import typer
 
 from service.contracts.command_errors import FileAccessError
 from service.contracts.report import Report
-from service.contracts.runner import FILE_PATTERN, RESERVED_KINDS, QuantizeResult
+from service.contracts.runner import DATA_KIND, FILE_PATTERN, RESERVED_KINDS, QuantizeResult
 
 if TYPE_CHECKING:
     from service.client import Client
+
+_DATA_CHARS = 120
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,23 @@ def publish(source: Path, destination: Path) -> None:
     source.replace(destination)
 
 
+def data_name(output: Path) -> str:
+    """What the external data of a model at ``output`` is called, should it be so large that it has any."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", output.name).lstrip("._-")[:_DATA_CHARS] or "model.onnx"
+    return f"{name}.data"
+
+
+def publish_data(result: QuantizeResult, source: Path, output: Path) -> None:
+    """Put the external data of a model, if it has any, beside the place that the model is going to have.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    for file in result.files:
+        if file.kind == DATA_KIND:
+            publish(source / file.file, output.with_name(file.file))
+
+
 def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> Done:
     """Move the further files of ``result`` from ``source`` to where they belong; each appears whole or not at all.
 
@@ -79,12 +98,12 @@ def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> Done:
         FileAccessError: a file has the name of another one of the command.
         OSError: the disk refused.
     """
-    folder = extra.folder
-    if folder is None or not result.files:
-        return Done(result.report, left=tuple(file.kind for file in result.files))
+    folder, files = extra.folder, [file for file in result.files if file.kind != DATA_KIND]
+    if folder is None or not files:
+        return Done(result.report, left=tuple(file.kind for file in files))
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for file in result.files:
+    for file in files:
         path = extra.path(folder, file.file)
         part = path.with_name(f".quantmill-{file.file}")
         shutil.move(source / file.file, part)
@@ -102,7 +121,7 @@ def download_files(client: Client, job_id: str, report: Report, extra: ExtraPlac
     """
     from service.client import DownloadCorruptError
 
-    found = [item for item in client.artifacts(job_id) if item.kind not in RESERVED_KINDS]
+    found = [item for item in client.artifacts(job_id) if item.kind not in (*RESERVED_KINDS, DATA_KIND)]
     folder = extra.folder
     if folder is None or not found:
         return Done(report, left=tuple(item.kind for item in found))

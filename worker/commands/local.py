@@ -29,7 +29,7 @@ from service.contracts.validation import field_problems
 from service.quark import Translation, read_config, translate_document
 from worker.commands.config_files import read_document
 from worker.commands.console import ProgressView
-from worker.commands.files import NOWHERE, Done, ExtraPlace, move_files, publish
+from worker.commands.files import NOWHERE, Done, ExtraPlace, data_name, move_files, publish, publish_data
 from worker.commands.report_files import read_report
 
 
@@ -232,8 +232,10 @@ def quantize(
             checkpoint_dir=_made(keep.checkpoint_dir),
             cache_dir=_made(keep.cache_dir),
             cache_bytes=keep.cache_bytes,
+            data_file=data_name(output),
         )
         result = quantize_files(task, view)
+        publish_data(result, Path(folder), output)
         publish(Path(folder) / result.model_file, output)
         return move_files(result, Path(folder), extra)
 

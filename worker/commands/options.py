@@ -28,6 +28,7 @@ from service.contracts.devices import DeviceChoice
 from service.contracts.errors import QuantmillError
 from service.contracts.validation import field_problems
 from service.settings import Settings
+from worker.quantizer.graph.sizes import VARIABLE as LARGE_VARIABLE
 from worker.runner import resource_limit
 
 VARIABLE_PREFIX = "QUANTMILL_"
@@ -39,6 +40,7 @@ _NO_SETTINGS = (
     "QUANTMILL_TEST_POSTGRES_URL",
     "QUANTMILL_TEST_REDIS_URL",
     failpoints.VARIABLE,
+    LARGE_VARIABLE,
 )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from service.contracts.runner import DATA_KIND
 from worker.commands.job_waiting import Timeout
 from worker.commands.jobs import JobId
 from worker.commands.json_output import print_json
@@ -97,7 +98,8 @@ def _pairs(client: Client, first: str, again: str, folder: Path) -> Iterator[Pai
 
 
 def _models(client: Client, job: str) -> dict[str, ArtifactOut]:
-    return {item.kind: item for item in client.artifacts(job) if item.filename.endswith(_MODEL_ENDINGS)}
+    found = client.artifacts(job)
+    return {item.kind: item for item in found if item.filename.endswith(_MODEL_ENDINGS) or item.kind == DATA_KIND}
 
 
 def _reasons(before: Manifest, after: Manifest) -> Iterator[str]:

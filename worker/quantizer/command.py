@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from service.contracts.errors import UnsupportedModelError
-from service.contracts.runner import WEIGHTS_KIND, QuantizeResult, QuantizeTask
-from worker.quantizer.graph.serialized import save_weights
+from service.contracts.runner import DATA_KIND, WEIGHTS_KIND, QuantizeResult, QuantizeTask, ResultFile
+from worker.quantizer.graph.serialized import ModelContent, save_weights
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.extra import ExtraFile, write_files
@@ -39,13 +39,22 @@ def quantize_files(task: QuantizeTask, run: Run, reached: Callable[[str], None] 
         graphs={name: Path(path) for name, path in task.metric_graphs.items()},
         extra_bytes=task.extra_bytes,
         reached=reached,
+        scratch=Path(task.output_dir),
+        data_file=task.data_file,
     )
     output = Path(task.output_dir)
-    (output / MODEL_FILE).write_bytes(result.model)
+    result.content.move(output / MODEL_FILE)
     weights = _weights(output, run) if task.weights else ()
-    return QuantizeResult(
-        model_file=MODEL_FILE, report=result.report, files=write_files((*result.files, *weights), output)
-    )
+    files = (*_data(result.content), *write_files((*result.files, *weights), output))
+    return QuantizeResult(model_file=MODEL_FILE, report=result.report, files=files)
+
+
+def _data(content: ModelContent) -> Iterator[ResultFile]:
+    """The file of external data, if the model is so large that it has one."""
+    if content.data is not None and content.data_sha256 is not None:
+        yield ResultFile(
+            kind=DATA_KIND, file=content.data.name, media_type="application/octet-stream", sha256=content.data_sha256
+        )
 
 
 def _cache(task: QuantizeTask, run: Run) -> Cache:

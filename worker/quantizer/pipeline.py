@@ -20,7 +20,7 @@ from service.contracts.errors import EngineError, UnsupportedModelError
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.report import Report
-from service.contracts.runner import DatasetSource
+from service.contracts.runner import DATA_FILE, DatasetSource
 from service.contracts.training_checks import check_training
 from worker.quantizer.advice.advise import with_advice
 from worker.quantizer.costs import expected_phases, forward_seconds
@@ -33,7 +33,8 @@ from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.fallback.choice import falling_back
 from worker.quantizer.graph.mapped import forget_pages
 from worker.quantizer.graph.outcome import Outcome
-from worker.quantizer.graph.serialized import to_bytes
+from worker.quantizer.graph.serialized import ModelContent, to_bytes
+from worker.quantizer.graph.shelf import Shelf
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.intake.inspect import inspect_model, open_model
 from worker.quantizer.intake.loading import uploaded_bytes
@@ -43,7 +44,7 @@ from worker.quantizer.modes.qoperator import to_qoperator
 from worker.quantizer.modes.registry import MODES
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.preparation.layout import take_nhwc
+from worker.quantizer.preparation.layout import take_nhwc, turn_inputs
 from worker.quantizer.preparation.prepare import undo_quantization
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled, Quantized
@@ -62,7 +63,7 @@ from worker.quantizer.run.overall import OverallRun
 from worker.quantizer.run.services import Services, nobody
 from worker.quantizer.run.stages import Stages
 from worker.quantizer.runtime.cpu import cpu_notes
-from worker.quantizer.runtime.session import Session, is_large
+from worker.quantizer.runtime.session import Session, is_heavy, is_large
 from worker.quantizer.sanity.examine import examine
 
 # float32 rounding leaves 100 dB and more; a float16 model that is widened leaves about 60.
@@ -73,9 +74,14 @@ _PREPARED_SQNR_DB = 40.0
 class Result:
     """What a quantization gives."""
 
-    model: bytes
+    content: ModelContent
     report: Report
     files: tuple[ExtraFile, ...] = ()
+
+    @property
+    def model(self) -> bytes:
+        """The bytes of the ONNX file; of a large one they are read from it."""
+        return self.content.read()
 
 
 def quantize(
@@ -93,6 +99,8 @@ def quantize(
     functions: Mapping[str, MetricFunction] | None = None,
     extra_bytes: int | None = None,
     reached: Callable[[str], None] = nobody,
+    scratch: Path | None = None,
+    data_file: str = DATA_FILE,
 ) -> Result:
     """Quantize a model and measure what that cost.
 
@@ -112,6 +120,8 @@ def quantize(
             attempts, since nobody can tell whether it would still hold.
         extra_bytes: that files beside the model may take; None: no limit.
         reached: see ``Services``.
+        scratch: folder on a disk for what is too large to be held; None: that of temporary files.
+        data_file: see ``Services``.
 
     Raises:
         ModelError: the model cannot be used or is quantized already.
@@ -135,16 +145,18 @@ def quantize(
         functions=functions,
         extra_bytes=extra_bytes,
         reached=reached,
+        scratch=scratch,
+        data_file=data_file,
     )
     done = found.emit()
-    made = make_report(done, done.bytes, found.case, found.services)
+    made = make_report(done, found.case, found.services)
     done, made = falling_back(done, made, found)
     report = with_advice(made.report, done, found.case, found.services, found)
     publish_ranges(report.algorithms, found.services.files)
     publish_training(report.algorithms, found.services.files)
     publish_samples(made.samples, found.services.files, run)
     run.overall(1.0, 0.0)
-    return Result(done.bytes, report, found.services.files.all)
+    return Result(done.content, report, found.services.files.all)
 
 
 def fill(
@@ -162,6 +174,8 @@ def fill(
     functions: Mapping[str, MetricFunction] | None = None,
     extra_bytes: int | None = None,
     reached: Callable[[str], None] = nobody,
+    scratch: Path | None = None,
+    data_file: str = DATA_FILE,
 ) -> Quantizing:
     """Do what ``quantize`` does up to the filled plan: load, prepare, plan, calibrate, run the algorithms.
 
@@ -203,6 +217,8 @@ def fill(
             ),
             files=ExtraFiles(extra_bytes),
             reached=reached,
+            shelf=Shelf(scratch) if is_heavy(original) else None,
+            data_file=data_file,
         )
     with stages.stage("sanity"):
         run.progress("sanity")
@@ -277,7 +293,10 @@ class Quantizing:
         Raises:
             QuantmillError: whatever ``quantize`` raises.
         """
-        services = Services(run, self.services.threads, checkpoint=self.services.checkpoint.for_others(run))
+        services = replace(
+            Services(run, self.services.threads, checkpoint=self.services.checkpoint.for_others(run)),
+            shelf=self.services.shelf and self.services.shelf.another(),
+        )
         case = replace(self.case, config=config)
         return _fill(self._origin.reloaded(config), self._origin, case, services).emit()
 
@@ -302,13 +321,17 @@ class Quantizing:
             case.metrics.probe(case.float_session, data, summary.inputs, self.services.run, role="evaluation dataset")
             case = replace(case, evaluation=data)
             case = replace(case, findings=examine(case, None, self.services))
-        return make_report(done, done.bytes, case, self.services).report
+        return make_report(done, case, self.services).report
 
     def _untouched(self, filled: Filled) -> Quantized:
         """The file as it was given."""
         prepared, undo = filled.draft.prepared, self._origin.undone is not None
-        unchanged = uploaded_bytes(self._origin.path, self.case.summary, undo)
-        return Quantized(filled, Emitted(prepared.model), unchanged, self.preface.followed_by())
+        path, shelf = self._origin.path, self.services.shelf
+        if shelf is not None and path.stat().st_size != self.case.summary.size_bytes:
+            content = self._filed(self._origin.reloaded(self.case.config), shelf)
+        else:
+            content = ModelContent.held(uploaded_bytes(path, self.case.summary, undo))
+        return Quantized(filled, Emitted(prepared.model), content, self.preface.followed_by())
 
     def _written(self, filled: Filled) -> Quantized:
         services, config = self.services, self.case.config
@@ -322,12 +345,24 @@ class Quantizing:
             told_of = provenance_entries(self.case, services.threads)
             quantized.model.metadata_props.update(told_of)
             tidy = config.mode in ("weights_only", "dynamic")  # others keep shapes, which compilers for hardware read
-            model_bytes = to_bytes(tidied(quantized.model) if tidy else quantized.model)
+            written = tidied(quantized.model) if tidy else quantized.model
+            if services.shelf is not None and config.format != "qoperator":
+                if prepared.nhwc_inputs:
+                    written = copy_of(written)
+                    turn_inputs(written, prepared.nhwc_inputs)
+                return Quantized(filled, quantized, self._filed(written, services.shelf), journal)
+            model_bytes = to_bytes(written)
             if config.format == "qoperator":
                 model_bytes, left = to_qoperator(model_bytes, threads=services.threads, metadata=told_of)
                 journal.note(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")
             model_bytes = take_nhwc(model_bytes, prepared.nhwc_inputs)
-        return Quantized(filled, quantized, model_bytes, journal)
+        return Quantized(filled, quantized, ModelContent.held(model_bytes), journal)
+
+    def _filed(self, model: ir.Model, shelf: Shelf) -> ModelContent:
+        shelf.graph(model.graph)
+        content = ModelContent.filed(model, shelf, self.services.data_file)
+        forget_pages(model)
+        return content
 
 
 def _load(
@@ -394,6 +429,7 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
         run.progress("plan")
         planned = plan_model(prepared, config)
         plan = planned.plan
+        plan.shelf = services.shelf
         run.check()
         if not plan.is_empty and prepared.keeps_function:
             _check_prepared(planned.unedited, case, services)

@@ -10,7 +10,15 @@ from typing import Any
 # never what it is made of. Threads are among them because the engine gives the same bytes for any number of them in
 # all but the last bits of some sums; the model's own digest tells where it did not.
 NOT_IN_DIGEST = frozenset(
-    {"output_sha256", "manifest_sha256", "threads", "timed_choice", "evaluation_sha256", "evaluation_preprocessing"}
+    {
+        "output_sha256",
+        "output_data_sha256",
+        "manifest_sha256",
+        "threads",
+        "timed_choice",
+        "evaluation_sha256",
+        "evaluation_preprocessing",
+    }
 )
 
 

@@ -39,6 +39,9 @@ class Manifest(Contract):
     calibration_preprocessing: PreprocessingSpec | None = Field(default_factory=PreprocessingSpec)
     evaluation_preprocessing: PreprocessingSpec | None = None
     output_sha256: str
+    output_data_sha256: str | None = Field(
+        default=None, description="Of the file of external data beside the model. Null: it has none."
+    )
     config: QuantizationConfig
     seed: int
     versions: dict[str, str]
@@ -53,8 +56,8 @@ class Manifest(Contract):
     manifest_sha256: str | None = Field(
         default=None,
         description=(
-            "Of the canonical JSON (sorted keys, no blanks) of this manifest without itself, output_sha256, threads, "
-            "timed_choice and the evaluation data's two fields; the model's file carries it."
+            "Of the canonical JSON (sorted keys, no blanks) of this manifest without itself, the digests of the output,"
+            " threads, timed_choice and the evaluation data's two fields; the model's file carries it."
         ),
     )
 

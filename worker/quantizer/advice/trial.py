@@ -170,7 +170,7 @@ class Bench:
         """The figures of a model on the data of the report."""
         case, name = self._case, self._loss.score.metric
         nhwc = () if made.plan.is_empty else made.prepared.nhwc_inputs
-        session = NhwcSession(made.bytes, nhwc, threads=self._services.threads, what="quantized model")
+        session = NhwcSession(made.content.runnable, nhwc, threads=self._services.threads, what="quantized model")
         distances, found = Distances(), Measurement(case.metrics, name)
         for twins in side_by_side(session, self._expected.batches(run), run):
             distances.update(twins.pairs())

@@ -156,12 +156,14 @@ class _Writer:
             written = self._products(initializer, (usage.node for usage in readers if usage.idx == 1), parameters)
             readers = [usage for usage in readers if usage.node not in written]
             if not readers:
+                plan.shelve(graph)
                 continue
             home = common_home(graph, [usage.node for usage in readers])
             few_bits = any(self._meets_few_bits(usage.node) for usage in readers)
             dequantized = self._weight(initializer, parameters.weight(initializer), home, few_bits=few_bits)
             for usage in readers:
                 usage.node.replace_input_with(usage.idx, dequantized)
+            plan.shelve(graph)
 
     def _write_biases(self) -> None:
         graph, plan = self._graph, self._plan

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 
 from worker.quantizer.preparation.layout import TO_NHWC
 from worker.quantizer.runtime.session import Session
@@ -17,23 +18,25 @@ class NhwcSession(Session):
     The last feeds are kept: repeated runs on the same ones, as latency is measured, pay nothing for the change.
 
     Args:
-        model: serialized model.
+        model: see ``Session``.
         inputs: names of the inputs that take NHWC.
         threads: intra-op threads.
         what: words for error messages.
-        profile: see ``Session``.
+        packed: see ``Session``.
+        profile: likewise.
     """
 
     def __init__(
         self,
-        model: bytes,
+        model: bytes | ir.Model,
         inputs: Collection[str],
         *,
         threads: int,
         what: str = "model",
+        packed: bool = False,
         profile: Path | None = None,
     ) -> None:
-        super().__init__(model, threads=threads, what=what, profile=profile)
+        super().__init__(model, threads=threads, what=what, packed=packed, profile=profile)
         self._inputs = frozenset(inputs)
         self._feeds: dict[str, np.ndarray] | None = None
         self._fed: dict[str, np.ndarray] = {}

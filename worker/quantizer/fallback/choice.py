@@ -137,7 +137,7 @@ def falling_back(done: Quantized, made: Assembled, quantizer: Quantizer) -> tupl
             report = made.report
         else:
             done = chosen.done
-            made = make_report(done, done.bytes, quantizer.case, quantizer.services)
+            made = make_report(done, quantizer.case, quantizer.services)
             report = made.report if chosen.kind == "reduced" else _of_float(made.report, gate)
     notes = (told.reason, *report.notes)
     manifest = report.manifest.model_copy(update={"timed_choice": True})
@@ -175,7 +175,7 @@ class _Choice:
         placements, tried = ([], []) if why_not else self._reduced()
         planned = self._planned.done
         candidates = [
-            Candidate("planned", planned, len(planned.bytes), self._report.latency, _others(self._report.gate)),
+            Candidate("planned", planned, planned.content.size_bytes, self._report.latency, _others(self._report.gate)),
             *filter(None, map(self._of, placements)),
             self._float(),
         ]
@@ -230,7 +230,7 @@ class _Choice:
 
     def _session(self, done: Quantized) -> NhwcSession:
         nhwc = () if done.plan.is_empty else done.prepared.nhwc_inputs
-        return NhwcSession(done.bytes, nhwc, threads=self._services.threads, what="quantized model")
+        return NhwcSession(done.content.runnable, nhwc, threads=self._services.threads, what="quantized model")
 
     def _of(self, placement: Placement) -> Candidate | None:
         """A candidate with fewer pairs; None if there was no time to time it."""
@@ -243,13 +243,13 @@ class _Choice:
             gate = self._judged(done)
         except OutOfTimeError:
             gate = None
-        return Candidate("reduced", done, len(done.bytes), latency, gate)
+        return Candidate("reduced", done, done.content.size_bytes, latency, gate)
 
     def _float(self) -> Candidate:
         """The float model, which is judged whatever time is left."""
         self._timed.lenient = True
         done = self._quantizer.emit(in_float(self._planned.draft))
-        return Candidate("float", done, len(done.bytes), None, self._judged(done))
+        return Candidate("float", done, done.content.size_bytes, None, self._judged(done))
 
     def _judged(self, done: Quantized) -> tuple[GateClause, ...]:
         """The clauses of the gate but that of latency, on the data of the report."""
@@ -268,7 +268,7 @@ class _Choice:
             stage="fallback",
             classes=class_outputs(done.prepared.model, evaluation, case.measured_on.summary.labels),
         )
-        figures = ModelFigures(metrics=comparison.quantized_metrics, size_bytes=len(done.bytes))
+        figures = ModelFigures(metrics=comparison.quantized_metrics, size_bytes=done.content.size_bytes)
         measured = metric_figures(evaluation, comparison)
         findings = self._report.findings
         return judge(gate, self._report.float_, figures, comparison.fidelity, measured, findings=findings)[1]

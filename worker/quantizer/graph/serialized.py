@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
+import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import EncodeError
+from google.protobuf.message import EncodeError, Message
 
 from service.contracts.errors import UnsupportedModelError
-from worker.quantizer.graph.skeleton import Skeleton, weight_bytes
+from worker.quantizer.graph import sizes
+from worker.quantizer.graph.mapped import forget, raw_bytes
+from worker.quantizer.graph.shelf import Shelf
+from worker.quantizer.graph.skeleton import Skeleton, refer, weight_bytes
 
-# What protobuf can hold.
-MAX_FILE_BYTES = (1 << 31) - 1
 # Of weights, in a file together with the graph.
 MAX_WEIGHT_BYTES = 2_000_000_000
+_PIECE_BYTES = 1 << 24
 
 
 def to_bytes(model: ir.Model) -> bytes:
@@ -25,7 +31,7 @@ def to_bytes(model: ir.Model) -> bytes:
     Raises:
         UnsupportedModelError: it is larger than a file can be.
     """
-    if weight_bytes(model) > MAX_FILE_BYTES:
+    if weight_bytes(model) > sizes.FILE_BYTES:
         raise _too_large()
     return serialized(ir.to_proto(model))
 
@@ -64,6 +70,182 @@ def save_weights(model: Path, output: Path) -> None:
         made.replace(output)
 
 
+@dataclass(frozen=True)
+class ModelContent:
+    """A finished model: its bytes, or the files that hold it where it is large.
+
+    Attributes:
+        runnable: what the runtime takes.
+        size_bytes: of all of it.
+        sha256: of the ONNX file.
+        data_sha256: of the file of external data that belongs to it; None: there is none.
+        path: of the ONNX file; None: it is held in memory.
+        data: of that file.
+        shelf: that both lie on, until they are moved.
+    """
+
+    runnable: bytes | ir.Model
+    size_bytes: int
+    sha256: str
+    data_sha256: str | None = None
+    path: Path | None = None
+    data: Path | None = None
+    shelf: Shelf | None = None
+
+    @staticmethod
+    def held(data: bytes) -> ModelContent:
+        """One in memory."""
+        return ModelContent(data, len(data), hashlib.sha256(data).hexdigest())
+
+    @staticmethod
+    def filed(model: ir.Model, shelf: Shelf, data_name: str) -> ModelContent:
+        """Write a model whose large weights lie in files, one weight after the other, as ``to_bytes`` has it; above
+        2 GB its weights go into a second file.
+
+        Args:
+            model: stays as it is, and is what the runtime is given.
+            shelf: takes both files.
+            data_name: of the second file.
+        """
+        folder = shelf.subfolder()
+        path, data = folder / "model.onnx", folder / data_name
+        skeleton = Skeleton(model, subgraphs=False)
+        if len(serialized(skeleton.proto)) + sum(one.nbytes for one in skeleton.weights.values()) <= sizes.FILE_BYTES:
+            with path.open("wb") as file:
+                size, sha256 = _write_whole(skeleton, file)
+            return ModelContent(model, size, sha256, path=path, shelf=shelf)
+        with data.open("wb") as file:
+            data_size, data_sha256 = _write_data(skeleton, file, data_name)
+        graph = serialized(skeleton.proto)
+        path.write_bytes(graph)
+        sha256 = hashlib.sha256(graph).hexdigest()
+        return ModelContent(model, len(graph) + data_size, sha256, data_sha256, path, data, shelf)
+
+    def read(self) -> bytes:
+        """The bytes of the ONNX file."""
+        if isinstance(self.runnable, bytes):
+            return self.runnable
+        assert self.path is not None  # noqa: S101 - it has been written
+        return self.path.read_bytes()
+
+    def move(self, path: Path) -> None:
+        """Let the ONNX file lie at ``path``, and the file of its data, if there is one, beside it under its own name.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        if self.path is None:
+            path.write_bytes(self.read())
+            return
+        shutil.move(self.path, path)
+        if self.data is not None:
+            shutil.move(self.data, path.with_name(self.data.name))
+
+
+class _Tally:
+    """Writes to a file, and keeps count and digest of what was written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        self.size += len(data)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def tensor(self, tensor: ir.TensorProtocol) -> None:
+        """The bytes of a tensor, piece by piece; those of a mapped one are not held."""
+        raw = raw_bytes(tensor)
+        for first in range(0, raw.size, _PIECE_BYTES):
+            self.write(raw[first : first + _PIECE_BYTES].data)
+        forget(tensor)
+
+
+def _write_whole(skeleton: Skeleton, file: IO[bytes]) -> tuple[int, str]:
+    """The bytes of the model, in protobuf's wire form: a message is its fields in the order of their numbers, and one
+    within another has its length before it. Size and sha256.
+    """
+    out, proto, weights = _Tally(file), skeleton.proto, skeleton.weights
+    graph = proto.graph
+    before, after = _parts(proto, "graph")
+    head, tail = _parts(graph, "initializer")
+    pieces = [_stored(stored, weights.get(stored.name)) for stored in graph.initializer]
+    lengths = [sum(map(len, (one, other))) + (0 if held is None else held.nbytes) for one, held, other in pieces]
+    framed = sum(len(_varint(length)) + 1 + length for length in lengths)
+    out.write(before + _tag(proto, "graph") + _varint(len(head) + framed + len(tail)) + head)
+    for (one, held, other), length in zip(pieces, lengths, strict=True):
+        out.write(_tag(graph, "initializer") + _varint(length) + one)
+        if held is not None:
+            out.tensor(held)
+        out.write(other)
+    out.write(tail + after)
+    return out.size, out.sha256
+
+
+def _stored(stored: onnx.TensorProto, held: ir.TensorProtocol | None) -> tuple[bytes, ir.TensorProtocol | None, bytes]:
+    """An initializer: what comes before the bytes that are kept elsewhere, these, and what comes after."""
+    if held is None:
+        return stored.SerializeToString(deterministic=True), None, b""
+    whole = onnx.TensorProto()
+    whole.CopyFrom(stored)
+    whole.ClearField("external_data")
+    whole.ClearField("data_location")
+    before, after = _parts(whole, "raw_data")
+    return before + _tag(whole, "raw_data") + _varint(held.nbytes), held, after
+
+
+def _parts(message: Message, field: str) -> tuple[bytes, bytes]:
+    """What a message holds in fields of smaller numbers than ``field``, and of larger ones, serialized."""
+    found = []
+    for low in (True, False):
+        part = type(message)()
+        for known, value in message.ListFields():
+            if known.number != _number(message, field) and (known.number < _number(message, field)) is low:
+                if known.is_repeated:
+                    getattr(part, known.name).extend(value)
+                elif known.message_type is not None:
+                    getattr(part, known.name).CopyFrom(value)
+                else:
+                    setattr(part, known.name, value)
+        found.append(bytes(part.SerializeToString(deterministic=True)))
+    return found[0], found[1]
+
+
+def _number(message: Message, field: str) -> int:
+    return int(message.DESCRIPTOR.fields_by_name[field].number)
+
+
+def _tag(message: Message, field: str) -> bytes:
+    """What stands before a field of known length."""
+    return _varint(_number(message, field) << 3 | 2)
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _write_data(skeleton: Skeleton, file: IO[bytes], name: str) -> tuple[int, str]:
+    """The bytes of the weights, each on a page of its own, and the references to them; size and sha256."""
+    out, weights = _Tally(file), skeleton.weights
+    for stored in skeleton.proto.graph.initializer:
+        held = weights.get(stored.name)
+        if held is not None:
+            out.write(bytes(-out.size % mmap.PAGESIZE))
+            refer(stored, name, out.size, held.nbytes)
+            out.tensor(held)
+    return out.size, out.sha256
+
+
 def serialized(proto: onnx.ModelProto) -> bytes:
     """The same bytes for the same model.
 
@@ -74,7 +256,7 @@ def serialized(proto: onnx.ModelProto) -> bytes:
     try:
         return bytes(proto.SerializeToString(deterministic=True))
     except EncodeError as error:  # says no more than that it failed
-        if sum(len(tensor.raw_data) for tensor in proto.graph.initializer) < MAX_FILE_BYTES:
+        if sum(len(tensor.raw_data) for tensor in proto.graph.initializer) < sizes.FILE_BYTES:
             raise MemoryError("not enough memory to serialize the model") from error
         raise _too_large() from error
 

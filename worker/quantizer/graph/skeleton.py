@@ -73,6 +73,20 @@ class Skeleton:
                     value.const_value = found
 
 
+def refer(stored: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    """Let a reference name the file that holds its bytes."""
+    del stored.external_data[:]
+    for key, value in {"location": location, "offset": str(offset), "length": str(length)}.items():
+        stored.external_data.add(key=key, value=value)
+
+
+def inline(stored: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
+    """Put the bytes that a reference stands for in its place."""
+    stored.ClearField("external_data")
+    stored.ClearField("data_location")
+    stored.raw_data = tensor.tobytes()
+
+
 def copy_of(model: ir.Model) -> ir.Model:
     """A model of its own that shares the large weights, which nobody writes into."""
     skeleton = Skeleton(model)

@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from service.contracts.errors import ExternalDataError, ResourceLimitError
-from worker.quantizer.graph.mapped import MappedTensor
+from worker.quantizer.graph.mapped import SWEPT_BYTES, MappedPackedTensor, MappedTensor, sweep
 from worker.quantizer.intake.prescan.tensors import tensor_bytes
 
 # What onnx.proto says an entry may be called. A reader that takes over others, as attributes of an object, can be made
@@ -90,16 +90,10 @@ class ExternalFiles:
             raise _bad_external(tensor, location, "the file is not what the model's checksum says")
         return location, offset, needed
 
-    def inline(self, tensor: onnx.TensorProto) -> None:
-        """Copy a tensor's bytes into the proto."""
-        location, offset, length = self.check(tensor)
-        data = bytes(self._maps[location][offset : offset + length])
-        del tensor.external_data[:]
-        tensor.data_location = onnx.TensorProto.DEFAULT
-        tensor.raw_data = data
-
     def map(self, tensor: ir.ExternalTensor) -> ir.TensorProtocol:
         """The tensor with its bytes mapped from the file; ``check`` has passed it before."""
+        if tensor.dtype.bitwidth < 8:
+            return self._packed(tensor)
         dtype = tensor.dtype.numpy()
         shape = tensor.shape.numpy()
         offset = tensor.offset or 0
@@ -116,6 +110,23 @@ class ExternalFiles:
             values,
             tensor.dtype,
             shape=ir.Shape(shape),
+            folder=self._folder,
+            location=str(tensor.location),
+            offset=offset,
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+        )
+
+    def _packed(self, tensor: ir.ExternalTensor) -> MappedPackedTensor:
+        shape, offset = ir.Shape(tensor.shape.numpy()), tensor.offset or 0
+        count = -(-math.prod(shape.numpy()) * tensor.dtype.bitwidth // 8)
+        held = (
+            np.frombuffer(self._maps[str(tensor.location)], np.uint8, count, offset) if count else np.empty(0, np.uint8)
+        )
+        return MappedPackedTensor(
+            held,
+            tensor.dtype,
+            shape=shape,
             folder=self._folder,
             location=str(tensor.location),
             offset=offset,
@@ -148,6 +159,8 @@ class ExternalFiles:
                 raise _bad_external(tensor, location, "it is not a regular file")
             # An empty file cannot be mapped.
             self._maps[location] = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if status.st_size else b""
+            if status.st_size >= SWEPT_BYTES:
+                sweep(self._folder / location)
         except OSError as error:
             raise ResourceLimitError(
                 f"external data {location!r} with {status.st_size} bytes cannot be mapped: {error.strerror}",

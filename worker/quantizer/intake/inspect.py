@@ -19,6 +19,7 @@ import onnxruntime as ort
 
 from service.contracts.errors import AlreadyQuantizedError, UnsupportedModelError
 from service.contracts.model import MAX_NODE_NAME_CHARACTERS, MAX_NODE_NAMES, ModelSummary, TensorInfo
+from worker.quantizer.graph import sizes
 from worker.quantizer.intake.loading import (
     check_representable,
     external_files,
@@ -79,7 +80,8 @@ class Uploaded:
             UnsupportedModelError: the runtime refuses the model; names the node where it can.
             ResourceLimitError: the runtime needs more memory than it may have.
         """
-        return _ask_runtime(self.path, self.proto, threads=threads, optimized=optimized)
+        heavy = self.summary.size_bytes > sizes.WEIGHT_BYTES
+        return _ask_runtime(self.path, self.proto, threads=threads, optimized=optimized, heavy=heavy)
 
 
 def open_model(path: Path) -> Uploaded:
@@ -155,9 +157,11 @@ def _with_names(uploaded: Uploaded) -> ModelSummary:
     )
 
 
-def _ask_runtime(path: Path, proto: onnx.ModelProto, *, threads: int, optimized: bool) -> ort.InferenceSession:
+def _ask_runtime(
+    path: Path, proto: onnx.ModelProto, *, threads: int, optimized: bool, heavy: bool = False
+) -> ort.InferenceSession:
     try:
-        return check_runtime(path, threads=threads, optimized=optimized)
+        return check_runtime(path, threads=threads, optimized=optimized, heavy=heavy)
     except RuntimeRefusalError as refusal:
         raise _with_node(refusal, proto) from None
 

@@ -129,8 +129,6 @@ def to_ir(proto: onnx.ModelProto, folder: Path) -> ir.Model:
     for tensor in tensors_of(proto):
         if is_external(tensor):
             files.check(tensor)
-            if ir.DataType(tensor.data_type).bitwidth < 8:
-                files.inline(tensor)  # packed elements cannot be mapped
     try:
         model = ir.from_proto(proto)
     except (ir.serde.SerdeError, NotImplementedError, ValueError, TypeError, KeyError) as error:

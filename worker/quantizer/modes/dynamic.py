@@ -131,6 +131,7 @@ def emit_dynamic(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     tables.write_lookups()
     for node in linear:
         _replace(graph, node, plan, quantized, names, tables)
+        plan.shelve(graph)
     for node in list(graph):
         entry = plan.nodes.get(node_name(node))
         if entry is not None and entry.role is Role.STORED and entry.activation_reason is None:

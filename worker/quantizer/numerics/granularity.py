@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 Shape = tuple[int, ...]
+Slices = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ class PerBlock:
     def spread(self, scales: np.ndarray, shape: Shape) -> np.ndarray:
         """``scales``, or anything else of their shape, in a form that broadcasts to a tensor of ``shape``."""
         axis = self.axis % len(shape)
-        return np.repeat(scales, self.size, axis=axis).take(range(shape[axis]), axis=axis)
+        spread = np.repeat(scales, self.size, axis=axis)
+        return spread if spread.shape[axis] == shape[axis] else spread.take(range(shape[axis]), axis=axis)
 
     def gathered(self, elements: np.ndarray) -> np.ndarray:
         """The inverse of ``spread`` for a tensor whose elements are equal wherever they share a scale."""
@@ -103,6 +107,25 @@ class PerBlock:
         outer, count, size, inner = blocks.shape
         flat = blocks.reshape(outer, count * size, inner)[:, : shape[self.axis]]
         return np.ascontiguousarray(flat).reshape(shape)
+
+
+def pieces(granularity: Granularity, shape: Shape, most: int) -> Iterator[tuple[Slices, Slices]]:
+    """A tensor of ``shape`` in pieces of about ``most`` elements: where each lies, and where its scales do among all.
+
+    No block is cut. A tensor that cannot be cut otherwise is one piece.
+    """
+    whole = np.prod(shape) <= most
+    axis = 1 if not whole and isinstance(granularity, PerBlock) and granularity.axis % len(shape) == 0 else 0
+    if whole or axis >= len(shape):
+        yield (...,), (...,)
+        return
+    step = max(1, most * shape[axis] // int(np.prod(shape)))
+    for first in range(0, shape[axis], step):
+        where: Slices = (*[slice(None)] * axis, slice(first, first + step))
+        if isinstance(granularity, PerAxis):
+            yield where, where if granularity.axis % len(shape) == axis else (...,)
+        else:
+            yield where, where if isinstance(granularity, PerBlock) else (...,)
 
 
 Granularity = PerTensor | PerAxis | PerBlock

@@ -6,17 +6,20 @@ DequantizeLinear).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from service.contracts.dtypes import NUMBER_TYPES
-from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity
+from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, Slices, pieces
 from worker.quantizer.numerics.storage import memory_type
 
 # int16 scales are M / 2^N (AMD Quark's Int16Scale).
 _LARGEST_MULTIPLIER = 2**15 - 1
 _LARGEST_SHIFT = 16
+# Larger tensors are worked on piece by piece: intermediate arrays are several times as large as the tensor.
+_PIECE_ELEMENTS = 1 << 22
 # Smallest and largest scale of 16 bits.
 _HALVES = 2.0**-24, 65504.0
 
@@ -98,22 +101,48 @@ class IntegerGrid:
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
         """Integers for float ``values``, same shape, in the type that holds ``dtype`` in memory."""
+        return self._piecewise(values, memory_type(self.dtype), IntegerGrid._quantize)
+
+    def _quantize(self, values: np.ndarray) -> np.ndarray:
         steps = self.steps(values)
         steps += self.spread(self.zero_point, values.shape)
         return steps.astype(memory_type(self.dtype))
 
     def dequantize(self, integers: np.ndarray) -> np.ndarray:
         """float32 values of ``integers``, same shape."""
+        return self._piecewise(integers, np.dtype(np.float32), IntegerGrid._dequantize)
+
+    def _dequantize(self, integers: np.ndarray) -> np.ndarray:
         values = np.asarray(integers.astype(self._precision) - self.spread(self.zero_point, integers.shape))
         values *= self.spread(self.scale, integers.shape)
         return values.astype(np.float32, copy=False)
 
     def fake(self, values: np.ndarray) -> np.ndarray:
         """``values`` as the grid represents them, which is ``dequantize(quantize(values))``: float32, same shape."""
+        return self._piecewise(values, np.dtype(np.float32), IntegerGrid._fake)
+
+    def _fake(self, values: np.ndarray) -> np.ndarray:
         steps = self.steps(values)
         steps *= self.spread(self.scale, values.shape)
         steps += 0.0  # integers know no -0
         return steps.astype(np.float32, copy=False)
+
+    def parts(self, shape: tuple[int, ...]) -> Iterator[tuple[Slices, IntegerGrid]]:
+        """The pieces that a large tensor of ``shape`` is worked on in, each with its grid: one after the other they
+        take little memory.
+        """
+        for where, scales in pieces(self.granularity, shape, _PIECE_ELEMENTS):
+            yield where, replace(self, scale=self.scale[scales], zero_point=self.zero_point[scales])
+
+    def _piecewise(
+        self, array: np.ndarray, dtype: np.dtype, work: Callable[[IntegerGrid, np.ndarray], np.ndarray]
+    ) -> np.ndarray:
+        if array.size <= _PIECE_ELEMENTS:
+            return work(self, array)
+        found = np.empty(array.shape, dtype)
+        for where, grid in self.parts(array.shape):
+            found[where] = work(grid, array[where])
+        return found
 
     def at_run_time(self) -> IntegerGrid:
         """The grid as QuantizeLinear uses it: it saturates at the limits of the type, not at those of the grid."""

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from service.contracts.dtypes import HALF_DTYPES, needs_calibration
 from service.contracts.reason import Reason
 from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
+from worker.quantizer.graph.shelf import Shelf
 from worker.quantizer.graph.values import node_name, users
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity
 from worker.quantizer.numerics.grids import Grid
@@ -132,8 +133,9 @@ class QuantizationPlan:
     float32 arrays that stand in for initializers that have no integers of their own. ``silent`` says, by weight, which
     output channels are 0 on all calibration data, bool [out]; weights that were not looked at are not in it. ``halfs``
     names the nodes that compute in float16 where they compute on no integers, with their Q/DQ pairs; None: all compute
-    in float32. With ``half_interface`` inputs and outputs of the model are float16 then as well. What the
-    value of a parameter is, and how it is changed: see ``worker.quantizer.plan.parameters``.
+    in float32. With ``half_interface`` inputs and outputs of the model are float16 then as well. ``shelf`` takes arrays
+    that are too large to be held; None: all are held. What
+    the value of a parameter is, and how it is changed: see ``worker.quantizer.plan.parameters``.
     """
 
     nodes: dict[str, NodePlan] = field(default_factory=dict)
@@ -146,6 +148,7 @@ class QuantizationPlan:
     silent: dict[str, np.ndarray] = field(default_factory=dict)
     halfs: frozenset[str] | None = None
     half_interface: bool = False
+    shelf: Shelf | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -168,7 +171,17 @@ class QuantizationPlan:
             silent=dict(self.silent),
             halfs=self.halfs,
             half_interface=self.half_interface,
+            shelf=self.shelf,
         )
+
+    def shelved(self, array: np.ndarray) -> np.ndarray:
+        """The array, or what stands for it on the shelf."""
+        return array if self.shelf is None else self.shelf.array(array)
+
+    def shelve(self, graph: ir.Graph) -> None:
+        """Put large initializers of a graph that is written on the shelf, if there is one."""
+        if self.shelf is not None:
+            self.shelf.graph(graph)
 
     def role_of(self, node: ir.Node) -> Role | None:
         """That of a node; None where it stays in float, or the plan does not know it."""

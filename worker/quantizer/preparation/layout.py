@@ -48,6 +48,12 @@ def take_nhwc(data: bytes, inputs: Collection[str]) -> bytes:
     if not inputs:
         return data
     model = ir.from_proto(onnx.load_from_string(data))
+    turn_inputs(model, inputs)
+    return to_bytes(model)
+
+
+def turn_inputs(model: ir.Model, inputs: Collection[str]) -> None:
+    """Let the inputs of these names take NHWC."""
     graph = model.graph
     names = Names(graph)
     for k, value in enumerate(graph.inputs):
@@ -64,4 +70,3 @@ def take_nhwc(data: bytes, inputs: Collection[str]) -> bytes:
         ir.convenience.replace_all_uses_with(value, made)
         made.name, made.type, made.shape = value.name, value.type, value.shape
         graph.insert_before(graph[0], transpose)
-    return to_bytes(model)

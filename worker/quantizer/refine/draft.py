@@ -9,7 +9,7 @@ import onnx_ir as ir
 from service.contracts.config import QuantizationConfig
 from service.contracts.report import AlgorithmFigures
 from worker.quantizer.emit import Emitted, emit
-from worker.quantizer.graph.serialized import to_bytes
+from worker.quantizer.graph.serialized import ModelContent, to_bytes
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.journal import Journal
@@ -98,13 +98,13 @@ class Quantized:
     Attributes:
         filled: the drafts, and what became of each algorithm.
         emitted: the last draft's quantized model.
-        bytes: the same, serialized.
+        content: the same, as it is written.
         journal: how it came about: that of the last draft, and what comes before and behind it.
     """
 
     filled: Filled
     emitted: Emitted
-    bytes: bytes
+    content: ModelContent
     journal: Journal
 
     @property

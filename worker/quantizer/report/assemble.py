@@ -14,6 +14,7 @@ from worker.quantizer.evaluation.gate import judge, search_clauses
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metric_figures import metric_figures
 from worker.quantizer.evaluation.nhwc import NhwcSession
+from worker.quantizer.graph import sizes
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Quantized
 from worker.quantizer.report.growth import growth_words
@@ -21,7 +22,7 @@ from worker.quantizer.report.kernels import kernel_figures
 from worker.quantizer.report.layer_latency import with_latency
 from worker.quantizer.report.layers import hidden_histograms_note, layer_figures
 from worker.quantizer.report.manifest import make_manifest
-from worker.quantizer.report.words import cost_notes, report_notes, summary_sentence
+from worker.quantizer.report.words import cost_notes, large_note, report_notes, summary_sentence
 from worker.quantizer.run.forecast import trials_seconds
 from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.figures import figure_findings, with_chance
@@ -40,15 +41,15 @@ class Assembled(NamedTuple):
     samples: dict[str, np.ndarray]
 
 
-def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: Services) -> Assembled:
-    """Compare ``model_bytes`` with the float model and say what was found.
+def make_report(quantized: Quantized, case: Case, services: Services) -> Assembled:
+    """Compare ``quantized`` with the float model and say what was found.
 
     Raises:
         UnsupportedModelError: onnxruntime refuses the quantized model.
         EngineError: it fails on the data.
         CanceledError: the run was canceled.
     """
-    config, run = case.config, services.run
+    config, run, content = case.config, services.run, quantized.content
     data = case.measured_on
 
     def foresee_advice() -> None:
@@ -57,7 +58,10 @@ def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: 
 
     with services.stages.stage("evaluation"):
         nhwc = () if quantized.plan.is_empty else quantized.prepared.nhwc_inputs
-        quantized_session = NhwcSession(model_bytes, nhwc, threads=services.threads, what="quantized model")
+        packed = content.size_bytes <= sizes.PACKED_BYTES
+        quantized_session = NhwcSession(
+            content.runnable, nhwc, threads=services.threads, what="quantized model", packed=packed
+        )
         comparison = compare(
             case.float_session,
             quantized_session,
@@ -93,7 +97,7 @@ def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: 
     figures = ModelFigures(
         metrics=comparison.quantized_metrics,
         metric_details=comparison.quantized_set.details,
-        size_bytes=len(model_bytes),
+        size_bytes=content.size_bytes,
         latency_ms=latency.quantized_ms,
     )
     measured = with_chance(metric_figures(config.evaluation, comparison), case)
@@ -135,7 +139,7 @@ def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: 
         notes=(
             *report_notes(quantized.plan, quantized.journal, comparison, data, config.evaluation.gate, outcomes),
             *cost_notes(quantized.plan, latency, growth_words(quantized, float_figures, figures)),
-            *(note for note in (untimed, hidden_histograms_note(layers)) if note),
+            *(note for note in (untimed, hidden_histograms_note(layers), large_note(content)) if note),
             *services.checkpoint.notes,
         ),
         tensor_ranges={
@@ -143,6 +147,6 @@ def make_report(quantized: Quantized, model_bytes: bytes, case: Case, services: 
             for name, found in sorted(quantized.plan.ranges.items())
         },
         stages=tuple(services.stages.figures),
-        manifest=make_manifest(case, services.threads, model_bytes),
+        manifest=make_manifest(case, services.threads, content),
     )
     return Assembled(report, comparison.samples)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -42,12 +42,12 @@ class WatchedActivations:
         if not parts:
             return None
         values = np.concatenate(parts)
-        return _histogram(values, _limits(grid.at_run_time(), values.shape) if grid is not None else None)
+        return _histogram(values, None if grid is None else grid.at_run_time())
 
 
 def weight_histogram(values: np.ndarray, grid: Grid | None) -> Histogram | None:
     """That of a float weight; the lines are those of the widest of its grids, clipped is what its own grid clips."""
-    return _histogram(values.astype(np.float32, copy=False), _limits(grid, values.shape) if grid is not None else None)
+    return _histogram(values.astype(np.float32, copy=False), grid)
 
 
 Limits = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -71,7 +71,17 @@ def _limits(grid: Grid, shape: tuple[int, ...]) -> Limits | None:
     return None
 
 
-def _histogram(values: np.ndarray, limits: Limits | None) -> Histogram | None:
+def _with_limits(values: np.ndarray, grid: Grid | None) -> Iterator[tuple[np.ndarray, Limits]]:
+    """The values, piece by piece where they are many, with the limits of their grid."""
+    parts = grid.parts(values.shape) if isinstance(grid, IntegerGrid) else [((...,), grid)]
+    for where, part in parts:
+        piece = values[where]
+        limits = None if part is None else _limits(part, piece.shape)
+        if limits is not None:
+            yield piece, limits
+
+
+def _histogram(values: np.ndarray, grid: Grid | None) -> Histogram | None:
     """Of the finite ones of ``values``; None without any. Not clipped is what rounding alone brings to the limit."""
     flat = values.reshape(-1)
     counted = flat[:: max(1, flat.size // _WEIGHT_VALUES)]
@@ -80,13 +90,17 @@ def _histogram(values: np.ndarray, limits: Limits | None) -> Histogram | None:
         return None
     ends = float(counted.min()), float(counted.max())
     counts, _ = np.histogram(counted, bins=BINS, range=ends)
-    lines: Mapping[str, float] = {}
-    if limits is not None:
+    clipped, lows, highs = 0, [], []
+    for piece, limits in _with_limits(values, grid):
         low, high, slack = limits
-        clipped = np.count_nonzero((values < low - slack) | (values > high + slack))
+        clipped += int(np.count_nonzero((piece < low - slack) | (piece > high + slack)))
+        lows.append(float(np.min(low)))
+        highs.append(float(np.max(high)))
+    lines: Mapping[str, float] = {}
+    if lows:
         lines = {
-            "clip_low": _short(float(np.min(low))),
-            "clip_high": _short(float(np.max(high))),
+            "clip_low": _short(min(lows)),
+            "clip_high": _short(max(highs)),
             "clipped_percent": round(100.0 * clipped / flat.size, 4),
         }
     return Histogram(minimum=_short(ends[0]), maximum=_short(ends[1]), counts=tuple(counts.tolist()), **lines)

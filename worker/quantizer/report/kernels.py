@@ -76,7 +76,7 @@ def kernel_figures(
 
 
 def _why_not(done: Quantized, case: Case) -> Reason | None:
-    large = is_large(done.emitted.model) or max(len(done.bytes), case.summary.size_bytes) > LARGE_WEIGHT_BYTES
+    large = is_large(done.emitted.model) or max(done.content.size_bytes, case.summary.size_bytes) > LARGE_WEIGHT_BYTES
     return TOO_LARGE() if large else None
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from service.contracts.report import LayerFigures
 from worker.quantizer.data import choose_batch_size
 from worker.quantizer.evaluation.nhwc import NhwcSession
+from worker.quantizer.graph import sizes
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Quantized
 from worker.quantizer.report.emitted_rows import EmittedRows
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.profile import read_profile
-from worker.quantizer.runtime.session import LARGE_WEIGHT_BYTES, is_large
+from worker.quantizer.runtime.session import is_large
 
 # One of them warms up. A profile has a line per kernel and run, those of a Loop's body times its rounds.
 _RUNS, _MOST_SECONDS = 6, 2.0
@@ -30,7 +31,7 @@ def with_latency(
         EngineError: the runtime failed.
         CanceledError: the run was canceled.
     """
-    if is_large(done.emitted.model) or len(done.bytes) > LARGE_WEIGHT_BYTES:
+    if is_large(done.emitted.model) or done.content.size_bytes > sizes.WEIGHT_BYTES or done.content.path is not None:
         return tuple(layers), "the latency of single layers was not measured: the model is too large to profile"
     batch = next(
         iter(case.measured_on.batches(case.inputs, choose_batch_size(case.inputs, case.measured_on, 1), limit=1))
@@ -38,7 +39,11 @@ def with_latency(
     nhwc = () if done.plan.is_empty else done.prepared.nhwc_inputs
     with tempfile.TemporaryDirectory(prefix="quantmill-profile-") as folder:
         session = NhwcSession(
-            done.bytes, nhwc, threads=services.threads, what="quantized model", profile=Path(folder, "profile")
+            done.content.runnable,
+            nhwc,
+            threads=services.threads,
+            what="quantized model",
+            profile=Path(folder, "profile"),
         )
         begun = time.perf_counter()
         for k in range(_RUNS):

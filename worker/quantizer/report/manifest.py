@@ -7,17 +7,18 @@ import hashlib
 from service.contracts.provenance import Provenance
 from service.contracts.report import Manifest
 from service.contracts.version import VERSION
+from worker.quantizer.graph.serialized import ModelContent
 from worker.quantizer.refine.case import Case
 from worker.quantizer.run.identity import library_versions
 
 
-def make_manifest(case: Case, threads: int, model_bytes: bytes = b"") -> Manifest:
+def make_manifest(case: Case, threads: int, content: ModelContent | None = None) -> Manifest:
     """Everything needed to make the same bytes again.
 
     Args:
         case: what is quantized.
         threads: CPU threads.
-        model_bytes: the quantized model; no digest but ``output_sha256`` depends on it.
+        content: the quantized model; no digest but its own depend on it. None: it is not made yet.
     """
     config = case.config
     return Manifest(
@@ -27,7 +28,8 @@ def make_manifest(case: Case, threads: int, model_bytes: bytes = b"") -> Manifes
         evaluation_sha256=case.evaluation.summary.sha256 if case.evaluation is not None else None,
         calibration_preprocessing=None if case.calibration.is_random else case.calibration.preprocessing,
         evaluation_preprocessing=case.evaluation.preprocessing if case.evaluation is not None else None,
-        output_sha256=hashlib.sha256(model_bytes).hexdigest(),
+        output_sha256=hashlib.sha256().hexdigest() if content is None else content.sha256,
+        output_data_sha256=None if content is None else content.data_sha256,
         config=config,
         seed=config.seed,
         versions=library_versions(),

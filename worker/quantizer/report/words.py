@@ -12,6 +12,8 @@ from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.compare import Comparison, Source
 from worker.quantizer.evaluation.latency import BUSY_PERCENT
 from worker.quantizer.evaluation.metrics import metric_words
+from worker.quantizer.graph import sizes
+from worker.quantizer.graph.serialized import ModelContent
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.types import Decision, QuantizationPlan
 from worker.quantizer.refine.case import Case
@@ -209,3 +211,13 @@ def summary_sentence(
 
 def _ratio(before: float, after: float, better: str, worse: str) -> str:
     return f"{before / after:.2f}x {better}" if after <= before else f"{after / before:.2f}x {worse}"
+
+
+def large_note(content: ModelContent) -> str | None:
+    """What to say of a model that was measured from files, as it is too large to be held; None of any other."""
+    if content.path is None:
+        return None
+    whose = "neither model" if content.size_bytes > sizes.PACKED_BYTES else "not the float model"
+    told = f"weights were mapped from files and read anew for each run, and {whose} had them packed for kernels"
+    beside = "" if content.data is None else f"; its weights are in {content.data.name}, which belongs beside it"
+    return f"the model is large: {told}, so figures elsewhere may differ{beside}"

@@ -10,7 +10,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from service.contracts.errors import ResourceLimitError
-from worker.quantizer.runtime.session import RUNTIME_ERRORS, session_options
+from worker.quantizer.runtime.session import RUNTIME_ERRORS, keep_weights_once, session_options
 
 _REFUSALS = (*RUNTIME_ERRORS, state.NoModel, state.NoSuchFile, ValueError)
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")
@@ -75,7 +75,7 @@ class RuntimeRefusalError(Exception):
         )
 
 
-def check_runtime(path: Path, *, threads: int, optimized: bool) -> ort.InferenceSession:
+def check_runtime(path: Path, *, threads: int, optimized: bool, heavy: bool = False) -> ort.InferenceSession:
     """Create a session on the CPU, as every later step does; it is given back.
 
     Args:
@@ -83,15 +83,19 @@ def check_runtime(path: Path, *, threads: int, optimized: bool) -> ort.Inference
         threads: threads that the runtime may use.
         optimized: let it rewrite the graph as well, which takes most of the time; but for the folding of constants, on
             which it knows no bound.
+        heavy: its weights are too large to be copied.
 
     Raises:
         RuntimeRefusalError: the runtime refuses the model.
         ResourceLimitError: creating the session takes more memory than there is.
     """
+    options = session_options(threads, optimized=optimized)
+    if heavy:
+        keep_weights_once(options)
     try:
         return ort.InferenceSession(
             str(path),
-            session_options(threads, optimized=optimized),
+            options,
             providers=["CPUExecutionProvider"],
             disabled_optimizers=_UNBOUNDED,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,9 +18,10 @@ from ml_dtypes import bfloat16
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from service.contracts.errors import DeviceNotThereError, UnsupportedModelError
-from worker.quantizer.graph.mapped import MappedTensor, forget_files
+from worker.quantizer.graph import sizes
+from worker.quantizer.graph.mapped import Mapped, forget_files
 from worker.quantizer.graph.serialized import serialized
-from worker.quantizer.graph.skeleton import Skeleton, weight_bytes
+from worker.quantizer.graph.skeleton import Skeleton, inline, refer, weight_bytes
 from worker.quantizer.runtime.faults import cleaned, failed_run
 
 # onnxruntime raises these, all plain Exception subclasses of its own module.
@@ -34,8 +36,6 @@ RUNTIME_ERRORS = (
     RuntimeError,  # what has no Python counterpart
 )
 _LARGE_GRAPH_NODES = 4000
-# From here on weights are handed to the runtime as they lie in memory, and not copied into a message first.
-LARGE_WEIGHT_BYTES = 1 << 30
 # Of a whole model, from which on a second copy of its weights is not worth the time that it saves.
 _LARGE_FILE_BYTES = 1 << 28
 _FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
@@ -71,9 +71,17 @@ def session_options(threads: int, *, optimized: bool) -> ort.SessionOptions:
     return options
 
 
-def keep_weights_once(options: ort.SessionOptions) -> None:
-    """Let the runtime compute with weights as they are, and give memory back: a copy of large ones costs too much."""
-    options.add_session_config_entry("session.disable_prepacking", "1")
+# Turns a Cast or the like of a weight into a weight of the larger type.
+_UNFOLDED = ("ConstantFolding",)
+
+
+def keep_weights_once(options: ort.SessionOptions, *, packed: bool = False) -> None:
+    """Let the runtime compute with weights as they are, and give memory back: a copy of large ones costs too much.
+
+    With ``packed`` it still brings them into the form of its kernels.
+    """
+    if not packed:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
 
@@ -136,6 +144,7 @@ class Session:
         optimized: let onnxruntime rewrite the graph first.
         arena: let it keep the memory of a run for the next one; not for many small sessions that live at once.
         device: where it runs; see ``providers_of``.
+        packed: see ``keep_weights_once``; of small models all are.
         profile: with what the name of onnxruntime's profile begins, folder included; None: it makes none.
 
     Raises:
@@ -153,6 +162,7 @@ class Session:
         optimized: bool = True,
         arena: bool = True,
         device: str = "cpu",
+        packed: bool = False,
         profile: Path | None = None,
     ) -> None:
         options = session_options(threads, optimized=optimized)
@@ -167,14 +177,19 @@ class Session:
         # The runtime reads them where they are, as long as the session lives.
         self._weights = {name: _runtime_value(array) for name, array in parts.weights.items()}
         if parts.folder is not None or len(parts.data) > _LARGE_FILE_BYTES:
-            keep_weights_once(options)
+            keep_weights_once(options, packed=packed)
         if parts.folder is not None:
             options.add_session_config_entry(_FOLDER_OPTION, str(parts.folder))
             self._files = parts.files
         if self._weights:
             options.add_external_initializers(list(self._weights), list(self._weights.values()))
         with refusals(what):
-            self._session = ort.InferenceSession(parts.data, options, providers=providers)
+            self._session = ort.InferenceSession(
+                parts.data,
+                options,
+                providers=providers,
+                disabled_optimizers=None if parts.folder is None else list(_UNFOLDED),
+            )
         inputs = self._session.get_inputs()
         # Data of a float32 model is what a model made of it takes, too.
         self._halfs = set() if uploaded else {entry.name for entry in inputs if entry.type == _FLOAT16}
@@ -237,14 +252,21 @@ def inner_session(
     pooled: Mapping[str, str] | None = None,
     threads: int,
     what: str,
+    rewritten: bool = True,
 ) -> Session:
     """A session with ``tensors`` as its outputs; see ``with_outputs``.
 
     Of a large graph the runtime does not rewrite anything: that takes longer than it saves, and with every inner tensor
-    an output there is little to fuse.
+    an output there is little to fuse. Not ``rewritten``, it never does: of heavy weights it would make a copy in the
+    form of a kernel.
     """
     parts = with_outputs(model, tensors, pooled=pooled)
-    return Session(parts, threads=threads, what=what, optimized=not is_large(model))
+    return Session(parts, threads=threads, what=what, optimized=rewritten and not is_large(model))
+
+
+def is_heavy(model: ir.Model) -> bool:
+    """True if the weights are too large to be held more than once."""
+    return weight_bytes(model) > sizes.WEIGHT_BYTES
 
 
 def is_large(model: ir.Model) -> bool:
@@ -275,26 +297,35 @@ def _folder_of(files: Mapping[Path, Path]) -> tuple[Path | None, frozenset[Path]
 
 def _in_parts(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[Path, Path]]:
     """The proto, the weights it refers to as arrays, and the files that it refers to, each with the model's folder."""
-    if weight_bytes(model) <= LARGE_WEIGHT_BYTES:
+    if not is_heavy(model) or _is_held(model):
         return ir.to_proto(model), {}, {}
     skeleton = Skeleton(model, subgraphs=False)  # references inside sub-graphs are not resolved
     weights = skeleton.weights
-    mapped = {name: one for name, one in weights.items() if isinstance(one, MappedTensor)}
-    folder = next((one.folder for one in mapped.values()), None)
-    filed = {name: one for name, one in mapped.items() if one.folder == folder}
+    filed = {name: one for name, one in weights.items() if isinstance(one, Mapped)}
+    folder = common_folder([one.folder for one in filed.values()])
     for stored in skeleton.proto.graph.initializer:
         if stored.name in filed:  # the runtime maps the file, and copies what it is handed as an array
-            _refer(stored, filed[stored.name])
+            one = filed[stored.name]
+            refer(stored, os.path.relpath(one.path.resolve(), folder), one.offset, weights[stored.name].nbytes)
+        elif stored.name in weights and weights[stored.name].dtype.bitwidth < 8:
+            inline(stored, weights.pop(stored.name))  # the runtime wants them packed, which arrays are not
     arrays = {name: np.ascontiguousarray(one.numpy()) for name, one in weights.items() if name not in filed}
-    return skeleton.proto, arrays, {one.folder / one.location: one.folder for one in filed.values()}
+    return skeleton.proto, arrays, {one.path: folder for one in filed.values() if folder is not None}
 
 
-def _refer(stored: onnx.TensorProto, tensor: MappedTensor) -> None:
-    """Let an initializer name the file that holds it."""
-    told = {"location": tensor.location, "offset": str(tensor.offset), "length": str(tensor.nbytes)}
-    del stored.external_data[:]
-    for key, value in told.items():
-        stored.external_data.add(key=key, value=value)
+def _is_held(model: ir.Model) -> bool:
+    """True for a heavy model that is handed over whole: of weights of few bits the runtime makes others for its
+    kernels, and ends the process where those lie in a file; there is room for a copy of them.
+    """
+    held = (value.const_value for value in model.graph.initializers.values())
+    few_bits = any(tensor is not None and tensor.dtype.bitwidth < 8 for tensor in held)
+    return few_bits and weight_bytes(model) <= sizes.PACKED_BYTES
+
+
+def common_folder(folders: Sequence[Path]) -> Path | None:
+    """The innermost folder that all of these lie in, the only one in which the runtime looks for files."""
+    found = {str(folder.resolve()) for folder in folders}
+    return Path(os.path.commonpath(found)) if found else None
 
 
 def _runtime_value(array: np.ndarray) -> Any:

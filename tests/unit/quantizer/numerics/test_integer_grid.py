@@ -15,6 +15,7 @@ from onnxruntime.quantization.quant_utils import compute_scale_zp, get_qmin_qmax
 
 from service.contracts.dtypes import WeightDtype, is_integer
 from tests.unit.quantizer.toolbox import normal, rng, run_onnx
+from worker.quantizer.numerics import integer
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
 
@@ -220,3 +221,28 @@ def test_fake_is_quantize_and_dequantize_bit_for_bit(dtype: str, granularity: Gr
     restored = found.dequantize(found.quantize(values))
     assert restored.dtype == found.fake(values).dtype == np.float32
     np.testing.assert_array_equal(found.fake(values).view(np.int32), restored.view(np.int32))
+
+
+@pytest.mark.parametrize(
+    "granularity", [PER_TENSOR, PerAxis(0), PerAxis(-1), PerBlock(0, 4), PerBlock(1, 4), PerBlock(-1, 7)]
+)
+@pytest.mark.parametrize("most", [1, 9, 40])
+def test_what_is_worked_on_in_pieces_is_the_same(
+    granularity: Granularity, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = np.random.default_rng(3)
+    values = drawn.normal(size=(10, 11)).astype(np.float32)
+    shape = granularity.scale_shape(values.shape)
+    grid = IntegerGrid(
+        "int8",
+        drawn.uniform(0.01, 0.02, shape).astype(np.float32),
+        drawn.integers(-9, 9, shape).astype(np.int8),
+        granularity,
+    )
+    whole = grid.quantize(values), grid.dequantize(grid.quantize(values)), grid.fake(values)
+    monkeypatch.setattr(integer, "_PIECE_ELEMENTS", most)
+    assert len(list(grid.parts(values.shape))) > 1
+    parts = grid.quantize(values), grid.dequantize(grid.quantize(values)), grid.fake(values)
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
