@@ -39,6 +39,12 @@ class PreparationSpec(Contract):
     fuse_layer_norm: bool = Field(default=True, description="Fuse the decomposed form into LayerNormalization.")
     fuse_instance_norm: bool = Field(default=True, description="Fuse the decomposed form into InstanceNormalization.")
     fuse_l2_norm: bool = Field(default=True, description="Fuse the decomposed form into LpNormalization.")
+    fuse_hard_swish: bool = Field(
+        default=True, description="Fuse x clip(x + 3, 0, 6) / 6 and its like into HardSwish (opset 14 and later)."
+    )
+    fuse_hard_sigmoid: bool = Field(
+        default=True, description="Fuse clip(x + 3, 0, 6) / 6 and its like into HardSigmoid."
+    )
     unshare_initializers: bool = Field(
         default=False, description="Give every reader of a shared weight or bias a copy of its own."
     )

@@ -43,11 +43,23 @@ def _option(name: str, description: str, *, default: bool = True) -> TargetOptio
 
 _FLOAT_HEADS = _option(
     "float_heads",
-    "Convolutions whose result becomes scores by Sigmoid, Softmax or Exp stay in float, and so does a Concat of scores "
-    "with boxes or the like.",
+    "Convolutions whose result becomes scores by Sigmoid, Softmax or Exp stay in float, and so do a Concat of scores "
+    "with boxes or the like, and detection heads, told by what they compute, with the layers that feed them.",
 )
 _FLOAT_MIXED_HEADS = _option(
-    "float_heads", "A Concat of scores within [0, 1] with results of any size, which ends the network, stays in float."
+    "float_heads",
+    "A Concat of scores within [0, 1] with results of any size, which ends the network, stays in float; the report "
+    "tells of other detection heads, which stay in integers.",
+)
+_FLOAT_ARITHMETIC_OF_HEADS = _option(
+    "float_heads",
+    "A Concat of scores within [0, 1] with results of any size, which ends the network, stays in float, and so does "
+    "the arithmetic of detection heads, told by what they compute.",
+)
+_FLOAT_FUNCTIONS = _option(
+    "float_functions",
+    "Functions that are written out (SiLU, RMSNorm, LayerNorm, GELU, rotary embedding) are one: no Q/DQ pair stands "
+    "inside, unless all their operators have an integer kernel.",
 )
 _FLOAT_CHAINS = _option(
     "float_chains", "Elementwise nodes whose result only Pow, Sqrt, Log, Exp, Reciprocal or Div read stay in float."
@@ -65,10 +77,11 @@ _SYMMETRIC = _option(
 _FLOAT_BIAS = _option("float_bias", "Biases stay float32: the target adds them in float.")
 
 TARGET_OPTIONS: dict[str, tuple[TargetOption, ...]] = {
-    "onnxruntime_cpu": (_FLOAT_HEADS, _WITHOUT_VNNI),
-    "onnxruntime_gpu": (_FLOAT_HEADS, _SYMMETRIC, _FLOAT_BIAS),
+    "onnxruntime_cpu": (_FLOAT_HEADS, _FLOAT_FUNCTIONS, _WITHOUT_VNNI),
+    "onnxruntime_gpu": (_FLOAT_HEADS, _FLOAT_FUNCTIONS, _SYMMETRIC, _FLOAT_BIAS),
     "tensorrt": (
-        _FLOAT_MIXED_HEADS,
+        _FLOAT_ARITHMETIC_OF_HEADS,
+        _FLOAT_FUNCTIONS,
         _option(
             "fuse_epilogues",
             "No Q/DQ pair stands between a weighted layer and what TensorRT computes with it: activation functions "
@@ -88,7 +101,7 @@ TARGET_OPTIONS: dict[str, tuple[TargetOption, ...]] = {
         _option("per_tensor_matmul", "MatMul and Gemm weights have one scale: QNN knows scales per channel for Conv."),
         _option("fixed_sigmoid_tanh", "16-bit results of Sigmoid and Tanh are on the one grid that QNN accepts."),
     ),
-    "openvino": (_FLOAT_HEADS, _FLOAT_BIAS, _CONCAT, _WITHOUT_VNNI),
+    "openvino": (_FLOAT_HEADS, _FLOAT_FUNCTIONS, _FLOAT_BIAS, _CONCAT, _WITHOUT_VNNI),
     "amd_npu_cnn": (
         _FLOAT_MIXED_HEADS,
         _FLOAT_CHAINS,

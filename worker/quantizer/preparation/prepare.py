@@ -31,6 +31,7 @@ from worker.quantizer.preparation.passes.clip6 import clip6_to_relu
 from worker.quantizer.preparation.passes.constants import fold_constants, remove_dead_code
 from worker.quantizer.preparation.passes.dequantize import dequantize
 from worker.quantizer.preparation.passes.gelu import fuse_gelu
+from worker.quantizer.preparation.passes.hard import fuse_hard_sigmoid, fuse_hard_swish
 from worker.quantizer.preparation.passes.l2_norm import fuse_l2_norm
 from worker.quantizer.preparation.passes.linear import matmul_add_to_gemm
 from worker.quantizer.preparation.passes.names import first_output, inline_functions, name_everything
@@ -79,6 +80,8 @@ def _steps(spec: PreparationSpec, opset: int, lowest_opset: int, subgraph_weight
         _switched(fuse_instance_norm),
         _switched(fuse_layer_norm),
         _switched(fuse_l2_norm),
+        _switched(fuse_hard_swish),
+        _switched(fuse_hard_sigmoid),
         _Step("matmul_add_to_gemm", matmul_add_to_gemm),
         _Step("fold_affine", fold_affine, flag="fold_batch_norm"),
         _switched(batch_norm_to_conv),

@@ -79,7 +79,7 @@ def test_an_option_of_another_target_says_so() -> None:
 
 def test_options_keep_their_defaults() -> None:
     options = target_options("onnxruntime_cpu", {"float_heads": False})
-    assert options == {"float_heads": False, "x86_without_vnni": False}
+    assert options == {"float_heads": False, "float_functions": True, "x86_without_vnni": False}
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -5,20 +5,36 @@ from __future__ import annotations
 from service.contracts.reason import Reason, declare
 from worker.quantizer.operators.channels import MOVERS
 from worker.quantizer.operators.linear import LINEAR
-from worker.quantizer.plan.profile import Stage, Target, rule
+from worker.quantizer.plan.profile import RuleContext, Stage, Target, rule
 from worker.quantizer.plan.rules.chains import float_chains
+from worker.quantizer.plan.rules.detection import float_detection, tell_detection
+from worker.quantizer.plan.rules.functions import float_functions, without_inner_pairs
 from worker.quantizer.plan.rules.heads import float_heads, float_mixed_heads
 from worker.quantizer.plan.rules.specs import float_bias, seven_bit_weights, symmetric_int8
-from worker.quantizer.plan.types import Role
+from worker.quantizer.plan.types import Decision, Role
 
 # What they give is among what they get, or 0.
 LOSSLESS = (*MOVERS, "MaxPool", "Pad")
 _TRANSPARENT = (*LOSSLESS, "AveragePool", "Resize")
 _ARITHMETIC = ("Add", "Mul", "Concat")
 
-FLOAT_HEADS = rule("float_heads", Stage.NODES, float_heads)
+
+def _all_heads(context: RuleContext) -> list[Decision]:
+    return [*float_heads(context), *float_detection(context)]
+
+
+def _mixed_heads(context: RuleContext) -> list[Decision]:
+    return [*float_mixed_heads(context), *tell_detection(context)]
+
+
+FLOAT_HEADS = rule("float_heads", Stage.NODES, _all_heads)
 # For targets that want whole networks: no convolution is taken out.
-FLOAT_MIXED_HEADS = rule("float_heads", Stage.NODES, float_mixed_heads)
+FLOAT_MIXED_HEADS = rule("float_heads", Stage.NODES, _mixed_heads)
+# Their operators compute in float, and no pair stands between them.
+FLOAT_FUNCTIONS = (
+    rule("float_functions", Stage.NODES, float_functions),
+    rule("float_functions", Stage.SPECS, without_inner_pairs),
+)
 FLOAT_CHAINS = rule("float_chains", Stage.NODES, float_chains)
 
 
@@ -77,7 +93,7 @@ ONNXRUNTIME_CPU = Target(
     takes_in=frozenset({*LINEAR, *_ARITHMETIC}),
     lossless=frozenset(LOSSLESS),
     reasons=common_reasons("onnxruntime_cpu"),
-    rules=(FLOAT_HEADS, rule("x86_without_vnni", Stage.SPECS, seven_bit_weights)),
+    rules=(FLOAT_HEADS, *FLOAT_FUNCTIONS, rule("x86_without_vnni", Stage.SPECS, seven_bit_weights)),
     integer_limits=True,
 )
 
@@ -96,6 +112,7 @@ ONNXRUNTIME_GPU = Target(
     reasons=common_reasons("onnxruntime_gpu"),
     rules=(
         FLOAT_HEADS,
+        *FLOAT_FUNCTIONS,
         rule("symmetric_int8", Stage.SPECS, symmetric_int8),
         rule("float_bias", Stage.SPECS, float_bias),
     ),

@@ -6,7 +6,7 @@ from worker.quantizer.operators.linear import LINEAR
 from worker.quantizer.plan.profile import Stage, Target, rule
 from worker.quantizer.plan.rules.alignment import align_concat
 from worker.quantizer.plan.rules.specs import float_bias, seven_bit_weights
-from worker.quantizer.plan.targets.onnxruntime import FLOAT_HEADS, LOSSLESS, common_reasons
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_FUNCTIONS, FLOAT_HEADS, LOSSLESS, common_reasons
 from worker.quantizer.plan.types import Role
 
 _ARITHMETIC = ("Add", "Mul", "Sub", "Max", "Min", "Concat")
@@ -25,6 +25,7 @@ OPENVINO = Target(
     reasons=common_reasons("openvino"),
     rules=(
         FLOAT_HEADS,
+        *FLOAT_FUNCTIONS,
         rule("float_bias", Stage.SPECS, float_bias),
         rule("x86_without_vnni", Stage.SPECS, seven_bit_weights),
         rule("align_concat", Stage.GRIDS, align_concat),

@@ -10,14 +10,22 @@ Source: NVIDIA, TensorRT Developer Guide, Working with Quantized Types; NVIDIA M
 from __future__ import annotations
 
 from worker.quantizer.operators.linear import LINEAR
-from worker.quantizer.plan.profile import Stage, Target, rule
+from worker.quantizer.plan.profile import RuleContext, Stage, Target, rule
 from worker.quantizer.plan.rules.alignment import align_concat
+from worker.quantizer.plan.rules.detection import float_detection_arithmetic
 from worker.quantizer.plan.rules.epilogues import fuse_epilogues
+from worker.quantizer.plan.rules.heads import float_mixed_heads
 from worker.quantizer.plan.rules.specs import float8_e4m3, float_bias, symmetric_int8
-from worker.quantizer.plan.targets.onnxruntime import FLOAT_MIXED_HEADS, LOSSLESS, common_reasons
-from worker.quantizer.plan.types import Role
+from worker.quantizer.plan.targets.onnxruntime import FLOAT_FUNCTIONS, LOSSLESS, common_reasons
+from worker.quantizer.plan.types import Decision, Role
 
 _ARITHMETIC = ("Add", "Mul", "Concat")
+
+
+def _float_heads(context: RuleContext) -> list[Decision]:
+    """Weighted layers return float to heads by themselves."""
+    return [*float_mixed_heads(context), *float_detection_arithmetic(context)]
+
 
 TENSORRT = Target(
     name="tensorrt",
@@ -32,7 +40,8 @@ TENSORRT = Target(
     lossless=frozenset(LOSSLESS),
     reasons=common_reasons("tensorrt"),
     rules=(
-        FLOAT_MIXED_HEADS,  # convolutions that make scores return float
+        rule("float_heads", Stage.NODES, _float_heads),
+        *FLOAT_FUNCTIONS,
         rule("fuse_epilogues", Stage.SPECS, fuse_epilogues),
         rule("symmetric_int8", Stage.SPECS, symmetric_int8),
         rule("float8_e4m3", Stage.SPECS, float8_e4m3),

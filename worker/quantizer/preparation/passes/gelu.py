@@ -8,6 +8,7 @@ matter.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -41,30 +42,44 @@ _ARGUMENTS: dict[str, Polynomial] = {
 _GELU: Polynomial = {(1, 0): 0.5, (1, 1): 0.5}
 
 
+@dataclass(frozen=True)
+class WrittenGelu:
+    """A Gelu in several operators: of ``source``, by ``nodes``, which make ``result``."""
+
+    source: ir.Value
+    nodes: tuple[ir.Node, ...]
+    result: ir.Value
+
+
+def written_gelu(anchor: ir.Node) -> WrittenGelu | None:
+    """That around an Erf or Tanh, None if it is none."""
+    argument = anchor.inputs[0]
+    source = _source(argument, _ARGUMENTS[anchor.op_type]) if argument is not None else None
+    result = _result(anchor.outputs[0], source) if source is not None else None
+    if argument is None or source is None or result is None:
+        return None
+    nodes = [*_between(result, source, anchor.outputs[0]), anchor, *_between(argument, source, None)]
+    return WrittenGelu(source, tuple(dict.fromkeys(nodes)), result)
+
+
 @rewrites(*_ARGUMENTS, what="groups became Gelu")
 def fuse_gelu(anchor: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     """The Erf form and the tanh form -> Gelu (opset 20)."""
-    argument = anchor.inputs[0]
-    source = _source(argument, _ARGUMENTS[anchor.op_type]) if argument is not None else None
-    if argument is None or source is None:
-        return None
-    result = _result(anchor.outputs[0], source)
-    if result is None:
+    found = written_gelu(anchor)
+    if found is None:
         return None
     if editor.opset is None or editor.opset < _OPSET:
         return OPSET_TOO_OLD(op_type="Gelu", needed=_OPSET, opset=editor.opset)
-    if not is_float32(source):
+    if not is_float32(found.source):
         return INPUT_NOT_FLOAT32()
-    nodes = [*_between(result, source, anchor.outputs[0]), anchor, *_between(argument, source, None)]
-    nodes = list(dict.fromkeys(nodes))
-    if not enclosed(nodes, [result]):
+    if not enclosed(found.nodes, [found.result]):
         return INNER_READ_ELSEWHERE()
-    made = result.producer()
+    made = found.result.producer()
     if made is None:
         return None
     form = {"approximate": "none" if anchor.op_type == "Erf" else "tanh"}
-    node = editor.node("Gelu", [source], node_name(made), form)
-    return Rewrite(nodes, [node], [(result, node.outputs[0])])
+    node = editor.node("Gelu", [found.source], node_name(made), form)
+    return Rewrite(found.nodes, [node], [(found.result, node.outputs[0])])
 
 
 def _source(argument: ir.Value, wanted: Polynomial) -> ir.Value | None:
