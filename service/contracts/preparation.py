@@ -45,6 +45,10 @@ class PreparationSpec(Contract):
     fuse_hard_sigmoid: bool = Field(
         default=True, description="Fuse clip(x + 3, 0, 6) / 6 and its like into HardSigmoid."
     )
+    sink_conv1d_squeeze: bool = Field(
+        default=True,
+        description="Put bias and activation function before the Squeeze of a Conv1D that is a 2-D Conv of height 1.",
+    )
     unshare_initializers: bool = Field(
         default=False, description="Give every reader of a shared weight or bias a copy of its own."
     )

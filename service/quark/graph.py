@@ -9,7 +9,10 @@ from service.quark.draft import BAD_VALUE, Draft, Given
 from service.quark.equalization import CLE
 from service.quark.option import B, D, I, L, Option, S, honoured, no_effect, refuse, refused, set_to
 
-PASSES_OFF = ("fold_batch_norm", "fuse_gelu", "fuse_layer_norm", "fuse_instance_norm", "fuse_l2_norm")
+PASSES_OFF = (
+    *("fold_batch_norm", "fuse_gelu", "fuse_layer_norm", "fuse_instance_norm", "fuse_l2_norm"),
+    *("fuse_hard_swish", "fuse_hard_sigmoid", "sink_conv1d_squeeze"),
+)
 _SWITCHES = "switch the passes of 'preparation' instead"
 _NPU_DEFAULT = "on by default for the NPU targets, which alone gain from it; Quark also does it for its extended Q/DQ"
 _SHAPE = re.compile(r"\s*([^:;]+?)\s*:\s*\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]\s*")

@@ -29,6 +29,7 @@ from worker.quantizer.preparation.layout import announce, four_dimensional_input
 from worker.quantizer.preparation.passes.batchnorm import batch_norm_to_conv
 from worker.quantizer.preparation.passes.clip6 import clip6_to_relu
 from worker.quantizer.preparation.passes.constants import fold_constants, remove_dead_code
+from worker.quantizer.preparation.passes.conv1d import sink_conv1d_squeeze
 from worker.quantizer.preparation.passes.dequantize import dequantize
 from worker.quantizer.preparation.passes.gelu import fuse_gelu
 from worker.quantizer.preparation.passes.hard import fuse_hard_sigmoid, fuse_hard_swish
@@ -82,6 +83,7 @@ def _steps(spec: PreparationSpec, opset: int, lowest_opset: int, subgraph_weight
         _switched(fuse_l2_norm),
         _switched(fuse_hard_swish),
         _switched(fuse_hard_sigmoid),
+        _switched(sink_conv1d_squeeze),
         _Step("matmul_add_to_gemm", matmul_add_to_gemm),
         _Step("fold_affine", fold_affine, flag="fold_batch_norm"),
         _switched(batch_norm_to_conv),

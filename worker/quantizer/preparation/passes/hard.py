@@ -1,7 +1,7 @@
 """Hard-sigmoid and hard-swish written out become one node.
 
-HardSigmoid(x) = clip(a x + b, 0, 1), HardSwish(x) = x clip(x / 6 + 1/2, 0, 1) (Howard et al. 2019, section 5.2). Exporters
-write clip(x + 3, 0, 6) / 6 and its like: whatever the order of factors, s clip(A x + B, 0, h) with s h = 1 is
+HardSigmoid(x) = clip(a x + b, 0, 1), HardSwish(x) = x clip(x / 6 + 1/2, 0, 1) (Howard et al. 2019, section 5.2).
+Exporters write clip(x + 3, 0, 6) / 6 and its like: whatever the order of factors, s clip(A x + B, 0, h) with s h = 1 is
 clip(s A x + s B, 0, 1).
 """
 
@@ -171,7 +171,7 @@ def _with_constant(node: ir.Node) -> tuple[ir.Value, float] | None:
 
 
 def _scaled(value: ir.Value) -> tuple[float, ir.Value, tuple[ir.Node, ...]]:
-    """The number that the one reader of ``value`` multiplies it by, its result and the reader; (1, value, ()) if none."""
+    """The number that the one reader of ``value`` multiplies it by, its result, the reader; (1, value, ()) if none."""
     node = only_reader(value, "Mul", "Div")
     step = _affine(node.outputs[0]) if node is not None else None
     if node is None or step is None or step[0] is not value:

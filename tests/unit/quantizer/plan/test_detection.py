@@ -1,0 +1,157 @@
+"""Detection heads, told by what they compute; networks of other kinds are left alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.unit.quantizer.toolbox import config, make_model, normal, plan_for, quantize_model, run_onnx
+from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.rules.detection import detection_heads
+from worker.quantizer.plan.types import QuantizationPlan
+
+GRID = np.stack(np.meshgrid(np.arange(8), np.arange(8)), -1).reshape(1, 64, 2).astype(np.float32)
+WEIGHTS = {
+    "w": normal(8, 3, 3, 3, scale=0.3),
+    "k": normal(9, 8, 1, 1, seed=1, scale=0.3),
+    "kb": normal(4, 8, 1, 1, seed=2, scale=0.3),
+    "kc": normal(5, 8, 1, 1, seed=3, scale=0.3),
+    "kd": normal(64, 8, 1, 1, seed=4, scale=0.3),
+    "bins": np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1),
+    "grid": GRID,
+    "centres": np.ascontiguousarray(GRID.transpose(0, 2, 1)) * 32,
+    "stride": np.float32(32),
+    "two": np.float32(2),
+    "half": np.float32(0.5),
+    "tail": np.array([1, 9, 64]),
+    "four_rows": np.array([1, 4, 64]),
+    "five_rows": np.array([1, 5, 64]),
+    "rows": np.array([1, 4, 16, 64]),
+    **{f"p{n}": np.array([n]) for n in (0, 1, 2, 4, 5, 9)},
+    "ax": np.array([2]),
+    "ax1": np.array([1]),
+    "most": np.array([10]),
+    "iou": np.array([0.5], np.float32),
+    "floor": np.array([0.1], np.float32),
+}
+STEM = "[stem] s = Conv<pads=[1,1,1,1]>(x, w) r = Relu(s) "
+ROWS = "[head] h = Conv(r, k) f = Reshape(h, tail) t = Transpose<perm=[0,2,1]>(f) "
+BOTH = "[boxes] hb = Conv(r, kb) fb = Reshape(hb, four_rows) [classes] hc = Conv(r, kc) fc = Reshape(hc, five_rows) "
+HEADS = {
+    "yolo v5: one layer, sigmoid, grid, anchors": (
+        f"{STEM}{ROWS} g = Sigmoid(t) xy = Slice(g, p0, p2, ax) wh = Slice(g, p2, p4, ax) c = Slice(g, p4, p9, ax) "
+        "a = Add(xy, grid) b = Mul(a, stride) q = Mul(wh, two) z = Mul(q, q) y = Concat<axis=2>(b, z, c)",
+        "float[1,64,9] y",
+        {"head"},
+    ),
+    "yolo x: exp of sizes, no sigmoid": (
+        f"{STEM}{ROWS} xy = Slice(t, p0, p2, ax) wh = Slice(t, p2, p4, ax) c = Slice(t, p4, p9, ax) "
+        "a = Add(xy, grid) e = Exp(wh) z = Mul(e, stride) y = Concat<axis=2>(a, z, c)",
+        "float[1,64,9] y",
+        {"head"},
+    ),
+    "yolo v8: mean of bins, distances to centres": (
+        f"{STEM} [boxes] hb = Conv(r, kd) fb = Reshape(hb, rows) tb = Transpose<perm=[0,2,1,3]>(fb) "
+        "sb = Softmax<axis=1>(tb) [mean] m = Conv(sb, bins) mb = Reshape(m, four_rows) lt = Slice(mb, p0, p2, ax1) "
+        "rb = Slice(mb, p2, p4, ax1) u = Sub(centres, lt) v = Add(rb, centres) b = Concat<axis=1>(u, v) "
+        "[classes] hc = Conv(r, kc) fc = Reshape(hc, five_rows) c = Sigmoid(fc) y = Concat<axis=1>(b, c)",
+        "float[1,9,64] y",
+        {"boxes", "mean", "classes"},
+    ),
+    "scores times objectness": (
+        f"{STEM}{ROWS} g = Sigmoid(t) o = Slice(g, p4, p5, ax) c = Slice(g, p5, p9, ax) y = Mul(o, c)",
+        "float[1,64,4] y",
+        {"head"},
+    ),
+    "boxes suppressed in the graph": (
+        f"{STEM}{BOTH} tb = Transpose<perm=[0,2,1]>(fb) c = Sigmoid(fc) "
+        "n = NonMaxSuppression(tb, c, most, iou, floor) y = Cast<to=1>(n)",
+        "float[K,3] y",
+        {"boxes", "classes"},
+    ),
+    "boxes as they are, beside scores": (
+        f"{STEM}{BOTH} b = Transpose<perm=[0,2,1]>(fb) tc = Transpose<perm=[0,2,1]>(fc) c = Sigmoid(tc)",
+        "float[1,64,4] b, float[1,64,5] c",
+        {"boxes"},
+    ),
+    "raw boxes joined with scores": (
+        f"{STEM}{BOTH} c = Softmax<axis=1>(fc) y = Concat<axis=1>(fb, c)",
+        "float[1,9,64] y",
+        {"boxes", "classes"},
+    ),
+}
+
+
+def head(name: str) -> onnx.ModelProto:
+    body, outputs, _ = HEADS[name]
+    return make_model(f"(float[1,3,8,8] x) => ({outputs}) {{ {body} }}", WEIGHTS)
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("target", ["onnxruntime_cpu", "openvino", "tensorrt"])
+def test_heads_are_told_and_left_in_float(name: str, target: str) -> None:
+    journal = Journal()
+    settings = config(preset="int8_symmetric", target=target)
+    prepared, plan = plan_for(head(name), settings, journal)
+    found = detection_heads(prepared.graph)
+    assert HEADS[name][2] <= {node.name for node in found}
+    assert plan.nodes["stem"].quantized
+    for node in found:
+        entry = plan.nodes[node.name or ""]
+        stays = target == "tensorrt" and node.op_type == "Conv"
+        assert entry.quantized is stays
+    assert stays_told(plan, journal)
+
+
+def stays_told(plan: QuantizationPlan, journal: Journal) -> bool:
+    codes = {entry.reason.code for entry in plan.nodes.values() if entry.reason is not None}
+    return not any(decision.rule == "float_heads" for decision in journal.decisions) or bool(
+        codes & {"detection-head", "makes-scores", "scores-beside-others"}
+    )
+
+
+def test_boxes_become_exact_where_the_option_is_on() -> None:
+    model, feeds = head("yolo x: exp of sizes, no sigmoid"), {"x": normal(1, 3, 8, 8, seed=5)}
+    exact = run_onnx(model, feeds)["y"]
+    worst = {}
+    for on in (True, False):
+        emitted = quantize_model(model, feeds, config(target_options={"float_heads": on}))[2]
+        worst[on] = np.abs(run_onnx(emitted, feeds)["y"] - exact).max()
+    assert worst[True] < 0.7 * worst[False]
+
+
+@pytest.mark.parametrize("target", ["qnn", "amd_npu_cnn"])
+def test_targets_of_whole_networks_tell_it(target: str) -> None:
+    journal = Journal()
+    settings = config(preset="xint8" if target == "amd_npu_cnn" else "plain", target=target)
+    _, plan = plan_for(head("yolo x: exp of sizes, no sigmoid"), settings, journal)
+    assert plan.nodes["head"].quantized
+    assert any("detection head" in note and "exclude" in note for note in journal.notes)
+
+
+OTHERS = {
+    "classifier": "p = GlobalAveragePool(r) f = Flatten(p) m = MatMul(f, d) b = Add(m, v) y = Softmax(b)",
+    "segmentation": "h = Conv(r, kc) u = Softmax<axis=1>(h) y = Identity(u)",
+    "softmax written out": "h = Conv(r, kc) e = Exp(h) t = ReduceSum(e, ax1) y = Div(e, t)",
+    "picture": "h = Conv(r, kc) u = Mul(h, scales) y = Add(u, offsets)",
+    "gate before a layer": "g = Sigmoid(r) m = Mul(r, g) a = Mul(g, m) y = Conv(a, kc)",
+    "positions before a layer": "g = Sigmoid(r) a = Add(g, places) y = Conv(a, kc)",
+    "log probabilities": "h = Conv(r, kc) u = Sigmoid(h) y = Log(u)",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_networks_are_left_alone(name: str) -> None:
+    weights = {
+        **WEIGHTS,
+        "d": normal(8, 5),
+        "v": normal(5),
+        "scales": normal(1, 5, 1, 1),
+        "offsets": normal(1, 5, 1, 1),
+        "places": normal(1, 1, 8, 8),
+    }
+    shape = "float[1,5]" if name == "classifier" else "float[1,5,8,8]"
+    model = make_model(f"(float[1,3,8,8] x) => ({shape} y) {{ {STEM} {OTHERS[name]} }}", weights)
+    prepared, _ = plan_for(model)
+    assert not detection_heads(prepared.graph)

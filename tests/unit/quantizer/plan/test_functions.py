@@ -1,0 +1,106 @@
+"""Functions that are written out: no Q/DQ pair inside, one around; numbers against the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.unit.quantizer.preparation.preparing import prepare_with
+from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_model, run_onnx, sqnr_db
+from worker.quantizer.plan.rules.functions import PART_OF_FUNCTION, written_functions
+
+ONES = {"e": np.float32(1e-5), "two": np.float32(2), "one": np.float32(1), "beta": np.float32(1.7)}
+W = {"w": normal(8, 8, scale=0.4), "v": normal(8, 8, seed=1, scale=0.4), "g": normal(8, seed=2) + 2}
+RMS = {
+    "torch": "q = Pow(r, two) m = ReduceMean<axes=[-1]>(q) s = Add(m, e) t = Sqrt(s) i = Div(one, t) n = Mul(r, i)",
+    "reciprocal": "q = Mul(r, r) m = ReduceMean<axes=[-1]>(q) s = Add(e, m) t = Sqrt(s) i = Reciprocal(t) n = Mul(i, r)",
+    "divided": "q = Mul(r, r) m = ReduceMean<axes=[-1]>(q) s = Add(m, e) t = Sqrt(s) n = Div(r, t)",
+}
+HALVES = (
+    "a = Slice(r, zero, four, last) b = Slice(r, four, eight, last) n = Neg(b) o = Concat<axis=-1>(n, a) "
+    "p = Mul(r, cos) s = Mul(o, sin) t = Add(p, s)"
+)
+PAIRS = (
+    "a = Slice(r, zero, four, last) b = Slice(r, four, eight, last) ac = Mul(a, c4) bs = Mul(b, s4) u = Sub(ac, bs) "
+    "as = Mul(a, s4) bc = Mul(b, c4) w2 = Add(as, bc) t = Concat<axis=-1>(u, w2)"
+)
+INDICES = {"zero": np.array([0]), "four": np.array([4]), "eight": np.array([8]), "last": np.array([-1])}
+
+
+def between_products(body: str, made: str) -> str:
+    return f"(float[N,5,8] x) => (float[N,5,8] y) {{ [first] r = MatMul(x, w) {body} [second] y = MatMul({made}, v) }}"
+
+
+def quantized_pairs(emitted: onnx.ModelProto, inner: Collection[str]) -> set[str]:
+    return {node.input[0] for node in emitted.graph.node if node.op_type == "QuantizeLinear"} & set(inner)
+
+
+@pytest.mark.parametrize("spelling", RMS)
+@pytest.mark.parametrize("target", ["onnxruntime_cpu", "onnxruntime_gpu", "openvino", "tensorrt"])
+def test_rms_norm(spelling: str, target: str) -> None:
+    model = make_model(between_products(f"{RMS[spelling]} z = Mul(n, g)", "z"), {**W, **ONES})
+    feeds = {"x": normal(16, 5, 8, seed=3)}
+    prepared, plan, emitted = quantize_model(model, feeds, config(preset="int8_symmetric", target=target))
+    assert [found.name for found in written_functions(prepared.graph)] == ["RMSNorm"]
+    assert not quantized_pairs(emitted, ["q", "m", "s", "t", "i", "n"])
+    assert quantized_pairs(emitted, ["z"]) == {"z"}
+    assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(emitted, feeds)["y"]) > 30
+    if spelling == "reciprocal":
+        square = next(node for node in prepared.graph if node.outputs[0].name == "q")
+        assert plan.nodes[square.name or ""].reason == PART_OF_FUNCTION(function="RMSNorm")
+
+
+@pytest.mark.parametrize(("body", "tables", "width"), [(HALVES, ("cos", "sin"), 8), (PAIRS, ("c4", "s4"), 4)])
+def test_rotary_embedding(body: str, tables: tuple[str, str], width: int) -> None:
+    inputs = "float[N,5,8] x, " + ", ".join(f"float[N,5,{width}] {name}" for name in tables)
+    model = make_model(between_products(body, "t").replace("float[N,5,8] x", inputs), {**W, **INDICES})
+    angles = np.outer(np.arange(5), 0.5 ** np.arange(width)) + np.zeros((16, 1, 1))
+    turns = {tables[0]: np.cos(angles).astype(np.float32), tables[1]: np.sin(angles).astype(np.float32)}
+    feeds = {"x": normal(16, 5, 8, seed=3), **turns}
+    prepared, _, emitted = quantize_model(model, feeds)
+    assert [found.name for found in written_functions(prepared.graph)] == ["rotary embedding"]
+    assert not quantized_pairs(emitted, ["p", "s", "o", "n", "ac", "bs", "as", "bc", *tables])
+    assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(emitted, feeds)["y"]) > 30
+
+
+@pytest.mark.parametrize("body", ["s = Sigmoid(r) z = Mul(r, s)", "k = Mul(r, beta) s = Sigmoid(k) z = Mul(s, r)"])
+@pytest.mark.parametrize("target", ["onnxruntime_gpu", "openvino", "tensorrt"])
+def test_silu_has_no_pair_inside(body: str, target: str) -> None:
+    model = make_model(between_products(body, "z"), {**W, **ONES})
+    feeds = {"x": normal(16, 5, 8, seed=3)}
+    _, _, emitted = quantize_model(model, feeds, config(preset="int8_symmetric", target=target))
+    assert not quantized_pairs(emitted, ["k", "s"])
+    assert quantized_pairs(emitted, ["z"])
+    assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(emitted, feeds)["y"]) > 30
+
+
+def test_operators_that_all_have_integer_kernels_are_left_to_them() -> None:
+    model = make_model(between_products("s = Sigmoid(r) z = Mul(r, s)", "z"), {**W, **ONES})
+    feeds = {"x": normal(16, 5, 8, seed=3)}
+    assert quantized_pairs(quantize_model(model, feeds)[2], ["s", "z"]) == {"s", "z"}
+
+
+def test_gelu_and_layer_norm_where_the_opset_has_none() -> None:
+    gelu = "d = Div(r, root) f = Erf(d) h = Add(f, one) k = Mul(h, half) z = Mul(r, k)"
+    norm = (
+        "m = ReduceMean<axes=[-1]>(z) d2 = Sub(z, m) q = Mul(d2, d2) vv = ReduceMean<axes=[-1]>(q) s = Add(vv, e) "
+        "t = Sqrt(s) n = Div(d2, t)"
+    )
+    weights = {**W, **ONES, "root": np.float32(2**0.5), "half": np.float32(0.5)}
+    model = make_model(between_products(f"{gelu} {norm}", "n"), weights, opset=13)
+    feeds = {"x": normal(16, 5, 8, seed=3)}
+    settings = config(preset="int8", preparation={"opset": 13}, weight={"granularity": "per_tensor"})
+    prepared, _ = prepare_with(model, opset=13)
+    assert [found.name for found in written_functions(prepared.graph)] == ["GELU", "LayerNorm"]
+    _, _, emitted = quantize_model(model, feeds, settings)
+    assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(emitted, feeds)["y"]) > 25
+
+
+def test_the_option_switches_it() -> None:
+    model = make_model(between_products(f"{RMS['reciprocal']}", "n"), {**W, **ONES})
+    feeds = {"x": normal(16, 5, 8, seed=3)}
+    _, plan, _ = quantize_model(model, feeds, config(target_options={"float_functions": False}))
+    assert not any(entry.reason and entry.reason.code == "part-of-function" for entry in plan.nodes.values())
