@@ -70,16 +70,6 @@ HEADS = {
         "float[K,3] y",
         {"boxes", "classes"},
     ),
-    "boxes as they are, beside scores": (
-        f"{STEM}{BOTH} b = Transpose<perm=[0,2,1]>(fb) tc = Transpose<perm=[0,2,1]>(fc) c = Sigmoid(tc)",
-        "float[1,64,4] b, float[1,64,5] c",
-        {"boxes"},
-    ),
-    "raw boxes joined with scores": (
-        f"{STEM}{BOTH} c = Softmax<axis=1>(fc) y = Concat<axis=1>(fb, c)",
-        "float[1,9,64] y",
-        {"boxes", "classes"},
-    ),
 }
 
 
@@ -139,6 +129,15 @@ OTHERS = {
     "positions before a layer": "g = Sigmoid(r) a = Add(g, places) y = Conv(a, kc)",
     "log probabilities": "h = Conv(r, kc) u = Sigmoid(h) y = Log(u)",
 }
+
+
+def test_boxes_as_they_are_beside_scores_are_results_like_others() -> None:
+    body = f"{STEM}{BOTH} b = Transpose<perm=[0,2,1]>(fb) tc = Transpose<perm=[0,2,1]>(fc) c = Sigmoid(tc)"
+    model = make_model(f"(float[1,3,8,8] x) => (float[1,64,4] b, float[1,64,5] c) {{ {body} }}", WEIGHTS)
+    prepared, plan = plan_for(model)
+    assert not detection_heads(prepared.graph)
+    assert plan.nodes["boxes"].quantized
+    assert not plan.nodes["classes"].quantized
 
 
 @pytest.mark.parametrize("name", OTHERS)

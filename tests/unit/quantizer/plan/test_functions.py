@@ -16,7 +16,8 @@ ONES = {"e": np.float32(1e-5), "two": np.float32(2), "one": np.float32(1), "beta
 W = {"w": normal(8, 8, scale=0.4), "v": normal(8, 8, seed=1, scale=0.4), "g": normal(8, seed=2) + 2}
 RMS = {
     "torch": "q = Pow(r, two) m = ReduceMean<axes=[-1]>(q) s = Add(m, e) t = Sqrt(s) i = Div(one, t) n = Mul(r, i)",
-    "reciprocal": "q = Mul(r, r) m = ReduceMean<axes=[-1]>(q) s = Add(e, m) t = Sqrt(s) i = Reciprocal(t) n = Mul(i, r)",
+    "reciprocal": "q = Mul(r, r) m = ReduceMean<axes=[-1]>(q) s = Add(e, m) t = Sqrt(s) i = Reciprocal(t) "
+    "n = Mul(i, r)",
     "divided": "q = Mul(r, r) m = ReduceMean<axes=[-1]>(q) s = Add(m, e) t = Sqrt(s) n = Div(r, t)",
 }
 HALVES = (
