@@ -193,11 +193,12 @@ class LinearNode(WeightLayout):
         """
         groups, outputs, _ = self.matrix_shape
         if not self.kernel:
-            return made.reshape(-1, outputs)[chosen].T[None]
+            rows: np.ndarray = made.reshape(-1, outputs)[chosen]
+            return rows.T[None]
         flat = made.reshape(len(made), self.out_channels, -1)
         of_sample, place = np.divmod(chosen, flat.shape[2])
-        found: np.ndarray = flat[of_sample, :, place].T.reshape(groups, outputs, -1)
-        return found
+        found: np.ndarray = flat[of_sample, :, place]
+        return found.T.reshape(groups, outputs, -1)
 
 
 def is_linear(node: ir.Node) -> bool:

@@ -16,6 +16,7 @@ from worker.quantizer.emit.nbits import has_kernel
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_side
+from worker.quantizer.graph import sizes
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.graph.values import name_of
@@ -23,7 +24,7 @@ from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Quantized
 from worker.quantizer.run.services import Services
-from worker.quantizer.runtime.session import LARGE_WEIGHT_BYTES, Session, is_large
+from worker.quantizer.runtime.session import Session, is_large
 
 TOO_LARGE = declare(
     "too-large-for-both-forms", "the model is too large to be written and run in a second form", by_design=True
@@ -76,7 +77,8 @@ def kernel_figures(
 
 
 def _why_not(done: Quantized, case: Case) -> Reason | None:
-    large = is_large(done.emitted.model) or max(done.content.size_bytes, case.summary.size_bytes) > LARGE_WEIGHT_BYTES
+    size_bytes = max(done.content.size_bytes, case.summary.size_bytes)
+    large = is_large(done.emitted.model) or size_bytes > sizes.PACKED_BYTES
     return TOO_LARGE() if large else None
 
 

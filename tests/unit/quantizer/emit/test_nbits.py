@@ -13,8 +13,8 @@ import pytest
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from tests.unit.quantizer.toolbox import write_npz
+from worker.quantizer.graph import sizes
 from worker.quantizer.pipeline import quantize
-from worker.quantizer.report import kernels
 from worker.quantizer.run.interface import SilentRun
 
 ROWS, WIDTH, OUT = 50, 96, 40
@@ -126,7 +126,7 @@ def test_the_report_has_figures_of_both_forms(tmp_path: Path, kernel: str) -> No
 def test_forms_are_compared_only_where_there_are_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], code: str | None
 ) -> None:
-    monkeypatch.setattr(kernels, "LARGE_WEIGHT_BYTES", 1000)
+    monkeypatch.setattr(sizes, "PACKED_BYTES", 1000)
     data = write_npz(tmp_path / "data.npz", ids=np.zeros((4, 5), np.int64))
     config = parse_config({"preset": "plain", "mode": "weights_only", "weight": spec})
     onnx.save(language_model(), tmp_path / "model.onnx")
