@@ -16,7 +16,7 @@ import onnx_ir as ir
 from service.contracts.compatibility import check_dataset
 from service.contracts.config import QuantizationConfig
 from service.contracts.data_checks import check_data_given, random_data_of
-from service.contracts.errors import EngineError, UnsupportedModelError
+from service.contracts.errors import UnsupportedModelError
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.report import Report
@@ -28,8 +28,7 @@ from worker.quantizer.data import Dataset, RandomDataset, open_dataset
 from worker.quantizer.emit import Emitted
 from worker.quantizer.emit.tidy import tidied
 from worker.quantizer.evaluation.decisions import publish_samples
-from worker.quantizer.evaluation.metrics import Distances, MetricFunction, Metrics
-from worker.quantizer.evaluation.side_by_side import side_by_side
+from worker.quantizer.evaluation.metrics import MetricFunction, Metrics
 from worker.quantizer.fallback.choice import falling_back
 from worker.quantizer.graph.mapped import forget_pages
 from worker.quantizer.graph.outcome import Outcome
@@ -49,6 +48,7 @@ from worker.quantizer.preparation.prepare import undo_quantization
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled, Quantized
 from worker.quantizer.refine.methods import settle_methods
+from worker.quantizer.refine.unchanged import check_prepared
 from worker.quantizer.report.assemble import make_report
 from worker.quantizer.report.manifest import provenance_entries
 from worker.quantizer.report.range_plot import publish_ranges
@@ -63,11 +63,8 @@ from worker.quantizer.run.overall import OverallRun
 from worker.quantizer.run.services import Services, nobody
 from worker.quantizer.run.stages import Stages
 from worker.quantizer.runtime.cpu import cpu_notes
-from worker.quantizer.runtime.session import Session, is_heavy, is_large
+from worker.quantizer.runtime.session import Session, is_heavy
 from worker.quantizer.sanity.examine import examine
-
-# float32 rounding leaves 100 dB and more; a float16 model that is widened leaves about 60.
-_PREPARED_SQNR_DB = 40.0
 
 
 @dataclass(frozen=True)
@@ -432,7 +429,7 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
         plan.shelf = services.shelf
         run.check()
         if not plan.is_empty and prepared.keeps_function:
-            _check_prepared(planned.unedited, case, services)
+            check_prepared(planned.unedited, case, services)
     if plan.is_empty:
         unselected = config.model_copy(update={"include": (), "exclude": ()})
         without = mode.plan(prepared.graph, unselected, prepared.facts, Journal())
@@ -445,30 +442,3 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
         case = settle_methods(draft, case, services)
     filled = mode.fill(draft, case, services)
     return Quantizing(filled, case, services, Journal(notes, planned.edits), origin_of)
-
-
-def _check_prepared(prepared: ir.Model, case: Case, services: Services) -> None:
-    """Preparation must not change what the model computes, unlike what its target asks for: compare one batch."""
-    session = Session(prepared, threads=services.threads, what="prepared model", optimized=not is_large(prepared))
-    for name, sqnr_db in _strays(session, case, services).items():
-        if name in _strays(case.float_session, case, services):
-            raise UnsupportedModelError(
-                f"output {name!r} of the model is another each time that it runs on the same data ({sqnr_db:.1f} dB)",
-                hint="Export the model for inference: without Dropout in training mode, and without random numbers.",
-                output=name,
-            )
-        raise EngineError(
-            f"preparation changed output {name!r} of the model ({sqnr_db:.1f} dB)",
-            hint="Export the model with opset 17 or later, so that fewer preparation passes are needed.",
-            output=name,
-        )
-
-
-def _strays(session: Session, case: Case, services: Services) -> dict[str, float]:
-    """SQNR in dB, by name, of the outputs in which ``session`` differs from the float model on the first sample."""
-    expected = case.expected_outputs(services.run, batch_size=1, last=1)
-    distances = Distances()
-    for twins in side_by_side(session, expected, services.run):
-        distances.update(twins.pairs())
-    figures = {name: distance.sqnr_db for name, distance in distances.of.items()}
-    return {name: figure for name, figure in figures.items() if figure is not None and figure < _PREPARED_SQNR_DB}

@@ -123,7 +123,7 @@ class IntegerLayer:
             return lattice(snap_scale(wanted, kind).astype(np.float32))
 
         factors = (_OCTAVES,) if kind == "power_of_two" else (_OCTAVES, _WITHIN)
-        return Rescaled(factors, scaled, per_channel=not whole, continuous=kind == "float32")
+        return Rescaled(factors, scaled, per_channel=not whole)
 
     def _least_factor(self, step: np.ndarray) -> np.ndarray:
         """float64 [groups, outputs, 1]: below it the int32 bias could overflow."""

@@ -34,8 +34,6 @@ _LEFT_OUT = 0.25
 # Scales are chosen on one patch out of so many.
 _EVERY = 4
 _ALL = slice(None)
-# Times that scales and integers are settled in turn, and how far a scale may go at a time.
-_REFITS, _REFITTED = 2, (0.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -84,13 +82,11 @@ class Rescaled:
         factors: by which the present scale may be multiplied; then those by which the best of these may be, and so on.
         lattice: the values that V can take with a factor per channel, float32 [groups, outputs, 1].
         per_channel: each channel has a scale of its own.
-        continuous: any factor will do, so that the best one for given integers is worth finding.
     """
 
     factors: Sequence[Sequence[float]]
     lattice: Callable[[np.ndarray], Lattice]
     per_channel: bool
-    continuous: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,7 +158,6 @@ class _Solver:
         self.problem, self.check = problem, check
         self.limits = _limits_beside(xp, problem.limits, patches.beside)
         self.lattice = problem.lattice
-        self.factor = np.ones((*problem.matrix.shape[:2], 1), np.float32)
         self.free_bias = problem.round_bias is not None
         self.n = x.shape[2]
         self.mean = x.mean(axis=2) if self.free_bias else xp.of(np.zeros(x.shape[:2], np.float32))
@@ -253,27 +248,7 @@ class _Solver:
                 better = errors < least
                 least = np.where(better, errors, least)
                 best = np.where(better[:, :, None], tried, best)
-        self.factor = best
         self.lattice = rescaled.lattice(best).on(xp)
-
-    def refit(self, z: Array, moments: Moments) -> bool:
-        """Give the scales the values that suit the integers best, which is a regression of one unknown per channel.
-
-        With V = s z the error tr(V A V^T) - 2 tr(V C^T) is least at s = z C^T / z A z^T.
-        """
-        xp, rescaled = self.xp, self.problem.rescaled
-        if rescaled is None or not rescaled.continuous:
-            return False
-        values = z * self.lattice.step
-        along = xp.numpy(xp.row_dots(values, moments.cross))
-        square = xp.numpy(xp.row_dots(values, xp.matmul(values, moments.inputs)))
-        if not rescaled.per_channel:
-            along, square = np.full_like(along, along.sum()), np.full_like(square, square.sum())
-        ratio = np.divide(along, square, out=np.ones_like(along), where=square > 0)
-        ratio = np.clip(ratio, *_REFITTED)[:, :, None]
-        self.factor = (self.factor * ratio).astype(np.float32)
-        self.lattice = rescaled.lattice(self.factor).on(xp)
-        return True
 
     def first(self, values: Array, offset: Array) -> tuple[Array, Array]:
         """Integers and bias without the activation function."""
@@ -307,13 +282,9 @@ class _Solver:
         found = [descend(z, lattice, moments, sweeps=_SWEEPS, check=self.check) for z in starts]
         errors = xp.lib.stack([error(z, lattice, moments) for z in found])
         z = xp.take_first(xp.lib.stack(found), errors.argmin(axis=0)[None, :, :, None])[0]
-        for _ in range(_REFITS):
-            if not self.refit(z, moments):
-                break
-            z = descend(z, self.lattice, moments, sweeps=_SWEEPS, check=self.check)
         if problem.round_bias is None:
             return z, problem.bias
-        return z, xp.of(problem.round_bias(xp.numpy(offset - self._of_mean(z * self.lattice.step))))
+        return z, xp.of(problem.round_bias(xp.numpy(offset - self._of_mean(z * lattice.step))))
 
 
 def _limits_beside(

@@ -10,9 +10,8 @@ from service.contracts.algorithms import AdaRound
 from tests.unit.quantizer.precision.benches import toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db
 from worker.quantizer.finetune.moments import solver as moments_solver
-from worker.quantizer.finetune.moments.arrays import NUMPY
 from worker.quantizer.finetune.moments.patches import Patches
-from worker.quantizer.finetune.moments.problem import Problem, Rescaled, solve
+from worker.quantizer.finetune.moments.problem import Problem, solve
 from worker.quantizer.finetune.moments.rounding import Lattice
 from worker.quantizer.finetune.moments.sums import sum_behind
 from worker.quantizer.finetune.step import FinetuneStep
@@ -114,35 +113,3 @@ def test_limits_of_the_sum_are_those_of_each_patch() -> None:
     problem = Problem(matrix, lattice, np.zeros((1, 2, 2), np.float32), np.zeros((1, 2), np.float32), None, (zero, top))
     assert solve(problem, Patches(x, matrix @ x, beside)).before == 0.0
     assert solve(problem, Patches(x, matrix @ x)).before > 0.0
-
-
-def brute_force_scale(values: np.ndarray, z: np.ndarray, x: np.ndarray) -> float:
-    candidates = np.linspace(0.05, 1.0, 4001)
-    errors = [float(np.square((values - s * z) @ x).sum()) for s in candidates]
-    return float(candidates[int(np.argmin(errors))])
-
-
-def test_scales_follow_the_integers() -> None:
-    random = np.random.default_rng(0)
-    x = random.standard_normal((1, 12, 600)).astype(np.float32)
-    matrix = random.standard_normal((1, 5, 12)).astype(np.float32)
-    step = np.full((1, 5, 12), 0.6, np.float32)
-
-    def lattice(factor: np.ndarray) -> Lattice:
-        return Lattice(step * factor, np.full_like(step, -3), np.full_like(step, 3))
-
-    start = np.clip(np.rint(matrix / step), -3, 3).astype(np.float32)
-    errors = {}
-    for continuous in (False, True):
-        scales = Rescaled(((1.0,),), lattice, per_channel=True, continuous=continuous)
-        problem = Problem(
-            matrix, lattice(np.ones((1, 5, 1), np.float32)), start, np.zeros((1, 5), np.float32), None, None
-        )
-        problem = Problem(**{**vars(problem), "rescaled": scales})
-        solution = solve(problem, Patches(x, matrix @ x), arrays=NUMPY)
-        errors[continuous] = solution.after
-        if continuous:
-            for row in range(5):
-                best = brute_force_scale(matrix[0, row], solution.z[0, row], x[0])
-                assert solution.step[0, row, 0] == pytest.approx(best, rel=0.1)
-    assert errors[True] < errors[False]
