@@ -130,6 +130,16 @@ class QuantizationConfig(Contract):
     calibration_samples: int | None = Field(
         default=None, ge=1, le=1_000_000, description="Use only the first n samples."
     )
+    outlier_ratio: float | None = Field(
+        default=32.0,
+        gt=1.0,
+        le=1e6,
+        description=(
+            "From which multiple of the median channel's range on a channel counts as an outlier: the report names it, "
+            "and outlier_channels treats it, where no more than a tenth of the channels are such. At 32 a usual "
+            "channel is left 8 of 256 steps. null: channels are not looked at."
+        ),
+    )
     random_calibration: RandomCalibration | None = Field(
         default=None,
         description="Random inputs in place of a calibration dataset, where none is given; tells nothing of accuracy.",

@@ -90,6 +90,7 @@ which one would undo another are refused with the right order.
 
 | method | what it does |
 | --- | --- |
+| `outlier_channels` | splits, scales down or gives more bits to the few channels that set the range of a whole tensor |
 | `cross_layer_equalization` | moves scale between neighbouring layers, so that one scale fits all channels |
 | `smooth_quant` | moves scale from the inputs of linear layers into their weights |
 | `sensitivity` | ranks the layers by what their precision does to the output; changes nothing |

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from service.contracts.algorithms.base import AlgorithmBase
-from service.contracts.algorithms.equalization import BiasCorrection, CrossLayerEqualization, SmoothQuant
+from service.contracts.algorithms.equalization import (
+    BiasCorrection,
+    CrossLayerEqualization,
+    OutlierChannels,
+    SmoothQuant,
+)
 from service.contracts.algorithms.finetune import AdaQuant, AdaRound, Finetuning, LearningRateAdjust
 from service.contracts.algorithms.order import algorithm_contradictions, in_order
 from service.contracts.algorithms.precision import Autopilot, MixedPrecision, with_levels
@@ -22,6 +27,7 @@ __all__ = [
     "Finetuning",
     "LearningRateAdjust",
     "MixedPrecision",
+    "OutlierChannels",
     "QuantizationAwareTraining",
     "SensitivityAnalysis",
     "SmoothQuant",

@@ -85,6 +85,38 @@ class CrossLayerEqualization(AlgorithmBase):
     )
 
 
+class OutlierChannels(AlgorithmBase):
+    """Treats channels that alone set the range of a tensor: see ``outlier_ratio`` of the config for which these are.
+
+    split puts several channels of a part of the value each in the place of one (Zhao et al. 2019, Improving Neural
+    Network Quantization without Retraining using Outlier Channel Splitting); input_scale moves scale from the channel
+    into the weights that read it; higher_bits gives the tensor 16 bits. The float network stays the same function.
+    """
+
+    place = 0
+    starts_afresh = True
+
+    method: Literal["outlier_channels"] = "outlier_channels"
+    treatment: Literal["auto", "input_scale", "split", "higher_bits"] = Field(
+        default="auto",
+        description=(
+            "auto tries all three, what is cheaper at run time first, and keeps what comes nearest to the float model "
+            "on held-back samples: a dearer one has to be a decibel better."
+        ),
+    )
+    growth: float = Field(
+        default=0.25,
+        gt=0.0,
+        le=4.0,
+        description="Channels that split may add to a tensor, as a part of those it has; at least one.",
+    )
+    insert_mul: bool = Field(
+        default=True,
+        description="Let input_scale put a float Mul in front of a matrix product's quantizer where no constant before "
+        "it can take the scale in, and the target computes in floats too.",
+    )
+
+
 class SmoothQuant(AlgorithmBase):
     """Moves scale from a linear layer's inputs into its weight, channel by channel: s_j = max|x_j|^alpha /
     max|w_j|^(1-alpha) (Xiao et al. 2022, SmoothQuant, equation 4).

@@ -7,7 +7,12 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from service.contracts.algorithms.base import AlgorithmBase
-from service.contracts.algorithms.equalization import BiasCorrection, CrossLayerEqualization, SmoothQuant
+from service.contracts.algorithms.equalization import (
+    BiasCorrection,
+    CrossLayerEqualization,
+    OutlierChannels,
+    SmoothQuant,
+)
 from service.contracts.algorithms.finetune import AdaQuant, AdaRound
 from service.contracts.algorithms.precision import Autopilot, MixedPrecision
 from service.contracts.algorithms.sensitivity import SensitivityAnalysis
@@ -15,6 +20,7 @@ from service.contracts.algorithms.training import QuantizationAwareTraining
 
 Algorithm = Annotated[
     CrossLayerEqualization
+    | OutlierChannels
     | SmoothQuant
     | BiasCorrection
     | AdaRound

@@ -21,12 +21,14 @@ class NodeFacts:
         simulated: nodes that compute something inside the node before them: no Q/DQ pair stands between the two.
         kept_float: nodes that an algorithm has put in and that are to compute in float, and why.
         smoothed: consumers whose input SmoothQuant has dealt with.
+        widened: tensors whose range counts that an algorithm has given 16 bits.
     """
 
     op_types: Mapping[str, str] = field(default_factory=dict)
     simulated: frozenset[str] = frozenset()
     kept_float: Mapping[str, Reason] = field(default_factory=dict)
     smoothed: frozenset[str] = frozenset()
+    widened: frozenset[str] = frozenset()
 
     def with_op_types(self, op_types: Mapping[str, str]) -> NodeFacts:
         """These facts and the operators of more nodes."""
@@ -43,3 +45,7 @@ class NodeFacts:
     def with_smoothed(self, names: Collection[str]) -> NodeFacts:
         """These facts and more smoothed consumers."""
         return replace(self, smoothed=self.smoothed | set(names))
+
+    def with_widened(self, tensors: Collection[str]) -> NodeFacts:
+        """These facts and more tensors of 16 bits."""
+        return replace(self, widened=self.widened | set(tensors))

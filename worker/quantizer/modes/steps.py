@@ -8,6 +8,7 @@ from typing import Any
 from service.contracts.algorithms import Algorithm
 from worker.quantizer.equalization.bias_correction.step import BiasCorrectionStep
 from worker.quantizer.equalization.cross_layer.step import CrossLayerEqualizationStep
+from worker.quantizer.equalization.outliers.step import OutlierChannelsStep
 from worker.quantizer.equalization.smooth_quant.step import SmoothQuantStep
 from worker.quantizer.finetune.step import FinetuneStep
 from worker.quantizer.precision.autopilot.step import AutopilotStep
@@ -23,6 +24,7 @@ STEPS: dict[str, Callable[[Any], Step[Any]]] = {
     "bias_correction": BiasCorrectionStep,
     "cross_layer_equalization": CrossLayerEqualizationStep,
     "smooth_quant": SmoothQuantStep,
+    "outlier_channels": OutlierChannelsStep,
     "qat": TrainingStep,
     "sensitivity": SensitivityStep,
     "mixed_precision": MixedPrecisionStep,

@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from service.contracts.calibration import MinMaxCalibration, NonOverflowCalibration
 from service.contracts.config import QuantizationConfig
-from service.contracts.dtypes import is_block
+from service.contracts.dtypes import ActivationDtype, is_block
 from service.contracts.reason import Reason, declare
 from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.graph.facts import NodeFacts
@@ -56,6 +56,9 @@ from worker.quantizer.plan.subgraphs import leave_subgraphs, plan_subgraph_weigh
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import ActivationPlan, NodePlan, QuantizationPlan, Role, WeightPlan
 from worker.quantizer.plan.weights import plan_parameters
+
+# The type of 16 bits in the place of one of 8.
+WIDER: dict[str, ActivationDtype] = {"int8": "int16", "uint8": "uint16"}
 
 OWNER_IN_FLOAT = declare("owner-in-float", "the node that it belongs to stays in float")
 NO_TAKER = declare(
@@ -104,6 +107,7 @@ def build_plan(
     if not target.whole:
         keep_only_between_quantized(graph, plan)
     _plan_tensors(graph, plan, selection, movers, target, journal)
+    _widen(plan, facts)
     if not target.whole:  # which run all of a layer on integers or none of it
         plan_recurrent(graph, plan, selection, journal, why_float=recurrence_in_float(target.name))
     target.run(Stage.SPECS, context)
@@ -199,6 +203,13 @@ def _plan_tensors(
     specs |= _wanted_by_readers(graph, plan, selection, source, journal)
     for tensor, root in source.items():
         plan.activations[tensor] = ActivationPlan(tensor, root, specs[root])
+
+
+def _widen(plan: QuantizationPlan, facts: NodeFacts) -> None:
+    """Give tensors that an algorithm has chosen twice as many bits; the target's rules may take them back."""
+    for entry in plan.activations.values():
+        if entry.source in facts.widened and entry.spec.dtype in WIDER:
+            entry.spec = entry.spec.model_copy(update={"dtype": WIDER[entry.spec.dtype]})
 
 
 def _gives_float(role: Role, target: Target) -> bool:

@@ -134,8 +134,9 @@ class QuantizationPlan:
     output channels are 0 on all calibration data, bool [out]; weights that were not looked at are not in it. ``halfs``
     names the nodes that compute in float16 where they compute on no integers, with their Q/DQ pairs; None: all compute
     in float32. With ``half_interface`` inputs and outputs of the model are float16 then as well. ``shelf`` takes arrays
-    that are too large to be held; None: all are held. What
-    the value of a parameter is, and how it is changed: see ``worker.quantizer.plan.parameters``.
+    that are too large to be held; None: all are held. ``spans`` holds, by tensor whose range counts, the range of each
+    of its channels on the calibration data, float64 [channels]. What the value of a parameter is, and how it is
+    changed: see ``worker.quantizer.plan.parameters``.
     """
 
     nodes: dict[str, NodePlan] = field(default_factory=dict)
@@ -146,6 +147,7 @@ class QuantizationPlan:
     integer_limits: bool = False
     moved: dict[str, np.ndarray] = field(default_factory=dict)
     silent: dict[str, np.ndarray] = field(default_factory=dict)
+    spans: dict[str, np.ndarray] = field(default_factory=dict)
     halfs: frozenset[str] | None = None
     half_interface: bool = False
     shelf: Shelf | None = None
@@ -169,6 +171,7 @@ class QuantizationPlan:
             integer_limits=self.integer_limits,
             moved=dict(self.moved),
             silent=dict(self.silent),
+            spans=dict(self.spans),
             halfs=self.halfs,
             half_interface=self.half_interface,
             shelf=self.shelf,

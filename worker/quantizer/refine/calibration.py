@@ -10,10 +10,10 @@ from worker.quantizer.plan.grids import fill_activations
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.refine import outliers, silence
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.inputs import settle_inputs
-from worker.quantizer.refine.silence import mark, watch
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.overflow import check_finite
@@ -74,8 +74,10 @@ def calibrate(
             statistics.setdefault(step.method, []).extend(step.requests(draft))
         requests = [Request(tensor, reducer) for tensor, reducer in reducers.items()]
         requests += [request for of_step in statistics.values() for request in of_step]
-        watched = watch(prepared.graph, plan)
+        watched = silence.watch(prepared.graph, plan)
         requests += [entry.request for entry in watched]
+        channels = outliers.watch(prepared.graph, plan, reducers) if case.config.outlier_ratio is not None else []
+        requests += channels
         if requests:
             case.collect(prepared.model, requests, services)
     with services.stages.stage("parameters"):
@@ -88,7 +90,8 @@ def calibrate(
         check_finite(
             prepared.model, ranges, case.calibration, case.inputs, limit=limit, threads=threads, run=services.run
         )
-        journal.note(*mark(watched, plan))
+        journal.note(*silence.mark(watched, plan))
+        outliers.mark(channels, plan)
         fill_activations(prepared.graph, plan, ranges)
         journal.note(*Parameters(prepared.graph, plan).fill(threads=services.threads))
         move_grids(prepared.graph, plan, case.config, journal)
@@ -96,14 +99,16 @@ def calibrate(
 
 
 def take_over(before: QuantizationPlan, after: QuantizationPlan, touched: Collection[str]) -> dict[str, Range]:
-    """Hand on to ``after`` which channels are silent, and return the ranges of ``before`` that hold for it too.
+    """Hand on to ``after`` what is known of channels, and return the ranges of ``before`` that hold for it too.
 
     Those are the ranges of tensors that are not ``touched`` and have the same spec.
     """
     after.silent = dict(before.silent)
     specs = before.sources()
-    return {
+    taken = {
         tensor: before.ranges[tensor]
         for tensor, spec in after.sources().items()
         if tensor not in touched and tensor in before.ranges and specs.get(tensor) == spec
     }
+    after.spans = {tensor: spans for tensor, spans in before.spans.items() if tensor in taken}
+    return taken

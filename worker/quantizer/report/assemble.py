@@ -25,6 +25,7 @@ from worker.quantizer.report.manifest import make_manifest
 from worker.quantizer.report.words import cost_notes, large_note, report_notes, summary_sentence
 from worker.quantizer.run.forecast import trials_seconds
 from worker.quantizer.run.services import Services
+from worker.quantizer.sanity.channels import channel_findings
 from worker.quantizer.sanity.figures import figure_findings, with_chance
 from worker.quantizer.sanity.kind import worst_first
 
@@ -101,7 +102,9 @@ def make_report(quantized: Quantized, case: Case, services: Services) -> Assembl
         latency_ms=latency.quantized_ms,
     )
     measured = with_chance(metric_figures(config.evaluation, comparison), case)
-    findings = worst_first([*case.findings, *figure_findings(measured, case, comparison.fidelity.samples)])
+    by_figures = figure_findings(measured, case, comparison.fidelity.samples)
+    by_channels = channel_findings(quantized.filled.drafts[0], config.outlier_ratio)
+    findings = worst_first([*case.findings, *by_figures, *by_channels])
     outcomes = tuple(quantized.filled.outcomes)
     searched = search_clauses(config.algorithms, outcomes) if outcomes else ()
     verdict, clauses = judge(

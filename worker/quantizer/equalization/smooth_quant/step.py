@@ -56,8 +56,8 @@ class SmoothQuantStep(Step[SmoothQuant]):
     def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
         """The network with scales moved, calibrated anew."""
         model = draft.prepared.model.clone()
-        smoother = _Smoother(model.graph, draft.plan, self._seen(draft, toolkit))
-        outcome = _Outcome()
+        smoother = Smoother(model.graph, draft.plan, self._seen(draft, toolkit))
+        outcome = Outcome()
         facts = draft.prepared.facts
         run, sites = toolkit.services.run, find_sites(model.graph, draft.plan, facts.smoothed)
         for k, site in enumerate(sites):
@@ -98,7 +98,7 @@ class _Seen:
 
 
 @dataclass
-class _Outcome:
+class Outcome:
     """What became of the sites."""
 
     nodes: list[str] = field(default_factory=list)
@@ -123,7 +123,7 @@ class _Outcome:
         return "; ".join(parts)
 
 
-class _Smoother:
+class Smoother:
     """Smooths site after site of one graph, which is changed in place."""
 
     def __init__(self, graph: ir.Graph, plan: QuantizationPlan, seen: Mapping[str, _Seen]) -> None:
@@ -140,7 +140,7 @@ class _Smoother:
             name: weight for name, weight in _input_names(self._nodes, 1).items() if weight in plan.weights
         }
 
-    def smooth(self, site: Site, alpha: float | None, outcome: _Outcome) -> str | None:
+    def smooth(self, site: Site, alpha: float | None, outcome: Outcome) -> str | None:
         """Smooth one site; the reason if it is left alone."""
         problem = self._problem(site)
         choice = search(problem, alpha) if problem is not None else None
@@ -148,22 +148,26 @@ class _Smoother:
             return "it is 0 on all calibration data, or was not seen"
         if alpha is None and not _is_worthwhile(choice, site):
             return "no alpha makes its layers' error much smaller"
+        self.put(site, choice.scale, outcome)
+        outcome.alphas.append(choice.alpha)
+        return None
+
+    def put(self, site: Site, scale: np.ndarray, outcome: Outcome) -> None:
+        """Divide the site by ``scale``, float64 [channels], and multiply what reads it."""
         for name in site.consumers:
             node = self._nodes[name]
-            along = matrix_of(node).along_inputs(choice.scale)
+            along = matrix_of(node).along_inputs(scale)
             array = np.asarray(weight_of(node).astype(np.float64) * along, np.float32)
             replace_constant(self._graph, node, 1, self._weights[name], array, self._names)
-            self._scales[name] = choice.scale
+            self._scales[name] = scale
         if site.folding is None:
-            outcome.muls.append(self._insert_mul(site, choice.scale))
+            outcome.muls.append(self._insert_mul(site, scale))
             outcome.takers["Mul of their own"] += 1
         else:
-            apply_folds(self._graph, site.folding.folds, 1.0 / choice.scale, self._names)
+            apply_folds(self._graph, site.folding.folds, 1.0 / scale, self._names)
             outcome.takers[self._kind(site.folding.folds)] += 1
             outcome.scaled.update(site.folding.tensors)
         outcome.nodes += site.consumers
-        outcome.alphas.append(choice.alpha)
-        return None
 
     def _kind(self, folds: tuple[Fold, ...]) -> str:
         return " and ".join(dict.fromkeys(self._nodes[fold.node].op_type for fold in folds))

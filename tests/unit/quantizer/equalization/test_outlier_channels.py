@@ -1,0 +1,271 @@
+"""Outlier channels: found, treated in each way, without changing what the float network computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from service.contracts.algorithms import OutlierChannels
+from tests.unit.quantizer.equalization.benches import Bench, emitted, float_outputs, quantized_outputs
+from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, sqnr_db
+from worker.quantizer.equalization.outliers.step import NO_OUTLIERS
+from worker.quantizer.graph.values import constant
+from worker.quantizer.refine.outliers import find_outliers
+
+C, WILD = 12, 5
+TREATMENTS = ("split", "input_scale", "higher_bits", "auto")
+
+
+def planted(weights: dict[str, np.ndarray], by: float, *, rows: str, bias: str, columns: str) -> dict[str, np.ndarray]:
+    """Channel WILD times ``by`` where it is made, divided where it is read: rows lie on axis 0, columns on axis 1."""
+    made = {name: array.copy() for name, array in weights.items()}
+    made[rows][WILD] *= by
+    made[bias][WILD] *= by
+    made[columns][:, WILD] /= by
+    return made
+
+
+def convolutions(by: float = 100.0) -> tuple[onnx.ModelProto, Arrays]:
+    text = (
+        "(float[N,3,8,8] x) => (float[N,6,4,4] y) { [one] a = Conv<pads=[1,1,1,1]>(x, w, b) [act] r = Relu(a) "
+        "[pool] p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r) [two] y = Conv(p, k, e) }"
+    )
+    weights = {
+        "w": normal(C, 3, 3, 3, scale=0.3),
+        "b": normal(C, seed=1, scale=0.3),
+        "k": normal(6, C, 1, 1, seed=2),
+        "e": normal(6, seed=3),
+    }
+    model = make_model(text, planted(weights, by, rows="w", bias="b", columns="k"))
+    return model, {"x": normal(24, 3, 8, 8, seed=7)}
+
+
+def depthwise(by: float = 100.0) -> tuple[onnx.ModelProto, Arrays]:
+    text = (
+        f"(float[N,3,8,8] x) => (float[N,6,8,8] y) {{ [one] a = Conv(x, w, b) [act] r = Relu(a) "
+        f"[mid] c = Conv<group={C}, pads=[1,1,1,1]>(r, d, f) [act2] s = Relu(c) [two] y = Conv(s, k, e) }}"
+    )
+    weights = {
+        "w": normal(C, 3, 1, 1),
+        "b": normal(C, seed=1, scale=0.3),
+        "d": normal(C, 1, 3, 3, seed=4, scale=0.5),
+        "f": normal(C, seed=5, scale=0.2),
+        "k": normal(6, C, 1, 1, seed=2),
+        "e": normal(6, seed=3),
+    }
+    made = planted(weights, by, rows="w", bias="b", columns="k")
+    made["f"][WILD] *= by
+    return make_model(text, made), {"x": normal(24, 3, 8, 8, seed=7)}
+
+
+def residual(by: float = 100.0) -> tuple[onnx.ModelProto, Arrays]:
+    """Both operands of an addition have the channel, and both readers of its result."""
+    text = (
+        "(float[N,3,8,8] x) => (float[N,6,8,8] y) { [one] a = Conv(x, w, b) [act] r = Relu(a) "
+        "[mid] c = Conv<pads=[1,1,1,1]>(r, d, f) [add] t = Add(r, c) [act2] s = Relu(t) [two] y = Conv(s, k, e) }"
+    )
+    weights = {
+        "w": normal(C, 3, 1, 1),
+        "b": normal(C, seed=1, scale=0.3),
+        "d": normal(C, C, 3, 3, seed=4, scale=0.1),
+        "f": normal(C, seed=5, scale=0.2),
+        "k": normal(6, C, 1, 1, seed=2),
+        "e": normal(6, seed=3),
+    }
+    made = planted(weights, by, rows="w", bias="b", columns="k")
+    made["d"][WILD] *= by
+    made["d"][:, WILD] /= by
+    made["f"][WILD] *= by
+    return make_model(text, made), {"x": normal(24, 3, 8, 8, seed=7)}
+
+
+def gemms(by: float = 100.0) -> tuple[onnx.ModelProto, Arrays]:
+    text = (
+        "(float[N,8] x) => (float[N,6] y) { [one] a = Gemm<transB=1>(x, w, b) [act] r = Relu(a) "
+        "[two] y = Gemm<transB=1>(r, k, e) }"
+    )
+    weights = {
+        "w": normal(C, 8),
+        "b": normal(C, seed=1),
+        "k": normal(6, C, seed=2),
+        "e": normal(6, seed=3),
+    }
+    return make_model(text, planted(weights, by, rows="w", bias="b", columns="k")), {"x": normal(64, 8, seed=7)}
+
+
+def transformer(by: float = 100.0) -> tuple[onnx.ModelProto, Arrays]:
+    """LayerNormalization -> MatMul -> Gelu's like -> MatMul -> residual; the normalization makes the wild channel."""
+    text = (
+        f"(float[N,5,{C}] x) => (float[N,5,{C}] y) {{ [norm] n = LayerNormalization<axis=-1>(x, g, h) "
+        "[up] u = MatMul(n, w) [bias] v = Add(u, b) [act] r = Relu(v) [down] d = MatMul(r, k) [add] y = Add(d, x) }"
+    )
+    weights = {
+        "g": 1 + normal(C, seed=1, scale=0.1),
+        "h": normal(C, seed=2, scale=0.1),
+        "w": normal(C, 16, seed=3, scale=0.3),
+        "b": normal(16, seed=4),
+        "k": normal(16, C, seed=5, scale=0.3),
+    }
+    weights["g"][WILD] *= by
+    weights["h"][WILD] *= by
+    weights["w"][WILD] /= by
+    return make_model(text, weights), {"x": normal(24, 5, C, seed=7)}
+
+
+CASES = {
+    "convolutions": convolutions,
+    "depthwise": depthwise,
+    "residual": residual,
+    "gemms": gemms,
+    "transformer": transformer,
+}
+
+
+def bench(name: str, *, by: float = 100.0, **settings: Any) -> Bench:
+    model, feeds = CASES[name](by)
+    spec = OutlierChannels(**{"growth": 2.0, **settings.pop("spec", {})})
+    return Bench(model, feeds, spec, config(**settings), held_back=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_wild_channel_is_found_and_named(name: str) -> None:
+    draft = bench(name).draft
+    found = find_outliers(draft.graph, draft.plan, 32.0)
+    assert found
+    assert all(one.channels == (WILD,) and one.ratio > 32 for one in found)
+    assert {one.kind for one in found} == {"activation"}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("treatment", TREATMENTS)
+def test_a_treatment_keeps_the_function_and_brings_much_back(name: str, treatment: str) -> None:
+    # the wild channel's weights are tiny beside the others of their row: only a scale brings them more steps
+    weight = {} if treatment in ("auto", "input_scale") else {"weight": {"dtype": "int16"}}
+    case = bench(name, spec={"treatment": treatment}, **weight)
+    change = case.step.apply(case.draft, case.toolkit)
+    if (name, treatment) == ("transformer", "split"):
+        assert change.draft is None
+        assert "LayerNormalization" in change.summary
+        return
+    assert change.draft is not None, change.summary
+    exact = float_outputs(case.draft, case.feeds)["y"]
+    same = float_outputs(change.draft, case.feeds)["y"]
+    assert sqnr_db(exact, same) > 100
+    before = sqnr_db(exact, quantized_outputs(case.draft, case.feeds)["y"])
+    after = sqnr_db(exact, quantized_outputs(change.draft, case.feeds)["y"])
+    assert after - before > 10, (before, after, change.summary)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_happens_without_outliers(name: str) -> None:
+    case = bench(name, by=1.0)
+    change = case.step.apply(case.draft, case.toolkit)
+    assert change.draft is None
+    assert change.reason == NO_OUTLIERS()
+
+
+def test_no_ratio_no_look() -> None:
+    case = bench("convolutions", outlier_ratio=None)
+    assert not case.draft.plan.spans
+    assert case.step.apply(case.draft, case.toolkit).reason == NO_OUTLIERS()
+
+
+def test_the_same_bytes_each_time() -> None:
+    def made() -> bytes:
+        case = bench("residual")
+        change = case.step.apply(case.draft, case.toolkit)
+        assert change.draft is not None
+        return change.draft.emitted_bytes()
+
+    assert made() == made()
+
+
+def test_a_split_layer_has_the_weights_of_its_parts() -> None:
+    case = bench("convolutions", spec={"treatment": "split", "growth": 0.25})
+    change = case.step.apply(case.draft, case.toolkit)
+    assert change.draft is not None
+    assert "1 channels split into 4" in change.summary
+    before, after = ({node.name: node for node in draft.graph} for draft in (case.draft, change.draft))
+    w, v = constant(before["one"].inputs[1]), constant(after["one"].inputs[1])
+    k, m = constant(before["two"].inputs[1]), constant(after["two"].inputs[1])
+    assert w is not None
+    assert v is not None
+    assert k is not None
+    assert m is not None
+    assert v.shape[0] == m.shape[1] == C + 3
+    for channel in (WILD, C, C + 1, C + 2):
+        np.testing.assert_allclose(v[channel], w[WILD] / 4, rtol=1e-6)
+        np.testing.assert_array_equal(m[:, channel], k[:, WILD])
+
+
+def test_higher_bits_stay_when_the_network_is_planned_anew() -> None:
+    case = bench("convolutions", spec={"treatment": "higher_bits"})
+    change = case.step.apply(case.draft, case.toolkit)
+    assert change.draft is not None
+    again = case.toolkit.recalibrate(change.draft.prepared)
+    assert {entry.tensor: entry.spec.dtype for entry in again.plan.activations.values()}["r"] == "uint16"
+    types = {tensor.name: tensor.data_type for tensor in emitted(again).graph.initializer}
+    assert onnx.TensorProto.UINT16 in types.values()
+
+
+def test_a_target_of_8_bits_takes_no_more() -> None:
+    case = bench("convolutions", spec={"treatment": "higher_bits"}, preset="xint8")
+    change = case.step.apply(case.draft, case.toolkit)
+    assert change.draft is None
+    assert "has to be int8 on target amd_npu_cnn" in change.summary
+
+
+def test_a_wild_weight_of_one_scale_is_found_and_treated() -> None:
+    case = bench("convolutions", weight={"granularity": "per_tensor"})
+    kinds = [(one.kind, one.node) for one in find_outliers(case.draft.graph, case.draft.plan, 32.0)]
+    assert kinds == [("activation", "act"), ("weight", "one")]
+    change = case.step.apply(case.draft, case.toolkit)
+    assert change.draft is not None
+    assert not find_outliers(change.draft.graph, change.draft.plan, 32.0)
+
+
+def test_a_broad_distribution_has_no_outliers() -> None:
+    model, feeds = convolutions(1.0)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    wide = onnx.numpy_helper.to_array(weights["w"]).copy()
+    wide[: C // 3] *= 100
+    weights["w"].CopyFrom(onnx.numpy_helper.from_array(wide, "w"))
+    draft = Bench(model, feeds, OutlierChannels()).draft
+    assert not find_outliers(draft.graph, draft.plan, 32.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "told"),
+    [
+        ("r = Clip(a, zero, six)", {"zero": np.float32(0), "six": np.float32(600)}, "limits what would be split"),
+        ("r = Sigmoid(a)", {}, "Sigmoid"),
+        ("r = Mul(a, a)", {}, "Mul"),
+        ("r = BatchNormalization(a, s, t, t, s)", {"s": np.ones(C, np.float32), "t": np.zeros(C, np.float32)}, None),
+    ],
+)
+def test_what_cannot_be_split_is_told(text: str, weights: dict[str, np.ndarray], told: str | None) -> None:
+    """Values that a function maps otherwise cannot be cut into parts; a folded normalization is none of them."""
+    model, feeds = convolutions(1.0)
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor).copy() for tensor in model.graph.initializer}
+    arrays["w"][WILD] *= 100
+    source = (
+        f"(float[N,3,8,8] x) => (float[N,6,8,8] y) {{ [one] a = Conv<pads=[1,1,1,1]>(x, w, b) [act] {text} "
+        "[two] y = Conv(r, k, e) }"
+    )
+    found = Bench(
+        make_model(source, arrays | weights),
+        feeds,
+        OutlierChannels(treatment="split"),
+        config(weight={"granularity": "per_tensor"}),
+    )
+    change = found.step.apply(found.draft, found.toolkit)
+    if told is None:
+        assert change.draft is not None
+    else:
+        assert change.draft is None
+        assert change.reason is not None
+        assert change.reason.code == "outliers-left-alone"
+        assert told in change.summary

@@ -1,0 +1,1 @@
+"""Channels that alone set the range of a tensor: split, scaled down, or given more bits."""
