@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -28,6 +28,7 @@ from worker.quantizer.plan.types import BiasPlan, QuantizationPlan, Role, Weight
 from worker.quantizer.plan.weights import weight_axis
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.outliers import find_outliers
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.cpu import may_saturate
 from worker.quantizer.runtime.session import Session, is_large
@@ -113,10 +114,12 @@ class Damage:
     Attributes:
         harms: by kind.
         layers: quantized nodes with weights, by name: noise of everything at them.
+        outliers: tensors with outlier channels, as the report's findings name them.
     """
 
     harms: Mapping[Kind, Harm]
     layers: Mapping[str, float]
+    outliers: tuple[str, ...] = ()
 
     def noise(self, kind: Kind) -> float:
         """Of one cause; 0 where there is none."""
@@ -204,7 +207,9 @@ def find_damage(draft: Draft, case: Case, services: Services, *, sqnr_db: float 
     _function(draft, case, services, tally)
     _saturation(draft, case, services, tally)
     output_noise = 1.0 if sqnr_db is None else 10 ** (-sqnr_db / 10)
-    return tally.damage({node_name(node) for node in nodes}, output_noise)
+    damage = tally.damage({node_name(node) for node in nodes}, output_noise)
+    wild = find_outliers(graph, plan, case.config.outlier_ratio)
+    return replace(damage, outliers=tuple(dict.fromkeys(one.tensor for one in wild)))
 
 
 def _axis_of(node: ir.Node) -> int:

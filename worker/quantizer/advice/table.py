@@ -108,6 +108,12 @@ def _smooth(document: Document, setting: Setting) -> Document | None:
     return {**document, "algorithms": _in_order([made, *_listed(document)])}
 
 
+def _treat_outliers(document: Document, setting: Setting) -> Document | None:
+    if document["mode"] != "static" or _has(document, "outlier_channels", *_SEARCHES) or not setting.damage.outliers:
+        return None
+    return {**document, "algorithms": _in_order([{"method": "outlier_channels"}, *_listed(document)])}
+
+
 def _keep_function(document: Document, setting: Setting) -> Document | None:
     listed = [
         {**entry, "replace_relu6": "auto"} if entry.get("replace_relu6") == "relu" else entry
@@ -280,6 +286,14 @@ RULES: tuple[AdviceRule, ...] = (
         {Kind.PRODUCT_CHANNELS: 0.8},
         _smooth,
         cost=3.0,
+    ),
+    AdviceRule(
+        "treat-outlier-channels",
+        "Treat the channels that alone set the range of a tensor: scale them down, split them, or give the tensor 16 "
+        "bits, whichever the samples decide for.",
+        {Kind.MAP_CHANNELS: 0.8, Kind.PRODUCT_CHANNELS: 0.7, Kind.CHANNEL_SPREAD: 0.5},
+        _treat_outliers,
+        cost=8.0,
     ),
     AdviceRule(
         "wider-activations",

@@ -164,6 +164,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "cut-ranges": far_out,
     "whole-ranges": narrow_ranges,
     "smooth-products": lambda: Planted(wide_input(), rows(), None),
+    "treat-outlier-channels": lambda: Planted(chain(spread=1000.0), images(), None),
     "wider-activations": lambda: Planted(
         chain(), images(), None, {"activation": {"dtype": "uint4", "calibration": {"method": "minmax"}}}
     ),
