@@ -34,6 +34,9 @@ NO_WAY_FOR_SCALE = declare(
     "no-way-for-scale", "no layers before and behind {tensor!r} can pass a scale on, and no matrix product reads it"
 )
 NO_MUL_WANTED = declare("no-mul-wanted", "no constant before {tensor!r} can take the scale in, and a Mul is not wanted")
+SCALE_LIMITED = declare(
+    "scale-limited", "a limit cuts the channels of {tensor!r} off, and it would have to be scaled with them: {why}"
+)
 SITE_REFUSED = declare("scale-refused", "{tensor!r} cannot be scaled: {why}")
 
 
@@ -69,7 +72,7 @@ class Scaler:
         graph = self.prepared.graph
         flow = follow(graph)
         policy = choose_policy(CrossLayerEqualization(), self.config)
-        limited = {PINNED}
+        limited: set[int] = set()
         for limit in flow.limits:
             if policy.mode != "per_channel" and not {limit.low, limit.high} <= {0.0, -np.inf, np.inf}:
                 limited |= set(limit.channels.reshape(-1).tolist())
@@ -77,8 +80,12 @@ class Scaler:
         makers = {node_name(layer.node): layer for layer in flow.layers}
         for one in found:
             groups = _groups(one, flow, makers)
-            if groups is None or set(groups[list(one.channels)].tolist()) & limited:
+            wanted = set() if groups is None else set(groups[list(one.channels)].tolist())
+            if groups is None or PINNED in wanted:
                 rest.append(one)
+                continue
+            if wanted & limited:
+                self.left[one.tensor] = SCALE_LIMITED(tensor=one.tensor, why=policy.reason)
                 continue
             readers = [layer for layer in flow.layers if layer.is_linear]
             for channel in one.channels:

@@ -17,9 +17,15 @@ from worker.quantizer.refine.step import Change, Step, Toolkit
 # What a treatment that costs more when the model runs has to be better by.
 _WORTH_DB = 1.0
 _NAMED_AT_MOST = 5
+_EQUALIZATION = "cross_layer_equalization"
 
 NO_OUTLIERS = declare(
     "no-outlier-channels", "no tensor has a channel as much wider than the others as outlier_ratio asks", by_design=True
+)
+LEFT_TO_EQUALIZATION = declare(
+    "outliers-left-to-equalization",
+    "only weights with one scale have outlier channels, and cross_layer_equalization, which follows, balances them all",
+    by_design=True,
 )
 NO_TREATMENT = declare("outliers-left-alone", "no outlier channel could be treated")
 NONE_HELPED = declare("no-treatment-helped", "no treatment brings the outputs nearer to the float model")
@@ -36,6 +42,10 @@ class OutlierChannelsStep(Step[OutlierChannels]):
         found = find_outliers(draft.graph, draft.plan, toolkit.case.config.outlier_ratio)
         if not found:
             return Change.nothing(NO_OUTLIERS())
+        if self.spec.treatment == "auto" and any(step.method == _EQUALIZATION for step in toolkit.to_come):
+            found = [one for one in found if one.kind == "activation"]
+            if not found:
+                return Change.nothing(LEFT_TO_EQUALIZATION())
         if self.spec.treatment != "auto":
             return _change(found, TREATMENTS[self.spec.treatment](self.spec, draft, found, toolkit))
         return _Search(self.spec, draft, found, toolkit).run()
@@ -71,11 +81,11 @@ class _Search:
             told = "; ".join([*self._tried, *dict.fromkeys(reason.words for reason in self._left.values())])
             return Change.nothing(reason.saying(f"{reason().words}: {told}"))
         for name in TREATMENTS:
-            rest = [one for one in self._found if one.tensor not in best.words]
+            rest = [one for one in self._found if one.tensor not in best.done]
             treated = self._treated(name, best.draft, rest) if rest and name != chosen else None
             if treated is not None and self._is_better(treated, best):
                 nodes = tuple(dict.fromkeys([*best.nodes, *treated.nodes]))
-                best = replace(treated, words={**best.words, **treated.words}, nodes=nodes)
+                best = replace(treated, done={**best.done, **treated.done}, nodes=nodes)
         return _change(self._found, replace(best, left=self._left), tried=self._tried)
 
     def _treated(self, name: str, draft: Draft, found: Sequence[Outliers]) -> Treated | None:
@@ -85,7 +95,7 @@ class _Search:
             return None
         sqnr_db = self._judge.score(treated.draft).sqnr_db
         figure = "outputs not finite" if sqnr_db is None else f"{sqnr_db:.1f} dB"
-        self._tried.append(f"{name} of {len(treated.words)}: {figure}")
+        self._tried.append(f"{name} of {len(treated.done)}: {figure}")
         return treated
 
     def _is_better(self, treated: Treated, best: Treated | None) -> bool:
@@ -110,11 +120,11 @@ def _change(found: Sequence[Outliers], treated: Treated, *, tried: Sequence[str]
 
 def summary(found: Sequence[Outliers], treated: Treated) -> str:
     """One sentence for the report."""
-    parts = [f"{len(treated.words)} of {len(found)} tensors with outlier channels treated"]
-    named = list(treated.words.items())
+    parts = [f"{len(treated.done)} of {len(found)} tensors with outlier channels treated"]
+    named = list(treated.done.items())
     parts += [f"{tensor!r} {words}" for tensor, words in named[:_NAMED_AT_MOST]]
     if len(named) > _NAMED_AT_MOST:
         parts.append(f"{len(named) - _NAMED_AT_MOST} more")
-    left = Counter(reason.words for tensor, reason in treated.left.items() if tensor not in treated.words)
+    left = Counter(reason.words for tensor, reason in treated.left.items() if tensor not in treated.done)
     parts += [f"left alone: {words}" for words, _ in left.most_common(_NAMED_AT_MOST)]
     return "; ".join(parts)
