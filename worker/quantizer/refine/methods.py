@@ -19,6 +19,7 @@ from worker.quantizer.plan.grids import fill_activations
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.inputs import settle_inputs
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.ranges import find_ranges, range_reducer
@@ -30,16 +31,16 @@ _SAMPLES, _BATCH = 32, 8
 _SAME_DB = 0.005
 
 
-def settle_methods(draft: Draft, case: Case, services: Services) -> Case:
+def settle_methods(draft: Draft, case: Case, services: Services) -> tuple[Case, list[str]]:
     """Put the best candidate in the place of every ``auto``, in the draft's plan and in the config.
 
     Args:
-        draft: planned, without numbers; the specs of its plan are changed, and its journal told.
+        draft: planned, without numbers; the specs of its plan are changed.
         case: what is quantized.
         services: of the run.
 
     Returns:
-        the case with a config that names methods.
+        the case with a config that names methods, and a sentence for the report on each choice.
 
     Raises:
         EngineError: a tensor has no finite range, or the runtime failed on the data.
@@ -47,8 +48,9 @@ def settle_methods(draft: Draft, case: Case, services: Services) -> Case:
     """
     specs = draft.plan.sources().values()
     asked = list(dict.fromkeys(c for spec in specs if isinstance(c := spec.calibration, AutoCalibration)))
+    notes: list[str] = []
     if not asked:
-        return case
+        return case, notes
     with services.stages.stage("calibration"):
         services.run.progress("calibration")
         for calibration in asked:
@@ -61,8 +63,8 @@ def settle_methods(draft: Draft, case: Case, services: Services) -> Case:
                 f"{_words(one)} {figure:.2f} dB" for one, figure in zip(calibration.candidates, figures, strict=True)
             )
             method = _words(calibration.candidates[chosen])
-            draft.journal.note(f"calibration auto: {method} was chosen; outputs with activations quantized: {told}")
-    return case
+            notes.append(f"calibration auto: {method} was chosen; outputs with activations quantized: {told}")
+    return case, notes
 
 
 def _tried(draft: Draft, calibration: AutoCalibration, case: Case, services: Services) -> list[float]:
@@ -95,7 +97,8 @@ def _activations_alone(plan: QuantizationPlan, calibration: AutoCalibration, cho
 
 
 def _sqnr_db(draft: Draft, ranges: dict[str, Range], case: Case, services: Services) -> float:
-    fill_activations(draft.graph, draft.plan, ranges)
+    better, _ = settle_inputs(ranges, draft.plan.sources(), case, services)
+    fill_activations(draft.graph, draft.plan, {**ranges, **better})
     session, distances = draft.session(services.threads), Distances()
     expected = case.expected_outputs(services.run, batch_size=_BATCH, last=_SAMPLES)
     for twins in side_by_side(session, expected, services.run):

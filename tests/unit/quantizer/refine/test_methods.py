@@ -89,7 +89,8 @@ def test_preset_of_the_npu_reaches_what_its_best_candidate_does(tmp_path: Path) 
     for method in ("auto", "minmax", "mse"):
         folder = tmp_path / method
         folder.mkdir()
-        settings = config(preset="npu_int8", algorithms=[], activation={"calibration": {"method": method}})
+        settings = config(preset="npu_int8", activation={"calibration": {"method": method}})
         result = quantize_file(folder, model, {"x": x}, settings)
+        assert any(note.startswith("calibration auto") for note in result.report.notes) == (method == "auto")
         figures[method] = result.report.fidelity.sqnr_db or 0.0
-    assert figures["auto"] >= min(figures["minmax"], figures["mse"])
+    assert figures["auto"] > min(figures["minmax"], figures["mse"]) - 0.5
