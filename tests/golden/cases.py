@@ -120,6 +120,17 @@ CASES = {
     "mobilenet_v1 xint8 adaround": Case(
         "mobilenet_v1", {**POWER_OF_TWO_NPU, "algorithms": [{"method": "adaround"}]}, 8
     ),
+    "tiny outliers split": Case(
+        "tiny",
+        {
+            "preset": "plain",
+            "outlier_ratio": 1.3,
+            "algorithms": [{"method": "outlier_channels", "treatment": "split", "growth": 1.0, "accept": "always"}],
+        },
+    ),
+    "tiny outliers auto": Case(
+        "tiny", {"preset": "plain", "outlier_ratio": 1.3, "algorithms": [{"method": "outlier_channels"}]}
+    ),
     "mobilenet_v2 per tensor equalized": Case("mobilenet_v2", {"preset": "int8_per_tensor"}),
     "resnet20 w4a8": Case("resnet20", {"preset": "w4a8"}, 64),
     "resnet20 xint8 adaround": Case("resnet20", {**POWER_OF_TWO_NPU, "algorithms": [{"method": "adaround"}]}, 64),
