@@ -101,11 +101,16 @@ which one would undo another are refused with the right order.
 | `qat` | trains the whole quantized network with gradients: [training.md](training.md) |
 | `autopilot` | tries recipes until a goal is met, returns the best model and all that nothing else beats |
 
-`outlier_channels` is for tensors that few channels ruin: those wider than `outlier_ratio` times the median channel, which
-reports name under `findings`. `split` puts several channels of a part of the value each in the place of one, where the
-layers before and behind allow it (through Relu, pooling, additions, depthwise convolutions); `input_scale` moves scale
-from the channel into the weights that read it; `higher_bits` gives the tensor 16 bits. None changes what the float
-network computes. `auto` tries them and keeps the best; what cannot be treated is told with the reason.
+`outlier_channels` is for tensors that few channels ruin: those wider than `outlier_ratio` times the median channel,
+which reports name under `findings`. `split` puts several channels of a part of the value each in the place of one,
+where the layers before and behind allow it (through Relu, pooling, additions, depthwise convolutions); `input_scale`
+moves scale from the channel into the weights that read it; `higher_bits` gives the tensor 16 bits. None changes what
+the float network computes. `auto` tries them and keeps the best; what cannot be treated is told with the reason.
+
+Where nobody knows what suits a network, `auto` lets it be tried: `unrestricted` and `scale_refit` of `adaround`, `mode`
+of `bias_correction`, `activation_weight` of `cross_layer_equalization`. Every value makes a model of its own, which takes
+that much longer; the report tells what each came to on the samples held back. Calibration method `auto` chooses
+among several methods before any algorithm; the report's config names the one that was chosen.
 
 `adaround` and `adaquant` compute on a GPU where there is one (`optim_device`, `infer_device`: `auto`, `cpu`, `cuda:N`,
 `rocm:N`).
