@@ -49,7 +49,10 @@ PERCENTILE: dict[str, Any] = {
     "activation": {"calibration": {"method": "percentile", "percentile": 99.9999}},
     "weight": {"granularity": "per_tensor"},
 }
-NPU: dict[str, Any] = {"preset": "npu_int8"}
+NPU: dict[str, Any] = {
+    "preset": "npu_int8",
+    "activation": {"calibration": {"method": "percentile", "percentile": 99.99}},
+}
 W4: dict[str, Any] = {"preset": "w4a8"}
 V1, V2, RESNET, KWT = "MobileNetV1 0.75", "MobileNetV2 1.0", "ResNet20", "KWT-1"
 _STEPS = ("cross_layer_equalization", "smooth_quant", "bias_correction", "adaround", "adaquant")

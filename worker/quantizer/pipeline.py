@@ -439,7 +439,7 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
         return Quantizing(Filled([Draft(prepared, plan)]), case, services, preface, origin_of)
     draft = Draft(prepared, plan, planned.journal)
     if config.mode == "static":
-        case, told = settle_methods(draft, case, services)
+        case, told = settle_methods(prepared, plan, case, services)
         notes = [*notes, *told]
     filled = mode.fill(draft, case, services)
     return Quantizing(filled, case, services, Journal(notes, planned.edits), origin_of)

@@ -14,6 +14,7 @@ from worker.quantizer.refine import outliers, silence
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.inputs import settle_inputs
+from worker.quantizer.refine.methods import settle_methods
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.overflow import check_finite
@@ -57,6 +58,8 @@ def calibrate(
         CanceledError: the run was canceled.
     """
     prepared, plan, journal = draft.prepared, draft.plan.copy(), draft.journal.followed_by()
+    case, chosen = settle_methods(prepared, plan, case, services)
+    journal.note(*chosen)
     statistics: dict[str, list[Request]] = {}
     with services.stages.stage("statistics"):
         sources = plan.sources()

@@ -17,6 +17,7 @@ from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.plan.grids import fill_activations
 from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.inputs import settle_inputs
@@ -31,11 +32,14 @@ _SAMPLES, _BATCH = 32, 8
 _SAME_DB = 0.005
 
 
-def settle_methods(draft: Draft, case: Case, services: Services) -> tuple[Case, list[str]]:
-    """Put the best candidate in the place of every ``auto``, in the draft's plan and in the config.
+def settle_methods(
+    prepared: Prepared, plan: QuantizationPlan, case: Case, services: Services
+) -> tuple[Case, list[str]]:
+    """Put the best candidate in the place of every ``auto``, in the plan and in the config.
 
     Args:
-        draft: planned, without numbers; the specs of its plan are changed.
+        prepared: the float model.
+        plan: without numbers; its specs are changed.
         case: what is quantized.
         services: of the run.
 
@@ -46,7 +50,7 @@ def settle_methods(draft: Draft, case: Case, services: Services) -> tuple[Case, 
         EngineError: a tensor has no finite range, or the runtime failed on the data.
         CanceledError: the run was canceled.
     """
-    specs = draft.plan.sources().values()
+    specs = plan.sources().values()
     asked = list(dict.fromkeys(c for spec in specs if isinstance(c := spec.calibration, AutoCalibration)))
     notes: list[str] = []
     if not asked:
@@ -54,11 +58,11 @@ def settle_methods(draft: Draft, case: Case, services: Services) -> tuple[Case, 
     with services.stages.stage("calibration"):
         services.run.progress("calibration")
         for calibration in asked:
-            figures = _tried(draft, calibration, case, services)
+            figures = _tried(prepared, plan, calibration, case, services)
             best = max(figures)
             chosen = next(k for k, figure in enumerate(figures) if figure >= best - _SAME_DB)
             case = replace(case, config=_named(case.config, calibration, chosen))
-            _name(draft.plan, calibration, chosen)
+            _name(plan, calibration, chosen)
             told = ", ".join(
                 f"{_words(one)} {figure:.2f} dB" for one, figure in zip(calibration.candidates, figures, strict=True)
             )
@@ -67,21 +71,23 @@ def settle_methods(draft: Draft, case: Case, services: Services) -> tuple[Case, 
     return case, notes
 
 
-def _tried(draft: Draft, calibration: AutoCalibration, case: Case, services: Services) -> list[float]:
+def _tried(
+    prepared: Prepared, whole: QuantizationPlan, calibration: AutoCalibration, case: Case, services: Services
+) -> list[float]:
     """SQNR in dB of the worst output under each candidate; -inf where that is not finite."""
-    plans = [_activations_alone(draft.plan, calibration, k) for k in range(len(calibration.candidates))]
+    plans = [_activations_alone(whole, calibration, k) for k in range(len(calibration.candidates))]
     reducers = {
         f"{k} {tensor}": range_reducer(spec, samples=case.calibration_samples)
         for k, plan in enumerate(plans)
         for tensor, spec in plan.sources().items()
     }
     requests = [Request(name.partition(" ")[2], reducer) for name, reducer in reducers.items()]
-    case.collect(draft.prepared.model, requests, services)
+    case.collect(prepared.model, requests, services)
     found = find_ranges(reducers, threads=services.threads)
     figures = []
     for k, plan in enumerate(plans):
         ranges = {tensor: found[f"{k} {tensor}"] for tensor in plan.sources()}
-        figures.append(_sqnr_db(replace(draft, plan=plan), ranges, case, services))
+        figures.append(_sqnr_db(prepared, plan, ranges, case, services))
     return figures
 
 
@@ -96,10 +102,12 @@ def _activations_alone(plan: QuantizationPlan, calibration: AutoCalibration, cho
     return alone
 
 
-def _sqnr_db(draft: Draft, ranges: dict[str, Range], case: Case, services: Services) -> float:
-    better, _ = settle_inputs(ranges, draft.plan.sources(), case, services)
-    fill_activations(draft.graph, draft.plan, {**ranges, **better})
-    session, distances = draft.session(services.threads), Distances()
+def _sqnr_db(
+    prepared: Prepared, plan: QuantizationPlan, ranges: dict[str, Range], case: Case, services: Services
+) -> float:
+    better, _ = settle_inputs(ranges, plan.sources(), case, services)
+    fill_activations(prepared.graph, plan, {**ranges, **better})
+    session, distances = Draft(prepared, plan).session(services.threads), Distances()
     expected = case.expected_outputs(services.run, batch_size=_BATCH, last=_SAMPLES)
     for twins in side_by_side(session, expected, services.run):
         distances.update(twins.pairs())

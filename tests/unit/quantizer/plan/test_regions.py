@@ -30,7 +30,7 @@ from worker.quantizer.inspection import inspect_nodes
 from worker.quantizer.preparation.prepare import prepare
 
 QUICK = {"evaluation": {"latency_runs": 1}}
-NPU = {"preset": "npu_int8", "algorithms": []}
+NPU = {"preset": "npu_int8", "activation": {"calibration": {"method": "mse"}}, "algorithms": []}
 
 
 def bounded(model: onnx.ModelProto, **regions: list[str]) -> onnx.ModelProto:
