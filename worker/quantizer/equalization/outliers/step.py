@@ -78,14 +78,14 @@ class _Search:
                 best, chosen = treated, name
         if best is None or best.draft is None:
             reason = NONE_HELPED if self._tried else NO_TREATMENT
-            told = "; ".join([*self._tried, *dict.fromkeys(reason.words for reason in self._left.values())])
-            return Change.nothing(reason.saying(f"{reason().words}: {told}"))
+            told = "; ".join([*self._tried, *dict.fromkeys(map(str, self._left.values()))])
+            return Change.nothing(reason.saying(f"{reason()}: {told}"))
         for name in TREATMENTS:
-            rest = [one for one in self._found if one.tensor not in best.done]
+            rest = [one for one in self._found if one.tensor not in best.told]
             treated = self._treated(name, best.draft, rest) if rest and name != chosen else None
             if treated is not None and self._is_better(treated, best):
                 nodes = tuple(dict.fromkeys([*best.nodes, *treated.nodes]))
-                best = replace(treated, done={**best.done, **treated.done}, nodes=nodes)
+                best = replace(treated, told={**best.told, **treated.told}, nodes=nodes)
         return _change(self._found, replace(best, left=self._left), tried=self._tried)
 
     def _treated(self, name: str, draft: Draft, found: Sequence[Outliers]) -> Treated | None:
@@ -95,7 +95,7 @@ class _Search:
             return None
         sqnr_db = self._judge.score(treated.draft).sqnr_db
         figure = "outputs not finite" if sqnr_db is None else f"{sqnr_db:.1f} dB"
-        self._tried.append(f"{name} of {len(treated.done)}: {figure}")
+        self._tried.append(f"{name} of {len(treated.told)}: {figure}")
         return treated
 
     def _is_better(self, treated: Treated, best: Treated | None) -> bool:
@@ -114,17 +114,17 @@ def _change(found: Sequence[Outliers], treated: Treated, *, tried: Sequence[str]
     """What the report says of a treatment."""
     told = summary(found, treated) + (f"; tried: {', '.join(tried)}" if tried else "")
     if treated.draft is None:
-        return Change.nothing(NO_TREATMENT.saying(f"{NO_TREATMENT().words}: {told}"))
+        return Change.nothing(NO_TREATMENT.saying(f"{NO_TREATMENT()}: {told}"))
     return Change(treated.draft, treated.nodes, told)
 
 
 def summary(found: Sequence[Outliers], treated: Treated) -> str:
     """One sentence for the report."""
-    parts = [f"{len(treated.done)} of {len(found)} tensors with outlier channels treated"]
-    named = list(treated.done.items())
-    parts += [f"{tensor!r} {words}" for tensor, words in named[:_NAMED_AT_MOST]]
+    parts = [f"{len(treated.told)} of {len(found)} tensors with outlier channels treated"]
+    named = list(treated.told.items())
+    parts += [f"{tensor!r} {done}" for tensor, done in named[:_NAMED_AT_MOST]]
     if len(named) > _NAMED_AT_MOST:
         parts.append(f"{len(named) - _NAMED_AT_MOST} more")
-    left = Counter(reason.words for tensor, reason in treated.left.items() if tensor not in treated.done)
-    parts += [f"left alone: {words}" for words, _ in left.most_common(_NAMED_AT_MOST)]
+    left = Counter(str(reason) for tensor, reason in treated.left.items() if tensor not in treated.told)
+    parts += [f"left alone: {why}" for why, _ in left.most_common(_NAMED_AT_MOST)]
     return "; ".join(parts)

@@ -28,13 +28,13 @@ class Treated:
 
     Attributes:
         draft: calibrated anew; None if no tensor could be treated.
-        done: what was done, in words, by tensor that was treated.
+        told: of the treatment, in words, by tensor that was treated.
         nodes: names of the nodes that were changed.
         left: by tensor that was not treated, why.
     """
 
     draft: Draft | None
-    done: dict[str, str] = field(default_factory=dict)
+    told: dict[str, str] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
     left: dict[str, Reason] = field(default_factory=dict)
 
