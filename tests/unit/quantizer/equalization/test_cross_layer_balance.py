@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.quantizer.equalization.cross_layer import balance as balance_module
+from service.contracts.algorithms import CrossLayerEqualization
 from worker.quantizer.equalization.cross_layer.balance import Matrix, Problem, Values, balance
 from worker.quantizer.equalization.cross_layer.spaces import PINNED
 
@@ -237,7 +237,9 @@ def test_rounding_of_values_and_of_rows_adds_up_to_that_of_columns(step: float) 
     rows, columns, values, factors = stepped(step)
     of_rows, of_columns = relative(rows * factors), relative(columns / factors)
     of_values = relative(values.above * factors)
-    wanted = 1 / of_rows**2 + balance_module._VALUES_COUNT * (step * 127 / of_values) ** 2
+    counts = CrossLayerEqualization().activation_weight
+    assert isinstance(counts, float)
+    wanted = 1 / of_rows**2 + counts * (step * 127 / of_values) ** 2
     free = of_values < 1 - 1e-3  # the others are held by the tensor's range
     off = np.sqrt(wanted) * of_columns
     assert free.sum() >= 3
