@@ -124,12 +124,12 @@ CASES = {
         "tiny",
         {
             "preset": "plain",
-            "outlier_ratio": 1.3,
+            "outlier_ratio": 1.4,
             "algorithms": [{"method": "outlier_channels", "treatment": "split", "growth": 1.0, "accept": "always"}],
         },
     ),
     "tiny outliers auto": Case(
-        "tiny", {"preset": "plain", "outlier_ratio": 1.3, "algorithms": [{"method": "outlier_channels"}]}
+        "tiny", {"preset": "plain", "outlier_ratio": 1.4, "algorithms": [{"method": "outlier_channels"}]}
     ),
     "mobilenet_v2 per tensor equalized": Case("mobilenet_v2", {"preset": "int8_per_tensor"}),
     "resnet20 w4a8": Case("resnet20", {"preset": "w4a8"}, 64),
