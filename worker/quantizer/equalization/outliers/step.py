@@ -78,7 +78,9 @@ class _Search:
                 best, chosen = treated, name
         if best is None or best.draft is None:
             reason = NONE_HELPED if self._tried else NO_TREATMENT
-            told = "; ".join([*self._tried, *dict.fromkeys(map(str, self._left.values()))])
+            why = list(dict.fromkeys(map(str, self._left.values())))
+            more = [f"{len(why) - _NAMED_AT_MOST} more reasons"] if len(why) > _NAMED_AT_MOST else []
+            told = "; ".join([*self._tried, *why[:_NAMED_AT_MOST], *more])
             return Change.nothing(reason.saying(f"{reason()}: {told}"))
         for name in TREATMENTS:
             rest = [one for one in self._found if one.tensor not in best.told]
