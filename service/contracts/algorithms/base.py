@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, WithJsonSchema
 
-from service.contracts.base import Contract
+from service.contracts.base import Contract, declared_values
 
 AUTO = "auto"
 # Key in a field's json_schema_extra: what ``auto`` chooses from, the first where nothing is better.
@@ -52,13 +52,8 @@ class AlgorithmBase(Contract):
     @property
     def open_knobs(self) -> dict[str, tuple[Any, ...]]:
         """The values to choose from, by field, of the fields that are ``auto``."""
-        found = {}
-        for name, declared in type(self).model_fields.items():
-            extra = declared.json_schema_extra
-            values = extra.get(ALTERNATIVES) if isinstance(extra, dict) else None
-            if isinstance(values, list) and getattr(self, name) == AUTO:
-                found[name] = tuple(values)
-        return found
+        alternatives = declared_values(type(self), ALTERNATIVES)
+        return {name: values for name, values in alternatives.items() if getattr(self, name) == AUTO}
 
     def variants(self) -> tuple[Self, ...]:
         """The algorithm with a value in the place of every ``auto``, in all combinations."""
