@@ -16,13 +16,10 @@ from service.contracts.calibration import AutoCalibration
 from service.contracts.config import parse_config
 from service.contracts.report import Report
 from worker.quantizer.pipeline import quantize
+from worker.quantizer.refine.methods import method_words
 from worker.quantizer.run.interface import SilentRun
 
 _QUICK = {"latency_runs": 1, "layer_samples": 1, "advice_seconds": 0}
-
-
-def words(method: Any) -> str:
-    return f"{method.method} {method.percentile:g}" if hasattr(method, "percentile") else str(method.method)
 
 
 def measured(name: str, calibration: dict[str, Any]) -> Report:
@@ -34,7 +31,8 @@ def measured(name: str, calibration: dict[str, Any]) -> Report:
 
 def main() -> None:
     candidates = AutoCalibration().candidates
-    print(f"| model (float) | {' | '.join(map(words, candidates))} | auto chooses |\n{'|---' * (len(candidates) + 2)}|")
+    names = " | ".join(map(method_words, candidates))
+    print(f"| model (float) | {names} | auto chooses |\n{'|---' * (len(candidates) + 2)}|")
     for name in sys.argv[1:] or [case.name for case in CASES]:
         cells, float_ = [], 0.0
         for candidate in candidates:
@@ -42,7 +40,7 @@ def main() -> None:
             float_ = report.float_.metrics["top1"]
             cells.append(f"{report.quantized.metrics['top1']:.2f} ({report.fidelity.sqnr_db:.1f} dB)")
         chosen = measured(name, {"method": "auto"})
-        method = words(chosen.manifest.config.activation.calibration)
+        method = method_words(chosen.manifest.config.activation.calibration)
         told = f"{method}: {chosen.quantized.metrics['top1']:.2f} ({chosen.fidelity.sqnr_db:.1f} dB)"
         print(f"| {name} ({float_:.2f}) | {' | '.join(cells)} | {told} |", flush=True)
 

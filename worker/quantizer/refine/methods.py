@@ -64,9 +64,10 @@ def settle_methods(
             case = replace(case, config=_named(case.config, calibration, chosen))
             _name(plan, calibration, chosen)
             told = ", ".join(
-                f"{_words(one)} {figure:.2f} dB" for one, figure in zip(calibration.candidates, figures, strict=True)
+                f"{method_words(one)} {figure:.2f} dB"
+                for one, figure in zip(calibration.candidates, figures, strict=True)
             )
-            method = _words(calibration.candidates[chosen])
+            method = method_words(calibration.candidates[chosen])
             notes.append(f"calibration auto: {method} was chosen; outputs with activations quantized: {told}")
     return case, notes
 
@@ -137,7 +138,7 @@ def _named(config: QuantizationConfig, calibration: AutoCalibration, chosen: int
     return config.model_copy(update={"activation": activation, "overrides": tuple(overrides)})
 
 
-def _words(method: Any) -> str:
-    """A method for people, with its percentile."""
+def method_words(method: Any) -> str:
+    """A calibration method for people, with its percentile."""
     share = getattr(method, "percentile", None)
     return str(method.method) if share is None else f"{method.method} {share:g}"
