@@ -336,7 +336,7 @@ class Quantizing:
         journal = self.preface.followed_by(*told.notes, decisions=told.decisions)
         with services.stages.stage("emit"):
             services.run.progress("emit")
-            quantized = MODES[config.mode].emit(copy_of(prepared.model), filled.draft.plan)
+            quantized = filled.draft.form.emit(copy_of(prepared.model), filled.draft.plan)
             prepared.restore_interface(quantized.model)
             forget_pages(prepared.model)
             told_of = provenance_entries(self.case, services.threads)
@@ -432,12 +432,12 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
             check_prepared(planned.unedited, case, services)
     if plan.is_empty:
         unselected = config.model_copy(update={"include": (), "exclude": ()})
-        without = mode.plan(prepared.graph, unselected, prepared.facts, Journal())
+        without = mode.form.plan(prepared.graph, unselected, prepared.facts, Journal())
         cause = nothing_quantized(by_selectors=not without.is_empty)
         run.log(cause, "warning")
         preface = planned.journal.followed_by(*notes, cause)
-        return Quantizing(Filled([Draft(prepared, plan)]), case, services, preface, origin_of)
-    draft = Draft(prepared, plan, planned.journal)
+        return Quantizing(Filled([Draft(prepared, plan, form=mode.form)]), case, services, preface, origin_of)
+    draft = Draft(prepared, plan, planned.journal, form=mode.form)
     if config.mode == "static":
         case, told = settle_methods(prepared, plan, case, services)
         notes = [*notes, *told]

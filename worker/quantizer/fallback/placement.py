@@ -12,7 +12,7 @@ from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.precision.mixed.assignment import ranges_of
 from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft, planned
+from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.services import Services
 
 SLOWER_QUANTIZED = declare(
@@ -37,7 +37,7 @@ def without(draft: Draft, nodes: Collection[str], case: Case, services: Services
     """
     before = draft.plan
     facts = draft.prepared.facts.with_kept_float(dict.fromkeys(nodes, SLOWER_QUANTIZED()))
-    made = planned(replace(draft.prepared, facts=facts), case.config)
+    made = draft.replanned(case.config, replace(draft.prepared, facts=facts))
     plan = made.plan
     plan.silent = dict(before.silent)
     for tensor, activation in plan.activations.items():

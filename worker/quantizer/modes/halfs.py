@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -60,7 +61,7 @@ def fill_float16(draft: Draft, case: Case, services: Services) -> Draft:
             return model
 
         _leave(plan, refused(make, _halfs(plan), case, services))
-    return Draft(prepared, plan, journal, draft.statistics)
+    return replace(draft, plan=plan, journal=journal)
 
 
 def _leave(plan: QuantizationPlan, reasons: Mapping[str, Reason]) -> None:

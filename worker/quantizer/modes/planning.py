@@ -72,5 +72,5 @@ def plan_model(prepared: Prepared, config: QuantizationConfig) -> Planned:
     """Replace what the target replaces in ``prepared``, which is changed in place, and plan by the config's mode."""
     unedited = copy_of(prepared.model) if edits_graph(config) else prepared.model
     edits, journal = edit_graph(prepared, config), Journal()
-    plan = MODES[config.mode].plan(prepared.graph, config, prepared.facts, journal)
+    plan = MODES[config.mode].form.plan(prepared.graph, config, prepared.facts, journal)
     return Planned(plan, journal, edits, unedited)

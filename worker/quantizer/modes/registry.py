@@ -12,27 +12,24 @@ from service.contracts.dtypes import NUMBER_TYPES, is_integer
 from service.contracts.efforts import held_back_samples
 from service.contracts.reason import declare
 from service.contracts.specs import WeightSpec
-from worker.quantizer.emit import BLOCKS_OPSET, Emitted, emit
+from worker.quantizer.emit import BLOCKS_OPSET, emit
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.modes.beside import with_halfs
 from worker.quantizer.modes.dynamic import emit_dynamic, plan_dynamic
 from worker.quantizer.modes.halfs import emit_float16, fill_float16, plan_float16
 from worker.quantizer.modes.parameters_only import plan_weights
 from worker.quantizer.modes.steps import step_of
-from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft, Filled
+from worker.quantizer.refine.draft import STATIC, Draft, Filled, Form
 from worker.quantizer.refine.driver import refine
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Toolkit
 from worker.quantizer.run.services import Services
-
-Planner = Callable[[ir.Graph, QuantizationConfig, NodeFacts, Journal], QuantizationPlan]
 
 NOT_LINEAR = declare("not-linear", "mode weights_only concerns the weights of linear and recurrent nodes")
 
@@ -46,14 +43,12 @@ class ModeRules:
     """One mode of quantization.
 
     Attributes:
-        plan: (prepared graph, config, facts of its nodes, journal that takes notes) -> plan without numbers.
+        form: plans and writes.
         fill: puts the numbers into a planned draft and tells what algorithms made of it.
-        emit: writes the plan into a copy of the prepared model.
     """
 
-    plan: Planner
+    form: Form
     fill: Callable[[Draft, Case, Services], Filled]
-    emit: Callable[[ir.Model, QuantizationPlan], Emitted]
 
 
 def _fill_with_data(draft: Draft, case: Case, services: Services) -> Filled:
@@ -91,10 +86,10 @@ def _fill_halfs(draft: Draft, case: Case, services: Services) -> Filled:
 
 
 MODES: dict[Mode, ModeRules] = {
-    "static": ModeRules(build_plan, _fill_with_data, emit),
-    "weights_only": ModeRules(_plan_weights_only, _fill_weights, emit),
-    "dynamic": ModeRules(plan_dynamic, _fill_weights, emit_dynamic),
-    "float16": ModeRules(plan_float16, _fill_halfs, emit_float16),
+    "static": ModeRules(STATIC, _fill_with_data),
+    "weights_only": ModeRules(Form(_plan_weights_only, emit), _fill_weights),
+    "dynamic": ModeRules(Form(plan_dynamic, emit_dynamic), _fill_weights),
+    "float16": ModeRules(Form(plan_float16, emit_float16), _fill_halfs),
 }
 
 

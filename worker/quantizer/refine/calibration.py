@@ -98,7 +98,7 @@ def calibrate(
         fill_activations(prepared.graph, plan, ranges)
         journal.note(*Parameters(prepared.graph, plan).fill(threads=services.threads))
         move_grids(prepared.graph, plan, case.config, journal)
-    return Draft(prepared, plan, journal, statistics)
+    return Draft(prepared, plan, journal, statistics, form=draft.form)
 
 
 def take_over(before: QuantizationPlan, after: QuantizationPlan, touched: Collection[str]) -> dict[str, Range]:

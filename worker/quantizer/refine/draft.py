@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -9,6 +10,7 @@ import onnx_ir as ir
 from service.contracts.config import QuantizationConfig
 from service.contracts.report import AlgorithmFigures
 from worker.quantizer.emit import Emitted, emit
+from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.serialized import ModelContent, to_bytes
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.plan.build import build_plan
@@ -18,6 +20,24 @@ from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.runtime.session import Session, is_large
 from worker.quantizer.statistics.collect import Request
+
+Planner = Callable[[ir.Graph, QuantizationConfig, NodeFacts, Journal], QuantizationPlan]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a mode makes of a network.
+
+    Attributes:
+        plan: (prepared graph, config, facts of its nodes, journal that takes notes) -> plan without numbers.
+        emit: writes the plan into a copy of the prepared model.
+    """
+
+    plan: Planner
+    emit: Callable[[ir.Model, QuantizationPlan], Emitted]
+
+
+STATIC = Form(build_plan, emit)
 
 
 @dataclass(frozen=True)
@@ -31,6 +51,7 @@ class Draft:
         statistics: what each algorithm asked for, collected on this float model, by method.
         algorithm: the method that made this draft of the one before; None for calibration alone.
         changed: names of the nodes that it changed.
+        form: of the config's mode.
     """
 
     prepared: Prepared
@@ -39,6 +60,7 @@ class Draft:
     statistics: dict[str, list[Request]] = field(default_factory=dict)
     algorithm: str | None = None
     changed: tuple[str, ...] = ()
+    form: Form = STATIC
 
     @property
     def graph(self) -> ir.Graph:
@@ -53,7 +75,7 @@ class Draft:
 
     def emitted(self) -> Emitted:
         """The quantized model, with the interface that the user declared."""
-        found = emit(copy_of(self.prepared.model), self.plan)
+        found = self.form.emit(copy_of(self.prepared.model), self.plan)
         self.prepared.restore_interface(found.model)
         return found
 
@@ -66,11 +88,10 @@ class Draft:
         """The quantized model, serialized."""
         return to_bytes(self.emitted().model)
 
-
-def planned(prepared: Prepared, config: QuantizationConfig) -> Draft:
-    """A float model with the plan that ``config`` makes for it, without numbers."""
-    journal = Journal()
-    return Draft(prepared, build_plan(prepared.graph, config, prepared.facts, journal), journal)
+    def replanned(self, config: QuantizationConfig, prepared: Prepared | None = None) -> Draft:
+        """The float model, or another one, with the plan that ``config`` makes for it, without numbers."""
+        prepared, journal = prepared or self.prepared, Journal()
+        return Draft(prepared, self.form.plan(prepared.graph, config, prepared.facts, journal), journal, form=self.form)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from service.contracts.search import Search
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.calibration import calibrate, take_over
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft, planned
+from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
 
@@ -44,24 +44,24 @@ class Toolkit:
         """Number of the first calibration sample that a step may learn from."""
         return self.held_back if self.held_back < self.case.calibration_samples else 0
 
-    def recalibrate(self, changed: Prepared, *, base: Draft | None = None, touched: Collection[str] = ()) -> Draft:
+    def recalibrate(self, draft: Draft, changed: Prepared, *, touched: Collection[str] | None = None) -> Draft:
         """A changed float model, planned and calibrated anew.
 
         Args:
-            changed: the float model.
-            base: a draft whose tensors compute in ``changed`` what they did, but for those ``touched``: their ranges
-                are taken over. None: nothing is.
-            touched: names of tensors.
+            draft: what was changed.
+            changed: its float model as it is now.
+            touched: names of the tensors that no longer compute what they did; the ranges of all others are taken over
+                from ``draft``. None: no range is.
 
         Raises:
             EngineError: a tensor has no finite range, or the runtime failed.
             CanceledError: the run was canceled.
         """
-        draft = planned(changed, self.case.config)
-        kept = {} if base is None else take_over(base.plan, draft.plan, touched)
+        made = draft.replanned(self.case.config, changed)
+        kept = {} if touched is None else take_over(draft.plan, made.plan, touched)
         if any(tensor not in kept for tensor in self.case.config.tensor_ranges):
-            draft.journal.note("tensor_ranges are not used for tensors that an algorithm has changed")
-        return calibrate(draft, self.case, self.services, self.to_come, kept=kept)
+            made.journal.note("tensor_ranges are not used for tensors that an algorithm has changed")
+        return calibrate(made, self.case, self.services, self.to_come, kept=kept)
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def test_higher_bits_stay_when_the_network_is_planned_anew() -> None:
     case = bench("convolutions", spec={"treatment": "higher_bits"})
     change = case.step.apply(case.draft, case.toolkit)
     assert change.draft is not None
-    again = case.toolkit.recalibrate(change.draft.prepared)
+    again = case.toolkit.recalibrate(change.draft, change.draft.prepared)
     assert {entry.tensor: entry.spec.dtype for entry in again.plan.activations.values()}["r"] == "uint16"
     types = {tensor.name: tensor.data_type for tensor in emitted(again).graph.initializer}
     assert onnx.TensorProto.UINT16 in types.values()

@@ -53,7 +53,7 @@ def emitted(
     planned = plan_model(prepared, chosen)
     Parameters(prepared.graph, planned.plan).fill()
     edit(planned.plan)
-    made = MODES[chosen.mode].emit(copy_of(prepared.model), planned.plan).model
+    made = MODES[chosen.mode].form.emit(copy_of(prepared.model), planned.plan).model
     prepared.restore_interface(made)
     found = onnx.load_from_string(to_bytes(made))
     onnx.checker.check_model(found)

@@ -259,12 +259,12 @@ def test_batches_first(mode: Mode, code: str | None) -> None:
     )
     prepared, _ = prepare_proto(model)
     rules = RULES[mode]
-    plan = rules.plan(prepared.graph, config(mode=mode), prepared.facts, Journal())
+    plan = rules.form.plan(prepared.graph, config(mode=mode), prepared.facts, Journal())
     entry = plan.nodes["cell"]
     assert entry.role is Role.STORED
     assert (entry.activation_reason.code if entry.activation_reason else None) == code
     Parameters(prepared.graph, plan).fill()
-    found = onnx.load_from_string(to_bytes(rules.emit(prepared.model, plan).model))
+    found = onnx.load_from_string(to_bytes(rules.form.emit(prepared.model, plan).model))
     assert op_types(found) == ["DequantizeLinear", "DequantizeLinear", "LSTM"]
     (made,) = ReferenceEvaluator(found).run(None, {"x": normal(BATCH, STEPS, INPUTS)})
     assert np.shape(made) == (BATCH, STEPS, 1, HIDDEN)
@@ -294,7 +294,7 @@ def test_nodes_that_stay_in_float(tmp_path: Path, mode: Mode) -> None:
 
 def planned(model: onnx.ModelProto, mode: Mode) -> QuantizationPlan:
     prepared, _ = prepare_proto(model)
-    return RULES[mode].plan(prepared.graph, config(mode=mode), prepared.facts, Journal())
+    return RULES[mode].form.plan(prepared.graph, config(mode=mode), prepared.facts, Journal())
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -86,7 +86,7 @@ def test_a_layer_that_is_silent_throughout_keeps_its_scale() -> None:
 def test_calibrating_anew_keeps_what_is_known_and_tells_it() -> None:
     settings = config(preset="plain", weight=WHOLE, algorithms=[])
     bench = Bench(net("Relu (made)"), {"x": normal(12, 4, 10, 10)}, BiasCorrection(), settings)
-    anew = bench.toolkit.recalibrate(bench.draft.prepared, base=bench.draft, touched=("x",))
+    anew = bench.toolkit.recalibrate(bench.draft, bench.draft.prepared, touched=("x",))
     assert anew.plan.silent["w"].tolist() == bench.draft.plan.silent["w"].tolist()
     assert anew.plan.weights["w"].quantization.scale == bench.draft.plan.weights["w"].quantization.scale
     assert notes_of(anew) == notes_of(bench.draft)

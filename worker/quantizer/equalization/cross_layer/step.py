@@ -59,7 +59,7 @@ class CrossLayerEqualizationStep(Step[CrossLayerEqualization]):
         if work.drops:
             work.cost = cost_in_words(model, toolkit)
         facts = draft.prepared.facts.with_op_types(work.op_types)
-        changed = toolkit.recalibrate(replace(draft.prepared, model=model, facts=facts))
+        changed = toolkit.recalibrate(draft, replace(draft.prepared, model=model, facts=facts))
         ranges = range_changes(draft, changed, work.flow, work.seen, work.factors)
         return Change(changed, tuple(work.nodes), work.summary(), ranges=ranges)
 

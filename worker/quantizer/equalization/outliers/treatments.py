@@ -50,7 +50,7 @@ def scale(spec: OutlierChannels, draft: Draft, found: Sequence[Outliers], toolki
     if not scaler.treated:
         return Treated(None, left=scaler.left)
     words = dict.fromkeys(scaler.treated, "scaled")
-    return Treated(toolkit.recalibrate(made), words, tuple(dict.fromkeys(scaler.nodes)), scaler.left)
+    return Treated(toolkit.recalibrate(draft, made), words, tuple(dict.fromkeys(scaler.nodes)), scaler.left)
 
 
 def split(spec: OutlierChannels, draft: Draft, found: Sequence[Outliers], toolkit: Toolkit) -> Treated:
@@ -81,7 +81,7 @@ def split(spec: OutlierChannels, draft: Draft, found: Sequence[Outliers], toolki
         nodes |= dict.fromkeys(region.nodes)
     if not words:
         return Treated(None, left=left)
-    return Treated(toolkit.recalibrate(replace(draft.prepared, model=model)), words, tuple(nodes), left)
+    return Treated(toolkit.recalibrate(draft, replace(draft.prepared, model=model)), words, tuple(nodes), left)
 
 
 def widen(spec: OutlierChannels, draft: Draft, found: Sequence[Outliers], toolkit: Toolkit) -> Treated:
@@ -96,7 +96,7 @@ def widen(spec: OutlierChannels, draft: Draft, found: Sequence[Outliers], toolki
         if any(value is not None and value.name in kept for value in (*node.inputs, *node.outputs))
         and draft.plan.nodes[node_name(node)].quantized
     ]
-    changed = toolkit.recalibrate(replace(prepared, facts=facts), base=draft, touched=kept)
+    changed = toolkit.recalibrate(draft, replace(prepared, facts=facts), touched=kept)
     return Treated(changed, dict.fromkeys(kept, "given 16 bits"), tuple(readers), left)
 
 

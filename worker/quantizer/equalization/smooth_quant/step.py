@@ -70,7 +70,7 @@ class SmoothQuantStep(Step[SmoothQuant]):
             return Change.nothing(outcome.why_nothing())
         facts = facts.with_smoothed(outcome.nodes).with_kept_float(dict.fromkeys(outcome.muls, SCALES_CHANNELS()))
         smoothed = replace(draft.prepared, model=model, facts=facts)
-        changed = toolkit.recalibrate(smoothed, base=draft, touched=outcome.scaled)
+        changed = toolkit.recalibrate(draft, smoothed, touched=outcome.scaled)
         return Change(changed, tuple(outcome.nodes), outcome.summary())
 
     def _refusal(self, site: Site) -> str | None:

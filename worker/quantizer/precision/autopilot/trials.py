@@ -17,7 +17,7 @@ from worker.quantizer.precision.goal import Measured, Referee
 from worker.quantizer.precision.mixed.assignment import ranges_of
 from worker.quantizer.precision.structure import structure_of
 from worker.quantizer.refine.calibration import calibrate
-from worker.quantizer.refine.draft import Draft, planned
+from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import try_step
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, Toolkit
@@ -201,7 +201,7 @@ class Bench:
 
     def _calibrated(self, basis: Basis) -> Draft:
         case, services = replace(self.case, config=self.config_of(basis)), self.services
-        draft = planned(self.draft.prepared, case.config)
+        draft = self.draft.replanned(case.config)
         draft.plan.silent = dict(self.draft.plan.silent)
         ranges = ranges_of(self.draft, draft.plan, case, services)
         return calibrate(draft, case, services, self._steps, kept=ranges)

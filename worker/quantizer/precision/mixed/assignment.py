@@ -19,7 +19,7 @@ from worker.quantizer.plan.weights import granularity_of, judge_biases
 from worker.quantizer.precision.layers import Layer
 from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft, planned
+from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.ranges import find_ranges, range_reducer
@@ -87,7 +87,7 @@ class Assigner:
         level_of = {layer.node: self.levels[chosen.get(layer.group, 0)] for layer in self.layers}
         in_float = tuple(NodeSelector(node=name) for name, level in level_of.items() if level.is_float)
         config = config.model_copy(update={"exclude": (*config.exclude, *in_float)})
-        draft = planned(self.draft.prepared, config)
+        draft = self.draft.replanned(config)
         graph, plan, journal = draft.graph, draft.plan, draft.journal
         nodes = {node_name(node): node for node in graph}
         for layer in self.layers:
