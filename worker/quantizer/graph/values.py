@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
+_OF_SHAPE = ("Shape", "Size")
 
 AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...]
 
@@ -46,6 +47,12 @@ def is_float32(value: ir.Value | None) -> bool:
 def users(value: ir.Value) -> list[ir.Node]:
     """Nodes that read the value, sub-graph nodes included, each once and in order of use."""
     return list(dict.fromkeys(usage.node for usage in value.uses()))
+
+
+def reads(value: ir.Value) -> list[ir.Node]:
+    """A node for every use of what the value holds, in order: whoever asks for its shape alone is not among them."""
+    nodes = (usage.node for usage in value.uses())
+    return [node for node in nodes if node.op_type not in _OF_SHAPE or node.domain not in DEFAULT_DOMAINS]
 
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:

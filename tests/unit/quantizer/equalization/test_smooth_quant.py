@@ -206,3 +206,24 @@ def test_the_pipeline_tells_what_it_gained(tmp_path) -> None:
     assert figures.kept and figures.before is not None and figures.after is not None
     assert figures.after.sqnr_db > figures.before.sqnr_db + 3
     assert any(layer.gain.get("smooth_quant", 0) > 3 for layer in report.layers)
+
+
+def test_whoever_asks_for_a_tensors_shape_does_not_keep_it_from_being_scaled() -> None:
+    text = BLOCK.replace("[mix]", "[size] h = Shape(n) [of] r = Reshape(c, h) [mix]").replace(
+        "MatMul(p, c)", "MatMul(p, r)"
+    )
+    it = bench(make_model(text, WEIGHTS), block_feeds())
+    change = it.apply()
+    assert change.draft is not None and "1 LayerNormalization" in change.summary
+    assert "Mul of their own" not in change.summary
+
+
+def test_a_head_that_is_the_table_of_embeddings_too_is_left_alone() -> None:
+    model = make_model(
+        "(int64[N,6] ids) => (float[N,6,12] y) { e = Gather(table, ids) n = LayerNormalization<axis=-1>(e, scale, shift) "
+        "t = Transpose<perm=[1,0]>(table) [head] y = MatMul(n, t) }",
+        {"table": normal(12, WIDTH, seed=3), "scale": GAINS, "shift": WEIGHTS["shift"]},
+    )
+    ids = np.random.default_rng(0).integers(0, 12, (40, 6))
+    change = bench(model, {"ids": ids}, config(embedding={"dtype": "int8"})).apply()
+    assert change.draft is None and "table of embeddings too" in change.summary

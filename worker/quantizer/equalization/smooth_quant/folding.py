@@ -16,7 +16,16 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.regions import has_regions, region_of
 from worker.quantizer.graph.rewriting import rank_of, scalar
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, constant, is_constant, is_float32, name_of, node_name
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    Names,
+    constant,
+    is_constant,
+    is_float32,
+    name_of,
+    node_name,
+    reads,
+)
 from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind, parted
 from worker.quantizer.operators.labels import fits, lifted, trimmed
 from worker.quantizer.operators.linear import channel_axis, linear_view
@@ -113,7 +122,7 @@ class _Finder:
         if is_constant(value):
             self.folds.append(Fold(node_name(node), index, channels))
             return True
-        if len(value.uses()) != 1 or value.is_graph_output() or value.is_graph_input():
+        if len(reads(value)) != 1 or value.is_graph_output() or value.is_graph_input():
             return False
         return self.behind(value, channels)
 

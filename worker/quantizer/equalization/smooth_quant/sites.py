@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from worker.quantizer.equalization.smooth_quant.folding import Folding, find_folding
 from worker.quantizer.graph.rewriting import axis_length, rank_of
-from worker.quantizer.graph.values import constant, int_attribute, is_constant, is_float32, name_of, node_name, users
+from worker.quantizer.graph.values import constant, int_attribute, is_constant, is_float32, name_of, node_name, reads
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import MATRIX_PRODUCTS, LinearNode, linear_view
@@ -78,10 +78,12 @@ def is_consumer(node: ir.Node, plan: QuantizationPlan) -> bool:
 
 def _site(graph: ir.Graph, plan: QuantizationPlan, value: ir.Value, length: int, nodes: list[ir.Node]) -> Site:
     consumers = tuple(node_name(node) for node in nodes)
-    alone = not value.is_graph_output() and set(users(value)) == set(nodes)
+    alone = not value.is_graph_output() and set(reads(value)) == set(nodes)
     folding = find_folding(value, length, lambda node: _refuses(node, plan)) if alone else None
     refusal = None
-    if folding is None and _made_on_integers(value, graph, plan):
+    if any(_is_tied(node, plan) for node in nodes):
+        refusal = "a weight is a table of embeddings too, of which there would be two"
+    elif folding is None and _made_on_integers(value, graph, plan):
         reason = "nothing before it can take the scale in" if alone else "other nodes read it too"
         refusal = f"{reason}, and a Mul behind integers would only round twice"
     return Site(name_of(value), length, consumers, folding, refusal)
@@ -91,6 +93,12 @@ def _made_on_integers(value: ir.Value, graph: ir.Graph, plan: QuantizationPlan) 
     node = value.producer()
     entry = plan.nodes.get(node_name(node)) if node is not None and node.graph is graph else None
     return entry is not None and entry.rounds
+
+
+def _is_tied(node: ir.Node, plan: QuantizationPlan) -> bool:
+    """True if the weight of a linear node is stored once for it and for lookups."""
+    weight = plan.weights[name_of(node.inputs[1])]  # type: ignore[arg-type]
+    return weight.tied is not None or plan.nodes[weight.node].role is Role.LOOKUP
 
 
 def _refuses(node: ir.Node, plan: QuantizationPlan) -> bool:
