@@ -18,6 +18,7 @@ from service.contracts.algorithms import (
     QuantizationAwareTraining,
     algorithm_contradictions,
 )
+from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.base import Contract
 from service.contracts.bounds import BELOW, MOST_RANGES, MOST_SELECTORS, require_bounded
 from service.contracts.calibration import MinMaxCalibration, PercentileCalibration, TensorRange
@@ -37,9 +38,6 @@ from service.contracts.validation import field_problems
 CONFIG_SCHEMA_VERSION = 1
 # The target whose rules concern nothing but static quantization, and which need not be asked for.
 _DEFAULT_TARGET = "onnxruntime_cpu"
-
-# Those that choose integers of weights without asking for grids of activations.
-_ALGORITHMS_OF_WEIGHTS = ("adaround", "adaquant")
 
 Mode = Literal["static", "dynamic", "weights_only", "float16"]
 
@@ -207,6 +205,7 @@ def _mode_contradictions(config: QuantizationConfig) -> Iterator[Contradiction]:
         yield from _dynamic(config)
     if config.mode != "static":
         yield from _not_static(config)
+    yield from _algorithms_of_modes(config)
     yield from _half_scales(config)
     if config.float_dtype == "float16" and not config.has_halfs:
         told = "float_dtype float16 needs mode static and format qdq; mode float16 turns the whole model"
@@ -236,12 +235,6 @@ def _dynamic(config: QuantizationConfig) -> Iterator[Contradiction]:
 
 def _not_static(config: QuantizationConfig) -> Iterator[Contradiction]:
     mode = config.mode
-    known = _ALGORITHMS_OF_WEIGHTS if mode in ("weights_only", "dynamic") else ()
-    methods = ", ".join(algorithm.method for algorithm in config.algorithms if algorithm.method not in known)
-    if methods:
-        told = f"runs no algorithms but {', '.join(known)}" if known else "runs no algorithms"
-        rest = "" if known else " (algorithms: [])"
-        yield Contradiction("/algorithms", f"mode {mode} {told}; leave {methods} out{rest}")
     if config.tensor_ranges:
         yield Contradiction("/tensor_ranges", f"mode {mode} uses no calibrated ranges; leave tensor_ranges out")
     if config.target != _DEFAULT_TARGET:
@@ -251,6 +244,16 @@ def _not_static(config: QuantizationConfig) -> Iterator[Contradiction]:
         told = f"mode {mode} knows no rules of targets; leave {name} out"
         hint = " and set weight.reduce_range" if name == "x86_without_vnni" else ""
         yield Contradiction("/target_options", told + hint)
+
+
+def _algorithms_of_modes(config: QuantizationConfig) -> Iterator[Contradiction]:
+    mode = config.mode
+    methods = ", ".join(algorithm.method for algorithm in config.algorithms if mode not in algorithm.modes)
+    if methods:
+        known = [method for method, algorithm in ALGORITHMS.items() if mode in algorithm.modes]
+        told = f"runs no algorithms but {', '.join(known)}" if known else "runs no algorithms"
+        rest = "" if known else " (algorithms: [])"
+        yield Contradiction("/algorithms", f"mode {mode} {told}; leave {methods} out{rest}")
 
 
 def _half_scales(config: QuantizationConfig) -> Iterator[Contradiction]:

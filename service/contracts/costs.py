@@ -179,6 +179,7 @@ def _search(algorithm: Any, facts: Facts) -> float:
 _COSTS: dict[str, Callable[[Any, Facts], float]] = {
     "cross_layer_equalization": _equalization,
     "smooth_quant": _equalization,
+    "awq": _equalization,
     "outlier_channels": _equalization,
     "bias_correction": _bias_correction,
     "adaround": _finetuning,

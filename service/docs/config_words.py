@@ -92,7 +92,8 @@ which one would undo another are refused with the right order.
 | --- | --- |
 | `outlier_channels` | splits, scales down or gives more bits to the few channels that set the range of a whole tensor |
 | `cross_layer_equalization` | moves scale between neighbouring layers, so that one scale fits all channels |
-| `smooth_quant` | moves scale from the inputs of linear layers into their weights |
+| `smooth_quant` | moves scale from the inputs of linear layers into their weights (modes static and dynamic) |
+| `awq` | the same for mode weights_only: the weights that meet large inputs are rounded least |
 | `sensitivity` | ranks the layers by what their precision does to the output; changes nothing |
 | `mixed_precision` | some layers in a higher type, chosen by what they do to the output |
 | `bias_correction` | gives channels back the mean that quantization took |

@@ -20,7 +20,7 @@ _QUEUE_OF_KIND = {
     "inspect_target": "inspect",
 }
 # What all other algorithms do, train or search, takes as long as it takes, however small the model.
-_QUICK_METHODS = frozenset({"outlier_channels", "cross_layer_equalization", "smooth_quant", "bias_correction"})
+_QUICK_METHODS = frozenset({"outlier_channels", "cross_layer_equalization", "smooth_quant", "awq", "bias_correction"})
 
 
 def queue_of(kind: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from service.contracts.algorithms.base import AlgorithmBase
 from service.contracts.algorithms.equalization import (
+    Awq,
     BiasCorrection,
     CrossLayerEqualization,
     OutlierChannels,
@@ -22,6 +23,7 @@ __all__ = [
     "Algorithm",
     "AlgorithmBase",
     "Autopilot",
+    "Awq",
     "BiasCorrection",
     "CrossLayerEqualization",
     "Finetuning",

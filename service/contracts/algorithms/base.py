@@ -31,6 +31,7 @@ class AlgorithmBase(Contract):
             declares it.
         without_integers: it rounds weights to integers; the method to take where none is one. None: any type will do.
         may_give_integers: weights may get integer types of it, whatever they have in the config.
+        modes: of quantization that it is for.
     """
 
     place: ClassVar[int]
@@ -40,6 +41,7 @@ class AlgorithmBase(Contract):
     excludes: ClassVar[dict[str, str]] = {}
     without_integers: ClassVar[str | None] = None
     may_give_integers: ClassVar[bool] = False
+    modes: ClassVar[tuple[str, ...]] = ("static",)
 
     accept: Literal["if_better", "always"] = Field(
         default="if_better",

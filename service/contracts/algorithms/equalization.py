@@ -124,6 +124,7 @@ class SmoothQuant(AlgorithmBase):
 
     place = 1
     starts_afresh = True
+    modes = ("static", "dynamic")
 
     method: Literal["smooth_quant"] = "smooth_quant"
     alpha: float | None = Field(
@@ -140,6 +141,32 @@ class SmoothQuant(AlgorithmBase):
     )
 
 
+class Awq(AlgorithmBase):
+    """Moves scale from a linear layer's inputs into its weight, so that the weights that meet large inputs are rounded
+    least: s_j = mean|x_j|^alpha (Lin et al. 2023, AWQ, equations 4 and 5).
+
+    For mode weights_only, in which inputs stay in float.
+    """
+
+    place = 1
+    starts_afresh = True
+    modes = ("weights_only",)
+
+    method: Literal["awq"] = "awq"
+    alpha: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="Exponent of the inputs' mean size; null searches it for every tensor by the error of the layers "
+        "that read it, with the size of the weights taken into account too, and leaves alone what does not get better.",
+    )
+    insert_mul: bool = Field(
+        default=False,
+        description="Put a Mul in front of layers where no constant before them can take the scale in; false leaves "
+        "them alone, so that the model does no more work than before.",
+    )
+
+
 class BiasCorrection(AlgorithmBase):
     """Gives every output channel back the mean that quantization took from it.
 
@@ -149,6 +176,7 @@ class BiasCorrection(AlgorithmBase):
 
     place = 3
     choice = "the biases that bias_correction has corrected"
+    modes = ("static", "weights_only", "dynamic")
 
     method: Literal["bias_correction"] = "bias_correction"
     mode: Literal["fast", "full", "auto"] = Field(

@@ -48,6 +48,7 @@ class Finetuning(AlgorithmBase):
     """
 
     place = 4
+    modes = ("static", "weights_only", "dynamic")
 
     data_size: int | None = Field(default=None, ge=1, description="Samples used; null: all of the calibration set.")
     batch_size: int = Field(default=8, ge=1, le=4096, description="Samples in a step of the gradient solver.")

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from service.contracts.algorithms.base import AlgorithmBase
 from service.contracts.algorithms.equalization import (
+    Awq,
     BiasCorrection,
     CrossLayerEqualization,
     OutlierChannels,
@@ -22,6 +23,7 @@ Algorithm = Annotated[
     CrossLayerEqualization
     | OutlierChannels
     | SmoothQuant
+    | Awq
     | BiasCorrection
     | AdaRound
     | AdaQuant

@@ -292,7 +292,11 @@ def test_adaround_needs_integers() -> None:
         ({"preset": "npu_int8"}, "/config/target", "leave amd_npu_cnn out"),
         ({"target_options": {"x86_without_vnni": True}}, "/config/target_options", "set weight.reduce_range"),
         ({"target_options": {"float_heads": False}}, "/config/target_options", "leave float_heads out"),
-        ({"algorithms": [{"method": "smooth_quant"}]}, "/config/algorithms", "leave smooth_quant out"),
+        (
+            {"algorithms": [{"method": "cross_layer_equalization"}]},
+            "/config/algorithms",
+            "leave cross_layer_equalization out",
+        ),
         ({"algorithms": [{"method": "qat"}]}, "/config/algorithms", "leave qat out"),
         ({"tensor_ranges": {"x": {"minimum": 0, "maximum": 1}}}, "/config/tensor_ranges", "no calibrated ranges"),
         ({"format": "qoperator"}, "/config/format", "needs mode static"),
@@ -305,11 +309,15 @@ def test_what_a_mode_would_not_heed_is_refused(mode: str, settings: dict[str, An
     parse_config({"mode": mode})
 
 
-def test_modes_of_weights_choose_integers_and_nothing_else() -> None:
-    for mode in ("dynamic", "weights_only"):
-        assert parse_config({"mode": mode, "algorithms": [{"method": "adaround"}]}).algorithms
-        ((_, message),) = problems({"mode": mode, "algorithms": [{"method": "bias_correction"}]})
-        assert "runs no algorithms but adaround, adaquant; leave bias_correction out" in message
+def test_each_mode_runs_the_algorithms_that_have_something_to_do_in_it() -> None:
+    for mode, own in (("dynamic", "smooth_quant"), ("weights_only", "awq")):
+        methods = [own, "bias_correction", "adaround"]
+        assert parse_config({"mode": mode, "algorithms": [{"method": method} for method in methods]}).algorithms
+        ((_, message),) = problems({"mode": mode, "algorithms": [{"method": "outlier_channels"}]})
+        known = f"{own}, bias_correction, adaround, adaquant"
+        assert f"mode {mode} runs no algorithms but {known}; leave outlier_channels out" in message
+    ((_, message),) = problems({"algorithms": [{"method": "awq"}]})
+    assert "mode static runs no algorithms but " in message and "leave awq out" in message
     ((_, message),) = problems({"mode": "float16", "algorithms": [{"method": "adaround"}]})
     assert "runs no algorithms; leave adaround out (algorithms: [])" in message
 

@@ -19,8 +19,8 @@ from service.contracts.runner import DatasetSource
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.emit import emit
 from worker.quantizer.graph.serialized import to_bytes
+from worker.quantizer.modes.registry import MODES
 from worker.quantizer.pipeline import Result, quantize
-from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.grids import fill_activations
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.parameters import Parameters
@@ -132,7 +132,7 @@ def plan_for(
     settings, journal = settings or config(), Journal() if journal is None else journal
     prepared, _ = prepare_proto(model, subgraph_weights=settings.subgraphs == "weights")
     journal.decide(edit_graph(prepared, settings))
-    return prepared, build_plan(prepared.graph, settings, prepared.facts, journal)
+    return prepared, MODES[settings.mode].form.plan(prepared.graph, settings, prepared.facts, journal)
 
 
 def input_infos(model: onnx.ModelProto) -> tuple[TensorInfo, ...]:

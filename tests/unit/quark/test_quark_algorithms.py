@@ -310,7 +310,7 @@ def classed(entries: list[Any], **fields: Any) -> Translation:
         (
             {"use_dynamic_quant": True, "include_cle": True},
             "",
-            "mode dynamic runs no algorithms but adaround, adaquant; leave cross_layer_equalization out",
+            "no algorithms but smooth_quant, bias_correction, adaround, adaquant; leave cross_layer_equalization out",
         ),
         (
             {

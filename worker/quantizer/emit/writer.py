@@ -75,9 +75,7 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
         EngineError: the plan was not filled.
     """
     graph = model.graph
-    for name, array in plan.moved.items():
-        if name in graph.initializers:
-            graph.initializers[name].const_value = ir.tensor(array, name=name)
+    write_moved(graph, plan)
     writer = _Writer(model, plan)
     writer.write_parameters()
     values = {value.name: value for value in (*graph.inputs, *(made for node in graph for made in node.outputs))}
@@ -95,6 +93,13 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
         turn_beside(model, plan, writer.made)
     model.producer_name, model.producer_version = PRODUCER, None
     return Emitted(model, restored)
+
+
+def write_moved(graph: ir.Graph, plan: QuantizationPlan) -> None:
+    """Give constants that stay in float the values that algorithms have put in their place."""
+    for name, array in plan.moved.items():
+        if name in graph.initializers:
+            graph.initializers[name].const_value = ir.tensor(array, name=name)
 
 
 def restore_weights(model: ir.Model, plan: QuantizationPlan, tables: Tables) -> None:

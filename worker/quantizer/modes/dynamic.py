@@ -17,7 +17,7 @@ from service.contracts.dtypes import has_integer_kernels
 from service.contracts.errors import EngineError
 from service.contracts.reason import Reason, declare
 from service.contracts.specs import WeightSpec
-from worker.quantizer.emit import BLOCKS_OPSET, PRODUCER, Emitted, restore_weights
+from worker.quantizer.emit import BLOCKS_OPSET, PRODUCER, Emitted, restore_weights, write_moved
 from worker.quantizer.emit.lookups import Tables
 from worker.quantizer.emit.recurrent import write_dynamic_lstm
 from worker.quantizer.graph.facts import NodeFacts
@@ -124,6 +124,7 @@ def emit_dynamic(model: ir.Model, plan: QuantizationPlan) -> Emitted:
         EngineError: the plan was not filled.
     """
     graph = model.graph
+    write_moved(graph, plan)
     names = Names(graph)
     quantized: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
     tables = Tables(graph, plan, names, blocks=(opset_of(model) or 0) >= BLOCKS_OPSET)

@@ -24,6 +24,7 @@ STEPS: dict[str, Callable[[Any], Step[Any]]] = {
     "bias_correction": BiasCorrectionStep,
     "cross_layer_equalization": CrossLayerEqualizationStep,
     "smooth_quant": SmoothQuantStep,
+    "awq": SmoothQuantStep,
     "outlier_channels": OutlierChannelsStep,
     "qat": TrainingStep,
     "sensitivity": SensitivityStep,

@@ -12,6 +12,7 @@ from service.contracts.model import ModelSummary
 from tests.unit.quantizer.toolbox import Arrays, config, input_infos, plan_for, run_onnx
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.graph.serialized import to_bytes
+from worker.quantizer.modes.registry import MODES
 from worker.quantizer.modes.steps import step_of
 from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.case import Case
@@ -55,7 +56,7 @@ class Bench:
             float_session=Session(model.SerializeToString(), threads=1),
         )
         services = Services(SilentRun(), threads=1)
-        self.draft = calibrate(Draft(prepared, plan), case, services, (self.step,))
+        self.draft = calibrate(Draft(prepared, plan, form=MODES[settings.mode].form), case, services, (self.step,))
         self.toolkit = Toolkit(case, services, held_back, step_of)
 
     def apply(self) -> Change:

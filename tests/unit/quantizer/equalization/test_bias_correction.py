@@ -150,3 +150,24 @@ def test_options_have_their_effect(tmp_path) -> None:
     assert "Add" not in operators(insert_add=False)
     all_of_them = quantized(tmp_path, network(), [correction("full", data_size=None)]).model
     assert quantized(tmp_path, network(), [correction("full", data_size=2)]).model != all_of_them
+
+
+@pytest.mark.parametrize("mode", ["fast", "full"])
+@pytest.mark.parametrize(("of", "dtype"), [("weights_only", "int4"), ("dynamic", "int8")])
+def test_means_come_back_where_activations_have_no_grid(tmp_path, of: str, dtype: str, mode: str) -> None:
+    """Ranges at run time say nothing of means: 8 bits with one weight scale for all channels lose them too."""
+    model = network()
+    wide = model.graph.initializer[2]
+    assert wide.name == "w1"
+    weight = onnx.numpy_helper.to_array(wide) * np.array([20, 1, 1, 1, 1, 1], np.float32)[:, None, None, None]
+    wide.CopyFrom(onnx.numpy_helper.from_array(weight, "w1"))
+    settings = {"mode": of, "weight": {"dtype": dtype, "granularity": "per_tensor"}}
+    plain = quantized(tmp_path, model, [], **settings)
+    corrected = quantized(tmp_path, model, [correction(mode)], **settings)
+    assert mean_error(model, corrected.model) < 0.6 * mean_error(model, plain.model)
+
+
+def test_with_weights_alone_a_product_of_matrices_stays_one(tmp_path) -> None:
+    corrected = quantized(tmp_path, network(), [correction("full")], mode="weights_only")
+    types = [node.op_type for node in onnx.load_from_string(corrected.model).graph.node]
+    assert "MatMul" in types and "Gemm" not in types

@@ -220,10 +220,20 @@ def test_whoever_asks_for_a_tensors_shape_does_not_keep_it_from_being_scaled() -
 
 def test_a_head_that_is_the_table_of_embeddings_too_is_left_alone() -> None:
     model = make_model(
-        "(int64[N,6] ids) => (float[N,6,12] y) { e = Gather(table, ids) n = LayerNormalization<axis=-1>(e, scale, shift) "
-        "t = Transpose<perm=[1,0]>(table) [head] y = MatMul(n, t) }",
+        "(int64[N,6] ids) => (float[N,6,12] y) { e = Gather(table, ids) "
+        "n = LayerNormalization<axis=-1>(e, scale, shift) t = Transpose<perm=[1,0]>(table) [head] y = MatMul(n, t) }",
         {"table": normal(12, WIDTH, seed=3), "scale": GAINS, "shift": WEIGHTS["shift"]},
     )
     ids = np.random.default_rng(0).integers(0, 12, (40, 6))
     change = bench(model, {"ids": ids}, config(embedding={"dtype": "int8"})).apply()
     assert change.draft is None and "table of embeddings too" in change.summary
+
+
+def test_ranges_that_are_taken_at_run_time_profit_too() -> None:
+    it = bench(block(), block_feeds(), config(preset="int8_dynamic"))
+    change = it.apply()
+    assert change.draft is not None and "1 LayerNormalization" in change.summary
+    assert "MatMulInteger" in op_types(emitted(change.draft))
+    expected = float_outputs(it.draft, it.feeds)["y"]
+    before = sqnr_db(expected, quantized_outputs(it.draft, it.feeds)["y"])
+    assert sqnr_db(expected, quantized_outputs(change.draft, it.feeds)["y"]) > before + 3

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from service.contracts.specs import ActivationSpec, WeightSpec
 from tests.unit.quantizer.toolbox import normal
-from worker.quantizer.equalization.smooth_quant.search import Maker, Matrix, Problem, SiteError, scales, search
+from worker.quantizer.equalization.smooth_quant.search import (
+    Maker,
+    Matrix,
+    Problem,
+    SiteError,
+    activation_and_weight_aware,
+    activation_aware,
+    search,
+    smoothing,
+)
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.operators.linear import weight_layout
 from worker.quantizer.plan.types import WeightPlan
@@ -86,7 +97,7 @@ def test_outliers_move_into_the_weights() -> None:
 
 def test_no_candidate_of_a_fine_grid_is_much_better() -> None:
     case = problem(with_outliers(), [matrix(6, 1), matrix(4, 2)])
-    choice, error, scale_of = search(case, None), SiteError(case), scales(case)
+    choice, error, scale_of = search(case, None), SiteError(case), smoothing(case)
     assert choice is not None and scale_of is not None
     finest = min(error(scale_of(alpha)) for alpha in np.linspace(0, 1, 81))
     assert choice.after <= 1.15 * finest
@@ -113,7 +124,7 @@ def test_the_largest_activation_stays(alpha: float) -> None:
 
 def test_powers_of_two_also_choose_how_they_are_filled() -> None:
     case = problem(with_outliers(), [matrix(6, 1, scale="power_of_two")], POWERS)
-    choice, scale_of = search(case, None), scales(case)
+    choice, scale_of = search(case, None), smoothing(case)
     assert choice is not None and scale_of is not None
     ratio = choice.scale / scale_of(choice.alpha)
     np.testing.assert_allclose(ratio, ratio[0])
@@ -158,3 +169,19 @@ def test_what_integers_have_rounded_already_is_not_repaired() -> None:
     late = search(problem(rows, [matrix(6, 1)], rounded=coarse), None)
     assert fresh is not None and late is not None
     assert late.after > 0.5 * late.before > 5 * fresh.after
+
+
+def test_a_tensor_in_float_costs_the_rounding_of_the_weights_alone() -> None:
+    rows, reader, s = with_outliers(), matrix(6, 1, axis=1), np.linspace(0.5, 3, CHANNELS)
+    scaled = reader.array * s[:, None]
+    lost = rounded(scaled, np.abs(scaled).max(axis=0) / 127) / s[:, None] - reader.array
+    expected = np.mean((rows @ lost) ** 2) / np.mean((rows @ reader.array) ** 2)
+    assert SiteError(replace(problem(rows, [reader]), spec=None))(s) == pytest.approx(expected, rel=1e-2)
+
+
+def test_of_several_families_the_best_candidate_is_taken() -> None:
+    case = replace(problem(with_outliers(), [matrix(6, 1)]), spec=None)
+    alone = [search(case, None, (family,)) for family in (activation_aware, activation_and_weight_aware)]
+    both = search(case, None, (activation_aware, activation_and_weight_aware))
+    assert both is not None and both.after == min(choice.after for choice in alone if choice is not None)
+    assert both.after < both.before

@@ -128,7 +128,7 @@ def test_another_mode_than_the_presets_leaves_its_algorithms_out() -> None:
     [
         ({"mode": "dynamic", "weight": {"dtype": "int16"}}, "mode dynamic needs int8 or uint8 weights, not int16"),
         ({"mode": "dynamic", "weight": {"granularity": "per_block"}}, "not per block"),
-        ({"mode": "dynamic", "algorithms": [{"method": "bias_correction"}]}, "runs no algorithms"),
+        ({"mode": "dynamic", "algorithms": [{"method": "outlier_channels"}]}, "runs no algorithms"),
         ({"format": "qoperator", "mode": "dynamic"}, "format qoperator needs mode static"),
         ({"format": "qoperator", "activation": {"dtype": "int16"}}, "needs 8-bit integers, not int16"),
     ],

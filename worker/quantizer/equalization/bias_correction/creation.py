@@ -23,7 +23,7 @@ from worker.quantizer.graph.rewriting import Editor, Rewrite, only_reader, other
 from worker.quantizer.graph.rewriting import replace as replace_nodes
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
 from worker.quantizer.operators.linear import bias_of
-from worker.quantizer.plan.build import build_plan
+from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import BiasPlan, NodePlan, QuantizationPlan
 from worker.quantizer.plan.weights import float_bias_reason
@@ -54,8 +54,8 @@ class Places:
 def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -> Places:
     """Copy the draft and give its quantized linear nodes a place for their correction.
 
-    A convolution or Gemm without a bias gets one, a MatMul of two matrices becomes a Gemm, and behind any other MatMul
-    an Add is put, if floats read its result. The network computes what it did.
+    A convolution or Gemm without a bias gets one, a MatMul of two matrices becomes a Gemm, where it computes on
+    integers, and behind any other MatMul an Add is put, if floats read its result. The network computes what it did.
 
     Args:
         draft: calibrated.
@@ -75,7 +75,7 @@ def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -
                 created[what] = created.get(what, 0) + 1
         facts = prepared.facts.with_kept_float(dict.fromkeys(creator.adds, PUTS_BACK_THE_MEAN()))
         prepared = replace(prepared, facts=facts)
-        wanted = build_plan(prepared.graph, config, facts).biases
+        wanted = draft.form.plan(prepared.graph, config, facts, Journal()).biases
         _plan_biases(prepared.graph, creator.with_bias, wanted, plan)
         found = _places(prepared.graph, plan)
     return Places(
@@ -130,7 +130,9 @@ class _Creator:
         term = other_operand(add, node.outputs[0]) if add is not None else None
         if add is not None and term is not None and is_constant(term) and not apart((node, add)):
             return self._term(node, add, term)
-        if rank_of(node.inputs[0]) == 2 and rank_of(node.inputs[1]) == 2:
+        # Runtimes that multiply by packed weights look for a MatMul.
+        on_integers = bool(self._plan.activations)
+        if on_integers and rank_of(node.inputs[0]) == 2 and rank_of(node.inputs[1]) == 2:
             return self._gemm(node)
         if self._insert_add and name_of(node.outputs[0]) not in self._plan.activations:
             return self._add(node)

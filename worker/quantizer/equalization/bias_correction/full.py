@@ -34,6 +34,8 @@ _SMALLEST_SHARE = 0.02
 # The slope of the activation function is measured over so much of the values' deviation.
 _SLOPE_STEP = 1e-2
 
+_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")
+
 Function = Callable[[np.ndarray], np.ndarray]
 
 
@@ -188,6 +190,8 @@ def _chain(steps: list[Function]) -> Function:
 
 def _fused_with(node: ir.Node, plan: QuantizationPlan) -> ir.Node | None:
     readers = users(node.outputs[0])
+    if not plan.activations:  # a plan of weights alone says nothing of what runs as one
+        return readers[0] if len(readers) == 1 and readers[0].op_type in _ACTIVATIONS else None
     return next((reader for reader in readers if plan.nodes[node_name(reader)].role is Role.FUSED), None)
 
 

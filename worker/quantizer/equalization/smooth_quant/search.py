@@ -1,8 +1,9 @@
 """How much scale to move at one site, judged by the layers' own outputs on a sample of rows.
 
 With s_j = a_j^alpha / w_j^(1 - alpha), a_j the largest activation and w_j the largest weight of channel j (Xiao et al.
-2022, SmoothQuant, equation 4), the layers compute (x / s) (s W). Each candidate is quantized by the methods that the
-plan has for the tensor and for the weights, and compared with x W. No part of the network runs.
+2022, SmoothQuant, equation 4), the layers compute (x / s) (s W). Where the tensor stays in float, s gives the weights
+that meet large values the finer grid (Lin et al. 2023, AWQ). Each candidate is quantized by the methods that the plan
+has for the tensor and for the weights, and compared with x W. No part of the network runs.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _BLOCK_ROWS = 32
 _PHASES = (2.0**0.25, 2.0**0.5, 2.0**0.75)
 
 ScaleOf = Callable[[float], np.ndarray]
+# What makes candidates of a site: the scale float64 [channels] by alpha; None if the tensor or all weights are 0.
+Family = Callable[["Problem"], ScaleOf | None]
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Problem:
         rows: float32 [n, channels], a sample of the tensor.
         low: float32 [channels], smallest values on all calibration data.
         high: float32 [channels], largest values.
-        spec: how the tensor is quantized.
+        spec: how the tensor is quantized; None: it stays in float.
         readers: the weights that it meets.
         makers: layers that pay for the scale.
         rounded: the tensor as integers upstream have rounded it already; None if none have.
@@ -95,7 +98,7 @@ class Problem:
     rows: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    spec: ActivationSpec
+    spec: ActivationSpec | None
     readers: Sequence[Matrix]
     makers: Sequence[Maker] = ()
     rounded: np.ndarray | None = None
@@ -107,7 +110,7 @@ class Choice:
     """What the search came to.
 
     Attributes:
-        alpha: share of the difficulty that goes into the weights.
+        alpha: exponent of the activations' size in the scale.
         scale: float64 [channels], positive.
         before: error of the layers without smoothing: noise over signal, added up over the layers.
         after: the same with it.
@@ -139,8 +142,8 @@ def _filled(largest: np.ndarray) -> np.ndarray:
     return filled
 
 
-def scales(problem: Problem) -> ScaleOf | None:
-    """The scale float64 [channels] by alpha; the largest activation stays as large as it is."""
+def smoothing(problem: Problem) -> ScaleOf | None:
+    """The family of SmoothQuant; the largest activation stays as large as it is."""
     found = magnitudes(problem)
     if found is None:
         return None
@@ -153,18 +156,48 @@ def scales(problem: Problem) -> ScaleOf | None:
     return of
 
 
-def search(problem: Problem, alpha: float | None) -> Choice | None:
+def activation_aware(problem: Problem) -> ScaleOf | None:
+    """s_j = m_j^alpha, m_j the mean size of channel j (Lin et al. 2023, AWQ, equation 5); geometric mean of ends 1."""
+    return _by_mean_size(problem, weigh=False)
+
+
+def activation_and_weight_aware(problem: Problem) -> ScaleOf | None:
+    """s_j = m_j^alpha / w_j^(1 - alpha): the same, which evens out the weights where it may."""
+    return _by_mean_size(problem, weigh=True)
+
+
+def _by_mean_size(problem: Problem, *, weigh: bool) -> ScaleOf | None:
+    found = magnitudes(problem)
+    if found is None or not problem.rows.any():
+        return None
+    sizes, weights = _filled(np.abs(problem.rows).mean(axis=0, dtype=np.float64)), found[1]
+
+    def of(alpha: float) -> np.ndarray:
+        scale = sizes**alpha / weights ** (1.0 - alpha if weigh else 0.0)
+        return np.asarray(scale / np.sqrt(scale.min() * scale.max()))
+
+    return of
+
+
+def search(problem: Problem, alpha: float | None, families: Sequence[Family] = (smoothing,)) -> Choice | None:
     """The scale with the smallest error; None if the tensor or all weights are 0.
 
     Args:
         problem: the site.
         alpha: take this one; None searches it.
+        families: that candidates come from.
     """
-    scale_of = scales(problem)
-    if scale_of is None:
+    made = [scale_of for family in families if (scale_of := family(problem)) is not None]
+    if not made:
         return None
     error = SiteError(problem)
     before = error(np.ones(problem.rows.shape[1]))
+    found = [_best_of(scale_of, alpha, before, problem, error) for scale_of in made]
+    return min(found, key=lambda choice: choice.after)
+
+
+def _best_of(scale_of: ScaleOf, alpha: float | None, before: float, problem: Problem, error: SiteError) -> Choice:
+    """The best of one family."""
     tried: dict[float, tuple[float, np.ndarray]] = {}
 
     def look(share: float) -> None:
@@ -182,9 +215,9 @@ def search(problem: Problem, alpha: float | None) -> Choice | None:
     after, scale = tried[best]
     for phase in _PHASES if error.by_powers_of_two else ():
         candidate = problem.settle(scale_of(best) * phase)
-        found = error(candidate)
-        if found < after:
-            after, scale = found, candidate
+        with_phase = error(candidate)
+        if with_phase < after:
+            after, scale = with_phase, candidate
     return Choice(best, scale, before, after)
 
 
@@ -201,14 +234,16 @@ class SiteError:
     @property
     def by_powers_of_two(self) -> bool:
         """True if a scale is a power of two, so that a factor of the whole scale matters."""
-        specs: list[Spec] = [self._problem.spec, *(reader.plan.spec for reader in self._problem.readers)]
+        specs: list[Spec] = [reader.plan.spec for reader in self._problem.readers]
+        specs += [] if self._problem.spec is None else [self._problem.spec]
         return any(spec.scale == "power_of_two" for spec in specs if needs_calibration(spec.dtype))
 
     def __call__(self, scale: np.ndarray) -> float:
         """The error with ``scale``, float64 [channels]."""
         problem = self._problem
         values = self._entering / scale.astype(np.float32)
-        values = self._grid(values, scale).at_run_time().fake(values)
+        if problem.spec is not None:
+            values = self._grid(problem.spec, values, scale).at_run_time().fake(values)
         made = [_maker_noise(maker, scale) for maker in problem.makers]
         total = 0.0
         for reader, expected, signal in zip(problem.readers, self._expected, self._signal, strict=True):
@@ -218,8 +253,7 @@ class SiteError:
             total += sum(_power(_product(noise, matrix)) for noise in made) / signal
         return total
 
-    def _grid(self, smoothed: np.ndarray, scale: np.ndarray) -> Grid:
-        spec = self._problem.spec
+    def _grid(self, spec: ActivationSpec, smoothed: np.ndarray, scale: np.ndarray) -> Grid:
         if not needs_calibration(spec.dtype):
             return BlockGrid(spec.dtype, 1) if is_block(spec.dtype) else FloatGrid(spec.dtype)
         if isinstance(spec.calibration, MinMaxCalibration | NonOverflowCalibration):

@@ -58,7 +58,7 @@ def find_sites(graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str
 
 
 def is_consumer(node: ir.Node, plan: QuantizationPlan) -> bool:
-    """True for a quantized MatMul or Gemm of an activation and a constant matrix."""
+    """True for a MatMul or Gemm of a constant matrix that is quantized and an activation that is, where any is."""
     entry = plan.nodes.get(node_name(node))
     if entry is None or entry.role is not Role.LINEAR or node.op_type not in MATRIX_PRODUCTS:
         return False
@@ -71,7 +71,7 @@ def is_consumer(node: ir.Node, plan: QuantizationPlan) -> bool:
         and value is not None
         and value is not weight
         and not is_constant(value)
-        and name_of(value) in plan.activations
+        and (name_of(value) in plan.activations or not plan.activations)
         and not int_attribute(node, "transA", 0)
     )
 

@@ -1,18 +1,29 @@
-"""SmoothQuant as a step."""
+"""SmoothQuant and AWQ as a step."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.algorithms import SmoothQuant
+from service.contracts.algorithms import Awq, SmoothQuant
 from service.contracts.reason import Reason, declare
+from service.contracts.specs import ActivationSpec
 from worker.quantizer.equalization.smooth_quant.folding import Fold, apply_folds, folded
-from worker.quantizer.equalization.smooth_quant.search import Choice, Maker, Matrix, Problem, search
+from worker.quantizer.equalization.smooth_quant.search import (
+    Choice,
+    Family,
+    Maker,
+    Matrix,
+    Problem,
+    activation_and_weight_aware,
+    activation_aware,
+    search,
+    smoothing,
+)
 from worker.quantizer.equalization.smooth_quant.sites import Site, find_sites, matrix_of, upstream_grid, weight_of
 from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
@@ -41,9 +52,16 @@ ALL_LEFT_ALONE = declare("all-tensors-left-alone", "no tensor could be smoothed"
 # Share of the step's time that the search for scales takes; the rest is a new calibration.
 _SEARCH = 0.9
 
+# What mode dynamic makes of an activation.
+_AT_RUN_TIME = ActivationSpec(dtype="uint8", symmetric=False)
 
-class SmoothQuantStep(Step[SmoothQuant]):
-    """Moves scale from activations into weights; see ``search`` for how much and ``folding`` for where it goes."""
+
+class SmoothQuantStep(Step[SmoothQuant | Awq]):
+    """Moves scale from activations into weights; see ``search`` for how much and ``folding`` for where it goes.
+
+    SmoothQuant makes activations fit their grids; AWQ, where they stay in float, gives the weights that meet the
+    largest of them the finest grids.
+    """
 
     def requests(self, draft: Draft) -> list[Request]:
         """Extremes and a sample of rows of every tensor that could be smoothed."""
@@ -56,14 +74,15 @@ class SmoothQuantStep(Step[SmoothQuant]):
     def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
         """The network with scales moved, calibrated anew."""
         model = draft.prepared.model.clone()
-        smoother = Smoother(model.graph, draft.plan, self._seen(draft, toolkit))
+        unplanned = _AT_RUN_TIME if toolkit.case.config.mode == "dynamic" else None
+        smoother = Smoother(model.graph, draft.plan, self._seen(draft, toolkit), unplanned=unplanned)
         outcome = Outcome()
         facts = draft.prepared.facts
         run, sites = toolkit.services.run, find_sites(model.graph, draft.plan, facts.smoothed)
         for k, site in enumerate(sites):
             run.check()
             run.progress(self.method, k, len(sites), "tensors", site.tensor, share=_SEARCH * k / len(sites))
-            refusal = self._refusal(site) or smoother.smooth(site, self.spec.alpha, outcome)
+            refusal = self._refusal(site) or smoother.smooth(site, self.spec.alpha, self._families, outcome)
             if refusal is not None:
                 outcome.left[site.tensor] = refusal
         if not outcome.nodes:
@@ -72,6 +91,12 @@ class SmoothQuantStep(Step[SmoothQuant]):
         smoothed = replace(draft.prepared, model=model, facts=facts)
         changed = toolkit.recalibrate(draft, smoothed, touched=outcome.scaled)
         return Change(changed, tuple(outcome.nodes), outcome.summary())
+
+    @property
+    def _families(self) -> tuple[Family, ...]:
+        if isinstance(self.spec, SmoothQuant):
+            return (smoothing,)
+        return (activation_aware, activation_and_weight_aware) if self.spec.alpha is None else (activation_aware,)
 
     def _refusal(self, site: Site) -> str | None:
         if site.folding is None and site.refusal is None and not self.spec.insert_mul:
@@ -124,10 +149,24 @@ class Outcome:
 
 
 class Smoother:
-    """Smooths site after site of one graph, which is changed in place."""
+    """Smooths site after site of one graph, which is changed in place.
 
-    def __init__(self, graph: ir.Graph, plan: QuantizationPlan, seen: Mapping[str, _Seen]) -> None:
-        self._graph, self._plan, self._seen = graph, plan, seen
+    Args:
+        graph: prepared main graph.
+        plan: made for it.
+        seen: by tensor.
+        unplanned: what becomes of activations that are not in the plan; None: they stay in float.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        plan: QuantizationPlan,
+        seen: Mapping[str, _Seen],
+        *,
+        unplanned: ActivationSpec | None = None,
+    ) -> None:
+        self._graph, self._plan, self._seen, self._unplanned = graph, plan, seen, unplanned
         self._names = Names(graph)
         self._nodes = {node_name(node): node for node in graph}
         self._values = {name_of(v): v for v in (*graph.inputs, *(made for node in graph for made in node.outputs))}
@@ -140,10 +179,10 @@ class Smoother:
             name: weight for name, weight in _input_names(self._nodes, 1).items() if weight in plan.weights
         }
 
-    def smooth(self, site: Site, alpha: float | None, outcome: Outcome) -> str | None:
+    def smooth(self, site: Site, alpha: float | None, families: Sequence[Family], outcome: Outcome) -> str | None:
         """Smooth one site; the reason if it is left alone."""
         problem = self._problem(site)
-        choice = search(problem, alpha) if problem is not None else None
+        choice = search(problem, alpha, families) if problem is not None else None
         if problem is None or choice is None:
             return "it is 0 on all calibration data, or was not seen"
         if alpha is None and not _is_worthwhile(choice, site):
@@ -183,7 +222,7 @@ class Smoother:
             rows=seen.rows,
             low=low,
             high=high,
-            spec=self._plan.activations[site.tensor].spec,
+            spec=self._plan.activations[site.tensor].spec if self._plan.activations else self._unplanned,
             readers=[self._matrix(name) for name in site.consumers],
             makers=self._makers(site),
             rounded=self._rounded(site, seen.rows),

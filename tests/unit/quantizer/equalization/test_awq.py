@@ -1,0 +1,86 @@
+"""AWQ as a step: in mode weights_only, weights that meet large inputs are rounded least, and nothing is put in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from service.contracts.algorithms import Awq
+from service.contracts.config import parse_config
+from service.contracts.errors import InvalidConfigError
+from tests.unit.quantizer.equalization.benches import Bench, float_outputs, quantized_outputs
+from tests.unit.quantizer.toolbox import config, make_model, normal, op_types, sqnr_db
+
+WIDTH = 64
+# as a trained network has them: a few channels of the normalization's result are large
+GAINS = np.where(np.arange(WIDTH) % 16 == 3, 12, 1).astype(np.float32)
+WEIGHTS = {
+    "scale": GAINS,
+    "shift": normal(WIDTH, seed=4) * 0.1,
+    "up": normal(WIDTH, 32, seed=1),
+    "gate": normal(WIDTH, 32, seed=2),
+    "down": normal(32, WIDTH, seed=3),
+}
+NETWORK = (
+    "(float[N,6,64] x) => (float[N,6,64] y) { n = LayerNormalization<axis=-1>(x, scale, shift) [up] u = MatMul(n, up) "
+    "[gate] g = MatMul(n, gate) s = Sigmoid(g) m = Mul(u, s) [down] y = MatMul(m, down) }"
+)
+BLOCKS = config(preset="int4_weights", weight={"block_size": 16, "granularity": "per_block", "dtype": "int4"})
+CHANNELS = config(preset="int4_weights", weight={"granularity": "per_channel", "dtype": "int4"})
+
+
+def bench(settings=BLOCKS, **options) -> Bench:
+    feeds = {"x": normal(40, 6, WIDTH, seed=8)}
+    return Bench(make_model(NETWORK, WEIGHTS, opset=21), feeds, Awq(**options), settings)
+
+
+@pytest.mark.parametrize("settings", [BLOCKS, CHANNELS], ids=["blocks", "channels"])
+@pytest.mark.parametrize("alpha", [None, 0.5])
+def test_the_float_network_stays_and_the_quantized_one_gets_better(settings, alpha) -> None:
+    it = bench(settings, alpha=alpha)
+    change = it.apply()
+    assert change.draft is not None and "1 LayerNormalization" in change.summary
+    expected, got = float_outputs(it.draft, it.feeds)["y"], float_outputs(change.draft, it.feeds)["y"]
+    assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
+    before = sqnr_db(expected, quantized_outputs(it.draft, it.feeds)["y"])
+    assert sqnr_db(expected, quantized_outputs(change.draft, it.feeds)["y"]) > before + 0.5
+
+
+def test_nothing_is_put_in() -> None:
+    it = bench()
+    change = it.apply()
+    assert change.draft is not None
+    assert [node.op_type for node in change.draft.graph] == op_types(it.model)
+
+
+def test_channels_that_meet_large_inputs_get_larger_weights() -> None:
+    """Equation 5: s_j = mean|x_j|^alpha, but for a factor of all."""
+    it = bench(alpha=0.5)
+    change = it.apply()
+    assert change.draft is not None
+    before, after = it.draft.graph.initializers["up"], change.draft.graph.initializers["up"]
+    factors = (after.const_value.numpy() / before.const_value.numpy()).mean(axis=1)
+    x = it.feeds["x"]
+    normalized = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    sizes = np.abs(normalized * GAINS + WEIGHTS["shift"]).mean(axis=(0, 1))
+    ratio = factors / np.sqrt(sizes)
+    np.testing.assert_allclose(ratio, ratio.mean(), rtol=0.02)
+
+
+def test_with_insert_mul_an_input_of_the_network_is_scaled_too() -> None:
+    text = "(float[N,6,64] x) => (float[N,6,32] y) { [up] y = MatMul(x, up) }"
+    feeds = {"x": normal(40, 6, WIDTH, seed=8) * GAINS}
+    left, put = (
+        Bench(make_model(text, WEIGHTS, opset=21), feeds, Awq(insert_mul=asked, alpha=0.5), BLOCKS).apply()
+        for asked in (False, True)
+    )
+    assert left.draft is None and "insert_mul is off" in left.summary
+    assert put.draft is not None and [node.op_type for node in put.draft.graph] == ["Mul", "MatMul"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "method"), [("int8", "awq"), ("int8_dynamic", "awq"), ("int4_weights", "smooth_quant")]
+)
+def test_each_is_for_modes_of_its_own(preset: str, method: str) -> None:
+    with pytest.raises(InvalidConfigError, match=f"leave {method} out"):
+        parse_config({"preset": preset, "algorithms": [{"method": method}]})
