@@ -52,9 +52,10 @@ _ROWS, _TIMES = (1, 64), 100
 Made = tuple[bytes, float]
 
 
-def ours(model: Path, preset: str, calibration: DatasetSource) -> Made:
-    """By a preset of ours; the seconds are those of everything but the comparison of both models."""
-    config = parse_config({"preset": preset, "evaluation": _QUICK})
+def ours(model: Path, preset: str, calibration: DatasetSource, algorithms: tuple[str, ...] | None = None) -> Made:
+    """By a preset of ours, or with other algorithms; the seconds are those of everything but the comparison."""
+    chosen = {} if algorithms is None else {"algorithms": [{"method": method} for method in algorithms]}
+    config = parse_config({"preset": preset, "evaluation": _QUICK, **chosen})
     result = quantize(model, config, calibration, None, run=SilentRun(), threads=THREADS)
     spent = sum(stage.seconds for stage in result.report.stages if stage.name not in _NOT_QUANTIZING)
     return bytes(result.model), spent
@@ -125,6 +126,8 @@ def text(folder: Path) -> None:
         "HQQ": nbits.HQQWeightOnlyQuantConfig(block_size=BLOCK, bits=4),
     }
     made = {f"`{preset}`": ours(model, preset, calibration) for preset in presets}
+    for preset, method in (("int8_dynamic", "smooth_quant"), ("int4_weights", "awq")):
+        made[f"`{preset}`, {method}"] = ours(model, preset, calibration, (method,))
     for name, algorithm in algorithms.items():
         made[f"onnxruntime, 4 bits {name}"] = theirs_nbits(model, algorithm)
     made["onnxruntime, dynamic int8"] = theirs_dynamic(model)
