@@ -36,7 +36,9 @@ class FallbackCandidate(Contract):
     size_bytes: int
     latency_ratio: float = Field(description="Over the float model's; of that itself 1.")
     latency_interval: Interval | None = Field(default=None, description="None for the float model.")
-    gate: tuple[GateClause, ...] = Field(default=(), description="All conditions but that of latency.")
+    gate: tuple[GateClause, ...] = Field(
+        default=(), description="All conditions but those of latency, with the goal and the bytes of a search."
+    )
     holds: bool | None = Field(description="Whether all of those hold; null: not measured for want of time.")
     chosen: bool = False
 
