@@ -81,7 +81,10 @@ conditions, out of
 
 Where none holds the other conditions, the planned one stays. Verdict, figures and layers are those of the model that
 is returned; nodes that were taken off have the reason `slower-quantized`, and `fallback` of the report lists all
-candidates and regions with their figures. Of the float model the latency ratio is 1, so that a limit below 1 is broken.
+candidates and regions with their figures. `fallback` of the job, of its hand-overs and of [webhooks](webhooks.md) is
+one word for what came back: `float`, `reduced`, or `planned` where that one stays; null where nothing else was looked
+for, so that a pipeline which wants integers need not read the report. Of the float model the latency ratio is 1, so
+that a limit below 1 is broken.
 
 The search ends with its `fallback_seconds`: at most half of them are for regions by themselves, and at three quarters
 taking them off together ends, so that there is time to judge what that has led to, the fastest first. What is under way
