@@ -29,6 +29,7 @@ from worker.materials import plain_name
 from worker.outcome import Result
 
 REPORT_FILE = "report.json"
+_BINARY = "application/octet-stream"
 # Puts a file of the runner, by its name and sha256, into the store.
 Put = Callable[[str, str], StoredFile]
 
@@ -68,8 +69,7 @@ def publish(
         return result.summary
     if isinstance(result, InspectionResult):
         return result.inspection
-    beside = [file for file in result.files if file.kind != DATA_KIND]
-    _check_size([_written(output, file.file) for file in beside], extra_bytes)
+    _check_size([_written(output, file.file) for file in result.files], extra_bytes)
     report = output / REPORT_FILE
     _write_new(report, json.dumps(result.report.to_json_dict(), indent=2) + "\n")
     stored_report = store.put_file(report, check=check)
@@ -105,12 +105,14 @@ def _publish_model(result: ModelResult, put: Put) -> ModelSummary | MadeModel:
 
 
 def _publish_quantized(result: QuantizeResult, put: Put, stored_report: StoredFile) -> QuantizeOutcome:
-    told, data = result.report.manifest.output_data_sha256, [f.sha256 for f in result.files if f.kind == DATA_KIND]
-    if data != ([] if told is None else [told]):
+    manifest, data = result.report.manifest, result.data
+    if manifest.output_data_sha256 != (None if data is None else data.sha256):
         raise EngineError("The runner's report does not tell of the file of data beside its model.")
-    stored = put(result.model_file, result.report.manifest.output_sha256)
-    model = NewArtifact("model", "model.onnx", "application/octet-stream", stored.sha256, stored.size_bytes)
-    return QuantizeOutcome(result.report, (model, *_beside_model(result, put, stored_report)))
+    files = [("model", "model.onnx", put(result.model_file, manifest.output_sha256))]
+    if data is not None:
+        files.append((DATA_KIND, data.file, put(data.file, data.sha256)))
+    model = [NewArtifact(kind, name, _BINARY, one.sha256, one.size_bytes) for kind, name, one in files]
+    return QuantizeOutcome(result.report, (*model, *_beside_model(result, put, stored_report)))
 
 
 def _beside_model(

@@ -16,6 +16,7 @@ from service.client.connection import Connection, Noun, id_of
 from service.client.driving import Call
 from service.client.errors import ApiError, DownloadCorruptError, raise_for_problem
 from service.client.steps import Steps, next_block, open_stream, work
+from service.contracts.command_errors import FileAccessError
 from service.contracts.errors import InvalidRequestError
 from service.contracts.runner import DATA_KIND, FILE_PATTERN
 
@@ -35,7 +36,7 @@ class ArtifactCalls(Connection):
         """Write what a succeeded job produced to ``path``, which appears whole or not at all.
 
         A model above 2 GB keeps its weights in a second file, which is written beside it under the name that the model
-        calls it by.
+        calls it by. A file of that name with other content, such as another model's, is left as it is.
 
         Args:
             job: the job, or its id.
@@ -45,6 +46,7 @@ class ArtifactCalls(Connection):
         Raises:
             InvalidRequestError: the job has no such artifact; names those that it has.
             DownloadCorruptError: the bytes are not those of the artifact.
+            FileAccessError: other external data lies where the model's has to; nothing was written.
         """
         found = {item.kind: item for item in (yield from self._artifacts(job))}
         if kind not in found:
@@ -53,7 +55,9 @@ class ArtifactCalls(Connection):
                 hint=f"It has: {', '.join(found)}." if found else "It has none: wait until it has succeeded.",
             )
         if kind == "model" and DATA_KIND in found:
-            yield from self._download(found[DATA_KIND], _beside(Path(path), found[DATA_KIND].filename))
+            data, place = found[DATA_KIND], _beside(Path(path), found[DATA_KIND].filename)
+            if not (yield from work(partial(_is_there, data, place))):
+                yield from self._download(data, place)
         return (yield from self._download(found[kind], Path(path)))
 
     @Call
@@ -109,6 +113,24 @@ class ArtifactCalls(Connection):
             except (httpx.TransportError, ApiError) as error:
                 yield from patience.endure(error)
         return digest.hexdigest()
+
+
+def _is_there(data: ArtifactOut, place: Path) -> bool:
+    """Whether the external data lies there already.
+
+    Raises:
+        FileAccessError: something else does. It may be that of another model, which calls it by the same name.
+    """
+    if not place.exists():
+        return False
+    if place.is_file() and place.stat().st_size == data.size_bytes:
+        with place.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() == data.sha256:
+                return True
+    raise FileAccessError(
+        f"{place} is there already, and is not the external data of this model.",
+        hint=f"The model calls its data {data.filename!r}: download it into another folder, or remove that file first.",
+    )
 
 
 def _beside(path: Path, name: str) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 from service.contracts.algorithms import Algorithm
 from service.contracts.calibration import AutoCalibration
 from service.contracts.config import QuantizationConfig
-from service.contracts.efforts import held_back_samples, moments_effort, wanted_patches
+from service.contracts.efforts import TRIAL_SAMPLES, held_back_samples, moments_effort, wanted_patches
 from service.contracts.model import MatrixKind
 
 # Runs are repeated until their interval is narrow; one of a single sample takes longer than its part of a batch.
@@ -21,8 +21,6 @@ _LATENCY_TIMES, _LATENCY_SECONDS = 8, 3.0
 _WARM_UP_RUNS = 5
 # Seconds per node of the graph, whatever it computes.
 _NODE_PREPARED, _NODE_PLANNED, _NODE_EMITTED, _NODE_FILLED = 3e-4, 1e-4, 2e-4, 1e-4
-# Samples that candidates of a calibration are tried on.
-_CALIBRATION_SAMPLES = 32
 # Forward passes of the float model that a sample is worth.
 _STATISTICS, _EVALUATION, _LAYERS, _ACCEPTANCE = 3.0, 1.9, 9.0, 3.0
 # Of a sample whatever the network: its metrics, and what chance makes of them.
@@ -113,7 +111,7 @@ def _calibration(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str
     """A pass that serves all candidates, and a session and some samples for each."""
     method = config.activation.calibration
     if isinstance(method, AutoCalibration):
-        samples = min(facts.calibration_samples, _CALIBRATION_SAMPLES) * _ACCEPTANCE
+        samples = min(facts.calibration_samples, TRIAL_SAMPLES) * _ACCEPTANCE
         session = _SESSION_NODE * facts.nodes
         each = session + samples * facts.sample_seconds
         seen = facts.calibration_samples * facts.sample_seconds * _STATISTICS

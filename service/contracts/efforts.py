@@ -1,4 +1,4 @@
-"""How much a layer's weights take to be chosen: told by its shape alone, before any work and while it is done.
+"""How much work a choice takes: of a layer's weights by its shape alone, before any work and while it is done.
 
 Shapes are (groups, outputs per group, inputs per group).
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 Shape = tuple[int, int, int]
 
+# Calibration samples that candidates of calibration method auto are tried on, at most.
+TRIAL_SAMPLES = 32
 # Patches: enough to tell the directions of the inputs apart, and more of them where they are cheap.
 _PATCHES_PER_INPUT, _FEWEST_PATCHES, _CHEAP_ELEMENTS = 10, 4000, 2_000_000
 # Elements of the patches that are looked at at once.

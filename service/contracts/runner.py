@@ -27,7 +27,7 @@ from service.contracts.report import Report
 MAX_FILES = 64
 # External data of a model above 2 GB, and what its file is called unless a task says so.
 DATA_KIND, DATA_FILE = "model_data", "model.onnx.data"
-RESERVED_KINDS = frozenset({"model", "report"})
+RESERVED_KINDS = frozenset({"model", "report", DATA_KIND})
 FILE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"
 # The artifact of the weights by themselves, where somebody asked for them.
 WEIGHTS_KIND = "weights"
@@ -182,7 +182,7 @@ class LogLine(Contract):
 
 
 class ResultFile(Contract):
-    """A file in output_dir beside the model."""
+    """A file in output_dir beside the model and its external data."""
 
     kind: str = Field(pattern=r"^[a-z][a-z0-9_]{0,31}$", description="What it is; used once per job.")
     file: str = Field(pattern=FILE_PATTERN, description="File name within output_dir.")
@@ -192,8 +192,15 @@ class ResultFile(Contract):
     @model_validator(mode="after")
     def _not_reserved(self) -> ResultFile:
         if self.kind in RESERVED_KINDS or self.file.lower() in RESERVED_FILES:
-            raise ValueError(f"{self.kind} ({self.file}) is the name of the model or of the report")
+            raise ValueError(f"{self.kind} ({self.file}) is the name of the model, of its data or of the report")
         return self
+
+
+class MadeFile(Contract):
+    """A file of a model that was made, in output_dir."""
+
+    file: str = Field(pattern=FILE_PATTERN)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class QuantizeResult(Contract):
@@ -202,11 +209,16 @@ class QuantizeResult(Contract):
     line: Literal["quantized"] = "quantized"
     model_file: str = Field(description="File name within output_dir.")
     report: Report
+    data: MadeFile | None = Field(default=None, description="The model's external data, if it has any.")
     files: tuple[ResultFile, ...] = Field(default=(), max_length=MAX_FILES, description="All others in output_dir.")
 
     @model_validator(mode="after")
     def _each_once(self) -> QuantizeResult:
         kinds, names = [file.kind for file in self.files], [file.file.lower() for file in self.files]
+        if self.data is not None:
+            names.append(self.data.file.lower())
+            if self.data.file.lower() in RESERVED_FILES:
+                raise ValueError(f"the external data lies in {self.data.file}, the name of the model or of the report")
         if len(set(kinds)) < len(kinds) or len(set(names)) < len(names):
             raise ValueError("two files have one kind or one name")
         return self
@@ -220,19 +232,12 @@ class EvaluateResult(Contract):
     files: tuple[ResultFile, ...] = Field(default=(), max_length=MAX_FILES, description="All in output_dir.")
 
 
-class ModelFileMade(Contract):
-    """A file of a model that validation made, in output_dir."""
-
-    file: str = Field(pattern=FILE_PATTERN)
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-
-
 class ModelResult(Contract):
     """Last line of a successful inspect_model task."""
 
     line: Literal["model"] = "model"
     summary: ModelSummary
-    files: tuple[ModelFileMade, ...] = Field(
+    files: tuple[MadeFile, ...] = Field(
         default=(), max_length=2, description="The model that was made: its ONNX file, then its external data."
     )
 

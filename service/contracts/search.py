@@ -29,6 +29,17 @@ class TrialFigures(Contract):
     seconds: float
 
 
+class ReachedFigures(Contract):
+    """How a model stands to what a search was asked for."""
+
+    value: float | None = Field(description="Drop of the goal's metric, or the goal's distance.")
+    undefined: str | None = Field(default=None, description="Why it has no value and no gap.")
+    gap: float | None = Field(description="How far it is beyond the goal's limit; 0 or less: goal met.")
+    goal_met: bool
+    size_bytes: int | None
+    latency_ratio: float | None = Field(description="Latency over that of the float model.")
+
+
 class Search(Contract):
     """All trials in the order in which they ran."""
 
@@ -39,3 +50,22 @@ class Search(Contract):
     undefined: str | None = Field(default=None, description="Why the chosen model has no gap.")
     ended_by: str = Field(description="Why the search ended.")
     trials: tuple[TrialFigures, ...]
+    returned: ReachedFigures | None = Field(
+        default=None,
+        description="The model that is returned in the place of the chosen one, which was too slow; null: none is.",
+    )
+
+    @property
+    def reached(self) -> ReachedFigures:
+        """Of the model that is returned."""
+        if self.returned is not None:
+            return self.returned
+        chosen = next(trial for trial in self.trials if trial.chosen)
+        return ReachedFigures(
+            value=chosen.value,
+            undefined=chosen.undefined,
+            gap=chosen.gap,
+            goal_met=self.goal_met,
+            size_bytes=chosen.size_bytes,
+            latency_ratio=chosen.latency_ratio,
+        )

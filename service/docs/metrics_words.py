@@ -81,11 +81,21 @@ conditions, out of
 
 Where none holds the other conditions, the planned one stays. Verdict, figures and layers are those of the model that
 is returned; nodes that were taken off have the reason `slower-quantized`, and `fallback` of the report lists all
-candidates and regions with their figures. Of the float model the latency ratio is 1, so that a limit below 1 is broken.
-It takes about `fallback_seconds`, and the last measurements; 0 compares the planned and the float model alone.
+candidates and regions with their figures. `fallback` of the job, of its hand-overs and of [webhooks](webhooks.md) is
+one word for what came back: `float`, `reduced`, or `planned` where that one stays; null where nothing else was looked
+for, so that a pipeline which wants integers need not read the report. Of the float model the latency ratio is 1, so
+that a limit below 1 is broken.
+
+The search ends with its `fallback_seconds`: at most half of them are for regions by themselves, and at three quarters
+taking them off together ends, so that there is time to judge what that has led to, the fastest first. What is under way
+at the end is finished, which is one pass through a model, or the making of one; regions that were not tried say so, and
+a model that was not judged is not returned. Judging the float model on the data, and measuring the model that is
+returned for the report, come on top. 0 compares the planned and the float model alone.
 
 What is chosen follows from measured time, on this machine and beside what else it does: another run may give other
-bytes. `timed_choice` of the manifest says so. A goal of the autopilot is not judged anew for a model with fewer pairs.
+bytes. `timed_choice` of the manifest says so. A goal of the autopilot, and its budget of bytes, are conditions like
+those of the gate: each candidate is held against them, and where another model than the planned one is returned,
+`search.returned` tells how it stands to them, and so do the clauses of the verdict.
 """
 
 METRIC_WORDS = """## Metrics

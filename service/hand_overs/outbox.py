@@ -78,6 +78,7 @@ def _payload(job: Job, row: HandOver, result: jobs.Result, made: Sequence[Artifa
             "model_id": job.model_id,
             "preset": job.preset,
             "verdict": result.verdict,
+            "fallback": result.fallback,
             "figures": result.outline,
             "links": {"self": path, "report": f"{path}/report", "attestation": f"{path}/attestation"},
             "artifacts": [

@@ -17,8 +17,15 @@ from service.webhooks.outbox import emit
 _DETAIL = 500
 
 
-def tell_job(session: Session, job: Job, verdict: str | None = None) -> None:
-    """A job that was asked for has come into another state, or is queued again; others are nobody's by themselves."""
+def tell_job(session: Session, job: Job, verdict: str | None = None, fallback: str | None = None) -> None:
+    """A job that was asked for has come into another state, or is queued again; others are nobody's by themselves.
+
+    Args:
+        session: of the transaction.
+        job: as it is now.
+        verdict: of its report, if it has succeeded.
+        fallback: which model it returns, if the planned one was too slow.
+    """
     if job.kind not in USERS_KINDS:
         return
 
@@ -28,6 +35,7 @@ def tell_job(session: Session, job: Job, verdict: str | None = None) -> None:
             "kind": job.kind,
             "state": job.state,
             "verdict": verdict,
+            "fallback": fallback,
             "name": job.name,
             "labels": job.labels,
             "model_id": job.model_id,

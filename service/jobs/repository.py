@@ -120,12 +120,14 @@ def list_page(
 def add_report(session: Session, job: Job, report: Report | EvaluationReport) -> None:
     """Insert the report of the job's current attempt; there can be only one. An evaluation made nothing to attest."""
     is_evaluation = isinstance(report, EvaluationReport)
+    fallback = None if isinstance(report, EvaluationReport) else report.fallback
     session.execute(
         insert(ReportRow).values(
             tenant_id=job.tenant_id,
             job_id=job.id,
             attempt=job.attempt,
             verdict=report.verdict,
+            fallback=None if fallback is None else fallback.chosen.kind,
             body=report.to_json_dict(),
             outline=ReportOutline.of(report).model_dump(mode="json", by_alias=True),
             created_at=db_now(),
@@ -144,14 +146,15 @@ class Result:
     """What lists tell of a job's report; ``outline`` is None for one that older code has written."""
 
     verdict: str
+    fallback: str | None
     outline: dict[str, Any] | None
 
 
 def results(session: Session, tenant_id: str, job_ids: Iterable[str]) -> dict[str, Result]:
     """What was found, by job id, for those of the tenant's jobs that have a report."""
-    statement = select(ReportRow.job_id, ReportRow.verdict, ReportRow.outline)
+    statement = select(ReportRow.job_id, ReportRow.verdict, ReportRow.fallback, ReportRow.outline)
     statement = statement.where(ReportRow.job_id.in_(list(job_ids)), owned(ReportRow, tenant_id))
-    return {row.job_id: Result(row.verdict, row.outline) for row in session.execute(statement)}
+    return {row.job_id: Result(row.verdict, row.fallback, row.outline) for row in session.execute(statement)}
 
 
 def models_of(session: Session, tenant_id: str, jobs: Iterable[Job]) -> dict[str, tuple[str, int]]:

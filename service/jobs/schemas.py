@@ -25,7 +25,7 @@ from service.contracts.errors import InvalidConfigError, InvalidRequestError, Pr
 from service.contracts.evaluation_checks import check_no_function
 from service.contracts.labels import MOST_LABELS, LabelKey, Labels, LabelValue
 from service.contracts.references import MOST_REFERENCE_CHARS
-from service.contracts.report import Verdict
+from service.contracts.report import FallbackKind, Verdict
 from service.contracts.report.outline import ReportOutline
 from service.contracts.texts import Text
 from service.contracts.validation import field_problems
@@ -62,6 +62,11 @@ _SIZE_CLASS = "A short job may also start in the slots that workers keep for suc
 _REUSE = (
     "Where another job would give the same (the same bytes of model and data, resolved config, device and engine) and "
     "has succeeded, the answer is 200 with that job; 202 with it while it may yet. None is stored then."
+)
+_FALLBACK = (
+    "Which model it returns, where the quantized one was too slow for a gate with on_fail fallback: reduced, with "
+    "fewer Q/DQ pairs; float, the one that was uploaded; planned, as nothing better was found. Null: no other "
+    "was looked for."
 )
 _FINISH = (
     "With what waits before it and what runs, on the slots that there are. Null where it has ended, is not estimated, "
@@ -277,6 +282,7 @@ class JobListed(BaseModel):
     progress: Progress | None
     waiting: Waiting | None = Field(default=None, description="Why it does not start, if it is not just its turn yet.")
     verdict: Verdict | None = Field(description="Of the report, once succeeded.")
+    fallback: FallbackKind | None = Field(default=None, description=_FALLBACK)
     error: Problem | None = Field(description="Why it failed.")
     attempt: int = Field(description="Number of the current or last attempt, 0 before the first.")
     max_attempts: int

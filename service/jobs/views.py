@@ -116,6 +116,7 @@ def job_listed(view: JobView) -> JobListed:
         progress=_progress(job),
         waiting=view.waiting,
         verdict=None if result is None else result.verdict,
+        fallback=None if result is None else result.fallback,
         error=None if job.error is None else Problem.model_validate(job.error),
         attempt=job.attempt,
         max_attempts=job.max_attempts,

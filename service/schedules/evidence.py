@@ -32,6 +32,7 @@ class Evidence:
     Attributes:
         job_id: whose.
         verdict: of its report.
+        fallback: which model it returns, if the planned one was too slow.
         metrics: of both of its models, by name.
         size_bytes: of the quantized model.
         latency: None: it was not timed.
@@ -40,6 +41,7 @@ class Evidence:
 
     job_id: str
     verdict: str
+    fallback: str | None
     metrics: dict[str, MetricFigures]
     size_bytes: int
     latency: LatencyFigures | None
@@ -157,6 +159,7 @@ def _evidence(session: Session, tenant_id: str, job_id: str) -> Evidence | None:
     return Evidence(
         job_id=job_id,
         verdict=row.verdict,
+        fallback=row.fallback,
         metrics={metric.name: metric for metric in report.metrics},
         size_bytes=report.quantized.size_bytes,
         latency=report.latency,

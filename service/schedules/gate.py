@@ -40,6 +40,7 @@ class Judgement:
         reason: a word for why not.
         detail: the same in words.
         verdict: of the job's report.
+        fallback: which model the job returns, if the planned one was too slow.
         clauses: of the gate, in its order.
     """
 
@@ -47,6 +48,7 @@ class Judgement:
     reason: str | None = None
     detail: str | None = None
     verdict: str | None = None
+    fallback: str | None = None
     clauses: tuple[ClauseResult, ...] = ()
 
 
@@ -62,14 +64,14 @@ def judged(gate: RegressionGate, found: Found, pair: Pair) -> Judgement:
         _clause(clause, found.own, compared, pair)
         for clause, compared in zip(gate.clauses, found.compared, strict=True)
     )
-    verdict = found.own.verdict
+    verdict, fallback = found.own.verdict, found.own.fallback
     if verdict == "fail" or (verdict == "undecided" and gate.on_undecided == "fail"):
         told = f"The verdict of the job's report is {verdict}."
-        return Judgement(False, "verdict", told, verdict, clauses)
+        return Judgement(False, "verdict", told, verdict, fallback, clauses)
     wrong = [result for result in clauses if not _accepts(result, gate.on_undecided)]
     if wrong:
-        return Judgement(False, "gate", " ".join(_words(result) for result in wrong), verdict, clauses)
-    return Judgement(True, verdict=verdict, clauses=clauses)
+        return Judgement(False, "gate", " ".join(_words(result) for result in wrong), verdict, fallback, clauses)
+    return Judgement(True, verdict=verdict, fallback=fallback, clauses=clauses)
 
 
 def _accepts(result: ClauseResult, on_undecided: OnUndecided) -> bool:

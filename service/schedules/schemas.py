@@ -156,6 +156,9 @@ class RunOut(BaseModel):
     job_id: str | None
     model_id: str | None = Field(description="The version that was, or was to be, quantized.")
     verdict: str | None = Field(description="Of the job's report.")
+    fallback: str | None = Field(
+        default=None, description="Which model the job returns, if the planned one was too slow: see jobs."
+    )
     problem: Problem | None = Field(description="Why the job could not be submitted, or the alias not be moved.")
     clauses: list[ClauseResult] = Field(description="What came of the regression gate.")
     promoted_to: str | None = Field(description="The alias that was moved.")

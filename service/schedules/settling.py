@@ -59,6 +59,7 @@ def _settle(desk: Desk, run_id: str) -> bool:
         "reason": seen.judgement.reason,
         "detail": None if seen.judgement.detail is None else seen.judgement.detail[:DETAIL_LENGTH],
         "verdict": seen.judgement.verdict,
+        "fallback": seen.judgement.fallback,
         "clauses": [clause.model_dump(mode="json") for clause in seen.judgement.clauses],
     }
     try:

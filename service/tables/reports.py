@@ -43,6 +43,8 @@ class ReportRow(Base):
     job_id: Mapped[Id] = mapped_column(primary_key=True)
     attempt: Mapped[int]
     verdict: Mapped[Word]
+    # Which model is returned where the planned one was too slow; null: no other was looked for, or older code wrote it.
+    fallback: Mapped[Word | None]
     body: Mapped[Document]
     # What lists tell of it; null in rows that older code has written.
     outline: Mapped[Document | None]

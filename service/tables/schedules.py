@@ -110,6 +110,7 @@ class ScheduleRun(Base):
     model_id: Mapped[Id | None]
     fingerprint: Mapped[Sha256 | None]
     verdict: Mapped[Word | None]
+    fallback: Mapped[Word | None]
     problem: Mapped[Document | None]
     clauses: Mapped[Document | None]
     promoted_to: Mapped[Name | None]

@@ -27,7 +27,7 @@ MOST_BYTES = 20 * 1024
 # Of one endpoint; a receiver that is away for long asks for what it has missed.
 MOST_WAITING = 1000
 # What is left of data that is too large, if it has them.
-_KEPT = ("id", "state", "verdict")
+_KEPT = ("id", "state", "verdict", "fallback")
 Data = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 

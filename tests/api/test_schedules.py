@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -241,6 +242,15 @@ def test_a_job_that_fails_is_a_failed_run_and_its_etag_changes(front: Front, tem
     assert "It broke." in (found.detail or "")
     assert front.http.get(f"/v1/jobs/{run['job_id']}").headers["etag"] != before
     assert alias(front, template) is None
+
+
+def test_a_run_whose_job_fell_back_says_so(front: Front, template: dict[str, Any]) -> None:
+    database = front.desk.database
+    add_endpoint(database, "https://hooks.invalid/", tenant="default", event_types=["schedule.passed"])
+    made = add_schedule(front, template)
+    found = [judged(front, made, verdict="pass", **more)["fallback"] for more in ({"fallback": "float"}, {})]
+    assert found == ["float", None]
+    assert [json.loads(row.payload)["data"]["fallback"] for row in deliveries(database)] == found
 
 
 def test_an_undecided_verdict_falls_unless_it_is_said_otherwise(front: Front, template: dict[str, Any]) -> None:

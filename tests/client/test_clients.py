@@ -29,7 +29,7 @@ from service.client import (
 from service.client.address import find_service
 from service.client.errors import refusal
 from service.client.external_data import external_files
-from service.contracts.command_errors import InvalidServerError
+from service.contracts.command_errors import FileAccessError, InvalidServerError
 from service.contracts.errors import (
     EngineError,
     ExternalDataError,
@@ -38,6 +38,7 @@ from service.contracts.errors import (
     NotOnnxError,
     Problem,
 )
+from service.contracts.runner import DATA_FILE, DATA_KIND
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
 from service.keys import local
 from service.settings import Settings
@@ -80,6 +81,32 @@ def test_the_whole_way_blocking(client: Client, worker: Front, tmp_path: Path) -
     with pytest.raises(InvalidRequestError, match="no artifact 'table'"):
         client.download(job, tmp_path / "t", kind="table")
     assert not (tmp_path / "t").exists()
+
+
+def two_files(worker: Front, model: bytes, data: bytes) -> str:
+    """A job whose model keeps its weights in a second file."""
+    job_id = worker.new_job()
+    files = (("model", "model.onnx", model), (DATA_KIND, DATA_FILE, data))
+    made = tuple(NewArtifact(kind, name, "application/x", worker.store(one), len(one)) for kind, name, one in files)
+    worker.finish(job_id, QuantizeOutcome(make_report(), made))
+    return job_id
+
+
+def test_external_data_of_one_model_is_not_written_over_by_that_of_another(
+    client: Client, worker: Front, tmp_path: Path
+) -> None:
+    one, other = two_files(worker, b"one", b"its weights"), two_files(worker, b"other", b"more weight")
+    client.download(one, tmp_path / "one.onnx")
+    with pytest.raises(FileAccessError, match=DATA_FILE):
+        client.download(other, tmp_path / "other.onnx")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "one.onnx": b"one", DATA_FILE: b"its weights",
+    }  # fmt: skip
+    client.download(one, tmp_path / "again.onnx")
+    assert (tmp_path / "again.onnx").read_bytes() == b"one", "the data is there"
+    (tmp_path / "elsewhere").mkdir()
+    client.download(other, tmp_path / "elsewhere" / "other.onnx")
+    assert (tmp_path / "elsewhere" / DATA_FILE).read_bytes() == b"more weight"
 
 
 def test_the_whole_way_awaited(server: ApiProcess, worker: Front, tmp_path: Path) -> None:

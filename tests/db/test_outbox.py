@@ -13,16 +13,18 @@ from service.contracts.errors import NonFiniteDataError, NotOnnxError
 from service.contracts.webhooks import EVENT_TYPES, PING, patterns
 from service.db import Database
 from service.jobs import transitions
+from service.jobs.outcome import QuantizeOutcome
 from service.tables import Job, WebhookEndpoint
 from service.webhooks import outbox, repository
 from service.webhooks.outbox import matches
 from tests.api.conftest import app, front
-from tests.support.front import Front
+from tests.support.front import Front, fallen_back, make_report
 from tests.support.webhooks import TENANT, add_endpoint, deliveries, endpoint
 
 __all__ = ["app", "front"]
 URL = "https://hooks.example/in"
 AT = datetime(2027, 1, 15, 8, tzinfo=UTC)
+KEPT = {"id": "job_1", "state": "x", "verdict": "pass", "fallback": "float"}
 
 
 def told(database: Database, endpoint_id: str) -> list[dict[str, Any]]:
@@ -55,6 +57,15 @@ def test_every_state_of_a_job_is_told(front: Front, hook: str) -> None:
     assert by_type["job.failed", failed]["error"] == {"code": "not-onnx", "detail": "It is none."}
     assert by_type["job.failed", failed]["labels"] == {"build": "12"}
     assert by_type["job.queued", failed]["name"] == "nightly"
+
+
+def test_a_job_that_fell_back_says_so(front: Front, hook: str) -> None:
+    fell = front.new_job()
+    front.finish(fell, QuantizeOutcome(fallen_back(make_report("pass"), "float"), ()))
+    data = [entry["data"] for entry in told(front.desk.database, hook)]
+    assert [(entry["state"], entry["verdict"], entry["fallback"]) for entry in data] == [
+        ("queued", None, None), ("running", None, None), ("succeeded", "pass", "float"),
+    ]  # fmt: skip
 
 
 def test_a_job_that_is_tried_again_is_queued_once_more(front: Front, hook: str) -> None:
@@ -147,9 +158,9 @@ def test_a_payload_is_thin_stable_and_bounded() -> None:
         '"data":{"id":"job_1","labels":{"größe":"1"}}}'
     )
     labels = {f"k{number}": "ü" * 255 for number in range(64)}
-    cut = outbox.payload_of("job.succeeded", AT, {"id": "job_1", "state": "x", "verdict": "pass", "labels": labels})
+    cut = outbox.payload_of("job.succeeded", AT, {**KEPT, "labels": labels})
     assert len(cut.encode()) <= outbox.MOST_BYTES
-    assert json.loads(cut)["data"] == {"id": "job_1", "state": "x", "verdict": "pass", "truncated": True}
+    assert json.loads(cut)["data"] == {**KEPT, "truncated": True}
 
 
 def test_the_largest_labels_that_a_job_may_have_are_bounded(front: Front, hook: str) -> None:

@@ -15,7 +15,7 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary
 from service.contracts.errors import NonFiniteDataError, NotOnnxError, QuantmillError
 from service.contracts.model import ModelSummary, TensorInfo
-from service.contracts.report import Report
+from service.contracts.report import Fallback, FallbackKind, Report
 from service.db import db_now
 from service.deps import Desk
 from service.jobs import transitions
@@ -93,6 +93,17 @@ def make_report(verdict: str = "none") -> Report:
             },
         }
     )
+
+
+def fallen_back(report: Report, kind: FallbackKind) -> Report:
+    """The report of a job that returns this model, as the planned one was too slow."""
+    kinds: tuple[FallbackKind, ...] = ("planned", "reduced", "float")
+    candidates = [
+        {"kind": one, "nodes_taken_off": 0, "size_bytes": 1, "latency_ratio": 1.0, "holds": True, "chosen": one == kind}
+        for one in kinds
+    ]
+    told = {"because": "it is slow", "reason": "it is the best", "candidates": candidates, "seconds": 1.0}
+    return report.model_copy(update={"fallback": Fallback.model_validate(told)})
 
 
 def npz_bytes(**arrays: np.ndarray) -> bytes:

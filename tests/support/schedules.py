@@ -17,7 +17,7 @@ from service.schedules import firing, settling
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Job, Schedule, ScheduleRun
-from tests.support.front import Front, make_report
+from tests.support.front import Front, fallen_back, make_report
 
 MINUTE = 60
 HOUR = 3600
@@ -111,8 +111,10 @@ def run_by_request(front: Front, schedule_id: str) -> dict[str, Any]:
 
 
 def succeed(front: Front, job_id: str, *, verdict: str = "none", **figures: Any) -> None:
-    """Have a job succeed with a report of these figures: top1, size_bytes, measured_on (a digest)."""
+    """Have a job succeed with a report of this: top1, size_bytes, measured_on (a digest), fallback (a kind)."""
     report = make_report(verdict)
+    if "fallback" in figures:
+        report = fallen_back(report, figures["fallback"])
     metrics = [metric.model_copy(update={"quantized": figures.get("top1", 89.5)}) for metric in report.metrics]
     quantized = report.quantized.model_copy(update={"size_bytes": figures.get("size_bytes", 1000)})
     changes: dict[str, Any] = {"metrics": tuple(metrics), "quantized": quantized}

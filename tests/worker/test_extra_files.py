@@ -141,6 +141,7 @@ def test_the_report_is_not_written_through_a_link(bench, said):
         [told(file="../model.onnx")],
         [told(file="/etc/passwd")],
         [told(kind="model")],
+        [told(kind="model_data")],
         [told(kind="report", file="report.json")],
         [told(file="report.json")],
         [told(kind="Table; DROP")],

@@ -13,7 +13,7 @@ import typer
 
 from service.contracts.command_errors import FileAccessError
 from service.contracts.report import Report
-from service.contracts.runner import DATA_KIND, FILE_PATTERN, RESERVED_KINDS, QuantizeResult
+from service.contracts.runner import FILE_PATTERN, RESERVED_KINDS, QuantizeResult
 
 if TYPE_CHECKING:
     from service.client import Client
@@ -86,9 +86,8 @@ def publish_data(result: QuantizeResult, source: Path, output: Path) -> None:
     Raises:
         OSError: the disk refused.
     """
-    for file in result.files:
-        if file.kind == DATA_KIND:
-            publish(source / file.file, output.with_name(file.file))
+    if result.data is not None:
+        publish(source / result.data.file, output.with_name(result.data.file))
 
 
 def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> Done:
@@ -98,7 +97,7 @@ def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> Done:
         FileAccessError: a file has the name of another one of the command.
         OSError: the disk refused.
     """
-    folder, files = extra.folder, [file for file in result.files if file.kind != DATA_KIND]
+    folder, files = extra.folder, result.files
     if folder is None or not files:
         return Done(result.report, left=tuple(file.kind for file in files))
     folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +120,7 @@ def download_files(client: Client, job_id: str, report: Report, extra: ExtraPlac
     """
     from service.client import DownloadCorruptError
 
-    found = [item for item in client.artifacts(job_id) if item.kind not in (*RESERVED_KINDS, DATA_KIND)]
+    found = [item for item in client.artifacts(job_id) if item.kind not in RESERVED_KINDS]
     folder = extra.folder
     if folder is None or not found:
         return Done(report, left=tuple(item.kind for item in found))

@@ -17,6 +17,11 @@ from worker.commands.figures import bytes_words, figure, labelled, number
 _STYLES = {"succeeded": "green", "failed": "red", "canceled": "yellow", "canceling": "yellow", "running": "bold"}
 _COLUMNS = ("job", "state", "name", "model", "preset", "result", "took", "created")
 _NAME_CHARS = 24
+_RETURNED = {
+    "planned": "the quantized model as planned: too slow, but nothing better was found",
+    "reduced": "a model with fewer Q/DQ pairs: the quantized one was too slow",
+    "float": "the float model: the quantized one was too slow",
+}
 _WHOLE = ("job", "state", "took", "created")  # an id is there to be copied
 
 
@@ -75,6 +80,7 @@ def print_job(job: JobOut, console: Console | None = None) -> None:
         ("started", _moment(job.started_at)),
         ("finished", _moment(job.finished_at)),
         ("verdict", job.verdict or "-"),
+        ("returned", None if job.fallback is None else _RETURNED[job.fallback]),
         *_figures(job),
         ("retry of", job.retry_of),
         ("cloned from", job.cloned_from),

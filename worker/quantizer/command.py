@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from service.contracts.errors import UnsupportedModelError
-from service.contracts.runner import DATA_KIND, WEIGHTS_KIND, QuantizeResult, QuantizeTask, ResultFile
+from service.contracts.runner import WEIGHTS_KIND, MadeFile, QuantizeResult, QuantizeTask
 from worker.quantizer.graph.serialized import ModelContent, save_weights
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.run.cache import Cache
@@ -45,16 +45,15 @@ def quantize_files(task: QuantizeTask, run: Run, reached: Callable[[str], None] 
     output = Path(task.output_dir)
     result.content.move(output / MODEL_FILE)
     weights = _weights(output, run) if task.weights else ()
-    files = (*_data(result.content), *write_files((*result.files, *weights), output))
-    return QuantizeResult(model_file=MODEL_FILE, report=result.report, files=files)
+    files = write_files((*result.files, *weights), output)
+    return QuantizeResult(model_file=MODEL_FILE, report=result.report, data=_data(result.content), files=files)
 
 
-def _data(content: ModelContent) -> Iterator[ResultFile]:
+def _data(content: ModelContent) -> MadeFile | None:
     """The file of external data, if the model is so large that it has one."""
-    if content.data is not None and content.data_sha256 is not None:
-        yield ResultFile(
-            kind=DATA_KIND, file=content.data.name, media_type="application/octet-stream", sha256=content.data_sha256
-        )
+    if content.data is None or content.data_sha256 is None:
+        return None
+    return MadeFile(file=content.data.name, sha256=content.data_sha256)
 
 
 def _cache(task: QuantizeTask, run: Run) -> Cache:

@@ -10,7 +10,7 @@ from service.contracts.report.algorithms import (
     TrainingEpoch,
     TrainingFigures,
 )
-from service.contracts.report.fallback import Fallback, FallbackCandidate, RegionFigures
+from service.contracts.report.fallback import Fallback, FallbackCandidate, FallbackKind, RegionFigures
 from service.contracts.report.figures import (
     Fidelity,
     LatencyFigures,
@@ -34,6 +34,7 @@ __all__ = [
     "AlgorithmFigures",
     "Fallback",
     "FallbackCandidate",
+    "FallbackKind",
     "Fidelity",
     "Finding",
     "Flips",

@@ -10,6 +10,8 @@ from service.contracts.base import Contract
 from service.contracts.report.statistics import Interval
 from service.contracts.report.verdict import GateClause
 
+FallbackKind = Literal["planned", "reduced", "float"]
+
 
 class RegionFigures(Contract):
     """Quantized nodes whose Q/DQ pairs were taken off to see what they cost."""
@@ -29,14 +31,14 @@ class RegionFigures(Contract):
 class FallbackCandidate(Contract):
     """A model that might be returned."""
 
-    kind: Literal["planned", "reduced", "float"] = Field(
-        description="As planned, with fewer Q/DQ pairs, or the float model."
-    )
+    kind: FallbackKind = Field(description="As planned, with fewer Q/DQ pairs, or the float model.")
     nodes_taken_off: int = Field(ge=0, description="Quantized nodes of the plan that are in float in it.")
     size_bytes: int
     latency_ratio: float = Field(description="Over the float model's; of that itself 1.")
     latency_interval: Interval | None = Field(default=None, description="None for the float model.")
-    gate: tuple[GateClause, ...] = Field(default=(), description="All conditions but that of latency.")
+    gate: tuple[GateClause, ...] = Field(
+        default=(), description="All conditions but those of latency, with the goal and the bytes of a search."
+    )
     holds: bool | None = Field(description="Whether all of those hold; null: not measured for want of time.")
     chosen: bool = False
 

@@ -79,7 +79,11 @@ def succeed(session: Session, job_id: str, attempt: int, *, result: Outcome) -> 
     Raises:
         TypeError: the result is not one for this kind of job.
     """
-    told = {"verdict": result.report.verdict} if isinstance(result, QuantizeOutcome | EvaluateOutcome) else {}
+    told: dict[str, str] = {}
+    if isinstance(result, QuantizeOutcome | EvaluateOutcome):
+        told["verdict"] = result.report.verdict
+    if isinstance(result, QuantizeOutcome) and result.report.fallback is not None:
+        told["fallback"] = result.report.fallback.chosen.kind
     ended = {"lease_until": None, "finished_at": db_now()}
     job = rows.move(session, table.SUCCEED, job_id, attempt, told, **ended)
     if job is None:

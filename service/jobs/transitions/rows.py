@@ -46,7 +46,7 @@ def move(
         heard = events.record_state(session, events.Place.newest(job), told)
         settlement.tell_waiting(session, job)
         if heard:
-            announcing.tell_job(session, job, verdict=data.get("verdict"))
+            announcing.tell_job(session, job, verdict=data.get("verdict"), fallback=data.get("fallback"))
     return job
 
 

@@ -24,6 +24,8 @@ from worker.quantizer.evaluation.metrics import rounded
 
 # Clauses about accuracy: no statement about it, no decision on them.
 ACCURACY_CLAUSES = ("max_drop", "min_value", "max_value", "min_sqnr_db", "goal")
+# The clauses about latency: the gate's own, and that of a search's budget.
+GATE_LATENCY, SEARCH_LATENCY = "max_latency_ratio", "budget.max_latency_ratio"
 # Why there is no interval, where that is all that is known.
 _UNTOLD = ": the samples are too few or do not differ, or it does not tell them apart"
 
@@ -93,15 +95,14 @@ def search_clauses(algorithms: Sequence[Algorithm], outcomes: Sequence[Algorithm
     for algorithm, outcome in zip(algorithms, outcomes, strict=True):
         if not isinstance(algorithm, Autopilot) or outcome.search is None:
             continue
-        goal, budget = algorithm.goal, algorithm.budget
-        chosen = next(trial for trial in outcome.search.trials if trial.chosen)
+        goal, budget, reached = algorithm.goal, algorithm.budget, outcome.search.reached
         limit = goal.max_drop if goal.kind == "drop" else goal.limit
-        met = outcome.search.goal_met
-        clauses.append(GateClause(clause="goal", metric=goal.metric, wanted=limit, got=chosen.value, holds=met))
+        met = reached.goal_met
+        clauses.append(GateClause(clause="goal", metric=goal.metric, wanted=limit, got=reached.value, holds=met))
         if budget.max_size_bytes is not None:
-            clauses.append(_clause("budget.max_size_bytes", budget.max_size_bytes, chosen.size_bytes))
+            clauses.append(_clause("budget.max_size_bytes", budget.max_size_bytes, reached.size_bytes))
         if budget.max_latency_ratio is not None:
-            clauses.append(_clause("budget.max_latency_ratio", budget.max_latency_ratio, chosen.latency_ratio))
+            clauses.append(_clause(SEARCH_LATENCY, budget.max_latency_ratio, reached.latency_ratio))
     return tuple(clauses)
 
 
@@ -156,9 +157,7 @@ def _judged(gate: Gate, fidelity: Fidelity, metrics: Sequence[MetricFigures]) ->
 def _decided(name: str, limit: float, reached: _Reached, gate: Gate, latency: LatencyFigures | None) -> GateClause:
     """The clause, by the figure, or by its interval where that is asked for."""
     clause = _clause(name, limit, reached.got, reached.metric).model_copy(update={"interval": reached.interval})
-    by_interval = (
-        latency is not None if name == "max_latency_ratio" else name in ACCURACY_CLAUSES and bool(gate.confidence)
-    )
+    by_interval = latency is not None if name == GATE_LATENCY else name in ACCURACY_CLAUSES and bool(gate.confidence)
     if not by_interval or reached.got is None:
         return clause
     interval = reached.interval

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from service.contracts.evaluation import Gate
 from service.contracts.report import (
+    AlgorithmFigures,
     Fallback,
     FallbackCandidate,
     GateClause,
@@ -19,10 +20,11 @@ from service.contracts.report import (
 )
 from worker.quantizer.evaluation.class_axis import class_outputs
 from worker.quantizer.evaluation.compare import compare
-from worker.quantizer.evaluation.gate import judge, verdict_of
+from worker.quantizer.evaluation.gate import GATE_LATENCY, SEARCH_LATENCY, judge, verdict_of
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metric_figures import metric_figures
 from worker.quantizer.evaluation.nhwc import NhwcSession
+from worker.quantizer.fallback.goals import Goals, with_outcomes
 from worker.quantizer.fallback.placement import in_float, without
 from worker.quantizer.fallback.regions import regions
 from worker.quantizer.fallback.search import Placement, take_off
@@ -31,12 +33,13 @@ from worker.quantizer.precision.autopilot.deadline import OutOfTimeError, TimedR
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled, Quantized
 from worker.quantizer.report.assemble import Assembled, make_report
+from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
 
-_CLAUSE = "max_latency_ratio"
-# Of the time, for regions by themselves; the rest is for taking them off together.
-_ALONE = 0.5
+# Parts of the time: when regions have been tried by themselves, and when they have been taken off together. The rest is
+# for judging what that has led to: a model that nobody has judged cannot be returned.
+_ALONE, _TOGETHER = 0.5, 0.75
 Kind = Literal["planned", "reduced", "float"]
 
 
@@ -68,7 +71,8 @@ class Candidate:
         done: written.
         size_bytes: of its file.
         latency: beside the float model; None for that itself.
-        gate: its clauses but that of latency; None: not measured for want of time.
+        gate: its clauses but those of latency; None: not measured for want of time.
+        outcomes: what became of each algorithm, held against this model; None: as they are.
     """
 
     kind: Kind
@@ -76,6 +80,7 @@ class Candidate:
     size_bytes: int
     latency: LatencyFigures | None
     gate: tuple[GateClause, ...] | None
+    outcomes: tuple[AlgorithmFigures, ...] | None = None
 
     @property
     def ratio(self) -> float:
@@ -119,24 +124,32 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     return best, f"the quantized model is returned without the Q/DQ pairs that cost more than they save: {told}"
 
 
-def falling_back(done: Quantized, made: Assembled, quantizer: Quantizer) -> tuple[Quantized, Assembled]:
+def falling_back(
+    done: Quantized, made: Assembled, quantizer: Quantizer, *, clock: Callable[[], float] = time.monotonic
+) -> tuple[Quantized, Assembled]:
     """The model to return and its report: the given ones, unless the gate asks for another where latency breaks it.
+
+    Args:
+        done: the model as planned.
+        made: its report.
+        quantizer: writes other ones.
+        clock: monotonic, in seconds; the time of the search is told by it.
 
     Raises:
         EngineError: the runtime failed.
         CanceledError: the run was canceled.
     """
     gate = quantizer.case.config.evaluation.gate
-    broken = next((clause for clause in made.report.gate if clause.clause == _CLAUSE), None)
+    broken = next((clause for clause in made.report.gate if clause.clause == GATE_LATENCY), None)
     if gate.on_fail != "fallback" or broken is None or done.plan.is_empty or not _fails(broken, gate):
         return done, made
     seconds = quantizer.case.config.evaluation.fallback_seconds
     with quantizer.services.stages.stage("fallback", expected_seconds=seconds):
-        chosen, told = _Choice(done, made.report, quantizer).made(broken)
+        chosen, told = _Choice(done, made.report, quantizer, clock).made(broken)
         if chosen.kind == "planned":
             report = made.report
         else:
-            done = chosen.done
+            done = chosen.done if chosen.outcomes is None else with_outcomes(chosen.done, chosen.outcomes)
             made = make_report(done, quantizer.case, quantizer.services)
             report = made.report if chosen.kind == "reduced" else _of_float(made.report, gate)
     notes = (told.reason, *report.notes)
@@ -158,25 +171,28 @@ class _Choice:
         done: the planned model.
         report: of it.
         quantizer: writes other ones.
+        clock: monotonic, in seconds.
     """
 
-    def __init__(self, done: Quantized, report: Report, quantizer: Quantizer) -> None:
+    def __init__(self, done: Quantized, report: Report, quantizer: Quantizer, clock: Callable[[], float]) -> None:
         self._quantizer, self._case, self._report = quantizer, quantizer.case, report
         self._seconds = self._case.config.evaluation.fallback_seconds
-        self._begun = time.monotonic()
-        self._timed = TimedRun(quantizer.services.run, self._seconds)
-        self._services = Services(self._timed, quantizer.services.threads)
+        self._clock, self._begun = clock, clock()
+        self._timed = TimedRun(quantizer.services.run, self._seconds, clock)
+        self._searching = TimedRun(self._timed, _TOGETHER * self._seconds, clock)
+        self._threads = quantizer.services.threads
         self._planned = Placement(quantizer.filled.draft, done)
+        self._goals = Goals(self._case, done.filled.outcomes, Services(self._timed, self._threads))
 
     def made(self, broken: GateClause) -> tuple[Candidate, Fallback]:
         """The chosen candidate, and what is told of all."""
         self._timed.progress("fallback")
         why_not = self._why_no_regions()
-        placements, tried = ([], []) if why_not else self._reduced()
+        placements, tried = ([], []) if why_not else self._taken_off()
         planned = self._planned.done
         candidates = [
             Candidate("planned", planned, planned.content.size_bytes, self._report.latency, _others(self._report.gate)),
-            *filter(None, map(self._of, placements)),
+            *self._reduced_ones(placements),
             self._float(),
         ]
         chosen, reason = choose(candidates)
@@ -186,7 +202,7 @@ class _Choice:
             candidates=tuple(self._told(candidate, candidate is chosen) for candidate in candidates),
             regions=tuple(tried),
             why_no_regions=why_not,
-            seconds=round(time.monotonic() - self._begun, 3),
+            seconds=round(self._clock() - self._begun, 3),
         )
 
     def _why_no_regions(self) -> str | None:
@@ -199,7 +215,7 @@ class _Choice:
             return f"target {config.target} wants the whole network on integers"
         return "what is left in float would be float16" if config.has_halfs else None
 
-    def _reduced(self) -> tuple[list[Placement], list[RegionFigures]]:
+    def _taken_off(self) -> tuple[list[Placement], list[RegionFigures]]:
         draft = self._planned.draft
         found = regions(draft.graph, draft.plan)
         return take_off(self._planned, found, self._placement, self._ratio, enough=self._enough)
@@ -209,14 +225,14 @@ class _Choice:
         return left is not None and left < (1.0 - _ALONE) * self._seconds
 
     def _placement(self, nodes: frozenset[str]) -> Placement:
-        self._timed.check()
-        draft = without(self._planned.draft, nodes, self._case, self._services)
+        self._searching.check()
+        draft = without(self._planned.draft, nodes, self._case, Services(self._searching, self._threads))
         return Placement(draft, self._quantizer.emit(draft), nodes)
 
     def _ratio(self, reference: Placement, other: Placement) -> LatencyFigures:
-        return self._measured(self._session(reference.done), self._session(other.done))
+        return self._measured(self._session(reference.done), self._session(other.done), self._searching)
 
-    def _measured(self, reference: Session, other: Session) -> LatencyFigures:
+    def _measured(self, reference: Session, other: Session, run: Run) -> LatencyFigures:
         case = self._case
         return measure_latency(
             reference,
@@ -224,42 +240,54 @@ class _Choice:
             case.measured_on,
             case.inputs,
             runs=case.config.evaluation.latency_runs,
-            threads=self._services.threads,
-            run=self._timed,
+            threads=self._threads,
+            run=run,
         )
 
     def _session(self, done: Quantized) -> NhwcSession:
         nhwc = () if done.plan.is_empty else done.prepared.nhwc_inputs
-        return NhwcSession(done.content.runnable, nhwc, threads=self._services.threads, what="quantized model")
+        return NhwcSession(done.content.runnable, nhwc, threads=self._threads, what="quantized model")
+
+    def _reduced_ones(self, placements: Sequence[Placement]) -> list[Candidate]:
+        """Candidates with fewer pairs, slowest first; the fastest is the first to be timed and judged."""
+        found = [self._of(placement) for placement in reversed(placements)]
+        return [candidate for candidate in reversed(found) if candidate is not None]
 
     def _of(self, placement: Placement) -> Candidate | None:
         """A candidate with fewer pairs; None if there was no time to time it."""
         done = placement.done
         try:
-            latency = self._measured(self._case.float_session, self._session(done))
+            self._timed.check()
+            session = self._session(done)
+            latency = self._measured(self._case.float_session, session, self._timed)
         except OutOfTimeError:
             return None
         try:
-            gate = self._judged(done)
+            gate, outcomes = self._judged(done, session, latency.ratio)
         except OutOfTimeError:
-            gate = None
-        return Candidate("reduced", done, done.content.size_bytes, latency, gate)
+            gate, outcomes = None, None
+        return Candidate("reduced", done, done.content.size_bytes, latency, gate, outcomes)
 
     def _float(self) -> Candidate:
         """The float model, which is judged whatever time is left."""
         self._timed.lenient = True
         done = self._quantizer.emit(in_float(self._planned.draft))
-        return Candidate("float", done, done.content.size_bytes, None, self._judged(done))
+        gate, outcomes = self._judged(done, self._session(done), 1.0)
+        return Candidate("float", done, done.content.size_bytes, None, gate, outcomes)
 
-    def _judged(self, done: Quantized) -> tuple[GateClause, ...]:
-        """The clauses of the gate but that of latency, on the data of the report."""
-        case, evaluation = self._case, self._case.config.evaluation
-        gate = evaluation.gate.model_copy(update={_CLAUSE: None})
-        if gate.is_empty:
-            return ()
+    def _judged(
+        self, done: Quantized, session: Session, ratio: float
+    ) -> tuple[tuple[GateClause, ...], tuple[AlgorithmFigures, ...] | None]:
+        """The clauses of the gate but those of latency, on the data of the report, and the outcomes behind them."""
+        case, evaluation, size_bytes = self._case, self._case.config.evaluation, done.content.size_bytes
+        gate, outcomes = evaluation.gate.model_copy(update={GATE_LATENCY: None}), None
+        if not self._goals.is_empty:
+            outcomes = self._goals.outcomes(session, size_bytes=size_bytes, latency_ratio=ratio)
+        elif gate.is_empty:
+            return (), None
         comparison = compare(
             case.float_session,
-            self._session(done),
+            session,
             case.measured_on,
             case.inputs,
             source=case.source,
@@ -268,10 +296,11 @@ class _Choice:
             stage="fallback",
             classes=class_outputs(done.prepared.model, evaluation, case.measured_on.summary.labels),
         )
-        figures = ModelFigures(metrics=comparison.quantized_metrics, size_bytes=done.content.size_bytes)
+        figures = ModelFigures(metrics=comparison.quantized_metrics, size_bytes=size_bytes)
         measured = metric_figures(evaluation, comparison)
-        findings = self._report.findings
-        return judge(gate, self._report.float_, figures, comparison.fidelity, measured, findings=findings)[1]
+        searched = () if outcomes is None else _others(self._goals.clauses(outcomes))
+        before, findings = self._report.float_, self._report.findings
+        return judge(gate, before, figures, comparison.fidelity, measured, searched, findings=findings)[1], outcomes
 
     def _told(self, candidate: Candidate, chosen: bool) -> FallbackCandidate:
         before, after = (
@@ -291,7 +320,8 @@ class _Choice:
 
 
 def _others(gate: Sequence[GateClause]) -> tuple[GateClause, ...]:
-    return tuple(clause for clause in gate if clause.clause != _CLAUSE)
+    """All that are not about latency."""
+    return tuple(clause for clause in gate if clause.clause not in (GATE_LATENCY, SEARCH_LATENCY))
 
 
 def _because(clause: GateClause) -> str:
@@ -303,7 +333,7 @@ def _because(clause: GateClause) -> str:
 
 def _of_float(report: Report, gate: Gate) -> Report:
     """The report of the float model as the one returned: its latency is its own, and so is the clause about it."""
-    clauses = tuple(_of_itself(clause) if clause.clause == _CLAUSE else clause for clause in report.gate)
+    clauses = tuple(_of_itself(clause) if clause.clause == GATE_LATENCY else clause for clause in report.gate)
     changes: dict[str, Any] = {
         "gate": clauses,
         "verdict": verdict_of(gate, clauses),

@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -33,30 +34,11 @@ _SWEEP_SECONDS = 0.02
 
 
 class Mapped:
-    """Where the bytes of a tensor lie.
-
-    Attributes:
-        folder: that the file lies in.
-        location: of the file in it.
-        offset: of the first byte in the file.
-    """
-
-    folder: Path
-    location: str
-    offset: int
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self.folder / self.location
-
-
-class MappedTensor(ir.Tensor[np.ndarray], Mapped):
-    """A tensor whose array is a view of a mapped file.
+    """Of a tensor that is a view of a mapped file: where its bytes lie. The base beside it is the tensor itself.
 
     Args:
-        values: the view.
-        dtype: of its elements.
+        values: the view; of elements of fewer than 8 bits packed, uint8 [bytes].
+        dtype: of the elements.
         shape: of the tensor.
         folder: that the file lies in.
         location: of the file in it.
@@ -77,38 +59,28 @@ class MappedTensor(ir.Tensor[np.ndarray], Mapped):
         name: str | None,
         doc_string: str | None,
     ) -> None:
-        super().__init__(values, dtype, shape=shape, name=name, doc_string=doc_string)
+        facts: dict[str, Any] = {
+            "value": values,
+            "dtype": dtype,
+            "shape": shape,
+            "name": name,
+            "doc_string": doc_string,
+        }
+        super().__init__(**facts)
         self.folder, self.location, self.offset = folder, location, offset
 
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.folder / self.location
 
-class MappedPackedTensor(ir.PackedTensor[np.ndarray], Mapped):
-    """The same of elements of fewer than 8 bits, packed as ONNX has them.
 
-    Args:
-        packed: uint8 [bytes], the view.
-        dtype: of the elements.
-        shape: of the tensor.
-        folder: that the file lies in.
-        location: of the file in it.
-        offset: of the first byte in the file.
-        name: of the tensor.
-        doc_string: likewise.
-    """
+class MappedTensor(Mapped, ir.Tensor[np.ndarray]):
+    """A tensor whose array is a view of a mapped file."""
 
-    def __init__(
-        self,
-        packed: np.ndarray,
-        dtype: ir.DataType,
-        *,
-        shape: ir.Shape,
-        folder: Path,
-        location: str,
-        offset: int,
-        name: str | None,
-        doc_string: str | None,
-    ) -> None:
-        super().__init__(packed, dtype, shape=shape, name=name, doc_string=doc_string)
-        self.folder, self.location, self.offset = folder, location, offset
+
+class MappedPackedTensor(Mapped, ir.PackedTensor[np.ndarray]):
+    """The same of elements of fewer than 8 bits, packed as ONNX has them."""
 
 
 def raw_bytes(tensor: ir.TensorProtocol) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from service.contracts.model import MADE_MODEL
-from service.contracts.runner import InspectModelTask, ModelFileMade, ModelResult
+from service.contracts.runner import InspectModelTask, MadeFile, ModelResult
 from worker.quantizer.graph.serialized import save_whole
 from worker.quantizer.intake.inspect import file_sha256, inspect_model, open_model
 
@@ -30,7 +30,7 @@ def validate(task: InspectModelTask) -> ModelResult:
         files = save_whole(read_program(path, threads=task.threads), made)
     summary = inspect_model(made, threads=task.threads, timed=True)
     return ModelResult(
-        summary=summary, files=tuple(ModelFileMade(file=file.name, sha256=file_sha256(file)) for file in files)
+        summary=summary, files=tuple(MadeFile(file=file.name, sha256=file_sha256(file)) for file in files)
     )
 
 

@@ -101,7 +101,11 @@ class Referee:
         return self._case.measured_on
 
     def measure(self, draft: Draft) -> Measured:
-        """Run the draft's emitted model. One that returns NaN, say, has no value; that is no fault of the config.
+        """Run the draft's emitted model; see ``measure_session``."""
+        return self.measure_session(draft.session(self._services.threads))
+
+    def measure_session(self, session: Session) -> Measured:
+        """Run a model. One that returns NaN, say, has no value; that is no fault of the config.
 
         Raises:
             InvalidConfigError: the data cannot give the goal's metric, or the float model itself has no value of it.
@@ -111,9 +115,7 @@ class Referee:
         goal, (metrics, name, ideal) = self._goal, self._yardstick
         found = Measurement(metrics, name)
         try:
-            for twins in side_by_side(
-                draft.session(self._services.threads), self._expected.batches(self._services.run), self._services.run
-            ):
+            for twins in side_by_side(session, self._expected.batches(self._services.run), self._services.run):
                 found.update(twins)
         except InvalidConfigError as error:
             raise InvalidConfigError(f"the goal cannot be measured: {error.detail}", hint=error.hint) from None

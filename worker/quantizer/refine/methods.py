@@ -12,6 +12,7 @@ from typing import Any
 
 from service.contracts.calibration import AutoCalibration
 from service.contracts.config import QuantizationConfig
+from service.contracts.efforts import TRIAL_SAMPLES
 from service.contracts.specs import ActivationSpec
 from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import side_by_side
@@ -26,8 +27,8 @@ from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.ranges import find_ranges, range_reducer
 from worker.quantizer.statistics.reducers import Range
 
-# Calibration samples that candidates are tried on, and how many at once.
-_SAMPLES, _BATCH = 32, 8
+# Samples of the trial that are run at once.
+_BATCH = 8
 # Below this the difference of two candidates is rounding of the runtime.
 _SAME_DB = 0.005
 
@@ -109,7 +110,7 @@ def _sqnr_db(
     better, _ = settle_inputs(ranges, plan.sources(), case, services)
     fill_activations(prepared.graph, plan, {**ranges, **better})
     session, distances = Draft(prepared, plan).session(services.threads), Distances()
-    expected = case.expected_outputs(services.run, batch_size=_BATCH, last=_SAMPLES)
+    expected = case.expected_outputs(services.run, batch_size=_BATCH, last=TRIAL_SAMPLES)
     for twins in side_by_side(session, expected, services.run):
         distances.update(twins.pairs())
     worst = distances.worst_db

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_report import check_gate
 from service.contracts.report import Interval, LatencyFigures, MachineLoad
-from tests.unit.quantizer.toolbox import make_model, normal, quantize_file, run_onnx
+from service.contracts.search import Search
+from tests.unit.quantizer.toolbox import make_model, normal, quantize_file, run_onnx, sqnr_db
+from worker.quantizer import pipeline
 from worker.quantizer.evaluation.nhwc import NhwcSession
 from worker.quantizer.fallback import choice
 from worker.quantizer.pipeline import Result
@@ -79,10 +82,13 @@ def pairs(model: onnx.ModelProto) -> int:
     return sum(node.op_type == "QuantizeLinear" for node in model.graph.node)
 
 
-def quantized(folder: Path, limit: float = 1.0, *, seconds: float = 600.0, **gate: Any) -> Result:
+def quantized(
+    folder: Path, limit: float = 1.0, *, seconds: float = 600.0, algorithms: tuple[Any, ...] = (), **gate: Any
+) -> Result:
     gate = {"max_latency_ratio": limit, "on_fail": "fallback", **gate}
     evaluation = {"gate": gate, "latency_runs": 1, "layer_samples": 1, "advice_seconds": 0, "fallback_seconds": seconds}
-    return quantize_file(folder, MODEL, DATA, parse_config({"preset": "plain", "evaluation": evaluation}))
+    config = parse_config({"preset": "plain", "algorithms": list(algorithms), "evaluation": evaluation})
+    return quantize_file(folder, MODEL, DATA, config)
 
 
 def by_elementwise(model: onnx.ModelProto) -> float:
@@ -195,3 +201,111 @@ def test_a_real_clock_returns_the_float_model_for_a_limit_out_of_reach(tmp_path:
     assert result.model == (tmp_path / "float.onnx").read_bytes()
     x = DATA["x"][:1]
     assert np.array_equal(run_onnx(result.model, {"x": x})["y"], run_onnx(MODEL, {"x": x})["y"])
+
+
+class Clock:
+    """Time that passes only while a model is timed."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, timed: Callable[[Cost], None]) -> Clock:
+    """Each comparison of two models takes eight pairs of a second each, and may be ended between them."""
+    timed(by_elementwise)
+    told, ticking = choice.measure_latency, Clock()
+
+    def measure(*args: Any, run: Any, **settings: Any) -> LatencyFigures:
+        for _ in range(8):
+            run.check()
+            ticking.now += 1.0
+        return told(*args, run=run, **settings)
+
+    monkeypatch.setattr(choice, "measure_latency", measure)
+    monkeypatch.setattr(pipeline, "falling_back", partial(choice.falling_back, clock=ticking))
+    return ticking
+
+
+@pytest.mark.parametrize("seconds", [3, 20, 40, 64, 70, 100, 150])
+def test_the_search_ends_with_its_seconds(tmp_path: Path, clock: Clock, seconds: int) -> None:
+    result = quantized(tmp_path, seconds=seconds, min_sqnr_db=1.0)
+    told = result.report.fallback
+    assert told is not None
+    assert told.seconds <= seconds + 1.0, "what is under way is finished, and nothing else is begun"
+    assert told.candidates[-1].kind == "float" and told.candidates[-1].holds, "the float model is judged in any case"
+    late = [region for region in told.regions if region.outcome == "untried"]
+    assert all(region.why is not None and "used up" in region.why for region in late)
+
+
+def test_time_is_left_to_judge_what_the_search_has_led_to(tmp_path: Path, clock: Clock) -> None:
+    """Regions by themselves take half of it; joining them would go on behind its part."""
+    told = quantized(tmp_path, seconds=64, min_sqnr_db=1.0).report.fallback
+    assert told is not None and len(told.regions) == 4 and told.seconds > 48, "all of the search's part was used"
+    assert told.chosen.kind == "reduced" and told.chosen.holds
+
+
+BUDGET = {"max_trials": 1, "max_seconds": None}
+AUTOPILOT = {"method": "autopilot", "budget": BUDGET}
+
+
+def searched(result: Result) -> Search:
+    (outcome,) = result.report.algorithms
+    assert outcome.search is not None
+    return outcome.search
+
+
+def goal_of(result: Result) -> Any:
+    (clause,) = [clause for clause in result.report.gate if clause.clause == "goal"]
+    return clause
+
+
+def test_a_goal_of_the_autopilot_is_judged_on_the_model_with_fewer_pairs(
+    tmp_path: Path, timed: Callable[[Cost], None]
+) -> None:
+    timed(by_elementwise)
+    goal = {"kind": "distance", "metric": "sqnr", "limit": 10.0}
+    result = quantized(tmp_path, algorithms=({**AUTOPILOT, "goal": goal},))
+    told, found = result.report.fallback, searched(result)
+    assert told is not None and told.chosen.kind == "reduced"
+    measured = sqnr_db(run_onnx(MODEL, DATA)["y"], run_onnx(result.model, DATA)["y"])
+    (chosen,) = [trial for trial in found.trials if trial.chosen]
+    assert found.returned is not None and chosen.value is not None and abs(chosen.value - measured) > 0.5
+    assert found.returned.value == pytest.approx(measured, abs=0.05)
+    assert goal_of(result).got == found.returned.value and goal_of(result).holds and found.returned.goal_met
+    assert found.returned.size_bytes == len(result.model)
+    assert {clause.clause for clause in told.chosen.gate} == {"goal"}
+
+
+def test_a_goal_that_no_quantized_model_meets_is_met_by_the_float_one(
+    tmp_path: Path, timed: Callable[[Cost], None]
+) -> None:
+    timed(by_elementwise)
+    goal = {"kind": "distance", "metric": "l2", "limit": 1e-9}
+    result = quantized(tmp_path, algorithms=({**AUTOPILOT, "goal": goal},))
+    told, found = result.report.fallback, searched(result)
+    assert told is not None and told.chosen.kind == "float"
+    assert all(candidate.holds is False for candidate in told.candidates[:-1])
+    assert not found.goal_met and found.returned is not None and found.returned.goal_met
+    assert goal_of(result).holds and result.report.verdict == "pass"
+
+
+def test_the_bytes_of_a_search_count_and_its_latency_is_that_of_the_returned_model(
+    tmp_path: Path, timed: Callable[[Cost], None]
+) -> None:
+    timed(by_elementwise)
+
+    def within(**limits: float) -> Result:
+        goal = {"kind": "distance", "metric": "sqnr", "limit": 10.0}
+        return quantized(tmp_path, algorithms=({**AUTOPILOT, "goal": goal, "budget": {**BUDGET, **limits}},))
+
+    small = within(max_size_bytes=1, max_latency_ratio=1.0).report.fallback
+    assert small is not None and small.chosen.kind == "planned"
+    assert all(not candidate.holds for candidate in small.candidates)
+    slow = within(max_latency_ratio=0.9)
+    told, clauses = slow.report.fallback, {clause.clause: clause for clause in slow.report.gate}
+    assert told is not None and told.candidates[0].holds, "latency is what the fallback is for"
+    assert clauses["budget.max_latency_ratio"].got == pytest.approx(told.chosen.latency_ratio, abs=1e-4)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from service.contracts.runner import DATA_FILE, DATA_KIND, DatasetSource, QuantizeTask
+from service.contracts.runner import DATA_FILE, DatasetSource, MadeFile, QuantizeTask
 from tests.unit.quantizer.toolbox import config, make_model, normal, rng, write_npz
 from tests.worker.workbench import wait_for
 from worker.quantizer.command import quantize_files
@@ -130,9 +130,7 @@ def test_what_does_not_fit_into_one_file_keeps_its_weights_in_a_second_one(
     done = quantize_files(task, SilentRun())
     made, data = tmp_path / "out" / "model.onnx", tmp_path / "out" / DATA_FILE
     assert made.stat().st_size < LIMIT < data.stat().st_size
-    assert [(file.kind, file.file, file.sha256) for file in done.files if file.kind == DATA_KIND] == [
-        (DATA_KIND, DATA_FILE, hashlib.sha256(data.read_bytes()).hexdigest())
-    ]
+    assert done.data == MadeFile(file=DATA_FILE, sha256=hashlib.sha256(data.read_bytes()).hexdigest())
     manifest = done.report.manifest
     assert manifest.output_sha256 == hashlib.sha256(made.read_bytes()).hexdigest()
     assert manifest.output_data_sha256 == hashlib.sha256(data.read_bytes()).hexdigest()

@@ -31,6 +31,11 @@ WEIGHTS = {
     **{f"p{n}": np.array([n]) for n in (0, 1, 2, 4, 5, 9)},
     "ax": np.array([2]),
     "ax1": np.array([1]),
+    "w2": normal(8, 8, 3, 3, seed=6, scale=0.3),
+    "variances": np.array([0.1, 0.1, 0.2, 0.2], np.float32).reshape(1, 1, 4),
+    "prior_centres": np.concatenate([GRID / 8, GRID[:, ::4] / 8], 1),
+    "prior_sizes": np.repeat(np.array([0.2, 0.4], np.float32), [64, 16]).reshape(1, 80, 1) * np.ones(2, np.float32),
+    **{f"rows_{n}_{m}": np.array([1, n, m]) for n, m in ((64, 4), (16, 4), (64, 5), (16, 5))},
     "most": np.array([10]),
     "iou": np.array([0.5], np.float32),
     "floor": np.array([0.1], np.float32),
@@ -38,7 +43,30 @@ WEIGHTS = {
 STEM = "[stem] s = Conv<pads=[1,1,1,1]>(x, w) r = Relu(s) "
 ROWS = "[head] h = Conv(r, k) f = Reshape(h, tail) t = Transpose<perm=[0,2,1]>(f) "
 BOTH = "[boxes] hb = Conv(r, kb) fb = Reshape(hb, four_rows) [classes] hc = Conv(r, kc) fc = Reshape(hc, five_rows) "
+# Two scales; Transpose and Reshape to rows, as SSD's heads are joined.
+SSD = (
+    f"{STEM} [down] s2 = Conv<pads=[1,1,1,1],strides=[2,2]>(r, w2) r2 = Relu(s2) "
+    "[boxes] hb = Conv(r, kb) tb = Transpose<perm=[0,2,3,1]>(hb) fb = Reshape(tb, rows_64_4) "
+    "[boxes2] hb2 = Conv(r2, kb) tb2 = Transpose<perm=[0,2,3,1]>(hb2) fb2 = Reshape(tb2, rows_16_4)"
+    "l = Concat<axis=1>(fb, fb2) "
+    "[classes] hc = Conv(r, kc) tc = Transpose<perm=[0,2,3,1]>(hc) fc = Reshape(tc, rows_64_5) "
+    "[classes2] hc2 = Conv(r2, kc) tc2 = Transpose<perm=[0,2,3,1]>(hc2) fc2 = Reshape(tc2, rows_16_5) "
+    "j = Concat<axis=1>(fc, fc2) c = Softmax<axis=2>(j) "
+    "d = Mul(l, variances) xy = Slice(d, p0, p2, ax) wh = Slice(d, p2, p4, ax) "
+    "[centres] xp = Mul(xy, prior_sizes) cxy = Add(xp, prior_centres) e = Exp(wh) [sizes] z = Mul(e, prior_sizes) "
+    "hz = Mul(z, half) lo = Sub(cxy, hz) hi = Add(cxy, hz) b = Concat<axis=2>(lo, hi) "
+)
 HEADS = {
+    "ssd: priors and exp of sizes, boxes beside scores": (
+        SSD,
+        "float[1,80,4] b, float[1,80,5] c",
+        {"boxes", "boxes2", "centres", "sizes"},
+    ),
+    "ssd: boxes and scores joined": (
+        f"{SSD} y = Concat<axis=2>(b, c)",
+        "float[1,80,9] y",
+        {"boxes", "boxes2", "classes", "classes2", "centres", "sizes"},
+    ),
     "yolo v5: one layer, sigmoid, grid, anchors": (
         f"{STEM}{ROWS} g = Sigmoid(t) xy = Slice(g, p0, p2, ax) wh = Slice(g, p2, p4, ax) c = Slice(g, p4, p9, ax) "
         "a = Add(xy, grid) b = Mul(a, stride) q = Mul(wh, two) z = Mul(q, q) y = Concat<axis=2>(b, z, c)",
@@ -118,6 +146,14 @@ def test_targets_of_whole_networks_tell_it(target: str) -> None:
     _, plan = plan_for(head("yolo x: exp of sizes, no sigmoid"), settings, journal)
     assert plan.nodes["head"].quantized
     assert any("detection head" in note and "exclude" in note for note in journal.notes)
+
+
+def test_the_scores_of_an_ssd_are_made_in_integers_where_boxes_leave_by_themselves() -> None:
+    model = head("ssd: priors and exp of sizes, boxes beside scores")
+    prepared, plan = plan_for(model, config(target="openvino"))
+    found = {node.name for node in detection_heads(prepared.graph)}
+    assert not found & {"stem", "down", "classes", "classes2"}
+    assert plan.nodes["down"].quantized and plan.nodes["classes"].quantized and plan.nodes["classes2"].quantized
 
 
 OTHERS = {

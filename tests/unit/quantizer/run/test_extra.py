@@ -54,6 +54,7 @@ def test_files_are_written_under_their_names_and_told_with_their_digests(tmp_pat
         table(kind="a" * 33),
         table(kind="model"),
         table(kind="report"),
+        table(kind="model_data"),
         table(filename=""),
         table(filename="../table.csv"),
         table(filename="a/b"),

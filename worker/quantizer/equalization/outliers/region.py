@@ -135,27 +135,25 @@ class _Walker:
     def _makes(self, node: ir.Node, axis: int) -> list[tuple[ir.Value, int]]:
         if not is_linear(node):
             return self._passes(node)
-        linear = self._layer(node)
-        if channel_axis(node) % (rank_of(node.outputs[0]) or 1) != axis:
-            raise UnfitError(LAYER_UNFIT(op_type=node.op_type, node=node_name(node), why="they are positions to it"))
-        if _is_diagonal(linear):
-            return self._both_sides(linear)
-        if linear.groups > 1:
-            raise UnfitError(LAYER_UNFIT(op_type=node.op_type, node=node_name(node), why="it has groups of channels"))
-        self.region.makers.append(linear)
-        return []
+        at_channels = channel_axis(node) % (rank_of(node.outputs[0]) or 1) == axis
+        return self._ends(node, self.region.makers, at_channels=at_channels)
 
     def _reads(self, node: ir.Node, index: int, axis: int) -> list[tuple[ir.Value, int]]:
         if not is_linear(node):
             return self._passes(node)
+        at_channels = index == 0 and summed_axis(node, 0) % (rank_of(node.inputs[0]) or 1) == axis
+        return self._ends(node, self.region.readers, at_channels=at_channels)
+
+    def _ends(self, node: ir.Node, ends: list[LinearNode], *, at_channels: bool) -> list[tuple[ir.Value, int]]:
+        """Take a layer in at one of the region's ends, or within it if it is depthwise."""
         linear = self._layer(node)
-        if index != 0 or summed_axis(node, 0) % (rank_of(node.inputs[0]) or 1) != axis:
+        if not at_channels:
             raise UnfitError(LAYER_UNFIT(op_type=node.op_type, node=node_name(node), why="they are positions to it"))
         if _is_diagonal(linear):
             return self._both_sides(linear)
         if linear.groups > 1:
             raise UnfitError(LAYER_UNFIT(op_type=node.op_type, node=node_name(node), why="it has groups of channels"))
-        self.region.readers.append(linear)
+        ends.append(linear)
         return []
 
     def _both_sides(self, linear: LinearNode) -> list[tuple[ir.Value, int]]:
