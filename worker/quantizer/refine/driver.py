@@ -61,9 +61,9 @@ def try_step(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
 
 def _applied(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> Tried:
     """What a step makes of a draft; with knobs that are ``auto``, the best of what its variants make of it."""
-    variants = step.spec.variants()
+    variants = step.variants(draft)
     if len(variants) == 1:
-        return _apply(step, draft, toolkit)
+        return _apply(replace(step, spec=variants[0]), draft, toolkit)
     best: Tried | None = None
     scores = []
     for spec in variants:

@@ -119,6 +119,10 @@ class Step(ABC, Generic[Spec]):
         """
         return []
 
+    def variants(self, draft: Draft) -> tuple[Any, ...]:
+        """The settings to try on ``draft``: with a value in the place of every knob that is ``auto``."""
+        return self.spec.variants()
+
     @abstractmethod
     def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
         """A new draft, made from ``draft`` and its statistics.

@@ -45,7 +45,7 @@ class Bench:
     ) -> None:
         settings = settings or config()
         self.model, self.feeds = model, feeds
-        self.step = step_of(algorithm)
+        self.step = step_of(algorithm.variants()[0])
         prepared, plan = plan_for(model, settings)
         infos = input_infos(model)
         case = Case(

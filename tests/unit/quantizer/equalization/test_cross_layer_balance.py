@@ -237,7 +237,7 @@ def test_rounding_of_values_and_of_rows_adds_up_to_that_of_columns(step: float) 
     rows, columns, values, factors = stepped(step)
     of_rows, of_columns = relative(rows * factors), relative(columns / factors)
     of_values = relative(values.above * factors)
-    counts = CrossLayerEqualization().activation_weight
+    counts = CrossLayerEqualization().variants()[0].activation_weight
     assert isinstance(counts, float)
     wanted = 1 / of_rows**2 + counts * (step * 127 / of_values) ** 2
     free = of_values < 1 - 1e-3  # the others are held by the tensor's range

@@ -49,6 +49,12 @@ class CrossLayerEqualizationStep(Step[CrossLayerEqualization]):
         wanted = watched(flow, draft.plan, before_limits=self.spec.replace_relu6 == "relu")
         return [Request(tensor, ChannelExtremes(axis)) for tensor, axis in wanted.items()]
 
+    def variants(self, draft: Draft) -> tuple[CrossLayerEqualization, ...]:
+        """Activations count where one scale serves a whole weight; where none does, one variant is like another."""
+        every, weights = self.spec.variants(), draft.plan.weights.values()
+        shared = any(weight.granularity == PER_TENSOR and _has_range(weight.spec.dtype) for weight in weights)
+        return every if shared else every[:1]
+
     def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
         """The equalized network, calibrated anew."""
         model = draft.prepared.model.clone()
