@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _OPTIONAL_LIBRARIES = ("pillow", "scipy", "torch")
 
 def library_versions() -> dict[str, str]:
     """Versions of Python and of the libraries that every run computes with."""
-    return {"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}}
+    return {"python": platform.python_version(), **{name: _read_version(name) for name in _LIBRARIES}}
 
 
 @lru_cache(maxsize=1)
@@ -113,6 +113,12 @@ def _file_sha256(path: Path) -> str:
 
 def _version(name: str) -> str | None:
     try:
-        return version(name)
+        return _read_version(name)
     except PackageNotFoundError:
         return None
+
+
+@cache
+def _read_version(name: str) -> str:
+    """Of an installed library; reading its metadata takes longer than a small network."""
+    return version(name)

@@ -31,20 +31,22 @@ class LoadMeter:
     Attributes:
         begun: the machine's CPU time at the start; None: the system does not tell.
         own_seconds: this process's.
+        cores: that it may use; many files tell it, and it is read often.
     """
 
     begun: _Ticks | None
     own_seconds: float
+    cores: int
 
     @staticmethod
     def start() -> LoadMeter:
         """One that counts from now on."""
-        return LoadMeter(_ticks(), _own_seconds())
+        return LoadMeter(_ticks(), _own_seconds(), available_cores())
 
     def read(self) -> MachineLoad:
         """What the machine did so far; null where the system does not tell, or where too little time went by."""
         return MachineLoad(
-            cpu_count=available_cores(), load_average=_load_average(), other_busy_percent=self._other_busy_percent()
+            cpu_count=self.cores, load_average=_load_average(), other_busy_percent=self._other_busy_percent()
         )
 
     def _other_busy_percent(self) -> float | None:

@@ -94,7 +94,7 @@ def test_weights_only(tmp_path: Path, dtype: str, granularity: str) -> None:
 @pytest.mark.parametrize("granularity", ["per_tensor", "per_channel", "per_block"])
 def test_2_bit_weights_only(tmp_path: Path, granularity: str) -> None:
     weight = {"dtype": "uint2", "symmetric": False, "granularity": granularity, "block_size": 4}
-    model = quantized(tmp_path, network(), mode="weights_only", weight=weight)
+    model = quantized(tmp_path, network(), mode="weights_only", weight=weight, evaluation={"advice_seconds": 0})
     assert not [op for op in op_types(model) if "Linear" in op]
     assert sum(tensor.data_type == onnx.TensorProto.UINT2 for tensor in model.graph.initializer) == 3
     np.testing.assert_allclose(scores(model), run_onnx(model, FEEDS, optimized=False)["scores"], atol=1e-5)
