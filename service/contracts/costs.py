@@ -119,14 +119,17 @@ def _calibration(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str
 
 
 def _algorithms(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str, float]]:
+    ways = 1  # of those before: with and without each that is judged at the end
     for algorithm in config.algorithms:
         cost = _COSTS.get(algorithm.method, _walk)
         made = sum(cost(variant, facts) + _NODE_FILLED * facts.nodes for variant in algorithm.variants())
-        yield algorithm.method, made
-        if algorithm.accept == "if_better":
+        yield algorithm.method, ways * made
+        if algorithm.is_judged:
             judged = held_back_samples(facts.calibration_samples)
             acceptance = 2 * _SESSION_NODE * facts.nodes + judged * facts.sample_seconds * _ACCEPTANCE
-            yield f"{algorithm.method} acceptance", acceptance
+            yield f"{algorithm.method} acceptance", ways * acceptance
+        if algorithm.accept == "if_better_at_end":
+            ways *= 2
 
 
 def _walk(algorithm: Algorithm, facts: Facts) -> float:

@@ -85,8 +85,9 @@ ALGORITHMS = """## Algorithms
 
 They run on top of calibration, in the order in which they are listed. What one of them leaves out comes from the
 preset's entry of its method, if it has one. Each is judged on calibration samples that it did not see and undone,
-with a word in the report, if the network got worse (`accept`: `if_better`, or `always`). Algorithms in an order in
-which one would undo another are refused with the right order.
+with a word in the report, if the network got worse (`accept`: `if_better`, or `always`).
+With `if_better_at_end` a step is judged by what all that follow make of it. Algorithms in an order in which one would
+undo another are refused with the right order.
 
 | method | what it does |
 | --- | --- |
@@ -110,8 +111,9 @@ the float network computes. `auto` tries them and keeps the best; what cannot be
 
 Where nobody knows what suits a network, `auto` lets it be tried: `unrestricted` and `scale_refit` of `adaround`,
 `mode` of `bias_correction`, and, where nothing else is said, `activation_weight` of `cross_layer_equalization`. Every
-value makes a model of its own, which takes that much longer; the report tells what each came to on the samples held back. Calibration method `auto`
-chooses among several methods before any algorithm; the report's config names the one that was chosen.
+value makes a model of its own, which takes that much longer; the report tells what each came to on the samples held
+back. Calibration method `auto` chooses among several methods before any algorithm; the report's config names the one
+that was chosen.
 
 `adaround` and `adaquant` compute on a GPU where there is one (`optim_device`, `infer_device`: `auto`, `cpu`, `cuda:N`,
 `rocm:N`).

@@ -194,10 +194,12 @@ CASES = {
     ),
     "kwt1 int4 weights": Case("kwt1", {"preset": "int4_weights"}),
     "kwt1 dynamic": Case("kwt1", {"preset": "int8_dynamic"}),
+    "kwt1 dynamic smooth": Case("kwt1", {"preset": "int8_dynamic", "algorithms": [{"method": "smooth_quant"}]}, 32),
     "mnist npu accurate": Case("mnist", {"preset": "npu_int8_accurate"}, 64),
     "mnist float16": Case("mnist", {"preset": "float16_model"}),
     "mnist bfp16": Case("mnist", {"preset": "bfp16"}, 32),
     "stories int8": Case("stories", {"preset": "int8"}, 8),
+    "stories awq": Case("stories", {"preset": "int4_weights", "algorithms": [{"method": "awq"}]}, 16),
     "tiny int16 scales": Case(
         "tiny", {"preset": "plain", "activation": {"scale": "int16"}, "weight": {"scale": "int16"}}
     ),

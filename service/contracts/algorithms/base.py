@@ -43,13 +43,20 @@ class AlgorithmBase(Contract):
     may_give_integers: ClassVar[bool] = False
     modes: ClassVar[tuple[str, ...]] = ("static",)
 
-    accept: Literal["if_better", "always"] = Field(
+    accept: Literal["if_better", "if_better_at_end", "always"] = Field(
         default="if_better",
         description=(
             "if_better: undone, with a word in the report, if the model is worse with the step than without it on "
-            "samples of the calibration set that the step did not see; always: kept whatever it does."
+            "samples of the calibration set that the step did not see; if_better_at_end: all steps behind it are taken "
+            "with it and without it, and what comes out better stays, which doubles their time; always: kept whatever "
+            "it does."
         ),
     )
+
+    @property
+    def is_judged(self) -> bool:
+        """True if calibration samples are held back for judging it."""
+        return self.accept != "always"
 
     @property
     def open_knobs(self) -> dict[str, tuple[Any, ...]]:

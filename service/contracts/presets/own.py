@@ -10,6 +10,8 @@ from service.contracts.presets.quark import NPU_PREPARATION
 _CORRECTED = ({"method": "bias_correction"},)
 _EQUALIZED = ({"method": "cross_layer_equalization"}, {"method": "bias_correction", "mode": "full"})
 _ROUNDED = ({"method": "adaround"},)
+# What a network loses at once says little of what is left behind AdaRound.
+_EQUALIZED_AT_END = {"method": "cross_layer_equalization", "activation_weight": 0.1, "accept": "if_better_at_end"}
 _WORDS = {
     "cross_layer_equalization": "cross-layer equalization",
     "smooth_quant": "SmoothQuant",
@@ -130,7 +132,7 @@ OWN_PRESETS = (
         "w4a8",
         "uint8 activations, int4 weights per channel by least square error, MinMax",
         "half the file of int8",
-        ({"method": "cross_layer_equalization"}, {"method": "adaround", "scale_refit": True}),
+        (_EQUALIZED_AT_END, {"method": "adaround", "scale_refit": True}),
         activation=_UINT8,
         weight={"dtype": "int4", "granularity": "per_channel", "calibration": {"method": "mse"}},
     ),
@@ -144,8 +146,8 @@ OWN_PRESETS = (
     _preset(
         "npu_int8_accurate",
         "AMD NPU: types and rules of npu_int8",
-        "with integers and weight scales chosen layer by layer in place of equalization",
-        ({"method": "adaround", "scale_refit": True},),
+        "with integers and weight scales chosen layer by layer, and equalization where they come out better behind it",
+        (_EQUALIZED_AT_END, {"method": "adaround", "scale_refit": True}),
         **_NPU,
     ),
     _preset(

@@ -52,7 +52,7 @@ def try_step(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
     """
     tried = _applied(step, draft, toolkit, judge)
     change, made = tried.change, tried.draft
-    if made is draft or not change.judged or step.spec.accept == "always":
+    if made is draft or not change.judged or not step.spec.is_judged:
         return tried
     with toolkit.services.stages.stage(f"{step.method} acceptance"):
         before, after, worse = judge.score(draft), judge.score(made), judge.worse(made, draft)
@@ -114,17 +114,53 @@ def refine(
         The drafts, ``draft`` first, each made from the one before by a step that was kept; and what became of each
         step, in order.
     """
-    drafts, outcomes = [draft], []
+    drafts: list[Draft] = [draft]
+    outcomes: list[AlgorithmFigures] = []
     for k, step in enumerate(steps):
-        run = toolkit.services.run
-        run.progress(step.method)
-        tried = try_step(step, drafts[-1], replace(toolkit, to_come=steps[k + 1 :]), judge)
-        outcome = _figures(step, tried, judge)
-        outcomes.append(outcome)
-        run.log(f"{step.method}: {outcome.summary}", "info" if outcome.kept else "warning")
+        rest = steps[k + 1 :]
+        toolkit.services.run.progress(step.method)
+        scoped = replace(toolkit, to_come=rest)
+        if rest and step.spec.accept == "if_better_at_end":
+            tried = _applied(step, drafts[-1], scoped, judge)
+            if tried.kept and tried.change.judged:
+                more, told = _both_ways(step, drafts[-1], tried, rest, toolkit, judge)
+                return [*drafts, *more], [*outcomes, *told]
+        else:
+            tried = try_step(step, drafts[-1], scoped, judge)
+        outcomes.append(_told(step, tried, toolkit, judge))
         if tried.kept:
             drafts.append(tried.draft)
     return drafts, outcomes
+
+
+def _both_ways(
+    step: Step[Any], draft: Draft, tried: Tried, rest: Sequence[Step[Any]], toolkit: Toolkit, judge: Judge
+) -> tuple[list[Draft], list[AlgorithmFigures]]:
+    """All steps behind one, with it and without it.
+
+    Returns:
+        The drafts behind ``draft`` on the way that ends better; what became of the step, and of all others on that way.
+    """
+    changed, told = refine(tried.draft, rest, toolkit, judge)
+    store = ScopedCheckpoints(toolkit.services.checkpoint, f"without {step.method}: ")
+    apart = replace(toolkit, services=replace(toolkit.services, checkpoint=store))
+    plain, told_of_plain = refine(draft, rest, apart, judge)
+    with toolkit.services.stages.stage(f"{step.method} acceptance"):
+        before, after = judge.score(plain[-1]), judge.score(changed[-1])
+        worse = judge.worse(changed[-1], plain[-1])
+    summary = f"judged with all steps behind it: {tried.change.summary}"
+    decided = Tried(
+        draft if worse else tried.draft, replace(tried.change, summary=summary), not worse, before, after, worse
+    )
+    outcome = _told(step, decided, toolkit, judge)
+    return (plain[1:], [outcome, *told_of_plain]) if worse else (changed, [outcome, *told])
+
+
+def _told(step: Step[Any], tried: Tried, toolkit: Toolkit, judge: Judge) -> AlgorithmFigures:
+    """What became of a step, for the report and in the log."""
+    outcome = _figures(step, tried, judge)
+    toolkit.services.run.log(f"{step.method}: {outcome.summary}", "info" if outcome.kept else "warning")
+    return outcome
 
 
 def _figures(step: Step[Any], tried: Tried, judge: Judge) -> AlgorithmFigures:

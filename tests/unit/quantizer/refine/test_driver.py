@@ -13,6 +13,7 @@ from service.contracts.algorithms import AdaRound, Algorithm, BiasCorrection, Cr
 from service.contracts.algorithms.precision import DistanceGoal
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, toolkit_for
 from tests.unit.quantizer.toolbox import config
+from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.precision.autopilot.space import Basis
 from worker.quantizer.precision.autopilot.trials import Bench
 from worker.quantizer.precision.goal import Referee
@@ -77,6 +78,37 @@ def test_what_is_kept(
     draft, toolkit = toolkit_for(chain_of_convolutions(2))
     toolkit = replace(toolkit, step_of=kind)
     assert is_spoiled(run(BiasCorrection(accept=accept), draft, toolkit)) == kept
+
+
+class Repairer(Spoiler):
+    """Gives all weights back, where there is nothing left of them; spoils those of others."""
+
+    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+        if not is_spoiled(draft):
+            return super().apply(draft, toolkit)
+        plan = draft.plan.copy()
+        Parameters(draft.graph, plan).fill()
+        return Change(replace(draft, plan=plan), tuple(plan.nodes), "repaired")
+
+
+@pytest.mark.parametrize(
+    ("behind", "kept"), [([Repairer], True), ([Spoiler], True), ([], False), ([Repairer, Repairer], False)]
+)
+def test_what_is_judged_at_the_end_is_judged_by_what_the_others_make_of_it(
+    behind: list[type[Spoiler]], kept: bool
+) -> None:
+    """Spoiled twice is no worse than spoiled once."""
+    draft, toolkit = toolkit_for(chain_of_convolutions(2))
+    first = Spoiler(BiasCorrection(accept="if_better_at_end"))
+    others = [kind(BiasCorrection(accept="always")) for kind in behind]
+    judge = Judge(toolkit.case, toolkit.services, 8)
+    drafts, outcomes = refine(draft, [first, *others], toolkit, judge)
+    assert [outcome.kept for outcome in outcomes] == [kept, *(True for _ in others)]
+    assert len(drafts) == 1 + sum(outcome.kept for outcome in outcomes)
+    plain, _ = refine(draft, others, toolkit, judge)
+    assert judge.worse(drafts[-1], plain[-1]) is None
+    if behind:
+        assert outcomes[0].summary.endswith("judged with all steps behind it: spoiled")
 
 
 def rounded_by(choice: object) -> tuple[list[Draft], str]:
