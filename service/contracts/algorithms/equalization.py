@@ -54,7 +54,7 @@ class CrossLayerEqualization(AlgorithmBase):
         description="Never let a channel's activations outgrow its tensor's range on the calibration data.",
     )
     activation_weight: ActivationWeight = Field(
-        default="auto",
+        default=0.1,
         description=(
             "What a squared rounding error of an activation counts beside one of a weight of the same relative size, "
             "where one scale serves a whole weight. 0: weights alone; auto: 0.1, 1 and 0.01 are tried, and the "

@@ -11,7 +11,7 @@ _CORRECTED = ({"method": "bias_correction"},)
 _EQUALIZED = ({"method": "cross_layer_equalization"}, {"method": "bias_correction", "mode": "full"})
 _ROUNDED = ({"method": "adaround"},)
 # What a network loses at once says little of what is left behind AdaRound.
-_EQUALIZED_AT_END = {"method": "cross_layer_equalization", "activation_weight": 0.1, "accept": "if_better_at_end"}
+_EQUALIZED_AT_END = {"method": "cross_layer_equalization", "accept": "if_better_at_end"}
 _WORDS = {
     "cross_layer_equalization": "cross-layer equalization",
     "smooth_quant": "SmoothQuant",
