@@ -110,10 +110,9 @@ moves scale from the channel into the weights that read it; `higher_bits` gives 
 the float network computes. `auto` tries them and keeps the best; what cannot be treated is told with the reason.
 
 Where nobody knows what suits a network, `auto` lets it be tried: `unrestricted` and `scale_refit` of `adaround`,
-`mode` of `bias_correction`, `activation_weight` of `cross_layer_equalization`. Every
-value makes a model of its own, which takes that much longer; the report tells what each came to on the samples held
-back. Calibration method `auto` chooses among several methods before any algorithm; the report's config names the one
-that was chosen.
+`mode` of `bias_correction`, `activation_weight` of `cross_layer_equalization`. Every value makes a model of its own,
+which takes that much longer; the report tells what each came to on the samples held back. Calibration method `auto`
+chooses among several methods before any algorithm; the report's config names the one that was chosen.
 
 `adaround` and `adaquant` compute on a GPU where there is one (`optim_device`, `infer_device`: `auto`, `cpu`, `cuda:N`,
 `rocm:N`).
