@@ -12,12 +12,11 @@ from sqlalchemy import func, select
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import ArraySummary, LabelSummary
 from service.contracts.errors import EngineError
-from service.contracts.report import FallbackKind
 from service.contracts.runner import ProgressLine
 from service.jobs import transitions
 from service.jobs.outcome import QuantizeOutcome
 from service.tables import Job
-from tests.support.front import Front, dataset_summary, fallen_back, make_report, pointers, problem
+from tests.support.front import Front, dataset_summary, make_report, pointers, problem
 from tests.worker.workbench import wait_for
 
 MISSING_MODEL = "mdl_00000000000000000000000000"
@@ -235,20 +234,6 @@ def test_a_job_shows_how_far_the_whole_has_come(front: Front) -> None:
         assert transitions.succeed(session, job_id, attempt, result=QuantizeOutcome(make_report(), ()))
     shown = front.http.get(f"/v1/jobs/{job_id}").json()["progress"]
     assert (shown["share"], shown["seconds_left"]) == (1.0, 0.0)
-
-
-@pytest.mark.parametrize("kind", ["planned", "reduced", "float"])
-def test_a_job_tells_which_model_it_returns_where_the_quantized_one_was_too_slow(
-    front: Front, kind: FallbackKind
-) -> None:
-    fell, usual = front.new_job(), front.new_job()
-    front.finish(fell, QuantizeOutcome(fallen_back(make_report("pass"), kind), ()))
-    front.finish(usual, QuantizeOutcome(make_report("pass"), ()))
-    told = {job["id"]: job["fallback"] for job in front.http.get("/v1/jobs").json()["items"]}
-    assert told == {fell: kind, usual: None}
-    assert front.http.get(f"/v1/jobs/{fell}").json()["fallback"] == kind
-    events = front.http.get(f"/v1/jobs/{fell}/events", headers={"Accept": "application/json"}).json()["items"]
-    assert events[-1]["data"]["fallback"] == kind
 
 
 def test_a_succeeded_job_links_to_what_it_made(front: Front) -> None:

@@ -54,7 +54,8 @@ def latency(ratio: float, low: float, high: float) -> LatencyFigures:
 
 
 def evidence(job_id: str = "job_new", *metrics: MetricFigures, **given: Any) -> Evidence:
-    facts: dict[str, Any] = {"verdict": "pass", "size_bytes": 1000, "latency": None, "side": Side(DATA, None)}
+    facts: dict[str, Any] = {"verdict": "pass", "fallback": None, "size_bytes": 1000, "latency": None}
+    facts["side"] = Side(DATA, None)
     return Evidence(job_id, metrics={found.name: found for found in metrics}, **{**facts, **given})
 
 

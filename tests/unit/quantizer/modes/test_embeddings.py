@@ -210,10 +210,13 @@ def test_weights_of_layers_have_scales_of_16_bits_too(granularity: str) -> None:
         ({"weight": {"scale": "float16"}}, "mode static has no scales of 16 bits"),
         ({"mode": "dynamic", "embedding": {"scale": "float16"}}, "mode dynamic has no scales of 16 bits"),
         (
-            {"mode": "weights_only", "algorithms": [{"method": "bias_correction"}]},
-            "no algorithms but adaround, adaquant",
+            {"mode": "weights_only", "algorithms": [{"method": "smooth_quant"}]},
+            "no algorithms but awq, bias_correction, adaround, adaquant",
         ),
-        ({"mode": "dynamic", "algorithms": [{"method": "smooth_quant"}]}, "no algorithms but adaround, adaquant"),
+        (
+            {"mode": "dynamic", "algorithms": [{"method": "awq"}]},
+            "no algorithms but smooth_quant, bias_correction, adaround, adaquant",
+        ),
         ({"mode": "float16", "algorithms": [{"method": "adaround"}]}, "runs no algorithms"),
         ({"mode": "weights_only", "weight": {"dtype": "float16", "scale": "float16"}}, "needs an integer dtype"),
     ],
