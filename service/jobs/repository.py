@@ -120,14 +120,13 @@ def list_page(
 def add_report(session: Session, job: Job, report: Report | EvaluationReport) -> None:
     """Insert the report of the job's current attempt; there can be only one. An evaluation made nothing to attest."""
     is_evaluation = isinstance(report, EvaluationReport)
-    fallback = None if isinstance(report, EvaluationReport) else report.fallback
     session.execute(
         insert(ReportRow).values(
             tenant_id=job.tenant_id,
             job_id=job.id,
             attempt=job.attempt,
             verdict=report.verdict,
-            fallback=None if fallback is None else fallback.chosen.kind,
+            fallback=None if isinstance(report, EvaluationReport) else report.returned,
             body=report.to_json_dict(),
             outline=ReportOutline.of(report).model_dump(mode="json", by_alias=True),
             created_at=db_now(),

@@ -12,7 +12,7 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.report.algorithms import AlgorithmFigures
 from service.contracts.report.digests import NOT_IN_DIGEST, canonical_sha256
-from service.contracts.report.fallback import Fallback
+from service.contracts.report.fallback import Fallback, FallbackKind
 from service.contracts.report.figures import Fidelity, LatencyFigures, MetricFigures, ModelFigures
 from service.contracts.report.findings import Advice, Finding
 from service.contracts.report.kernels import Kernels
@@ -104,6 +104,11 @@ class Report(Contract):
     @classmethod
     def _of_any_version(cls, data: Any) -> Any:
         return upgraded(data) if isinstance(data, dict) else data
+
+    @property
+    def returned(self) -> FallbackKind | None:
+        """Which model is returned where the quantized one was too slow; None where no other was looked for."""
+        return None if self.fallback is None else self.fallback.chosen.kind
 
     def to_json_dict(self) -> dict[str, Any]:
         """JSON-ready dict, with ``float`` under its public name."""

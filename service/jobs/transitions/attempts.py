@@ -82,8 +82,8 @@ def succeed(session: Session, job_id: str, attempt: int, *, result: Outcome) -> 
     told: dict[str, str] = {}
     if isinstance(result, QuantizeOutcome | EvaluateOutcome):
         told["verdict"] = result.report.verdict
-    if isinstance(result, QuantizeOutcome) and result.report.fallback is not None:
-        told["fallback"] = result.report.fallback.chosen.kind
+    if isinstance(result, QuantizeOutcome) and result.report.returned is not None:
+        told["fallback"] = result.report.returned
     ended = {"lease_until": None, "finished_at": db_now()}
     job = rows.move(session, table.SUCCEED, job_id, attempt, told, **ended)
     if job is None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from service.contracts.evaluation import Gate
 from service.contracts.report import (
     AlgorithmFigures,
     Fallback,
     FallbackCandidate,
+    FallbackKind,
     GateClause,
     LatencyFigures,
     ModelFigures,
@@ -40,7 +41,6 @@ from worker.quantizer.runtime.session import Session
 # Parts of the time: when regions have been tried by themselves, and when they have been taken off together. The rest is
 # for judging what that has led to: a model that nobody has judged cannot be returned.
 _ALONE, _TOGETHER = 0.5, 0.75
-Kind = Literal["planned", "reduced", "float"]
 
 
 class Quantizer(Protocol):
@@ -75,7 +75,7 @@ class Candidate:
         outcomes: what became of each algorithm, held against this model; None: as they are.
     """
 
-    kind: Kind
+    kind: FallbackKind
     done: Quantized
     size_bytes: int
     latency: LatencyFigures | None

@@ -16,7 +16,7 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.dtypes import has_integer_kernels
 from service.contracts.errors import EngineError
 from service.contracts.reason import Reason, declare
-from service.contracts.specs import WeightSpec
+from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.emit import BLOCKS_OPSET, PRODUCER, Emitted, restore_weights, write_moved
 from worker.quantizer.emit.lookups import Tables
 from worker.quantizer.emit.recurrent import write_dynamic_lstm
@@ -33,6 +33,8 @@ from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
 _OPS = ("MatMul", "Gemm", "Conv")
+# What DynamicQuantizeLinear makes of an activation.
+AT_RUN_TIME = ActivationSpec(dtype="uint8", symmetric=False)
 
 NOT_DYNAMIC = declare("not-dynamic", "dynamic quantization concerns MatMul, Gemm, Conv and recurrent layers")
 SCALED_GEMM = declare("scaled-gemm", "transA, alpha or beta has no counterpart in MatMulInteger")

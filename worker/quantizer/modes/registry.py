@@ -15,7 +15,7 @@ from service.contracts.specs import WeightSpec
 from worker.quantizer.emit import BLOCKS_OPSET, emit
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.modes.beside import with_halfs
-from worker.quantizer.modes.dynamic import emit_dynamic, plan_dynamic
+from worker.quantizer.modes.dynamic import AT_RUN_TIME, emit_dynamic, plan_dynamic
 from worker.quantizer.modes.halfs import emit_float16, fill_float16, plan_float16
 from worker.quantizer.modes.parameters_only import plan_weights
 from worker.quantizer.modes.steps import step_of
@@ -88,7 +88,7 @@ def _fill_halfs(draft: Draft, case: Case, services: Services) -> Filled:
 MODES: dict[Mode, ModeRules] = {
     "static": ModeRules(STATIC, _fill_with_data),
     "weights_only": ModeRules(Form(_plan_weights_only, emit), _fill_weights),
-    "dynamic": ModeRules(Form(plan_dynamic, emit_dynamic), _fill_weights),
+    "dynamic": ModeRules(Form(plan_dynamic, emit_dynamic, AT_RUN_TIME), _fill_weights),
     "float16": ModeRules(Form(plan_float16, emit_float16), _fill_halfs),
 }
 

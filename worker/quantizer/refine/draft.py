@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.report import AlgorithmFigures
+from service.contracts.specs import ActivationSpec
 from worker.quantizer.emit import Emitted, emit
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.serialized import ModelContent, to_bytes
@@ -31,10 +32,13 @@ class Form:
     Attributes:
         plan: (prepared graph, config, facts of its nodes, journal that takes notes) -> plan without numbers.
         emit: writes the plan into a copy of the prepared model.
+        at_run_time: what becomes of the activations that a plan of weights alone does not name; None: they stay in
+            float.
     """
 
     plan: Planner
     emit: Callable[[ir.Model, QuantizationPlan], Emitted]
+    at_run_time: ActivationSpec | None = None
 
 
 STATIC = Form(build_plan, emit)

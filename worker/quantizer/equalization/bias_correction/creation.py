@@ -23,7 +23,6 @@ from worker.quantizer.graph.rewriting import Editor, Rewrite, only_reader, other
 from worker.quantizer.graph.rewriting import replace as replace_nodes
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
 from worker.quantizer.operators.linear import bias_of
-from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import BiasPlan, NodePlan, QuantizationPlan
 from worker.quantizer.plan.weights import float_bias_reason
@@ -75,7 +74,7 @@ def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -
                 created[what] = created.get(what, 0) + 1
         facts = prepared.facts.with_kept_float(dict.fromkeys(creator.adds, PUTS_BACK_THE_MEAN()))
         prepared = replace(prepared, facts=facts)
-        wanted = draft.form.plan(prepared.graph, config, facts, Journal()).biases
+        wanted = draft.replanned(config, prepared).plan.biases
         _plan_biases(prepared.graph, creator.with_bias, wanted, plan)
         found = _places(prepared.graph, plan)
     return Places(

@@ -52,9 +52,6 @@ ALL_LEFT_ALONE = declare("all-tensors-left-alone", "no tensor could be smoothed"
 # Share of the step's time that the search for scales takes; the rest is a new calibration.
 _SEARCH = 0.9
 
-# What mode dynamic makes of an activation.
-_AT_RUN_TIME = ActivationSpec(dtype="uint8", symmetric=False)
-
 
 class SmoothQuantStep(Step[SmoothQuant | Awq]):
     """Moves scale from activations into weights; see ``search`` for how much and ``folding`` for where it goes.
@@ -74,8 +71,8 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
     def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
         """The network with scales moved, calibrated anew."""
         model = draft.prepared.model.clone()
-        unplanned = _AT_RUN_TIME if toolkit.case.config.mode == "dynamic" else None
-        smoother = Smoother(model.graph, draft.plan, self._seen(draft, toolkit), unplanned=unplanned)
+        seen = self._seen(draft, toolkit)
+        smoother = Smoother(model.graph, draft.plan, seen, unplanned=draft.form.at_run_time)
         outcome = Outcome()
         facts = draft.prepared.facts
         run, sites = toolkit.services.run, find_sites(model.graph, draft.plan, facts.smoothed)
