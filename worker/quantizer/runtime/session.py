@@ -72,7 +72,9 @@ def session_options(threads: int, *, optimized: bool) -> ort.SessionOptions:
 
 
 # Turns a Cast or the like of a weight into a weight of the larger type.
-_UNFOLDED = ("ConstantFolding",)
+_FOLDING = "ConstantFolding"
+# Makes a product with a quantized weight alone one of blocks, and frees the old weight as if it were not in a file.
+_BLOCKING = "QDQSelectorActionTransformer"
 
 
 def keep_weights_once(options: ort.SessionOptions, *, packed: bool = False) -> None:
@@ -125,12 +127,21 @@ class Parts:
         weights: what they stand for, by name of the initializer.
         folder: that files lie in which other references name; None: there are none.
         files: those that it refers to.
+        weights_alone: some of its products have a quantized weight and float activations.
     """
 
     data: bytes
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     folder: Path | None = None
     files: frozenset[Path] = frozenset()
+    weights_alone: bool = False
+
+    @property
+    def left_out(self) -> list[str] | None:
+        """Rewriting of onnxruntime's that weights in files must not undergo; None: it may do all."""
+        if self.folder is None:
+            return None
+        return [_FOLDING, _BLOCKING] if self.weights_alone else [_FOLDING]
 
 
 class Session:
@@ -188,7 +199,7 @@ class Session:
                 parts.data,
                 options,
                 providers=providers,
-                disabled_optimizers=None if parts.folder is None else list(_UNFOLDED),
+                disabled_optimizers=parts.left_out,
             )
         inputs = self._session.get_inputs()
         # Data of a float32 model is what a model made of it takes, too.
@@ -282,13 +293,24 @@ def with_outputs(model: ir.Model, tensors: Sequence[str], *, pooled: Mapping[str
     for tensor, mean in (pooled or {}).items():
         proto.graph.node.append(onnx.helper.make_node("GlobalAveragePool", [tensor], [mean], name=mean))
         proto.graph.output.append(onnx.ValueInfoProto(name=mean))
-    return Parts(serialized(proto), weights, *_folder_of(files))
+    return Parts(serialized(proto), weights, *_folder_of(files), weights_alone=_has_weights_alone(proto))
 
 
 def in_parts(model: ir.Model) -> Parts:
     """The model with its weights beside it if they are large, else whole."""
     proto, weights, files = _in_parts(model)
-    return Parts(serialized(proto), weights, *_folder_of(files))
+    return Parts(serialized(proto), weights, *_folder_of(files), weights_alone=_has_weights_alone(proto))
+
+
+def _has_weights_alone(proto: onnx.ModelProto) -> bool:
+    """True if a product multiplies a dequantized constant with something that was not quantized."""
+    dequantized = {node.output[0]: node.input[0] for node in proto.graph.node if node.op_type == "DequantizeLinear"}
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    products = (node.input[:2] for node in proto.graph.node if node.op_type in ("MatMul", "Gemm"))
+    return any(
+        any(dequantized.get(name) in constants for name in factors) and any(name not in dequantized for name in factors)
+        for factors in products
+    )
 
 
 def _folder_of(files: Mapping[Path, Path]) -> tuple[Path | None, frozenset[Path]]:
