@@ -54,13 +54,9 @@ def outcome(process: subprocess.Popen[str]) -> dict:
 
 @pytest.mark.slow
 def test_the_same_input_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
-    settings = {"preset": "int8_percentile"}
-    first = quantize_file(
-        tmp_path, network(opset=11), data(), config(**settings, algorithms=[{"method": "bias_correction"}])
-    )
-    again = quantize_file(
-        tmp_path, network(opset=11), data(), config(**settings, algorithms=[{"method": "bias_correction"}])
-    )
+    settings = {"preset": "int8_percentile", "algorithms": [{"method": "bias_correction"}]}
+    first = quantize_file(tmp_path, network(opset=11), data(), config(**settings))
+    again = quantize_file(tmp_path, network(opset=11), data(), config(**settings))
     assert first.model == again.model
     running = [start(tmp_path / "float.onnx", tmp_path / "calibration.npz", settings, hash_seed=seed) for seed in "12"]
     for process in running:
