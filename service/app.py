@@ -17,6 +17,7 @@ from service.batches.router import router as batches
 from service.comparison.router import router as comparison
 from service.compression import CompressionMiddleware
 from service.contracts.version import VERSION
+from service.dashboard.router import router as dashboard
 from service.datasets.router import router as datasets
 from service.deps import Desk
 from service.docs.router import router as docs
@@ -71,7 +72,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.desk = desk
     nouns = (uploads, models, datasets, inspections, jobs, evaluations, batches, comparison, queues, reports, artifacts)
     others = (attestations, schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs)
-    for router in (*nouns, hand_overs, *aliases, *others):
+    for router in (*nouns, hand_overs, *aliases, *others, dashboard):
         app.include_router(router)
     errors.install(app)
     openapi.install(app)

@@ -19,7 +19,7 @@ from service.db import Database
 from service.health.service import Readiness
 from service.jobs.dispatch import Dispatcher
 from service.jobs.publisher import Publisher
-from service.keys import scopes
+from service.keys import cookies, scopes
 from service.keys.errors import ScopeMissingError, UnauthorizedError
 from service.keys.keyring import Holder, Keyring
 from service.notifier import Notifier
@@ -166,10 +166,15 @@ async def get_principal(
 
 
 async def _holder(request: Request, desk: Desk, text: str | None) -> Holder | None:
-    """Whom a key stands for, or, where there is none, the token of an event stream."""
+    """Whom a key stands for, or, where there is none, the token of an event stream or a browser's session."""
     token = request.query_params.get(STREAM_TOKEN)
     if text is None and token is not None and request.url.path.endswith(STREAM_PATH) and request.method == "GET":
         return await desk.reads.run(lambda: desk.keyring.look_up_stream(token, request.url.path))
+    session = cookies.session_of(request) if text is None else None
+    if session is not None:
+        holder = await cookies.look_up(request, desk.keyring, session, desk.reads.run)
+        if holder is not None:
+            return holder
     return desk.keyring.remembered(text) or await desk.reads.run(lambda: desk.keyring.look_up(text))
 
 

@@ -81,3 +81,16 @@ def log_text(entries: Iterable[JobEvent]) -> str:
         message = shown(str(entry.data.get("message", "")))
         lines.append(f"{moment} {entry.attempt} {str(entry.data.get('level', 'info')).upper()} {message}\n")
     return "".join(lines)
+
+
+def entries(
+    desk: Desk, tenant_id: str, job_id: str, kind: events.EventType, *, after: int = 0, limit: int
+) -> list[JobEvent]:
+    """Events of one kind with numbers above ``after``, oldest first.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    with desk.database.read() as session:
+        repository.get(session, tenant_id, job_id)
+        return events.list_after(session, tenant_id, job_id, after, limit, only=kind)

@@ -17,8 +17,7 @@ from service.keys.errors import PepperMissingError
 from service.keys.files import LOCAL_KEY_FILE, own_secret
 from service.keys.secrets import hash_of, parts_of, pepper_id
 from service.keys.service import pepper_of
-from service.keys.stream_tokens import SECONDS as STREAM_SECONDS
-from service.keys.stream_tokens import StreamHolder, StreamTokens
+from service.keys.tokens import SESSION_SECONDS, STREAM_SECONDS, TokenHolder, Tokens
 from service.loopback import is_loopback
 from service.principal import DEFAULT_TENANT, INSTALLATION_KEY, LOCAL_KEY, NO_KEY, Scope
 from service.settings import Settings
@@ -61,7 +60,8 @@ class Keyring:
             self._pepper: str | None = pepper_of(settings)
         except PepperMissingError:
             self._pepper = None  # an installation of one key needs none; see service.keys.start
-        self._tokens = StreamTokens(self._pepper or settings.signing_secret)
+        secret = self._pepper or settings.signing_secret
+        self._streams, self._sessions = Tokens(secret, "stream"), Tokens(secret, "session")
         self._lock = threading.Lock()
         self._seen: OrderedDict[bytes, tuple[float, Holder]] = OrderedDict()
         self._noted: dict[str, float] = {}
@@ -100,11 +100,11 @@ class Keyring:
     def stream_token(self, tenant_id: str, actor: str, path: str) -> tuple[str, float]:
         """A token that reads the event stream at ``path`` as ``actor``, and when it ends (UTC, seconds since 1970)."""
         ends_at = float(int(time.time()) + STREAM_SECONDS)
-        return self._tokens.make(StreamHolder(tenant_id, actor), path, ends_at), ends_at
+        return self._streams.make(TokenHolder(tenant_id, actor), path, ends_at), ends_at
 
     def look_up_stream(self, token: str, path: str) -> Holder | None:
         """Whom a stream's token stands for, if its key is still good; None: nobody."""
-        found = self._tokens.read(token, path, time.time())
+        found = self._streams.read(token, path, time.time())
         if found is None:
             return None
         if found.actor.startswith("key_"):
@@ -112,6 +112,41 @@ class Keyring:
                 if repository.live(session, found.actor) is None:
                     return None
         return Holder(found.tenant_id, found.actor, "read")
+
+    def session_token(self, text: str) -> tuple[str, float] | None:
+        """A token for a browser, for what the key may do, and when it ends; None: the key is none. Asks the database.
+
+        It is good for as long as the key is.
+        """
+        holder = self.remembered(text) or self.look_up(text)
+        if holder is None or holder.actor == NO_KEY:
+            return None
+        ends_at = float(int(time.time()) + SESSION_SECONDS)
+        place = self._fingerprints().get(holder.actor, holder.actor)
+        return self._sessions.make(TokenHolder(holder.tenant_id, holder.actor), place, ends_at), ends_at
+
+    def look_up_session(self, token: str) -> Holder | None:
+        """Whom a browser's token stands for, if its key is still good; None: nobody. Asks the database."""
+        claimed = self._sessions.claimed(token)
+        if claimed is None:
+            return None
+        fixed = self._fingerprints().get(claimed.actor)
+        found = self._sessions.read(token, fixed or claimed.actor, time.time())
+        if found is None:
+            return None
+        if fixed is not None:
+            return next((holder for _, holder in self._fixed if holder.actor == found.actor), None)
+        with self._database.read() as session:
+            row = repository.live(session, found.actor)
+        return None if row is None else Holder(row.tenant_id, row.id, cast(Scope, row.scope))
+
+    def guard(self, session_token: str) -> str:
+        """What the forms of a browser's pages have to send along; see ``Tokens.guard``."""
+        return self._sessions.guard(session_token)
+
+    def _fingerprints(self) -> dict[str, str]:
+        """Of the keys that no row stands for: another key in the settings ends the sessions of the old one."""
+        return {holder.actor: f"{holder.actor}:{_digest(text).hex()[:32]}" for text, holder in self._fixed}
 
     def due(self, actor: str) -> bool:
         """Whether it is time to note that the key is used; the caller then does."""

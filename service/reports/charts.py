@@ -153,6 +153,11 @@ def training_curves(figures: TrainingFigures) -> list[Markup]:
     return [picture for picture in drawn if picture is not None]
 
 
+def curve(points: Sequence[tuple[float, float]], label: str) -> Markup | None:
+    """One figure by step; None: it is of one step alone."""
+    return _curves([Curve(label, "second", list(points))], None, "step")
+
+
 def bar(share: float, kind: str = "bar") -> Markup:
     """A bar within a row of a table; ``share`` is its length, 0 to 1. The figure itself stands beside it."""
     wide = 100.0 * min(max(share, 0.0), 1.0)
@@ -162,7 +167,7 @@ def bar(share: float, kind: str = "bar") -> Markup:
     )
 
 
-def _curves(curves: Sequence[Curve], best: int) -> Markup | None:
+def _curves(curves: Sequence[Curve], best: int | None, unit: str = "epoch") -> Markup | None:
     places = [point for curve in curves for point in curve.points]
     if len({x for x, _ in places}) < 2:
         return None
@@ -178,14 +183,14 @@ def _curves(curves: Sequence[Curve], best: int) -> Markup | None:
         return across, bottom - (point[1] - low) / (high - low) * (bottom - top)
 
     named = " and ".join(curve.label for curve in curves if curve.points)
-    root = svg.picture(_CURVES_WIDTH, _CURVES_HEIGHT, f"{named} by epoch; the table beside it holds the figures")
+    root = svg.picture(_CURVES_WIDTH, _CURVES_HEIGHT, f"{named} by {unit}; the table beside it holds the figures")
     svg.line(root, (left, bottom), (right, bottom), "axis")
     svg.line(root, (left, top), (left, bottom), "axis")
     for value in (low + margin, high - margin):
         svg.text(root, (left - 5, at((first, value))[1] + 4), f"{value:.4g}", anchor="end")
-    svg.text(root, (left, bottom + 14), f"epoch {first:g}")
-    svg.text(root, (right, bottom + 14), f"epoch {last:g}", anchor="end")
-    if first <= best <= last:
+    svg.text(root, (left, bottom + 14), f"{unit} {first:g}")
+    svg.text(root, (right, bottom + 14), f"{unit} {last:g}", anchor="end")
+    if best is not None and first <= best <= last:
         across = at((best, low))[0]
         svg.line(root, (across, top - 4), (across, bottom), "limit")
         svg.text(root, (min(max(across, left + 40), right - 40), bottom + 28), f"taken: epoch {best}", anchor="middle")

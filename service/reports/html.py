@@ -55,7 +55,7 @@ def _environment() -> Environment:
         loader=PackageLoader("service.reports"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_presentable,
+        finalize=presentable,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -71,7 +71,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _presentable(value: Any) -> Any:
+def presentable(value: Any) -> Any:
     """What every expression of a template goes through before it is escaped: no text gets around it."""
     if value is None:
         return figures.NOTHING

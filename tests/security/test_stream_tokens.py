@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from service.keys import keyring as keyrings
 from service.keys import service
-from service.keys.stream_tokens import StreamHolder, StreamTokens
+from service.keys.tokens import TokenHolder, Tokens
 from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
 from service.settings import Settings
 from tests.api.conftest import front_of
@@ -21,7 +21,7 @@ from tests.support.front import Front, problem
 PEPPER = "0a1b2c3d4e5f-of-some-length"
 BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
 SSE = {"Accept": "text/event-stream"}
-HOLDER = StreamHolder("acme", "key_1")
+HOLDER = TokenHolder("acme", "key_1")
 
 
 @pytest.fixture
@@ -91,22 +91,22 @@ def test_only_those_who_may_read_the_job_get_one(closed: Front) -> None:
 
 @given(st.text(max_size=100))
 def test_no_text_is_a_token(text: str) -> None:
-    assert StreamTokens("secret").read(text, "/v1/jobs/a/events", 0.0) is None
+    assert Tokens("secret", "stream").read(text, "/v1/jobs/a/events", 0.0) is None
 
 
 @given(st.integers(0, 200), st.integers(1, 255))
 def test_a_token_with_a_changed_byte_is_none(place: int, change: int) -> None:
-    token = StreamTokens("secret").make(HOLDER, "/p/events", 100.0)
-    assert StreamTokens("secret").read(token, "/p/events", 99.0) == HOLDER
+    token = Tokens("secret", "stream").make(HOLDER, "/p/events", 100.0)
+    assert Tokens("secret", "stream").read(token, "/p/events", 99.0) == HOLDER
     place %= len(token)
     other = token[:place] + chr((ord(token[place]) + change) % 128) + token[place + 1 :]
-    found = StreamTokens("secret").read(other, "/p/events", 99.0)
+    found = Tokens("secret", "stream").read(other, "/p/events", 99.0)
     # base64 ends in bits that say nothing
     assert found is None or (found == HOLDER and place >= len(token) - 1) or other == token
 
 
 def test_tokens_of_another_secret_path_or_time_are_none() -> None:
-    token = StreamTokens("secret").make(HOLDER, "/p/events", 100.0)
-    assert StreamTokens("other").read(token, "/p/events", 99.0) is None
-    assert StreamTokens("secret").read(token, "/q/events", 99.0) is None
-    assert StreamTokens("secret").read(token, "/p/events", 100.0) is None
+    token = Tokens("secret", "stream").make(HOLDER, "/p/events", 100.0)
+    assert Tokens("other", "stream").read(token, "/p/events", 99.0) is None
+    assert Tokens("secret", "stream").read(token, "/q/events", 99.0) is None
+    assert Tokens("secret", "stream").read(token, "/p/events", 100.0) is None

@@ -1,0 +1,153 @@
+"""What the page of one job shows."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from service.comparison.differences import differences
+from service.contracts.config import QuantizationConfig
+from service.contracts.presets import find_preset
+from service.dashboard.words import pretty
+from service.deps import Desk
+from service.jobs import records, service
+from service.jobs.metric_events import latest_metrics
+from service.jobs.schemas import TERMINAL, JobOut
+from service.jobs.views import event_out, job_out
+from service.reports import charts
+from service.tables import JobEvent
+
+_STATES, _METRICS, _TAIL = 200, 5000, 120
+# Fields of the config in which every job differs from its preset, whatever was asked for.
+_NO_SETTINGS = frozenset({"/preset", "/schema_version"})
+
+
+class Change(NamedTuple):
+    """A state that the job has come into."""
+
+    at: datetime
+    state: str
+    attempt: int
+    words: str
+
+
+class DrawnCurve(NamedTuple):
+    """One figure of a stage by step, drawn, and the same as numbers."""
+
+    stage: str
+    name: str
+    picture: Markup
+    points: list[tuple[int, float]]
+
+
+class Difference(NamedTuple):
+    """A field of the config that is not as in its preset."""
+
+    pointer: str
+    preset: str
+    job: str
+
+
+def shown(desk: Desk, tenant_id: str, job_id: str, base_url: str) -> dict[str, Any]:
+    """What the template takes.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    job = job_out(service.get(desk, tenant_id, job_id))
+    states = records.entries(desk, tenant_id, job_id, "state", limit=_STATES)
+    tail, newest = _tail(desk, tenant_id, job_id)
+    return {
+        "job": job,
+        "ended": job.state in TERMINAL,
+        "has_report": job.figures is not None,
+        "last_seq": newest,
+        "timeline": [_change(event) for event in states],
+        "curves": curves_of(desk, tenant_id, job_id),
+        "log": tail,
+        "differing": _differing(job),
+        "config": pretty(job.config),
+        "again": _again(job, base_url),
+    }
+
+
+def curves_of(desk: Desk, tenant_id: str, job_id: str) -> list[DrawnCurve]:
+    """Every figure that the job's stages told step by step.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    found = records.entries(desk, tenant_id, job_id, "metric", limit=_METRICS)
+    drawn = []
+    for stage, steps in latest_metrics(event_out(event) for event in found).items():
+        for name in dict.fromkeys(name for figures in steps.values() for name in figures):
+            points = [(step, value) for step, given in steps.items() if (value := given.get(name)) is not None]
+            picture = charts.curve(points, f"{stage}: {name}") if len(points) > 1 else None
+            if picture is not None:
+                drawn.append(DrawnCurve(stage, name, picture, points))
+    return drawn
+
+
+def _tail(desk: Desk, tenant_id: str, job_id: str) -> tuple[str, int]:
+    """The end of the log as text, and the number of the last event."""
+    last = service.get(desk, tenant_id, job_id).job.last_seq
+    lines: list[JobEvent] = []
+    reach = _TAIL
+    while True:
+        after = max(0, last - reach)
+        lines = records.entries(desk, tenant_id, job_id, "log", after=after, limit=reach)
+        if len(lines) >= _TAIL or after == 0:
+            return records.log_text(lines[-_TAIL:]), last
+        reach *= 8
+
+
+def _change(event: JobEvent) -> Change:
+    data = event.data
+    told = [str(data[name]) for name in ("name", "reason") if data.get(name)]
+    if isinstance(data.get("error"), dict):
+        told.append(str(data["error"].get("title", "")))
+    return Change(event.created_at, str(data.get("state", "")), event.attempt, ", ".join(told))
+
+
+def _differing(job: JobOut) -> list[Difference]:
+    """The fields of the resolved config that its preset has otherwise."""
+    preset = None if job.preset is None else find_preset(job.preset)
+    if preset is None or job.config is None or job.kind != "quantize":
+        return []
+    plain = QuantizationConfig(preset=preset.name).model_dump(mode="json")
+    return [
+        Difference(one.pointer, json.dumps(one.values[0]), json.dumps(one.values[1]))
+        for one in differences([plain, job.config])
+        if one.pointer not in _NO_SETTINGS
+    ]
+
+
+def _again(job: JobOut, base_url: str) -> list[tuple[str, str]]:
+    """The same request for a shell, for the command line and for Python."""
+    if job.kind != "quantize" or job.model_id is None or job.config is None:
+        return []
+    body: dict[str, Any] = {"model_id": job.model_id, "config": job.config}
+    for name in ("calibration_dataset_id", "evaluation_dataset_id", "name"):
+        if getattr(job, name) is not None:
+            body[name] = getattr(job, name)
+    if job.labels:
+        body["labels"] = job.labels
+    url = base_url.rstrip("/")
+    text = pretty(body)
+    curl = (
+        f'curl --fail-with-body -X POST {url}/v1/jobs -H "Authorization: Bearer $QUANTMILL_API_KEY" \\\n'
+        f"  -H 'Content-Type: application/json' --data-binary @- <<'JSON'\n{text}\nJSON"
+    )
+    cli = (
+        f"cat > config.json <<'JSON'\n{pretty(job.config)}\nJSON\n"
+        "quantmill quantize model.onnx --config config.json --calibration calibration.npz \\\n"
+        f"  --output quantized.onnx --server {url}"
+    )
+    python = (
+        "from quantmill import Client\n\n"
+        f"with Client({url!r}) as client:\n    job = client.retry({job.id!r})\n    client.wait_succeeded(job.id)\n"
+    )
+    return [("curl", curl), ("Command line", cli), ("Python", python)]

@@ -1,0 +1,114 @@
+"""Jobs: the list with its filters, and what can be done with one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from service.contracts.errors import InvalidRequestError
+from service.contracts.presets import PRESETS
+from service.dashboard import job_page
+from service.dashboard.pages import PageRoute, changed_query, page, see
+from service.deps import DeskDep, PrincipalDep
+from service.http import PLAIN_TEXT
+from service.jobs import records, service
+from service.jobs.repository import JobQuery
+from service.jobs.views import job_listed
+from service.pagination import CursorCodec
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+_LIMIT = 50
+_STATES = ("queued", "running", "canceling", "succeeded", "failed", "canceled")
+_VERDICTS = ("pass", "fail", "undecided", "none")
+Words = Annotated[str, Query(max_length=200, pattern=PLAIN_TEXT)]
+
+
+@router.get("/jobs")
+async def list_jobs(
+    request: Request,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    search: Words = "",
+    state: Words = "",
+    verdict: Words = "",
+    preset: Words = "",
+    label: Words = "",
+    model_id: Words = "",
+    cursor: Annotated[str | None, Query(max_length=512)] = None,
+) -> Response:
+    """Jobs, newest first; every filter stands in the address."""
+    query = JobQuery(
+        search=search or None,
+        state=_known(state, _STATES, "state"),
+        verdict=_known(verdict, _VERDICTS, "verdict"),
+        preset=preset or None,
+        model_id=model_id or None,
+        labels=_labels(label),
+    )
+    codec = CursorCodec(desk.settings, f"pages|jobs|{principal.tenant_id}|{query}")
+    after = None if cursor is None else codec.decode(cursor)
+    views, last = await desk.reads.run(
+        lambda: service.list_page(desk, principal.tenant_id, query, after=after, limit=_LIMIT)
+    )
+    return page(
+        request,
+        "jobs.html.jinja",
+        jobs=[job_listed(view) for view in views],
+        filters={"search": search, "state": state, "verdict": verdict, "preset": preset, "label": label},
+        states=[(one, one) for one in _STATES],
+        verdicts=[(one, one) for one in _VERDICTS],
+        presets=[(one, one) for one in sorted(PRESETS)],
+        next_query=None if last is None else changed_query(request, cursor=codec.encode(last)),
+        choosing=True,
+    )
+
+
+def _known(given: str, words: tuple[str, ...], name: str) -> str | None:
+    if given and given not in words:
+        raise InvalidRequestError(f"{given!r} is none of {', '.join(words)}.", query=name)
+    return given or None
+
+
+def _labels(given: str) -> dict[str, str]:
+    if not given:
+        return {}
+    key, sign, value = given.partition("=")
+    if not sign or not key:
+        raise InvalidRequestError(f"{given!r} is no label.", hint="Give KEY=VALUE.", query="label")
+    return {key: value}
+
+
+@router.get("/jobs/{job_id}")
+async def get_job(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """One job: how far it is, what it was asked for, what it says."""
+    shown = await desk.reads.run(lambda: job_page.shown(desk, principal.tenant_id, job_id, str(request.base_url)))
+    return page(request, "job.html.jinja", **shown)
+
+
+@router.get("/jobs/{job_id}/curves")
+async def get_curves(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """The curves of a job that runs, as the part of its page that holds them."""
+    drawn = await desk.reads.run(lambda: job_page.curves_of(desk, principal.tenant_id, job_id))
+    return page(request, "curves.html.jinja", curves=drawn)
+
+
+@router.post("/jobs/{job_id}/cancel")
+async def cancel_job(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Ask a job to stop."""
+    await desk.writes.run(lambda: service.cancel(desk, principal, job_id))
+    return see(request, f"/jobs/{job_id}")
+
+
+@router.post("/jobs/{job_id}/retry")
+async def retry_job(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Submit the same again."""
+    answer = await desk.writes.run(lambda: service.retry(desk, principal, job_id, key=None))
+    return see(request, f"/jobs/{answer.body['id']}")
+
+
+@router.post("/jobs/{job_id}/delete")
+async def delete_job(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Forget a job that has ended."""
+    await desk.writes.run(lambda: records.remove(desk, principal, job_id))
+    return see(request, "/jobs")

@@ -1,0 +1,146 @@
+"""What all pages have in common: one way to draw them, one look, and errors as pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import cache
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.routing import APIRoute
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from service.contracts.errors import InvalidRequestError, QuantmillError
+from service.contracts.http_errors import HttpError
+from service.contracts.version import VERSION
+from service.dashboard import words
+from service.dashboard.assets import asset_url
+from service.keys.cookies import session_of
+from service.keys.errors import UnauthorizedError
+from service.principal import NO_KEY, Principal
+from service.reports import figures
+from service.reports.html import presentable
+from service.reports.names import name
+
+# Nothing is loaded from elsewhere, and nothing runs or is styled that stands in the page itself.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+# Of the bar at the top: path, words, the scope that shows it.
+NAVIGATION = (
+    ("/", "Overview", "read"),
+    ("/jobs", "Jobs", "read"),
+    ("/new", "New job", "submit"),
+    ("/models", "Models", "read"),
+    ("/datasets", "Datasets", "read"),
+    ("/schedules", "Schedules", "read"),
+    ("/workers", "Workers", "read"),
+    ("/webhooks", "Webhooks", "manage"),
+    ("/admin", "Keys and audit", "admin"),
+)
+
+
+@cache
+def environment() -> Environment:
+    """Of all templates; whatever an expression gives is escaped, and first made fit to be shown."""
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader("service.dashboard"), PackageLoader("service.reports")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=presentable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "name": name,
+        "figure": figures.figure,
+        "size": figures.size,
+        "seconds": figures.seconds,
+        "percent": figures.percent,
+        "milliseconds": figures.milliseconds,
+        "ago": words.ago,
+        "moment": words.moment,
+        "iso": words.iso,
+        "pretty": words.pretty,
+    }
+    made.globals |= {"asset": asset_url, "count": figures.count, "state_words": words.STATES, "version": VERSION}
+    return made
+
+
+def page(request: Request, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
+    """A page.
+
+    Args:
+        request: whom it is for is known by now, or it is nobody.
+        template: of ``templates/``.
+        status: of the answer.
+        context: what the template shows, beside what all do.
+    """
+    principal: Principal | None = getattr(request.state, "principal", None)
+    session = session_of(request)
+    common = {
+        "root": root_of(request),
+        "here": request.url.path,
+        "principal": principal,
+        "signed_in": principal is not None and principal.actor != NO_KEY,
+        "navigation": [] if principal is None else [one for one in NAVIGATION if principal.may(one[2])],  # type: ignore[arg-type]
+        "csrf": "" if session is None else request.app.state.desk.keyring.guard(session),
+        "may": (lambda scope: False) if principal is None else principal.may,
+        "query": lambda **changes: changed_query(request, **changes),
+    }
+    text = environment().get_template(template).render(**common, **context)
+    return HTMLResponse(text, status, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-store"})
+
+
+def root_of(request: Request) -> str:
+    """What stands before every path, behind a proxy that serves this below a folder."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def changed_query(request: Request, **changes: Any) -> str:
+    """The query of this page with changes; None takes a parameter away."""
+    kept = [(key, value) for key, value in request.query_params.multi_items() if key not in changes]
+    pairs = kept + [(key, str(value)) for key, value in changes.items() if value is not None]
+    return f"?{urlencode(pairs)}" if pairs else request.url.path
+
+
+def see(request: Request, path: str) -> RedirectResponse:
+    """Go on at another page, after what a form asked for is done."""
+    return RedirectResponse(root_of(request) + path, 303)
+
+
+class PageRoute(APIRoute):
+    """A route of the dashboard: its errors are pages, and who is not signed in is asked for a key."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, its errors shown."""
+        inner = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await inner(request)
+            except UnauthorizedError as error:
+                if request.method not in ("GET", "HEAD"):
+                    return error_page(request, error)
+                wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+                return RedirectResponse(f"{root_of(request)}/sign-in?next={quote(wanted, safe='')}", 303)
+            except QuantmillError as error:
+                return error_page(request, error)
+            except RequestValidationError as error:
+                told = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors())
+                return error_page(request, InvalidRequestError(f"The address of this page is not right: {told}."))
+
+        return handle
+
+
+def error_page(request: Request, error: QuantmillError) -> HTMLResponse:
+    """What went wrong, for people; the status and the code are those of the API."""
+    problem = error.problem(instance=request.url.path, request_id=getattr(request.state, "request_id", None))
+    answer = page(request, "error.html.jinja", status=problem.status, problem=problem)
+    if isinstance(error, HttpError):
+        answer.headers.update(error.headers())
+    return answer

@@ -1,0 +1,16 @@
+// What all pages share: questions before what cannot be undone, and parts that are read again.
+for (const button of document.querySelectorAll("[data-confirm]")) {
+  button.addEventListener("click", event => { if (!confirm(button.dataset.confirm)) event.preventDefault(); });
+}
+
+const again = document.querySelector("[data-refresh]");
+if (again) {
+  const refresh = async () => {
+    if (document.hidden) return;
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
+    if (!answer || !answer.ok || answer.redirected) return;
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("[data-refresh]");
+    if (fresh && !again.contains(document.activeElement)) again.replaceChildren(...fresh.childNodes);
+  };
+  setInterval(refresh, 1000 * Number(again.dataset.refresh));
+}
