@@ -41,7 +41,7 @@ LOCK_FILE = "up.lock"
 
 def banner(settings: Settings, url: str) -> str:
     """What a service that is ready tells of itself: where it is, and who may use it."""
-    line = f"Quantmill is ready: {url}  (API pages: {url}/docs)"
+    line = f"Quantmill is ready: {url}  (dashboard; the API: {url}/docs)"
     if settings.keyless:
         return f"{line}\nWARNING: it is open: everybody on this machine may use it without a key."
     if settings.api_key is None and is_loopback(settings.host):
