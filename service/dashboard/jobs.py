@@ -64,9 +64,9 @@ async def list_jobs(
     )
 
 
-def _known(given: str, words: tuple[str, ...], name: str) -> str | None:
-    if given and given not in words:
-        raise InvalidRequestError(f"{given!r} is none of {', '.join(words)}.", query=name)
+def _known(given: str, allowed: tuple[str, ...], name: str) -> str | None:
+    if given and given not in allowed:
+        raise InvalidRequestError(f"{given!r} is none of {', '.join(allowed)}.", query=name)
     return given or None
 
 
