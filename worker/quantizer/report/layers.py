@@ -19,7 +19,7 @@ from worker.quantizer.refine.draft import Draft
 from worker.quantizer.report.emitted_rows import EmittedRows
 from worker.quantizer.report.histograms import WatchedActivations, weight_histogram
 from worker.quantizer.run.services import Services
-from worker.quantizer.runtime.session import inner_session, is_heavy
+from worker.quantizer.runtime.session import inner_session
 
 NOT_APPLICABLE = declare("not-applicable", "not applicable: its result is {dtypes}", by_design=True)
 LEFT_IN_FLOAT = declare("left-in-float", "left in float")
@@ -131,8 +131,7 @@ def _distances(
         return {}
     tensors, twins = (list(dict.fromkeys(names)) for names in zip(*pairs.values(), strict=True))
     reference = inner_session(draft.prepared.model, tensors, threads=services.threads, what="float model")
-    light = not is_heavy(draft.prepared.model)
-    twin = inner_session(quantized.model, twins, threads=services.threads, what="quantized model", rewritten=light)
+    twin = inner_session(quantized.model, twins, threads=services.threads, what="quantized model")
     limit = case.config.evaluation.layer_samples
     seen = None if watched is None else watched.see
     return layer_distances(

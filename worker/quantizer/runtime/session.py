@@ -263,16 +263,14 @@ def inner_session(
     pooled: Mapping[str, str] | None = None,
     threads: int,
     what: str,
-    rewritten: bool = True,
 ) -> Session:
     """A session with ``tensors`` as its outputs; see ``with_outputs``.
 
     Of a large graph the runtime does not rewrite anything: that takes longer than it saves, and with every inner tensor
-    an output there is little to fuse. Not ``rewritten``, it never does: of heavy weights it would make a copy in the
-    form of a kernel.
+    an output there is little to fuse.
     """
     parts = with_outputs(model, tensors, pooled=pooled)
-    return Session(parts, threads=threads, what=what, optimized=rewritten and not is_large(model))
+    return Session(parts, threads=threads, what=what, optimized=not is_large(model))
 
 
 def is_heavy(model: ir.Model) -> bool:
