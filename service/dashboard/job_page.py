@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from markupsafe import Markup
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import find_preset
-from service.dashboard.words import pretty
+from service.dashboard.words import Told, pretty
 from service.deps import Desk
 from service.jobs import records, service
 from service.jobs.metric_events import latest_metrics
@@ -20,7 +21,7 @@ from service.jobs.views import event_out, job_out
 from service.reports import charts
 from service.tables import JobEvent
 
-_STATES, _METRICS, _TAIL = 200, 5000, 120
+_STATES, _METRICS, _PROGRESS, _TAIL = 200, 5000, 5000, 120
 # Fields of the config in which every job differs from its preset, whatever was asked for.
 _NO_SETTINGS = frozenset({"/preset", "/schema_version"})
 
@@ -32,6 +33,25 @@ class Change(NamedTuple):
     state: str
     attempt: int
     words: str
+
+
+class Stage(NamedTuple):
+    """A stage that the last attempt has come to; ``state`` is a key of ``MARKS``."""
+
+    name: str
+    state: str
+    reached: str
+
+
+# Of stages: mark, words for those who do not see it, tone.
+MARKS: dict[str, Told] = {
+    "done": Told("✔", "finished", "good"),
+    "now": Told("▶", "at work", "unsure"),
+    "failed": Told("✖", "failed here", "bad"),
+    "stopped": Told("◼", "stopped here", "plain"),
+}
+# What the stage that came last is in, by the state of the job.
+_LAST = {"running": "now", "canceling": "now", "failed": "failed", "succeeded": "done"}
 
 
 class DrawnCurve(NamedTuple):
@@ -57,17 +77,22 @@ def shown(desk: Desk, tenant_id: str, job_id: str, base_url: str) -> dict[str, A
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    job = job_out(service.get(desk, tenant_id, job_id))
-    states = records.entries(desk, tenant_id, job_id, "state", limit=_STATES)
-    tail, newest = _tail(desk, tenant_id, job_id)
+    view = service.get(desk, tenant_id, job_id)
+    # What comes behind this number is told by the event stream, and shown once.
+    job, last = job_out(view), view.job.last_seq
+    states = _until(last, records.entries(desk, tenant_id, job_id, "state", limit=_STATES))
+    told = _until(last, records.entries(desk, tenant_id, job_id, "progress", limit=_PROGRESS))
     return {
         "job": job,
+        "stages": stages_of(job.state, told),
+        "marks": MARKS,
+        "stages_attempt": told[-1].attempt if told else job.attempt,
         "ended": job.state in TERMINAL,
         "has_report": job.figures is not None,
-        "last_seq": newest,
+        "last_seq": last,
         "timeline": [_change(event) for event in states],
         "curves": curves_of(desk, tenant_id, job_id),
-        "log": tail,
+        "log": _tail(desk, tenant_id, job_id, last),
         "differing": _differing(job),
         "config": pretty(job.config),
         "again": _again(job, base_url),
@@ -91,16 +116,40 @@ def curves_of(desk: Desk, tenant_id: str, job_id: str) -> list[DrawnCurve]:
     return drawn
 
 
-def _tail(desk: Desk, tenant_id: str, job_id: str) -> tuple[str, int]:
-    """The end of the log as text, and the number of the last event."""
-    last = service.get(desk, tenant_id, job_id).job.last_seq
-    lines: list[JobEvent] = []
+def stages_of(state: str, progress: Sequence[JobEvent]) -> list[Stage]:
+    """The stages of the last attempt in the order in which it came to them, each with what it told last.
+
+    Args:
+        state: of the job.
+        progress: its events of progress, oldest first.
+    """
+    if not progress:
+        return []
+    newest = progress[-1]
+    latest = {str(event.data["stage"]): event.data for event in progress if event.attempt == newest.attempt}
+    states = dict.fromkeys(latest, "done") | {str(newest.data["stage"]): _LAST.get(state, "stopped")}
+    return [Stage(name, states[name], _reached(data)) for name, data in latest.items()]
+
+
+def _reached(data: Mapping[str, Any]) -> str:
+    done, total, unit = data.get("done") or 0, data.get("total"), data.get("unit") or ""
+    if not total and not done:
+        return ""
+    return f"{done}/{total} {unit}".rstrip() if total else f"{done} {unit}".rstrip()
+
+
+def _until(last: int, events: Iterable[JobEvent]) -> list[JobEvent]:
+    return [event for event in events if event.seq <= last]
+
+
+def _tail(desk: Desk, tenant_id: str, job_id: str, last: int) -> str:
+    """The end of the log as text, up to the event of number ``last``."""
     reach = _TAIL
     while True:
         after = max(0, last - reach)
-        lines = records.entries(desk, tenant_id, job_id, "log", after=after, limit=reach)
+        lines = _until(last, records.entries(desk, tenant_id, job_id, "log", after=after, limit=reach))
         if len(lines) >= _TAIL or after == 0:
-            return records.log_text(lines[-_TAIL:]), last
+            return records.log_text(lines[-_TAIL:])
         reach *= 8
 
 

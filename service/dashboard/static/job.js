@@ -15,6 +15,47 @@ const progressed = ({ stage: name, done, total, unit, message, share, seconds_le
   left.textContent = typeof rest === "number" ? `about ${span(rest)} left` : "";
 };
 
+// Marks and words of states come from the server, so that there is one table of them.
+const made = (kind, key) => {
+  const found = document.getElementById(kind).content.querySelector(`[data-of="${CSS.escape(key)}"]`);
+  return found ? [...found.cloneNode(true).childNodes] : [document.createTextNode(key)];
+};
+const element = (name, text, kind) => Object.assign(document.createElement(name), { textContent: text, className: kind || "" });
+
+const stages = document.getElementById("stages");
+const marked = (item, key) => {
+  item.className = key;
+  item.querySelector(".mark")?.remove();
+  item.prepend(...made("marks", key));
+};
+const staged = ({ stage: name, done, total, unit }, attempt) => {
+  if (!name) return;
+  if (String(attempt) !== stages.dataset.attempt) {
+    stages.dataset.attempt = attempt;
+    stages.replaceChildren();
+  }
+  let item = [...stages.children].find(one => one.dataset.stage === name);
+  if (!item) {
+    item = document.createElement("li");
+    item.dataset.stage = name;
+    item.append(element("bdi", name), " ", element("span", "", "hint"));
+    stages.append(item);
+  }
+  for (const one of stages.children) if (one !== item && one.className !== "done") marked(one, "done");
+  if (item.className !== "now") marked(item, "now");
+  item.querySelector(".hint").textContent = total ? `${done}/${total} ${unit}` : done ? `${done} ${unit}` : "";
+};
+
+const changed = ({ created_at: at, attempt, data }) => {
+  const moment = `${at.slice(0, 10)} ${at.slice(11, 19)} UTC`;
+  const words = [data.name, data.reason, data.error && data.error.title].filter(Boolean).join(", ");
+  const item = document.createElement("li"), time = element("time", moment);
+  time.dateTime = at;
+  item.append(time, " ", ...made("states", data.state), " ", element("span", `${attempt ? `attempt ${attempt} ` : ""}${words}`, "hint"));
+  document.getElementById("timeline").append(item);
+  document.getElementById("state").replaceChildren(...made("states", data.state));
+};
+
 let asked = null;
 const drawn = () => {  // the server draws all curves; many figures in a row are drawn once
   asked ??= setTimeout(async () => {
@@ -27,7 +68,11 @@ const drawn = () => {  // the server draws all curves; many figures in a row are
 };
 
 const source = new EventSource(`${root}/v1/jobs/${job.dataset.id}/events?after=${job.dataset.after}`);
-source.addEventListener("progress", event => progressed(JSON.parse(event.data).data));
+source.addEventListener("progress", event => {
+  const { attempt, data } = JSON.parse(event.data);
+  progressed(data);
+  staged(data, attempt);
+});
 source.addEventListener("metric", drawn);
 source.addEventListener("log", event => {
   const { created_at: at, data } = JSON.parse(event.data);
@@ -36,7 +81,7 @@ source.addEventListener("log", event => {
   tail.scrollTop = tail.scrollHeight;
 });
 source.addEventListener("state", event => {
-  const { data } = JSON.parse(event.data);
-  if (data.state) document.getElementById("state").textContent = data.state;
+  const told = JSON.parse(event.data);
+  if (told.data.state) changed(told);
 });
 source.addEventListener("end", () => { source.close(); location.reload(); });

@@ -23,6 +23,7 @@ from worker.quantizer.finetune.reconstruction.outcome import Outcome
 from worker.quantizer.finetune.reconstruction.samples import SampleGatherer
 from worker.quantizer.finetune.reconstruction.selection import EndToEnd
 from worker.quantizer.finetune.reconstruction.tally import NOTHING_BETTER, Tally
+from worker.quantizer.finetune.telling import tell_layer
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
@@ -107,7 +108,7 @@ class _Bench:
     varies: bool
 
     def reconstruct(self, site: Site, visit: Visit) -> None:
-        """Solve the site, or take what an earlier attempt found; write it into the plan if it is kept."""
+        """Solve the site, or take what an earlier attempt found; write it into the plan if it is kept; tell of it."""
         services = self.toolkit.services
         store, key = services.checkpoint, f"{self.spec.method} {site.name}"
         stored = store.load_as(key, Outcome.from_bytes)
@@ -131,6 +132,8 @@ class _Bench:
         self.tally.errors[site.name] = found.error_before, found.error_after
         if found.changed:
             self.tally.changed += [node_name(node) for node in site.tuned]
+        errors = self.tally.errors[site.name]
+        tell_layer(services.run, self.spec.method, visit.index + 1, visit.total, site.name, *errors)
 
     def _solve(self, site: Site, visit: Visit, moments: MomentsSolver | None) -> Outcome | str:
         """What a solver found, or why there is nothing to find."""

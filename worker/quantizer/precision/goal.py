@@ -96,6 +96,11 @@ class Referee:
         self.notes: list[str] = []
 
     @property
+    def figure(self) -> str:
+        """What the value of ``Measured`` is called beside other figures of a trial."""
+        return "drop" if isinstance(self._goal, DropGoal) else f"goal_{self._goal.metric}"
+
+    @property
     def data(self) -> Dataset:
         """What drafts are measured on."""
         return self._case.measured_on

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import onnx
 
@@ -22,6 +25,25 @@ from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
 
 SAMPLES = 48
+
+
+class Listener(SilentRun):
+    """Remembers what it is told.
+
+    Attributes:
+        told: stage, step and values of every metric.
+        words: every message of the log.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, dict[str, float | None]]] = []
+        self.words: list[str] = []
+
+    def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
+        self.told.append((stage, step, dict(values)))
+
+    def log(self, message: str, *_: Any) -> None:
+        self.words.append(message)
 
 
 def chain_of_convolutions(layers: int = 4, *, batch: str = "N", outlier: int | None = None) -> onnx.ModelProto:

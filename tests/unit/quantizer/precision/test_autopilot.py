@@ -17,7 +17,7 @@ from service.contracts.calibration import PercentileCalibration
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import CanceledError
 from service.contracts.search import Search, TrialFigures
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
+from tests.unit.quantizer.precision.benches import Listener, chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.evaluation.certainty.evidence import Evidence
 from worker.quantizer.graph.regions import REGION
@@ -339,3 +339,18 @@ def test_what_is_excluded_within_a_region_stays_in_float_whatever_is_tried(tmp_p
             assert np.array_equal(stored[nodes[name].input[1]], original[weight])
         region = [makers.get(nodes[name].input[1]) for name in ("conv0", "conv2")]
         assert content is not result.model or "DequantizeLinear" in region
+
+
+def test_every_trial_is_told_as_it_comes_and_again_with_its_value_once_evaluated(tmp_path: Path) -> None:
+    runs = Listener(), Listener()
+    changes = [flown(pilot(20.0), store=CheckpointStore(tmp_path), run=run) for run in runs]
+    for run, change in zip(runs, changes, strict=True):
+        rows = found(change).trials
+        latest = {step: values for stage, step, values in run.told if stage == "autopilot"}
+        assert list(latest) == list(range(1, len(rows) + 1))
+        for row, figures in zip(rows, latest.values(), strict=True):
+            assert figures == {"sqnr_db": row.sqnr_db} | ({"goal_sqnr": row.value} if row.evaluated else {})
+        lines = [line for line in run.words if line.startswith("autopilot, recipe ")]
+        assert [line.split(": ", 1)[0] for line in lines] == [f"autopilot, recipe {step}" for step in latest]
+        assert all(row.name in line for row, line in zip(rows, lines, strict=True))
+    assert all(row.resumed for row in found(changes[1]).trials)

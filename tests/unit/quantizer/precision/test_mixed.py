@@ -15,7 +15,7 @@ from service.contracts.algorithms.precision import Level
 from service.contracts.config import parse_config
 from service.contracts.errors import CanceledError, InvalidConfigError
 from service.contracts.sensitivity import Sensitivity
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
+from tests.unit.quantizer.precision.benches import Listener, chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.precision.goal import Measured, Referee
@@ -248,6 +248,21 @@ def test_a_search_that_was_broken_off_does_not_repeat_its_evaluations(tmp_path: 
     assert resumed.draft is not None
     assert whole.draft is not None
     assert resumed.draft.emitted_bytes() == whole.draft.emitted_bytes()
+
+
+def test_every_trial_tells_how_many_are_lowered_and_what_the_goal_speaks_of(tmp_path: Path) -> None:
+    runs = Listener(), Listener()
+    for run in runs:
+        store = CheckpointStore(tmp_path)
+        draft, toolkit = toolkit_for(chain_of_convolutions(outlier=2), PER_TENSOR, checkpoint=store, run=run)
+        change = MixedPrecisionStep(mixed(41.0)).apply(draft, toolkit)
+        told = [(step, values) for stage, step, values in run.told if stage == "mixed precision"]
+        assert [step for step, _ in told] == list(range(1, len(told) + 1))
+        assert f"{len(told)} evaluations" in change.summary
+        lowered = {values["lowered"]: values["goal_sqnr"] for _, values in told}
+        assert len(lowered) == len(told)
+        assert max(k for k, value in lowered.items() if value >= 41.0) == len(change.nodes)
+    assert runs[0].told == runs[1].told
 
 
 def test_a_mix_is_measured_with_the_bias_correction_that_follows(tmp_path: Path) -> None:

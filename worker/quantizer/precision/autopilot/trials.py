@@ -127,20 +127,33 @@ class Bench:
             trial = Trial(basis, chain, score, kept, False, time.monotonic() - begin)
             document = {"score": score.model_dump(mode="json"), "kept": kept, "seconds": trial.seconds}
             self._store.save(f"trial {key}", json.dumps(document).encode(), shared=True)
-        self._trials[key] = trial
+        self._enter(key, trial)
         return trial
 
     def add(self, trial: Trial, draft: Draft) -> None:
         """Enter a trial that was made elsewhere."""
         key = _key(trial.basis, trial.chain)
-        self._trials[key], self._drafts[key] = trial, draft
+        self._drafts[key] = draft
+        self._enter(key, trial)
 
     def draft_of(self, trial: Trial) -> Draft:
         """The trial's draft, made again if an earlier attempt made it."""
         return self._make(trial.basis, trial.chain)
 
     def evaluate(self, trial: Trial) -> Finalist:
-        """The figures of a trial's model on all data."""
+        """The figures of a trial's model on all data, which are told beside its score.
+
+        Raises:
+            InvalidConfigError: the data cannot give the goal's metric.
+            EngineError: the runtime failed.
+            CanceledError: the run was canceled.
+        """
+        finalist = self._evaluated(trial)
+        figures = {"sqnr_db": trial.score.sqnr_db, self.referee.figure: finalist.measured.value}
+        self.services.run.metric("autopilot", self._number(_key(trial.basis, trial.chain)), figures)
+        return finalist
+
+    def _evaluated(self, trial: Trial) -> Finalist:
         key = f"evaluation {_key(trial.basis, trial.chain)}"
         found = self._store.load_as(key, json.loads)
         if found is not None:
@@ -188,6 +201,18 @@ class Bench:
         """Say which algorithms will be tried, so that their statistics are collected together."""
         found = [algorithm for chain in chains for algorithm in chain]
         self._steps = [self._toolkit.step_of(one) for k, one in enumerate(found) if one not in found[:k]]
+
+    def _enter(self, key: str, trial: Trial) -> None:
+        """Number a finished trial and tell its score."""
+        self._trials[key] = trial
+        number, sqnr_db = self._number(key), trial.score.sqnr_db
+        self.services.run.metric("autopilot", number, {"sqnr_db": sqnr_db})
+        words = "an undefined SQNR" if sqnr_db is None else f"SQNR {sqnr_db:.4g} dB"
+        self.services.run.log(f"autopilot, recipe {number}: {trial.name}, {words}")
+
+    def _number(self, key: str) -> int:
+        """Of a trial, from 1, in the order in which they were made."""
+        return list(self._trials).index(key) + 1
 
     @property
     def _store(self) -> CheckpointStore:

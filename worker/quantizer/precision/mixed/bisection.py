@@ -166,6 +166,9 @@ class Bisection:
                 document = {"measured": measured.document, "over_budget": mix.over_budget}
                 self._services.checkpoint.save(key, json.dumps(document).encode())
                 self._tried[lowered] = mix
+            value = self._tried[lowered].measured.value
+            figures = {"lowered": float(lowered), self._referee.figure: value}
+            self._services.run.metric("mixed precision", len(self._tried), figures)
         return self._tried[lowered]
 
     def _out_of_time(self) -> bool:
