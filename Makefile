@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Only what a lock file names, and of it only files whose hashes it holds.
 LOCKED = install --require-hashes --no-deps --requirement
 LOCKS := requirements.lock requirements-cpu.lock requirements-cuda.lock
-.PHONY: help demo test test-fast soak lint audit up bench lock mlflow clean
+.PHONY: help demo test test-fast soak lint audit up bench screenshots lock mlflow axe clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,7 @@ bench: $(STAMP) ## Print the tables of docs/benchmarks.md; needs the real models
 	$(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python -m benchmarks.advice
 	$(BIN)/python -m benchmarks.calibration
+	$(BIN)/python -m benchmarks.dashboard
 	$(BIN)/python -m benchmarks.equalization
 	$(BIN)/python -m benchmarks.finetune
 	$(BIN)/python -m benchmarks.precision
@@ -65,6 +66,9 @@ bench: $(STAMP) ## Print the tables of docs/benchmarks.md; needs the real models
 	$(BIN)/python -m benchmarks.service
 	$(BIN)/python -m benchmarks.submit_latency
 	$(BIN)/python -m benchmarks.weights
+
+screenshots: $(STAMP) ## Pictures of the pages, light, dark and narrow, in build/screenshots; needs chromium
+	$(BIN)/python -m tools.screenshots
 
 lock: $(STAMP) ## Resolve the lock files from pyproject.toml (LOCK_ARGS=--upgrade: with the newest versions)
 	$(BIN)/python tools/lock.py $(LOCK_ARGS)
@@ -77,5 +81,11 @@ $(VENV)-mlflow/.installed: requirements-mlflow.lock
 
 mlflow: $(VENV)-mlflow/.installed ## Install the server of MLflow that the tests of the hand-over need; without it they skip
 
+# One script of one package: its version and digest stand in the tool.
+$(VENV)-axe/axe.min.js: tools/axe.py
+	$(PYTHON) tools/axe.py $(VENV)-axe
+
+axe: $(VENV)-axe/axe.min.js ## Fetch axe-core, with which the pages are checked; without it those tests skip
+
 clean: ## Remove the virtual environments and caches
-	rm -rf $(VENV) $(VENV)-audit $(VENV)-mlflow .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-mlflow $(VENV)-axe .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

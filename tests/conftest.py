@@ -30,6 +30,7 @@ from service.keys.secrets import NewKey
 from service.settings import Settings
 from service.tables import Base
 from tests.support import in_memory, leaks, services
+from tests.support.axe import axe_trouble
 from tests.support.browser import browser_trouble
 from tests.support.data import data_dir, missing_data
 from tests.support.mlflow_server import mlflow_trouble
@@ -74,6 +75,7 @@ def pytest_report_header() -> list[str]:
         services.redis_trouble(),
         services.tools_trouble(),
         browser_trouble(),
+        axe_trouble(),
         mlflow_trouble(),
     )
     return lines + [f"WARNING: {trouble}" for trouble in troubles if trouble is not None]
@@ -108,6 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ("postgres", "_postgres_session_url", services.postgres_trouble()),
         ("redis", "redis_url", services.redis_trouble()),
         ("browser", "browser", browser_trouble()),
+        ("axe", "axe", axe_trouble()),
     )
     for mark, fixture, trouble in needs:
         if trouble is None:

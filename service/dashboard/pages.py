@@ -66,6 +66,7 @@ def environment() -> Environment:
         "moment": words.moment,
         "iso": words.iso,
         "pretty": words.pretty,
+        "lines": words.lines,
     }
     made.globals |= {"asset": asset_url, "count": figures.count, "state_words": words.STATES, "version": VERSION}
     return made

@@ -8,7 +8,8 @@ from service.dashboard.assets import router as assets
 from service.dashboard.jobs import router as jobs
 from service.dashboard.overview import router as overview
 from service.dashboard.signing_in import router as signing_in
+from service.dashboard.style_page import router as style_page
 
 router = APIRouter(include_in_schema=False)
-for part in (assets, signing_in, overview, jobs):
+for part in (assets, signing_in, overview, jobs, style_page):
     router.include_router(part)

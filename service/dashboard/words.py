@@ -6,7 +6,10 @@ import json
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 from service.reports.figures import NOTHING
+from service.reports.names import shown
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 
@@ -72,3 +75,8 @@ def iso(at: datetime) -> str:
 def pretty(document: Any) -> str:
     """A document as JSON that people read."""
     return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def lines(text: str) -> Markup:
+    """A text of several lines, whole: in every other one a line break is shown as its escape, and its end is cut."""
+    return Markup("\n").join(shown(line) for line in text.split("\n"))

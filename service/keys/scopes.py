@@ -11,6 +11,7 @@ _NEEDED: dict[tuple[str, str], Scope] = {
     ("POST", "/v1/jobs/{job_id}/events/token"): "read",
     ("POST", "/v1/batches/{batch_id}/events/token"): "read",
     ("DELETE", "/v1/jobs/{job_id}"): "manage",
+    ("POST", "/jobs/{job_id}/delete"): "manage",
     ("DELETE", "/v1/batches/{batch_id}"): "manage",
     ("DELETE", "/v1/models/{model_id}"): "manage",
     ("DELETE", "/v1/datasets/{dataset_id}"): "manage",

@@ -79,6 +79,11 @@ class ApiProcess:
         limit = self.open_files() + count
         resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, (limit, limit))
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now."""
+        return self._process.pid
+
     def open_files(self) -> int:
         """How many files and sockets the process has open."""
         return len(list(Path(f"/proc/{self._process.pid}/fd").iterdir()))

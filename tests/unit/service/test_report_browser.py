@@ -12,42 +12,13 @@ import pytest
 from service.contracts.report import Report
 from service.reports.html import html
 from tests.support import services
-from tests.support.browser import ARGUMENTS, browser_trouble, chromium
+from tests.support.browser import browser_trouble, running_browser
 from tests.support.front import make_report
+from tests.support.looks import CONTRAST, OPEN_ALL, STICKING_OUT
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.reports import full_report, hostile_document, large_report
 
 pytestmark = pytest.mark.slow  # starts a browser
-
-# WCAG 2: contrast of small and of large text (24 px, or 18.66 px bold).
-_CONTRAST = """() => {
-  const rgb = text => (text.match(/[\\d.]+/g) || []).map(Number);
-  const channel = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const behind = element => {
-    for (let e = element; e; e = e.parentElement) {
-      const back = rgb(getComputedStyle(e).backgroundColor);
-      if (back.length === 3 || back[3] === 1) return back;
-    }
-    return rgb(getComputedStyle(document.documentElement).backgroundColor);
-  };
-  const poor = [];
-  let seen = 0;
-  for (const element of document.querySelectorAll("body *")) {
-    const own = [...element.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
-    if (!own || !element.getClientRects().length) continue;
-    seen += 1;
-    const style = getComputedStyle(element);
-    const front = luminance(rgb(element.closest("svg") ? style.fill : style.color));
-    const back = luminance(behind(element));
-    const ratio = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
-    const size = parseFloat(style.fontSize);
-    const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
-    if (ratio < (large ? 3 : 4.5)) poor.push([element.tagName, element.textContent.slice(0, 40), ratio]);
-  }
-  return {poor, seen};
-}"""
-_OPEN_ALL = "() => document.querySelectorAll('details').forEach(part => { part.open = true; })"
 
 
 @dataclass
@@ -65,14 +36,8 @@ Show = Callable[..., Seen]
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     services.require(browser_trouble())
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        program = driver.chromium.launch(
-            executable_path=chromium(), args=list(ARGUMENTS), timeout=1000 * PATIENCE_SECONDS
-        )
+    with running_browser() as program:
         yield program
-        program.close()
 
 
 @pytest.fixture
@@ -113,7 +78,7 @@ REPORTS = (full_report, hostile_report, small_report)
 @pytest.mark.parametrize("report", REPORTS)
 def test_the_page_loads_and_runs_nothing(show: Show, report: Callable[[], Report]) -> None:
     seen = show(report())
-    seen.page.evaluate(_OPEN_ALL)
+    seen.page.evaluate(OPEN_ALL)
     assert len(seen.requests) == 1
     assert seen.requests[0].startswith("file://")
     assert seen.troubles == []
@@ -141,21 +106,17 @@ def test_a_script_that_got_in_would_not_run(show: Show, browser: Any, tmp_path: 
 @pytest.mark.parametrize("report", REPORTS)
 def test_nothing_sticks_out_of_the_page(show: Show, report: Callable[[], Report], width: int) -> None:
     seen = show(report(), width=width)
-    seen.page.evaluate(_OPEN_ALL)
+    seen.page.evaluate(OPEN_ALL)
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
-    # what stands in no box that scrolls must end within the page
-    out = """w => [...document.querySelectorAll('body *')]
-             .filter(e => !e.closest('.scroll, pre') && e.getClientRects().length)
-             .filter(e => e.getBoundingClientRect().right > w + 0.5).map(e => e.outerHTML.slice(0, 80))"""
-    assert seen.page.evaluate(out, width) == []
+    assert seen.page.evaluate(STICKING_OUT, width) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("report", [full_report, small_report])
 def test_every_text_can_be_read(show: Show, report: Callable[[], Report], scheme: str) -> None:
     seen = show(report(), scheme=scheme)
-    seen.page.evaluate(_OPEN_ALL)
-    found = seen.page.evaluate(_CONTRAST)
+    seen.page.evaluate(OPEN_ALL)
+    found = seen.page.evaluate(CONTRAST)
     assert found["seen"] > 50
     assert found["poor"] == []
 
@@ -164,7 +125,7 @@ def test_every_text_can_be_read(show: Show, report: Callable[[], Report], scheme
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_verdict_can_be_read(show: Show, verdict: str, scheme: str) -> None:
     seen = show(full_report(verdict=verdict), scheme=scheme, width=360)
-    assert seen.page.evaluate(_CONTRAST)["poor"] == []
+    assert seen.page.evaluate(CONTRAST)["poor"] == []
 
 
 def test_light_and_dark_differ(show: Show) -> None:

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.db import migrate
+from service.deps import Desk
+from service.keys.cookies import COOKIE
+from service.settings import Settings
+from tests.api.conftest import app, sqlite_front
+from tests.support import services
+from tests.support.browser import browser_trouble, running_browser
+from tests.support.filled import fill
+from tests.support.front import Front
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server import ApiProcess
+
+__all__ = ["app", "sqlite_front"]
+KEY = "0a1b2c3d4e5f-of-some-length-for-pages"
+# Kept in every page before its own scripts run; what the policy refused is told at the end.
+_WATCH = """window.refused = [];
+document.addEventListener('securitypolicyviolation', e => refused.push(`${e.violatedDirective} ${e.blockedURI}`));"""
+
+
+@dataclass
+class Seen:
+    """A page in a browser, and what went wrong in it."""
+
+    page: Any
+    troubles: list[str] = field(default_factory=list)
+
+    def refused(self) -> list[str]:
+        """What the policy of the page has kept from being loaded or run."""
+        found: list[str] = self.page.evaluate("window.refused")
+        return found
+
+
+Open = Callable[..., Seen]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A service that runs, and what is in it."""
+
+    url: str
+    front: Front
+    ids: dict[str, str]
+    session: str
+
+    def address(self, path: str) -> str:
+        """Of a page whose path names things by what they are."""
+        return self.url + path.format(**self.ids)
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """One service for all tests that look at pages: they change nothing that others see, but for jobs of their own."""
+    folder = tmp_path_factory.mktemp("pages")
+    url = f"sqlite:///{folder / 'service.db'}"
+    migrate(url)
+    settings = Settings(data_dir=folder / "data", database_url=url, min_free_bytes=0, api_key=KEY)
+    desk, process = Desk.from_settings(settings), ApiProcess(settings)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=process.url, headers=headers, timeout=PATIENCE_SECONDS) as http:
+        front = Front(http, desk)  # type: ignore[arg-type] - of the same methods
+        signed_in = http.post("/sign-in", data={"key": KEY})
+        assert signed_in.status_code == 303, signed_in.text
+        session = signed_in.cookies[COOKIE]
+        http.cookies.clear()
+        yield Place(process.url, front, fill(front), session)
+    desk.close()
+    process.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    services.require(browser_trouble())
+    with running_browser() as program:
+        yield program
+
+
+@pytest.fixture
+def open_page(browser: Any, place: Place, tmp_path: Path) -> Iterator[Open]:
+    """Opens a page as somebody who is signed in."""
+    contexts = []
+
+    def opened(path: str, *, signed_in: bool = True, **options: Any) -> Seen:
+        viewport = {"width": options.pop("width", 1440), "height": 900}
+        context = browser.new_context(viewport=viewport, **options)
+        contexts.append(context)
+        context.set_default_timeout(1000 * PATIENCE_SECONDS)
+        context.add_init_script(_WATCH)
+        if signed_in:
+            cookie = {"name": COOKIE, "value": place.session, "url": place.url, "httpOnly": True, "sameSite": "Strict"}
+            context.add_cookies([cookie])
+        seen = Seen(context.new_page())
+        seen.page.on("console", lambda message: _note(seen, message))
+        seen.page.on("pageerror", lambda error: seen.troubles.append(f"error: {error}"))
+        seen.page.goto(place.address(path), wait_until="load")
+        return seen
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def _note(seen: Seen, message: Any) -> None:
+    """A page that says that something is missing or refused is one of status 4xx, of which browsers complain."""
+    of_the_page = message.location.get("url", "") == seen.page.url and "Failed to load resource" in message.text
+    if message.type in ("error", "warning") and not of_the_page:
+        seen.troubles.append(f"{message.type}: {message.text}")

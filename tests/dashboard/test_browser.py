@@ -1,0 +1,155 @@
+"""Every page in real Chromium: nothing is refused or fails, all can be read and used, at any width, light and dark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.dashboard.conftest import KEY, Open, Place
+from tests.support import looks
+from tests.support.filled import HOSTILE_NAME, end, tell
+from tests.support.front import make_report
+from tests.support.pages import Known, served
+
+pytestmark = pytest.mark.slow  # starts a browser and a service
+WIDTHS = (1440, 360)
+SCHEMES = ("light", "dark")
+BOTH = pytest.mark.parametrize("known", [pytest.param(page, id=page.name) for page in served()])
+
+
+def test_the_pages_are_there() -> None:
+    assert {"overview", "jobs", "job-running", "style"} <= {page.name for page in served()}
+
+
+@BOTH
+def test_a_page_can_be_read_and_used(open_page: Open, known: Known) -> None:
+    seen = open_page(known.path, signed_in=known.name != "sign-in")
+    page = seen.page
+    assert page.locator("main h1").count() == 1
+    page.evaluate(looks.OPEN_ALL)
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(looks.STICKING_OUT, width) == []
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        found = page.evaluate(looks.CONTRAST)
+        assert found["seen"] > 5
+        assert found["poor"] == []
+    for script in (looks.UNLABELLED, looks.NAMELESS, looks.HEADINGS, looks.DOUBLE_IDS, looks.INLINE):
+        assert page.evaluate(script) == []
+    assert seen.refused() == []
+    assert seen.troubles == []
+
+
+@BOTH
+def test_a_page_says_the_same_without_scripts(open_page: Open, known: Known) -> None:
+    signed_in = known.name != "sign-in"
+    plain = open_page(known.path, signed_in=signed_in, java_script_enabled=False)
+    assert plain.page.locator("main h1").count() == 1
+    # no control that needs a script to do something
+    for form in plain.page.locator("main form").all():
+        assert form.get_attribute("action") is not None
+        assert form.locator("button, input[type=submit]").count() >= 1
+
+
+def focused(page: Any) -> str:
+    found: str = page.evaluate("document.activeElement.textContent.trim() || document.activeElement.id")
+    return found
+
+
+def tab_to(page: Any, words: str, *, most: int = 60) -> None:
+    """Go on from control to control, as who has no mouse does."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if focused(page) == words:
+            return
+    raise AssertionError(f"{words!r} is not reached by the keyboard")
+
+
+def test_signing_in_by_keyboard(open_page: Open, place: Place) -> None:
+    page = open_page("/jobs?state=failed", signed_in=False).page
+    assert page.url.startswith(f"{place.url}/sign-in?next=")
+    assert page.evaluate("document.activeElement.id") == "f-key"
+    page.keyboard.type("wrong")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[aria-invalid=true]")
+    page.reload()
+    page.goto(f"{place.url}/sign-in?next=%2Fjobs%3Fstate%3Dfailed")
+    page.evaluate("document.activeElement.blur()")
+    tab_to(page, "f-key")
+    page.keyboard.type(KEY)
+    tab_to(page, "Sign in")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{place.url}/jobs?state=failed")
+    assert page.locator("h1").inner_text() == "Jobs"
+    tab_to(page, "Sign out")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{place.url}/sign-in")
+
+
+def test_the_navigation_can_be_skipped(open_page: Open) -> None:
+    page = open_page("/jobs").page
+    page.keyboard.press("Tab")
+    link = page.locator(".skip")
+    assert focused(page) == "Skip to the content"
+    box = link.bounding_box()
+    assert box["x"] >= 0 and box["y"] >= 0
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('main') !== null")
+
+
+def test_a_job_is_canceled_by_keyboard(open_page: Open, place: Place) -> None:
+    of_both = {"model_id": place.ids["model"], "calibration_dataset_id": place.ids["dataset"]}
+    job_id = place.front.new_job(name="to be canceled", **of_both)
+    page = open_page(f"/jobs/{job_id}").page
+    asked = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
+    tab_to(page, "Cancel")
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    page.wait_for_selector(".acts >> text=Run it again")
+    assert asked == ["Cancel this job?"]
+    assert "canceled" in page.locator("#state").inner_text()
+
+
+def test_a_job_is_canceled_without_scripts(open_page: Open, place: Place) -> None:
+    of_both = {"model_id": place.ids["model"], "calibration_dataset_id": place.ids["dataset"]}
+    job_id = place.front.new_job(name="to be canceled, too", **of_both)
+    page = open_page(f"/jobs/{job_id}", java_script_enabled=False).page
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Run it again").wait_for()
+    assert "canceled" in page.locator("#state").inner_text()
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/jobs/{hostile}"])
+def test_a_hostile_name_is_text(open_page: Open, path: str) -> None:
+    seen = open_page(path)
+    page = seen.page
+    asked = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    assert "<script>alert(1)</script>" in page.locator("main").inner_text()
+    assert page.locator("main script, main img").count() == 0
+    text = page.locator("main").inner_text()
+    assert "\u202e" not in text
+    assert HOSTILE_NAME not in text, "a name of thousands of characters is cut"
+    assert asked == []
+    assert seen.refused() == []
+
+
+def test_a_job_that_runs_is_followed(open_page: Open, place: Place) -> None:
+    of_both = {"model_id": place.ids["model"], "calibration_dataset_id": place.ids["dataset"]}
+    job_id = place.front.new_job(name="followed", **of_both)
+    seen = open_page(f"/jobs/{job_id}")
+    place.front.claim(job_id)
+    tell(place.front, job_id, "The <b>first</b> line", 0.25)
+    seen.page.wait_for_function("document.getElementById('tail').textContent.includes('The <b>first</b> line')")
+    seen.page.wait_for_function("document.querySelector('#meter progress').value === 0.25")
+    assert seen.page.locator("#tail b").count() == 0
+    end(place.front, job_id, make_report())
+    seen.page.wait_for_selector(".acts >> text=Run it again")
+    assert seen.refused() == []
+    assert seen.troubles == []

@@ -1,0 +1,127 @@
+"""Pictures of the pages of a service with real work in it: light, dark and narrow.
+
+usage: python -m tools.screenshots [--output build/screenshots]
+
+Starts a service on a temporary folder, trains the small network of the demo on real digits, quantizes it, and goes
+through the pages with Chromium. Pages that the service does not have are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from playwright.sync_api import Browser, sync_playwright
+
+from service.client import Client
+from service.contracts.config import parse_config
+from service.contracts.dataset import PreprocessingSpec
+from service.keys.files import LOCAL_KEY_FILE, own_secret
+from tests.support.browser import ARGUMENTS, browser_trouble, chromium
+from tests.support.pages import Known, is_served
+from worker.commands.demo import CONFIG, PREPROCESSING, serving
+
+PAGES = (
+    Known("sign-in", "/sign-in"),
+    Known("overview", "/"),
+    Known("jobs", "/jobs"),
+    Known("job", "/jobs/{job}"),
+    Known("job-failed", "/jobs/{failed}"),
+    Known("job-missing", "/jobs/job_nothing"),
+    Known("new", "/new"),
+    Known("new-from", "/new?from={job}"),
+    Known("report", "/jobs/{job}/report"),
+    Known("graph", "/jobs/{job}/graph"),
+    Known("compare", "/compare?job={job}&job={other}"),
+    Known("models", "/models"),
+    Known("model", "/models/{model}"),
+    Known("datasets", "/datasets"),
+    Known("dataset", "/datasets/{dataset}"),
+    Known("schedules", "/schedules"),
+    Known("new-schedule", "/schedules/new?from={job}"),
+    Known("workers", "/workers"),
+    Known("webhooks", "/webhooks"),
+    Known("admin", "/admin"),
+)
+
+
+class Look(NamedTuple):
+    """How a page is looked at."""
+
+    name: str
+    width: int
+    height: int
+    scheme: str
+
+
+LOOKS = (Look("light", 1440, 900, "light"), Look("dark", 1440, 900, "dark"), Look("phone", 360, 780, "light"))
+
+
+def work(folder: Path, client: Client) -> dict[str, str]:
+    """Give the service something to show; ids by what they are."""
+    # in a process of its own: torch must not be loaded where others are started
+    subprocess.run([sys.executable, "-m", "worker.commands.demo_model", str(folder)], check=True)
+    spec = PreprocessingSpec.model_validate(PREPROCESSING)
+    model = client.wait_ready(client.push_model(folder / "digits.onnx")).id
+    calibration = client.wait_ready(client.push_dataset(folder / "calibration.npz", spec)).id
+    evaluation = client.wait_ready(client.push_dataset(folder / "evaluation.npz", spec)).id
+    inputs = {"model": model, "calibration": calibration, "evaluation": evaluation}
+    job = client.submit(**inputs, config=parse_config(CONFIG), name="digits, as the demo does")
+    tuned = {**CONFIG, "preset": "u8s8_aaws_adaround"}
+    other = client.submit(**inputs, config=parse_config(tuned), name="digits, rounded by adaround")
+    failing = client.submit(**inputs, config=parse_config(CONFIG), name="canceled by hand")
+    client.cancel(failing.id)
+    for one in (job, other):
+        client.wait_succeeded(one.id)
+    client.wait(failing.id)
+    return {"job": job.id, "other": other.id, "failed": failing.id, "model": model, "dataset": calibration}
+
+
+def take(browser: Browser, url: str, key: str, ids: dict[str, str], output: Path) -> int:
+    """Write the pictures; how many there are."""
+    taken = 0
+    for look in LOOKS:
+        viewport: Any = {"width": look.width, "height": look.height}
+        scheme: Any = look.scheme
+        context = browser.new_context(viewport=viewport, color_scheme=scheme)
+        page = context.new_page()
+        for known in PAGES:
+            if not is_served(known.path):
+                continue
+            page.goto(url + known.path.format(**ids), wait_until="load")
+            page.screenshot(path=output / f"{known.name}-{look.name}.png", full_page=True)
+            taken += 1
+            if known.name == "sign-in":
+                page.fill("#f-key", key)
+                page.get_by_role("button", name="Sign in").click()
+                page.wait_for_url(f"{url}/")
+        context.close()
+    return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("build/screenshots"))
+    output = parser.parse_args().output
+    if (trouble := browser_trouble()) is not None:
+        parser.error(trouble)
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="quantmill-screenshots-") as temporary:
+        folder, home = Path(temporary), Path(temporary) / "home"
+        with serving(home, folder / "service.log") as url:
+            key = own_secret(home / LOCAL_KEY_FILE)
+            with Client(url, key=key) as client:
+                ids = work(folder, client)
+            with sync_playwright() as driver:
+                browser = driver.chromium.launch(executable_path=chromium(), args=list(ARGUMENTS))
+                taken = take(browser, url, key, ids, output)
+                browser.close()
+    print(f"{taken} pictures in {output}")
+
+
+if __name__ == "__main__":
+    main()
