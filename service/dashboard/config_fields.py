@@ -60,8 +60,9 @@ class Slot:
         """A value as the field shows it."""
         if self.look == "choice":
             return next((text for text, one in self.options if one == value and type(one) is type(value)), "")
-        plain = isinstance(value, str) and (self.look != "text" or not _is_json(value))
-        return value if plain and self.look != "document" else json.dumps(value, ensure_ascii=False)
+        # no document is a text: one that stands in its place is what was typed, and was no JSON
+        as_it_is = isinstance(value, str) and (self.look != "text" or not _is_json(value))
+        return value if as_it_is else json.dumps(value, ensure_ascii=False)
 
     def value(self, text: str) -> Any:
         """The value that a text stands for; a text that is no such value is left for the contract to refuse.

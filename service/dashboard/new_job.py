@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
@@ -288,8 +288,7 @@ def _choices_of(desk: Desk, tenant_id: str, draft: Draft, name: str, rows: Seque
 
 
 def _words(row: Model | Dataset) -> str:
-    outline: dict[str, Any] = row.outline or {} if isinstance(row, Model) else row.summary or {}
-    samples = outline.get("samples")
+    samples = (row.outline or {}).get("samples")
     return f"{row.name}@{row.version}" + (f" · {samples} samples" if samples else "")
 
 

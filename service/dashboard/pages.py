@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.contracts.http_errors import HttpError
@@ -69,9 +70,16 @@ def environment() -> Environment:
         "moment": words.moment,
         "iso": words.iso,
         "pretty": words.pretty,
+        "typed": typed,
     }
     made.globals |= {"asset": asset_url, "count": figures.count, "state_words": words.STATES, "version": VERSION}
     return made
+
+
+def typed(text: str) -> Markup:
+    """What stands in a field of a form: nothing is left out or spelled otherwise, as it is sent again."""
+    # half of a surrogate pair is no text; in JSON it is this escape
+    return escape(text.encode("utf-8", "backslashreplace").decode())
 
 
 def page(request: Request, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
