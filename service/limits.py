@@ -100,6 +100,10 @@ TABLE: tuple[Row, ...] = (
     ),
     _row("POST", "/v1/batches", Limits(body_bytes=8 * MIB)),
     _row("POST", "/v1/models/ID/inspect", Limits(body_bytes=64 * MIB, path_bytes=_NAMED_PATH)),
+    # the form of a job: files, which are streamed; its config twice, as text and as fields, and in its address
+    _row("POST", "/new/model|/new/dataset", Limits(body_bytes=None, timed=False)),
+    _row("POST", "/new", Limits(body_bytes=8 * MIB)),
+    _row("GET", "/new", Limits(query_bytes=24 * KIB)),
     # 8 presigned URLs, each with 16 headers
     _row("POST", "/v1/jobs/ID/hand-over", Limits(body_bytes=1 * MIB)),
     # 256 file names; a mean and a deviation per channel

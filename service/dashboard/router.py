@@ -6,10 +6,19 @@ from fastapi import APIRouter
 
 from service.dashboard.assets import router as assets
 from service.dashboard.jobs import router as jobs
+from service.dashboard.new_job import router as new_job
 from service.dashboard.overview import router as overview
 from service.dashboard.signing_in import router as signing_in
 from service.dashboard.style_page import router as style_page
 
 router = APIRouter(include_in_schema=False)
-for part in (assets, signing_in, overview, jobs, style_page):
+_PAGES = (
+    assets,
+    signing_in,
+    overview,
+    jobs,
+    new_job,
+    style_page,
+)
+for part in _PAGES:
     router.include_router(part)

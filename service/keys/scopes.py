@@ -10,6 +10,8 @@ _NEEDED: dict[tuple[str, str], Scope] = {
     ("POST", "/v1/jobs:validate"): "read",
     ("POST", "/v1/jobs/{job_id}/events/token"): "read",
     ("POST", "/v1/batches/{batch_id}/events/token"): "read",
+    # a form that nobody could send who may not submit
+    ("GET", "/new"): "submit",
     ("DELETE", "/v1/jobs/{job_id}"): "manage",
     ("POST", "/jobs/{job_id}/delete"): "manage",
     ("DELETE", "/v1/batches/{batch_id}"): "manage",

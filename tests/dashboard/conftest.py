@@ -12,7 +12,7 @@ from service.db import migrate
 from service.deps import Desk
 from service.keys.cookies import COOKIE
 from service.settings import Settings
-from tests.api.conftest import app, sqlite_front
+from tests.api.conftest import app, front, sqlite_front
 from tests.support import services
 from tests.support.browser import browser_trouble, running_browser
 from tests.support.filled import fill
@@ -20,7 +20,7 @@ from tests.support.front import Front
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server import ApiProcess
 
-__all__ = ["app", "sqlite_front"]
+__all__ = ["app", "front", "sqlite_front"]
 KEY = "0a1b2c3d4e5f-of-some-length-for-pages"
 # Kept in every page before its own scripts run; what the policy refused is told at the end.
 _WATCH = """window.refused = [];

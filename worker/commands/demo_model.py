@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -53,14 +54,14 @@ def build() -> nn.Sequential:
     )
 
 
-def train(images: np.ndarray, labels: np.ndarray) -> nn.Sequential:
-    """Train on ``images`` uint8 [n, 8, 8] in 0..16 and ``labels`` int64 [n]; seeded.
+def train(images: np.ndarray, labels: np.ndarray, make: Callable[[], nn.Sequential] = build) -> nn.Sequential:
+    """Train what ``make`` gives on ``images`` uint8 [n, 8, 8] in 0..16 and ``labels`` int64 [n]; seeded.
 
     On one thread: the network is small, threads would mostly wait for one another, and sums keep their order.
     """
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    network = build()
+    network = make()
     inputs = torch.from_numpy(images.astype(np.float32)[:, None] / 16)
     targets = torch.from_numpy(labels)
     optimizer = torch.optim.AdamW(network.parameters(), weight_decay=0.02)
@@ -93,15 +94,15 @@ def export(network: nn.Module, path: Path) -> None:
         )
 
 
-def main(folder: Path) -> None:
-    """Train, export, and store the data."""
+def main(folder: Path, make: Callable[[], nn.Sequential] = build) -> None:
+    """Train what ``make`` gives, export it, and store the data."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     order = np.random.default_rng(SEED).permutation(len(digits.target))
     images = digits.images.astype(np.uint8)[order]
     labels = digits.target.astype(np.int64)[order]
-    network = train(images[HELD_OUT:], labels[HELD_OUT:])
+    network = train(images[HELD_OUT:], labels[HELD_OUT:], make)
     export(network, folder / "digits.onnx")
     np.savez(folder / "calibration.npz", **{INPUT: images[HELD_OUT : HELD_OUT + CALIBRATION_SAMPLES]})
     np.savez(folder / "evaluation.npz", **{INPUT: images[:HELD_OUT], "labels": labels[:HELD_OUT]})

@@ -1,0 +1,186 @@
+"""Models and datasets made of what a form has sent, or of the example that comes with the service."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from importlib import resources
+from pathlib import PurePosixPath
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+
+from service.contracts.errors import InvalidRequestError, problem_summary
+from service.contracts.validation import field_problems
+from service.dashboard.config_fields import parsed
+from service.datasets import service as datasets
+from service.datasets.schemas import DatasetCreate
+from service.deps import Desk
+from service.idempotency.answers import Answer
+from service.models import service as models
+from service.models.schemas import ModelCreate
+from service.names.kinds import DATASETS, MODELS, Kind, Named
+from service.names.repository import NounQuery
+from service.names.service import list_page
+from service.principal import Principal
+from service.uploads import service as uploads
+from service.uploads.schemas import UploadCreate
+
+_BLOCK = 1024**2
+_Record = TypeVar("_Record", bound=BaseModel)
+# Files and names of the example; the digits are stored as integers 0..16, the model was trained on 0..1.
+_EXAMPLE_MODEL, _EXAMPLE_CALIBRATION, _EXAMPLE_EVALUATION = "digits.onnx", "calibration.npz", "evaluation.npz"
+_EXAMPLE_NAMES = {
+    _EXAMPLE_MODEL: "example-digits",
+    _EXAMPLE_CALIBRATION: "example-digits-calibration",
+    _EXAMPLE_EVALUATION: "example-digits-evaluation",
+}
+_EXAMPLE_PREPROCESSING = {"inputs": {"image": {"layout": "NHW", "model_layout": "NCHW", "scale": 1 / 16}}}
+EXAMPLE_CONFIG = {"evaluation": {"gate": {"metric": "top1", "max_drop": 1.0}}}
+
+
+def record(model: type[_Record], document: dict[str, Any]) -> _Record:
+    """A request as the API takes it.
+
+    Raises:
+        InvalidRequestError: it is none; its problems point into the document.
+        QuantmillError: as the record itself raises.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        problems = field_problems(error, model)
+        raise InvalidRequestError(problem_summary(problems), errors=problems) from None
+
+
+async def model_of(desk: Desk, by: Principal, files: list[UploadFile], name: str | None) -> str:
+    """A model of the files of a form; its id.
+
+    Args:
+        desk: of the process.
+        by: who asks.
+        files: one that ends in .onnx, and its external data.
+        name: of the model; None: that of its file.
+
+    Raises:
+        QuantmillError: as uploads and models do; pointers of the name and of the files.
+    """
+    names = [_plain_name(file) for file in files]
+    main = next((one for one in names if one.lower().endswith(".onnx")), names[0])
+    document = {"name": name or PurePosixPath(main).stem, "files": [{"upload_id": "-", "path": one} for one in names]}
+    record(ModelCreate, document)  # nothing is stored of files that cannot be a model
+    stored = [await _stored(desk, by, file, one, "model") for file, one in zip(files, names, strict=True)]
+    document["files"] = [{"upload_id": one, "path": path} for one, path in zip(stored, names, strict=True)]
+    body = record(ModelCreate, document)
+    return await _created(desk, lambda: models.create(desk, by, body, key=None))
+
+
+async def dataset_of(desk: Desk, by: Principal, file: UploadFile, name: str | None, preprocessing: str | None) -> str:
+    """A dataset of a file of a form; its id.
+
+    Args:
+        desk: of the process.
+        by: who asks.
+        file: the samples.
+        name: of the dataset; None: that of its file.
+        preprocessing: the name of one, or one as JSON; None: none.
+
+    Raises:
+        QuantmillError: as uploads and datasets do; pointers of the name and of the preprocessing.
+    """
+    filename = _plain_name(file)
+    document: dict[str, Any] = {"name": name or PurePosixPath(filename).stem, "upload_id": "-"}
+    if preprocessing is not None:
+        document["preprocessing"] = _preprocessing(preprocessing)
+    record(DatasetCreate, document)
+    document["upload_id"] = await _stored(desk, by, file, filename, "dataset")
+    body = record(DatasetCreate, document)
+    return await _created(desk, lambda: datasets.create(desk, by, body, key=None))
+
+
+async def example(desk: Desk, by: Principal) -> dict[str, str]:
+    """The example's model and data, made unless the tenant has them: ids by the name of the job's field."""
+    found = {
+        "model_id": await _existing(desk, by, MODELS, _EXAMPLE_MODEL),
+        "calibration_dataset_id": await _existing(desk, by, DATASETS, _EXAMPLE_CALIBRATION),
+        "evaluation_dataset_id": await _existing(desk, by, DATASETS, _EXAMPLE_EVALUATION),
+    }
+    ids = {key: one for key, one in found.items() if one is not None}
+    if "model_id" not in ids:
+        upload_id = await _stored_example(desk, by, _EXAMPLE_MODEL, "model")
+        files = [{"upload_id": upload_id, "path": _EXAMPLE_MODEL}]
+        model = record(ModelCreate, {"name": _EXAMPLE_NAMES[_EXAMPLE_MODEL], "files": files})
+        ids["model_id"] = await _created(desk, lambda: models.create(desk, by, model, key=None))
+    for key, file in (
+        ("calibration_dataset_id", _EXAMPLE_CALIBRATION),
+        ("evaluation_dataset_id", _EXAMPLE_EVALUATION),
+    ):
+        if key not in ids:
+            ids[key] = await _example_dataset(desk, by, file)
+    return ids
+
+
+async def _example_dataset(desk: Desk, by: Principal, file: str) -> str:
+    upload_id = await _stored_example(desk, by, file, "dataset")
+    document = {"name": _EXAMPLE_NAMES[file], "upload_id": upload_id, "preprocessing": _EXAMPLE_PREPROCESSING}
+    body = record(DatasetCreate, document)
+    return await _created(desk, lambda: datasets.create(desk, by, body, key=None))
+
+
+async def _existing(desk: Desk, by: Principal, kind: Kind[Named], file: str) -> str | None:
+    """What the tenant has of this name and these bytes, unless it was rejected."""
+    query = NounQuery(name=_EXAMPLE_NAMES[file], sha256=hashlib.sha256(_example_bytes(file)).hexdigest())
+    rows, _ = await desk.reads.run(lambda: list_page(desk, kind, by.tenant_id, query, after=None, limit=20))
+    return next((row.id for row in rows if row.status != "rejected"), None)
+
+
+def _example_bytes(file: str) -> bytes:
+    return resources.files("service.dashboard").joinpath("examples", file).read_bytes()
+
+
+async def _stored_example(desk: Desk, by: Principal, file: str, kind: str) -> str:
+    data = _example_bytes(file)
+
+    async def blocks() -> AsyncIterator[bytes]:
+        yield data
+
+    return await _received(desk, by, file, len(data), kind, blocks())
+
+
+async def _stored(desk: Desk, by: Principal, file: UploadFile, name: str, kind: str) -> str:
+    """The id of a complete upload with the bytes of a form's file, which lie on disk if they are many."""
+
+    async def blocks() -> AsyncIterator[bytes]:
+        while block := await file.read(_BLOCK):
+            yield block
+
+    return await _received(desk, by, name, file.size or 0, kind, blocks())
+
+
+async def _received(
+    desk: Desk, by: Principal, name: str, size_bytes: int, kind: str, blocks: AsyncIterator[bytes]
+) -> str:
+    announced = record(UploadCreate, {"filename": name, "size_bytes": size_bytes, "kind": kind})
+    upload = await desk.writes.run(lambda: uploads.create(desk, by, announced))
+    await uploads.receive(desk, by, upload.id, uploads.Incoming(blocks, None, size_bytes, None))
+    return upload.id
+
+
+async def _created(desk: Desk, work: Callable[[], Answer]) -> str:
+    answer = await desk.writes.run(work)
+    return str(answer.body["id"])
+
+
+def _plain_name(file: UploadFile) -> str:
+    """The file's own name; some browsers send folders before it."""
+    return PurePosixPath((file.filename or "").replace("\\", "/")).name
+
+
+def _preprocessing(text: str) -> Any:
+    if not text.startswith("{"):
+        return text
+    try:
+        return parsed(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"The preprocessing is {error}.", pointer="/preprocessing") from None

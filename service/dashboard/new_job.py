@@ -1,0 +1,324 @@
+"""One page to ask for a quantization: what of, with what data, how; with files sent right there, or the example's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.datastructures import UploadFile
+
+from service.contracts.config import parse_config
+from service.contracts.errors import InvalidRequestError, QuantmillError
+from service.contracts.patch import patched
+from service.dashboard import new_files
+from service.dashboard.config_fields import groups, parsed
+from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of
+from service.dashboard.drafts import NOUNS, TEXTS, Draft, clone_patch, draft_of, posted_draft, read
+from service.dashboard.pages import PageRoute, page, see
+from service.datasets import service as datasets
+from service.deps import Desk, DeskDep, PrincipalDep
+from service.http import PLAIN_TEXT, poll
+from service.idempotency.answers import IdempotencyKeyReuseError
+from service.jobs import service as jobs
+from service.jobs.errors import NotRepeatableError
+from service.jobs.schemas import JobCreate, JobValidate, JobValidated
+from service.jobs.views import job_out
+from service.models import service as models
+from service.names.kinds import DATASETS, MODELS
+from service.names.repository import NounQuery
+from service.names.service import list_page
+from service.nouns import NounNotFoundError, NounNotReadyError, NounRejectedError
+from service.presets.catalog import entries
+from service.principal import Principal
+from service.tables import Dataset, Model
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+_LISTED = 200
+_WAIT_SECONDS = 20
+# A query that carries what was typed over to the next page; longer ones are answered with the page itself.
+_MOST_QUERY = 16 * 1024
+Word = Annotated[str, Query(max_length=400, pattern=PLAIN_TEXT)]
+# What a person can mend in the form; all else is a page of its own.
+_OTHERS = (401, 403, 429)
+
+
+@router.get("/new")
+async def get_new_job(
+    request: Request,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    source: Annotated[str, Query(alias="from", max_length=64)] = "",
+    patch: Annotated[str, Query(max_length=_MOST_QUERY)] = "",
+    config: Annotated[str, Query(max_length=_MOST_QUERY)] = "",
+    preset: Word = "",
+    labels: Annotated[str, Query(max_length=_MOST_QUERY)] = "",
+    wait: Annotated[int, Query(ge=0, le=25)] = 0,
+) -> Response:
+    """The form: empty, or filled from a job (``from``), with a merge patch of its config, or from the address."""
+    draft = await desk.reads.run(lambda: _begun(desk, principal.tenant_id, source))
+    given = {name: text for name in TEXTS if (text := request.query_params.get(name))}
+    draft.texts |= {**given, **({"labels": labels} if labels else {})}
+    if config:
+        written = _object(config, "config")
+        draft.take(written)
+    if preset:
+        draft.take({**draft.document, "preset": preset})
+    if patch:
+        change = _object(patch, "patch")
+        await desk.checks.run(lambda: _patch(draft, change))
+    await _ready(desk, principal, draft, wait)
+    return await _page(request, desk, principal, draft, status=422 if draft.errors else 200)
+
+
+@router.post("/new")
+async def post_new_job(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Check the job, start it, or carry its config from the form into the JSON or back."""
+    posted, _ = await _posted(request)
+    action = posted.get("action", ["check"])[0]
+    draft = await desk.checks.run(lambda: posted_draft(posted, action))
+    if draft.errors:
+        return await _page(request, desk, principal, draft, status=422)
+    checked = None
+    try:
+        if action == "start":
+            return see(request, f"/jobs/{await _started(desk, principal, draft)}")
+        if action == "check":
+            body = new_files.record(JobValidate, draft.request())
+            checked = await desk.checks.run(lambda: jobs.check(desk, principal.tenant_id, body))
+    except QuantmillError as error:
+        return await _refused(request, desk, principal, draft, error)
+    return await _page(request, desk, principal, draft, checked=checked)
+
+
+@router.post("/new/model")
+async def post_model(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Make a model of the files of the form, and choose it."""
+    posted, files = await _posted(request)
+    draft = posted_draft(posted, "")
+    try:
+        sent = files.get("model_files", [])
+        if not sent:
+            raise InvalidRequestError("Choose the model's file first.", pointer="/files")
+        made = await new_files.model_of(desk, principal, sent, draft.get("model_name") or None)
+    except QuantmillError as error:
+        return await _refused(request, desk, principal, draft, error, {"/name": "/model_name"})
+    draft.texts["model_id"] = made
+    return await _carried(request, desk, principal, draft)
+
+
+@router.post("/new/dataset")
+async def post_dataset(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Make a dataset of the file of the form, and choose it for calibration, evaluation or both."""
+    posted, files = await _posted(request)
+    draft = posted_draft(posted, "")
+    try:
+        sent = files.get("dataset_file", [])
+        if not sent:
+            raise InvalidRequestError("Choose the data's file first.", pointer="/dataset_name")
+        named, prepared = draft.get("dataset_name") or None, draft.get("preprocessing") or None
+        made = await new_files.dataset_of(desk, principal, sent[0], named, prepared)
+    except QuantmillError as error:
+        return await _refused(request, desk, principal, draft, error, {"/name": "/dataset_name"})
+    chosen = {"calibration": NOUNS[1:2], "evaluation": NOUNS[2:]}.get(draft.get("dataset_for"), NOUNS[1:])
+    draft.texts |= dict.fromkeys(chosen, made)
+    return await _carried(request, desk, principal, draft)
+
+
+@router.post("/new/example")
+async def post_example(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Choose the model and the data that come with the service, and fill in the rest."""
+    ids = await new_files.example(desk, principal)
+    draft = Draft({**ids, "name": "The first job"})
+    draft.take(dict(new_files.EXAMPLE_CONFIG))
+    return await _carried(request, desk, principal, draft)
+
+
+async def _posted(request: Request) -> tuple[dict[str, list[str]], dict[str, list[UploadFile]]]:
+    """All fields of the form, blank ones too, and its files."""
+    fields: dict[str, list[str]] = {}
+    files: dict[str, list[UploadFile]] = {}
+    for key, value in (await request.form()).multi_items():
+        if isinstance(value, str):
+            fields.setdefault(key, []).append(value)
+        elif value.filename:
+            files.setdefault(key, []).append(value)
+    return fields, files
+
+
+def _begun(desk: Desk, tenant_id: str, source: str) -> Draft:
+    """An empty draft, or one with what a job was asked for."""
+    if not source:
+        draft = Draft()
+        draft.take({})
+        return draft
+    job = job_out(jobs.get(desk, tenant_id, source))
+    if job.kind != "quantize" or job.config is None:
+        raise NotRepeatableError(
+            f"The job {source} is a {job.kind} job: this page makes quantizations.",
+            hint="Clone it over the API: POST /v1/jobs/{id}/clone.",
+        )
+    return draft_of(job, differing(job.config))
+
+
+def _patch(draft: Draft, change: Document) -> None:
+    """Apply a merge patch to the whole config, as advice means it."""
+    whole = parse_config(draft.document).model_dump(mode="json")
+    wanted = patched(whole, change)
+    found = read(lambda: differing(parse_config(wanted).model_dump(mode="json")), draft)
+    draft.take(wanted if found is None else found)
+
+
+def _object(text: str, name: str) -> Document:
+    try:
+        found = parsed(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"{name} is {error}.", query=name) from None
+    if not isinstance(found, dict):
+        raise InvalidRequestError(f"{name} has to be a JSON object.", query=name)
+    return found
+
+
+async def _started(desk: Desk, by: Principal, draft: Draft) -> str:
+    """The id of the job that is made, or was made by the same page."""
+    request = draft.request()
+    body = new_files.record(JobCreate, request)
+    if not draft.source:
+        answer = await desk.writes.run(lambda: jobs.create(desk, by, body, key=draft.nonce))
+        return str(answer.body["id"])
+    source = await desk.reads.run(lambda: job_out(jobs.get(desk, by.tenant_id, draft.source)))
+    patch = clone_patch(source, request)
+    answer = await desk.writes.run(lambda: jobs.clone(desk, by, draft.source, patch, key=draft.nonce))
+    return str(answer.body["id"])
+
+
+async def _refused(
+    request: Request,
+    desk: Desk,
+    by: Principal,
+    draft: Draft,
+    error: QuantmillError,
+    fields: dict[str, str] | None = None,
+) -> Response:
+    """The form with what was typed and what is wrong with it."""
+    if error.status >= 500 or error.status in _OTHERS:
+        raise error
+    if isinstance(error, IdempotencyKeyReuseError):
+        draft.nonce = Draft().nonce
+        draft.errors[""] = (
+            "This page has made a job already. Press Start once more to make another one of what it says now."
+        )
+    names = fields or {}
+    problems = tuple(one.model_copy(update={"pointer": names.get(one.pointer, one.pointer)}) for one in error.errors)
+    draft.tell(problems)
+    if not problems:
+        draft.errors.setdefault("", error.detail)
+    return await _page(request, desk, by, draft, status=error.status, hint=error.hint or "")
+
+
+async def _carried(request: Request, desk: Desk, by: Principal, draft: Draft) -> Response:
+    """Go on at the form's own address, with what was typed in it."""
+    given = {name: text for name in TEXTS if (text := draft.get(name))}
+    if draft.source:
+        given["from"] = draft.source
+    given |= {"config": json.dumps(draft.document), "wait": str(_WAIT_SECONDS)}
+    query = urlencode(given)
+    if len(query) <= _MOST_QUERY and not draft.errors:
+        return see(request, f"/new?{query}")
+    await _ready(desk, by, draft, _WAIT_SECONDS)
+    return await _page(request, desk, by, draft)
+
+
+async def _ready(desk: Desk, by: Principal, draft: Draft, wait: int) -> None:
+    """Wait until what is chosen is validated, for so many seconds at most."""
+    for name in NOUNS if wait else ():
+        noun_id = draft.get(name)
+        if not noun_id:
+            continue
+        table, get = (Model, models.get) if name == "model_id" else (Dataset, datasets.get)
+        await poll(
+            desk,
+            table,
+            noun_id,
+            lambda get=get, noun_id=noun_id: get(desk, by.tenant_id, noun_id),  # type: ignore[misc]
+            version=lambda seen: (seen.row_version, 0),
+            done=lambda seen: seen.status != "validating",
+            wait_seconds=wait,
+        )
+
+
+class Choices:
+    """Models or datasets to choose from, and what is the matter with the chosen one.
+
+    Args:
+        options: id and words of each.
+        told: why the chosen one cannot be used, or blank.
+        state: of the chosen one, or blank.
+    """
+
+    def __init__(self, options: list[tuple[str, str]], told: str, state: str) -> None:
+        self.options, self.told, self.state = options, told, state
+
+
+def _choices(desk: Desk, tenant_id: str, draft: Draft) -> dict[str, Choices]:
+    query = NounQuery(status="ready")
+    found: dict[str, Sequence[Model | Dataset]] = {}
+    found["model_id"], _ = list_page(desk, MODELS, tenant_id, query, after=None, limit=_LISTED)
+    data, _ = list_page(desk, DATASETS, tenant_id, query, after=None, limit=_LISTED)
+    found |= dict.fromkeys(NOUNS[1:], data)
+    return {name: _choices_of(desk, tenant_id, draft, name, rows) for name, rows in found.items()}
+
+
+def _choices_of(desk: Desk, tenant_id: str, draft: Draft, name: str, rows: Sequence[Model | Dataset]) -> Choices:
+    options, chosen = [(row.id, _words(row)) for row in rows], draft.get(name)
+    if not chosen or chosen in {row.id for row in rows}:
+        return Choices(options, "", "ready" if chosen else "")
+    try:
+        row = (models if name == "model_id" else datasets).get(desk, tenant_id, chosen)
+    except (NounNotFoundError, NounNotReadyError, NounRejectedError) as error:
+        return Choices([(chosen, chosen), *options], error.detail, "rejected")
+    draft.texts[name] = row.id
+    told = "; ".join(str(one.get("detail", "")) for one in row.problems or [])
+    known = options if row.status == "ready" else [(row.id, f"{_words(row)} ({row.status})"), *options]
+    if row.status == "ready" and row.id not in {one.id for one in rows}:
+        known = [(row.id, _words(row)), *options]
+    return Choices(known, told, row.status)
+
+
+def _words(row: Model | Dataset) -> str:
+    samples = (row.outline or {}).get("samples")
+    return f"{row.name}@{row.version}" + (f" · {samples} samples" if samples else "")
+
+
+async def _page(
+    request: Request,
+    desk: Desk,
+    by: Principal,
+    draft: Draft,
+    *,
+    status: int = 200,
+    checked: JobValidated | None = None,
+    hint: str = "",
+) -> Response:
+    choices = await desk.reads.run(lambda: _choices(desk, by.tenant_id, draft))
+    values = values_of(draft.document)
+    return page(
+        request,
+        "new.html.jinja",
+        status=status,
+        draft=draft,
+        choices=choices,
+        nouns=NOUNS,
+        empty=not any(one.options for one in choices.values()),
+        presets=[(one.preset.name, f"{one.preset.name}: {one.preset.description}") for one in entries()],
+        values=values.texts,
+        ticked=values.ticked,
+        defaults=shown_defaults(draft.document),
+        groups=groups(),
+        was=json.dumps(draft.document, ensure_ascii=False),
+        fields={"json": JSON, "preset": PRESET},
+        checked=checked,
+        hint=hint,
+    )

@@ -1,0 +1,148 @@
+// The form of a new job: files are sent in parts that can be gone on with, and form and JSON follow one another.
+const root = document.querySelector("meta[name=root]").content;
+const guard = document.querySelector("meta[name=csrf]")?.content;
+const form = document.getElementById("new");
+const PART_BYTES = 8 * 1024 * 1024, MOST_BREAKS = 8;
+const pause = seconds => new Promise(done => setTimeout(done, 1000 * seconds));
+
+const ask = (path, options = {}) => {
+  const headers = { ...(options.body && !(options.body instanceof Blob) ? { "Content-Type": "application/json" } : {}), ...options.headers };
+  if (guard) headers["X-CSRF-Token"] = guard;
+  return fetch(root + path, { ...options, headers });
+};
+const answered = async answer => {
+  const body = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error([body.detail || `The service answered ${answer.status}.`, body.hint].filter(Boolean).join(" "));
+  return body;
+};
+const post = async (path, body, headers) => answered(await ask(path, { method: "POST", body: JSON.stringify(body), headers }));
+
+// Sends a file; after a break the service tells how far it has come.
+const upload = async (file, kind, told) => {
+  const { id } = await post("/v1/uploads", { filename: file.name, size_bytes: file.size, kind });
+  let offset = 0, breaks = 0;
+  while (offset < file.size) {
+    told(offset / file.size);
+    const part = file.slice(offset, offset + PART_BYTES);
+    const answer = await ask(`/v1/uploads/${id}`, {
+      method: "PATCH", body: part, headers: { "Upload-Offset": String(offset), "Content-Type": "application/octet-stream" },
+    }).catch(() => null);
+    if (answer?.ok) { offset = Number(answer.headers.get("Upload-Offset")); breaks = 0; continue; }
+    if (answer && ![408, 409, 423, 429].includes(answer.status) && answer.status < 500) await answered(answer);
+    if (++breaks > MOST_BREAKS) throw new Error("The connection broke too often. Choose the file again to try once more.");
+    await pause(Math.min(2 ** breaks, 30));
+    const seen = await ask(`/v1/uploads/${id}`, { method: "HEAD" }).catch(() => null);
+    if (seen?.ok) offset = Number(seen.headers.get("Upload-Offset"));
+  }
+  told(1);
+  return id;
+};
+
+const ready = async (path, words) => {
+  for (;;) {
+    const noun = await answered(await ask(`${path}?wait=25`));
+    if (noun.status === "ready") return noun;
+    if (noun.status === "rejected") throw new Error(noun.problems.map(one => [one.detail, one.hint].filter(Boolean).join(" ")).join(" "));
+    words(noun.waiting ? `${noun.waiting.message} ${noun.waiting.hint}` : "It is being looked through ...");
+  }
+};
+
+const choose = (name, noun) => {
+  const select = form.elements[name];
+  let option = [...select.options].find(one => one.value === noun.id);
+  if (!option) {
+    option = new Option(`${noun.name}@${noun.version}`, noun.id);
+    select.add(option, 1);
+  }
+  select.value = noun.id;
+};
+
+const value = name => form.elements[name].value.trim();
+const stem = name => name.replace(/\.(tar\.gz|[^.]+)$/, "");
+const makers = {
+  model: async (files, told) => {
+    const parts = [];
+    for (const file of files) parts.push({ upload_id: await upload(file, "model", share => told(`Sending ${file.name}`, share)), path: file.name });
+    const main = files.find(one => one.name.toLowerCase().endsWith(".onnx")) || files[0];
+    const made = await post("/v1/models", { name: value("model_name") || stem(main.name), files: parts });
+    const noun = await ready(`/v1/models/${made.id}`, words => told(words, null));
+    choose("model_id", noun);
+    return noun;
+  },
+  dataset: async ([file], told) => {
+    const preprocessing = value("preprocessing");
+    const body = { name: value("dataset_name") || stem(file.name) };
+    if (preprocessing) body.preprocessing = preprocessing.startsWith("{") ? JSON.parse(preprocessing) : preprocessing;
+    body.upload_id = await upload(file, "dataset", share => told(`Sending ${file.name}`, share));
+    const made = await post("/v1/datasets", body);
+    const noun = await ready(`/v1/datasets/${made.id}`, words => told(words, null));
+    const chosen = value("dataset_for");
+    if (chosen !== "evaluation") choose("calibration_dataset_id", noun);
+    if (chosen !== "calibration") choose("evaluation_dataset_id", noun);
+    return noun;
+  },
+};
+
+for (const zone of document.querySelectorAll("[data-drop]")) {
+  const input = zone.querySelector("input[type=file]"), button = zone.querySelector("button"), out = zone.querySelector(".upload");
+  const bar = document.createElement("progress"), words = document.createElement("p");
+  bar.max = 1;
+  bar.setAttribute("aria-label", "Sent");
+  const told = (text, share) => {
+    words.textContent = text;
+    if (share === null) bar.removeAttribute("value"); else bar.value = share;
+  };
+  const go = async files => {
+    if (!files.length) return;
+    out.replaceChildren(words, bar);
+    words.className = "";
+    button.disabled = true;
+    try {
+      const noun = await makers[zone.dataset.drop]([...files], told);
+      words.textContent = `✔ ${noun.name}@${noun.version} is ready and chosen.`;
+      words.className = "good";
+      input.value = "";
+    } catch (error) {
+      words.textContent = `✖ ${error.message}`;
+      words.className = "bad";
+    }
+    bar.remove();
+    button.disabled = false;
+  };
+  button.addEventListener("click", event => { if (input.files.length) { event.preventDefault(); go(input.files); } });
+  zone.addEventListener("dragover", event => { event.preventDefault(); zone.classList.add("over"); });
+  zone.addEventListener("dragleave", () => zone.classList.remove("over"));
+  zone.addEventListener("drop", event => {
+    event.preventDefault();
+    zone.classList.remove("over");
+    go(event.dataTransfer.files);
+  });
+}
+
+// The server knows how a config is a form; a change on one side is shown on the other.
+let turn = 0;
+const follow = async action => {
+  const mine = ++turn;
+  const fields = [...new FormData(form)].filter(([, one]) => typeof one === "string");
+  const answer = await fetch(`${root}/new`, { method: "POST", body: new URLSearchParams([...fields, ["action", action]]) }).catch(() => null);
+  if (!answer || mine !== turn || ![200, 422].includes(answer.status)) return;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (mine !== turn || !fresh.getElementById("fields")) return;
+  const focused = document.activeElement?.id;
+  const open = [...document.querySelectorAll("#fields details")].map(one => one.open);
+  const edited = form.elements.config.value;
+  document.getElementById("fields").replaceChildren(...fresh.getElementById("fields").childNodes);
+  document.getElementById("json").replaceChildren(...fresh.getElementById("json").childNodes);
+  form.elements["c:/preset"].value = fresh.querySelector("[name='c:/preset']").value;
+  document.querySelectorAll("#fields details").forEach((one, place) => { one.open ||= open[place]; });
+  if (action === "take" && answer.status === 422) form.elements.config.value = edited;
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+};
+form.addEventListener("change", event => {
+  const name = event.target.name || "";
+  if (name === "config") follow("take");
+  else if (/^(c:|algorithm|metric)/.test(name)) follow("show");
+});
+form.addEventListener("submit", event => {
+  if (event.submitter?.value === "start") setTimeout(() => { event.submitter.disabled = true; });
+});

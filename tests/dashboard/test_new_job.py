@@ -1,0 +1,210 @@
+"""The page for a new job, without scripts: choosing, form and JSON, checking, starting, cloning."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.dashboard.form_of import Form
+from tests.support.front import Front
+
+
+def form(front: Front, address: str = "/new") -> Form:
+    answer = front.http.get(address)
+    assert answer.status_code == 200, answer.text
+    return Form(answer.text)
+
+
+def send(front: Front, action: str, page: Form, status: int = 200, **fields: object) -> Form:
+    data = page.with_fields({**fields, "action": action})
+    answer = front.http.post("/new", data=data, follow_redirects=False)
+    assert answer.status_code == status, answer.text
+    return Form(answer.text)
+
+
+def start(front: Front, page: Form, **fields: object) -> str:
+    """Press Start; the id of the job."""
+    data = page.with_fields({**fields, "action": "start"})
+    answer = front.http.post("/new", data=data, follow_redirects=False)
+    assert answer.status_code == 303, answer.text
+    assert answer.headers["location"].startswith("/jobs/job_")
+    return answer.headers["location"].removeprefix("/jobs/")
+
+
+def nouns(front: Front) -> dict[str, str]:
+    return {"model_id": front.ready_model(), "calibration_dataset_id": front.ready_dataset()}
+
+
+def job(front: Front, job_id: str) -> dict:
+    return front.http.get(f"/v1/jobs/{job_id}").json()
+
+
+def test_ready_ones_can_be_chosen_newest_first_and_others_cannot(sqlite_front: Front) -> None:
+    first, second = sqlite_front.ready_model(), sqlite_front.ready_model()
+    waiting = sqlite_front.new_model()
+    text = sqlite_front.http.get("/new").text
+    assert text.index(f'value="{second}"') < text.index(f'value="{first}"')
+    assert waiting not in text
+
+
+def test_a_job_is_started_from_the_form_with_what_differs_from_the_preset_alone(sqlite_front: Front) -> None:
+    page = form(sqlite_front)
+    made = start(
+        sqlite_front,
+        page,
+        **nouns(sqlite_front),
+        **{
+            "c:/preset": "a16w8",
+            "c:/weight/granularity": "per_channel",
+            "c:/evaluation/gate/max_drop": "0.5",
+            "name": "By hand",
+            "labels": "team=vision\nround=2",
+            "priority": "7",
+        },
+    )
+    seen = job(sqlite_front, made)
+    assert (seen["name"], seen["labels"], seen["priority"]) == ("By hand", {"team": "vision", "round": "2"}, 7)
+    assert seen["config"]["activation"]["dtype"] == "int16"
+    assert seen["config"]["weight"]["granularity"] == "per_channel"
+    assert seen["config"]["evaluation"]["gate"]["max_drop"] == 0.5
+
+
+def test_two_clicks_make_one_job_and_another_page_makes_another(sqlite_front: Front) -> None:
+    page, chosen = form(sqlite_front), nouns(sqlite_front)
+    first = start(sqlite_front, page, **chosen)
+    assert start(sqlite_front, page, **chosen) == first
+    assert start(sqlite_front, form(sqlite_front), **chosen) != first
+
+
+def test_a_page_that_has_made_a_job_makes_another_one_only_when_asked_again(sqlite_front: Front) -> None:
+    page, chosen = form(sqlite_front), nouns(sqlite_front)
+    first = start(sqlite_front, page, **chosen)
+    again = send(sqlite_front, "start", page, 422, **chosen, name="changed")
+    assert again["name"] == "changed"
+    assert again["nonce"] != page["nonce"]
+    assert start(sqlite_front, again) != first
+
+
+def test_the_form_is_shown_as_json_and_the_json_as_form(sqlite_front: Front) -> None:
+    fields = {
+        "c:/activation/calibration/method": "percentile",
+        "c:/activation/calibration@percentile/percentile": "99.9",
+        "algorithm": ["", "adaround"],
+        "algorithm:adaround/num_iterations": "50",
+        "c:/exclude": '[{"op_type": "Gemm"}]',
+    }
+    shown = send(sqlite_front, "show", form(sqlite_front), **fields)
+    written = {
+        "activation": {"calibration": {"method": "percentile", "percentile": 99.9}},
+        "algorithms": [{"method": "adaround", "num_iterations": 50}],
+        "exclude": [{"op_type": "Gemm"}],
+    }
+    assert json.loads(shown["config"]) == written
+    other = {**written, "preset": "a16w8", "seed": 3, "tensor_ranges": {"a\nb": {"minimum": 0.0, "maximum": 1.5}}}
+    taken = send(sqlite_front, "take", shown, config=json.dumps(other))
+    assert (taken["c:/preset"], taken["c:/seed"]) == ("a16w8", "3")
+    assert taken["c:/activation/calibration@percentile/percentile"] == "99.9"
+    assert "adaround" in taken.fields["algorithm"]
+    assert taken["algorithm:adaround/num_iterations"] == "50"
+    assert json.loads(send(sqlite_front, "show", taken)["config"]) == other
+    blank = send(sqlite_front, "show", taken, **{name: "" for name in fields if name != "algorithm"}, algorithm=[""])
+    assert json.loads(blank["config"]) == {
+        "preset": "a16w8",
+        "seed": 3,
+        "tensor_ranges": other["tensor_ranges"],
+    }
+
+
+def test_what_was_written_as_json_is_started_without_a_button_between(sqlite_front: Front) -> None:
+    made = start(sqlite_front, form(sqlite_front), **nouns(sqlite_front), config='{"mode": "dynamic"}')
+    assert job(sqlite_front, made)["config"]["mode"] == "dynamic"
+
+
+def test_form_and_json_that_were_both_changed_are_not_guessed_between(sqlite_front: Front) -> None:
+    fields = {"c:/seed": "5", "config": '{"seed": 6}'}
+    page = send(sqlite_front, "start", form(sqlite_front), 422, **nouns(sqlite_front), **fields)
+    assert "both changed" in page.described["config"]
+    assert json.loads(send(sqlite_front, "show", page)["config"]) == {"seed": 5}
+    assert json.loads(send(sqlite_front, "take", page)["config"]) == {"seed": 6}
+
+
+@pytest.mark.parametrize(
+    ("fields", "at", "told"),
+    [
+        ({"c:/seed": "-1"}, "c:/seed", "greater than or equal to 0"),
+        ({"c:/weight/block_size": "many"}, "c:/weight/block_size", "integer"),
+        ({"c:/exclude": "[Conv"}, "c:/exclude", "not JSON"),
+        ({"algorithm": ["", "adaround"], "algorithm:adaround/batch_size": "0"}, "algorithm:adaround/batch_size", "1"),
+        ({"c:/activation/calibration/method": "entropy", "c:/activation/calibration@entropy/bins": "1"},
+         "c:/activation/calibration@entropy/bins", "128"),
+        ({"metric": ["", "accuracy_at_k"]}, "metric:accuracy_at_k/k", "required"),
+        ({"c:/evaluation/gate/max_drop": "-2"}, "c:/evaluation/gate/max_drop", "greater"),
+        ({"c:/float_dtype": "float16", "c:/mode": "dynamic", "algorithm": [""]}, "c:/float_dtype", "needs mode static"),
+        ({"config": '{"sed": 1}'}, "config", "did you mean 'seed'"),
+        ({"config": "{"}, "config", "not JSON"),
+        ({"config": "[1]"}, "config", "object"),
+        ({"labels": "nothing"}, "labels", "KEY=VALUE"),
+        ({"priority": "1000"}, "priority", "100"),
+        ({"priority": "high"}, "priority", "integer"),
+        ({"model_id": ""}, "model_id", "required"),
+    ],
+)  # fmt: skip
+def test_errors_stand_at_their_fields_and_what_was_typed_stays(
+    sqlite_front: Front, fields: dict[str, str], at: str, told: str
+) -> None:
+    typed = {**nouns(sqlite_front), "name": "kept", **fields}
+    page = send(sqlite_front, "start", form(sqlite_front), 422, **typed)
+    assert told in page.described[at], page.described.get(at)
+    for name, value in typed.items():
+        assert page.fields[name] == (value if isinstance(value, list) else [value])
+
+
+def test_a_refusal_of_the_service_stands_at_the_noun(sqlite_front: Front) -> None:
+    waiting = sqlite_front.new_model()
+    fields = {**nouns(sqlite_front), "model_id": waiting}
+    page = send(sqlite_front, "start", form(sqlite_front), 409, **fields)
+    assert page["model_id"] == waiting
+    assert "not" in page.described["model_id"]
+
+
+def test_a_check_tells_what_the_job_would_take_and_stores_nothing(sqlite_front: Front) -> None:
+    data = form(sqlite_front).with_fields({**nouns(sqlite_front), "action": "check"})
+    answer = sqlite_front.http.post("/new", data=data)
+    assert answer.status_code == 200
+    assert "This can be run" in answer.text
+    assert "Memory" in answer.text
+    assert sqlite_front.http.get("/v1/jobs").json()["items"] == []
+
+
+def test_a_job_is_cloned_with_changes(sqlite_front: Front) -> None:
+    config = {"preset": "a16w8", "seed": 4, "algorithms": [{"method": "adaround", "num_iterations": 7}]}
+    source = sqlite_front.new_job(config=config, name="first", labels={"a": "1", "b": "2"}, priority=3)
+    page = form(sqlite_front, f"/new?from={source}")
+    assert json.loads(page["config"]) == config
+    assert (page["name"], page["labels"], page["priority"]) == ("first", "a=1\nb=2", "3")
+    made = start(sqlite_front, page, **{"c:/seed": "5", "name": "", "labels": "b=3"})
+    seen, before = job(sqlite_front, made), job(sqlite_front, source)
+    assert seen["cloned_from"] == source
+    assert seen["config"] == {**before["config"], "seed": 5}
+    assert (seen["name"], seen["labels"], seen["priority"]) == (None, {"b": "3"}, 3)
+    assert seen["model_id"] == before["model_id"]
+
+
+def test_advice_is_applied_to_the_config_of_its_job(sqlite_front: Front) -> None:
+    source = sqlite_front.new_job(config={"seed": 9})
+    patch = {"activation": {"calibration": {"method": "percentile", "percentile": 99.9, "moving_average": None}}}
+    page = form(sqlite_front, f"/new?from={source}&patch={json.dumps(patch)}")
+    calibration = {"method": "percentile", "percentile": 99.9}
+    assert json.loads(page["config"])["activation"]["calibration"].items() >= calibration.items()
+    seen = job(sqlite_front, start(sqlite_front, page))
+    assert seen["config"]["activation"]["calibration"] == calibration
+    assert (seen["config"]["seed"], seen["cloned_from"]) == (9, source)
+
+
+def test_a_patch_that_does_not_fit_is_told_at_its_field(sqlite_front: Front) -> None:
+    answer = sqlite_front.http.get("/new", params={"patch": '{"seed": -1}'})
+    assert answer.status_code == 422
+    assert "greater" in Form(answer.text).described["c:/seed"]
+    assert sqlite_front.http.get("/new", params={"patch": "{"}).status_code == 422
+    assert sqlite_front.http.get("/new", params={"from": "job_0"}).status_code == 404
