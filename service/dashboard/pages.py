@@ -70,11 +70,8 @@ def environment() -> Environment:
         "moment": words.moment,
         "iso": words.iso,
         "pretty": words.pretty,
-<<<<<<< HEAD
         "lines": words.lines,
-=======
         "typed": typed,
->>>>>>> newjob
     }
     made.globals |= {"asset": asset_url, "count": figures.count, "state_words": words.STATES, "version": VERSION}
     return made
