@@ -301,7 +301,8 @@ def test_a_job_that_runs_shows_how_far_it_is(sqlite_front: Front) -> None:
     run(sqlite_front, job_id)
     text = sqlite_front.http.get(f"/jobs/{job_id}").text
     timeline = text[text.index('id="timeline"') : text.index("</ol>")]
-    assert timeline.index("queued") < timeline.index("running")
+    assert timeline.index("queued") < timeline.index("running") < timeline.index("claimed")
+    assert "job.queued" not in timeline
     assert 'value="0.5"' in text
     assert "finetune" in text
     assert "Layer &lt;b&gt;conv&lt;/b&gt; is tuned." in text
