@@ -30,6 +30,8 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
+# Where no referrer is sent at all, browsers tell no origin of a form either, and forms of unknown origin are refused.
+_HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
 # Of the bar at the top: path, words, the scope that shows it.
 NAVIGATION = (
     ("/", "Overview", "read"),
@@ -94,7 +96,7 @@ def page(request: Request, template: str, *, status: int = 200, **context: Any) 
         "query": lambda **changes: changed_query(request, **changes),
     }
     text = environment().get_template(template).render(**common, **context)
-    return HTMLResponse(text, status, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-store"})
+    return HTMLResponse(text, status, headers=_HEADERS)
 
 
 def root_of(request: Request) -> str:

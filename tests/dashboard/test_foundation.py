@@ -184,6 +184,7 @@ def test_pages_hold_to_their_policy(sqlite_front: Front) -> None:
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
         assert "no-store" in answer.headers["cache-control"]
+        assert answer.headers["referrer-policy"] == "same-origin", "or browsers send forms with an origin of null"
         assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=", answer.text)
 
 
