@@ -155,7 +155,8 @@ def _tail(desk: Desk, tenant_id: str, job_id: str, last: int) -> str:
 
 def _change(event: JobEvent) -> Change:
     data = event.data
-    told = [str(data[name]) for name in ("name", "reason") if data.get(name)]
+    deed = str(data.get("name", "")).removeprefix("job.").replace("_", " ")
+    told = [word for word in (deed, str(data.get("reason") or "")) if word and word != data.get("state")]
     if isinstance(data.get("error"), dict):
         told.append(str(data["error"].get("title", "")))
     return Change(event.created_at, str(data.get("state", "")), event.attempt, ", ".join(told))

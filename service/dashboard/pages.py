@@ -31,8 +31,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
-# With the policy no-referrer a browser sends its own forms with "Origin: null" (Fetch standard, section 3.1), which
-# nobody can tell from a page of another origin; other origins are told nothing this way either.
+# Where no referrer is sent at all, browsers tell no origin of a form either, and forms of unknown origin are refused.
 _HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
 # Of the bar at the top: path, words, the scope that shows it.
 NAVIGATION = (
