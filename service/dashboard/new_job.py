@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.datastructures import UploadFile
 
 from service.contracts.config import parse_config
+from service.contracts.dataset import PREPROCESSING_NAMES
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.contracts.patch import patched
 from service.dashboard import new_files
@@ -321,4 +322,5 @@ async def _page(
         fields={"json": JSON, "preset": PRESET},
         checked=checked,
         hint=hint,
+        preprocessings=PREPROCESSING_NAMES,
     )
