@@ -169,7 +169,7 @@ def _patch(draft: Draft, change: Document) -> None:
     whole = parse_config(draft.document).model_dump(mode="json")
     wanted = patched(whole, change)
     found = read(lambda: differing(parse_config(wanted).model_dump(mode="json")), draft)
-    draft.take(wanted if found is None else found)
+    draft.take(patched(draft.document, change) if found is None else found)
 
 
 def _object(text: str, name: str) -> Document:
