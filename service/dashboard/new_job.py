@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.datastructures import UploadFile
 
 from service.contracts.config import parse_config
+from service.contracts.dataset import PREPROCESSING_NAMES
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.contracts.patch import patched
 from service.dashboard import new_files
@@ -168,7 +169,7 @@ def _patch(draft: Draft, change: Document) -> None:
     whole = parse_config(draft.document).model_dump(mode="json")
     wanted = patched(whole, change)
     found = read(lambda: differing(parse_config(wanted).model_dump(mode="json")), draft)
-    draft.take(wanted if found is None else found)
+    draft.take(patched(draft.document, change) if found is None else found)
 
 
 def _object(text: str, name: str) -> Document:
@@ -321,4 +322,5 @@ async def _page(
         fields={"json": JSON, "preset": PRESET},
         checked=checked,
         hint=hint,
+        preprocessings=PREPROCESSING_NAMES,
     )

@@ -39,9 +39,8 @@ class FormReader(HTMLParser):
             if "selected" in given:
                 self.fields.append((self._select, given["value"]))
                 self._select = None
-        elif tag == "input" and name and given.get("type") != "file":
-            if given.get("type") != "checkbox" or "checked" in given:
-                self.fields.append((name, given.get("value", "")))
+        elif tag == "input" and name and given.get("type") != "file" and _counts(given):
+            self.fields.append((name, given.get("value", "")))
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "textarea" and self._area is not None:
@@ -59,6 +58,10 @@ class FormReader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self._text += data
+
+
+def _counts(given: dict[str, str]) -> bool:
+    return given.get("type") != "checkbox" or "checked" in given
 
 
 class Form:
@@ -79,10 +82,6 @@ class Form:
 
     def __getitem__(self, name: str) -> str:
         return self.fields[name][0]
-
-    def filled(self, **fields: Any) -> dict[str, list[str]]:
-        """What is sent with these fields filled in; slashes of names are written as ``__``, ``c__`` is ``c:``."""
-        return self.with_fields({name: value for name, value in fields.items()})
 
     def with_fields(self, fields: dict[str, Any]) -> dict[str, list[str]]:
         """What is sent with these fields filled in."""

@@ -1,0 +1,146 @@
+"""Files sent with the form of a new job, without scripts, and the example that comes with the service."""
+
+from __future__ import annotations
+
+import io
+import re
+from importlib import resources
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from service.contracts.errors import NotOnnxError
+from service.settings import Settings
+from tests.api.conftest import front_of
+from tests.dashboard.form_of import Form
+from tests.support.front import Front, dataset_summary, model_summary, npz_bytes
+
+
+def send(front: Front, path: str, files: list[tuple[str, tuple[str, bytes]]], **fields: str) -> Any:
+    page = Form(front.http.get("/new").text)
+    return front.http.post(path, data=page.with_fields(fields), files=files, follow_redirects=False)
+
+
+def went_to(answer: Any) -> dict[str, str]:
+    """The query of the page that a browser is sent to."""
+    assert answer.status_code == 303, re.findall(r"<ul><li>.*?</ul>", answer.text)[:2]
+    address = urlsplit(answer.headers["location"])
+    assert address.path == "/new"
+    return {name: values[0] for name, values in parse_qs(address.query).items()}
+
+
+def test_a_model_with_external_data_is_uploaded_and_chosen(sqlite_front: Front) -> None:
+    files = [("model_files", ("folder\\net.onnx", b"graph")), ("model_files", ("net.data", b"weights" * 300_000))]
+    query = went_to(send(sqlite_front, "/new/model", files, name="My job", **{"c:/seed": "4"}))
+    assert (query["name"], query["config"]) == ("My job", '{"seed": 4}')
+    model = sqlite_front.http.get(f"/v1/models/{query['model_id']}").json()
+    assert model["name"] == "net"
+    assert {one["path"]: one["size_bytes"] for one in model["files"]} == {"net.onnx": 5, "net.data": 2_100_000}
+    sqlite_front.finish(sqlite_front.inspect_job(model_id=query["model_id"]), model_summary())
+    page = Form(sqlite_front.http.get("/new", params=query).text)
+    assert (page["model_id"], page["c:/seed"], page["name"]) == (query["model_id"], "4", "My job")
+
+
+@pytest.mark.parametrize(
+    ("preprocessing", "use", "chosen"),
+    [
+        ("", "both", {"calibration_dataset_id", "evaluation_dataset_id"}),
+        ("imagenet_tf", "calibration", {"calibration_dataset_id"}),
+        ('{"inputs": {"x": {"scale": 0.5}}}', "evaluation", {"evaluation_dataset_id"}),
+    ],
+)
+def test_data_is_uploaded_and_chosen(sqlite_front: Front, preprocessing: str, use: str, chosen: set[str]) -> None:
+    files = [("dataset_file", ("samples.npz", npz_bytes()))]
+    fields = {"preprocessing": preprocessing, "dataset_for": use, "dataset_name": "mine"}
+    query = went_to(send(sqlite_front, "/new/dataset", files, **fields))
+    assert {name for name in query if name.endswith("_dataset_id")} == chosen
+    dataset = sqlite_front.http.get(f"/v1/datasets/{query[next(iter(chosen))]}").json()
+    assert (dataset["name"], dataset["format"]) == ("mine", "npz")
+    assert bool(dataset["preprocessing"]["inputs"]) is bool(preprocessing)
+
+
+@pytest.mark.parametrize(
+    ("path", "files", "fields", "at"),
+    [
+        ("/new/model", [], {}, "This cannot be run yet"),
+        ("/new/model", [("model_files", ("net.data", b"x"))], {}, "must end in .onnx"),
+        ("/new/model", [("model_files", ("net.onnx", b""))], {}, "0 bytes"),
+        ("/new/dataset", [], {}, "Choose the data"),
+        ("/new/dataset", [("dataset_file", ("a.npz", b"x"))], {"preprocessing": "imagenet_tff"}, "did you mean"),
+        ("/new/dataset", [("dataset_file", ("a.npz", b"x"))], {"preprocessing": "{"}, "not JSON"),
+        ("/new/dataset", [("dataset_file", ("a.what", b"x"))], {}, "does not tell the format"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_and_what_was_typed_stays(
+    sqlite_front: Front, path: str, files: list[Any], fields: dict[str, str], at: str
+) -> None:
+    # a form without files is sent in parts all the same
+    parts = files or [("other", ("", b""))]
+    answer = send(sqlite_front, path, parts, name="kept", **fields)
+    assert answer.status_code == 422, re.findall(r"<ul><li>.*?</ul>", answer.text)[:2]
+    assert at in answer.text
+    page = Form(answer.text)
+    assert page["name"] == "kept"
+    assert page["preprocessing"] == fields.get("preprocessing", "")
+    assert sqlite_front.http.get("/v1/models").json()["items"] == []
+
+
+def test_what_a_rejected_model_lacks_is_told(sqlite_front: Front) -> None:
+    query = went_to(send(sqlite_front, "/new/model", [("model_files", ("net.onnx", b"no graph"))]))
+    sqlite_front.fail(sqlite_front.inspect_job(model_id=query["model_id"]), NotOnnxError("The file is no ONNX model."))
+    page = Form(sqlite_front.http.get("/new", params=query).text)
+    assert "no ONNX model" in page.described["model_id"]
+    assert page["model_id"] == query["model_id"]
+
+
+def ready_example(front: Front) -> dict[str, str]:
+    """Press the button, and have all validated."""
+    query = went_to(front.http.post("/new/example", follow_redirects=False))
+    front.finish(front.inspect_job(model_id=query["model_id"]), model_summary())
+    for name in ("calibration_dataset_id", "evaluation_dataset_id"):
+        front.finish(front.inspect_job(dataset_id=query[name]), dataset_summary())
+    return query
+
+
+def test_the_example_is_made_once_and_chosen(sqlite_front: Front) -> None:
+    query = ready_example(sqlite_front)
+    again = went_to(sqlite_front.http.post("/new/example", follow_redirects=False))
+    assert again == query
+    assert len(sqlite_front.http.get("/v1/models").json()["items"]) == 1
+    assert len(sqlite_front.http.get("/v1/datasets").json()["items"]) == 2
+    page = Form(sqlite_front.http.get("/new", params=query).text)
+    for name in ("model_id", "calibration_dataset_id", "evaluation_dataset_id"):
+        assert page[name] == query[name]
+    assert page["c:/evaluation/gate/max_drop"] == "1.0"
+
+
+def example(name: str) -> bytes:
+    return resources.files("service.dashboard").joinpath("examples", name).read_bytes()
+
+
+def test_the_example_is_a_small_float_model_that_knows_its_digits() -> None:
+    graph, data = example("digits.onnx"), np.load(io.BytesIO(example("evaluation.npz")))
+    assert len(graph) < 100_000
+    assert len(example("evaluation.npz")) + len(example("calibration.npz")) < 300_000
+    images = (data["image"][:, None] / 16).astype(np.float32)
+    (scores,) = ReferenceEvaluator(onnx.load_from_string(graph)).run(None, {"image": images[:100]})
+    assert (scores.argmax(1) == data["labels"][:100]).mean() > 0.95
+
+
+def test_a_signed_in_browser_sends_files_with_its_guard_alone(app: Any, tmp_path: Any, sqlite_url: str) -> None:
+    key = "a-key-of-the-installation-0123456789"
+    settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0, open=False, api_key=key)
+    with front_of(app, settings) as front:
+        signed = front.http.post("/sign-in", data={"key": key, "next": "/new"}, follow_redirects=False)
+        assert signed.status_code == 303
+        page = Form(front.http.get("/new").text)
+        files = [("model_files", ("net.onnx", b"graph"))]
+        without = {name: values for name, values in page.fields.items() if name != "csrf"}
+        refused = front.http.post("/new/model", data=without, files=files, follow_redirects=False)
+        assert refused.status_code == 403
+        made = front.http.post("/new/model", data=page.fields, files=files, follow_redirects=False)
+        assert re.search(r"model_id=mdl_\w{26}", made.headers["location"])
