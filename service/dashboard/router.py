@@ -5,10 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from service.dashboard.assets import router as assets
+from service.dashboard.graph import router as graph
 from service.dashboard.jobs import router as jobs
 from service.dashboard.overview import router as overview
 from service.dashboard.signing_in import router as signing_in
 
 router = APIRouter(include_in_schema=False)
-for part in (assets, signing_in, overview, jobs):
+for part in (assets, signing_in, overview, jobs, graph):
     router.include_router(part)
