@@ -106,7 +106,7 @@ def test_a_duplicate_message_makes_no_second_attempt(service, inputs):
     service.client.wait_succeeded(after.id, timeout_seconds=PATIENCE_SECONDS)
     dispatcher.close()
     assert service.client.job(job.id).attempt == 1
-    assert len(service.client.artifacts(job.id)) == 3
+    assert len(service.client.artifacts(job.id)) == 4
 
 
 def test_killed_runners_are_retried_then_the_job_is_poison(service, inputs):
