@@ -112,6 +112,8 @@ TABLE: tuple[Row, ...] = (
     _row("GET", "/v1/jobs|/v1/models|/v1/datasets", Limits(query_bytes=24 * KIB, query_parameters=48)),
     # 20 jobs, and what else is asked
     _row("GET", r"/v1/compare(\.csv)?", Limits(query_parameters=24)),
+    # the name of a node, and groups that are opened
+    _row("GET", "/jobs/ID/graph", Limits(query_bytes=16 * KIB, query_parameters=48)),
     _row("GET", "/v1/jobs/ID/events", Limits(timed=False)),
     # a position has a number for each job
     _row("GET", "/v1/batches/ID/events", Limits(query_bytes=8 * KIB, timed=False)),

@@ -187,6 +187,7 @@ class Materials:
             # a tenant finds what its own jobs computed, and nothing that would tell what others have
             cache_scope=job.tenant_id,
             weights=hand_overs.waits_for(session, job.id, WEIGHTS_KIND),
+            graph=True,
         )
 
     def _evaluate(self, session: Session, job: Job) -> EvaluateTask:

@@ -19,6 +19,7 @@ from quantmill.torch.verification import threads_here
 from service.client import Client, DownloadCorruptError
 from service.contracts.command_errors import FileAccessError
 from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.graph_view import GRAPH_KIND
 from service.contracts.runner import FILE_PATTERN, DatasetSource, QuantizeTask
 from service.quark import read_config
 from worker.quantizer.command import quantize_files
@@ -188,7 +189,7 @@ class _There:
         client.wait_succeeded(job.id)
         files = {}
         for item in client.artifacts(job.id):
-            if item.kind == "report":
+            if item.kind in ("report", GRAPH_KIND):
                 continue
             if not re.fullmatch(FILE_PATTERN, item.filename):
                 raise DownloadCorruptError(

@@ -69,6 +69,7 @@ class QuantizeTask(Contract):
         default=DATA_FILE, pattern=FILE_PATTERN, description="Name of the external data of a model above 2 GB."
     )
     weights: bool = Field(default=False, description="Write the model's weights as safetensors, too.")
+    graph: bool = Field(default=False, description="Write graph.json, which tells the prepared graph, too.")
 
 
 class EvaluateTask(Contract):

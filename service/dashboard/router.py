@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from service.dashboard.assets import router as assets
+from service.dashboard.graph import router as graph
 from service.dashboard.jobs import router as jobs
 from service.dashboard.new_job import router as new_job
 from service.dashboard.overview import router as overview
@@ -17,6 +18,7 @@ _PAGES = (
     signing_in,
     overview,
     jobs,
+    graph,
     new_job,
     style_page,
 )

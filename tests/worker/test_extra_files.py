@@ -49,7 +49,7 @@ def test_files_of_the_engine_become_artifacts(bench, tmp_path):
     assert bench.job(job_id).state == "succeeded", bench.job(job_id).error
     found = artifacts(bench, job_id)
     expected = {"sensitivity_json": b"{}", "pareto_1_model": b"another model", "empty": b""}
-    assert set(found) == {"model", "report", "samples", *expected}
+    assert set(found) == {"model", "report", "samples", "graph", *expected}
     for kind, data in expected.items():
         with bench.store.open(found[kind].sha256, found[kind].size_bytes) as stream:
             assert stream.read() == data

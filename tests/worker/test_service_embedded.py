@@ -45,7 +45,7 @@ def test_the_main_job(service, inputs, tiny, tmp_path):
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert done.attempt == 1
     artifacts = {artifact.kind: artifact for artifact in service.client.artifacts(job.id)}
-    assert set(artifacts) == {"model", "report", "samples"}
+    assert set(artifacts) == {"model", "report", "samples", "graph"}
     service.client.download_artifact(artifacts["model"].id, tmp_path / "q.onnx")
     data = (tmp_path / "q.onnx").read_bytes()
     assert hashlib.sha256(data).hexdigest() == report.manifest.output_sha256
@@ -106,7 +106,7 @@ def test_a_duplicate_message_makes_no_second_attempt(service, inputs):
     service.client.wait_succeeded(after.id, timeout_seconds=PATIENCE_SECONDS)
     dispatcher.close()
     assert service.client.job(job.id).attempt == 1
-    assert len(service.client.artifacts(job.id)) == 3
+    assert len(service.client.artifacts(job.id)) == 4
 
 
 def test_killed_runners_are_retried_then_the_job_is_poison(service, inputs):

@@ -34,5 +34,5 @@ def test_a_receiver_gets_the_weights_of_the_model(tiny: Tiny, tmp_path: Path) ->
     kept = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     assert sent.keys() == kept.keys()
     assert all((sent[name] == kept[name]).all() and sent[name].dtype == kept[name].dtype for name in kept)
-    assert set(artifacts) == {"model", "report", "samples", "weights"}
+    assert set(artifacts) == {"model", "report", "samples", "graph", "weights"}
     assert artifacts["weights"].filename.endswith(".int8.safetensors")

@@ -233,6 +233,7 @@ def quantize(
             cache_dir=_made(keep.cache_dir),
             cache_bytes=keep.cache_bytes,
             data_file=data_name(output),
+            graph=extra.folder is not None,
         )
         result = quantize_files(task, view)
         publish_data(result, Path(folder), output)

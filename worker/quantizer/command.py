@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import onnx_ir as ir
+
 from service.contracts.errors import UnsupportedModelError
-from service.contracts.runner import WEIGHTS_KIND, MadeFile, QuantizeResult, QuantizeTask
+from service.contracts.runner import MAX_FILES, WEIGHTS_KIND, MadeFile, QuantizeResult, QuantizeTask
 from worker.quantizer.graph.serialized import ModelContent, save_weights
 from worker.quantizer.pipeline import quantize
+from worker.quantizer.report.graph_view import graph_file
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.extra import ExtraFile, write_files
 from worker.quantizer.run.interface import Run
@@ -44,9 +47,11 @@ def quantize_files(task: QuantizeTask, run: Run, reached: Callable[[str], None] 
     )
     output = Path(task.output_dir)
     result.content.move(output / MODEL_FILE)
-    weights = _weights(output, run) if task.weights else ()
-    files = write_files((*result.files, *weights), output)
-    return QuantizeResult(model_file=MODEL_FILE, report=result.report, data=_data(result.content), files=files)
+    files = [*result.files, *(_weights(output, run) if task.weights else ())]
+    if task.graph and result.prepared is not None:
+        files += _graph(result.prepared, files, task.extra_bytes, run)
+    written = write_files(tuple(files), output)
+    return QuantizeResult(model_file=MODEL_FILE, report=result.report, data=_data(result.content), files=written)
 
 
 def _data(content: ModelContent) -> MadeFile | None:
@@ -59,6 +64,18 @@ def _data(content: ModelContent) -> MadeFile | None:
 def _cache(task: QuantizeTask, run: Run) -> Cache:
     folder = None if task.cache_dir is None else Path(task.cache_dir)
     return Cache(folder, scope=task.cache_scope, limit_bytes=task.cache_bytes, run=run)
+
+
+def _graph(prepared: ir.Graph, others: Sequence[ExtraFile], limit_bytes: int | None, run: Run) -> Iterator[ExtraFile]:
+    """The prepared graph, where there is room for it beside the files that a config asked for."""
+    made = graph_file(prepared, run)
+    if made is None:
+        return
+    taken = made.size_bytes + sum(file.size_bytes for file in others)
+    if len(others) >= MAX_FILES or (limit_bytes is not None and taken > limit_bytes):
+        run.log(f"{made.filename} is left out: there is no room for it beside the model", "warning")
+        return
+    yield made
 
 
 def _weights(output: Path, run: Run) -> Iterator[ExtraFile]:

@@ -69,11 +69,12 @@ from worker.quantizer.sanity.examine import examine
 
 @dataclass(frozen=True)
 class Result:
-    """What a quantization gives."""
+    """What a quantization gives; ``prepared`` is the float graph that was quantized."""
 
     content: ModelContent
     report: Report
     files: tuple[ExtraFile, ...] = ()
+    prepared: ir.Graph | None = None
 
     @property
     def model(self) -> bytes:
@@ -153,7 +154,7 @@ def quantize(
     publish_training(report.algorithms, found.services.files)
     publish_samples(made.samples, found.services.files, run)
     run.overall(1.0, 0.0)
-    return Result(done.content, report, found.services.files.all)
+    return Result(done.content, report, found.services.files.all, done.prepared.graph)
 
 
 def fill(

@@ -1,0 +1,98 @@
+"""The prepared float graph of a job as people look at it: nodes and what flows between them, no weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from service.contracts.base import Contract
+
+GRAPH_KIND, GRAPH_FILE = "graph", "graph.json"
+# Larger graphs have no file: nobody would look at them, and a page has to read all of it.
+MOST_NODES = 20_000
+MOST_BYTES = 16 * 1024 * 1024
+NAME_CHARACTERS = 256
+_DIGEST_CHARACTERS = 12
+MOST_MODULES = 64
+MOST_DIMENSIONS = 32
+
+Name = Annotated[str, StringConstraints(max_length=NAME_CHARACTERS)]
+
+
+class GraphTensor(Contract):
+    """What a node makes or reads."""
+
+    name: Name
+    dtype: Name | None = Field(default=None, description="Such as float32; null: unknown.")
+    shape: tuple[int | Name | None, ...] | None = Field(
+        default=None,
+        max_length=MOST_DIMENSIONS,
+        description="A number, the name of an open dimension, or null for one without a name; null: unknown.",
+    )
+    constant: bool = Field(default=False, description="Whether it is stored in the model.")
+
+
+class GraphNode(Contract):
+    """A node of the graph or of a sub-graph; tensors are told by their place in the list of tensors."""
+
+    name: Name
+    op: Name
+    modules: tuple[Name, ...] = Field(
+        default=(), max_length=MOST_MODULES, description="PyTorch modules that it stands in, outermost first."
+    )
+    inputs: tuple[int | None, ...] = Field(default=(), description="Null: an input that is left out.")
+    outputs: tuple[int, ...] = ()
+    inside: Name | None = Field(default=None, description="The node whose sub-graph it is in; null: the main graph.")
+
+
+class GraphView(Contract):
+    """The prepared float graph as it was planned.
+
+    Nodes stand in topological order, those of sub-graphs behind the node that holds them.
+    """
+
+    inputs: tuple[int, ...] = Field(default=(), description="Places of the graph's inputs among the tensors.")
+    outputs: tuple[int, ...] = ()
+    tensors: tuple[GraphTensor, ...] = ()
+    nodes: tuple[GraphNode, ...] = Field(default=(), max_length=MOST_NODES)
+
+    def to_bytes(self) -> bytes:
+        """As it is stored: the same graph gives the same bytes."""
+        body = self.model_dump(mode="json", exclude_defaults=True)
+        return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+class GraphUnreadableError(ValueError):
+    """A file is no graph, or not one that the engine writes."""
+
+
+def read_graph(data: bytes) -> GraphView:
+    """A graph as it was stored; the file was written beside a client's model, so nothing of it is believed.
+
+    Raises:
+        GraphUnreadableError: it is too large, of another form, or tells of tensors that are not there.
+    """
+    if len(data) > MOST_BYTES:
+        raise GraphUnreadableError(f"it has more than {MOST_BYTES} bytes")
+    try:
+        view = GraphView.model_validate_json(data)
+    except ValidationError as error:
+        raise GraphUnreadableError(f"it has {error.error_count()} fields that are not right") from error
+    count = len(view.tensors)
+    places = [*view.inputs, *view.outputs]
+    for node in view.nodes:
+        places += [place for place in (*node.inputs, *node.outputs) if place is not None]
+    if places and not 0 <= min(places) <= max(places) < count:
+        raise GraphUnreadableError("it tells of a tensor that is not there")
+    return view
+
+
+def cut_name(text: str) -> str:
+    """A name as the graph holds it; long ones are cut, and a digest keeps them apart."""
+    if len(text) <= NAME_CHARACTERS:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARACTERS]
+    return f"{text[: NAME_CHARACTERS - _DIGEST_CHARACTERS - 1]}…{digest}"

@@ -1,0 +1,247 @@
+"""The graph of a job: drawn by the server, node by node or by module, with the figures of every node."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+from markupsafe import Markup
+
+from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, cut_name
+from service.contracts.report import Histogram, LayerFigures
+from service.dashboard.graph_drawing import LEGENDS, By, Drawing, Links, draw, told
+from service.dashboard.graph_layout import Span
+from service.dashboard.graph_reading import Known, Sources, drawings, known, sources
+from service.dashboard.pages import PageRoute, page
+from service.deps import DeskDep, PrincipalDep
+from service.http import PLAIN_TEXT
+from service.reports import charts
+from service.reports.layers import gain_words, storage_words
+from service.reports.names import name as short_name
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+_ROWS = 100
+_MOST_OPENED = 6
+_MOST_TENSORS = 60
+# Longer names stand in links as the number of the node, so that addresses stay short.
+_LINKED_CHARACTERS = 120
+_NUMBER = re.compile(r"~(\d{1,9})")
+Groups = Annotated[list[Annotated[str, Query(max_length=20, pattern=r"^\d{1,6}-\d{1,6}$")]], Query(max_length=32)]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the table: a node of the graph, or, where there is none, a row of the report."""
+
+    name: str
+    op: str
+    modules: str
+    storage: str
+    kind: str
+    words: str
+    sqnr_db: float | None
+    reason: str
+    address: str | None
+
+
+@dataclass(frozen=True)
+class Role:
+    """A tensor of the chosen node."""
+
+    word: str
+    name: str
+    dtype: str
+    shape: str
+    stored: bool
+
+
+@dataclass(frozen=True)
+class Panel:
+    """All that is known of the chosen node."""
+
+    name: str
+    op: str
+    modules: tuple[str, ...]
+    inside: str | None
+    tensors: list[Role]
+    more_tensors: int
+    row: LayerFigures | None
+    storage: str
+    gains: str
+    drawn: list[tuple[str, Histogram, Markup]]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the address asks for."""
+
+    by: By
+    opened: tuple[tuple[int, int], ...]
+    node: str
+    find: str
+    number: int
+
+    def address(self, **changes: Any) -> str:
+        """The query of the same page with changes."""
+        given = {"by": self.by, "open": self.opened, "node": self.node, "find": self.find} | changes
+        pairs = [("by", given["by"])] if given["by"] != "sqnr" else []
+        pairs += [("open", f"{first}-{stop}") for first, stop in given["open"]]
+        pairs += [(key, str(given[key])) for key in ("node", "find", "page") if given.get(key)]
+        return "?" + urlencode(pairs, quote_via=quote)
+
+
+@router.get("/jobs/{job_id}/graph")
+async def get_graph(
+    request: Request,
+    job_id: str,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    by: By = "sqnr",
+    open: Groups = [],  # noqa: A002, B006 - the word of the address; FastAPI copies it
+    node: Annotated[str, Query(max_length=1000)] = "",
+    find: Annotated[str, Query(max_length=200, pattern=PLAIN_TEXT)] = "",
+    number: Annotated[int, Query(alias="page", ge=1, le=1000)] = 1,
+) -> Response:
+    """The graph; what is drawn, chosen and found stands in the address."""
+    wanted = Wanted(by, _opened(open), node, find.strip(), number)
+    found = await desk.reads.run(lambda: sources(desk, principal.tenant_id, job_id))
+    shown = await desk.checks.run(lambda: _shown(known(desk, found), found, wanted))
+    return page(request, "graph.html.jinja", job=found.job, wanted=wanted, **shown)
+
+
+def _opened(given: list[str]) -> tuple[tuple[int, int], ...]:
+    """The groups of an address, each once, the last ones."""
+    pairs = [tuple(int(part) for part in one.split("-")) for one in dict.fromkeys(given)]
+    return tuple((first, stop) for first, stop in pairs)[-_MOST_OPENED:]
+
+
+def _shown(graph: Known, of: Sources, wanted: Wanted) -> dict[str, Any]:
+    """What the template takes."""
+    view = graph.view
+    chosen = None if view is None or not wanted.node else _place(view, wanted.node)
+    drawing = None
+    if view is not None and view.nodes:
+        key = (of.report.job_id, of.report.attempt, wanted.by, wanted.opened, wanted.find, chosen)
+        drawing = drawings.get(key, lambda: _drawn(graph, view, wanted, chosen))
+    entries = _entries(graph, wanted)
+    found = [one for one in entries if _matches(one, wanted.find)] if wanted.find else entries
+    first = (wanted.number - 1) * _ROWS
+    return {
+        "missing": graph.missing,
+        "drawing": drawing,
+        "legend": LEGENDS[wanted.by],
+        "colorings": [(word, words, wanted.address(by=word)) for word, words in _COLORINGS],
+        "opened": [] if view is None else [_closing(view, wanted, one) for one in wanted.opened],
+        "panel": None if view is None or chosen is None else _panel(view, view.nodes[chosen], graph.rows),
+        "unknown_node": wanted.node if wanted.node and chosen is None else "",
+        "total": len(entries),
+        "matching": len(found),
+        "entries": found[first : first + _ROWS],
+        "first": first,
+        "before": wanted.address(page=wanted.number - 1) if wanted.number > 1 else None,
+        "after": wanted.address(page=wanted.number + 1) if first + _ROWS < len(found) else None,
+    }
+
+
+_COLORINGS: tuple[tuple[By, str], ...] = (("sqnr", "SQNR"), ("precision", "Precision"))
+
+
+def _drawn(graph: Known, view: GraphView, wanted: Wanted, chosen: int | None) -> Drawing:
+    links = Links(
+        node=lambda place: wanted.address(node=_key(view, place)) + "#node",
+        group=lambda span: wanted.address(open=_with(wanted.opened, span)) + "#graph",
+    )
+    return draw(view, graph.rows, wanted.by, links, opened=wanted.opened, chosen=chosen)
+
+
+def _with(opened: tuple[tuple[int, int], ...], span: Span) -> tuple[tuple[int, int], ...]:
+    return (*opened, (span.first, span.stop))[-_MOST_OPENED:]
+
+
+def _closing(view: GraphView, wanted: Wanted, group: tuple[int, int]) -> tuple[str, str]:
+    """Words for an opened group, and the address that closes it with all that was opened within."""
+    first, stop = group
+    kept = tuple(one for one in wanted.opened if not (first <= one[0] and one[1] <= stop))
+    parts = [node.modules for node in view.nodes[first:stop]]
+    common = next((path for path in reversed(parts[0]) if all(path in other for other in parts)), "") if parts else ""
+    return common or f"nodes {first + 1} to {stop}", wanted.address(open=kept) + "#graph"
+
+
+def _key(view: GraphView, place: int) -> str:
+    """What a link calls a node."""
+    name = view.nodes[place].name
+    return name if len(quote(name, errors="replace")) <= _LINKED_CHARACTERS else f"~{place}"
+
+
+def _place(view: GraphView, key: str) -> int | None:
+    """Which node a link means."""
+    wanted = cut_name(key)
+    named = next((place for place, node in enumerate(view.nodes) if node.name == wanted), None)
+    number = _NUMBER.fullmatch(key)
+    if named is None and number is not None and int(number[1]) < len(view.nodes):
+        return int(number[1])
+    return named
+
+
+def _entries(graph: Known, wanted: Wanted) -> list[Entry]:
+    """The whole table, in the order of the graph, or of the report where there is none."""
+    if graph.view is None:
+        return [_entry(row.name, row.op, "", row, wanted.by, None) for row in graph.layers]
+    view = graph.view
+    return [
+        _entry(
+            node.name,
+            node.op,
+            node.modules[-1] if node.modules else "",
+            graph.rows.get(node.name),
+            wanted.by,
+            wanted.address(node=_key(view, place)) + "#node",
+        )
+        for place, node in enumerate(view.nodes)
+    ]
+
+
+def _entry(name: str, op: str, modules: str, row: LayerFigures | None, by: By, address: str | None) -> Entry:
+    kind, words = told(row, by)
+    storage = "–" if row is None or row.reason is not None else storage_words(row)
+    reason = "" if row is None else row.reason or ""
+    return Entry(name, op, modules, storage, kind, words, None if row is None else row.sqnr_db, reason, address)
+
+
+def _matches(entry: Entry, find: str) -> bool:
+    sought = find.casefold()
+    return any(sought in text.casefold() for text in (entry.name, entry.op, entry.modules, entry.storage, entry.reason))
+
+
+def _panel(view: GraphView, node: GraphNode, rows: dict[str, LayerFigures]) -> Panel:
+    row = rows.get(node.name)
+    read = [("reads", view.tensors[place]) for place in node.inputs if place is not None]
+    tensors = read + [("makes", view.tensors[place]) for place in node.outputs]
+    histograms = [] if row is None else [("Weights", row.weight_histogram), ("Activations", row.activation_histogram)]
+    return Panel(
+        name=node.name,
+        op=node.op,
+        modules=node.modules,
+        inside=node.inside,
+        tensors=[_role(word, tensor) for word, tensor in tensors[:_MOST_TENSORS]],
+        more_tensors=max(0, len(tensors) - _MOST_TENSORS),
+        row=row,
+        storage="–" if row is None or row.reason is not None else storage_words(row),
+        gains="" if row is None else gain_words(row),
+        drawn=[
+            (word, values, charts.histogram(values, f"{word} of {short_name(node.name)}: how often each value occurs"))
+            for word, values in histograms
+            if values is not None
+        ],
+    )
+
+
+def _role(word: str, tensor: GraphTensor) -> Role:
+    if tensor.shape is None:
+        shape = "–"
+    else:
+        shape = " × ".join("?" if one is None else str(one) for one in tensor.shape) or "scalar"
+    return Role(word, tensor.name, tensor.dtype or "–", shape, tensor.constant)

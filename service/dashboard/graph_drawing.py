@@ -1,0 +1,210 @@
+"""The drawing of a graph as SVG: boxes that are links, colored by a figure that also stands in them as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from service.contracts.graph_view import GraphView, cut_name
+from service.contracts.report import LayerFigures
+from service.dashboard.graph_layout import HEIGHT, WIDTH, Span, box_edges, node_edges, place, spans
+from service.reports import svg
+from service.reports.figures import NOTHING, count
+from service.reports.layers import NOT_APPLICABLE
+from service.reports.names import name, shown
+
+By = Literal["sqnr", "precision"]
+# From so many dB on a box has the next class, 0 to 4.
+SQNR_STEPS_DB = (10.0, 20.0, 30.0, 40.0)
+_OP_CHARACTERS, _NAME_CHARACTERS, _TITLE_CHARACTERS = 17, 29, 120
+_BITS = re.compile(r"\d+")
+_LOW_BITS, _BYTE_BITS = 4, 8
+# What a legend says of each class.
+LEGENDS: dict[By, tuple[tuple[str, str], ...]] = {
+    "sqnr": (
+        ("sqnr-0", "SQNR below 10 dB"),
+        ("sqnr-1", "10 to 20 dB"),
+        ("sqnr-2", "20 to 30 dB"),
+        ("sqnr-3", "30 to 40 dB"),
+        ("sqnr-4", "40 dB or more"),
+        ("left", "left in float"),
+        ("unknown", "not measured, or no floats"),
+    ),
+    "precision": (
+        ("bits-4", "4 bits or fewer"),
+        ("bits-8", "8 bits"),
+        ("bits-16", "16 bits or more"),
+        ("left", "left in float"),
+        ("unknown", "no floats, or not told"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Links:
+    """Where boxes lead to: of a node by its place, of a group by its nodes."""
+
+    node: Callable[[int], str]
+    group: Callable[[Span], str]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A graph, drawn.
+
+    Attributes:
+        picture: the SVG.
+        boxes: how many there are.
+        groups: how many of them hold several nodes.
+    """
+
+    picture: Markup
+    boxes: int
+    groups: int
+
+
+def rows_by_node(layers: Iterable[LayerFigures]) -> dict[str, LayerFigures]:
+    """The report's row of each node, by the node's name in the graph."""
+    found: dict[str, LayerFigures] = {}
+    for row in layers:
+        for each in (row.name, *row.nodes):
+            found.setdefault(cut_name(each), row)
+    return found
+
+
+def sqnr_class(value: float) -> str:
+    """The class of a figure."""
+    return f"sqnr-{sum(value >= step for step in SQNR_STEPS_DB)}"
+
+
+def bits(row: LayerFigures) -> int | None:
+    """The fewest bits that a number of the row has; None: it is not quantized, or nobody tells."""
+    if row.reason is not None:
+        return None
+    words = [_BITS.search(word) for word in (row.weight_dtype, row.activation_dtype) if word is not None]
+    return min((int(found.group()) for found in words if found is not None), default=None)
+
+
+def told(row: LayerFigures | None, by: By) -> tuple[str, str]:
+    """Class of a node and the words that say the same."""
+    if row is None or row.reason_code == NOT_APPLICABLE:
+        return "unknown", NOTHING
+    if row.reason is not None:
+        return "left", "float"
+    if by == "sqnr":
+        return ("unknown", NOTHING) if row.sqnr_db is None else (sqnr_class(row.sqnr_db), f"{row.sqnr_db:.1f} dB")
+    fewest = bits(row)
+    if fewest is None:
+        return "unknown", NOTHING
+    word = "/".join(dict.fromkeys(one for one in (row.weight_dtype, row.activation_dtype) if one is not None))
+    return _bits_class(fewest), word
+
+
+def told_group(rows: Sequence[LayerFigures | None], by: By) -> tuple[str, str]:
+    """The same of a group: of its worst node, or of that with the fewest bits."""
+    known = [row for row in rows if row is not None and row.reason_code != NOT_APPLICABLE]
+    quantized = [row for row in known if row.reason is None]
+    if by == "sqnr":
+        worst = min((row.sqnr_db for row in quantized if row.sqnr_db is not None), default=None)
+        if worst is not None:
+            return sqnr_class(worst), f"worst {worst:.1f} dB"
+    else:
+        fewest = min((found for row in quantized if (found := bits(row)) is not None), default=None)
+        if fewest is not None:
+            return _bits_class(fewest), f"from {fewest} bits"
+    return ("left", "float") if known and not quantized else ("unknown", NOTHING)
+
+
+def draw(
+    view: GraphView,
+    rows: Mapping[str, LayerFigures],
+    by: By,
+    links: Links,
+    *,
+    opened: Sequence[tuple[int, int]] = (),
+    chosen: int | None = None,
+) -> Drawing:
+    """Draw a graph.
+
+    Args:
+        view: the graph.
+        rows: of ``rows_by_node``.
+        by: what boxes are colored by.
+        links: where boxes lead to.
+        opened: groups that are shown as what is in them.
+        chosen: a node that is shown by itself, and marked.
+    """
+    boxes = spans(view, opened, chosen)
+    placed = place(len(boxes), edges := box_edges(boxes, node_edges(view)))
+    root = _root(placed.width, placed.height, f"Graph of {count(len(view.nodes), 'node')}, drawn top to bottom")
+    wires = ElementTree.SubElement(root, "g", {"class": "wires", "aria-hidden": "true"})
+    for edge in edges:
+        ElementTree.SubElement(wires, "path", {"d": _curve(placed.paths[edge]), "marker-end": "url(#arrow)"})
+    for box, corner in zip(boxes, placed.corners, strict=True):
+        if len(box) == 1:
+            node = view.nodes[box.first]
+            kind, words = told(rows.get(node.name), by)
+            kind += " chosen" if box.first == chosen else ""
+            link = _link(root, corner, links.node(box.first), kind)
+            link.set("data-node", "")
+            if box.first == chosen:
+                link.set("aria-current", "true")
+            title, second = f"{node.op} {name(node.name, _TITLE_CHARACTERS)}: {words}", node.name
+            first = node.op
+        else:
+            members = [rows.get(node.name) for node in view.nodes[box.first : box.stop]]
+            kind, words = told_group(members, by)
+            link = _link(root, corner, links.group(box), f"group {kind}")
+            size = count(len(box), "node")
+            title = f"{name(box.label, _TITLE_CHARACTERS)}, {size}: {words}; opens the group"
+            first, second = f"▸ {size}", box.label
+        ElementTree.SubElement(link, "title").text = shown(title)
+        _words(link, corner, first, second, words)
+    return Drawing(svg.drawn(root), len(boxes), sum(len(box) > 1 for box in boxes))
+
+
+def _bits_class(number: int) -> str:
+    if number <= _LOW_BITS:
+        return "bits-4"
+    return "bits-8" if number <= _BYTE_BITS else "bits-16"
+
+
+def _root(width: float, height: float, label: str) -> svg.Element:
+    size = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
+    root = ElementTree.Element("svg", {"class": "graph", "role": "group", "aria-label": label, **size})
+    marker = {"viewBox": "0 0 8 8", "refX": "7", "refY": "4", "markerWidth": "7", "markerHeight": "7"}
+    definitions = ElementTree.SubElement(root, "defs")
+    arrow = ElementTree.SubElement(definitions, "marker", {"id": "arrow", "orient": "auto", **marker})
+    ElementTree.SubElement(arrow, "path", {"d": "M0 0L8 4L0 8z", "class": "tip"})
+    return root
+
+
+def _link(root: svg.Element, corner: tuple[float, float], address: str, kind: str) -> svg.Element:
+    link = ElementTree.SubElement(root, "a", {"href": address, "class": f"box {kind}"})
+    svg.box(link, corner, WIDTH, HEIGHT, "back").set("rx", "6")
+    return link
+
+
+def _words(link: svg.Element, corner: tuple[float, float], first: str, second: str, figure: str) -> None:
+    left, top = corner
+    svg.text(link, (left + 9, top + 18), name(first, _OP_CHARACTERS), kind="op")
+    svg.text(link, (left + WIDTH - 9, top + 18), name(figure, _OP_CHARACTERS), anchor="end", kind="value")
+    svg.text(link, (left + 9, top + 36), name(second, _NAME_CHARACTERS))
+
+
+def _curve(points: Sequence[tuple[float, float]]) -> str:
+    """A path that leaves and enters every point from above."""
+    (x, y), *rest = points
+    parts = [f"M{x:.0f} {y:.0f}"]
+    for across, down in rest:
+        middle = (y + down) / 2
+        straight = f"V{down:.0f}"
+        bent = f"C{x:.0f} {middle:.0f} {across:.0f} {middle:.0f} {across:.0f} {down:.0f}"
+        parts.append(straight if round(across) == round(x) else bent)
+        x, y = across, down
+    return "".join(parts)

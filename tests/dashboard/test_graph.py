@@ -1,0 +1,252 @@
+"""The page of a job's graph: drawing, panel, table; hostile names, thousands of nodes, and jobs without a graph."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, cut_name
+from service.contracts.report import Report
+from service.dashboard.graph_drawing import bits, rows_by_node, sqnr_class, told, told_group
+from service.dashboard.graph_reading import EVALUATION, Recent, known, sources
+from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.tables import ReportRow
+from tests.support.front import Front
+from tests.support.reports import HOSTILE, bell, full_report, large_report, layer
+
+LIMIT_BYTES = 1_500_000
+
+
+def chain(names: list[str], modules: list[tuple[str, ...]] | None = None) -> GraphView:
+    """Nodes that each read what the one before makes."""
+    tensors = [GraphTensor(name=f"t{k}", dtype="float32", shape=("N", 3, None)) for k in range(len(names) + 1)]
+    nodes = [
+        GraphNode(name=cut_name(name), op="Conv", modules=modules[k] if modules else (), inputs=(k,), outputs=(k + 1,))
+        for k, name in enumerate(names)
+    ]
+    return GraphView(inputs=(0,), outputs=(len(names),), tensors=tuple(tensors), nodes=tuple(nodes))
+
+
+def job(front: Front, report: Report, graph: GraphView | bytes | None) -> str:
+    """A job that succeeded, with this graph."""
+    job_id = front.new_job()
+    artifacts = [NewArtifact("model", "q.onnx", "application/octet-stream", front.store(job_id.encode()), 30)]
+    if graph is not None:
+        data = graph if isinstance(graph, bytes) else graph.to_bytes()
+        artifacts.append(NewArtifact("graph", "graph.json", "application/json", front.store(data), len(data)))
+    front.finish(job_id, QuantizeOutcome(report, tuple(artifacts)))
+    return job_id
+
+
+def page(front: Front, job_id: str, **params: Any) -> str:
+    answer = front.http.get(f"/jobs/{job_id}/graph", params=params)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.content) < LIMIT_BYTES
+    return answer.text
+
+
+def drawing(text: str) -> ElementTree.Element:
+    found = re.search(r'<svg class="graph".*?</svg>', text, re.DOTALL)
+    assert found is not None
+    return ElementTree.fromstring(found.group())
+
+
+class Attacks(HTMLParser):
+    """What a page must not hold: scripts and styles of its own, handlers, elements of a stranger."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in ("x", "style") or (tag == "script" and not str(given.get("src")).startswith("/static/")):
+            self.found.append(tag)
+        self.found += [name for name in given if name.startswith("on") or name == "style"]
+        if tag == "img" and given.get("src") == "x":
+            self.found.append(tag)
+
+
+def boxes(text: str) -> list[ElementTree.Element]:
+    return drawing(text).findall("a")
+
+
+def words(box: ElementTree.Element) -> list[str | None]:
+    return [one.text for one in box.findall("text")]
+
+
+@pytest.fixture
+def full(sqlite_front: Front) -> str:
+    """Four rows of the report; the first holds two nodes."""
+    return job(sqlite_front, full_report(), chain(["/features/0", "/features/1", "/features/2", "/softmax", "/shape"]))
+
+
+def test_boxes_are_links_with_their_figure_as_text(sqlite_front: Front, full: str) -> None:
+    found = boxes(page(sqlite_front, full))
+    assert [words(box) for box in found] == [
+        ["Conv", "12.5 dB", "/features/0"],
+        ["Conv", "12.5 dB", "/features/1"],
+        ["Conv", "25.0 dB", "/features/2"],
+        ["Conv", "float", "/softmax"],
+        ["Conv", "–", "/shape"],
+    ]
+    kinds = [box.get("class") for box in found]
+    assert kinds == ["box sqnr-1", "box sqnr-1", "box sqnr-2", "box left", "box unknown"]
+    assert found[0].get("href") == "?node=%2Ffeatures%2F0#node"
+
+
+def test_precision_colors_the_same_boxes(sqlite_front: Front, full: str) -> None:
+    text = page(sqlite_front, full, by="precision")
+    found = boxes(text)
+    assert words(found[0])[1] == "int8/uint8"
+    assert found[0].get("class") == "box bits-8"
+    assert found[0].get("href") == "?by=precision&node=%2Ffeatures%2F0#node"
+    assert "8 bits" in text
+    assert sqlite_front.http.get(f"/jobs/{full}/graph?by=color").status_code == 422
+
+
+def test_a_chosen_node_tells_all_that_is_known(sqlite_front: Front, full: str) -> None:
+    text = page(sqlite_front, full, node="/features/0")
+    panel = text[text.index('id="node"') :]
+    for told_words in (
+        "N × 3 × ?",
+        "float32",
+        "12.50 dB",
+        "weights int8, activations uint8",
+        "adaround +3.2 dB",
+        "18.5 %",
+    ):
+        assert told_words in panel
+    assert panel.count('class="chart"') == 2
+    assert [box.get("aria-current") for box in boxes(text)][:2] == ["true", None]
+    other = page(sqlite_front, full, node="/softmax")
+    assert "its output needs more than 8 bits near 0" in other[other.index('id="node"') :]
+
+
+def test_a_node_that_is_not_there_is_told_so(sqlite_front: Front, full: str) -> None:
+    for key in ("/nowhere", "~99", "~x", "\ud7ff'\"<b>"):
+        assert "No such node" in page(sqlite_front, full, node=key)
+
+
+def test_the_table_finds_nodes(sqlite_front: Front, full: str) -> None:
+    text = page(sqlite_front, full, find="FEATURES")
+    assert "1 to 3 of 3 that match, 5 in all" in text
+    assert "Nothing matches." in page(sqlite_front, full, find="<nothing>")
+
+
+def test_hostile_names_stay_text(sqlite_front: Front) -> None:
+    layers = [layer(one, op=one[:200], sqnr_db=12.0, gain={one: 1.5}) for one in HOSTILE if one != "\ud800"]
+    view = chain([one["name"] for one in layers], [(one["name"][:200],) for one in layers])
+    job_id = job(sqlite_front, full_report(layers=layers), view)
+    for number, one in enumerate(layers):
+        for params in ({"node": one["name"][:800]}, {"node": f"~{number}"}):
+            text = page(sqlite_front, job_id, **params)
+            assert not Attacks(text).found
+            assert "\u202e" not in text
+            drawing(text)
+        assert "12.0 dB" in text
+
+
+def test_links_lead_to_nodes_of_any_name(sqlite_front: Front) -> None:
+    names = ["n" * 5000, "n" * 5001, "ä" * 200, "a b&c=d#e"]
+    job_id = job(sqlite_front, full_report(layers=[layer(one) for one in names]), chain(names))
+    for number, box in enumerate(boxes(page(sqlite_front, job_id))):
+        answer = sqlite_front.http.get(f"/jobs/{job_id}/graph{(box.get('href') or '').partition('#')[0]}")
+        chosen = [one.get("aria-current") for one in boxes(answer.text)]
+        assert chosen == ["true" if k == number else None for k in range(len(names))]
+
+
+def test_two_thousand_nodes_are_drawn_as_groups_that_open(sqlite_front: Front) -> None:
+    names = [f"/model/layer.{k // 100}/block.{k % 100 // 10}/node.{k}" + "x" * 150 for k in range(2000)]
+    modules = [(f"layer.{k // 100}", f"layer.{k // 100}.block.{k % 100 // 10}") for k in range(2000)]
+    rows = [
+        layer(one, sqnr_db=k / 20, weight_dtype="int8", weight_histogram=bell(-1, 1, clip_low=-0.9, clip_high=0.9))
+        for k, one in enumerate(names)
+    ]
+    job_id = job(sqlite_front, full_report(layers=rows), chain(names, modules))
+    text = page(sqlite_front, job_id)
+    found = boxes(text)
+    assert len(found) == 200
+    assert words(found[1]) == ["▸ 10 nodes", "worst 0.5 dB", "layer.0.block.1"]
+    assert found[1].get("href") == "?open=10-20#graph"
+    opened = page(sqlite_front, job_id, open=["10-20", "30-40"])
+    assert len(boxes(opened)) == 218
+    assert "close" in opened
+    chosen = page(sqlite_front, job_id, node=names[1234])
+    assert len(boxes(chosen)) == 209
+    assert "61.70 dB" in chosen
+    assert "1901 to 2000 of 2000" in page(sqlite_front, job_id, page=20)
+
+
+def test_a_large_report_without_modules_stays_small(sqlite_front: Front) -> None:
+    report = large_report(1000, 200)
+    names = [row.name for row in report.layers]
+    job_id = job(sqlite_front, report, chain(names))
+    found = boxes(page(sqlite_front, job_id))
+    assert len(found) == 100
+    everything = [f"{k * 20}-{k * 20 + 20}" for k in range(30)]
+    page(sqlite_front, job_id, open=everything)
+
+
+def test_jobs_without_a_graph_say_so_and_list_their_layers(sqlite_front: Front) -> None:
+    text = page(sqlite_front, job(sqlite_front, full_report(), None))
+    assert "This job keeps no graph" in text
+    assert "/features/2" in text
+    assert '<svg class="graph"' not in text
+    for data in (b"{", b'{"nodes": 3}', b'{"outputs": [7]}'):
+        assert "cannot be read" in page(sqlite_front, job(sqlite_front, full_report(), data))
+
+
+def test_a_job_that_runs_has_no_graph_yet(sqlite_front: Front) -> None:
+    job_id = sqlite_front.new_job()
+    assert sqlite_front.http.get(f"/jobs/{job_id}/graph").status_code == 409
+    assert sqlite_front.http.get("/jobs/job_none/graph").status_code == 404
+
+
+def test_a_row_stands_for_all_its_nodes_by_their_cut_names() -> None:
+    long = "n" * 1000
+    rows = rows_by_node(full_report(layers=[layer("a", nodes=["a", long])]).layers)
+    assert rows["a"] is rows[cut_name(long)]
+
+
+def test_classes_follow_the_figures() -> None:
+    assert [sqnr_class(value) for value in (-5.0, 9.99, 10.0, 25.0, 39.9, 40.0)] == [
+        "sqnr-0", "sqnr-0", "sqnr-1", "sqnr-2", "sqnr-3", "sqnr-4",
+    ]  # fmt: skip
+    rows = full_report(
+        layers=[
+            layer("a", weight_dtype="int4", activation_dtype="float16", sqnr_db=5.0),
+            layer("b", weight_dtype="float8e4m3fn", sqnr_db=50.0),
+            layer("c", reason="so"),
+            layer("d", reason="not applicable", reason_code="not-applicable"),
+        ]
+    ).layers
+    assert [bits(row) for row in rows] == [4, 8, None, None]
+    assert [told(row, "precision")[0] for row in rows] == ["bits-4", "bits-8", "left", "unknown"]
+    assert told_group(rows, "sqnr") == ("sqnr-0", "worst 5.0 dB")
+    assert told_group(rows, "precision") == ("bits-4", "from 4 bits")
+    assert told_group(rows[2:], "sqnr") == ("left", "float")
+    assert told_group([None], "sqnr") == ("unknown", "–")
+
+
+def test_recent_values_are_made_once_and_the_oldest_goes() -> None:
+    made: list[int] = []
+    kept: Recent[int] = Recent(2)
+    for key in (1, 2, 1, 3, 1, 2):
+        assert kept.get(key, lambda key=key: made.append(key) or key) == key  # type: ignore[misc, func-returns-value]
+    assert made == [1, 2, 3, 2]
+
+
+def test_an_evaluation_says_that_it_has_none(sqlite_front: Front) -> None:
+    job_id = job(sqlite_front, full_report(), None)
+    of = sources(sqlite_front.desk, "default", job_id)
+    evaluation = ReportRow(job_id="job_other", attempt=1, body={"kind": "evaluation"})
+    found = known(sqlite_front.desk, replace(of, report=evaluation))
+    assert found.missing == EVALUATION
+    assert found.layers == ()
