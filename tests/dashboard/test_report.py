@@ -16,22 +16,22 @@ from fastapi.testclient import TestClient
 
 from service.comparison.changed import changes
 from service.comparison.samples import Samples, read_samples
-from service.contracts.dataset import DatasetSummary, MediaSummary, Thumbnails
+from service.contracts.dataset import DatasetSummary, Thumbnails
 from service.contracts.report import Report
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
 from service.keys import keyring as keyrings
 from service.principal import DEFAULT_TENANT, INSTALLATION_KEY, NO_KEY
 from service.settings import Settings
 from tests.api.conftest import front_of
-from tests.support.front import Front, npz_bytes
+from tests.support.front import Front, dataset_summary, npz_bytes
 from tests.support.reports import HOSTILE, PICTURE, SCRIPT, full_document, full_report, hostile_document
 
 KEY = "a key of an installation that has just one"
 BEARER = {"Authorization": f"Bearer {KEY}"}
 
 
-def job_with(front: Front, report: Report, samples: bytes | None = None) -> str:
-    job_id = front.new_job()
+def job_with(front: Front, report: Report, samples: bytes | None = None, **body: Any) -> str:
+    job_id = front.new_job(**body)
     kept = []
     if samples is not None:
         kept = [NewArtifact("samples", "samples.npz", "application/octet-stream", front.store(samples), len(samples))]
@@ -140,16 +140,27 @@ def test_changed_samples_are_listed(sqlite_front: Front) -> None:
 
 
 def test_changed_samples_of_pictures_are_shown_with_them_and_class_names(sqlite_front: Front) -> None:
-    summary = DatasetSummary(
-        format="pictures", samples=32, arrays={}, size_bytes=9, sha256="1" * 64,
-        thumbnails=Thumbnails(file="thumbnails.png", sha256=sqlite_front.store(b"sheet"), size_bytes=5),
-        media=MediaSummary.model_construct(classes=("cat", "dog", "owl", SCRIPT, "fox")),
-    )  # fmt: skip
-    found = changes(read_samples(decisions()), 50)
+    media = {"archive": "zip", "codecs": {}, "classes": ("cat", "dog", "owl", "cow", SCRIPT),
+             "smallest": (8, 8), "largest": (8, 8)}  # fmt: skip
+    sheet = Thumbnails(file="thumbnails.png", sha256=sqlite_front.store(b"sheet"), size_bytes=5)
+    facts = dataset_summary().model_dump() | {"media": media, "thumbnails": sheet.model_dump(), "format": "pictures"}
+    dataset_id = sqlite_front.ready_dataset(DatasetSummary.model_validate(facts))
+    fidelity = {**full_document()["fidelity"], "source": "calibration"}
+    job_id = job_with(sqlite_front, full_report(fidelity=fidelity), decisions(), calibration_dataset_id=dataset_id)
+    page = sqlite_front.http.get(f"/jobs/{job_id}/report").text
+    changed = page[page.index('id="changed"') :]
+    assert "2 owl" in text_of(changed)
+    assert f"4 {SCRIPT}" in html.unescape(changed)
+    # every other sample stands on the sheet of 16, four in a row
+    assert re.findall(r'viewBox="([^"]*)"', changed) == ["136 4 128 128"]
+    assert f'href="/v1/datasets/{dataset_id}/thumbnails"' in changed
+
+
+def test_changes_know_what_is_not_known() -> None:
+    found = changes(read_samples(decisions()), 1)
     assert found is not None
-    assert [(one.number, one.label, one.before, one.after) for one in found.first] == [(2, None, 2, 4), (7, None, 2, 4)]
-    assert found.first[1].confidence is None
-    assert summary.samples == found.samples
+    assert (found.samples, found.total, len(found.first)) == (32, 2, 1)
+    assert found.first[0] == (2, None, 2, 4, 0.75)
 
 
 def test_models_without_classes_have_no_changes() -> None:
@@ -239,7 +250,7 @@ def test_forged_and_foreign_tokens_are_refused(closed: Front) -> None:
     nobody, _ = keyring.share_token(DEFAULT_TENANT, NO_KEY, job_id, 1)
     ended, _ = keyring.share_token(DEFAULT_TENANT, "key_that_has_ended", job_id, 1)
     tampered = ("A" if good[0] != "A" else "B") + good[1:]
-    for token in (tampered, good[:-4], "x", "é", session[0], stream, nobody, ended, good + "A" * 1000):
+    for token in (tampered, good[:-4], "x", "é", session[0], stream, nobody, ended, good + "A" * 100):
         refused(closed, token)
 
 
