@@ -158,7 +158,7 @@ async def get_principal(
         request_id=request.state.request_id,
     )
     _check_scope(request, principal)
-    await _count(request, desk, principal.tenant_id)
+    await count_request(request, desk, principal.tenant_id)
     if desk.keyring.due(principal.actor):
         _note_used(desk, principal.actor)
     request.state.principal = principal
@@ -178,8 +178,12 @@ async def _holder(request: Request, desk: Desk, text: str | None) -> Holder | No
     return desk.keyring.remembered(text) or await desk.reads.run(lambda: desk.keyring.look_up(text))
 
 
-async def _count(request: Request, desk: Desk, tenant_id: str) -> None:
-    """Count the request by the tenant's limits, which are read now and then."""
+async def count_request(request: Request, desk: Desk, tenant_id: str) -> None:
+    """Count the request by the tenant's limits, which are read now and then.
+
+    Raises:
+        RateLimitedError: the tenant sends more than it may.
+    """
     meter = desk.meters.get(tenant_id)
     if meter is None or not meter.known():
         quota = await desk.reads.run(lambda: _quota(desk, tenant_id))

@@ -110,6 +110,8 @@ TABLE: tuple[Row, ...] = (
     _row("POST", "/v1/models|/v1/datasets", Limits(body_bytes=1 * MIB)),
     # 32 labels, or tags, with their values
     _row("GET", "/v1/jobs|/v1/models|/v1/datasets", Limits(query_bytes=24 * KIB, query_parameters=48)),
+    # a fragment of a config that a report advises
+    _row("GET", "/new", Limits(query_bytes=24 * KIB)),
     # 20 jobs, and what else is asked
     _row("GET", r"/v1/compare(\.csv)?", Limits(query_parameters=24)),
     # the name of a node, and groups that are opened

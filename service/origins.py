@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.contracts.errors import QuantmillError
 from service.errors import problem_response
-from service.security_headers import security_headers
+from service.security_headers import EMBEDDABLE, security_headers
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITES = frozenset({"same-origin", "none"})
@@ -109,7 +109,8 @@ class OriginMiddleware:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 is_page = headers.get("content-type", "").startswith("text/html")
-                for name, value in security_headers(page=is_page).items():
+                embeddable = EMBEDDABLE in headers.get("content-security-policy", "")
+                for name, value in security_headers(page=is_page, embeddable=embeddable).items():
                     headers.setdefault(name, value)
             await send(message)
 

@@ -16,7 +16,7 @@ from service.files.serving import open_file
 from service.tables import Artifact
 
 SAMPLES = "samples"
-_MOST_BYTES = 128 * 1024 * 1024
+MOST_BYTES = 128 * 1024 * 1024
 
 
 class StoredSamples(NamedTuple):
@@ -92,8 +92,8 @@ def pair(read: Callable[[StoredSamples], Samples], first: Side, second: Side) ->
         return Paired(None, "The two were not measured on the same data.")
     if first.file is None or second.file is None:
         return Paired(None, "A job keeps no results by sample: its output gives no class per sample, or is too large.")
-    if max(first.file.size_bytes, second.file.size_bytes) > _MOST_BYTES:
-        return Paired(None, f"The results by sample have more than {_MOST_BYTES} bytes.")
+    if max(first.file.size_bytes, second.file.size_bytes) > MOST_BYTES:
+        return Paired(None, f"The results by sample have more than {MOST_BYTES} bytes.")
     before, after = read(first.file), read(second.file)
     metrics = mean_differences(before.metrics, after.metrics, CONFIDENCE)
     if before.decisions is None or after.decisions is None:

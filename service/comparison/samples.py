@@ -9,7 +9,8 @@ import io
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -72,10 +73,12 @@ class Samples:
     Attributes:
         decisions: one class per sample; None: the output gives none.
         metrics: by name what each sample says of the quantized model's metric, in its unit: finite float64 [sample].
+        columns: as they stand in the file, those of ``decisions`` and ``float_confidence`` (may be NaN), [sample].
     """
 
     decisions: Decisions | None
     metrics: dict[str, npt.NDArray[np.float64]]
+    columns: Mapping[str, _Column] = field(default_factory=dict)
 
 
 def read_samples(data: bytes) -> Samples:
@@ -104,7 +107,7 @@ def read_samples(data: bytes) -> Samples:
         raise _unreadable("a column is longer than another")
     if not all(np.isfinite(column).all() for column in metrics.values()):
         raise _unreadable("a metric is not finite")
-    return Samples(_decisions(found), metrics)
+    return Samples(_decisions(found), metrics, found)
 
 
 def _decisions(columns: dict[str, _Column]) -> Decisions | None:

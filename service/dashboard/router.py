@@ -9,6 +9,7 @@ from service.dashboard.graph import router as graph
 from service.dashboard.jobs import router as jobs
 from service.dashboard.new_job import router as new_job
 from service.dashboard.overview import router as overview
+from service.dashboard.report import router as report
 from service.dashboard.signing_in import router as signing_in
 from service.dashboard.style_page import router as style_page
 
@@ -20,6 +21,7 @@ _PAGES = (
     jobs,
     graph,
     new_job,
+    report,
     style_page,
 )
 for part in _PAGES:

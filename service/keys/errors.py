@@ -34,6 +34,14 @@ class KeyNotFoundError(QuantmillError):
     status = 404
 
 
+class SharedLinkEndedError(QuantmillError):
+    """The link to a shared report is none of ours, has expired, or the key that made it has ended."""
+
+    code = "shared-link-ended"
+    title = "This link shows nothing any more"
+    status = 404
+
+
 class PepperMissingError(QuantmillError):
     """Keys of an installation on several hosts are checked by a pepper that all of them know."""
 

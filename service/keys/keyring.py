@@ -17,7 +17,7 @@ from service.keys.errors import PepperMissingError
 from service.keys.files import LOCAL_KEY_FILE, own_secret
 from service.keys.secrets import hash_of, parts_of, pepper_id
 from service.keys.service import pepper_of
-from service.keys.tokens import SESSION_SECONDS, STREAM_SECONDS, TokenHolder, Tokens
+from service.keys.tokens import DAY_SECONDS, SESSION_SECONDS, STREAM_SECONDS, TokenHolder, Tokens
 from service.loopback import is_loopback
 from service.principal import DEFAULT_TENANT, INSTALLATION_KEY, LOCAL_KEY, NO_KEY, Scope
 from service.settings import Settings
@@ -62,6 +62,7 @@ class Keyring:
             self._pepper = None  # an installation of one key needs none; see service.keys.start
         secret = self._pepper or settings.signing_secret
         self._streams, self._sessions = Tokens(secret, "stream"), Tokens(secret, "session")
+        self._shares = Tokens(secret, "share")
         self._lock = threading.Lock()
         self._seen: OrderedDict[bytes, tuple[float, Holder]] = OrderedDict()
         self._noted: dict[str, float] = {}
@@ -139,6 +140,31 @@ class Keyring:
         with self._database.read() as session:
             row = repository.live(session, found.actor)
         return None if row is None else Holder(row.tenant_id, row.id, cast(Scope, row.scope))
+
+    def share_token(self, tenant_id: str, actor: str, job_id: str, days: int) -> tuple[str, float]:
+        """A token that reads the report of one job, and when it ends; it is good for as long as the actor's key is."""
+        ends_at = float(int(time.time()) + days * DAY_SECONDS)
+        return self._shares.make(TokenHolder(tenant_id, actor), self._shared(actor, job_id), ends_at), ends_at
+
+    def look_up_share(self, token: str) -> tuple[str, str] | None:
+        """The tenant and the job whose report a token reads; None: none, or none any more. Asks the database."""
+        place = self._shares.place(token)
+        if place is None:
+            return None
+        found = self._shares.read(token, place, time.time())
+        job_id = place.partition(" ")[0]
+        if found is None or place != self._shared(found.actor, job_id):
+            return None
+        if found.actor == NO_KEY:
+            return (found.tenant_id, job_id) if self._open else None
+        if found.actor not in self._fingerprints():
+            with self._database.read() as session:
+                if repository.live(session, found.actor) is None:
+                    return None
+        return found.tenant_id, job_id
+
+    def _shared(self, actor: str, job_id: str) -> str:
+        return f"{job_id} {self._fingerprints().get(actor, actor)}"
 
     def guard(self, session_token: str) -> str:
         """What the forms of a browser's pages have to send along; see ``Tokens.guard``."""

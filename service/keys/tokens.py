@@ -1,4 +1,4 @@
-"""Signed tokens in place of a key: for event streams, which send no headers, and for the pages of one browser.
+"""Signed tokens in place of a key: for event streams, which send no headers, the pages of one browser, shared reports.
 
 A token is good for one place and a time, and tells whose it is. It is signed, not stored: HMAC-SHA256 over holder,
 place and end, under a key derived from the installation's secret and the purpose, so that none is good for another.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 STREAM_SECONDS = 300
 SESSION_SECONDS = 12 * 3600
+DAY_SECONDS = 24 * 3600
 MOST_CHARS = 1024
 _MAC_BYTES = 32
 
@@ -55,6 +56,11 @@ class Tokens:
         """Whom a token of ours was made for, whether or not it is still good; None: it is none of ours."""
         read = self._read(token)
         return None if read is None else read[0]
+
+    def place(self, token: str) -> str | None:
+        """What a token of ours was made for, whether or not it is still good; None: it is none of ours."""
+        read = self._read(token)
+        return None if read is None else read[1]
 
     def _read(self, token: str) -> tuple[TokenHolder, str, float] | None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -10,11 +11,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from service.contracts.report import Histogram, LayerFigures, Report
+from service.contracts.report import Advice, Histogram, LayerFigures, Report
 from service.reports import charts, choices, figures, gains, layers, verdict
 from service.reports.abridged import abridged_json
 from service.reports.names import name, prose
-from service.reports.pieces import algorithms, metrics
+from service.reports.pieces import algorithms, metrics, ranges, waterfall, widths
 from service.reports.pieces.gate import scale
 
 MOST_BYTES = 1_900_000
@@ -33,6 +34,8 @@ class Limits:
     texts: int
 
 
+# Of a page that is not kept within a number of bytes.
+ON_SCREEN = Limits(400, 15, 40)
 # Tried in turn until the page is small enough: names of strangers may be of any length, and layers any number.
 _LIMITS = (Limits(1000, 40, 100), Limits(400, 15, 40), Limits(100, 5, 20), Limits(25, 3, 10))
 _WORST = 12
@@ -43,10 +46,25 @@ def html(report: Report) -> str:
     """The page, below ``MOST_BYTES`` of UTF-8."""
     page = ""
     for limits in _LIMITS:
-        page = _environment().get_template("report.html.jinja").render(_context(report, limits))
+        told = {**context(report, limits), "policy": SECURITY_POLICY, "style": _style()}
+        page = _environment().get_template("report.html.jinja").render(told)
         if len(page.encode()) <= MOST_BYTES:
             break
     return page
+
+
+def parts(report: Report, try_it: Callable[[Advice], str | None]) -> tuple[Markup, Markup]:
+    """The verdict with the list of sections, and the sections, for a page with a style and a frame of its own.
+
+    Args:
+        report: to be shown.
+        try_it: as for ``context``.
+    """
+    told = context(report, ON_SCREEN, try_it)
+    head, sections = (
+        _environment().get_template(template).render(told) for template in ("head.html.jinja", "sections.html.jinja")
+    )
+    return Markup(head), Markup(sections)  # noqa: S704 - its templates have escaped what is not ours
 
 
 @cache
@@ -84,14 +102,19 @@ def _style() -> Markup:
     return Markup(text)  # noqa: S704 - a file of ours
 
 
-def _context(report: Report, limits: Limits) -> dict[str, Any]:
+def context(report: Report, limits: Limits, try_it: Callable[[Advice], str | None] = lambda _: None) -> dict[str, Any]:
+    """What the templates of the sections take, wherever they stand.
+
+    Args:
+        report: to be shown.
+        limits: how much of it.
+        try_it: the address where a piece of advice is put into a new job; None: there is none.
+    """
     quantized = layers.quantized_layers(report)
     config = report.manifest.config.model_dump(mode="json", exclude_defaults=False)
     return {
         "report": report,
         "limits": limits,
-        "policy": SECURITY_POLICY,
-        "style": _style(),
         "count": figures.count,
         "headline": verdict.headline(report),
         "severities": _SEVERITIES,
@@ -121,6 +144,10 @@ def _context(report: Report, limits: Limits) -> dict[str, Any]:
             ("Activations in float, of nodes with quantized weights", layers.float_activations(report)),
             ("Biases in float, of nodes with quantized weights", layers.float_biases(report)),
         ),
+        "try_it": try_it,
+        "widths": widths.widths(report),
+        "waterfalls": waterfall.waterfalls(report),
+        "range_picture": ranges.picture,
         "algorithms": [algorithms.told(entry, limits.names) for entry in report.algorithms],
         "range_words": algorithms.range_words,
         "config": abridged_json(config),

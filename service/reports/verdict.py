@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from service.contracts.evaluation import AGREEMENT
+from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.report import GateClause, Interval, Report
 from service.reports.figures import NOTHING, count, difference, figure, size, times
 from service.reports.names import name
@@ -75,7 +76,7 @@ def headline(report: Report) -> Headline:
     return Headline(word, mark, tone, _decided(report), alarm)
 
 
-def conditions(report: Report) -> list[Condition]:
+def conditions(report: Report | EvaluationReport) -> list[Condition]:
     """Every clause of the gate, in order."""
     units = {metric.name: metric.unit for metric in report.metrics} | {AGREEMENT: "%"}
     return [_condition(clause, units) for clause in report.gate]

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from service.contracts.pictures import PictureSpec, ResizeSpec
+from service.contracts.sheets import SHEET_SIDE, sheet_corner, sheet_size
 from worker.quantizer.data.media.members import refuse
 from worker.quantizer.data.media.resampling import resample
 from worker.quantizer.data.stored import Array
@@ -139,21 +140,16 @@ def _bits(data: bytes, first: int) -> int:
     return (int.from_bytes(data[21:25], "little") >> first) & 0x3FFF
 
 
-def sheet(samples: Array, columns: int, side: int) -> Any:
-    """Small pictures in rows, side by side, as one picture.
+def sheet(samples: Array) -> Any:
+    """Small pictures in rows, side by side, as one picture; see ``service.contracts.sheets``.
 
     Args:
         samples: uint8 [n, height, width, 3] or [n, height, width].
-        columns: pictures per row.
-        side: height and width that each is fitted into, pixels.
     """
-    rows = -(-len(samples) // columns)
-    gap = 4
-    page = Image.new("RGB", (columns * (side + gap) + gap, rows * (side + gap) + gap), "white")
+    page = Image.new("RGB", sheet_size(len(samples)), "white")
     for k, sample in enumerate(samples):
         small = Image.fromarray(sample)
-        small.thumbnail((side, side))
-        left = gap + (k % columns) * (side + gap) + (side - small.width) // 2
-        top = gap + (k // columns) * (side + gap) + (side - small.height) // 2
-        page.paste(small, (left, top))
+        small.thumbnail((SHEET_SIDE, SHEET_SIDE))
+        left, top = sheet_corner(k)
+        page.paste(small, (left + (SHEET_SIDE - small.width) // 2, top + (SHEET_SIDE - small.height) // 2))
     return page

@@ -14,6 +14,7 @@ from service.contracts.dataset import ArchiveKind, MediaSummary, PreprocessingSp
 from service.contracts.errors import DatasetArraysError
 from service.contracts.named_preprocessing import IMAGES, SOUNDS
 from service.contracts.pictures import PictureSpec
+from service.contracts.sheets import sheet_numbers
 from service.contracts.sounds import SoundSpec
 from worker.quantizer.data.media import picture
 from worker.quantizer.data.media.decoded import DecodedArray
@@ -25,7 +26,6 @@ from worker.quantizer.data.media.zipped import read_zip
 from worker.quantizer.data.stored import Array, ArraySource, MemoryArray
 
 LABELS_ARRAY = "labels"
-_SHEET_SAMPLES, _SHEET_COLUMNS, _SHEET_SIDE = 16, 4, 128
 
 
 @dataclass
@@ -83,10 +83,8 @@ class Media:
         """Write a PNG of 16 samples as the model sees them before scale and mean; False for sounds."""
         if self.content != "pictures":
             return False
-        samples = self.decoded.shape[0]
-        shown = min(samples, _SHEET_SAMPLES)
-        numbers = [k * samples // shown for k in range(shown)]
-        picture.sheet(self.decoded.at(numbers), _SHEET_COLUMNS, _SHEET_SIDE).save(path, format="PNG")
+        numbers = sheet_numbers(self.decoded.shape[0])
+        picture.sheet(self.decoded.at(numbers)).save(path, format="PNG")
         return True
 
 
