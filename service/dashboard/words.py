@@ -6,7 +6,10 @@ import json
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 from service.reports.figures import NOTHING
+from service.reports.names import shown
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 
@@ -67,6 +70,11 @@ def moment(at: datetime | None) -> str:
 def iso(at: datetime) -> str:
     """A moment as machines read it."""
     return at.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def block(text: str) -> Markup:
+    """A text of several lines, whole and with its ends of lines; all else that cannot be seen as its escape."""
+    return Markup("\n").join(shown(line) for line in text.split("\n"))
 
 
 def pretty(document: Any) -> str:
