@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from typing import Any
 
@@ -50,6 +52,19 @@ def test_stages_stand_in_the_order_in_which_the_job_came_to_them(sqlite_front: F
         ("failed", "calibration"),
         ("done", "adaround"),
     ]
+
+
+def test_log_and_config_stand_there_whole_and_line_by_line(sqlite_front: Front) -> None:
+    job_id = sqlite_front.new_job()
+    attempt = sqlite_front.claim(job_id).attempt
+    told: list[events.Entry] = [("log", {"level": "info", "message": words}) for words in ("<first>\u202e", "second")]
+    with sqlite_front.desk.database.write() as session:
+        events.append_all(session, job_id, attempt, told)
+    page = sqlite_front.http.get(f"/jobs/{job_id}").text
+    assert re.search(r"INFO &lt;first&gt;\\u202e\n\S+ 1 INFO second\n", page)
+    config = json.loads(html.unescape(page.split("The resolved config</summary><pre>")[1].split("</pre>")[0]))
+    assert config == sqlite_front.http.get(f"/v1/jobs/{job_id}").json()["config"]
+    assert "\\n" not in page.split('id="again"')[1].replace('" \\\n', "")
 
 
 def test_layers_are_drawn_by_their_number_and_the_page_says_from_where_the_stream_goes_on(sqlite_front: Front) -> None:

@@ -75,8 +75,8 @@ source.addEventListener("progress", event => {
 });
 source.addEventListener("metric", drawn);
 source.addEventListener("log", event => {
-  const { created_at: at, data } = JSON.parse(event.data);
-  lines.push(`${at.slice(11, 19)} ${(data.level || "info").toUpperCase()} ${data.message}`);
+  const { created_at: at, attempt, data } = JSON.parse(event.data);
+  lines.push(`${new Date(at).toISOString()} ${attempt} ${(data.level || "info").toUpperCase()} ${data.message}`);
   tail.textContent = lines.slice(-KEPT_LINES).join("\n");
   tail.scrollTop = tail.scrollHeight;
 });
