@@ -23,6 +23,7 @@ from service.keys import keyring as keyrings
 from service.principal import DEFAULT_TENANT, INSTALLATION_KEY, NO_KEY
 from service.settings import Settings
 from tests.api.conftest import front_of
+from tests.api.test_evaluations import new_evaluation, succeed
 from tests.support.front import Front, dataset_summary, npz_bytes
 from tests.support.reports import HOSTILE, PICTURE, SCRIPT, full_document, full_report, hostile_document
 
@@ -267,3 +268,15 @@ def test_another_key_of_the_installation_ends_its_links(closed: Front) -> None:
     token, _ = closed.desk.keyring.share_token(DEFAULT_TENANT, INSTALLATION_KEY, job_id, 1)
     settings = closed.desk.settings.model_copy(update={"api_key": type(closed.desk.settings.api_key)("another " + KEY)})
     assert keyrings.Keyring(settings, closed.desk.database).look_up_share(token) is None
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_an_evaluation_has_a_plain_page(sqlite_front: Front, reference: bool) -> None:
+    job_id = new_evaluation(sqlite_front)
+    succeed(sqlite_front, job_id, reference=reference)
+    page = sqlite_front.http.get(f"/jobs/{job_id}/report")
+    assert page.status_code == 200
+    told = text_of(page.text)
+    assert "measured on 32 samples" in told
+    assert "89.50 %" in told
+    assert ("Reference" in told) == reference
