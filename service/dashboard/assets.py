@@ -14,7 +14,11 @@ from service.errors import RouteNotFoundError
 router = APIRouter(include_in_schema=False)
 
 # The tokens and components that the report's page has, too, come first.
-_STYLES = (("service.reports", "templates/style.css"), ("service.dashboard", "static/pages.css"))
+_STYLES = (
+    ("service.reports", "templates/style.css"),
+    ("service.dashboard", "static/pages.css"),
+    ("service.dashboard", "static/nouns.css"),
+)
 _MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _NAME = re.compile(r"[a-z_]+\.(css|js|svg)")
 _YEAR_SECONDS = 31_536_000
