@@ -124,6 +124,10 @@ TABLE: tuple[Row, ...] = (
     # 64 tags with their values, and a description
     _row("PATCH", "/v1/(models|datasets)/ID", Limits(body_bytes=512 * KIB, path_bytes=_NAMED_PATH)),
     _row("GET PUT DELETE", "/v1/(models|datasets)/ID(/aliases.*)?", Limits(path_bytes=_NAMED_PATH)),
+    # the pages of the same
+    _row("POST", "/(models|datasets)/ID/edit", Limits(body_bytes=512 * KIB, path_bytes=_NAMED_PATH)),
+    _row("GET POST", "/(models|datasets)/ID(/.*)?", Limits(path_bytes=_NAMED_PATH)),
+    _row("GET", "/compare", Limits(query_parameters=24)),
 )
 
 

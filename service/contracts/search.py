@@ -15,6 +15,9 @@ class TrialFigures(Contract):
     name: str
     settings: dict[str, Any] = Field(description="What its config has other than the job's.")
     algorithms: tuple[str, ...]
+    chain: tuple[dict[str, Any], ...] = Field(
+        default=(), description="The algorithms as a config spells them; none in older reports."
+    )
     sqnr_db: float | None = Field(description="On the samples held back for judging; null where undefined.")
     evaluated: bool = Field(description="True for finalists: what follows was measured.")
     value: float | None = Field(default=None, description="Drop of the goal's metric, or the goal's distance.")

@@ -21,6 +21,7 @@ _STYLES = (
     ("service.dashboard", "static/new_job.css"),
     ("service.dashboard", "static/graph.css"),
     ("service.dashboard", "static/report.css"),
+    ("service.dashboard", "static/nouns.css"),
 )
 _MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _NAME = re.compile(r"[a-z_]+\.(css|js|svg)")

@@ -40,6 +40,7 @@ NAVIGATION = (
     ("/new", "New job", "submit"),
     ("/models", "Models", "read"),
     ("/datasets", "Datasets", "read"),
+    ("/batches", "Batches", "read"),
     ("/schedules", "Schedules", "read"),
     ("/workers", "Workers", "read"),
     ("/webhooks", "Webhooks", "manage"),

@@ -108,12 +108,13 @@ def hold(session: Session, kind: Kind[Named], tenant_id: str, places: Sequence[t
 
 @dataclass(frozen=True)
 class NounQuery:
-    """Filters of a list of models or datasets; ``sha256`` is that of the main file."""
+    """Filters of a list of models or datasets; ``sha256`` is that of the main file, ``search`` a part of the name."""
 
     status: str | None = None
     name: str | None = None
     sha256: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    search: str | None = None
 
 
 def list_page(
@@ -126,6 +127,8 @@ def list_page(
         conditions.append(table.status == query.status)
     if query.name is not None:
         conditions.append(table.name == query.name)
+    if query.search is not None:
+        conditions.append(table.name.icontains(query.search, autoescape=True))
     if query.sha256 is not None:
         conditions.append(_has_main_file(kind, query.sha256))
     conditions += [table.tags[key].as_string() == value for key, value in query.tags.items()]

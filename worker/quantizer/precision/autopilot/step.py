@@ -227,6 +227,7 @@ class _Search:
                 name=trial.name,
                 settings=trial.basis.settings,
                 algorithms=tuple(algorithm.method for algorithm in trial.chain),
+                chain=tuple(algorithm.model_dump(mode="json") for algorithm in trial.chain),
                 sqnr_db=trial.score.sqnr_db,
                 evaluated=finalist is not None,
                 resumed=trial.resumed,

@@ -1,0 +1,86 @@
+"""Batches: the list, and one batch as its members come."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from service.batches import service
+from service.batches.schemas import BatchMemberOut
+from service.batches.views import batch_out, is_live
+from service.dashboard import planes
+from service.dashboard.jobs import Words
+from service.dashboard.pages import PageRoute, changed_query, page, see
+from service.deps import DeskDep, PrincipalDep
+from service.pagination import CursorCodec
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+_LIMIT = 50
+
+
+@router.get("/batches")
+async def list_batches(
+    request: Request,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    name: Words = "",
+    cursor: Annotated[str | None, Query(max_length=512)] = None,
+) -> Response:
+    """Batches, newest first."""
+    codec = CursorCodec(desk.settings, f"pages|batches|{principal.tenant_id}|{name}")
+    after = None if cursor is None else codec.decode(cursor)
+    found, last = await desk.reads.run(
+        lambda: service.list_page(desk, principal.tenant_id, name=name or None, after=after, limit=_LIMIT)
+    )
+    following = None if last is None else changed_query(request, cursor=codec.encode(last))
+    return page(request, "batches.html.jinja", batches=found, name_filter=name, next_query=following)
+
+
+@router.get("/batches/{batch_id}")
+async def get_batch(request: Request, batch_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """One batch: how its members stand, the best of each model, and the front so far."""
+    view = await desk.reads.run(lambda: service.get(desk, principal.tenant_id, batch_id))
+    batch = batch_out(view)
+    done = [one for one in batch.members if one.figures is not None]
+    return page(
+        request,
+        "batch.html.jinja",
+        batch=batch,
+        live=any(map(is_live, batch.members)),
+        share=1.0 - sum(map(is_live, batch.members)) / max(1, len(batch.members)),
+        again=any(one.state in ("failed", "canceled") for one in batch.members),
+        compared=[one.job_id for one in done][:20],
+        member_words=member_words,
+        plane=planes.of_outlines(
+            (member_words(one), f"/jobs/{one.job_id}", one.figures) for one in done if one.figures is not None
+        ),
+    )
+
+
+def member_words(member: BatchMemberOut) -> str:
+    """What a member is called beside others."""
+    model = member.model if member.model_name is None else f"{member.model_name}@{member.model_version}"
+    config = "" if member.config is None else f", config {member.config}"
+    return f"{model}, {member.preset or 'no preset'}{config}"
+
+
+@router.post("/batches/{batch_id}/cancel")
+async def cancel_batch(request: Request, batch_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Cancel its queued jobs, ask its running ones to stop."""
+    await desk.writes.run(lambda: service.cancel(desk, principal, batch_id))
+    return see(request, f"/batches/{batch_id}")
+
+
+@router.post("/batches/{batch_id}/retry-failed")
+async def retry_failed(request: Request, batch_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Give each member that has failed or was canceled a new job."""
+    await desk.writes.run(lambda: service.retry_failed(desk, principal, batch_id, key=None))
+    return see(request, f"/batches/{batch_id}")
+
+
+@router.post("/batches/{batch_id}/delete")
+async def delete_batch(request: Request, batch_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Forget a batch that has ended; its jobs stay."""
+    await desk.writes.run(lambda: service.remove(desk, principal, batch_id))
+    return see(request, "/batches")

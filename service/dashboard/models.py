@@ -1,0 +1,165 @@
+"""Models: the list, one model with its versions, aliases and jobs, and what a target would make of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from service.contracts.config import QuantizationConfig
+from service.contracts.inspection import Inspection, NodeInspection
+from service.contracts.model import ModelSummary
+from service.contracts.targets import TARGET_DESCRIPTIONS
+from service.dashboard import planes
+from service.dashboard.forms import sent
+from service.dashboard.jobs import Words
+from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
+from service.dashboard.pages import PageRoute, page, see
+from service.deps import Desk, DeskDep, PrincipalDep
+from service.inspections import service as inspections
+from service.inspections.views import inspection_out
+from service.jobs import service as jobs
+from service.jobs.repository import JobQuery
+from service.jobs.schemas import JobListed
+from service.jobs.views import job_listed
+from service.models import service
+from service.models.views import model_in_list, model_out
+from service.names.kinds import MODELS
+from service.names.service import identify
+from service.principal import Principal
+from service.reports import charts
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+_LAST, _ON_PLANE = 10, 200
+_NODES = 1000
+_TARGETS = [(name, f"{name}: {words}") for name, words in TARGET_DESCRIPTIONS.items()]
+Cursor = Annotated[str | None, Query(max_length=512)]
+
+
+@router.get("/models")
+async def list_models(
+    request: Request,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    search: Words = "",
+    status: Words = "",
+    name: Words = "",
+    tag: Words = "",
+    cursor: Cursor = None,
+) -> Response:
+    """Models by name, each with its versions; the newest first."""
+    filters = Filters(search, status, name, tag)
+    rows, context = await listing(request, desk, principal.tenant_id, MODELS, filters, cursor)
+    return page(request, "models.html.jinja", models=[model_in_list(row) for row in rows], **context)
+
+
+@router.get("/models/{ref}")
+async def get_model(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """One model, by its id or by a reference."""
+    return await _show(request, desk, principal, ref, None)
+
+
+@router.post("/models/{ref}/inspect")
+async def inspect_model(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Have told what a target would run on integers."""
+    target = (await sent(request)).text("target")
+    config = await desk.checks.run(lambda: inspections.aimed_at(QuantizationConfig(), target))
+    row = await desk.writes.run(lambda: inspections.inspect(desk, principal, ref, config))
+    return see(request, f"/models/{row.model_id}/inspections/{row.id}")
+
+
+@router.get("/models/{ref}/inspections/{inspection_id}")
+async def get_inspection(
+    request: Request, ref: str, inspection_id: str, desk: DeskDep, principal: PrincipalDep
+) -> Response:
+    """What a target would make of the model, or that this is being found out."""
+
+    def look() -> tuple[Any, Any]:
+        row = inspections.get(desk, principal.tenant_id, inspection_id)
+        return row, service.get(desk, principal.tenant_id, row.model_id)
+
+    row, model = await desk.reads.run(look)
+    told = inspection_out(row)
+    result = told.result
+    return page(
+        request,
+        "inspection.html.jinja",
+        inspection=told,
+        model=model_in_list(model),
+        target=told.config.get("target", ""),
+        reasons=[] if result is None else _reasons(result),
+        nodes=() if result is None else result.nodes[:_NODES],
+        targets=_TARGETS,
+    )
+
+
+async def _show(request: Request, desk: Desk, principal: Principal, ref: str, edit: Edit | None) -> Response:
+    """The page of a model; ``edit`` has what a form of it has wrong."""
+    shown = await desk.reads.run(lambda: _facts(desk, principal.tenant_id, ref, edit))
+    return page(request, "model.html.jinja", status=shown["edit"].status, **shown)
+
+
+def _facts(desk: Desk, tenant_id: str, ref: str, edit: Edit | None) -> dict[str, Any]:
+    """What the template takes.
+
+    Raises:
+        ModelNotFoundError: the tenant has no such model.
+    """
+    row = service.get(desk, tenant_id, identify(desk, MODELS, tenant_id, ref))
+    versions, aliases = kin(desk, MODELS, tenant_id, row)
+    last, _ = jobs.list_page(desk, tenant_id, JobQuery(model_id=row.id), after=None, limit=_LAST)
+    done = JobQuery(model_id=row.id, state="succeeded")
+    views, more = jobs.list_page(desk, tenant_id, done, after=None, limit=_ON_PLANE)
+    model = model_out(row)
+    return {
+        "noun": model,
+        "model": model,
+        "versions": [model_in_list(one) for one in versions],
+        "aliases": aliases,
+        "edit": with_typed(edit, Edit.of(row)),
+        "ops": [] if model.summary is None else _ops(model.summary),
+        "targets": _TARGETS,
+        "jobs": [job_listed(view) for view in last],
+        "plane": planes.of_outlines(
+            (job_words(job), f"/jobs/{job.id}", job.figures)
+            for job in map(job_listed, views)
+            if job.figures is not None
+        ),
+        "plane_more": _ON_PLANE if more is not None else 0,
+    }
+
+
+def job_words(job: JobListed) -> str:
+    """What a job is called beside others."""
+    return job.name or " ".join([job.preset or job.kind, *(job.algorithms or [])])
+
+
+def _ops(summary: ModelSummary) -> list[tuple[str, int, Any]]:
+    """Operators, the most frequent first, with their bars."""
+    counts = sorted(summary.op_counts.items(), key=lambda item: (-item[1], item[0]))
+    most = max(summary.op_counts.values(), default=1)
+    return [(op, count, charts.bar(count / most)) for op, count in counts]
+
+
+class Reason:
+    """Nodes that stay in float for one reason."""
+
+    def __init__(self, node: NodeInspection, words: str, code: str | None) -> None:
+        self.words, self.code, self.hint, self.by_design = words, code, node.hint, node.by_design
+        self.names: list[str] = []
+
+
+def _reasons(result: Inspection) -> list[Reason]:
+    """Why nodes, or their activations, stay in float: the most frequent reason first, what is by design last."""
+    found: dict[tuple[str, bool], Reason] = {}
+    for node in result.nodes:
+        words = node.activation_reason if node.quantized else node.reason
+        if words is None:
+            continue
+        code = node.activation_reason_code if node.quantized else node.reason_code
+        reason = found.setdefault((words, node.by_design), Reason(node, words, code))
+        reason.names.append(f"{node.name} ({node.op})" if node.name else node.op)
+    return sorted(found.values(), key=lambda one: (one.by_design, -len(one.names)))
+
+
+router.include_router(change_routes(MODELS, _show))

@@ -1,0 +1,215 @@
+"""What the pages of models and of datasets have in common: lists by name, versions, aliases, tags, deleting."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
+
+from service.conditions import Conditions
+from service.contracts.errors import InvalidRequestError
+from service.dashboard.forms import Form, sent
+from service.dashboard.pages import PageRoute, changed_query, page, see
+from service.deps import Desk, DeskDep, PrincipalDep
+from service.names.aliases import service as aliases
+from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError
+from service.names.aliases.schemas import AliasOut
+from service.names.deletion.service import delete
+from service.names.kinds import Kind, Named
+from service.names.repository import NounQuery
+from service.names.schemas import NounPatch
+from service.names.service import identify, list_page, row_etag, update
+from service.pagination import CursorCodec
+from service.principal import Principal
+from service.tables import Dataset, Model
+
+STATUSES = ("validating", "ready", "rejected")
+_LIMIT = 50
+_VERSIONS = 50
+
+
+@dataclass(frozen=True)
+class Edit:
+    """The forms of a page as they are filled in, with what is wrong."""
+
+    description: str
+    tags: str
+    etag: str
+    alias: str = ""
+    errors: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def status(self) -> int:
+        """Of the page."""
+        return 422 if self.errors else 200
+
+    @classmethod
+    def of(cls, row: Model | Dataset) -> Edit:
+        """The forms as they are before anybody types."""
+        tags = "\n".join(f"{key}={value}" for key, value in row.tags.items())
+        return cls(row.description or "", tags, row_etag(row))
+
+
+Show = Callable[[Request, Desk, Principal, str, "Edit | None"], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Of a list; all of them stand in the address."""
+
+    search: str = ""
+    status: str = ""
+    name: str = ""
+    tag: str = ""
+
+    def query(self) -> NounQuery:
+        """For the service.
+
+        Raises:
+            InvalidRequestError: there is no such status, or the tag is none.
+        """
+        if self.status and self.status not in STATUSES:
+            raise InvalidRequestError(f"{self.status!r} is none of {', '.join(STATUSES)}.", query="status")
+        key, sign, value = self.tag.partition("=")
+        if self.tag and (not sign or not key):
+            raise InvalidRequestError(f"{self.tag!r} is no tag.", hint="Give KEY=VALUE.", query="tag")
+        tags = {key: value} if self.tag else {}
+        return NounQuery(self.status or None, self.name or None, None, tags, self.search or None)
+
+
+async def listing(
+    request: Request, desk: Desk, tenant_id: str, kind: Kind[Named], filters: Filters, cursor: str | None
+) -> tuple[list[Named], dict[str, Any]]:
+    """The rows of one page of a list, the versions of a name together, and what its template takes beside them."""
+    query = filters.query()
+    codec = CursorCodec(desk.settings, f"pages|{kind.word}s|{tenant_id}|{query}")
+    after = None if cursor is None else codec.decode(cursor)
+    rows, last = await desk.reads.run(lambda: list_page(desk, kind, tenant_id, query, after=after, limit=_LIMIT))
+    context = {
+        "filters": filters,
+        "statuses": [(one, one) for one in STATUSES],
+        "next_query": None if last is None else changed_query(request, cursor=codec.encode(last)),
+    }
+    return _by_name(rows), context
+
+
+def _by_name(rows: Sequence[Named]) -> list[Named]:
+    """Names in the order of their newest version, each with its versions."""
+    names = {row.name: place for place, row in reversed(list(enumerate(rows)))}
+    return sorted(rows, key=lambda row: names[row.name])
+
+
+def kin(desk: Desk, kind: Kind[Named], tenant_id: str, row: Named) -> tuple[list[Named], list[AliasOut]]:
+    """The newest versions of its name, and all aliases of it."""
+    versions, _ = list_page(desk, kind, tenant_id, NounQuery(name=row.name), after=None, limit=_VERSIONS)
+    return versions, aliases.of(desk, kind, tenant_id, row.id)
+
+
+def with_typed(edit: Edit | None, stored: Edit) -> Edit:
+    """The forms as they are stored, or with what was typed; the form that was not sent is as stored."""
+    if edit is None:
+        return stored
+    if "alias" in edit.errors:
+        return Edit(stored.description, stored.tags, stored.etag, edit.alias, edit.errors)
+    return edit
+
+
+def change_routes(kind: Kind[Named], show: Show) -> APIRouter:
+    """The routes that change a model or a dataset.
+
+    Args:
+        kind: which of both.
+        show: answers with its page, given what a form has wrong.
+    """
+    router = APIRouter(route_class=PageRoute, include_in_schema=False)
+    base = f"/{kind.word}s/{{ref}}"
+
+    @router.post(f"{base}/edit")
+    async def edit(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+        """Change tags and description."""
+        form = await sent(request)
+        patch, wrong = _patch(form)
+        if patch is None:
+            return await show(request, desk, principal, ref, wrong)
+        conditions = Conditions(form.text("etag") or "*")
+        await desk.writes.run(lambda: update(desk, principal, kind, ref, patch, conditions))
+        return see(request, f"/{kind.word}s/{quote(ref, safe='@')}")
+
+    @router.post(f"{base}/aliases")
+    async def set_alias(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+        """Have an alias stand for it, which may have stood for another version."""
+        word = (await sent(request)).text("alias") or ""
+
+        def put() -> str:
+            noun_id = identify(desk, kind, principal.tenant_id, ref)
+            aliases.put(desk, principal, kind, noun_id, word, _seen(desk, kind, principal.tenant_id, noun_id, word))
+            return noun_id
+
+        try:
+            noun_id = await desk.writes.run(put)
+        except InvalidAliasError as error:
+            typed = Edit("", "", "", word, {"alias": error.problem().detail})
+            return await show(request, desk, principal, ref, typed)
+        return see(request, f"/{kind.word}s/{noun_id}")
+
+    @router.post(f"{base}/aliases/end")
+    async def end_alias(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+        """End an alias of its name."""
+        word = (await sent(request)).text("alias") or ""
+
+        def drop() -> str:
+            noun_id = identify(desk, kind, principal.tenant_id, ref)
+            aliases.drop(desk, principal, kind, noun_id, word, Conditions())
+            return noun_id
+
+        return see(request, f"/{kind.word}s/{await desk.writes.run(drop)}")
+
+    @router.get(f"{base}/delete")
+    async def ask_delete(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+        """Ask once more."""
+        noun_id = await desk.reads.run(lambda: identify(desk, kind, principal.tenant_id, ref))
+        found = await desk.reads.run(lambda: aliases.of(desk, kind, principal.tenant_id, noun_id))
+        needed = [one.alias for one in found if one.id == noun_id]
+        return page(request, "noun_delete.html.jinja", word=kind.word, noun_id=noun_id, needed=needed)
+
+    @router.post(f"{base}/delete")
+    async def remove(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+        """Delete it, unless something needs it."""
+        await desk.writes.run(lambda: delete(desk, principal, kind, ref))
+        return see(request, f"/{kind.word}s")
+
+    return router
+
+
+def _seen(desk: Desk, kind: Kind[Named], tenant_id: str, noun_id: str, word: str) -> Conditions:
+    """The alias is made, or moved from what it stands for now."""
+    try:
+        return Conditions(aliases.get(desk, kind, tenant_id, noun_id, word).etag)
+    except AliasNotFoundError:
+        return Conditions(if_none_match="*")
+
+
+def _patch(form: Form) -> tuple[NounPatch | None, Edit | None]:
+    """What a form asks to change; or what is wrong with it."""
+    description, lines = (form.text("description") or "").replace("\r\n", "\n"), form.text("tags") or ""
+    errors: dict[str, str] = {}
+    tags: dict[str, str] = {}
+    for line in filter(None, map(str.strip, lines.splitlines())):
+        key, sign, value = line.partition("=")
+        if not sign:
+            errors["tags"] = f"{line[:80]!r} is no tag: give KEY=VALUE, one a line."
+        elif key.strip() in tags:
+            errors["tags"] = f"The tag {key.strip()[:80]!r} stands there twice."
+        tags[key.strip()] = value.strip()
+    try:
+        patch = NounPatch.model_validate({"tags": tags, "description": description or None})
+    except ValidationError as error:
+        for one in error.errors():
+            errors.setdefault(str(one["loc"][0]), f"{': '.join(map(str, one['loc'][1:2]))} {one['msg']}".strip())
+    if errors:
+        return None, Edit(description, lines, form.text("etag") or "*", errors=errors)
+    return patch, None

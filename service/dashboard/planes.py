@@ -1,0 +1,266 @@
+"""The plane of accuracy against bytes and latency: many models in one picture, with those that no other beats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from service.contracts.report.outline import ReportOutline
+from service.reports import figures, svg
+from service.reports.names import name
+
+_WIDTH, _HEIGHT = 460.0, 300.0
+_LEFT, _TOP, _RIGHT, _BOTTOM = 66.0, 14.0, 446.0, 246.0
+# Beyond so many models their numbers would lie upon each other; only those of the front are written then.
+_NUMBERED = 24
+_MARGIN = 0.1
+_FLAT = 1.0
+
+
+class Measure(NamedTuple):
+    """What the models are judged by.
+
+    Attributes:
+        words: with a capital.
+        unit: of the values.
+        higher: True if more is better.
+    """
+
+    words: str
+    unit: str
+    higher: bool
+
+    def written(self, value: float | None) -> str:
+        """A value with its unit."""
+        return figures.figure(value, self.unit)
+
+    @property
+    def axis(self) -> str:
+        """What stands beside the axis."""
+        return f"{self.words}, {self.unit}" if self.unit else self.words
+
+
+SQNR = Measure("SQNR", "dB", higher=True)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One model.
+
+    Attributes:
+        label: for people.
+        path: of its page; None: it has none.
+        value: by the measure; None: not measured.
+        size_bytes: of its file.
+        latency_ratio: over that of the float model; None: not timed.
+        chosen: it is the one that was taken.
+        front: no other is better; None: to be found out.
+    """
+
+    label: str
+    path: str | None
+    value: float | None
+    size_bytes: float | None
+    latency_ratio: float | None = None
+    chosen: bool = False
+    front: bool | None = None
+
+
+class Shown(NamedTuple):
+    """A model with its number in the picture, and whether it belongs to the front."""
+
+    number: int
+    mark: Mark
+    front: bool
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The models, drawn and as rows of the table beside the picture."""
+
+    measure: Measure
+    rows: list[Shown]
+    pictures: list[tuple[str, Markup]]
+    timed: bool
+    limit: str | None
+
+    @property
+    def words(self) -> str:
+        """What the front means here."""
+        judged = f"{self.measure.words}, bytes and latency" if self.timed else f"{self.measure.words} and bytes"
+        return f"On the front stands what no other model equals or beats in {judged} at once."
+
+
+def drop_of(metric: str, unit: str) -> Measure:
+    """The drop of a metric against the float model; of one in percent it is in points."""
+    return Measure(f"Drop of {name(metric, 40)}", "points" if unit == "%" else unit, higher=False)
+
+
+def of_outlines(items: Iterable[tuple[str, str, ReportOutline]]) -> Plane | None:
+    """The plane of jobs that have succeeded, by the first metric that all of them have, else by SQNR.
+
+    Args:
+        items: label, path and figures of each.
+    """
+    told = list(items)
+    measure, value_of = _common([outline for _, _, outline in told])
+    marks = [
+        Mark(label, path, value_of(outline), outline.quantized_size_bytes, outline.latency_ratio)
+        for label, path, outline in told
+    ]
+    return plane(measure, marks)
+
+
+def _common(outlines: Sequence[ReportOutline]) -> tuple[Measure, Callable[[ReportOutline], float | None]]:
+    """What all can be judged by, and the value of one."""
+    drops = [
+        {(one.name, one.unit): one.drop for one in outline.metrics if one.drop is not None} for outline in outlines
+    ]
+    for key in drops[0] if drops else ():
+        if all(key in one for one in drops):
+            return drop_of(*key), lambda outline: next(m.drop for m in outline.metrics if (m.name, m.unit) == key)
+    return SQNR, lambda outline: outline.sqnr_db
+
+
+def plane(measure: Measure, marks: Sequence[Mark], limit: float | None = None) -> Plane | None:
+    """The plane; None where fewer than two models can be placed on it.
+
+    Args:
+        measure: what their values are of.
+        marks: all models; those without a value or a size stand in the table alone.
+        limit: the worst value that is accepted, drawn as a line.
+    """
+    placed = [mark for mark in marks if _is_placed(mark)]
+    timed = bool(placed) and all(mark.latency_ratio is not None for mark in placed)
+    front = _front(measure, placed, timed)
+    rows = [
+        Shown(k, mark, mark.front if mark.front is not None else any(mark is one for one in front))
+        for k, mark in enumerate(marks, start=1)
+    ]
+    drawn = [row for row in rows if _is_placed(row.mark)]
+    if len(drawn) < 2:
+        return None
+    pictures = [("Bytes", _picture(measure, drawn, "Size of the model", _bytes_of, figures.size, limit))]
+    if timed:
+        words = "Latency over the float model's"
+        pictures.append(("Latency", _picture(measure, drawn, words, _ratio_of, figures.times, limit)))
+    return Plane(measure, rows, pictures, timed, None if limit is None else measure.written(limit))
+
+
+def _is_placed(mark: Mark) -> bool:
+    return mark.value is not None and math.isfinite(mark.value) and mark.size_bytes is not None
+
+
+def _front(measure: Measure, marks: Sequence[Mark], timed: bool) -> list[Mark]:
+    """Those that no other equals or beats in all figures while being better in one."""
+
+    def costs(mark: Mark) -> tuple[float, float, float]:
+        value = mark.value or 0.0
+        return (-value if measure.higher else value), mark.size_bytes or 0.0, (mark.latency_ratio or 0.0) * timed
+
+    told = [(mark, costs(mark)) for mark in marks]
+
+    def is_beaten(mine: tuple[float, float, float]) -> bool:
+        return any(other != mine and all(a <= b for a, b in zip(other, mine, strict=True)) for _, other in told)
+
+    return [mark for mark, mine in told if not is_beaten(mine)]
+
+
+def _bytes_of(mark: Mark) -> float:
+    return float(mark.size_bytes or 0.0)
+
+
+def _ratio_of(mark: Mark) -> float:
+    return float(mark.latency_ratio or 0.0)
+
+
+class _Scale(NamedTuple):
+    """From values to places along an axis."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], begin: float, end: float) -> _Scale:
+        low, high = min(values), max(values)
+        margin = _MARGIN * (high - low) or abs(high) * _MARGIN or _FLAT
+        return cls(low - margin, high + margin, begin, end)
+
+    def at(self, value: float) -> float:
+        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
+
+
+def _picture(
+    measure: Measure,
+    rows: Sequence[Shown],
+    across: str,
+    cost_of: Callable[[Mark], float],
+    written: Callable[[float], str],
+    limit: float | None,
+) -> Markup:
+    """One scatter: the better, the higher; the cheaper, the further left."""
+    values = [row.mark.value or 0.0 for row in rows]
+    costs = [cost_of(row.mark) for row in rows]
+    down, up = (_BOTTOM, _TOP) if measure.higher else (_TOP, _BOTTOM)
+    x = _Scale.of(costs, _LEFT, _RIGHT)
+    y = _Scale.of(values if limit is None else [*values, limit], down, up)
+    best = [row for row in rows if row.front]
+    label = (
+        f"{len(rows)} models by {measure.words} and {across.lower()}; better is up and left. "
+        f"{len(best)} on the front. The table beside it holds the figures."
+    )
+    root = svg.picture(_WIDTH, _HEIGHT, label)
+    if limit is not None:
+        top, bottom = sorted((y.at(limit), _TOP))
+        svg.box(root, (_LEFT, top), _RIGHT - _LEFT, bottom - top, "allowed")
+    svg.line(root, (_LEFT, _BOTTOM), (_RIGHT, _BOTTOM), "axis")
+    svg.line(root, (_LEFT, _TOP), (_LEFT, _BOTTOM), "axis")
+    for value in sorted({min(values), max(values)}):
+        svg.text(root, (_LEFT - 6, y.at(value) + 4), figures.figure(value), anchor="end")
+    for cost in sorted({min(costs), max(costs)}):
+        svg.text(root, (x.at(cost), _BOTTOM + 16), written(cost), anchor="middle")
+    svg.text(root, ((_LEFT + _RIGHT) / 2, _HEIGHT - 18), f"{across} (less is better) →", anchor="middle")
+    better = "↑ more is better" if measure.higher else "↑ less is better"
+    svg.text(root, (4, _HEIGHT - 3), f"{measure.axis} ({better})")
+    if limit is not None:
+        svg.line(root, (_LEFT, y.at(limit)), (_RIGHT, y.at(limit)), "limit")
+        svg.text(root, (_RIGHT, y.at(limit) - 4), f"goal {measure.written(limit)}", anchor="end")
+    _draw_front(root, best, x, y, cost_of)
+    for row, cost, value in zip(rows, costs, values, strict=True):
+        _draw(root, row, (x.at(cost), y.at(value)), numbered=len(rows) <= _NUMBERED)
+    return svg.drawn(root)
+
+
+def _draw_front(
+    root: svg.Element, best: Sequence[Shown], x: _Scale, y: _Scale, cost_of: Callable[[Mark], float]
+) -> None:
+    """A line through the front; where a third figure puts a model on it, the line goes up and down."""
+    ordered = sorted((cost_of(row.mark), row.mark.value or 0.0) for row in best)
+    if len(ordered) > 1:
+        svg.path(root, [(x.at(cost), y.at(value)) for cost, value in ordered], "frontier")
+
+
+def _draw(root: svg.Element, row: Shown, at: tuple[float, float], *, numbered: bool) -> None:
+    """A disk, on the front a diamond; around the chosen one a ring."""
+    group = ElementTree.SubElement(root, "g")
+    ElementTree.SubElement(group, "title").text = f"{row.number}: {name(row.mark.label)}"
+    left, top = at
+    if row.front:
+        corners = ((left, top - 7), (left + 7, top), (left, top + 7), (left - 7, top))
+        told = " ".join(f"{a:.1f},{b:.1f}" for a, b in corners)
+        ElementTree.SubElement(group, "polygon", {"class": "model front", "points": told})
+    else:
+        svg.dot(group, at, 5.0, "model")
+    if row.mark.chosen:
+        svg.dot(group, at, 11.0, "ring")
+    if numbered or row.front:
+        near_edge = left > _RIGHT - 20
+        place = (left - 10, top - 6) if near_edge else (left + 10, top - 6)
+        svg.text(group, place, str(row.number), anchor="end" if near_edge else "start")

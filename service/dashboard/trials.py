@@ -1,0 +1,120 @@
+"""What the autopilot of a job has tried: recipe by recipe, with the one that was taken."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request, Response
+from markupsafe import Markup
+
+from service.contracts.patch import patch_between
+from service.contracts.report import Report
+from service.contracts.search import Search, TrialFigures
+from service.dashboard import planes
+from service.dashboard.pages import PageRoute, page
+from service.deps import Desk, DeskDep, PrincipalDep
+from service.jobs import service as jobs
+from service.jobs.schemas import JobOut
+from service.jobs.views import job_out
+from service.reports import charts
+from service.reports.reading import whole_report
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+_AUTOPILOT = "autopilot"
+_FULL_BAR_DB = 50.0
+_DISTANCES = {
+    "sqnr": planes.SQNR,
+    "psnr": planes.Measure("PSNR", "dB", higher=True),
+    "cosine": planes.Measure("Cosine", "", higher=True),
+    "l2": planes.Measure("Relative distance", "", higher=False),
+    "kl": planes.Measure("Divergence", "nats", higher=False),
+}
+
+
+class Shown(NamedTuple):
+    """A trial with its bar, and the query of the form that begins with it."""
+
+    number: int
+    figures: TrialFigures
+    bar: Markup
+    take: str
+
+
+@router.get("/jobs/{job_id}/trials")
+async def get_trials(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """The trials of a job that has succeeded; of any other job, a page that says that there are none."""
+    job, report = await desk.reads.run(lambda: _read(desk, principal.tenant_id, job_id))
+    search = None if report is None else search_of(report)
+    context: dict[str, Any] = {"job": job, "search": search, "trials": [], "plane": None, "measure": planes.SQNR}
+    if report is not None and search is not None:
+        measure, limit = goal_of(search)
+        context |= {
+            "trials": _shown(job_id, report, search),
+            "plane": planes.plane(measure, _marks(search), limit),
+            "measure": measure,
+        }
+    return page(request, "trials.html.jinja", **context)
+
+
+def _read(desk: Desk, tenant_id: str, job_id: str) -> tuple[JobOut, Report | None]:
+    job = job_out(jobs.get(desk, tenant_id, job_id))
+    if job.kind != "quantize" or job.figures is None:
+        return job, None
+    return job, whole_report(jobs.report(desk, tenant_id, job_id))
+
+
+def search_of(report: Report) -> Search | None:
+    """What the autopilot of a report has tried; None: it has none."""
+    return next((one.search for one in report.algorithms if one.search is not None), None)
+
+
+def goal_of(search: Search) -> tuple[planes.Measure, float | None]:
+    """What the trials were judged by, and the worst value that the goal accepts."""
+    goal = search.goal
+    if goal.get("kind") == "distance":
+        return _DISTANCES.get(str(goal.get("metric")), planes.SQNR), goal.get("limit")
+    return planes.drop_of(str(goal.get("metric", "top1")), ""), goal.get("max_drop")
+
+
+def _marks(search: Search) -> list[planes.Mark]:
+    """The finalists, numbered as the others are: what was not measured stands in the table alone."""
+    return [
+        planes.Mark(one.name, None, one.value, one.size_bytes, one.latency_ratio, one.chosen, one.pareto)
+        for one in search.trials
+    ]
+
+
+def _shown(job_id: str, report: Report, search: Search) -> list[Shown]:
+    config = report.manifest.config.model_dump(mode="json")
+    return [
+        Shown(
+            number,
+            one,
+            charts.bar((one.sqnr_db or 0.0) / _FULL_BAR_DB),
+            urlencode({"from": job_id, "patch": json.dumps(patch_of(config, one), separators=(",", ":"))}),
+        )
+        for number, one in enumerate(search.trials, start=1)
+    ]
+
+
+def patch_of(config: dict[str, Any], trial: TrialFigures) -> dict[str, Any]:
+    """The merge patch of a job's config that makes it the recipe of a trial, without the autopilot.
+
+    Args:
+        config: resolved, with the autopilot.
+        trial: one of its recipes.
+    """
+    after = dict(config)
+    for key, values in trial.settings.items():
+        # a setting takes the place of one of the same name, with all that is in it
+        after[key] = (
+            {**after[key], **values} if isinstance(values, dict) and isinstance(after.get(key), dict) else values
+        )
+    chain = [dict(one) for one in trial.chain] or [{"method": method} for method in trial.algorithms]
+    steps: list[dict[str, Any]] = []
+    for step in config.get("algorithms", []):
+        steps += chain if step.get("method") == _AUTOPILOT else [step]
+    after["algorithms"] = steps
+    return patch_between(config, after)
