@@ -43,8 +43,6 @@ NAVIGATION = (
     ("/batches", "Batches", "read"),
     ("/schedules", "Schedules", "read"),
     ("/workers", "Workers", "read"),
-    ("/webhooks", "Webhooks", "manage"),
-    ("/admin", "Keys and audit", "admin"),
 )
 
 

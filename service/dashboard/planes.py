@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 from xml.etree import ElementTree
 
@@ -123,8 +124,12 @@ def _common(outlines: Sequence[ReportOutline]) -> tuple[Measure, Callable[[Repor
     ]
     for key in drops[0] if drops else ():
         if all(key in one for one in drops):
-            return drop_of(*key), lambda outline: next(m.drop for m in outline.metrics if (m.name, m.unit) == key)
+            return drop_of(*key), partial(_drop, *key)
     return SQNR, lambda outline: outline.sqnr_db
+
+
+def _drop(name: str, unit: str, outline: ReportOutline) -> float | None:
+    return next(one.drop for one in outline.metrics if (one.name, one.unit) == (name, unit))
 
 
 def plane(measure: Measure, marks: Sequence[Mark], limit: float | None = None) -> Plane | None:

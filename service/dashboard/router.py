@@ -5,18 +5,20 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from service.dashboard.assets import router as assets
-from service.dashboard.graph import router as graph
-from service.dashboard.jobs import router as jobs
-from service.dashboard.new_job import router as new_job
 from service.dashboard.batches import router as batches
 from service.dashboard.comparing import router as comparing
 from service.dashboard.datasets import router as datasets
+from service.dashboard.graph import router as graph
 from service.dashboard.jobs import router as jobs
 from service.dashboard.models import router as models
+from service.dashboard.new_job import router as new_job
 from service.dashboard.overview import router as overview
 from service.dashboard.report import router as report
+from service.dashboard.schedules import router as schedules
 from service.dashboard.signing_in import router as signing_in
 from service.dashboard.style_page import router as style_page
+from service.dashboard.trials import router as trials
+from service.dashboard.workers import router as workers
 
 router = APIRouter(include_in_schema=False)
 _PAGES = (
@@ -24,14 +26,17 @@ _PAGES = (
     signing_in,
     overview,
     jobs,
+    batches,
+    comparing,
+    datasets,
     graph,
+    models,
     new_job,
     report,
+    schedules,
     style_page,
+    trials,
+    workers,
 )
 for part in _PAGES:
-from service.dashboard.trials import router as trials
-
-router = APIRouter(include_in_schema=False)
-for part in (assets, signing_in, overview, jobs, models, datasets, comparing, batches, trials):
     router.include_router(part)

@@ -22,6 +22,12 @@ _NEEDED: dict[tuple[str, str], Scope] = {
     ("PUT", "/v1/datasets/{dataset_id}/aliases/{alias}"): "manage",
     ("DELETE", "/v1/datasets/{dataset_id}/aliases/{alias}"): "manage",
     ("DELETE", "/v1/quarantine/{digest}"): "manage",
+    ("POST", "/workers/quarantine/{digest}/release"): "manage",
+    ("GET", "/schedules/new"): "manage",
+    ("POST", "/schedules/new"): "manage",
+    ("POST", "/schedules/{schedule_id}/pause"): "manage",
+    ("POST", "/schedules/{schedule_id}/resume"): "manage",
+    ("POST", "/schedules/{schedule_id}/delete"): "manage",
     # they submit jobs, and may move aliases, for as long as they are there
     ("POST", "/v1/schedules"): "manage",
     ("PATCH", "/v1/schedules/{schedule_id}"): "manage",

@@ -46,3 +46,9 @@ def live_queues(session: Session, queues: Collection[str]) -> set[str]:
     """Which of the ``queues`` some worker takes jobs from."""
     statement = select(Worker.queue).where(Worker.queue.in_(queues), Worker.seen_at > db_now() - ALIVE_SECONDS)
     return set(session.scalars(statement.distinct()))
+
+
+def alive(session: Session) -> list[Worker]:
+    """Workers that were seen within the last minute, a row for each of their queues."""
+    statement = select(Worker).where(Worker.seen_at > db_now() - ALIVE_SECONDS).order_by(Worker.id, Worker.queue)
+    return list(session.scalars(statement))

@@ -1,0 +1,188 @@
+"""Schedules: the calendar of their verdicts, accuracy over the nights, and what can be done with them."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import ValidationError
+
+from service.conditions import Conditions
+from service.contracts.errors import InvalidRequestError
+from service.contracts.validation import field_problems
+from service.dashboard.forms import Form, sent
+from service.dashboard.pages import PageRoute, page, see
+from service.deps import Desk, DeskDep, PrincipalDep
+from service.jobs import service as jobs
+from service.jobs.repeats import changed_request
+from service.jobs.views import job_listed
+from service.pagination import CursorCodec
+from service.reports import charts
+from service.schedules import service
+from service.schedules.schemas import RunOut, ScheduleCreate
+from service.schedules.views import run_out, schedule_listed, schedule_out
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+_LIMIT, _RUNS, _WEEKS = 50, 200, 12
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+
+class Night(NamedTuple):
+    """The accuracy that a run's job reached."""
+
+    run: RunOut
+    value: float
+
+
+@router.get("/schedules")
+async def list_schedules(
+    request: Request,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    cursor: Annotated[str | None, Query(max_length=512)] = None,
+) -> Response:
+    """Schedules, newest first."""
+    codec = CursorCodec(desk.settings, f"pages|schedules|{principal.tenant_id}")
+    after = None if cursor is None else codec.decode(cursor)
+    rows, last = await desk.reads.run(lambda: service.list_page(desk, principal.tenant_id, after=after, limit=_LIMIT))
+    return page(
+        request,
+        "schedules.html.jinja",
+        schedules=[schedule_listed(row) for row in rows],
+        next_query=None if last is None else f"?cursor={codec.encode(last)}",
+    )
+
+
+@router.get("/schedules/new")
+async def new_schedule(
+    request: Request,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    job: Annotated[str, Query(alias="from", max_length=64)] = "",
+) -> Response:
+    """The form of a schedule that does again what a job was asked for."""
+    if not job:
+        return see(request, "/jobs")
+    seen = job_listed(await desk.reads.run(lambda: jobs.get(desk, principal.tenant_id, job)))
+    name = f"{seen.model_name or 'model'} nightly"
+    typed = {"name": name, "cron": "0 3 * * *", "timezone": "UTC", "max_drop": "", "promote_to": "", "newest": "yes"}
+    return page(request, "schedule_new.html.jinja", job=seen, typed=typed, errors={})
+
+
+@router.post("/schedules/new")
+async def create_schedule(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Make it; what is not right stands at its field, with what was typed."""
+    form = await sent(request)
+    job_id = form.text("from") or ""
+    view = await desk.reads.run(lambda: jobs.get(desk, principal.tenant_id, job_id))
+    seen = job_listed(view)
+    patch: dict[str, Any] = {"name": None}
+    if form.ticked("newest") and seen.model_name is not None:
+        patch["model_id"] = f"{seen.model_name}@latest"
+    template = changed_request(view.job, patch)
+    try:
+        body = ScheduleCreate.model_validate({**_asked(form, seen.figures), "template": template})
+        answer = await desk.writes.run(lambda: service.create(desk, principal, body, key=None))
+    except (ValidationError, InvalidRequestError) as error:
+        return _again(request, form, seen, error)
+    return see(request, f"/schedules/{answer.body['id']}")
+
+
+def _asked(form: Form, figures: Any) -> dict[str, Any]:
+    """The fields of a schedule; a drop is that of the first metric of the job's report."""
+    asked: dict[str, Any] = {
+        name: value for name in ("name", "cron", "timezone", "promote_to") if (value := form.text(name)) is not None
+    }
+    asked["skip_unchanged"] = form.ticked("skip_unchanged")
+    limit = form.text("max_drop")
+    if limit is not None:
+        metric = figures.metrics[0].name if figures is not None and figures.metrics else "top1"
+        asked["gate"] = {"clauses": [{"kind": "max_drop", "metric": metric, "max_drop": limit}]}
+    return asked
+
+
+def _again(request: Request, form: Form, job: Any, error: ValidationError | InvalidRequestError) -> Response:
+    if isinstance(error, ValidationError):
+        found = [(one.pointer, one.message) for one in field_problems(error, ScheduleCreate)]
+    else:
+        found = [(one.pointer, one.message) for one in error.errors] or [("/form", error.detail)]
+    errors = {("max_drop" if pointer.startswith("/gate") else pointer.split("/")[1]): said for pointer, said in found}
+    names = ("name", "cron", "timezone", "max_drop", "promote_to", "newest")
+    typed = {name: form.text(name) or "" for name in names}
+    return page(request, "schedule_new.html.jinja", status=422, job=job, typed=typed, errors=errors)
+
+
+@router.get("/schedules/{schedule_id}")
+async def get_schedule(request: Request, schedule_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """One schedule with what became of it."""
+    shown = await desk.reads.run(lambda: _shown(desk, principal.tenant_id, schedule_id))
+    return page(request, "schedule.html.jinja", days=_DAYS, **shown)
+
+
+def _shown(desk: Desk, tenant_id: str, schedule_id: str) -> dict[str, Any]:
+    schedule = schedule_out(service.get(desk, tenant_id, schedule_id))
+    rows, _ = service.list_runs(desk, tenant_id, schedule_id, state=None, after=None, limit=_RUNS)
+    runs = [run_out(row) for row in rows]
+    unit, nights = _nights(desk, tenant_id, runs)
+    points = [(float(k), night.value) for k, night in enumerate(nights, start=1)]
+    return {
+        "schedule": schedule,
+        "runs": runs,
+        "weeks": _weeks(runs),
+        "nights": nights,
+        "unit": unit,
+        "curve": charts.curve(points, "accuracy of the quantized model") if points else None,
+    }
+
+
+def _nights(desk: Desk, tenant_id: str, runs: list[RunOut]) -> tuple[str, list[Night]]:
+    """The first metric of the quantized model by run, the oldest first; and its unit."""
+    found, unit = [], ""
+    for run in reversed(runs[: 7 * _WEEKS]):
+        if run.job_id is None or run.verdict is None:
+            continue
+        figures = job_listed(jobs.get(desk, tenant_id, run.job_id)).figures
+        metric = figures.metrics[0] if figures is not None and figures.metrics else None
+        if metric is not None and metric.quantized is not None:
+            found.append(Night(run, metric.quantized))
+            unit = metric.unit
+    return unit, found
+
+
+def _weeks(runs: list[RunOut]) -> list[tuple[date, list[list[RunOut]]]]:
+    """The runs of the last weeks that had any, as (Monday, the runs of each of its seven days), the newest first."""
+    weeks: dict[date, list[list[RunOut]]] = {}
+    for run in runs:
+        day = run.due_at.date()
+        monday = day - timedelta(days=day.weekday())
+        weeks.setdefault(monday, [[] for _ in _DAYS])[day.weekday()].append(run)
+    return sorted(weeks.items(), reverse=True)[:_WEEKS]
+
+
+@router.post("/schedules/{schedule_id}/run")
+async def run_schedule(request: Request, schedule_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Run it now."""
+    await desk.writes.run(lambda: service.run(desk, principal, schedule_id, key=None))
+    return see(request, f"/schedules/{schedule_id}")
+
+
+@router.post("/schedules/{schedule_id}/pause")
+async def pause_schedule(request: Request, schedule_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Let it not be due."""
+    await desk.writes.run(lambda: service.pause(desk, principal, schedule_id))
+    return see(request, f"/schedules/{schedule_id}")
+
+
+@router.post("/schedules/{schedule_id}/resume")
+async def resume_schedule(request: Request, schedule_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Let it be due again."""
+    await desk.writes.run(lambda: service.resume(desk, principal, schedule_id))
+    return see(request, f"/schedules/{schedule_id}")
+
+
+@router.post("/schedules/{schedule_id}/delete")
+async def delete_schedule(request: Request, schedule_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Delete it with its history; its jobs stay."""
+    await desk.writes.run(lambda: service.delete(desk, principal, schedule_id, Conditions(None)))
+    return see(request, "/schedules")
