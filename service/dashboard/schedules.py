@@ -15,6 +15,7 @@ from service.dashboard.forms import Form, sent
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import Desk, DeskDep, PrincipalDep
 from service.jobs import service as jobs
+from service.jobs.errors import JobNotFoundError
 from service.jobs.repeats import changed_request
 from service.jobs.views import job_listed
 from service.pagination import CursorCodec
@@ -140,9 +141,12 @@ def _nights(desk: Desk, tenant_id: str, runs: list[RunOut]) -> tuple[str, list[N
     """The first metric of the quantized model by run, the oldest first; and its unit."""
     found, unit = [], ""
     for run in reversed(runs[: 7 * _WEEKS]):
-        if run.job_id is None or run.verdict is None:
+        if run.job_id is None:
             continue
-        figures = job_listed(jobs.get(desk, tenant_id, run.job_id)).figures
+        try:
+            figures = job_listed(jobs.get(desk, tenant_id, run.job_id)).figures
+        except JobNotFoundError:
+            continue  # deleted since; the run stays in the list
         metric = figures.metrics[0] if figures is not None and figures.metrics else None
         if metric is not None and metric.quantized is not None:
             found.append(Night(run, metric.quantized))

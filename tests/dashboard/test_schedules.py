@@ -1,0 +1,71 @@
+"""The pages of schedules, as a browser without scripts uses them."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.support.filled import succeed
+from tests.support.front import Front
+from tests.support.reports import full_report
+
+
+@pytest.fixture
+def job_id(sqlite_front: Front) -> str:
+    made = sqlite_front.new_job(name="nightly")
+    succeed(sqlite_front, made, full_report())
+    return made
+
+
+def make(front: Front, job_id: str, **fields: str) -> httpx.Response:
+    asked = {"from": job_id, "name": "every night", "cron": "0 3 * * *", "timezone": "UTC", "newest": "yes", **fields}
+    return front.http.post("/schedules/new", data=asked, follow_redirects=False)
+
+
+def made(front: Front, job_id: str, **fields: str) -> str:
+    answer = make(front, job_id, **fields)
+    assert answer.status_code == 303, answer.text
+    return answer.headers["location"].rpartition("/")[2]
+
+
+def test_a_job_becomes_a_schedule(sqlite_front: Front, job_id: str) -> None:
+    form = sqlite_front.http.get("/schedules/new", params={"from": job_id})
+    assert form.status_code == 200
+    assert 'name="cron"' in form.text
+    schedule_id = made(sqlite_front, job_id, max_drop="0.5", promote_to="prod")
+    schedule = sqlite_front.http.get(f"/v1/schedules/{schedule_id}").json()
+    assert schedule["template"]["model_id"] == "tiny@latest"
+    assert schedule["promote_to"] == "prod"
+    first = full_report().metrics[0].name
+    (clause,) = schedule["gate"]["clauses"]
+    assert (clause["kind"], clause["metric"], clause["max_drop"]) == ("max_drop", first, 0.5)
+    assert "every night" in sqlite_front.http.get("/schedules").text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("cron", "99 3 * * *"), ("timezone", "Nowhere"), ("max_drop", "-1"), ("promote_to", "A b")]
+)
+def test_what_is_not_right_stands_at_its_field(sqlite_front: Front, job_id: str, field: str, value: str) -> None:
+    answer = make(sqlite_front, job_id, **{field: value})
+    assert answer.status_code == 422
+    around = answer.text.partition(f'id="f-{field}"')[2][:600]
+    assert f'value="{value}"' in around
+    assert 'aria-invalid="true"' in around
+    assert sqlite_front.http.get("/v1/schedules").json()["items"] == []
+
+
+def test_a_schedule_runs_pauses_and_goes(sqlite_front: Front, job_id: str) -> None:
+    schedule_id = made(sqlite_front, job_id)
+    page = f"/schedules/{schedule_id}"
+    assert "It has not run yet" in sqlite_front.http.get(page).text
+    for step in ("pause", "resume", "run"):
+        assert sqlite_front.http.post(f"{page}/{step}", follow_redirects=False).status_code == 303
+        paused = sqlite_front.http.get(f"/v1{page}").json()["paused_at"]
+        assert (paused is not None) is (step == "pause")
+    (run,) = sqlite_front.http.get(f"/v1{page}/runs").json()["items"]
+    succeed(sqlite_front, run["job_id"], full_report())
+    shown = sqlite_front.http.get(page).text
+    assert run["job_id"] in shown
+    assert "Accuracy over the runs" in shown
+    assert sqlite_front.http.post(f"{page}/delete", follow_redirects=False).headers["location"] == "/schedules"
+    assert sqlite_front.http.get(page).status_code == 404
