@@ -1,0 +1,144 @@
+"""Pages of models, datasets, comparisons, batches and trials: what they show, and what their forms do."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import parse_qs
+
+import pytest
+
+from service.contracts.config import QuantizationConfig
+from service.contracts.patch import advised_config
+from service.contracts.search import TrialFigures
+from service.dashboard.planes import SQNR, Mark, drop_of, plane
+from service.dashboard.trials import patch_of
+from service.jobs.outcome import QuantizeOutcome
+from service.keys.scopes import needed
+from tests.support.batches import fail, grid_body, job_of, submitted, succeed
+from tests.support.front import Front, make_report
+
+
+def shown(front: Front, path: str, status: int = 200) -> str:
+    """The page, which styles and runs nothing within itself."""
+    answer = front.http.get(path)
+    assert answer.status_code == status, answer.text
+    assert "style=" not in answer.text and "<style" not in answer.text
+    return answer.text
+
+
+def posted(front: Front, path: str, status: int = 303, **fields: str) -> str:
+    """What a form answers: where to go on, or the page."""
+    answer = front.http.post(path, data=fields, follow_redirects=False)
+    assert answer.status_code == status, answer.text
+    return answer.headers.get("location", answer.text)
+
+
+@pytest.mark.parametrize("noun", ["model", "dataset"])
+def test_a_noun_is_listed_shown_changed_and_deleted(sqlite_front: Front, noun: str) -> None:
+    made = sqlite_front.ready_model() if noun == "model" else sqlite_front.ready_dataset()
+    refused = sqlite_front.rejected_model() if noun == "model" else sqlite_front.rejected_dataset()
+    base = f"/{noun}s"
+    assert made in shown(sqlite_front, base) and made not in shown(sqlite_front, f"{base}?search=nothing")
+    assert made in shown(sqlite_front, f"{base}?status=ready")
+    assert "finding critical" in shown(sqlite_front, f"{base}/{refused}")
+
+    wrong = posted(sqlite_front, f"{base}/{made}/edit", 422, description="kept", tags="no sign")
+    assert "kept" in wrong and "is no tag" in wrong
+    posted(sqlite_front, f"{base}/{made}/edit", description="of the night", tags="a=1\nb=2")
+    assert "of the night" in shown(sqlite_front, f"{base}/{made}") and made in shown(sqlite_front, f"{base}?tag=a=1")
+
+    assert "aria-invalid" in posted(sqlite_front, f"{base}/{made}/aliases", 422, alias="No Alias")
+    assert posted(sqlite_front, f"{base}/{made}/aliases", alias="prod") == f"{base}/{made}"
+    assert "prod" in shown(sqlite_front, f"{base}/{made}/delete")
+    posted(sqlite_front, f"{base}/{made}/delete", 409)
+    posted(sqlite_front, f"{base}/{made}/aliases/end", alias="prod")
+    assert posted(sqlite_front, f"{base}/{made}/delete") == base
+    shown(sqlite_front, f"{base}/{made}", 404)
+
+
+def test_what_needs_a_manager_is_known_by_its_route() -> None:
+    for noun in ("models", "datasets"):
+        for method, path in (("GET", "delete"), ("POST", "delete"), ("POST", "aliases"), ("POST", "aliases/end")):
+            assert needed(method, f"/{noun}/{{ref}}/{path}") == "manage"
+
+
+def test_an_inspection_is_asked_for_on_the_page_of_a_model(sqlite_front: Front) -> None:
+    model_id = sqlite_front.ready_model()
+    path = posted(sqlite_front, f"/models/{model_id}/inspect", target="qnn")
+    assert path.startswith(f"/models/{model_id}/inspections/")
+    page = shown(sqlite_front, path)
+    assert "for qnn" in page and 'http-equiv="refresh"' in page
+
+
+def test_jobs_are_compared_and_with_fewer_than_two_chosen(sqlite_front: Front) -> None:
+    first, second = sqlite_front.succeeded_job(), sqlite_front.succeeded_job()
+    assert "Compare jobs" in shown(sqlite_front, f"/compare?job={first}")
+    page = shown(sqlite_front, f"/compare?job={first}&job={second}")
+    assert f"/v1/compare.csv?job={first}&amp;job={second}" in page
+    assert "B against A" in page and "the same" in page
+    assert page.count('<svg class="chart"') >= 1
+
+
+def test_a_batch_shows_its_members_and_the_front_as_it_grows(sqlite_front: Front) -> None:
+    batch = submitted(sqlite_front, grid_body(sqlite_front, models=1))
+    path = f"/batches/{batch['id']}"
+    assert "once two members have a result" in shown(sqlite_front, path)
+    assert batch["id"] in shown(sqlite_front, "/batches")
+    succeed(sqlite_front, job_of(batch, 0), drop=0.5, size_bytes=1000)
+    fail(sqlite_front, job_of(batch, 1))
+    assert "Retry what failed" in shown(sqlite_front, path)
+    posted(sqlite_front, f"{path}/retry-failed")
+    assert "Cancel what has not ended" in shown(sqlite_front, path)
+    again = sqlite_front.http.get(f"/v1{path}").json()
+    succeed(sqlite_front, job_of(again, 1), drop=0.1, size_bytes=2000)
+    page = shown(sqlite_front, path)
+    assert page.count("model front") == 2 and "points" in page
+    assert posted(sqlite_front, f"{path}/delete") == "/batches"
+
+
+def test_trials_are_shown_and_one_of_them_taken(sqlite_front: Front) -> None:
+    document = make_report().to_json_dict()
+    config = QuantizationConfig.model_validate({"algorithms": [{"method": "autopilot"}]}).model_dump(mode="json")
+    trial = {"settings": {}, "algorithms": [], "sqnr_db": 20.0, "evaluated": True, "seconds": 1.0, "size_bytes": 900}
+    step = {"method": "bias_correction", "mode": "full"}
+    trials = [
+        {**trial, "name": "as configured", "value": 0.9, "gap": 0.4, "latency_ratio": 0.5},
+        {
+            **trial,
+            "name": "mse: bias",
+            "settings": {"activation": {"calibration": {"method": "mse"}}},
+            "algorithms": ["bias_correction"],
+            "chain": [step],
+            **{"value": 0.2, "gap": -0.3, "latency_ratio": 0.6, "pareto": True, "chosen": True},
+        },
+    ]
+    goal = {"kind": "drop", "metric": "top1", "max_drop": 0.5}
+    search = {"goal": goal, "met": True, "goal_met": True, "gap": -0.3, "ended_by": "all done", "trials": trials}
+    document["algorithms"] = [{"method": "autopilot", "kept": True, "summary": "done", "search": search}]
+    document["manifest"]["config"] = config
+    job_id = sqlite_front.new_job()
+    sqlite_front.finish(job_id, QuantizeOutcome(type(make_report()).model_validate(document), ()))
+
+    page = shown(sqlite_front, f"/jobs/{job_id}/trials")
+    assert "goal 0.5" in page and "model front" in page and "Take recipe 2" in page
+    taken = patch_of(config, TrialFigures.model_validate(trials[1]))
+    made = advised_config(QuantizationConfig.model_validate(config), taken)
+    assert [one.method for one in made.algorithms] == ["bias_correction"]
+    assert made.activation.calibration.method == "mse"
+    address = page.split('href="/new?')[-1].split('"')[0].replace("&amp;", "&")
+    asked = parse_qs(address)
+    assert asked["from"] == [job_id] and json.loads(asked["patch"][0]) == taken
+    assert "no trials" in shown(sqlite_front, f"/jobs/{sqlite_front.succeeded_job()}/trials")
+
+
+def test_the_front_holds_what_no_other_equals_or_beats() -> None:
+    marks = [
+        Mark("good", None, 0.1, 200, 0.5),
+        Mark("small", None, 0.5, 100, 0.9),
+        Mark("beaten", None, 0.6, 150, 0.9),
+        Mark("unknown", None, None, 90, 0.1),
+    ]
+    found = plane(drop_of("top1", "%"), marks)
+    assert found is not None and found.timed
+    assert [row.mark.label for row in found.rows if row.front] == ["good", "small"]
+    assert plane(SQNR, marks[3:]) is None
