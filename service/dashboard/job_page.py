@@ -12,7 +12,7 @@ from markupsafe import Markup
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import find_preset
-from service.dashboard.words import Told, block, pretty
+from service.dashboard.words import Told, pretty
 from service.deps import Desk
 from service.jobs import records, service
 from service.jobs.metric_events import latest_metrics
@@ -92,10 +92,10 @@ def shown(desk: Desk, tenant_id: str, job_id: str, base_url: str) -> dict[str, A
         "last_seq": last,
         "timeline": [_change(event) for event in states],
         "curves": curves_of(desk, tenant_id, job_id),
-        "log": block(_tail(desk, tenant_id, job_id, last)),
+        "log": _tail(desk, tenant_id, job_id, last),
         "differing": _differing(job),
-        "config": block(pretty(job.config)),
-        "again": [(words, block(text)) for words, text in _again(job, base_url)],
+        "config": pretty(job.config),
+        "again": _again(job, base_url),
     }
 
 

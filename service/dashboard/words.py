@@ -72,11 +72,6 @@ def iso(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="seconds")
 
 
-def block(text: str) -> Markup:
-    """A text of several lines, whole and with its ends of lines; all else that cannot be seen as its escape."""
-    return Markup("\n").join(shown(line) for line in text.split("\n"))
-
-
 def pretty(document: Any) -> str:
     """A document as JSON that people read."""
     return json.dumps(document, indent=2, ensure_ascii=False)

@@ -62,7 +62,7 @@ def test_log_and_config_stand_there_whole_and_line_by_line(sqlite_front: Front) 
         events.append_all(session, job_id, attempt, told)
     page = sqlite_front.http.get(f"/jobs/{job_id}").text
     assert re.search(r"INFO &lt;first&gt;\\u202e\n\S+ 1 INFO second\n", page)
-    config = json.loads(html.unescape(page.split("The resolved config</summary><pre>")[1].split("</pre>")[0]))
+    config = json.loads(html.unescape(re.split("The resolved config</summary><pre[^>]*>", page)[1].split("</pre>")[0]))
     assert config == sqlite_front.http.get(f"/v1/jobs/{job_id}").json()["config"]
     assert "\\n" not in page.split('id="again"')[1].replace('" \\\n', "")
 
