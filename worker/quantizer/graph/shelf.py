@@ -53,7 +53,7 @@ class Shelf:
         shape = ir.Shape(tensor.shape.numpy())
         with (self.folder / location).open("rb") as file:
             view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        sweep(self.folder / location)
+        sweep(self.folder / location, view)
         made: MappedTensor | MappedPackedTensor
         if tensor.dtype.bitwidth < 8:
             made = MappedPackedTensor(

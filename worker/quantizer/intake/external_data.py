@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from service.contracts.errors import ExternalDataError, ResourceLimitError
-from worker.quantizer.graph.mapped import SWEPT_BYTES, MappedPackedTensor, MappedTensor, sweep
+from worker.quantizer.graph.mapped import SWEPT_BYTES, MappedPackedTensor, MappedTensor, know, sweep
 from worker.quantizer.intake.prescan.tensors import tensor_bytes
 
 # What onnx.proto says an entry may be called. A reader that takes over others, as attributes of an object, can be made
@@ -158,9 +158,11 @@ class ExternalFiles:
             if not stat.S_ISREG(status.st_mode):
                 raise _bad_external(tensor, location, "it is not a regular file")
             # An empty file cannot be mapped.
-            self._maps[location] = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if status.st_size else b""
-            if status.st_size >= SWEPT_BYTES:
-                sweep(self._folder / location)
+            if not status.st_size:
+                self._maps[location] = b""
+                return b""
+            view = self._maps[location] = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            (sweep if status.st_size >= SWEPT_BYTES else know)(self._folder / location, view)
         except OSError as error:
             raise ResourceLimitError(
                 f"external data {location!r} with {status.st_size} bytes cannot be mapped: {error.strerror}",

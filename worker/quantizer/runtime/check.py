@@ -10,7 +10,8 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from service.contracts.errors import ResourceLimitError
-from worker.quantizer.runtime.session import RUNTIME_ERRORS, keep_weights_once, session_options
+from worker.quantizer.graph.mapped import building, known_in
+from worker.quantizer.runtime.session import RUNTIME_ERRORS, keep_weights_once, owner_of, session_options
 
 _REFUSALS = (*RUNTIME_ERRORS, state.NoModel, state.NoSuchFile, ValueError)
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")
@@ -93,12 +94,15 @@ def check_runtime(path: Path, *, threads: int, optimized: bool, heavy: bool = Fa
     if heavy:
         keep_weights_once(options)
     try:
-        return ort.InferenceSession(
-            str(path),
-            options,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=_UNBOUNDED,
-        )
+        with building(known_in(path.parent)) as owners:
+            session = ort.InferenceSession(
+                str(path),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=_UNBOUNDED,
+            )
+            owners.append(owner_of(session))
+            return session
     except MemoryError:
         raise _out_of_memory() from None
     except _REFUSALS as error:

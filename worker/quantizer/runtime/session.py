@@ -19,7 +19,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from service.contracts.errors import DeviceNotThereError, UnsupportedModelError
 from worker.quantizer.graph import sizes
-from worker.quantizer.graph.mapped import Mapped, forget_files
+from worker.quantizer.graph.mapped import Mapped, building, forget_files
 from worker.quantizer.graph.serialized import serialized
 from worker.quantizer.graph.skeleton import Skeleton, inline, refer, weight_bytes
 from worker.quantizer.runtime.faults import cleaned, failed_run
@@ -86,6 +86,11 @@ def keep_weights_once(options: ort.SessionOptions, *, packed: bool = False) -> N
         options.add_session_config_entry("session.disable_prepacking", "1")
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
+
+
+def owner_of(session: ort.InferenceSession) -> object:
+    """What keeps the files of a session mapped; the session itself may come to hold another one."""
+    return session._sess
 
 
 # onnxruntime's word for a kind of device, the preferred one first.
@@ -194,13 +199,14 @@ class Session:
             self._files = parts.files
         if self._weights:
             options.add_external_initializers(list(self._weights), list(self._weights.values()))
-        with refusals(what):
+        with refusals(what), building(self._files) as owners:
             self._session = ort.InferenceSession(
                 parts.data,
                 options,
                 providers=providers,
                 disabled_optimizers=parts.left_out,
             )
+            owners.append(owner_of(self._session))
         inputs = self._session.get_inputs()
         # Data of a float32 model is what a model made of it takes, too.
         self._halfs = set() if uploaded else {entry.name for entry in inputs if entry.type == _FLOAT16}

@@ -221,7 +221,7 @@ def test_pages_are_given_back_while_a_file_is_mapped(monkeypatch: pytest.MonkeyP
         view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     assert np.frombuffer(view, np.uint8).sum() == 0
     assert resident_kib(path) >= size >> 10
-    mapped.sweep(path)
+    mapped.sweep(path, view)
     wait_for(lambda: resident_kib(path) == 0)
     assert np.frombuffer(view, np.uint8)[-1] == 0
 
@@ -232,6 +232,7 @@ def test_what_was_written_to_a_private_mapping_stays(tmp_path: Path) -> None:
     with path.open("rb") as file:
         view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     view[5] = 7
+    mapped.know(path, view)
     mapped.forget_files({path})
     assert view[5] == 7
 
