@@ -155,12 +155,14 @@ def groups() -> tuple[Group, ...]:
     judged = tuple(slot for slot in _slots(EvaluationSpec, ("evaluation",), "c:") if slot.path[1:] != ("gate",))
     return (
         Group("Target and mode", tuple(by_name[name] for name in _BASICS)),
-        Group("Activations", _spec(ActivationSpec, "activation"), (calibrations["activation"],)),
-        Group("Weights", (*_spec(WeightSpec, "weight"), *_spec(BiasSpec, "bias")), (calibrations["weight"],)),
+        Group("Activations", _spec(ActivationSpec, "activation"), (calibrations["activation"],), folded=True),
+        Group(
+            "Weights", (*_spec(WeightSpec, "weight"), *_spec(BiasSpec, "bias")), (calibrations["weight"],), folded=True
+        ),
         Group("Algorithms", steps=_steps("algorithm", ("algorithms",), "method", tuple(ALGORITHMS.values()))),
         Group("The gate", tuple(_slots(Gate, ("evaluation", "gate"), "c:"))),
         Group("Metrics", steps=_steps("metric", ("evaluation", "metrics"), "kind", _members(Metric)), folded=True),
-        Group("Samples and seed", tuple(by_name[name] for name in _AMOUNTS)),
+        Group("Samples and seed", tuple(by_name[name] for name in _AMOUNTS), folded=True),
         Group("Limits of the evaluation", tuple(one for one in judged if one.path[1] != "metrics"), folded=True),
         Group("Single nodes and ranges", tuple(by_name[name] for name in _NODES), folded=True),
         Group("Preparation", tuple(_slots(PreparationSpec, ("preparation",), "c:")), folded=True),

@@ -21,7 +21,7 @@ from service.schedules.views import run_out, schedule_listed
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LAST, _FAILED, _SCHEDULES = 8, 3, 8
-_DISK_CHECKS = ("database", "storage", "disk", "broker")
+_CHECKS = ("database", "storage", "broker")
 
 
 class Standing(NamedTuple):
@@ -31,6 +31,7 @@ class Standing(NamedTuple):
     failed: list[JobListed]
     nightly: list[tuple[ScheduleListed, RunOut | None]]
     queues: list[QueueOut]
+    free_bytes: int
 
 
 def _standing(desk: Desk, tenant_id: str) -> Standing:
@@ -42,7 +43,11 @@ def _standing(desk: Desk, tenant_id: str) -> Standing:
         runs, _ = schedules.list_runs(desk, tenant_id, row.id, state=None, after=None, limit=1)
         nightly.append((schedule_listed(row), run_out(runs[0]) if runs else None))
     return Standing(
-        [job_listed(one) for one in last], [job_listed(one) for one in failed], nightly, queues.all_queues(desk)
+        [job_listed(one) for one in last],
+        [job_listed(one) for one in failed],
+        nightly,
+        queues.all_queues(desk),
+        desk.store.free_bytes(),
     )
 
 
@@ -62,7 +67,8 @@ async def get_overview(request: Request, desk: DeskDep, principal: PrincipalDep)
         oldest=span(max(ages)) if ages else "",
         workers=max(one.workers for one in seen.queues),
         slots=f"{slots.busy} of {slots.total} slots busy",
-        checks=[one for one in checks if one.name in _DISK_CHECKS],
+        checks=[one for one in checks if one.name in _CHECKS or (one.name == "disk" and one.outcome != "ok")],
+        free_bytes=seen.free_bytes,
         jobs=seen.last,
         failures=seen.failed,
         nightly=seen.nightly,
