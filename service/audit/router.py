@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
-from service.audit import service
+from service.audit import desk as audit
 from service.deps import DeskDep, PrincipalDep
 from service.http import only_parameters
 
@@ -48,11 +48,6 @@ async def list_audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
     """Who did what, in all tenants or in one."""
-
-    def read() -> AuditPage:
-        with desk.database.read() as session:
-            rows = service.page(session, tenant_id=tenant, before=before, limit=limit + 1)
-        items = [AuditOut.model_validate(row, from_attributes=True) for row in rows[:limit]]
-        return AuditPage(items=items, next_before=items[-1].seq if len(rows) > limit else None)
-
-    return await desk.reads.run(read)
+    rows, more = await desk.reads.run(lambda: audit.list_page(desk, tenant, before=before, limit=limit))
+    items = [AuditOut.model_validate(row, from_attributes=True) for row in rows]
+    return AuditPage(items=items, next_before=items[-1].seq if more else None)

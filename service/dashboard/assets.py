@@ -22,6 +22,7 @@ _STYLES = (
     ("service.dashboard", "static/graph.css"),
     ("service.dashboard", "static/report.css"),
     ("service.dashboard", "static/nouns.css"),
+    ("service.dashboard", "static/admin.css"),
 )
 _MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _NAME = re.compile(r"[a-z_]+\.(css|js|svg)")

@@ -43,6 +43,8 @@ NAVIGATION = (
     ("/batches", "Batches", "read"),
     ("/schedules", "Schedules", "read"),
     ("/workers", "Workers", "read"),
+    ("/webhooks", "Webhooks", "manage"),
+    ("/admin", "Keys and audit", "admin"),
 )
 
 

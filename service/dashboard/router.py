@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from service.dashboard.admin import router as admin
 from service.dashboard.assets import router as assets
 from service.dashboard.batches import router as batches
 from service.dashboard.comparing import router as comparing
@@ -18,6 +19,7 @@ from service.dashboard.schedules import router as schedules
 from service.dashboard.signing_in import router as signing_in
 from service.dashboard.style_page import router as style_page
 from service.dashboard.trials import router as trials
+from service.dashboard.webhooks import router as webhooks
 from service.dashboard.workers import router as workers
 
 router = APIRouter(include_in_schema=False)
@@ -36,7 +38,9 @@ _PAGES = (
     schedules,
     style_page,
     trials,
+    webhooks,
     workers,
+    admin,
 )
 for part in _PAGES:
     router.include_router(part)

@@ -41,6 +41,10 @@ STATES: dict[str, Told] = {
     "skipped": Told("→", "skipped", "plain"),
     "refused": Told("✖", "refused", "bad"),
     "ok": Told("✔", "ok", "good"),
+    "delivered": Told("✔", "delivered", "good"),
+    "good": Told("✔", "good", "good"),
+    "expired": Told("⊘", "expired", "plain"),
+    "revoked": Told("⊘", "revoked", "plain"),
     "degraded": Told("▲", "degraded", "unsure"),
 }
 

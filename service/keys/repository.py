@@ -46,6 +46,11 @@ def live(session: Session, key_id: str) -> ApiKey | None:
     return session.scalar(select(ApiKey).where(ApiKey.id == key_id, *_is_live()))
 
 
+def of_tenant(session: Session, tenant_id: str, key_id: str) -> ApiKey | None:
+    """The tenant's key, also one that has ended."""
+    return session.scalar(select(ApiKey).where(ApiKey.id == key_id, ApiKey.tenant_id == tenant_id))
+
+
 def any_live(session: Session) -> bool:
     """Whether anybody holds a key that is good."""
     return session.scalar(select(ApiKey.id).where(*_is_live()).limit(1)) is not None

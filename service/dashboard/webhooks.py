@@ -1,0 +1,195 @@
+"""Webhooks: where events are told, what fails there, what was sent and what came back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import ValidationError
+
+from service.conditions import Conditions
+from service.contracts.errors import InvalidRequestError
+from service.contracts.validation import field_problems
+from service.contracts.webhooks import EVERYTHING, patterns
+from service.dashboard.forms import Form, sent
+from service.dashboard.pages import PageRoute, changed_query, page, see
+from service.deps import DeskDep, PrincipalDep
+from service.egress.errors import EgressError
+from service.pagination import CursorCodec
+from service.webhooks import service
+from service.webhooks.schemas import DAY_SECONDS, WebhookChange, WebhookCreate, WebhookRotate
+from service.webhooks.views import delivery_out, etag, webhook_out
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+_LIMIT = 50
+_STATES = ("waiting", "delivered", "failed")
+# Until the old secret ends, as the form offers it.
+_GRACES = ((f"{DAY_SECONDS:.0f}", "in a day"), ("0", "at once"), (f"{7 * DAY_SECONDS:.0f}", "in a week"))
+_EMPTY = {"url": "", "event_types": [EVERYTHING], "description": "", "enabled": True}
+Cursor = Annotated[str | None, Query(max_length=512)]
+
+
+@router.get("/webhooks")
+async def list_webhooks(request: Request, desk: DeskDep, principal: PrincipalDep, cursor: Cursor = None) -> Response:
+    """Webhooks, newest first."""
+    codec = CursorCodec(desk.settings, f"pages|webhooks|{principal.tenant_id}")
+    after = None if cursor is None else codec.decode(cursor)
+    rows, last = await desk.reads.run(lambda: service.list_page(desk, principal.tenant_id, after=after, limit=_LIMIT))
+    return page(
+        request,
+        "webhooks.html.jinja",
+        webhooks=[webhook_out(row) for row in rows],
+        next_query=None if last is None else changed_query(request, cursor=codec.encode(last)),
+    )
+
+
+@router.get("/webhooks/new")
+async def new_webhook(request: Request, principal: PrincipalDep) -> Response:
+    """The form of one."""
+    return _form(request, _EMPTY)
+
+
+@router.post("/webhooks/new")
+async def create_webhook(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Make it, and show its secret this once; what is not right stands at its field, with what was typed."""
+    form = await sent(request)
+    typed = _typed(form)
+    try:
+        body = WebhookCreate.model_validate({**typed, "description": typed["description"] or None})
+        await desk.lookups.run(lambda: service.check_destination(desk.settings, body.url))
+    except (ValidationError, EgressError) as error:
+        return _form(request, typed, errors=_errors(error))
+    made = (await desk.writes.run(lambda: service.create(desk, principal, body, None))).body
+    return page(request, "secret_made.html.jinja", **_shown_once(made["id"], made["url"], made["secret"]))
+
+
+@router.get("/webhooks/{webhook_id}")
+async def get_webhook(
+    request: Request,
+    webhook_id: str,
+    desk: DeskDep,
+    principal: PrincipalDep,
+    state: Annotated[str, Query(max_length=32)] = "",
+    cursor: Cursor = None,
+) -> Response:
+    """One webhook with what was sent to it."""
+    if state and state not in _STATES:
+        raise InvalidRequestError(f"{state!r} is none of {', '.join(_STATES)}.", query="state")
+    codec = CursorCodec(desk.settings, f"pages|deliveries|{principal.tenant_id}|{webhook_id}|{state}")
+    after = None if cursor is None else codec.decode(cursor)
+
+    def read() -> dict[str, Any]:
+        row = service.get(desk, principal.tenant_id, webhook_id)
+        rows, last = service.list_deliveries(
+            desk, principal.tenant_id, webhook_id, state=state or None, after=after, limit=_LIMIT
+        )
+        next_query = None if last is None else changed_query(request, cursor=codec.encode(last))
+        deliveries = [delivery_out(one) for one in rows]
+        return {"webhook": webhook_out(row), "etag": etag(row), "deliveries": deliveries, "next_query": next_query}
+
+    shown = await desk.reads.run(read)
+    return page(
+        request, "webhook.html.jinja", states=[(one, one) for one in _STATES], chosen=state, graces=_GRACES, **shown
+    )
+
+
+@router.get("/webhooks/{webhook_id}/edit")
+async def edit_webhook(request: Request, webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """The form of one, filled in."""
+    row = await desk.reads.run(lambda: service.get(desk, principal.tenant_id, webhook_id))
+    typed = {name: getattr(row, name) for name in ("url", "event_types", "enabled")}
+    return _form(request, {**typed, "description": row.description or ""}, webhook_id=webhook_id, tag=etag(row))
+
+
+@router.post("/webhooks/{webhook_id}/edit")
+async def change_webhook(request: Request, webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Change it, if nobody else has since the form was filled in."""
+    form = await sent(request)
+    typed, tag = _typed(form), form.text("etag")
+    asked = {**typed, "description": typed["description"] or None}
+    row = await desk.reads.run(lambda: service.get(desk, principal.tenant_id, webhook_id))
+    if asked["url"] == row.url:
+        del asked["url"]  # one that is set anew counts as another, which has not failed yet
+    try:
+        body = WebhookChange.model_validate(asked)
+        url = body.url
+        if url is not None:
+            await desk.lookups.run(lambda: service.check_destination(desk.settings, url))
+    except (ValidationError, EgressError) as error:
+        return _form(request, typed, webhook_id=webhook_id, tag=tag or "", errors=_errors(error))
+    await desk.writes.run(lambda: service.change(desk, principal, webhook_id, body, Conditions(tag)))
+    return see(request, f"/webhooks/{webhook_id}")
+
+
+@router.post("/webhooks/{webhook_id}/delete")
+async def delete_webhook(request: Request, webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Delete it with its deliveries."""
+    tag = (await sent(request)).text("etag")
+    await desk.writes.run(lambda: service.delete(desk, principal, webhook_id, Conditions(tag)))
+    return see(request, "/webhooks")
+
+
+@router.post("/webhooks/{webhook_id}/rotate")
+async def rotate_webhook(request: Request, webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Give it another secret, and show that this once."""
+    grace = (await sent(request)).text("grace_seconds")
+    if grace not in dict(_GRACES):
+        raise InvalidRequestError("When the old secret ends is not told.", pointer="/grace_seconds")
+    body = WebhookRotate(grace_seconds=float(grace))
+    made = await desk.writes.run(lambda: service.rotate(desk, principal, webhook_id, body))
+    return page(request, "secret_made.html.jinja", **_shown_once(made.row.id, made.row.url, made.secret))
+
+
+@router.post("/webhooks/{webhook_id}/ping")
+async def ping_webhook(request: Request, webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Send it an event that says nothing."""
+    await desk.writes.run(lambda: service.ping(desk, principal, webhook_id))
+    return see(request, f"/webhooks/{webhook_id}")
+
+
+@router.post("/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver")
+async def redeliver(
+    request: Request, webhook_id: str, delivery_id: str, desk: DeskDep, principal: PrincipalDep
+) -> Response:
+    """Send a delivery again."""
+    await desk.writes.run(lambda: service.redeliver(desk, principal, webhook_id, delivery_id))
+    return see(request, f"/webhooks/{webhook_id}")
+
+
+def _typed(form: Form) -> dict[str, Any]:
+    return {
+        "url": form.text("url") or "",
+        "event_types": form.all("event_types"),
+        "description": form.text("description") or "",
+        "enabled": form.ticked("enabled"),
+    }
+
+
+def _errors(error: ValidationError | EgressError) -> dict[str, str]:
+    """What is said at which field."""
+    if isinstance(error, EgressError):
+        return {"url": error.detail if error.hint is None else f"{error.detail} {error.hint}"}
+    return {one.pointer.split("/")[1]: one.message for one in field_problems(error, WebhookCreate)}
+
+
+def _form(
+    request: Request,
+    typed: dict[str, Any],
+    *,
+    webhook_id: str = "",
+    tag: str = "",
+    errors: dict[str, str] | None = None,
+) -> Response:
+    shown = {"typed": typed, "webhook_id": webhook_id, "etag": tag, "errors": errors or {}, "patterns": patterns()}
+    return page(request, "webhook_form.html.jinja", status=422 if errors else 200, **shown)
+
+
+def _shown_once(webhook_id: str, url: str, secret: str) -> dict[str, Any]:
+    return {
+        "title": "The secret of the webhook",
+        "about": url,
+        "secret": secret,
+        "use": "The receiver checks by it that requests come from this service.",
+        "back": f"/webhooks/{webhook_id}",
+        "back_words": "To the webhook",
+    }
