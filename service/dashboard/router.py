@@ -28,6 +28,7 @@ _PAGES = (
     signing_in,
     overview,
     jobs,
+    admin,
     batches,
     comparing,
     datasets,
@@ -40,7 +41,6 @@ _PAGES = (
     trials,
     webhooks,
     workers,
-    admin,
 )
 for part in _PAGES:
     router.include_router(part)

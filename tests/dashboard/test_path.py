@@ -11,6 +11,7 @@ import pytest
 
 from service.client import Client
 from tests.dashboard.conftest import _WATCH
+from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import Service
 
 pytestmark = pytest.mark.slow
