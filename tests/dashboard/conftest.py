@@ -77,7 +77,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     process.close()
 
 
-@pytest.fixture(scope="session")
+# Not for all modules at once: a process has one driver at a time, and tests elsewhere start their own.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     services.require(browser_trouble())
     with running_browser() as program:

@@ -142,8 +142,9 @@ def test_a_job_that_runs_is_followed(open_page: Open, place: Place) -> None:
     seen = open_page(f"/jobs/{job_id}")
     place.front.claim(job_id)
     tell(place.front, job_id, "The <b>first</b> line", 0.25)
-    seen.page.wait_for_function("document.getElementById('tail').textContent.includes('The <b>first</b> line')")
-    seen.page.wait_for_function("document.querySelector('#meter progress').value === 0.25")
+    seen.page.locator("#tail", has_text="The <b>first</b> line").wait_for()
+    seen.page.locator("#stage", has_text="finetune").wait_for()
+    assert seen.page.locator("#meter progress").evaluate("one => one.value") == 0.25
     assert seen.page.locator("#tail b").count() == 0
     end(place.front, job_id, make_report())
     seen.page.wait_for_selector(".acts >> text=Run it again")
