@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from service.batches import service
 from service.batches.schemas import BatchMemberOut
 from service.batches.views import batch_out, is_live
 from service.dashboard import planes
 from service.dashboard.jobs import Words
-from service.dashboard.pages import PageRoute, changed_query, page, see
+from service.dashboard.listing import Paging
+from service.dashboard.pages import PageRoute, page, see
 from service.deps import DeskDep, PrincipalDep
-from service.pagination import CursorCodec
+from service.http import CursorParameter
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
@@ -25,15 +24,14 @@ async def list_batches(
     desk: DeskDep,
     principal: PrincipalDep,
     name: Words = "",
-    cursor: Annotated[str | None, Query(max_length=512)] = None,
+    cursor: CursorParameter = None,
 ) -> Response:
     """Batches, newest first."""
-    codec = CursorCodec(desk.settings, f"pages|batches|{principal.tenant_id}|{name}")
-    after = None if cursor is None else codec.decode(cursor)
+    paging = Paging(request, desk, f"batches|{principal.tenant_id}|{name}", cursor)
     found, last = await desk.reads.run(
-        lambda: service.list_page(desk, principal.tenant_id, name=name or None, after=after, limit=_LIMIT)
+        lambda: service.list_page(desk, principal.tenant_id, name=name or None, after=paging.after, limit=_LIMIT)
     )
-    following = None if last is None else changed_query(request, cursor=codec.encode(last))
+    following = paging.next_query(last)
     return page(request, "batches.html.jinja", batches=found, name_filter=name, next_query=following)
 
 

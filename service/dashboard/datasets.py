@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request, Response
 
 from service.contracts.dataset import ArraySummary
 from service.dashboard.jobs import Words
-from service.dashboard.models import Cursor
 from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
 from service.dashboard.pages import PageRoute, page
 from service.datasets import service
 from service.datasets.views import dataset_in_list, dataset_out
 from service.deps import Desk, DeskDep, PrincipalDep
+from service.http import CursorParameter
 from service.names.kinds import DATASETS
 from service.names.service import identify
 from service.principal import Principal
@@ -31,7 +31,7 @@ async def list_datasets(
     status: Words = "",
     name: Words = "",
     tag: Words = "",
-    cursor: Cursor = None,
+    cursor: CursorParameter = None,
 ) -> Response:
     """Datasets by name, each with its versions; the newest first."""
     filters = Filters(search, status, name, tag)

@@ -6,16 +6,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from service.contracts.errors import InvalidRequestError
 from service.contracts.presets import PRESETS
 from service.dashboard import job_page
-from service.dashboard.pages import PageRoute, changed_query, page, see
+from service.dashboard.listing import Paging, one_of, pairs
+from service.dashboard.pages import PageRoute, page, see
 from service.deps import DeskDep, PrincipalDep
-from service.http import PLAIN_TEXT
+from service.http import PLAIN_TEXT, CursorParameter
 from service.jobs import records, service
 from service.jobs.repository import JobQuery
 from service.jobs.views import job_listed
-from service.pagination import CursorCodec
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
@@ -35,21 +34,20 @@ async def list_jobs(
     preset: Words = "",
     label: Words = "",
     model_id: Words = "",
-    cursor: Annotated[str | None, Query(max_length=512)] = None,
+    cursor: CursorParameter = None,
 ) -> Response:
     """Jobs, newest first; every filter stands in the address."""
     query = JobQuery(
         search=search or None,
-        state=_known(state, _STATES, "state"),
-        verdict=_known(verdict, _VERDICTS, "verdict"),
+        state=one_of(state, _STATES, "state"),
+        verdict=one_of(verdict, _VERDICTS, "verdict"),
         preset=preset or None,
         model_id=model_id or None,
-        labels=_labels(label),
+        labels=pairs(label, "label"),
     )
-    codec = CursorCodec(desk.settings, f"pages|jobs|{principal.tenant_id}|{query}")
-    after = None if cursor is None else codec.decode(cursor)
+    paging = Paging(request, desk, f"jobs|{principal.tenant_id}|{query}", cursor)
     views, last = await desk.reads.run(
-        lambda: service.list_page(desk, principal.tenant_id, query, after=after, limit=_LIMIT)
+        lambda: service.list_page(desk, principal.tenant_id, query, after=paging.after, limit=_LIMIT)
     )
     return page(
         request,
@@ -59,24 +57,9 @@ async def list_jobs(
         states=[(one, one) for one in _STATES],
         verdicts=[(one, one) for one in _VERDICTS],
         presets=[(one, one) for one in sorted(PRESETS)],
-        next_query=None if last is None else changed_query(request, cursor=codec.encode(last)),
+        next_query=paging.next_query(last),
         choosing=True,
     )
-
-
-def _known(given: str, allowed: tuple[str, ...], name: str) -> str | None:
-    if given and given not in allowed:
-        raise InvalidRequestError(f"{given!r} is none of {', '.join(allowed)}.", query=name)
-    return given or None
-
-
-def _labels(given: str) -> dict[str, str]:
-    if not given:
-        return {}
-    key, sign, value = given.partition("=")
-    if not sign or not key:
-        raise InvalidRequestError(f"{given!r} is no label.", hint="Give KEY=VALUE.", query="label")
-    return {key: value}
 
 
 @router.get("/jobs/{job_id}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.inspection import Inspection, NodeInspection
@@ -16,6 +16,7 @@ from service.dashboard.jobs import Words
 from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import Desk, DeskDep, PrincipalDep
+from service.http import CursorParameter
 from service.inspections import service as inspections
 from service.inspections.views import inspection_out
 from service.jobs import service as jobs
@@ -33,7 +34,6 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LAST, _ON_PLANE = 10, 200
 _NODES = 1000
 _TARGETS = [(name, f"{name}: {words}") for name, words in TARGET_DESCRIPTIONS.items()]
-Cursor = Annotated[str | None, Query(max_length=512)]
 
 
 @router.get("/models")
@@ -45,7 +45,7 @@ async def list_models(
     status: Words = "",
     name: Words = "",
     tag: Words = "",
-    cursor: Cursor = None,
+    cursor: CursorParameter = None,
 ) -> Response:
     """Models by name, each with its versions; the newest first."""
     filters = Filters(search, status, name, tag)

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from service.conditions import Conditions
-from service.contracts.errors import InvalidRequestError
 from service.dashboard.forms import Form, sent
-from service.dashboard.pages import PageRoute, changed_query, page, see
+from service.dashboard.listing import Paging, one_of, pairs
+from service.dashboard.pages import PageRoute, page, see
 from service.deps import Desk, DeskDep, PrincipalDep
 from service.names.aliases import service as aliases
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError
@@ -23,7 +23,6 @@ from service.names.kinds import Kind, Named
 from service.names.repository import NounQuery
 from service.names.schemas import NounPatch
 from service.names.service import identify, list_page, row_etag, update
-from service.pagination import CursorCodec
 from service.principal import Principal
 from service.tables import Dataset, Model
 
@@ -72,13 +71,8 @@ class Filters:
         Raises:
             InvalidRequestError: there is no such status, or the tag is none.
         """
-        if self.status and self.status not in STATUSES:
-            raise InvalidRequestError(f"{self.status!r} is none of {', '.join(STATUSES)}.", query="status")
-        key, sign, value = self.tag.partition("=")
-        if self.tag and (not sign or not key):
-            raise InvalidRequestError(f"{self.tag!r} is no tag.", hint="Give KEY=VALUE.", query="tag")
-        tags = {key: value} if self.tag else {}
-        return NounQuery(self.status or None, self.name or None, None, tags, self.search or None)
+        status, tags = one_of(self.status, STATUSES, "status"), pairs(self.tag, "tag")
+        return NounQuery(status, self.name or None, None, tags, self.search or None)
 
 
 async def listing(
@@ -86,13 +80,12 @@ async def listing(
 ) -> tuple[list[Named], dict[str, Any]]:
     """The rows of one page of a list, the versions of a name together, and what its template takes beside them."""
     query = filters.query()
-    codec = CursorCodec(desk.settings, f"pages|{kind.word}s|{tenant_id}|{query}")
-    after = None if cursor is None else codec.decode(cursor)
-    rows, last = await desk.reads.run(lambda: list_page(desk, kind, tenant_id, query, after=after, limit=_LIMIT))
+    paging = Paging(request, desk, f"{kind.word}s|{tenant_id}|{query}", cursor)
+    rows, last = await desk.reads.run(lambda: list_page(desk, kind, tenant_id, query, after=paging.after, limit=_LIMIT))
     context = {
         "filters": filters,
         "statuses": [(one, one) for one in STATUSES],
-        "next_query": None if last is None else changed_query(request, cursor=codec.encode(last)),
+        "next_query": paging.next_query(last),
     }
     return _by_name(rows), context
 

@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from service.contracts.errors import InvalidRequestError, QuantmillError
@@ -23,8 +23,7 @@ from service.keys.cookies import session_of
 from service.keys.errors import UnauthorizedError
 from service.principal import NO_KEY, Principal
 from service.reports import figures
-from service.reports.html import presentable
-from service.reports.names import name
+from service.reports.environment import environment_of
 
 # Nothing is loaded from elsewhere, and nothing runs or is styled that stands in the page itself.
 POLICY = (
@@ -50,22 +49,9 @@ NAVIGATION = (
 
 @cache
 def environment() -> Environment:
-    """Of all templates; whatever an expression gives is escaped, and first made fit to be shown."""
-    made = Environment(
-        loader=ChoiceLoader([PackageLoader("service.dashboard"), PackageLoader("service.reports")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=presentable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """Of all templates."""
+    made = environment_of(ChoiceLoader([PackageLoader("service.dashboard"), PackageLoader("service.reports")]))
     made.filters |= {
-        "name": name,
-        "figure": figures.figure,
-        "size": figures.size,
-        "seconds": figures.seconds,
-        "percent": figures.percent,
-        "milliseconds": figures.milliseconds,
         "ago": words.ago,
         "moment": words.moment,
         "iso": words.iso,

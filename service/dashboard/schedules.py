@@ -12,13 +12,14 @@ from service.conditions import Conditions
 from service.contracts.errors import InvalidRequestError
 from service.contracts.validation import field_problems
 from service.dashboard.forms import Form, sent
+from service.dashboard.listing import Paging
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import Desk, DeskDep, PrincipalDep
+from service.http import CursorParameter
 from service.jobs import service as jobs
 from service.jobs.errors import JobNotFoundError
 from service.jobs.repeats import changed_request
 from service.jobs.views import job_listed
-from service.pagination import CursorCodec
 from service.reports import charts
 from service.schedules import service
 from service.schedules.schemas import RunOut, ScheduleCreate
@@ -41,17 +42,18 @@ async def list_schedules(
     request: Request,
     desk: DeskDep,
     principal: PrincipalDep,
-    cursor: Annotated[str | None, Query(max_length=512)] = None,
+    cursor: CursorParameter = None,
 ) -> Response:
     """Schedules, newest first."""
-    codec = CursorCodec(desk.settings, f"pages|schedules|{principal.tenant_id}")
-    after = None if cursor is None else codec.decode(cursor)
-    rows, last = await desk.reads.run(lambda: service.list_page(desk, principal.tenant_id, after=after, limit=_LIMIT))
+    paging = Paging(request, desk, f"schedules|{principal.tenant_id}", cursor)
+    rows, last = await desk.reads.run(
+        lambda: service.list_page(desk, principal.tenant_id, after=paging.after, limit=_LIMIT)
+    )
     return page(
         request,
         "schedules.html.jinja",
         schedules=[schedule_listed(row) for row in rows],
-        next_query=None if last is None else f"?cursor={codec.encode(last)}",
+        next_query=paging.next_query(last),
     )
 
 

@@ -12,10 +12,11 @@ from service.contracts.errors import InvalidRequestError
 from service.contracts.validation import field_problems
 from service.contracts.webhooks import EVERYTHING, patterns
 from service.dashboard.forms import Form, sent
-from service.dashboard.pages import PageRoute, changed_query, page, see
+from service.dashboard.listing import Paging, one_of
+from service.dashboard.pages import PageRoute, page, see
 from service.deps import DeskDep, PrincipalDep
 from service.egress.errors import EgressError
-from service.pagination import CursorCodec
+from service.http import CursorParameter
 from service.webhooks import service
 from service.webhooks.schemas import DAY_SECONDS, WebhookChange, WebhookCreate, WebhookRotate
 from service.webhooks.views import delivery_out, etag, webhook_out
@@ -26,20 +27,22 @@ _STATES = ("waiting", "delivered", "failed")
 # Until the old secret ends, as the form offers it.
 _GRACES = ((f"{DAY_SECONDS:.0f}", "in a day"), ("0", "at once"), (f"{7 * DAY_SECONDS:.0f}", "in a week"))
 _EMPTY = {"url": "", "event_types": [EVERYTHING], "description": "", "enabled": True}
-Cursor = Annotated[str | None, Query(max_length=512)]
 
 
 @router.get("/webhooks")
-async def list_webhooks(request: Request, desk: DeskDep, principal: PrincipalDep, cursor: Cursor = None) -> Response:
+async def list_webhooks(
+    request: Request, desk: DeskDep, principal: PrincipalDep, cursor: CursorParameter = None
+) -> Response:
     """Webhooks, newest first."""
-    codec = CursorCodec(desk.settings, f"pages|webhooks|{principal.tenant_id}")
-    after = None if cursor is None else codec.decode(cursor)
-    rows, last = await desk.reads.run(lambda: service.list_page(desk, principal.tenant_id, after=after, limit=_LIMIT))
+    paging = Paging(request, desk, f"webhooks|{principal.tenant_id}", cursor)
+    rows, last = await desk.reads.run(
+        lambda: service.list_page(desk, principal.tenant_id, after=paging.after, limit=_LIMIT)
+    )
     return page(
         request,
         "webhooks.html.jinja",
         webhooks=[webhook_out(row) for row in rows],
-        next_query=None if last is None else changed_query(request, cursor=codec.encode(last)),
+        next_query=paging.next_query(last),
     )
 
 
@@ -70,22 +73,24 @@ async def get_webhook(
     desk: DeskDep,
     principal: PrincipalDep,
     state: Annotated[str, Query(max_length=32)] = "",
-    cursor: Cursor = None,
+    cursor: CursorParameter = None,
 ) -> Response:
     """One webhook with what was sent to it."""
-    if state and state not in _STATES:
-        raise InvalidRequestError(f"{state!r} is none of {', '.join(_STATES)}.", query="state")
-    codec = CursorCodec(desk.settings, f"pages|deliveries|{principal.tenant_id}|{webhook_id}|{state}")
-    after = None if cursor is None else codec.decode(cursor)
+    wanted = one_of(state, _STATES, "state")
+    paging = Paging(request, desk, f"deliveries|{principal.tenant_id}|{webhook_id}|{state}", cursor)
 
     def read() -> dict[str, Any]:
         row = service.get(desk, principal.tenant_id, webhook_id)
         rows, last = service.list_deliveries(
-            desk, principal.tenant_id, webhook_id, state=state or None, after=after, limit=_LIMIT
+            desk, principal.tenant_id, webhook_id, state=wanted, after=paging.after, limit=_LIMIT
         )
-        next_query = None if last is None else changed_query(request, cursor=codec.encode(last))
         deliveries = [delivery_out(one) for one in rows]
-        return {"webhook": webhook_out(row), "etag": etag(row), "deliveries": deliveries, "next_query": next_query}
+        return {
+            "webhook": webhook_out(row),
+            "etag": etag(row),
+            "deliveries": deliveries,
+            "next_query": paging.next_query(last),
+        }
 
     shown = await desk.reads.run(read)
     return page(

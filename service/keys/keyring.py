@@ -21,6 +21,7 @@ from service.keys.tokens import DAY_SECONDS, SESSION_SECONDS, STREAM_SECONDS, To
 from service.loopback import is_loopback
 from service.principal import DEFAULT_TENANT, INSTALLATION_KEY, LOCAL_KEY, NO_KEY, Scope
 from service.settings import Settings
+from service.tables import ApiKey
 
 # A key that is revoked is good for so long yet, in a process that has just seen it.
 REMEMBERED_SECONDS = 2.0
@@ -86,8 +87,7 @@ class Keyring:
         if parts is None or self._pepper is None:
             return None
         key_id, secret = parts
-        with self._database.read() as session:
-            row = repository.live(session, key_id)
+        row = self._live(key_id)
         kept = _NO_HASH if row is None else row.secret_hash
         good = hmac.compare_digest(hash_of(secret, self._pepper), kept)
         if row is None or not good:
@@ -108,10 +108,8 @@ class Keyring:
         found = self._streams.read(token, path, time.time())
         if found is None:
             return None
-        if found.actor.startswith("key_"):
-            with self._database.read() as session:
-                if repository.live(session, found.actor) is None:
-                    return None
+        if found.actor.startswith("key_") and self._live(found.actor) is None:
+            return None
         return Holder(found.tenant_id, found.actor, "read")
 
     def session_token(self, text: str) -> tuple[str, float] | None:
@@ -137,8 +135,7 @@ class Keyring:
             return None
         if fixed is not None:
             return next((holder for _, holder in self._fixed if holder.actor == found.actor), None)
-        with self._database.read() as session:
-            row = repository.live(session, found.actor)
+        row = self._live(found.actor)
         return None if row is None else Holder(row.tenant_id, row.id, cast(Scope, row.scope))
 
     def share_token(self, tenant_id: str, actor: str, job_id: str, days: int) -> tuple[str, float]:
@@ -157,10 +154,8 @@ class Keyring:
             return None
         if found.actor == NO_KEY:
             return (found.tenant_id, job_id) if self._open else None
-        if found.actor not in self._fingerprints():
-            with self._database.read() as session:
-                if repository.live(session, found.actor) is None:
-                    return None
+        if found.actor not in self._fingerprints() and self._live(found.actor) is None:
+            return None
         return found.tenant_id, job_id
 
     def _shared(self, actor: str, job_id: str) -> str:
@@ -191,6 +186,11 @@ class Keyring:
         """Write that the key was used just now."""
         with self._database.write() as session:
             repository.note_used(session, actor)
+
+    def _live(self, key_id: str) -> ApiKey | None:
+        """The key of this id, while it is good."""
+        with self._database.read() as session:
+            return repository.live(session, key_id)
 
     def _remember(self, text: str, holder: Holder) -> None:
         with self._lock:

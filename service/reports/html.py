@@ -8,13 +8,14 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from service.contracts.report import Advice, Histogram, LayerFigures, Report
 from service.reports import charts, choices, figures, gains, layers, verdict
 from service.reports.abridged import abridged_json
-from service.reports.names import name, prose
+from service.reports.environment import environment_of
+from service.reports.names import name
 from service.reports.pieces import algorithms, metrics, ranges, waterfall, widths
 from service.reports.pieces.gate import scale
 
@@ -69,31 +70,9 @@ def parts(report: Report, try_it: Callable[[Advice], str | None]) -> tuple[Marku
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("service.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=presentable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "name": name,
-        "figure": figures.figure,
-        "size": figures.size,
-        "seconds": figures.seconds,
-        "percent": figures.percent,
-        "milliseconds": figures.milliseconds,
-        "json": abridged_json,
-    }
+    environment = environment_of(PackageLoader("service.reports"))
+    environment.filters["json"] = abridged_json
     return environment
-
-
-def presentable(value: Any) -> Any:
-    """What every expression of a template goes through before it is escaped: no text gets around it."""
-    if value is None:
-        return figures.NOTHING
-    return prose(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @cache

@@ -1,0 +1,58 @@
+"""What the lists of all pages have in common: paging, and filters that stand in the address."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import Request
+
+from service.contracts.errors import InvalidRequestError
+from service.dashboard.pages import changed_query
+from service.deps import Desk
+from service.pagination import CursorCodec, Position
+
+
+class Paging:
+    """Where a page of a list begins, and what leads to the next one.
+
+    Args:
+        request: for the page.
+        desk: of the process.
+        scope: the list and its filters, as of ``CursorCodec``; the tenant is part of it.
+        cursor: as it stands in the address; None: the list begins.
+
+    Raises:
+        InvalidCursorError: the cursor is not one of this list.
+    """
+
+    def __init__(self, request: Request, desk: Desk, scope: str, cursor: str | None) -> None:
+        self._request = request
+        self._codec = CursorCodec(desk.settings, f"pages|{scope}")
+        self.after = None if cursor is None else self._codec.decode(cursor)
+
+    def next_query(self, last: Position | None) -> str | None:
+        """The query of the next page, given the position of the last item; None: there is none."""
+        return None if last is None else changed_query(self._request, cursor=self._codec.encode(last))
+
+
+def one_of(given: str, allowed: Sequence[str], query: str) -> str | None:
+    """What a filter asks for; None: nothing.
+
+    Raises:
+        InvalidRequestError: it is not one of those.
+    """
+    if given and given not in allowed:
+        raise InvalidRequestError(f"{given!r} is none of {', '.join(allowed)}.", query=query)
+    return given or None
+
+
+def pairs(given: str, query: str) -> dict[str, str]:
+    """The label, or the tag, that a filter asks for.
+
+    Raises:
+        InvalidRequestError: it is not KEY=VALUE.
+    """
+    key, sign, value = given.partition("=")
+    if given and (not sign or not key):
+        raise InvalidRequestError(f"{given!r} is no {query}.", hint="Give KEY=VALUE.", query=query)
+    return {key: value} if given else {}
