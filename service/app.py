@@ -17,6 +17,7 @@ from service.batches.router import router as batches
 from service.comparison.router import router as comparison
 from service.compression import CompressionMiddleware
 from service.contracts.version import VERSION
+from service.dashboard.pages import error_page
 from service.dashboard.router import router as dashboard
 from service.datasets.router import router as datasets
 from service.deps import Desk
@@ -74,13 +75,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     others = (attestations, schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs)
     for router in (*nouns, hand_overs, *aliases, *others, dashboard):
         app.include_router(router)
-    errors.install(app)
+    errors.install(app, error_page)
     openapi.install(app)
     # the last one added is the first to see a request
     app.add_middleware(CompressionMiddleware)
     app.add_middleware(
         LimitMiddleware,
         max_body_bytes=desk.settings.max_body_bytes,
+        max_files_bytes=desk.settings.max_upload_bytes,
         body_seconds=desk.settings.body_seconds,
         request_seconds=desk.settings.request_seconds,
     )

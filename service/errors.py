@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -33,7 +34,11 @@ _WHOLE_BODY = ""
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 # never seen by a client; the status that proxies write into their logs for this
 _CLIENT_CLOSED_REQUEST = 499
+# What only a page is asked for by; programs ask for anything, or for JSON.
+_HTML = "text/html"
+_API = "/v1/"
 log = logging.getLogger(__name__)
+ErrorPage = Callable[[Request, QuantmillError], Response]
 
 
 class RouteNotFoundError(QuantmillError):
@@ -84,8 +89,14 @@ _BY_STATUS: dict[int, tuple[type[QuantmillError], str]] = {
 }
 
 
-def install(app: FastAPI) -> None:
-    """Register the handlers."""
+def install(app: FastAPI, error_page: ErrorPage) -> None:
+    """Register the handlers.
+
+    Args:
+        app: whose errors they are.
+        error_page: draws an error for somebody who looks at a page.
+    """
+    app.state.error_page = error_page
     handlers: dict[Any, Any] = {
         QuantmillError: _on_quantmill_error,
         RequestValidationError: _on_validation_error,
@@ -107,24 +118,45 @@ def problem_response(request: Request, error: QuantmillError, headers: dict[str,
     request_id: str | None = getattr(request.state, "request_id", None)
     problem = error.problem(instance=request.url.path, request_id=request_id)
     own = error.headers() if isinstance(error, HttpError) else {}
-    identity = {} if request_id is None else {REQUEST_ID_HEADER: request_id}
     return Response(
         problem.model_dump_json(exclude_none=True),
         status_code=problem.status,
         media_type=PROBLEM_MEDIA_TYPE,
-        headers={**security_headers(), "Cache-Control": "no-store", **identity, **own, **(headers or {})},
+        headers={**security_headers(), "Cache-Control": "no-store", **_identity(request), **own, **(headers or {})},
     )
+
+
+def _identity(request: Request) -> dict[str, str]:
+    request_id: str | None = getattr(request.state, "request_id", None)
+    return {} if request_id is None else {REQUEST_ID_HEADER: request_id}
+
+
+def _answer(request: Request, error: QuantmillError, headers: dict[str, str] | None = None) -> Response:
+    """A page for a browser that asks for one, beside the API; else the problem."""
+    if request.url.path.startswith(_API) or _HTML not in request.headers.get("accept", ""):
+        return problem_response(request, error, headers)
+    shown: Response = request.app.state.error_page(request, error)
+    # what the middleware adds is missing where the application itself has failed
+    given = {**security_headers(page=True), **_identity(request), **shown.headers, **(headers or {})}
+    shown.headers.update(given)
+    return shown
+
+
+def _told_path(request: Request) -> str:
+    """For the log: a token in a path lets in whoever reads it."""
+    path, token = request.url.path, request.path_params.get("token")
+    return path.replace(token, "***") if token else path
 
 
 async def _on_quantmill_error(request: Request, error: QuantmillError) -> Response:
     if error.status >= 500:
-        log.error("request.failed %s %s: %s: %s", request.method, request.url.path, error.code, error.detail)
-    return problem_response(request, error)
+        log.error("request.failed %s %s: %s: %s", request.method, _told_path(request), error.code, error.detail)
+    return _answer(request, error)
 
 
 async def _on_client_gone(request: Request, _: ClientDisconnect) -> Response:
     # nobody is there to read an answer, and it is no fault of the service
-    log.info("request.broken_off %s %s", request.method, request.url.path)
+    log.info("request.broken_off %s %s", request.method, _told_path(request))
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
@@ -133,8 +165,8 @@ async def _on_validation_error(request: Request, error: RequestValidationError) 
     detail = "; ".join(f"{p.pointer}: {p.message}" if p.pointer else p.message for p in problems[:5])
     if problems and all(_in_config(problem.pointer) for problem in problems):
         hint = "The schema stands at /docs under QuantizationConfig."
-        return problem_response(request, InvalidConfigError(detail, errors=problems, hint=hint))
-    return problem_response(request, InvalidRequestError(detail, errors=problems, hint="The schema stands at /docs."))
+        return _answer(request, InvalidConfigError(detail, errors=problems, hint=hint))
+    return _answer(request, InvalidRequestError(detail, errors=problems, hint="The schema stands at /docs."))
 
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
@@ -147,7 +179,7 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
     headers = dict(error.headers or {})
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_methods(request))
-    return problem_response(request, kind(detail, hint=hint, pointer=pointer), headers)
+    return _answer(request, kind(detail, hint=hint, pointer=pointer), headers)
 
 
 def _methods(request: Request) -> list[str]:
@@ -165,8 +197,8 @@ async def _on_refused_statement(request: Request, error: Exception) -> Response:
     behind = await _schema_behind(request)
     if behind is None:
         return await _on_anything(request, error)
-    log.error("schema.behind %s %s: %s", request.method, request.url.path, behind.detail)
-    return problem_response(request, behind)
+    log.error("schema.behind %s %s: %s", request.method, _told_path(request), behind.detail)
+    return _answer(request, behind)
 
 
 async def _schema_behind(request: Request) -> SchemaBehindError | None:
@@ -182,24 +214,24 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
     if isinstance(error, OperationalError) and getattr(error.orig, "sqlite_errorname", None) == "SQLITE_ERROR":
         # what PostgreSQL calls a programming error: there is no such table or column
         return await _on_refused_statement(request, error)
-    log.error("database.unavailable %s %s: %s", request.method, request.url.path, error)
+    log.error("database.unavailable %s %s: %s", request.method, _told_path(request), error)
     unavailable = DatabaseUnavailableError(
         "The database does not answer or is locked.", hint="Nothing was stored; send the request again in a moment."
     )
-    return problem_response(request, unavailable)
+    return _answer(request, unavailable)
 
 
 async def _on_os_error(request: Request, error: OSError) -> Response:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        log.error("storage.full %s %s: %s", request.method, request.url.path, error)
+        log.error("storage.full %s %s: %s", request.method, _told_path(request), error)
         full = StorageFullError("The disk of the service is full.", hint="Free some space on its storage folder.")
-        return problem_response(request, full)
+        return _answer(request, full)
     return await _on_anything(request, error)
 
 
 async def _on_anything(request: Request, error: Exception) -> Response:
-    log.error("request.crashed %s %s", request.method, request.url.path, exc_info=error)
-    return problem_response(
+    log.error("request.crashed %s %s", request.method, _told_path(request), exc_info=error)
+    return _answer(
         request,
         QuantmillError(
             "The service failed on this request; this is a fault of the service.",

@@ -31,13 +31,17 @@ class LimitMiddleware:
     Args:
         app: what serves the requests.
         max_body_bytes: of any JSON body, whatever the table allows.
-        body_seconds: in which such a body must have arrived.
+        max_files_bytes: of a form with files.
+        body_seconds: in which a body must have arrived, but that of a form with files.
         request_seconds: after which a request that has no answer yet gets one.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, body_seconds: float, request_seconds: float) -> None:
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, max_files_bytes: int, body_seconds: float, request_seconds: float
+    ) -> None:
         self.app = app
         self._max_body_bytes = max_body_bytes
+        self._max_files_bytes = max_files_bytes
         self._body_seconds = body_seconds
         self._request_seconds = request_seconds
         # cancelled, but a call in a thread goes on to its end
@@ -49,16 +53,22 @@ class LimitMiddleware:
             await self.app(scope, receive, send)
             return
         limits = limits_of(scope["method"], scope["path"])
-        most = None if limits.body_bytes is None else min(limits.body_bytes, self._max_body_bytes)
+        most = self._most_bytes(limits)
         error = _refusal(scope, limits, most)
         if error is not None:
             await problem_response(Request(scope), error)(scope, receive, send)
             return
-        limited = receive if most is None else _Body(scope, receive, most, self._body_seconds)
+        limited = receive if most is None else _Body(receive, most, None if limits.files else self._body_seconds)
         if limits.timed:
             await self._serve_in_time(scope, limited, send)
         else:
             await self.app(scope, limited, send)
+
+    def _most_bytes(self, limits: Limits) -> int | None:
+        """Of the body; None: the endpoint looks to it."""
+        if limits.files:
+            return self._max_files_bytes
+        return None if limits.body_bytes is None else min(limits.body_bytes, self._max_body_bytes)
 
     async def _serve_in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve, or tell that it takes too long. Not by cancelling alone: that waits for the end of a thread's call."""
@@ -101,15 +111,15 @@ async def _call(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> Non
 
 
 class _Body:
-    """What a request receives, up to its limit of bytes and of time."""
+    """What a request receives, up to its limit of bytes and, if it has one, of time."""
 
-    def __init__(self, scope: Scope, receive: Receive, most_bytes: int, seconds: float) -> None:
+    def __init__(self, receive: Receive, most_bytes: int, seconds: float | None) -> None:
         self._receive = receive
         self._most_bytes = most_bytes
         self._seconds = seconds
         self._received = 0
         self._complete = False
-        self._ends = asyncio.get_running_loop().time() + seconds
+        self._ends = None if seconds is None else asyncio.get_running_loop().time() + seconds
 
     async def __call__(self) -> Message:
         try:
@@ -117,6 +127,8 @@ class _Body:
             async with asyncio.timeout_at(None if self._complete else self._ends):
                 message = await self._receive()
         except TimeoutError:
+            if self._seconds is None:
+                raise
             told = f"The body did not arrive within {self._seconds:g} s."
             raise HTTPException(408, told, headers={"Connection": "close"}) from None
         self._complete = not message.get("more_body", False)

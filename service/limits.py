@@ -61,6 +61,7 @@ class Limits:
         header_bytes: of names and values together.
         headers: most of them.
         timed: False for what may last: uploads, downloads and event streams, which are watched for silence instead.
+        files: True for a form with files, which may have as many bytes as an upload.
     """
 
     body_bytes: int | None = 64 * KIB
@@ -70,6 +71,7 @@ class Limits:
     header_bytes: int = 32 * KIB
     headers: int = 100
     timed: bool = True
+    files: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,8 @@ TABLE: tuple[Row, ...] = (
     ),
     _row("POST", "/v1/batches", Limits(body_bytes=8 * MIB)),
     _row("POST", "/v1/models/ID/inspect", Limits(body_bytes=64 * MIB, path_bytes=_NAMED_PATH)),
-    # the form of a job: files, which are streamed; its config twice, as text and as fields, and in its address
-    _row("POST", "/new/model|/new/dataset", Limits(body_bytes=None, timed=False)),
+    # the form of a job: files; its config as text and as fields; in its address, a config or a part of one
+    _row("POST", "/new/model|/new/dataset", Limits(timed=False, files=True)),
     _row("POST", "/new", Limits(body_bytes=8 * MIB)),
     _row("GET", "/new", Limits(query_bytes=24 * KIB)),
     # 8 presigned URLs, each with 16 headers
@@ -110,8 +112,6 @@ TABLE: tuple[Row, ...] = (
     _row("POST", "/v1/models|/v1/datasets", Limits(body_bytes=1 * MIB)),
     # 32 labels, or tags, with their values
     _row("GET", "/v1/jobs|/v1/models|/v1/datasets", Limits(query_bytes=24 * KIB, query_parameters=48)),
-    # a fragment of a config that a report advises
-    _row("GET", "/new", Limits(query_bytes=24 * KIB)),
     # 20 jobs, and what else is asked
     _row("GET", r"/v1/compare(\.csv)?", Limits(query_parameters=24)),
     # the name of a node, and groups that are opened

@@ -135,7 +135,7 @@ class PageRoute(APIRoute):
         return handle
 
 
-def error_page(request: Request, error: QuantmillError) -> HTMLResponse:
+def error_page(request: Request, error: QuantmillError) -> Response:
     """What went wrong, for people; the status and the code are those of the API."""
     problem = error.problem(instance=request.url.path, request_id=getattr(request.state, "request_id", None))
     answer = page(request, "error.html.jinja", status=problem.status, problem=problem)

@@ -7,12 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from service.db import migrate
 from service.deps import Desk
+from service.keys import keyring as keyrings
 from service.keys.cookies import COOKIE
 from service.settings import Settings
-from tests.api.conftest import app, front, sqlite_front
+from tests.api.conftest import app, front, front_of, sqlite_front
 from tests.support import services
 from tests.support.browser import browser_trouble, running_browser
 from tests.support.filled import fill
@@ -22,9 +24,22 @@ from tests.support.server import ApiProcess
 
 __all__ = ["app", "front", "sqlite_front"]
 KEY = "0a1b2c3d4e5f-of-some-length-for-pages"
+PEPPER = "9f2c7be1d0a84e5536c1aa70b9de4f18"
 # Kept in every page before its own scripts run; what the policy refused is told at the end.
 _WATCH = """window.refused = [];
 document.addEventListener('securitypolicyviolation', e => refused.push(`${e.violatedDirective} ${e.blockedURI}`));"""
+
+
+@pytest.fixture
+def closed(app: FastAPI, tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    """A service that wants a key of everybody, and remembers none; redirects are looked at, not followed."""
+    monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 0.0)
+    settings = Settings(
+        data_dir=tmp_path / "data", database_url=sqlite_url, open=False, min_free_bytes=0, key_pepper=PEPPER
+    )
+    with front_of(app, settings) as front:
+        front.http.follow_redirects = False
+        yield front
 
 
 @dataclass

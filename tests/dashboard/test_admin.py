@@ -3,52 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
 from sqlalchemy import text
 
 from service.contracts.quota import Quota
 from service.dashboard import admin
 from service.keys import desk as keys_desk
-from service.keys import keyring as keyrings
-from service.keys import service as keys
 from service.keys.errors import ScopeMissingError
 from service.keys.schemas import KeyCreate
-from service.keys.service import MadeKey
-from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
+from service.principal import DEFAULT_TENANT, Principal, Scope
 from service.quotas import desk as quotas
-from service.settings import Settings
-from tests.api.conftest import front_of
 from tests.dashboard.form_of import Form
+from tests.dashboard.signing import BY, new_key, sign_in
 from tests.support.front import Front
 
-PEPPER = "9f2c7be1d0a84e5536c1aa70b9de4f18"
-BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
 KEY = re.compile(r">(qm_[A-Za-z0-9_-]+)<")
-
-
-@pytest.fixture
-def closed(app: FastAPI, tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    """A service that wants a key of everybody, and remembers none."""
-    monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 0.0)
-    settings = Settings(data_dir=tmp_path, database_url=sqlite_url, min_free_bytes=0, open=False, key_pepper=PEPPER)
-    with front_of(app, settings) as front:
-        front.http.follow_redirects = False
-        yield front
-
-
-def new_key(front: Front, scope: Scope, *, tenant: str = DEFAULT_TENANT, name: str = "page") -> MadeKey:
-    with front.desk.database.write() as session:
-        return keys.create(session, PEPPER, BY, tenant_id=tenant, name=name, scope=scope, days=None)
-
-
-def sign_in(front: Front, scope: Scope) -> str:
-    """Sign in with a new key; returns the guard of the session's forms."""
-    assert front.http.post("/sign-in", data={"key": new_key(front, scope).text}).status_code == 303
-    return front.desk.keyring.guard(front.http.cookies["quantmill_session"])
 
 
 @pytest.fixture

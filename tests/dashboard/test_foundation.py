@@ -4,55 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from sqlalchemy import update
 
 from service.dashboard import jobs as jobs_pages
 from service.jobs import events
-from service.keys import keyring as keyrings
 from service.keys import service as keys
 from service.keys.cookies import COOKIE, GUARD_HEADER
-from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
-from service.settings import Settings
 from service.tables import Job
-from tests.api.conftest import front_of
+from tests.dashboard.signing import BY, new_key, sign_in
 from tests.support.filled import HOSTILE_LABELS, HOSTILE_NAME, run
 from tests.support.front import Front, problem
-
-PEPPER = "0a1b2c3d4e5f-of-some-length"
-BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
-
-
-@pytest.fixture
-def closed(app: FastAPI, tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    """A service that wants a key of everybody, and remembers none; redirects are looked at, not followed."""
-    monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 0.0)
-    settings = Settings(
-        data_dir=tmp_path / "data", database_url=sqlite_url, open=False, min_free_bytes=0, key_pepper=PEPPER
-    )
-    with front_of(app, settings) as front:
-        front.http.follow_redirects = False
-        yield front
-
-
-def new_key(front: Front, scope: Scope = "submit") -> tuple[str, str]:
-    """A key's id and its text."""
-    with front.desk.database.write() as session:
-        pepper = keys.pepper_of(front.desk.settings)
-        made = keys.create(session, pepper, BY, tenant_id=DEFAULT_TENANT, name="page", scope=scope, days=None)
-        return made.row.id, made.text
-
-
-def sign_in(front: Front, scope: Scope = "submit") -> str:
-    """Sign in with a new key; returns its id."""
-    key_id, key = new_key(front, scope)
-    assert front.http.post("/sign-in", data={"key": key}).status_code == 303
-    return key_id
 
 
 def guard_of(front: Front, path: str = "/jobs") -> str:
@@ -72,7 +37,7 @@ def test_who_is_not_signed_in_is_asked_for_a_key(closed: Front) -> None:
 
 
 def test_a_good_key_opens_a_session(closed: Front) -> None:
-    _, key = new_key(closed)
+    key = new_key(closed).text
     answer = closed.http.post("/sign-in", data={"key": key, "next": "/jobs?state=failed"})
     assert answer.status_code == 303
     assert answer.headers["location"] == "/jobs?state=failed"
@@ -99,7 +64,7 @@ def test_a_wrong_key_opens_none(closed: Front, key: str) -> None:
     "place", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)", "/\tx", "jobs"]
 )
 def test_signing_in_leads_nowhere_else(closed: Front, place: str) -> None:
-    _, key = new_key(closed)
+    key = new_key(closed).text
     assert closed.http.post("/sign-in", data={"key": key, "next": place}).headers["location"] == "/"
     assert "evil" not in closed.http.get("/sign-in", params={"next": place}).text
 
@@ -112,10 +77,11 @@ def test_signing_out_ends_it_here(closed: Front) -> None:
 
 
 def test_a_session_ends_with_its_key(closed: Front) -> None:
-    key_id = sign_in(closed)
+    made = new_key(closed)
+    assert closed.http.post("/sign-in", data={"key": made.text}).status_code == 303
     assert closed.http.get("/jobs").status_code == 200
     with closed.desk.database.write() as session:
-        keys.revoke(session, BY, key_id)
+        keys.revoke(session, BY, made.row.id)
     assert closed.http.get("/jobs").status_code == 303
     problem(closed.http.get("/v1/jobs"), 401, "unauthorized")
 
@@ -154,7 +120,7 @@ def test_the_api_takes_a_session_with_its_guard(closed: Front) -> None:
 
 def test_a_key_beside_a_session_needs_no_guard(closed: Front) -> None:
     sign_in(closed)
-    _, key = new_key(closed)
+    key = new_key(closed).text
     body = {"filename": "model.onnx", "size_bytes": 10}
     headers = {"Authorization": f"Bearer {key}"}
     assert closed.http.post("/v1/uploads", json=body, headers=headers).status_code == 201

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
 
-from service.keys import service as keys
-from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
-from service.settings import Settings
+from service.principal import DEFAULT_TENANT
 from service.webhooks import service
-from tests.api.conftest import front_of
 from tests.dashboard.form_of import Form
+from tests.dashboard.signing import sign_in
 from tests.support.front import Front
 from tests.support.webhooks import add_endpoint, deliveries, endpoint, set_endpoint
 
-PEPPER = "9f2c7be1d0a84e5536c1aa70b9de4f18"
-BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
 URL = "https://hooks.example/in?token=abc"
 
 
@@ -34,22 +27,6 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(service, "system_resolver", resolve)
     return asked
-
-
-@pytest.fixture
-def closed(app: FastAPI, tmp_path: Path, sqlite_url: str) -> Iterator[Front]:
-    settings = Settings(data_dir=tmp_path, database_url=sqlite_url, min_free_bytes=0, open=False, key_pepper=PEPPER)
-    with front_of(app, settings) as front:
-        front.http.follow_redirects = False
-        yield front
-
-
-def sign_in(front: Front, scope: Scope) -> str:
-    """Sign in with a new key; returns the guard of the session's forms."""
-    with front.desk.database.write() as session:
-        made = keys.create(session, PEPPER, BY, tenant_id=DEFAULT_TENANT, name="page", scope=scope, days=None)
-    assert front.http.post("/sign-in", data={"key": made.text}).status_code == 303
-    return front.desk.keyring.guard(front.http.cookies["quantmill_session"])
 
 
 @pytest.fixture
