@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import find_preset
 from service.dashboard.words import Told, pretty
+from service.datasets import service as datasets
+from service.datasets.errors import DatasetNotFoundError
 from service.deps import Desk
 from service.jobs import records, service
 from service.jobs.metric_events import latest_metrics
@@ -21,7 +23,7 @@ from service.jobs.views import event_out, job_out
 from service.reports import charts
 from service.tables import JobEvent
 
-_STATES, _METRICS, _PROGRESS, _TAIL = 200, 5000, 5000, 120
+_STATES, _METRICS, _TAIL = 200, 5000, 120
 # Fields of the config in which every job differs from its preset, whatever was asked for.
 _NO_SETTINGS = frozenset({"/preset", "/schema_version"})
 
@@ -80,19 +82,19 @@ def shown(desk: Desk, tenant_id: str, job_id: str, base_url: str) -> dict[str, A
     view = service.get(desk, tenant_id, job_id)
     # What comes behind this number is told by the event stream, and shown once.
     job, last = job_out(view), view.job.last_seq
-    states = _until(last, records.entries(desk, tenant_id, job_id, "state", limit=_STATES))
-    told = _until(last, records.entries(desk, tenant_id, job_id, "progress", limit=_PROGRESS))
+    told = records.told(desk, tenant_id, job_id, upto=last, states=_STATES, lines=_TAIL)
     return {
         "job": job,
-        "stages": stages_of(job.state, told),
+        "stages": stages_of(job.state, told.stages),
         "marks": MARKS,
-        "stages_attempt": told[-1].attempt if told else job.attempt,
+        "stages_attempt": told.stages[0].attempt if told.stages else job.attempt,
         "ended": job.state in TERMINAL,
         "has_report": job.figures is not None,
         "last_seq": last,
-        "timeline": [_change(event) for event in states],
+        "timeline": [_change(event) for event in told.states],
         "curves": curves_of(desk, tenant_id, job_id),
-        "log": _tail(desk, tenant_id, job_id, last),
+        "log": records.log_text(told.log),
+        "data": _data(desk, tenant_id, job),
         "differing": _differing(job),
         "config": pretty(job.config),
         "again": _again(job, base_url),
@@ -105,7 +107,7 @@ def curves_of(desk: Desk, tenant_id: str, job_id: str) -> list[DrawnCurve]:
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    found = records.entries(desk, tenant_id, job_id, "metric", limit=_METRICS)
+    found = records.figures(desk, tenant_id, job_id, most=_METRICS)
     drawn = []
     for stage, steps in latest_metrics(event_out(event) for event in found).items():
         for name in dict.fromkeys(name for figures in steps.values() for name in figures):
@@ -116,19 +118,22 @@ def curves_of(desk: Desk, tenant_id: str, job_id: str) -> list[DrawnCurve]:
     return drawn
 
 
-def stages_of(state: str, progress: Sequence[JobEvent]) -> list[Stage]:
-    """The stages of the last attempt in the order in which it came to them, each with what it told last.
+def stages_of(state: str, told: Sequence[JobEvent]) -> list[Stage]:
+    """The stages of an attempt in the order in which it came to them, each with what it told last.
 
     Args:
         state: of the job.
-        progress: its events of progress, oldest first.
+        told: the last progress of each stage.
     """
-    if not progress:
-        return []
-    newest = progress[-1]
-    latest = {str(event.data["stage"]): event.data for event in progress if event.attempt == newest.attempt}
-    states = dict.fromkeys(latest, "done") | {str(newest.data["stage"]): _LAST.get(state, "stopped")}
-    return [Stage(name, states[name], _reached(data)) for name, data in latest.items()]
+    newest = max((event.seq for event in told), default=0)
+    return [
+        Stage(
+            str(event.data["stage"]),
+            _LAST.get(state, "stopped") if event.seq == newest else "done",
+            _reached(event.data),
+        )
+        for event in told
+    ]
 
 
 def _reached(data: Mapping[str, Any]) -> str:
@@ -138,19 +143,18 @@ def _reached(data: Mapping[str, Any]) -> str:
     return f"{done}/{total} {unit}".rstrip() if total else f"{done} {unit}".rstrip()
 
 
-def _until(last: int, events: Iterable[JobEvent]) -> list[JobEvent]:
-    return [event for event in events if event.seq <= last]
-
-
-def _tail(desk: Desk, tenant_id: str, job_id: str, last: int) -> str:
-    """The end of the log as text, up to the event of number ``last``."""
-    reach = _TAIL
-    while True:
-        after = max(0, last - reach)
-        lines = _until(last, records.entries(desk, tenant_id, job_id, "log", after=after, limit=reach))
-        if len(lines) >= _TAIL or after == 0:
-            return records.log_text(lines[-_TAIL:])
-        reach *= 8
+def _data(desk: Desk, tenant_id: str, job: JobOut) -> list[tuple[str, str, str]]:
+    """Of each of the job's datasets: what for, its id, its name and version; the id again if it is gone."""
+    found = []
+    for use, dataset_id in (("Calibration", job.calibration_dataset_id), ("Evaluation", job.evaluation_dataset_id)):
+        if dataset_id is not None:
+            try:
+                row = datasets.get(desk, tenant_id, dataset_id)
+            except DatasetNotFoundError:
+                found.append((use, dataset_id, dataset_id))
+            else:
+                found.append((use, dataset_id, f"{row.name}@{row.version}"))
+    return found
 
 
 def _change(event: JobEvent) -> Change:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -100,3 +100,43 @@ def list_after(
     if only is not None:
         statement = statement.where(JobEvent.type == only)
     return list(session.scalars(statement.order_by(JobEvent.seq).limit(limit)))
+
+
+def newest(session: Session, tenant_id: str, job_id: str, kind: EventType, *, upto: int, limit: int) -> list[JobEvent]:
+    """The last ``limit`` events of a type with numbers up to ``upto``, oldest first."""
+    statement = select(JobEvent).where(
+        JobEvent.job_id == job_id, JobEvent.seq <= upto, JobEvent.type == kind, owned(JobEvent, tenant_id)
+    )
+    return list(session.scalars(statement.order_by(JobEvent.seq.desc()).limit(limit)))[::-1]
+
+
+def spread(session: Session, tenant_id: str, job_id: str, kind: EventType, *, most: int) -> list[JobEvent]:
+    """Events of a type, oldest first: all, or of more than ``most`` every n-th and the last one."""
+    wanted = (JobEvent.job_id == job_id, JobEvent.type == kind, owned(JobEvent, tenant_id))
+    total = session.scalar(select(func.count()).select_from(JobEvent).where(*wanted)) or 0
+    every = -(-total // most)
+    statement = select(JobEvent).where(*wanted)
+    if every > 1:
+        row = func.row_number().over(order_by=JobEvent.seq)
+        rows = select(JobEvent.seq, row.label("row")).where(*wanted).subquery()
+        statement = statement.join(rows, rows.c.seq == JobEvent.seq).where((total - rows.c.row) % every == 0)
+    return list(session.scalars(statement.order_by(JobEvent.seq)))
+
+
+def last_of_stages(session: Session, tenant_id: str, job_id: str, *, upto: int) -> list[JobEvent]:
+    """What each stage of the newest attempt that told any progress told last, in the order in which they began."""
+    told = (
+        JobEvent.job_id == job_id,
+        JobEvent.type == "progress",
+        JobEvent.seq <= upto,
+        owned(JobEvent, tenant_id),
+    )
+    newest_attempt = select(func.max(JobEvent.attempt)).where(*told).scalar_subquery()
+    stages = (
+        select(func.max(JobEvent.seq).label("last"), func.min(JobEvent.seq).label("first"))
+        .where(*told, JobEvent.attempt == newest_attempt)
+        .group_by(JobEvent.data["stage"].as_string())
+        .subquery()
+    )
+    statement = select(JobEvent).join(stages, stages.c.last == JobEvent.seq).where(*told)
+    return list(session.scalars(statement.order_by(stages.c.first)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from service.audit.service import note
 from service.deps import Desk
@@ -83,14 +84,41 @@ def log_text(entries: Iterable[JobEvent]) -> str:
     return "".join(lines)
 
 
-def entries(
-    desk: Desk, tenant_id: str, job_id: str, kind: events.EventType, *, after: int = 0, limit: int
-) -> list[JobEvent]:
-    """Events of one kind with numbers above ``after``, oldest first.
+class Told(NamedTuple):
+    """What a job has told so far.
+
+    Attributes:
+        states: the last ones that it came into, oldest first.
+        stages: the last progress of each stage of the last attempt, in the order in which they began.
+        log: its end.
+    """
+
+    states: list[JobEvent]
+    stages: list[JobEvent]
+    log: list[JobEvent]
+
+
+def told(desk: Desk, tenant_id: str, job_id: str, *, upto: int, states: int, lines: int) -> Told:
+    """What the job told up to the event of number ``upto``: its last states, its stages, the end of its log.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
     with desk.database.read() as session:
         repository.get(session, tenant_id, job_id)
-        return events.list_after(session, tenant_id, job_id, after, limit, only=kind)
+        return Told(
+            events.newest(session, tenant_id, job_id, "state", upto=upto, limit=states),
+            events.last_of_stages(session, tenant_id, job_id, upto=upto),
+            events.newest(session, tenant_id, job_id, "log", upto=upto, limit=lines),
+        )
+
+
+def figures(desk: Desk, tenant_id: str, job_id: str, *, most: int) -> list[JobEvent]:
+    """Events of figures, oldest first; of very many an even choice of at most ``most``.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    with desk.database.read() as session:
+        repository.get(session, tenant_id, job_id)
+        return events.spread(session, tenant_id, job_id, "metric", most=most)

@@ -1,0 +1,67 @@
+"""What the page of a job reads of its log, against plain loops over all of it, on both databases."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from service.db import Database
+from service.jobs import events
+from service.tables import JobEvent
+from tests.db.test_transitions import submit
+
+KINDS: tuple[events.EventType, ...] = ("progress", "metric", "log", "state")
+
+
+def filled(database: Database, seed: int, *, count: int = 60) -> tuple[str, list[JobEvent]]:
+    """A job that two attempts tell of, in some order; its id and all of its log."""
+    choice = random.Random(seed)
+    with database.write() as session:
+        job_id = submit(session).id
+    for attempt in (1, 2):
+        told: list[events.Entry] = [
+            (choice.choice(KINDS), {"stage": choice.choice("abcdef"), "done": number, "step": number})
+            for number in range(count // 2)
+        ]
+        with database.write() as session:
+            events.append_all(session, job_id, attempt, told)
+    with database.read() as session:
+        return job_id, events.list_after(session, "default", job_id, 0, 10_000)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_last_progress_of_each_stage_is_that_of_the_newest_attempt(database: Database, seed: int) -> None:
+    job_id, log = filled(database, seed)
+    for upto in (len(log), len(log) - 7, 20, 1):
+        progress = [event for event in log if event.type == "progress" and event.seq <= upto]
+        attempt = max((event.attempt for event in progress), default=0)
+        latest = {event.data["stage"]: event.seq for event in progress if event.attempt == attempt}
+        with database.read() as session:
+            found = events.last_of_stages(session, "default", job_id, upto=upto)
+            assert events.last_of_stages(session, "another", job_id, upto=upto) == []
+        # a dict keeps the place of a key at which it was seen first
+        assert [(event.data["stage"], event.seq) for event in found] == list(latest.items())
+
+
+@pytest.mark.parametrize("most", [1, 4, 7, 100])
+def test_many_figures_are_thinned_evenly_and_the_last_one_stays(database: Database, most: int) -> None:
+    job_id, log = filled(database, 3, count=120)
+    figures = [event.seq for event in log if event.type == "metric"]
+    with database.read() as session:
+        found = [event.seq for event in events.spread(session, "default", job_id, "metric", most=most)]
+        assert events.spread(session, "another", job_id, "metric", most=most) == []
+    assert len(found) <= most
+    assert found[-1] == figures[-1]
+    places = [figures.index(seq) for seq in found]
+    assert len({later - earlier for earlier, later in itertools.pairwise(places)}) <= 1
+    assert found == figures or len(figures) > most
+
+
+def test_the_newest_of_a_kind_come_oldest_first(database: Database) -> None:
+    job_id, log = filled(database, 5)
+    with database.read() as session:
+        found = events.newest(session, "default", job_id, "log", upto=40, limit=5)
+        assert events.newest(session, "another", job_id, "log", upto=40, limit=5) == []
+    assert [one.seq for one in found] == [one.seq for one in log if one.type == "log" and one.seq <= 40][-5:]
