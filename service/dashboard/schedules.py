@@ -17,7 +17,6 @@ from service.dashboard.pages import PageRoute, page, see
 from service.deps import Desk, DeskDep, PrincipalDep
 from service.http import CursorParameter
 from service.jobs import service as jobs
-from service.jobs.errors import JobNotFoundError
 from service.jobs.repeats import changed_request
 from service.jobs.views import job_listed
 from service.reports import charts
@@ -141,15 +140,12 @@ def _shown(desk: Desk, tenant_id: str, schedule_id: str) -> dict[str, Any]:
 
 def _nights(desk: Desk, tenant_id: str, runs: list[RunOut]) -> tuple[str, list[Night]]:
     """The first metric of the quantized model by run, the oldest first; and its unit."""
+    shown = runs[: 7 * _WEEKS]
+    outlines = jobs.outlines(desk, tenant_id, [run.job_id for run in shown if run.job_id is not None])
     found, unit = [], ""
-    for run in reversed(runs[: 7 * _WEEKS]):
-        if run.job_id is None:
-            continue
-        try:
-            figures = job_listed(jobs.get(desk, tenant_id, run.job_id)).figures
-        except JobNotFoundError:
-            continue  # deleted since; the run stays in the list
-        metric = figures.metrics[0] if figures is not None and figures.metrics else None
+    for run in reversed(shown):
+        outline = outlines.get(run.job_id or "")  # a job may have been deleted since; its run stays
+        metric = outline.metrics[0] if outline is not None and outline.metrics else None
         if metric is not None and metric.quantized is not None:
             found.append(Night(run, metric.quantized))
             unit = metric.unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import RootModel
@@ -11,6 +12,7 @@ from service.audit.service import note
 from service.contracts.errors import QuantmillError
 from service.contracts.http_errors import TransientError
 from service.contracts.references import SIGN
+from service.contracts.report.outline import ReportOutline
 from service.deps import Desk
 from service.estimates.service import finish_of_next
 from service.idempotency.answers import Answer
@@ -147,6 +149,17 @@ def get(desk: Desk, tenant_id: str, job_id: str) -> JobView:
     """
     with desk.database.read() as session:
         return views(desk, session, tenant_id, [repository.get(session, tenant_id, job_id)])[0]
+
+
+def outlines(desk: Desk, tenant_id: str, job_ids: Iterable[str]) -> dict[str, ReportOutline]:
+    """What lists tell of reports, by job id, for those of the tenant's jobs that have one of this form."""
+    with desk.database.read() as session:
+        found = repository.results(session, tenant_id, job_ids)
+    return {
+        job_id: ReportOutline.model_validate(result.outline)
+        for job_id, result in found.items()
+        if result.outline is not None
+    }
 
 
 def list_page(
