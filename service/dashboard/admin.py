@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
@@ -12,14 +11,13 @@ from service.audit import desk as audit
 from service.contracts.validation import field_problems
 from service.dashboard.forms import Form, sent
 from service.dashboard.pages import PageRoute, changed_query, page, root_of, see
+from service.dashboard.quotas import lines_of
 from service.deps import Desk, DeskDep, PrincipalDep
 from service.keys import desk as keys
 from service.keys.schemas import KeyCreate
 from service.keys.service import MadeKey
 from service.principal import SCOPES, Principal
 from service.quotas import desk as quotas
-from service.quotas.schemas import TenantOut
-from service.reports import figures
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
@@ -28,42 +26,6 @@ _SEQ_MAX = 2**62
 _GRACE_SECONDS = 24 * 3600.0
 _EMPTY = {"name": "", "scope": "submit", "days": ""}
 _TENANT = r"^[A-Za-z0-9_-]{0,64}$"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.6g}"
-
-
-# How each limit is called, and how its figures are shown; in the order of the table.
-_LIMITS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "stored_bytes": ("Bytes stored", figures.size),
-    "upload_bytes": ("Largest file", figures.size),
-    "jobs_queued": ("Jobs that wait", _number),
-    "jobs_running": ("Jobs that run", _number),
-    "jobs_per_day": ("Jobs within 24 hours", _number),
-    "cpu_seconds_per_day": ("CPU time today", figures.seconds),
-    "requests_per_second": ("Requests per second, of each API process", _number),
-    "upload_bytes_per_second": ("Uploads per second, of each API process", figures.size),
-    "open_streams": ("Event streams, of each API process", _number),
-}
-
-
-class QuotaLine(NamedTuple):
-    """One limit as it is shown.
-
-    Attributes:
-        title: what is limited.
-        limit: None: nothing limits it.
-        used: None: it is no amount that is used up.
-        share: of the limit that is used, at most 1.
-        own: whether it was set for this tenant.
-    """
-
-    title: str
-    limit: str | None
-    used: str | None
-    share: float | None
-    own: bool
 
 
 @router.get("/admin")
@@ -122,30 +84,12 @@ def _shown(
     return {
         "keys": keys.list_keys(desk, principal.tenant_id),
         "scopes": [(scope, scope) for scope in SCOPES if principal.may(scope)],
-        "quota": _lines(quotas.get(desk, principal.tenant_id)),
+        "quota": lines_of(quotas.get(desk, principal.tenant_id)),
         "deeds": rows,
         "tenant": tenant,
         "before": before,
         "next_query": f"{root_of(request)}/admin{changed_query(request, before=rows[-1].seq)}" if more else None,
     }
-
-
-def _lines(out: TenantOut) -> list[QuotaLine]:
-    limits, usage = out.quota.model_dump(), out.usage.model_dump()
-    found = []
-    for name, (title, shown) in _LIMITS.items():
-        limit, used = limits[name], usage.get(name)
-        share = min(1.0, used / limit) if limit and used is not None else None
-        found.append(
-            QuotaLine(
-                title,
-                None if limit is None else shown(limit),
-                None if used is None else shown(used),
-                share,
-                name in out.own,
-            )
-        )
-    return found
 
 
 async def _again(request: Request, desk: Desk, principal: Principal, form: Form, error: ValidationError) -> Response:

@@ -14,6 +14,7 @@ from service.dashboard.jobs import router as jobs
 from service.dashboard.models import router as models
 from service.dashboard.new_job import router as new_job
 from service.dashboard.overview import router as overview
+from service.dashboard.quotas import router as quotas
 from service.dashboard.report import router as report
 from service.dashboard.schedules import router as schedules
 from service.dashboard.signing_in import router as signing_in
@@ -35,6 +36,7 @@ _PAGES = (
     graph,
     models,
     new_job,
+    quotas,
     report,
     schedules,
     style_page,

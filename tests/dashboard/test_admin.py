@@ -122,6 +122,39 @@ def test_quotas_are_shown_with_their_use(closed: Front, guard: str) -> None:
     assert "none" in shown.partition("Jobs that run")[2].partition("</tr>")[0]
 
 
+def test_limits_of_a_tenant_are_set_with_a_form(closed: Front, guard: str) -> None:
+    sent_on = closed.http.get("/admin/quotas", params={"of": "other"})
+    assert sent_on.headers["location"] == "/admin/quotas/other"
+    asked = {"csrf": guard, "stored_bytes": "2048", "jobs_per_day": "None", "cpu_seconds_per_day": "1.5"}
+    assert closed.http.post("/admin/quotas/other", data=asked).status_code == 303
+    own = quotas.get(closed.desk, "other").own
+    assert own == {"stored_bytes": 2048, "jobs_per_day": None, "cpu_seconds_per_day": 1.5}
+    form = Form(closed.http.get("/admin/quotas/other").text, "quota")
+    typed = {name: values[0] for name, values in form.fields.items()}
+    assert (typed["stored_bytes"], typed["jobs_per_day"], typed["open_streams"]) == ("2048", "none", "")
+    assert closed.http.post("/admin/quotas/other", data=form.with_fields({"jobs_per_day": "7"})).status_code == 303
+    assert quotas.get(closed.desk, "other").own == own | {"jobs_per_day": 7}
+    assert quotas.get(closed.desk, DEFAULT_TENANT).own == {}
+
+
+@pytest.mark.parametrize(("field", "value"), [("stored_bytes", "-1"), ("stored_bytes", "much"), ("jobs_queued", "1.5")])
+def test_a_limit_that_is_none_stands_at_its_field(closed: Front, guard: str, field: str, value: str) -> None:
+    answer = closed.http.post("/admin/quotas/other", data={"csrf": guard, "open_streams": "3", field: value})
+    assert answer.status_code == 422
+    around = answer.text.partition(f'id="f-{field}"')[2][:700]
+    assert f'value="{value}"' in around and 'aria-invalid="true"' in around
+    assert 'value="3"' in answer.text.partition('id="f-open_streams"')[2][:100]
+    assert quotas.get(closed.desk, "other").own == {}
+
+
+@pytest.mark.parametrize("scope", ["read", "manage"])
+def test_only_admins_set_limits(closed: Front, scope: Scope) -> None:
+    guard = sign_in(closed, scope)
+    assert closed.http.get("/admin/quotas/other").status_code == 403
+    assert closed.http.post("/admin/quotas/other", data={"csrf": guard, "open_streams": "3"}).status_code == 403
+    assert quotas.get(closed.desk, "other").own == {}
+
+
 def test_the_audit_is_paged_and_its_chain_verified(closed: Front, guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "_LIMIT", 2)
     for k in range(3):

@@ -49,6 +49,7 @@ PAGES = (
     Known("workers", "/workers"),
     Known("webhooks", "/webhooks"),
     Known("admin", "/admin"),
+    Known("quota", "/admin/quotas/default"),
     Known("style", "/style"),
     Known("sign-in", "/sign-in"),
 )

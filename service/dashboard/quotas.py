@@ -1,0 +1,135 @@
+"""What a tenant may use: as a table beside its use, and as a form for admins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import ValidationError
+
+from service.contracts.quota import Quota
+from service.contracts.validation import field_problems
+from service.dashboard.forms import Form, sent
+from service.dashboard.pages import PageRoute, page, see
+from service.deps import DeskDep, PrincipalDep
+from service.quotas import desk as quotas
+from service.quotas.schemas import TenantOut
+from service.reports import figures
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+Tenant = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+# What is typed for no limit at all; a field that is left blank is the installation's default.
+NO_LIMIT = "none"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.6g}"
+
+
+class Limit(NamedTuple):
+    """How a limit is called, how its figures are shown, and the unit in which it is typed."""
+
+    title: str
+    shown: Callable[[float], str]
+    unit: str
+
+
+# In the order of the table.
+LIMITS: dict[str, Limit] = {
+    "stored_bytes": Limit("Bytes stored", figures.size, "bytes"),
+    "upload_bytes": Limit("Largest file", figures.size, "bytes"),
+    "jobs_queued": Limit("Jobs that wait", _number, "jobs"),
+    "jobs_running": Limit("Jobs that run", _number, "jobs"),
+    "jobs_per_day": Limit("Jobs within 24 hours", _number, "jobs"),
+    "cpu_seconds_per_day": Limit("CPU time today", figures.seconds, "seconds"),
+    "requests_per_second": Limit("Requests per second, of each API process", _number, "requests per second"),
+    "upload_bytes_per_second": Limit("Uploads per second, of each API process", figures.size, "bytes per second"),
+    "open_streams": Limit("Event streams, of each API process", _number, "streams"),
+}
+
+
+class QuotaLine(NamedTuple):
+    """One limit as it is shown.
+
+    Attributes:
+        title: what is limited.
+        limit: None: nothing limits it.
+        used: None: it is no amount that is used up.
+        share: of the limit that is used, at most 1.
+        own: whether it was set for this tenant.
+    """
+
+    title: str
+    limit: str | None
+    used: str | None
+    share: float | None
+    own: bool
+
+
+def lines_of(out: TenantOut) -> list[QuotaLine]:
+    """The table of a tenant's limits."""
+    limits, usage = out.quota.model_dump(), out.usage.model_dump()
+    found = []
+    for name, (title, shown, _) in LIMITS.items():
+        limit, used = limits[name], usage.get(name)
+        share = min(1.0, used / limit) if limit and used is not None else None
+        found.append(
+            QuotaLine(
+                title,
+                None if limit is None else shown(limit),
+                None if used is None else shown(used),
+                share,
+                name in out.own,
+            )
+        )
+    return found
+
+
+@router.get("/admin/quotas")
+async def find_quota(
+    request: Request, _: PrincipalDep, of: Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+) -> Response:
+    """Go on at a tenant's own page."""
+    return see(request, f"/admin/quotas/{of}")
+
+
+@router.get("/admin/quotas/{tenant}")
+async def get_quota(request: Request, tenant: Tenant, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """The form of a tenant's limits, filled in with its own."""
+    out = await desk.reads.run(lambda: quotas.get(desk, tenant))
+    typed = {name: NO_LIMIT if value is None else f"{value}" for name, value in out.own.items()}
+    return _form(request, out, typed, {})
+
+
+@router.post("/admin/quotas/{tenant}")
+async def set_quota(request: Request, tenant: Tenant, desk: DeskDep, principal: PrincipalDep) -> Response:
+    """Set them, in place of all that were set before; what is not right stands at its field, with what was typed."""
+    form = await sent(request)
+    try:
+        own = Quota.model_validate_strings(_asked(form), strict=False)
+        # of those that are given, some are given as none
+        own = Quota.model_validate({**own.model_dump(exclude_unset=True), **dict.fromkeys(_without(form))})
+    except ValidationError as error:
+        typed = {name: form.text(name) or "" for name in LIMITS}
+        errors = {one.pointer.split("/")[1]: one.message for one in field_problems(error, Quota)}
+        out = await desk.reads.run(lambda: quotas.get(desk, tenant))
+        return _form(request, out, typed, errors)
+    await desk.writes.run(lambda: quotas.set_quota(desk, principal, tenant, own))
+    return see(request, f"/admin/quotas/{tenant}")
+
+
+def _asked(form: Form) -> dict[str, str]:
+    given = {name: form.text(name) for name in LIMITS}
+    return {name: value for name, value in given.items() if value is not None and value.lower() != NO_LIMIT}
+
+
+def _without(form: Form) -> list[str]:
+    """The limits that there shall be none of."""
+    return [name for name in LIMITS if (form.text(name) or "").lower() == NO_LIMIT]
+
+
+def _form(request: Request, out: TenantOut, typed: dict[str, str], errors: dict[str, str]) -> Response:
+    shown: dict[str, Any] = {"tenant": out.tenant, "limits": LIMITS, "lines": lines_of(out)}
+    status = 422 if errors else 200
+    return page(request, "quota.html.jinja", status=status, typed=typed, errors=errors, no_limit=NO_LIMIT, **shown)
