@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from service.contracts.graph_view import GraphView, cut_name
+from service.contracts.graph_view import GraphTensor, GraphView, cut_name
 from service.contracts.report import LayerFigures
-from service.dashboard.graph_layout import HEIGHT, WIDTH, Span, box_edges, node_edges, place, spans
+from service.dashboard.graph_layout import HEIGHT, WIDTH, Span, box_edges, node_edges, place, spans, with_ends
 from service.reports import svg
 from service.reports.figures import NOTHING, count
 from service.reports.layers import NOT_APPLICABLE
@@ -24,6 +24,8 @@ SQNR_STEPS_DB = (10.0, 20.0, 30.0, 40.0)
 _OP_CHARACTERS, _NAME_CHARACTERS, _TITLE_CHARACTERS = 17, 29, 120
 _BITS = re.compile(r"\d+")
 _LOW_BITS, _BYTE_BITS = 4, 8
+# How an open dimension without a name is shown.
+_LENGTHS: dict[int | str | None, str] = {None: "any"}
 # What a legend says of each class.
 LEGENDS: dict[By, tuple[tuple[str, str], ...]] = {
     "sqnr": (
@@ -140,12 +142,20 @@ def draw(
         chosen: a node that is shown by itself, and marked.
     """
     boxes = spans(view, opened, chosen)
-    placed = place(len(boxes), edges := box_edges(boxes, node_edges(view)))
+    ends = with_ends(view, boxes, box_edges(boxes, node_edges(view)))
+    placed = place(len(ends.inputs) + len(boxes) + len(ends.outputs), ends.edges)
     root = _root(placed.width, placed.height, f"Graph of {count(len(view.nodes), 'node')}, drawn top to bottom")
     wires = ElementTree.SubElement(root, "g", {"class": "wires", "aria-hidden": "true"})
-    for edge in edges:
+    for edge in ends.edges:
         ElementTree.SubElement(wires, "path", {"d": _curve(placed.paths[edge]), "marker-end": "url(#arrow)"})
-    for box, corner in zip(boxes, placed.corners, strict=True):
+    first, stop = len(ends.inputs), len(ends.inputs) + len(boxes)
+    for kind, tensors, corners in (
+        ("input", ends.inputs, placed.corners[:first]),
+        ("output", ends.outputs, placed.corners[stop:]),
+    ):
+        for tensor, corner in zip(tensors, corners, strict=True):
+            _end(root, corner, kind, view.tensors[tensor])
+    for box, corner in zip(boxes, placed.corners[first:stop], strict=True):
         if len(box) == 1:
             node = view.nodes[box.first]
             kind, words = told(rows.get(node.name), by)
@@ -154,17 +164,17 @@ def draw(
             link.set("data-node", "")
             if box.first == chosen:
                 link.set("aria-current", "true")
-            title, second = f"{node.op} {name(node.name, _TITLE_CHARACTERS)}: {words}", node.name
-            first = node.op
+            title = f"{node.op} {name(node.name, _TITLE_CHARACTERS)}: {words}"
+            upper, lower = node.op, node.name
         else:
             members = [rows.get(node.name) for node in view.nodes[box.first : box.stop]]
             kind, words = told_group(members, by)
             link = _link(root, corner, links.group(box), f"group {kind}")
             size = count(len(box), "node")
             title = f"{name(box.label, _TITLE_CHARACTERS)}, {size}: {words}; opens the group"
-            first, second = f"▸ {size}", box.label
+            upper, lower = f"▸ {size}", box.label
         ElementTree.SubElement(link, "title").text = shown(title)
-        _words(link, corner, first, second, words)
+        _words(link, corner, upper, lower, words)
     return Drawing(svg.drawn(root), len(boxes), sum(len(box) > 1 for box in boxes))
 
 
@@ -188,6 +198,20 @@ def _link(root: svg.Element, corner: tuple[float, float], address: str, kind: st
     link = ElementTree.SubElement(root, "a", {"href": address, "class": f"box {kind}"})
     svg.box(link, corner, WIDTH, HEIGHT, "back").set("rx", "6")
     return link
+
+
+def _end(root: svg.Element, corner: tuple[float, float], kind: str, tensor: GraphTensor) -> None:
+    """An input or an output: no link, as there is nothing more to tell of it."""
+    group = ElementTree.SubElement(root, "g", {"class": "end"})
+    svg.box(group, corner, WIDTH, HEIGHT, "back").set("rx", f"{HEIGHT / 2:g}")
+    shape = "" if tensor.shape is None else " × ".join(_LENGTHS.get(one, str(one)) for one in tensor.shape)
+    words = " ".join(filter(None, (tensor.dtype, shape)))
+    ElementTree.SubElement(group, "title").text = shown(f"{kind} {name(tensor.name, _TITLE_CHARACTERS)}: {words}")
+    left, top = corner
+    svg.text(
+        group, (left + WIDTH / 2, top + 18), name(f"{kind} {tensor.name}", _NAME_CHARACTERS), anchor="middle", kind="op"
+    )
+    svg.text(group, (left + WIDTH / 2, top + 36), name(words or NOTHING, _NAME_CHARACTERS), anchor="middle")
 
 
 def _words(link: svg.Element, corner: tuple[float, float], first: str, second: str, figure: str) -> None:

@@ -15,6 +15,8 @@ from service.contracts.graph_view import GraphView
 
 # So many boxes are drawn at once; and so many more for each group that is opened.
 MOST_BOXES, MOST_OPENED = 300, 120
+# Of inputs, and of outputs: a network may have one for each of its states.
+MOST_ENDS = 32
 WIDTH, HEIGHT = 190.0, 46.0
 _GAP, _RISE = 22.0, 34.0
 _MARGIN, _LANE = 16.0, 7.0
@@ -141,6 +143,46 @@ def box_edges(boxes: Sequence[Span], edges: Iterable[Edge]) -> list[Edge]:
     owner = [number for number, box in enumerate(boxes) for _ in range(len(box))]
     found = {(owner[source], owner[target]): None for source, target in edges}
     return [(source, target) for source, target in found if source != target]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Inputs and outputs of a graph as boxes of their own.
+
+    Attributes:
+        inputs: places of their tensors; their boxes come before those of the nodes.
+        outputs: likewise; theirs come behind them.
+        edges: between all boxes, those of the nodes too.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    edges: list[Edge]
+
+
+def with_ends(view: GraphView, boxes: Sequence[Span], between: Sequence[Edge]) -> Ends:
+    """The boxes of a graph with what comes in and what goes out, the first ``MOST_ENDS`` of each.
+
+    Args:
+        view: the graph.
+        boxes: of its nodes.
+        between: the edges between these.
+    """
+    inputs, outputs = view.inputs[:MOST_ENDS], view.outputs[:MOST_ENDS]
+    owner = [number for number, box in enumerate(boxes, start=len(inputs)) for _ in range(len(box))]
+    makers = {tensor: box for node, box in zip(view.nodes, owner, strict=True) for tensor in node.outputs}
+    entering = {tensor: number for number, tensor in enumerate(inputs)}
+    found: dict[Edge, None] = {}
+    for node, box in zip(view.nodes, owner, strict=True):
+        read = [entering[tensor] for tensor in node.inputs if tensor is not None and tensor in entering]
+        found.update(dict.fromkeys((source, box) for source in read))
+    shift = len(inputs)
+    found.update(dict.fromkeys((source + shift, target + shift) for source, target in between))
+    for number, tensor in enumerate(outputs, start=shift + len(boxes)):
+        source = makers.get(tensor, entering.get(tensor))
+        if source is not None:
+            found[source, number] = None
+    return Ends(inputs, outputs, list(found))
 
 
 def place(count: int, edges: Sequence[Edge]) -> Placed:

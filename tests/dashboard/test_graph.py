@@ -101,6 +101,26 @@ def test_boxes_are_links_with_their_figure_as_text(sqlite_front: Front, full: st
     assert found[0].get("href") == "?node=%2Ffeatures%2F0#node"
 
 
+def test_what_comes_in_and_goes_out_is_drawn_and_leads_nowhere(sqlite_front: Front) -> None:
+    shape = (None, "batch", 3)
+    view = GraphView(
+        inputs=(0,),
+        outputs=(1,),
+        tensors=(
+            GraphTensor(name="<b>in</b>", dtype="float32", shape=shape),
+            GraphTensor(name="out"),
+        ),
+        nodes=(GraphNode(name="n", op="Relu", inputs=(0,), outputs=(1,)),),
+    )
+    root = drawing(page(sqlite_front, job(sqlite_front, full_report(), view)))
+    ends = [one for one in root.iter() if one.get("class") == "end"]
+    assert [one.tag.rpartition("}")[2] for one in ends] == ["g", "g"]
+    texts = [[part.text for part in one.iter() if part.tag.endswith(("title", "text"))] for one in ends]
+    assert texts[0] == ["input <b>in</b>: float32 any × batch × 3", "input <b>in</b>", "float32 any × batch × 3"]
+    assert texts[1][1:] == ["output out", "–"]
+    assert len([one for one in root.iter() if "marker-end" in one.attrib]) == 2
+
+
 def test_precision_colors_the_same_boxes(sqlite_front: Front, full: str) -> None:
     text = page(sqlite_front, full, by="precision")
     found = boxes(text)

@@ -13,6 +13,7 @@ from service.contracts.graph_view import GraphNode, GraphTensor, GraphView
 from service.dashboard.graph_layout import (
     HEIGHT,
     MOST_BOXES,
+    MOST_ENDS,
     WIDTH,
     Edge,
     Span,
@@ -20,6 +21,7 @@ from service.dashboard.graph_layout import (
     node_edges,
     place,
     spans,
+    with_ends,
 )
 
 
@@ -110,3 +112,31 @@ def test_edges_are_those_of_tensors_and_of_sub_graphs_once_and_never_backward() 
         ),
     )
     assert node_edges(view) == [(0, 1), (1, 2), (1, 3), (0, 3)]
+
+
+def test_inputs_come_first_and_outputs_last() -> None:
+    view = GraphView(
+        inputs=(0, 4),
+        outputs=(2, 0, 3),
+        tensors=tuple(GraphTensor(name=f"t{k}") for k in range(5)),
+        nodes=(
+            GraphNode(name="a", op="A", inputs=(0, None), outputs=(1,)),
+            GraphNode(name="b", op="B", inputs=(1, 0), outputs=(2,)),
+        ),
+    )
+    ends = with_ends(view, spans(view, []), [(0, 1)])
+    assert (ends.inputs, ends.outputs) == ((0, 4), (2, 0, 3))
+    # boxes: two inputs, of which one is read by nobody; two nodes; three outputs, of which nobody makes the last
+    assert set(ends.edges) == {(0, 2), (0, 3), (2, 3), (3, 4), (0, 5)}
+    check(7, ends.edges)
+
+
+def test_the_ends_of_a_group_are_those_of_its_nodes_and_only_so_many_are_drawn() -> None:
+    many = MOST_ENDS + 5
+    view = GraphView(
+        inputs=tuple(range(many)),
+        tensors=tuple(GraphTensor(name=f"t{k}") for k in range(many)),
+        nodes=tuple(GraphNode(name=f"n{k}", op="A", inputs=(k,)) for k in range(many)),
+    )
+    ends = with_ends(view, [Span(0, many, "all")], [])
+    assert ends.edges == [(number, MOST_ENDS) for number in range(MOST_ENDS)]
