@@ -35,7 +35,7 @@ from service.client import Client
 from service.contracts.runner import ProgressLine
 from service.db import Database, db_now, migrate
 from service.ids import new_id
-from service.jobs import transitions
+from service.jobs import events, transitions
 from service.tables import Job, JobEvent
 from tests.fault.client import CONFIG
 from tests.fault.harness.processes import Process
@@ -172,8 +172,8 @@ def _insert(database: Database, template_id: str, ids: list[str], **values: Any)
 
 
 @contextmanager
-def telling(database: Database, job_id: str) -> Iterator[None]:
-    """The held job tells of its progress meanwhile."""
+def telling(database: Database, job_id: str, *, figures: bool = False) -> Iterator[None]:
+    """The held job tells of its progress meanwhile; with ``figures``, of those of a step of training each time, too."""
     over = threading.Event()
 
     def tell() -> None:
@@ -183,6 +183,9 @@ def telling(database: Database, job_id: str) -> Iterator[None]:
             line = ProgressLine(line="progress", stage="calibrate", done=step, total=100_000)
             with database.write() as session:
                 transitions.record_progress(session, job_id, 1, line)
+                if figures:
+                    told = {"stage": "training", "step": step, "loss": 1.0 / step, "top1": 90.0 - 1.0 / step}
+                    events.append(session, job_id, 1, "metric", told)
 
     thread = threading.Thread(target=tell)
     thread.start()

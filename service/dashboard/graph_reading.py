@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from threading import Lock
-from typing import Generic, TypeVar
 
 from service.artifacts import service as artifacts
 from service.contracts.graph_view import GRAPH_KIND, MOST_BYTES, GraphUnreadableError, GraphView, read_graph
 from service.contracts.report import LayerFigures
 from service.dashboard.graph_drawing import Drawing, rows_by_node
+from service.dashboard.recent import Recent
 from service.deps import Desk
 from service.jobs import service as jobs
 from service.jobs.schemas import JobOut
@@ -19,7 +16,6 @@ from service.jobs.views import job_out
 from service.reports.reading import is_evaluation, whole_report
 from service.tables import Artifact, ReportRow
 
-T = TypeVar("T")
 # Graphs with their reports, and drawings, that a process keeps; a graph of thousands of nodes has megabytes.
 _GRAPHS, _DRAWINGS = 3, 24
 EVALUATION = "An evaluation quantizes nothing, so that it has no graph."
@@ -57,32 +53,6 @@ class Known:
     rows: dict[str, LayerFigures]
     view: GraphView | None
     missing: str = ""
-
-
-class Recent(Generic[T]):
-    """Values by key; of those that were not asked for longest, the first goes when there are too many.
-
-    Args:
-        most: values that are kept.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._lock = Lock()
-        self._values: OrderedDict[Hashable, T] = OrderedDict()
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of ``key``, made where it is not there; two threads may make the same one at a time."""
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key]
-        made = make()
-        with self._lock:
-            self._values[key] = made
-            while len(self._values) > self._most:
-                self._values.popitem(last=False)
-        return made
 
 
 graphs: Recent[Known] = Recent(_GRAPHS)

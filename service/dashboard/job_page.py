@@ -7,23 +7,20 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import find_preset
+from service.dashboard.curves import curves_of
 from service.dashboard.words import Told, pretty
 from service.datasets import service as datasets
 from service.datasets.errors import DatasetNotFoundError
 from service.deps import Desk
 from service.jobs import records, service
-from service.jobs.metric_events import latest_metrics
 from service.jobs.schemas import TERMINAL, JobOut
-from service.jobs.views import event_out, job_out
-from service.reports import charts
+from service.jobs.views import job_out
 from service.tables import JobEvent
 
-_STATES, _METRICS, _TAIL = 200, 5000, 120
+_STATES, _TAIL = 200, 120
 # Fields of the config in which every job differs from its preset, whatever was asked for.
 _NO_SETTINGS = frozenset({"/preset", "/schema_version"})
 
@@ -54,15 +51,6 @@ MARKS: dict[str, Told] = {
 }
 # What the stage that came last is in, by the state of the job.
 _LAST = {"running": "now", "canceling": "now", "failed": "failed", "succeeded": "done"}
-
-
-class DrawnCurve(NamedTuple):
-    """One figure of a stage by step, drawn, and the same as numbers."""
-
-    stage: str
-    name: str
-    picture: Markup
-    points: list[tuple[int, float]]
 
 
 class Difference(NamedTuple):
@@ -99,23 +87,6 @@ def shown(desk: Desk, tenant_id: str, job_id: str, base_url: str) -> dict[str, A
         "config": pretty(job.config),
         "again": _again(job, base_url),
     }
-
-
-def curves_of(desk: Desk, tenant_id: str, job_id: str) -> list[DrawnCurve]:
-    """Every figure that the job's stages told step by step.
-
-    Raises:
-        JobNotFoundError: the tenant has no such job.
-    """
-    found = records.figures(desk, tenant_id, job_id, most=_METRICS)
-    drawn = []
-    for stage, steps in latest_metrics(event_out(event) for event in found).items():
-        for name in dict.fromkeys(name for figures in steps.values() for name in figures):
-            points = [(step, value) for step, given in steps.items() if (value := given.get(name)) is not None]
-            picture = charts.curve(points, f"{stage}: {name}") if len(points) > 1 else None
-            if picture is not None:
-                drawn.append(DrawnCurve(stage, name, picture, points))
-    return drawn
 
 
 def stages_of(state: str, told: Sequence[JobEvent]) -> list[Stage]:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service.contracts.presets import PRESETS
 from service.dashboard import job_page
+from service.dashboard.curves import curves_of
 from service.dashboard.listing import Paging, one_of, pairs
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import DeskDep, PrincipalDep
@@ -72,7 +73,7 @@ async def get_job(request: Request, job_id: str, desk: DeskDep, principal: Princ
 @router.get("/jobs/{job_id}/curves")
 async def get_curves(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
     """The curves of a job that runs, as the part of its page that holds them."""
-    drawn = await desk.reads.run(lambda: job_page.curves_of(desk, principal.tenant_id, job_id))
+    drawn = await desk.reads.run(lambda: curves_of(desk, principal.tenant_id, job_id))
     return page(request, "curves.html.jinja", curves=drawn)
 
 

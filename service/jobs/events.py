@@ -110,6 +110,12 @@ def newest(session: Session, tenant_id: str, job_id: str, kind: EventType, *, up
     return list(session.scalars(statement.order_by(JobEvent.seq.desc()).limit(limit)))[::-1]
 
 
+def newest_seq(session: Session, tenant_id: str, job_id: str, kind: EventType) -> int:
+    """The number of the last event of a type; 0: there is none."""
+    statement = select(JobEvent.seq).where(JobEvent.job_id == job_id, JobEvent.type == kind, owned(JobEvent, tenant_id))
+    return session.scalar(statement.order_by(JobEvent.seq.desc()).limit(1)) or 0
+
+
 def spread(session: Session, tenant_id: str, job_id: str, kind: EventType, *, most: int) -> list[JobEvent]:
     """Events of a type, oldest first: all, or of more than ``most`` every n-th and the last one."""
     wanted = (JobEvent.job_id == job_id, JobEvent.type == kind, owned(JobEvent, tenant_id))

@@ -113,6 +113,17 @@ def told(desk: Desk, tenant_id: str, job_id: str, *, upto: int, states: int, lin
         )
 
 
+def newest_figure(desk: Desk, tenant_id: str, job_id: str) -> int:
+    """The number of the job's last event of figures; 0: it has told none.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    with desk.database.read() as session:
+        repository.get(session, tenant_id, job_id)
+        return events.newest_seq(session, tenant_id, job_id, "metric")
+
+
 def figures(desk: Desk, tenant_id: str, job_id: str, *, most: int) -> list[JobEvent]:
     """Events of figures, oldest first; of very many an even choice of at most ``most``.
 

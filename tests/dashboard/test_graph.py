@@ -13,7 +13,8 @@ import pytest
 from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, cut_name
 from service.contracts.report import Report
 from service.dashboard.graph_drawing import bits, rows_by_node, sqnr_class, told, told_group
-from service.dashboard.graph_reading import EVALUATION, Recent, known, sources
+from service.dashboard.graph_reading import EVALUATION, known, sources
+from service.dashboard.recent import Recent
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
 from service.tables import ReportRow
 from tests.support.front import Front

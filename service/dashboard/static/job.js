@@ -57,14 +57,15 @@ const changed = ({ created_at: at, attempt, data }) => {
 };
 
 let asked = null;
-const drawn = () => {  // the server draws all curves; many figures in a row are drawn once
+const drawn = () => {  // the server draws all curves; many figures in a row are fetched once, and none that nobody sees
   asked ??= setTimeout(async () => {
     asked = null;
+    if (document.hidden) return document.addEventListener("visibilitychange", drawn, { once: true });
     const answer = await fetch(`${root}/jobs/${job.dataset.id}/curves`).catch(() => null);
     if (!answer || !answer.ok) return;
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("live");
     if (fresh) document.getElementById("live").replaceChildren(...fresh.childNodes);
-  }, 1500);
+  }, 2500);
 };
 
 const source = new EventSource(`${root}/v1/jobs/${job.dataset.id}/events?after=${job.dataset.after}`);
