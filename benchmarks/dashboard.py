@@ -5,8 +5,8 @@
 An API runs on a temporary folder with that many jobs, one with a report of that many layers, and one that tells of its
 progress, with figures for its curves, twice a second. First contentful paint is what Chromium reports of a page that it
 has not seen before; its style and scripts come anew each time. The API's share of a core is read from /proc while that
-many pages of the running job are open, each with its event stream. Exits with 1 if a page takes longer than 300 ms or the
-open ones cost more than a fifth of a core.
+many pages of the running job are open, each with its event stream. Exits with 1 if a page takes longer than 300 ms or
+the open ones cost more than a fifth of a core.
 """
 
 from __future__ import annotations
