@@ -12,6 +12,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,14 +40,23 @@ PAGES = (
     Known("compare", "/compare?job={job}&job={other}"),
     Known("models", "/models"),
     Known("model", "/models/{model}"),
+    Known("trials", "/jobs/{found}/trials"),
+    Known("batches", "/batches"),
+    Known("batch", "/batches/{batch}"),
     Known("datasets", "/datasets"),
     Known("dataset", "/datasets/{dataset}"),
     Known("schedules", "/schedules"),
+    Known("schedule", "/schedules/{schedule}"),
     Known("new-schedule", "/schedules/new?from={job}"),
     Known("workers", "/workers"),
     Known("webhooks", "/webhooks"),
+    Known("new-webhook", "/webhooks/new"),
     Known("admin", "/admin"),
+    Known("quota", "/admin/quotas/default"),
 )
+
+
+WAIT_SECONDS = 120.0
 
 
 class Look(NamedTuple):
@@ -75,10 +85,51 @@ def work(folder: Path, client: Client) -> dict[str, str]:
     other = client.submit(**inputs, config=parse_config(tuned), name="digits, rounded by adaround")
     failing = client.submit(**inputs, config=parse_config(CONFIG), name="canceled by hand")
     client.cancel(failing.id)
-    for one in (job, other):
+    goal = {"kind": "drop", "metric": "top1", "max_drop": 0.5}
+    search = {"method": "autopilot", "goal": goal, "budget": {"max_trials": 4}}
+    searched = {"preset": "xint8", "algorithms": [search]}
+    found = client.submit(**inputs, config=parse_config(searched), name="digits, searched")
+    batch = client.submit_batch(
+        [model],
+        presets=["int8", "int8_dynamic"],
+        calibration=calibration,
+        evaluation=evaluation,
+        name="digits by two presets",
+    )
+    for one in (job, other, found):
         client.wait_succeeded(one.id)
+    client.wait_batch(batch.id)
     client.wait(failing.id)
-    return {"job": job.id, "other": other.id, "failed": failing.id, "model": model, "dataset": calibration}
+    template = {
+        "model_id": "digits@latest",
+        "calibration_dataset_id": calibration,
+        "evaluation_dataset_id": evaluation,
+        "config": CONFIG,
+    }
+    schedule = client.create_schedule("digits nightly", "0 3 * * *", template)
+    for _ in range(2):
+        run = client.run_schedule(schedule.id)
+        client.wait_succeeded(_job_of(client, schedule.id, run.id))
+    return {
+        "job": job.id,
+        "other": other.id,
+        "failed": failing.id,
+        "found": found.id,
+        "batch": batch.id,
+        "schedule": schedule.id,
+        "model": model,
+        "dataset": calibration,
+    }
+
+
+def _job_of(client: Client, schedule_id: str, run_id: str) -> str:
+    """The job of a run, once the reconciler has submitted it."""
+    ends = time.monotonic() + WAIT_SECONDS
+    while (job_id := client.schedule_run(schedule_id, run_id).job_id) is None:
+        if time.monotonic() > ends:
+            raise TimeoutError(f"the run {run_id} has no job after {WAIT_SECONDS:g} s")
+        time.sleep(0.5)
+    return job_id
 
 
 def take(browser: Browser, url: str, key: str, ids: dict[str, str], output: Path) -> int:
