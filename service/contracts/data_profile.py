@@ -59,8 +59,8 @@ class ValueProfile(Contract):
 
     def edges(self) -> list[float]:
         """Edges of the bins, one more than there are bins."""
-        last = len(self.counts)
-        return [self.low * (1 - k / last) + self.high * (k / last) for k in range(last + 1)]
+        low, step = self.low / 2, (self.high / 2 - self.low / 2) / len(self.counts)  # halves, lest they overflow
+        return [min(2 * (low + step * k), self.high) for k in range(len(self.counts) + 1)]
 
 
 class Waveform(Contract):
