@@ -32,8 +32,15 @@ def value_profile(*counts: int, low: float = -4.0, high: float = 4.0, values: in
     """Values in bins from ``low`` to ``high``."""
     counted = sum(counts)
     return ValueProfile(
-        minimum=low, maximum=high, mean=0.0, low=low, high=high, values=values or counted, counted=counted, counts=counts
-    )  # fmt: skip
+        minimum=low,
+        maximum=high,
+        mean=0.0,
+        low=low,
+        high=high,
+        values=values or counted,
+        counted=counted,
+        counts=counts,
+    )
 
 
 def waveform(number: int, peak: float) -> Waveform:
