@@ -13,7 +13,7 @@ from service.reports.names import name
 
 # Up to so many classes each has a row with its name; more are drawn side by side.
 MOST_ROWS = 30
-_WIDTH, _ROW, _NAMES, _NUMBERS = 320.0, 20.0, 120.0, 56.0
+_WIDTH, _ROW, _NAMES, _NUMBERS = 320.0, 20.0, 130.0, 56.0
 _NAME_CHARACTERS = 18
 _SIDE_WIDTH, _SIDE_HEIGHT = 460.0, 180.0
 _WAVE_WIDTH, _WAVE_HEIGHT = 260.0, 64.0

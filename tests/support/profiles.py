@@ -47,7 +47,7 @@ def waveform(number: int, peak: float) -> Waveform:
     """A second of a tone."""
     highs = tuple(round(WAVEFORM_STEPS * abs(math.sin(k / 9))) for k in range(WAVEFORM_COLUMNS))
     lows = tuple(-high for high in highs)
-    return Waveform(number=number, length=16_000, minimum=-peak, maximum=peak, lows=lows, highs=highs)
+    return Waveform(number=number, length=16_000, minimum=0.0 - peak, maximum=peak, lows=lows, highs=highs)
 
 
 def full_profile() -> DataProfile:

@@ -138,6 +138,14 @@ def test_the_largest_values_overflow_nothing(dtype: Any) -> None:
     assert found.mean == pytest.approx(float(most) / 4)
 
 
+def test_means_of_the_largest_values_stay_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "_OF_A_BLOCK", 1)
+    most = np.finfo(np.float64).max
+    found = counted(np.repeat([most, -most], 20), [20])
+    assert (found.counts[0], found.counts[-1], sum(found.counts)) == (20, 20, 40)
+    assert found.low <= found.mean <= found.high
+
+
 def test_samples_of_different_shapes_make_one_histogram() -> None:
     samples = [np.arange(k, dtype=np.int64) for k in (3, 0, 5, 1)]
     summary = profiled(**{f"x/{k:04d}": sample for k, sample in enumerate(samples)})

@@ -68,7 +68,7 @@ class ValueCounter:
         return ValueProfile(
             minimum=self._low,
             maximum=self._high,
-            mean=min(max(self._mean, self._low), self._high),
+            mean=self._mean,
             values=self._seen,
             counted=self._counted,
             low=low,
@@ -84,8 +84,10 @@ class ValueCounter:
             return
         self._bins.add(values)
         total = self._counted + values.size
-        # divided first: the sum of large values would overflow
-        self._mean = self._mean * (self._counted / total) + float((values / total).sum())
+        # divided first, as the sum of large values would overflow; by a rounding it still may
+        with np.errstate(over="ignore"):
+            mean = self._mean * (self._counted / total) + float((values / total).sum())
+        self._mean = min(max(mean, self._low), self._high)
         self._counted = total
 
 

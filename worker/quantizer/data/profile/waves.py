@@ -46,8 +46,8 @@ def waveform(number: int, values: Array) -> Waveform:
     if not columns:
         return Waveform(number=number, length=0, minimum=0.0, maximum=0.0, lows=(), highs=())
     starts = np.arange(columns) * len(values) // columns
-    lows = np.minimum.reduceat(values, starts).astype(np.float64)
-    highs = np.maximum.reduceat(values, starts).astype(np.float64)
+    lows = np.minimum.reduceat(values, starts).astype(np.float64) + 0.0  # no -0
+    highs = np.maximum.reduceat(values, starts).astype(np.float64) + 0.0
     low, high = float(lows.min()), float(highs.max())
     peak = max(abs(low), abs(high)) or 1.0
     return Waveform(
