@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from service.contracts.base import Contract
+from service.contracts.data_profile import DataProfile
 from service.contracts.named_preprocessing import ANY_INPUT, PLAIN_NAMES, TIMM_FORM, named_preprocessing
 from service.contracts.pictures import PictureSpec
 from service.contracts.sounds import SoundSpec
@@ -165,13 +166,16 @@ class DatasetSummary(Contract):
     media: MediaSummary | None = Field(default=None, description="Of archives of pictures or sounds.")
     thumbnails: Thumbnails | None = Field(default=None, description="Of pictures, once validated by the service.")
     arrays_left_out: int = Field(default=0, description="Arrays beyond the first 100, which lists do not tell.")
+    profile: DataProfile | None = Field(
+        default=None, description="Figures of the content, for people; null in older records, and in lists."
+    )
 
     def outline(self) -> DatasetSummary:
-        """Without what would make up most of a list: names of classes, and arrays beyond the first 100."""
+        """Without what would make up most of a list: names of classes, arrays beyond the first 100, the profile."""
         media = None if self.media is None else self.media.model_copy(update={"classes": None})
         arrays = dict(islice(self.arrays.items(), _OUTLINED_ARRAYS))
         left_out = self.arrays_left_out + len(self.arrays) - len(arrays)
-        return self.model_copy(update={"media": media, "arrays": arrays, "arrays_left_out": left_out})
+        return self.model_copy(update={"media": media, "arrays": arrays, "arrays_left_out": left_out, "profile": None})
 
     @property
     def file_format(self) -> FileFormat:

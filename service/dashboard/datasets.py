@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from service.contracts.dataset import ArraySummary
+from service.dashboard.dataset_figures import content
 from service.dashboard.jobs import Words
 from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
 from service.dashboard.pages import PageRoute, page
@@ -68,6 +69,7 @@ def _facts(desk: Desk, tenant_id: str, ref: str, edit: Edit | None) -> dict[str,
         "aliases": aliases,
         "edit": with_typed(edit, Edit.of(row)),
         "arrays": [(name, array, shape_words(array)) for name, array in arrays[:_ARRAYS]],
+        "content": content(dataset.summary),
         "arrays_more": max(0, len(arrays) - _ARRAYS),
         "preprocessing": dataset.preprocessing.model_dump(mode="json", exclude_defaults=True),
     }

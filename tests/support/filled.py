@@ -13,6 +13,7 @@ from service.jobs import events, transitions
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
 from service.tables import Job
 from tests.support.front import Front
+from tests.support.profiles import profiled_summary
 from tests.support.reports import full_report, hostile_document
 
 HOSTILE_NAME = "<script>alert(1)</script> \u202egnp.evil " + "n" * 5000
@@ -24,7 +25,7 @@ _STEPS = 40
 
 def fill(front: Front) -> dict[str, str]:
     """Make jobs in every state; ids by what they are."""
-    model, dataset = front.ready_model(), front.ready_dataset()
+    model, dataset = front.ready_model(), front.ready_dataset(profiled_summary())
     of_both = {"model_id": model, "calibration_dataset_id": dataset}
     changed = {"preset": "int8", "seed": 7}
     ids = {

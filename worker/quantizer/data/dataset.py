@@ -21,6 +21,7 @@ from worker.quantizer.data.archive import read_npz
 from worker.quantizer.data.formats import detect_format
 from worker.quantizer.data.media import Media, read_media, refuse_for_arrays
 from worker.quantizer.data.preprocess import Transform
+from worker.quantizer.data.profile import Profiler
 from worker.quantizer.data.ragged import RaggedArray, grouped, largest_sample, pieces, told_shape
 from worker.quantizer.data.selection import are_classes, read_labels, select_arrays
 from worker.quantizer.data.stored import Array, ArraySource, MemoryArray, SampleReader
@@ -95,7 +96,18 @@ class Dataset:
             NonFiniteDataError: NaN or Inf in an array.
             DatasetError: damaged bytes or unusable labels.
         """
-        return summarize(self.selection, self.preprocessing, classes=self.labels, identify=self._identity)
+        return self.summarized(None)
+
+    def summarized(self, profiler: Profiler | None) -> DatasetSummary:
+        """Read all of the dataset and describe it; with a profiler, which sees every block, its content, too.
+
+        Raises:
+            NonFiniteDataError: NaN or Inf in an array.
+            DatasetError: damaged bytes or unusable labels.
+        """
+        return summarize(
+            self.selection, self.preprocessing, classes=self.labels, identify=self._identity, profiler=profiler
+        )
 
     def _identity(self) -> Identity:
         """What the file is; asked once all of it has been read."""
@@ -302,7 +314,7 @@ class FileDataset(Dataset):
         with self.path.open("rb") as file:
             size_bytes, sha256 = self.path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
         if self.media is not None:
-            return Identity(self.media.content, size_bytes, sha256, self.media.summary())
+            return Identity(self.media.content, size_bytes, sha256, self.media.summary(), self.media.waveforms())
         return Identity("npz" if self._format == "npz" else "safetensors", size_bytes, sha256)
 
 

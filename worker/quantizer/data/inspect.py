@@ -7,12 +7,14 @@ from pathlib import Path
 
 from service.contracts.dataset import DatasetSummary, PreprocessingSpec, Thumbnails
 from worker.quantizer.data.dataset import open_dataset
+from worker.quantizer.data.profile import Profiler
+from worker.quantizer.data.summary import BLOCK_BYTES
 
 THUMBNAILS_FILE = "thumbnails.png"
 
 
 def inspect_dataset(path: Path, preprocessing: PreprocessingSpec, *, thumbnails: Path | None = None) -> DatasetSummary:
-    """Check all of a dataset and say what is in it. Reads the file once, in blocks.
+    """Check all of a dataset and say what is in it, with a profile. Reads the file once, in blocks.
 
     Args:
         path: an .npz or .safetensors file, or an archive of pictures or sounds.
@@ -24,7 +26,7 @@ def inspect_dataset(path: Path, preprocessing: PreprocessingSpec, *, thumbnails:
             unsupported arrays), dataset-labels, dataset-empty or non-finite-data.
     """
     data = open_dataset(path, preprocessing)
-    summary = data.summary
+    summary = data.summarized(Profiler(BLOCK_BYTES))
     if thumbnails is None or data.media is None:
         return summary
     sheet = thumbnails / THUMBNAILS_FILE

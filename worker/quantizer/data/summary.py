@@ -8,23 +8,26 @@ from typing import Any, Literal, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from service.contracts.data_profile import Waveforms
 from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, MediaSummary, PreprocessingSpec
 from service.contracts.errors import NonFiniteDataError
 from worker.quantizer.data.pointers import array_fault
+from worker.quantizer.data.profile import Profiler
 from worker.quantizer.data.ragged import RaggedArray, pieces, told_shape
 from worker.quantizer.data.selection import Selection
 from worker.quantizer.data.stored import Array, ArraySource, sample_bytes
 
-_BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 4 << 20
 
 
 class Identity(NamedTuple):
-    """What a dataset's file is, with facts of its files if it is an archive of them."""
+    """What a dataset's file is, with facts of its files, and waveforms of some, if it is an archive of them."""
 
     format: Literal["npz", "safetensors", "pictures", "sounds"]
     size_bytes: int
     sha256: str
     media: MediaSummary | None = None
+    waveforms: Waveforms | None = None
 
 
 def summarize(
@@ -33,6 +36,7 @@ def summarize(
     *,
     classes: Array | None,
     identify: Callable[[], Identity],
+    profiler: Profiler | None = None,
 ) -> DatasetSummary:
     """Read every array once, in blocks, and describe the dataset.
 
@@ -41,15 +45,16 @@ def summarize(
         preprocessing: how they become inputs.
         classes: the labels, read, if they are class numbers.
         identify: tells what the file is, once all of it has been read.
+        profiler: sees every block go by; None: the summary has no profile.
 
     Raises:
         NonFiniteDataError: NaN or Inf in an array.
         DatasetFormatError: damaged bytes.
     """
     for array in selection.arrays.values():
-        _check_values(array)
+        _check_values(array, profiler)
     if selection.labels is not None and classes is None:
-        _check_values(selection.labels)
+        _check_values(selection.labels, profiler)
     identity = identify()
     return DatasetSummary(
         format=identity.format,
@@ -60,6 +65,7 @@ def summarize(
         size_bytes=identity.size_bytes,
         sha256=identity.sha256,
         media=identity.media,
+        profile=None if profiler is None else profiler.profile(classes, identity.waveforms),
     )
 
 
@@ -81,10 +87,11 @@ def _label_summary(array: ArraySource, classes: Array | None) -> LabelSummary:
     )
 
 
-def _check_values(array: ArraySource) -> None:
+def _check_values(array: ArraySource, profiler: Profiler | None) -> None:
     """Read to the end, whatever the type: damaged bytes show only then."""
+    watch = None if profiler is None else profiler.watch(array)
     samples = array.shape[0]
-    step = max(1, _BLOCK_BYTES // max(1, sample_bytes(array.dtype, array.shape)))
+    step = max(1, BLOCK_BYTES // max(1, sample_bytes(array.dtype, array.shape)))
     reader = array.open()
     try:
         for start, count in pieces([array], 0, samples, step):
@@ -94,6 +101,8 @@ def _check_values(array: ArraySource) -> None:
                 row, value = bad
                 why, hint = f"holds {value} in sample {start + row}", "Leave the sample out or repair it."
                 raise array_fault(NonFiniteDataError, array.name, why, hint=hint, sample=start + row)
+            if watch is not None:
+                watch(start, block)
     finally:
         reader.close()
 

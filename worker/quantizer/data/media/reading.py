@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from service.contracts.data_profile import Waveform, Waveforms
 from service.contracts.dataset import ArchiveKind, MediaSummary, PreprocessingSpec
 from service.contracts.errors import DatasetArraysError
 from service.contracts.named_preprocessing import IMAGES, SOUNDS
@@ -20,9 +21,10 @@ from worker.quantizer.data.media import picture
 from worker.quantizer.data.media.decoded import DecodedArray
 from worker.quantizer.data.media.labels import MAX_TABLE_BYTES, Labels, by_folder, by_table, table_of
 from worker.quantizer.data.media.members import Archive, Content, MediaFile, content_of, refuse
-from worker.quantizer.data.media.sound import CODEC, SoundReader, read_wave
+from worker.quantizer.data.media.sound import CODEC, FULL_SCALE, SoundReader, read_wave
 from worker.quantizer.data.media.tar import read_tar
 from worker.quantizer.data.media.zipped import read_zip
+from worker.quantizer.data.profile.waves import wave_numbers, waveform
 from worker.quantizer.data.stored import Array, ArraySource, MemoryArray
 
 LABELS_ARRAY = "labels"
@@ -35,6 +37,7 @@ class Findings:
     codecs: Counter[str] = field(default_factory=Counter)
     smallest: tuple[int, ...] = ()
     largest: tuple[int, ...] = ()
+    waves: dict[int, Waveform] = field(default_factory=dict)
     _noted: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -53,13 +56,17 @@ class Findings:
 
 @dataclass(frozen=True)
 class Media:
-    """An archive that has been listed; ``stored`` are its arrays: the decoded one and the labels, if there are any."""
+    """An archive that has been listed; ``stored`` are its arrays: the decoded one and the labels, if there are any.
+
+    ``sample_rate_hz`` is that of sounds, None for pictures.
+    """
 
     archive: ArchiveKind
     content: Content
     decoded: DecodedArray
     labels: Labels | None
     findings: Findings
+    sample_rate_hz: int | None = None
 
     @property
     def stored(self) -> dict[str, ArraySource]:
@@ -77,6 +84,17 @@ class Media:
             classes=None if self.labels is None else self.labels.classes,
             smallest=self.findings.smallest,
             largest=self.findings.largest,
+        )
+
+    def waveforms(self) -> Waveforms | None:
+        """Some sounds, cut but not padded, once all have been decoded; None for pictures."""
+        if self.sample_rate_hz is None:
+            return None
+        return Waveforms(
+            array=self.decoded.name,
+            sample_rate_hz=self.sample_rate_hz,
+            full_scale=FULL_SCALE,
+            samples=tuple(wave for _, wave in sorted(self.findings.waves.items())),
         )
 
     def write_thumbnails(self, path: Path) -> bool:
@@ -110,9 +128,10 @@ def read_media(path: Path, kind: ArchiveKind, preprocessing: PreprocessingSpec, 
     findings = Findings()
     if listed.content == "pictures":
         decoded = _pictures(listed, _spec_for_pictures(preprocessing), findings)
-    else:
-        decoded = _sounds(listed, _spec_for_sounds(preprocessing), findings)
-    return Media(kind, listed.content, decoded, listed.labels, findings)
+        return Media(kind, listed.content, decoded, listed.labels, findings)
+    spec = _spec_for_sounds(preprocessing)
+    decoded = _sounds(listed, spec, findings)
+    return Media(kind, listed.content, decoded, listed.labels, findings, spec.sample_rate_hz)
 
 
 def list_media(path: Path, kind: ArchiveKind, *, max_total_bytes: int) -> ListedMedia:
@@ -166,11 +185,14 @@ def _pictures(listed: ListedMedia, spec: PictureSpec, findings: Findings) -> Dec
 
 def _sounds(listed: ListedMedia, spec: SoundSpec, findings: Findings) -> DecodedArray:
     reader = SoundReader(spec)
+    traced = set(wave_numbers(len(listed.files)))
 
     def decode(number: int, file: MediaFile, data: bytes) -> Array:
         wave = read_wave(file.name, data)
         sample = reader.sample(file.name, wave)
         findings.note(number, CODEC, (len(wave.samples),))
+        if number in traced and number not in findings.waves:
+            findings.waves[number] = waveform(number, wave.samples[: spec.length])
         return sample
 
     return DecodedArray(SOUNDS, reader.dtype, spec.shape, listed.archive, listed.files, decode)

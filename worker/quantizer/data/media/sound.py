@@ -18,7 +18,7 @@ _PCM, _EXTENSIBLE = 1, 0xFFFE
 # Place of the real format's tag in the GUID of an extensible one.
 _SUBFORMAT = slice(24, 26)
 _BITS = 16
-_FULL_SCALE = 32768.0
+FULL_SCALE = 32768.0
 _HINT = "Store 16-bit PCM, mono: ffmpeg -i IN -ac 1 -ar RATE -c:a pcm_s16le OUT.wav"
 
 
@@ -100,5 +100,5 @@ class SoundReader:
         values = np.zeros(spec.length, np.int16)
         kept = wave.samples[: spec.length]
         values[: len(kept)] = kept
-        sample = values if self._log_mel is None else self._log_mel(values / _FULL_SCALE)
+        sample = values if self._log_mel is None else self._log_mel(values / FULL_SCALE)
         return sample.reshape(spec.shape)

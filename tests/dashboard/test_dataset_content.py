@@ -1,0 +1,171 @@
+"""The page of a dataset shows what is in it: classes, values and waveforms, each drawn and as figures."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from service.contracts.data_profile import MAX_BINS, MAX_CLASSES, MAX_PROFILED_ARRAYS, DataProfile
+from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, PreprocessingSpec
+from service.dashboard import dataset_charts
+from tests.support.front import Front, dataset_summary
+from tests.support.media import archive, wav
+from tests.support.profiles import (
+    HOSTILE_CLASS,
+    class_counts,
+    full_profile,
+    profiled_summary,
+    value_profile,
+    waveform,
+)
+from worker.quantizer.data import inspect_dataset
+
+
+def shown(front: Front, summary: DatasetSummary) -> str:
+    """The page of a dataset, which styles nothing within itself."""
+    answer = front.http.get(f"/datasets/{front.ready_dataset(summary)}")
+    assert answer.status_code == 200, answer.text
+    assert "style=" not in answer.text and "<style" not in answer.text
+    return answer.text
+
+
+def part(page: str, name: str) -> str:
+    """One section of it."""
+    found = re.search(rf'<section aria-labelledby="{name}">.*?</section>', page, re.DOTALL)
+    assert found is not None, f"there is no section {name}"
+    return found[0]
+
+
+def pictures(text: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg .*?</svg>", text, re.DOTALL)]
+
+
+def figures(text: str) -> list[list[str]]:
+    """Rows of the table that stands behind a drawing."""
+    (body,) = re.findall(r"<details>.*?<tbody>(.*?)</tbody>", text, re.DOTALL)
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in re.findall(r"<tr>.*?</tr>", body)]
+    return [[html.unescape(re.sub(r"<[^>]*>", "", cell)) for cell in row] for row in cells]
+
+
+def with_profile(profile: DataProfile | None, **changes: Any) -> DatasetSummary:
+    return dataset_summary().model_copy(update={"profile": profile, **changes})
+
+
+def test_classes_are_drawn_with_their_names(sqlite_front: Front) -> None:
+    text = part(shown(sqlite_front, profiled_summary()), "classes")
+    assert "3 classes of 4 to 20 samples each." in text
+    (picture,) = pictures(text)
+    assert picture.get("role") == "img" and "3 in all" in str(picture.get("aria-label"))
+    words = [item.text for item in picture.iter("text")]
+    assert words[:4] == ["cat", "20", "dog", "8"]
+    assert [row[0] for row in figures(text)] == ["0", "1", "2"]
+    assert figures(text)[1] == ["1", "dog", "8"]
+    assert HOSTILE_CLASS not in html.unescape(text) and "<svg onload" not in text
+
+
+def test_classes_without_names_and_without_samples(sqlite_front: Front) -> None:
+    labels = LabelSummary(array="labels", count=9, minimum=0, maximum=5, dtype="int64", shape=(9,))
+    profile = DataProfile(classes=class_counts(5, 4))
+    text = part(shown(sqlite_front, with_profile(profile, labels=labels)), "classes")
+    assert "4 class numbers below the greatest have no sample." in text
+    assert figures(text) == [["0", "5"], ["1", "4"]]
+
+
+def test_a_thousand_classes_are_drawn_in_one_outline(sqlite_front: Front) -> None:
+    counts = class_counts(*(1 + k % 7 for k in range(MAX_CLASSES)))
+    page = shown(sqlite_front, with_profile(DataProfile(classes=counts)))
+    (picture,) = pictures(part(page, "classes"))
+    (outline,) = picture.iter("polyline")
+    assert len(str(outline.get("points")).split()) == 2 * MAX_CLASSES + 2
+    assert len(figures(part(page, "classes"))) == MAX_CLASSES
+    assert len(page) < 300_000
+
+
+def test_of_more_classes_the_largest_are_told(sqlite_front: Front) -> None:
+    counts = class_counts(9, 5).model_copy(update={"distinct": MAX_CLASSES + 1, "fewest": 1})
+    text = part(shown(sqlite_front, with_profile(DataProfile(classes=counts))), "classes")
+    assert pictures(text) == []
+    assert "too many to be drawn" in text and "the 2 largest classes" in text
+
+
+def test_values_are_drawn_with_their_range(sqlite_front: Front) -> None:
+    page = shown(sqlite_front, profiled_summary())
+    text = part(page, "values")
+    (picture,) = pictures(text)
+    assert "how often each occurs" in str(picture.get("aria-label"))
+    assert len(list(picture.iter("rect"))) == 5
+    assert len(figures(text)) == 5  # an empty bin has no row
+    assert "mean and counts are of 3,925 of 6,144 values (63.88 %)" in text
+    stored = part(page, "facts")
+    assert all(f'data-label="{word}">' in stored for word in ("Least", "Greatest", "Mean"))
+
+
+def test_a_constant_array_is_told_in_words(sqlite_front: Front) -> None:
+    constant = value_profile(7, low=2.0, high=3.0).model_copy(update={"maximum": 2.0, "mean": 2.0})
+    text = part(shown(sqlite_front, with_profile(DataProfile(values={"x": constant}))), "values")
+    assert "Every value is 2." in text and pictures(text) == []
+
+
+@pytest.mark.parametrize("most", [1e38, 1.7976931348623157e308])
+def test_huge_values_are_drawn(sqlite_front: Front, most: float) -> None:
+    profile = DataProfile(values={"x": value_profile(*range(1, 8), low=-most, high=most)})
+    (picture,) = pictures(part(shown(sqlite_front, with_profile(profile)), "values"))
+    assert "nan" not in ElementTree.tostring(picture, "unicode")
+
+
+def test_waveforms_are_drawn_on_one_scale(sqlite_front: Front) -> None:
+    text = part(shown(sqlite_front, profiled_summary()), "waveforms")
+    found = pictures(text)
+    assert [str(one.get("aria-label"))[:20] for one in found] == [f"Waveform of sample {k}" for k in range(5)]
+    heights = []
+    for one in found:
+        points = [point.split(",") for line in one.iter("polyline") for point in str(line.get("points")).split()]
+        heights.append(max(float(y) for _, y in points) - min(float(y) for _, y in points))
+    assert heights == pytest.approx([0, 15, 30, 45, 60], abs=0.2)
+    assert figures(text)[4] == ["4", "1.00 s", "-8000", "8000", "24.4 % of full scale"]
+
+
+def test_an_empty_sound_is_a_line() -> None:
+    silent = waveform(0, 0.0).model_copy(update={"length": 0, "lows": (), "highs": ()})
+    assert "polyline" not in dataset_charts.waveform(silent, 0.0, "a")
+
+
+def test_an_older_dataset_says_that_nothing_was_counted(sqlite_front: Front) -> None:
+    page = shown(sqlite_front, with_profile(None))
+    assert "were not counted when it was validated" in page
+    assert pictures(page) == [] and 'id="values"' not in page
+
+
+def test_the_largest_page_stays_small(sqlite_front: Front) -> None:
+    names = [f"array {k}" for k in range(MAX_PROFILED_ARRAYS)]
+    arrays = {name: ArraySummary(dtype="float32", shape=(32, 8)) for name in names}
+    full = value_profile(*range(10**6, 10**6 + MAX_BINS), low=-0.123456789, high=0.98765432)
+    changes = {"values": dict.fromkeys(names, full), "classes": class_counts(*[10**6] * MAX_CLASSES)}
+    page = shown(sqlite_front, with_profile(full_profile().model_copy(update=changes), arrays=arrays))
+    assert "76 more arrays are not drawn" in page
+    assert len(page) < 700_000
+
+
+def test_what_is_validated_is_what_is_shown(sqlite_front: Front, tmp_path: Path) -> None:
+    tone = np.rint(9000 * np.sin(np.arange(900) / 5)).astype(np.int16)
+    files = {f"{'a' if k % 4 else 'b'}/{k:02d}.wav": wav(tone // (k + 1), 8000) for k in range(20)}
+    spec = PreprocessingSpec.model_validate({"sounds": {"sample_rate_hz": 8000, "length": 900}})
+    page = shown(sqlite_front, inspect_dataset(archive(tmp_path / "x.tar", files), spec))
+    assert figures(part(page, "classes")) == [["0", "a", "15"], ["1", "b", "5"]]
+    assert len(pictures(part(page, "waveforms"))) == 16
+    assert "-9000 to 9000" in part(page, "values")
+
+
+def test_lists_of_datasets_tell_no_profile(sqlite_front: Front) -> None:
+    made = sqlite_front.ready_dataset(profiled_summary())
+    whole = sqlite_front.http.get(f"/v1/datasets/{made}").json()
+    assert whole["summary"]["profile"]["classes"]["counts"] == [20, 8, 4]
+    (listed,) = sqlite_front.http.get("/v1/datasets").json()["items"]
+    assert listed["summary"]["profile"] is None
+    assert sqlite_front.http.get("/datasets").status_code == 200
