@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -46,6 +47,15 @@ def test_ready_ones_can_be_chosen_newest_first_and_others_cannot(sqlite_front: F
     text = sqlite_front.http.get("/new").text
     assert text.index(f'value="{second}"') < text.index(f'value="{first}"')
     assert waiting not in text
+
+
+def test_each_name_is_labelled_by_what_it_is_of(sqlite_front: Front) -> None:
+    labels = re.findall(r'<label for="f-(\w*name)">([^<]*)<', sqlite_front.http.get("/new").text)
+    assert dict(labels) == {
+        "model_name": "Name of the model",
+        "dataset_name": "Name of the data",
+        "name": "Name of the job",
+    }
 
 
 def test_a_job_is_started_from_the_form_with_what_differs_from_the_preset_alone(sqlite_front: Front) -> None:
