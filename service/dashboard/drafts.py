@@ -16,6 +16,8 @@ from service.jobs.schemas import JobOut
 from service.quark import translate_document
 
 NOUNS = ("model_id", "calibration_dataset_id", "evaluation_dataset_id")
+# Beside each list of the form is a field for what does not stand in it: what is written there holds.
+OTHER = "_other"
 # Fields of the form that stand in the request under their own names; those of files are for their buttons alone.
 TEXTS = (*NOUNS, "name", "labels", "priority", "device")
 _FILES = ("model_name", "dataset_name", "dataset_for", "preprocessing")
@@ -92,6 +94,7 @@ def posted_draft(posted: Mapping[str, list[str]], action: str) -> Draft:
         action: ``take`` has the JSON hold, ``show`` the fields; with any other the one that was changed does.
     """
     texts = {name: _first(posted, name) for name in (*TEXTS, *_FILES)}
+    texts |= {name: text for name in NOUNS if (text := _first(posted, name + OTHER))}
     draft = Draft(texts, reuse=bool(_first(posted, "reuse")), source=_first(posted, "from"))
     draft.nonce = _first(posted, "nonce") or draft.nonce
     was = _document(_first(posted, _WAS) or "{}", Draft())

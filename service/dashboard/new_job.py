@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -44,6 +45,8 @@ _MOST_QUERY = 16 * 1024
 Word = Annotated[str, Query(max_length=400, pattern=PLAIN_TEXT)]
 # What a person can mend in the form; all else is a page of its own.
 _OTHERS = (401, 403, 429)
+# What an id or a reference may come to.
+_UNUSABLE = (NounNotFoundError, NounNotReadyError, NounRejectedError)
 
 
 @router.get("/new")
@@ -239,15 +242,16 @@ async def _ready(desk: Desk, by: Principal, draft: Draft, wait: int) -> None:
         if not noun_id:
             continue
         table, get = (Model, models.get) if name == "model_id" else (Dataset, datasets.get)
-        await poll(
-            desk,
-            table,
-            noun_id,
-            lambda get=get, noun_id=noun_id: get(desk, by.tenant_id, noun_id),  # type: ignore[misc]
-            version=lambda seen: (seen.row_version, 0),
-            done=lambda seen: seen.status != "validating",
-            wait_seconds=wait,
-        )
+        with suppress(*_UNUSABLE):  # which the form tells at its field
+            await poll(
+                desk,
+                table,
+                noun_id,
+                lambda get=get, noun_id=noun_id: get(desk, by.tenant_id, noun_id),  # type: ignore[misc]
+                version=lambda seen: (seen.row_version, 0),
+                done=lambda seen: seen.status != "validating",
+                wait_seconds=wait,
+            )
 
 
 class Choices:
@@ -257,10 +261,11 @@ class Choices:
         options: id and words of each.
         told: why the chosen one cannot be used, or blank.
         state: of the chosen one, or blank.
+        other: what was written beside the list and is none of the tenant's, or blank.
     """
 
-    def __init__(self, options: list[tuple[str, str]], told: str, state: str) -> None:
-        self.options, self.told, self.state = options, told, state
+    def __init__(self, options: list[tuple[str, str]], told: str, state: str, other: str = "") -> None:
+        self.options, self.told, self.state, self.other = options, told, state, other
 
 
 def _choices(desk: Desk, tenant_id: str, draft: Draft) -> dict[str, Choices]:
@@ -278,8 +283,8 @@ def _choices_of(desk: Desk, tenant_id: str, draft: Draft, name: str, rows: Seque
         return Choices(options, "", "ready" if chosen else "")
     try:
         row = (models if name == "model_id" else datasets).get(desk, tenant_id, chosen)
-    except (NounNotFoundError, NounNotReadyError, NounRejectedError) as error:
-        return Choices([(chosen, chosen), *options], error.detail, "rejected")
+    except _UNUSABLE as error:
+        return Choices(options, error.detail, "rejected", chosen)
     draft.texts[name] = row.id
     told = "; ".join(str(one.get("detail", "")) for one in row.problems or [])
     known = options if row.status == "ready" else [(row.id, f"{_words(row)} ({row.status})"), *options]
