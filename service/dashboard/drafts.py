@@ -21,7 +21,7 @@ OTHER = "_other"
 # Fields of the form that stand in the request under their own names; those of files are for their buttons alone.
 TEXTS = (*NOUNS, "name", "labels", "priority", "device")
 _FILES = ("model_name", "dataset_name", "dataset_for", "preprocessing")
-_WAS = "config_was"
+_WAS, _MOST_NONCE = "config_was", 64
 _BOTH = "The form and the JSON were both changed: say with one of the two buttons below which of them holds."
 
 
@@ -96,7 +96,7 @@ def posted_draft(posted: Mapping[str, list[str]], action: str) -> Draft:
     texts = {name: _first(posted, name) for name in (*TEXTS, *_FILES)}
     texts |= {name: text for name in NOUNS if (text := _first(posted, name + OTHER))}
     draft = Draft(texts, reuse=bool(_first(posted, "reuse")), source=_first(posted, "from"))
-    draft.nonce = _first(posted, "nonce") or draft.nonce
+    draft.nonce = _first(posted, "nonce")[:_MOST_NONCE] or draft.nonce
     was = _document(_first(posted, _WAS) or "{}", Draft())
     filled, problems = applied(was, posted)
     text = _first(posted, JSON)

@@ -134,7 +134,8 @@ async def post_dataset(request: Request, desk: DeskDep, principal: PrincipalDep)
 @router.post("/new/example")
 async def post_example(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Choose the model and the data that come with the service, and fill in the rest."""
-    ids = await new_files.example(desk, principal)
+    posted, _ = await _posted(request)
+    ids = await new_files.example(desk, principal, posted_draft(posted, "").nonce)
     draft = Draft({**ids, "name": "The first job"})
     draft.take(dict(new_files.EXAMPLE_CONFIG))
     return await _carried(request, desk, principal, draft)
