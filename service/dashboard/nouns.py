@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from service.conditions import Conditions
+from service.conditions import Conditions, PreconditionFailedError
 from service.dashboard.forms import Form, sent
 from service.dashboard.listing import Paging, one_of, pairs
 from service.dashboard.pages import PageRoute, page, see
@@ -26,7 +26,13 @@ from service.names.service import identify, list_page, row_etag, update
 from service.principal import Principal
 from service.tables import Dataset, Model
 
+# Among what is wrong: somebody else was faster.
+CHANGED = "changed"
 STATUSES = ("validating", "ready", "rejected")
+_CHANGED = (
+    "Somebody else has changed this since you opened it; what is stored now stands above. Below is what you typed: "
+    "save it once more to have it in its place."
+)
 _LIMIT = 50
 _VERSIONS = 50
 
@@ -44,7 +50,7 @@ class Edit:
     @property
     def status(self) -> int:
         """Of the page."""
-        return 422 if self.errors else 200
+        return 412 if CHANGED in self.errors else 422 if self.errors else 200
 
     @classmethod
     def of(cls, row: Model | Dataset) -> Edit:
@@ -106,6 +112,8 @@ def with_typed(edit: Edit | None, stored: Edit) -> Edit:
     """The forms as they are stored, or with what was typed; the form that was not sent is as stored."""
     if edit is None:
         return stored
+    if CHANGED in edit.errors:
+        return replace(edit, etag=stored.etag)  # the page shows what is stored: what is sent next knows it
     if "alias" in edit.errors:
         return Edit(stored.description, stored.tags, stored.etag, edit.alias, edit.errors)
     return edit
@@ -125,11 +133,14 @@ def change_routes(kind: Kind[Named], show: Show) -> APIRouter:
     async def edit(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
         """Change tags and description."""
         form = await sent(request)
-        patch, wrong = _patch(form)
+        typed = Edit(_lines(form, "description"), _lines(form, "tags"), form.text("etag") or "*")
+        patch, errors = _patch(typed)
         if patch is None:
-            return await show(request, desk, principal, ref, wrong)
-        conditions = Conditions(form.text("etag") or "*")
-        await desk.writes.run(lambda: update(desk, principal, kind, ref, patch, conditions))
+            return await show(request, desk, principal, ref, replace(typed, errors=errors))
+        try:
+            await desk.writes.run(lambda: update(desk, principal, kind, ref, patch, Conditions(typed.etag)))
+        except PreconditionFailedError:
+            return await show(request, desk, principal, ref, replace(typed, errors={CHANGED: _CHANGED}))
         return see(request, f"/{kind.word}s/{quote(ref, safe='@')}")
 
     @router.post(f"{base}/aliases")
@@ -186,12 +197,15 @@ def _seen(desk: Desk, kind: Kind[Named], tenant_id: str, noun_id: str, word: str
         return Conditions(if_none_match="*")
 
 
-def _patch(form: Form) -> tuple[NounPatch | None, Edit | None]:
-    """What a form asks to change; or what is wrong with it."""
-    description, lines = (form.text("description") or "").replace("\r\n", "\n"), form.text("tags") or ""
+def _lines(form: Form, name: str) -> str:
+    return (form.text(name) or "").replace("\r\n", "\n")
+
+
+def _patch(typed: Edit) -> tuple[NounPatch | None, dict[str, str]]:
+    """What a form asks to change, or nothing; and what is wrong with it, by field."""
     errors: dict[str, str] = {}
     tags: dict[str, str] = {}
-    for line in filter(None, map(str.strip, lines.splitlines())):
+    for line in filter(None, map(str.strip, typed.tags.splitlines())):
         key, sign, value = line.partition("=")
         if not sign:
             errors["tags"] = f"{line[:80]!r} is no tag: give KEY=VALUE, one a line."
@@ -199,10 +213,8 @@ def _patch(form: Form) -> tuple[NounPatch | None, Edit | None]:
             errors["tags"] = f"The tag {key.strip()[:80]!r} stands there twice."
         tags[key.strip()] = value.strip()
     try:
-        patch = NounPatch.model_validate({"tags": tags, "description": description or None})
+        patch = NounPatch.model_validate({"tags": tags, "description": typed.description or None})
     except ValidationError as error:
         for one in error.errors():
             errors.setdefault(str(one["loc"][0]), f"{': '.join(map(str, one['loc'][1:2]))} {one['msg']}".strip())
-    if errors:
-        return None, Edit(description, lines, form.text("etag") or "*", errors=errors)
-    return patch, None
+    return (None if errors else patch), errors

@@ -14,6 +14,7 @@ from service.dashboard.planes import SQNR, Mark, drop_of, plane
 from service.dashboard.trials import patch_of
 from service.jobs.outcome import QuantizeOutcome
 from service.keys.scopes import needed
+from tests.dashboard.form_of import Form
 from tests.support.batches import fail, grid_body, job_of, submitted, succeed
 from tests.support.front import Front, make_report
 
@@ -26,7 +27,7 @@ def shown(front: Front, path: str, status: int = 200) -> str:
     return answer.text
 
 
-def posted(front: Front, path: str, status: int = 303, **fields: str) -> str:
+def posted(front: Front, path: str, status: int = 303, **fields: str | list[str]) -> str:
     """What a form answers: where to go on, or the page."""
     answer = front.http.post(path, data=fields, follow_redirects=False)
     assert answer.status_code == status, answer.text
@@ -54,6 +55,23 @@ def test_a_noun_is_listed_shown_changed_and_deleted(sqlite_front: Front, noun: s
     posted(sqlite_front, f"{base}/{made}/aliases/end", alias="prod")
     assert posted(sqlite_front, f"{base}/{made}/delete") == base
     shown(sqlite_front, f"{base}/{made}", 404)
+
+
+@pytest.mark.parametrize("noun", ["model", "dataset"])
+def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(sqlite_front: Front, noun: str) -> None:
+    made = sqlite_front.ready_model() if noun == "model" else sqlite_front.ready_dataset()
+    path = f"/{noun}s/{made}"
+    seen = Form(shown(sqlite_front, path), "edit")
+    posted(sqlite_front, f"{path}/edit", **seen.with_fields({"description": "theirs"}))
+    mine = seen.with_fields({"description": "mine,\nof two lines", "tags": "a=1"})
+    late = posted(sqlite_front, f"{path}/edit", 412, **mine)
+    again = Form(late, "edit")
+    assert "changed meanwhile" in late and "theirs" in late
+    assert (again["description"], again["tags"]) == ("mine,\nof two lines", "a=1")
+    assert sqlite_front.http.get(f"/v1{path}").json()["description"] == "theirs"
+    posted(sqlite_front, f"{path}/edit", **again.fields)
+    stored = sqlite_front.http.get(f"/v1{path}").json()
+    assert (stored["description"], stored["tags"]) == ("mine,\nof two lines", {"a": "1"})
 
 
 def test_what_needs_a_manager_is_known_by_its_route() -> None:
