@@ -18,11 +18,13 @@ from service.deps import Desk, DeskDep, PrincipalDep
 from service.names.aliases import service as aliases
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError
 from service.names.aliases.schemas import AliasOut
+from service.names.aliases.service import ShownAlias
 from service.names.deletion.service import delete
 from service.names.kinds import Kind, Named
 from service.names.repository import NounQuery
 from service.names.schemas import NounPatch
 from service.names.service import identify, list_page, row_etag, update
+from service.pagination import Position
 from service.principal import Principal
 from service.tables import Dataset, Model
 
@@ -39,18 +41,30 @@ _VERSIONS = 50
 
 @dataclass(frozen=True)
 class Edit:
-    """The forms of a page as they are filled in, with what is wrong."""
+    """The forms of a page as they are filled in, with what is wrong.
+
+    Attributes:
+        description: of people.
+        tags: a line each.
+        etag: of what is changed, as it was seen.
+        alias: that is to be set.
+        moved: the alias that stands elsewhere with its entity tag, once the page has said so: it is moved knowingly.
+        errors: by field.
+    """
 
     description: str
     tags: str
     etag: str
     alias: str = ""
+    moved: str = ""
     errors: dict[str, str] = field(default_factory=dict)
 
     @property
     def status(self) -> int:
         """Of the page."""
-        return 412 if CHANGED in self.errors else 422 if self.errors else 200
+        if CHANGED in self.errors:
+            return 412
+        return 409 if self.moved else 422 if self.errors else 200
 
     @classmethod
     def of(cls, row: Model | Dataset) -> Edit:
@@ -87,8 +101,14 @@ async def listing(
     """The rows of one page of a list, the versions of a name together, and what its template takes beside them."""
     query = filters.query()
     paging = Paging(request, desk, f"{kind.word}s|{tenant_id}|{query}", cursor)
-    rows, last = await desk.reads.run(lambda: list_page(desk, kind, tenant_id, query, after=paging.after, limit=_LIMIT))
+
+    def read() -> tuple[list[Named], Position | None, dict[str, list[str]]]:
+        rows, last = list_page(desk, kind, tenant_id, query, after=paging.after, limit=_LIMIT)
+        return rows, last, aliases.words_of(desk, kind, tenant_id, {row.name for row in rows})
+
+    rows, last, words = await desk.reads.run(read)
     context = {
+        "aliases": words,
         "filters": filters,
         "statuses": [(one, one) for one in STATUSES],
         "next_query": paging.next_query(last),
@@ -115,7 +135,7 @@ def with_typed(edit: Edit | None, stored: Edit) -> Edit:
     if CHANGED in edit.errors:
         return replace(edit, etag=stored.etag)  # the page shows what is stored: what is sent next knows it
     if "alias" in edit.errors:
-        return Edit(stored.description, stored.tags, stored.etag, edit.alias, edit.errors)
+        return replace(stored, alias=edit.alias, moved=edit.moved, errors=edit.errors)
     return edit
 
 
@@ -145,18 +165,18 @@ def change_routes(kind: Kind[Named], show: Show) -> APIRouter:
 
     @router.post(f"{base}/aliases")
     async def set_alias(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
-        """Have an alias stand for it, which may have stood for another version."""
-        word = (await sent(request)).text("alias") or ""
-
-        def put() -> str:
-            noun_id = identify(desk, kind, principal.tenant_id, ref)
-            aliases.put(desk, principal, kind, noun_id, word, _seen(desk, kind, principal.tenant_id, noun_id, word))
-            return noun_id
-
+        """Have an alias stand for it; one that stands for another version is moved once that was told."""
+        form = await sent(request)
+        word, told = form.text("alias") or "", form.text("moved") or ""
+        noun_id = await desk.reads.run(lambda: identify(desk, kind, principal.tenant_id, ref))
         try:
-            noun_id = await desk.writes.run(put)
+            elsewhere = await desk.writes.run(lambda: _put(desk, principal, kind, noun_id, word, told))
         except InvalidAliasError as error:
-            typed = Edit("", "", "", word, {"alias": error.problem().detail})
+            typed = Edit("", "", "", word, errors={"alias": error.problem().detail})
+            return await show(request, desk, principal, ref, typed)
+        if elsewhere is not None:
+            said = f"{word} stands for version {elsewhere.alias.version} now. Set it once more to move it here."
+            typed = Edit("", "", "", word, f"{word} {elsewhere.etag}", {"alias": said})
             return await show(request, desk, principal, ref, typed)
         return see(request, f"/{kind.word}s/{noun_id}")
 
@@ -189,12 +209,17 @@ def change_routes(kind: Kind[Named], show: Show) -> APIRouter:
     return router
 
 
-def _seen(desk: Desk, kind: Kind[Named], tenant_id: str, noun_id: str, word: str) -> Conditions:
-    """The alias is made, or moved from what it stands for now."""
+def _put(desk: Desk, by: Principal, kind: Kind[Named], noun_id: str, word: str, told: str) -> ShownAlias | None:
+    """Make the alias, or move it from where it was told to stand; else nothing is done, and where it stands is told."""
     try:
-        return Conditions(aliases.get(desk, kind, tenant_id, noun_id, word).etag)
+        known = aliases.get(desk, kind, by.tenant_id, noun_id, word)
     except AliasNotFoundError:
-        return Conditions(if_none_match="*")
+        aliases.put(desk, by, kind, noun_id, word, Conditions(if_none_match="*"))
+        return None
+    if known.alias.id != noun_id and told != f"{word} {known.etag}":
+        return known
+    aliases.put(desk, by, kind, noun_id, word, Conditions(known.etag))
+    return None
 
 
 def _lines(form: Form, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from urllib.parse import parse_qs
 
 import pytest
@@ -72,6 +73,44 @@ def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(sqlite_f
     posted(sqlite_front, f"{path}/edit", **again.fields)
     stored = sqlite_front.http.get(f"/v1{path}").json()
     assert (stored["description"], stored["tags"]) == ("mine,\nof two lines", {"a": "1"})
+
+
+@pytest.mark.parametrize("noun", ["model", "dataset"])
+def test_an_alias_is_moved_once_it_is_known_where_it_stands(sqlite_front: Front, noun: str) -> None:
+    make = sqlite_front.ready_model if noun == "model" else sqlite_front.ready_dataset
+    paths = [f"/{noun}s/{make()}" for _ in range(3)]
+
+    def stands() -> int:
+        found: int = sqlite_front.http.get(f"/v1{paths[0]}/aliases/prod").json()["version"]
+        return found
+
+    posted(sqlite_front, f"{paths[0]}/aliases", alias="prod")
+    told = posted(sqlite_front, f"{paths[1]}/aliases", 409, alias="prod")
+    assert "prod stands for version 1 now" in told and "Move it here" in told
+    assert stands() == 1
+    knowing = Form(told, "set-alias")
+    posted(sqlite_front, f"{paths[0]}/aliases", alias="canary")
+    posted(sqlite_front, f"{paths[1]}/aliases", 409, **knowing.with_fields({"alias": "canary"}))
+    posted(sqlite_front, f"{paths[1]}/aliases", **knowing.fields)
+    assert stands() == 2
+    posted(sqlite_front, f"{paths[0]}/aliases", 409, alias="prod")
+    # what was seen has been moved on since
+    again = posted(sqlite_front, f"{paths[2]}/aliases", 409, **knowing.fields)
+    assert "prod stands for version 2 now" in again and stands() == 2
+    posted(sqlite_front, f"{paths[1]}/aliases", alias="prod")
+    assert stands() == 2
+
+
+@pytest.mark.parametrize("noun", ["model", "dataset"])
+def test_aliases_stand_beside_the_versions_that_they_stand_for(sqlite_front: Front, noun: str) -> None:
+    make = sqlite_front.ready_model if noun == "model" else sqlite_front.ready_dataset
+    first, second = make(), make()
+    for alias in ("prod", "canary"):
+        posted(sqlite_front, f"/{noun}s/{first}/aliases", alias=alias)
+    for page in (f"/{noun}s", f"/{noun}s/{second}"):
+        row = re.search(rf'<tr><th[^>]*><a href="/{noun}s/{first}".*?</th>', shown(sqlite_front, page))
+        assert row is not None and re.findall(r"<code>@(\w+)</code>", row[0]) == ["canary", "prod"], page
+        assert shown(sqlite_front, page).count("<code>@prod") == 1
 
 
 def test_what_needs_a_manager_is_known_by_its_route() -> None:
