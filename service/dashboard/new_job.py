@@ -18,10 +18,11 @@ from service.contracts.patch import patched
 from service.dashboard import new_files
 from service.dashboard.config_fields import groups, parsed
 from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of
-from service.dashboard.drafts import NOUNS, TEXTS, Draft, clone_patch, draft_of, posted_draft, read
+from service.dashboard.drafts import HAND_OVER, NOUNS, TEXTS, Draft, clone_patch, draft_of, posted_draft, read
 from service.dashboard.pages import PageRoute, page, see
 from service.datasets import service as datasets
 from service.deps import Desk, DeskDep, PrincipalDep
+from service.hand_overs.asking import refuse_inside
 from service.http import PLAIN_TEXT, poll
 from service.idempotency.answers import IdempotencyKeyReuseError
 from service.jobs import service as jobs
@@ -91,6 +92,7 @@ async def post_new_job(request: Request, desk: DeskDep, principal: PrincipalDep)
             return see(request, f"/jobs/{await _started(desk, principal, draft)}")
         if action == "check":
             body = new_files.record(JobValidate, draft.request())
+            await _judged(desk, body)
             checked = await desk.checks.run(lambda: jobs.check(desk, principal.tenant_id, body))
     except QuantmillError as error:
         return await _refused(request, desk, principal, draft, error)
@@ -190,6 +192,7 @@ async def _started(desk: Desk, by: Principal, draft: Draft) -> str:
     """The id of the job that is made, or was made by the same page."""
     request = draft.request()
     body = new_files.record(JobCreate, request)
+    await _judged(desk, body)
     if not draft.source:
         answer = await desk.writes.run(lambda: jobs.create(desk, by, body, key=draft.nonce))
         return str(answer.body["id"])
@@ -197,6 +200,12 @@ async def _started(desk: Desk, by: Principal, draft: Draft) -> str:
     patch = clone_patch(source, request)
     answer = await desk.writes.run(lambda: jobs.clone(desk, by, draft.source, patch, key=draft.nonce))
     return str(answer.body["id"])
+
+
+async def _judged(desk: Desk, body: JobCreate | JobValidate) -> None:
+    """Let no hand-over go to where nothing is sent, as far as names tell it now."""
+    if body.hand_over:
+        await desk.lookups.run(lambda: refuse_inside(desk.settings, body.hand_over, f"/{HAND_OVER}"))
 
 
 async def _refused(
@@ -230,7 +239,7 @@ async def _carried(request: Request, desk: Desk, by: Principal, draft: Draft) ->
         given["from"] = draft.source
     given |= {"config": json.dumps(draft.document), "wait": str(_WAIT_SECONDS)}
     query = urlencode(given)
-    if len(query) <= _MOST_QUERY and not draft.errors:
+    if len(query) <= _MOST_QUERY and not draft.errors and not draft.get(HAND_OVER):
         return see(request, f"/new?{query}")
     await _ready(desk, by, draft, _WAIT_SECONDS)
     return await _page(request, desk, by, draft)
