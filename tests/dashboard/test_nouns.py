@@ -10,6 +10,7 @@ import pytest
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.patch import advised_config
+from service.contracts.report import Report
 from service.contracts.search import TrialFigures
 from service.dashboard.planes import SQNR, Mark, drop_of, plane
 from service.dashboard.trials import patch_of
@@ -17,7 +18,8 @@ from service.jobs.outcome import QuantizeOutcome
 from service.keys.scopes import needed
 from tests.dashboard.form_of import Form
 from tests.support.batches import fail, grid_body, job_of, submitted, succeed
-from tests.support.front import Front, make_report
+from tests.support.front import Front
+from tests.support.reports import search_document
 
 
 def shown(front: Front, path: str, status: int = 200) -> str:
@@ -154,31 +156,15 @@ def test_a_batch_shows_its_members_and_the_front_as_it_grows(sqlite_front: Front
 
 
 def test_trials_are_shown_and_one_of_them_taken(sqlite_front: Front) -> None:
-    document = make_report().to_json_dict()
-    config = QuantizationConfig.model_validate({"algorithms": [{"method": "autopilot"}]}).model_dump(mode="json")
-    trial = {"settings": {}, "algorithms": [], "sqnr_db": 20.0, "evaluated": True, "seconds": 1.0, "size_bytes": 900}
-    step = {"method": "bias_correction", "mode": "full"}
-    trials = [
-        {**trial, "name": "as configured", "value": 0.9, "gap": 0.4, "latency_ratio": 0.5},
-        {
-            **trial,
-            "name": "mse: bias",
-            "settings": {"activation": {"calibration": {"method": "mse"}}},
-            "algorithms": ["bias_correction"],
-            "chain": [step],
-            **{"value": 0.2, "gap": -0.3, "latency_ratio": 0.6, "pareto": True, "chosen": True},
-        },
-    ]
-    goal = {"kind": "drop", "metric": "top1", "max_drop": 0.5}
-    search = {"goal": goal, "met": True, "goal_met": True, "gap": -0.3, "ended_by": "all done", "trials": trials}
-    document["algorithms"] = [{"method": "autopilot", "kept": True, "summary": "done", "search": search}]
-    document["manifest"]["config"] = config
+    document = search_document()
+    config = document["manifest"]["config"]
+    trial = document["algorithms"][0]["search"]["trials"][1]
     job_id = sqlite_front.new_job()
-    sqlite_front.finish(job_id, QuantizeOutcome(type(make_report()).model_validate(document), ()))
+    sqlite_front.finish(job_id, QuantizeOutcome(Report.model_validate(document), ()))
 
     page = shown(sqlite_front, f"/jobs/{job_id}/trials")
-    assert "goal 0.5" in page and "model front" in page and "Take recipe 2" in page
-    taken = patch_of(config, TrialFigures.model_validate(trials[1]))
+    assert "goal 0.5" in page and "model front" in page and ": recipe 2<" in page
+    taken = patch_of(config, TrialFigures.model_validate(trial))
     made = advised_config(QuantizationConfig.model_validate(config), taken)
     assert [one.method for one in made.algorithms] == ["bias_correction"]
     assert made.activation.calibration.method == "mse"
