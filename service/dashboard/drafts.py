@@ -16,10 +16,14 @@ from service.jobs.schemas import JobOut
 from service.quark import translate_document
 
 NOUNS = ("model_id", "calibration_dataset_id", "evaluation_dataset_id")
+# Beside each list of the form is a field for what does not stand in it: what is written there holds.
+OTHER = "_other"
 # Fields of the form that stand in the request under their own names; those of files are for their buttons alone.
-TEXTS = (*NOUNS, "name", "labels", "priority", "device")
+TEXTS = (*NOUNS, "ranges_from", "name", "labels", "priority", "device")
+# Holds URLs that are as good as keys: it never stands in an address.
+HAND_OVER = "hand_over"
 _FILES = ("model_name", "dataset_name", "dataset_for", "preprocessing")
-_WAS = "config_was"
+_WAS, _MOST_NONCE = "config_was", 64
 _BOTH = "The form and the JSON were both changed: say with one of the two buttons below which of them holds."
 
 
@@ -63,24 +67,29 @@ class Draft:
             whole: the field of what is found nowhere in particular.
         """
         for problem in problems:
-            self.errors.setdefault(self._field_of(problem.pointer) or whole, problem.message)
+            at = self._field_of(problem.pointer) or whole
+            within = problem.pointer.removeprefix(f"/{HAND_OVER}").removeprefix("/") if at == HAND_OVER else ""
+            self.errors.setdefault(at, f"{within}: {problem.message}" if within else problem.message)
 
     def _field_of(self, pointer: str) -> str:
         head, _, rest = pointer.removeprefix("/").partition("/")
         if head == "config":
             return field_of(f"/{rest}" if rest else "", self.document)
-        return head if head in (*TEXTS, *_FILES, "files") else ""
+        return head if head in (*TEXTS, HAND_OVER, *_FILES, "files") else ""
 
     def request(self) -> dict[str, Any]:
         """The request for the job.
 
         Raises:
-            InvalidRequestError: a label or the priority cannot be read.
+            InvalidRequestError: a label, the priority or a hand-over cannot be read.
         """
-        found: dict[str, Any] = {name: text for name in (*NOUNS, "name", "device") if (text := self.get(name))}
+        given = (*NOUNS, "ranges_from", "name", "device")
+        found: dict[str, Any] = {name: text for name in given if (text := self.get(name))}
         found["config"] = self.document
         found["labels"] = _labels(self.get("labels"))
         found["priority"] = _priority(self.get("priority"))
+        if self.get(HAND_OVER):
+            found[HAND_OVER] = _hand_over(self.get(HAND_OVER))
         return {**found, "reuse": True} if self.reuse else found
 
 
@@ -91,9 +100,10 @@ def posted_draft(posted: Mapping[str, list[str]], action: str) -> Draft:
         posted: all fields.
         action: ``take`` has the JSON hold, ``show`` the fields; with any other the one that was changed does.
     """
-    texts = {name: _first(posted, name) for name in (*TEXTS, *_FILES)}
+    texts = {name: _first(posted, name) for name in (*TEXTS, HAND_OVER, *_FILES)}
+    texts |= {name: text for name in NOUNS if (text := _first(posted, name + OTHER))}
     draft = Draft(texts, reuse=bool(_first(posted, "reuse")), source=_first(posted, "from"))
-    draft.nonce = _first(posted, "nonce") or draft.nonce
+    draft.nonce = _first(posted, "nonce")[:_MOST_NONCE] or draft.nonce
     was = _document(_first(posted, _WAS) or "{}", Draft())
     filled, problems = applied(was, posted)
     text = _first(posted, JSON)
@@ -186,6 +196,13 @@ def _labels(text: str) -> dict[str, str]:
             raise InvalidRequestError(f"{line[:100]!r} is no label: write KEY=VALUE.", pointer="/labels")
         found[key.strip()] = value.strip()
     return found
+
+
+def _hand_over(text: str) -> Any:
+    try:
+        return parsed(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"The hand-over is {error}.", pointer=f"/{HAND_OVER}") from None
 
 
 def _priority(text: str) -> int | str:

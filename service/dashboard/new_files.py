@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from importlib import resources
@@ -17,7 +18,7 @@ from service.dashboard.config_fields import parsed
 from service.datasets import service as datasets
 from service.datasets.schemas import DatasetCreate
 from service.deps import Desk
-from service.idempotency.answers import Answer
+from service.idempotency.answers import Answer, IdempotencyInFlightError, IdempotencyKeyReuseError
 from service.models import service as models
 from service.models.schemas import ModelCreate
 from service.names.kinds import DATASETS, MODELS, Kind, Named
@@ -28,6 +29,8 @@ from service.uploads import service as uploads
 from service.uploads.schemas import UploadCreate
 
 _BLOCK = 1024**2
+# For the transaction of another click on the same button.
+_LOOKS, _LOOK_SECONDS = 50, 0.1
 _Record = TypeVar("_Record", bound=BaseModel)
 # Files and names of the example; the digits are stored as integers 0..16, the model was trained on 0..1.
 _EXAMPLE_MODEL, _EXAMPLE_CALIBRATION, _EXAMPLE_EVALUATION = "digits.onnx", "calibration.npz", "evaluation.npz"
@@ -99,33 +102,48 @@ async def dataset_of(desk: Desk, by: Principal, file: UploadFile, name: str | No
     return await _created(desk, lambda: datasets.create(desk, by, body, key=None))
 
 
-async def example(desk: Desk, by: Principal) -> dict[str, str]:
-    """The example's model and data, made unless the tenant has them: ids by the name of the job's field."""
-    found = {
-        "model_id": await _existing(desk, by, MODELS, _EXAMPLE_MODEL),
-        "calibration_dataset_id": await _existing(desk, by, DATASETS, _EXAMPLE_CALIBRATION),
-        "evaluation_dataset_id": await _existing(desk, by, DATASETS, _EXAMPLE_EVALUATION),
+async def example(desk: Desk, by: Principal, nonce: str) -> dict[str, str]:
+    """The example's model and data, made unless the tenant has them: ids by the name of the job's field.
+
+    Args:
+        desk: of the process.
+        by: who asks.
+        nonce: of the page: of two clicks on its button the second makes nothing anew, even while the first is at it.
+    """
+    return {
+        "model_id": await _example_noun(desk, by, MODELS, _EXAMPLE_MODEL, nonce),
+        "calibration_dataset_id": await _example_noun(desk, by, DATASETS, _EXAMPLE_CALIBRATION, nonce),
+        "evaluation_dataset_id": await _example_noun(desk, by, DATASETS, _EXAMPLE_EVALUATION, nonce),
     }
-    ids = {key: one for key, one in found.items() if one is not None}
-    if "model_id" not in ids:
-        upload_id = await _stored_example(desk, by, _EXAMPLE_MODEL, "model")
-        files = [{"upload_id": upload_id, "path": _EXAMPLE_MODEL}]
-        model = record(ModelCreate, {"name": _EXAMPLE_NAMES[_EXAMPLE_MODEL], "files": files})
-        ids["model_id"] = await _created(desk, lambda: models.create(desk, by, model, key=None))
-    for key, file in (
-        ("calibration_dataset_id", _EXAMPLE_CALIBRATION),
-        ("evaluation_dataset_id", _EXAMPLE_EVALUATION),
-    ):
-        if key not in ids:
-            ids[key] = await _example_dataset(desk, by, file)
-    return ids
 
 
-async def _example_dataset(desk: Desk, by: Principal, file: str) -> str:
-    upload_id = await _stored_example(desk, by, file, "dataset")
-    document = {"name": _EXAMPLE_NAMES[file], "upload_id": upload_id, "preprocessing": _EXAMPLE_PREPROCESSING}
-    body = record(DatasetCreate, document)
-    return await _created(desk, lambda: datasets.create(desk, by, body, key=None))
+async def _example_noun(desk: Desk, by: Principal, kind: Kind[Named], file: str, nonce: str) -> str:
+    """The id of what the tenant has, or of what is made."""
+    found = await _existing(desk, by, kind, file)
+    if found is not None:
+        return found
+    upload_id = await _stored_example(desk, by, file, kind.word)
+    for _ in range(_LOOKS):
+        try:
+            return await _created(desk, _example_work(desk, by, kind, file, upload_id, f"{nonce}/{file}"))
+        except IdempotencyInFlightError:
+            await asyncio.sleep(_LOOK_SECONDS)
+        except IdempotencyKeyReuseError:
+            break
+    # another click was faster; what it has made may have been deleted since
+    there = await _existing(desk, by, kind, file)
+    return there or await _created(desk, _example_work(desk, by, kind, file, upload_id, None))
+
+
+def _example_work(
+    desk: Desk, by: Principal, kind: Kind[Named], file: str, upload_id: str, key: str | None
+) -> Callable[[], Answer]:
+    document: dict[str, Any] = {"name": _EXAMPLE_NAMES[file]}
+    if kind.word == "model":
+        model = record(ModelCreate, {**document, "files": [{"upload_id": upload_id, "path": file}]})
+        return lambda: models.create(desk, by, model, key=key)
+    dataset = record(DatasetCreate, {**document, "upload_id": upload_id, "preprocessing": _EXAMPLE_PREPROCESSING})
+    return lambda: datasets.create(desk, by, dataset, key=key)
 
 
 async def _existing(desk: Desk, by: Principal, kind: Kind[Named], file: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -17,10 +18,11 @@ from service.contracts.patch import patched
 from service.dashboard import new_files
 from service.dashboard.config_fields import groups, parsed
 from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of
-from service.dashboard.drafts import NOUNS, TEXTS, Draft, clone_patch, draft_of, posted_draft, read
+from service.dashboard.drafts import HAND_OVER, NOUNS, TEXTS, Draft, clone_patch, draft_of, posted_draft, read
 from service.dashboard.pages import PageRoute, page, see
 from service.datasets import service as datasets
 from service.deps import Desk, DeskDep, PrincipalDep
+from service.hand_overs.asking import refuse_inside
 from service.http import PLAIN_TEXT, poll
 from service.idempotency.answers import IdempotencyKeyReuseError
 from service.jobs import service as jobs
@@ -44,6 +46,8 @@ _MOST_QUERY = 16 * 1024
 Word = Annotated[str, Query(max_length=400, pattern=PLAIN_TEXT)]
 # What a person can mend in the form; all else is a page of its own.
 _OTHERS = (401, 403, 429)
+# What an id or a reference may come to.
+_UNUSABLE = (NounNotFoundError, NounNotReadyError, NounRejectedError)
 
 
 @router.get("/new")
@@ -88,6 +92,7 @@ async def post_new_job(request: Request, desk: DeskDep, principal: PrincipalDep)
             return see(request, f"/jobs/{await _started(desk, principal, draft)}")
         if action == "check":
             body = new_files.record(JobValidate, draft.request())
+            await _judged(desk, body)
             checked = await desk.checks.run(lambda: jobs.check(desk, principal.tenant_id, body))
     except QuantmillError as error:
         return await _refused(request, desk, principal, draft, error)
@@ -131,7 +136,8 @@ async def post_dataset(request: Request, desk: DeskDep, principal: PrincipalDep)
 @router.post("/new/example")
 async def post_example(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Choose the model and the data that come with the service, and fill in the rest."""
-    ids = await new_files.example(desk, principal)
+    posted, _ = await _posted(request)
+    ids = await new_files.example(desk, principal, posted_draft(posted, "").nonce)
     draft = Draft({**ids, "name": "The first job"})
     draft.take(dict(new_files.EXAMPLE_CONFIG))
     return await _carried(request, desk, principal, draft)
@@ -186,6 +192,7 @@ async def _started(desk: Desk, by: Principal, draft: Draft) -> str:
     """The id of the job that is made, or was made by the same page."""
     request = draft.request()
     body = new_files.record(JobCreate, request)
+    await _judged(desk, body)
     if not draft.source:
         answer = await desk.writes.run(lambda: jobs.create(desk, by, body, key=draft.nonce))
         return str(answer.body["id"])
@@ -193,6 +200,12 @@ async def _started(desk: Desk, by: Principal, draft: Draft) -> str:
     patch = clone_patch(source, request)
     answer = await desk.writes.run(lambda: jobs.clone(desk, by, draft.source, patch, key=draft.nonce))
     return str(answer.body["id"])
+
+
+async def _judged(desk: Desk, body: JobCreate | JobValidate) -> None:
+    """Let no hand-over go to where nothing is sent, as far as names tell it now."""
+    if body.hand_over:
+        await desk.lookups.run(lambda: refuse_inside(desk.settings, body.hand_over, f"/{HAND_OVER}"))
 
 
 async def _refused(
@@ -226,7 +239,7 @@ async def _carried(request: Request, desk: Desk, by: Principal, draft: Draft) ->
         given["from"] = draft.source
     given |= {"config": json.dumps(draft.document), "wait": str(_WAIT_SECONDS)}
     query = urlencode(given)
-    if len(query) <= _MOST_QUERY and not draft.errors:
+    if len(query) <= _MOST_QUERY and not draft.errors and not draft.get(HAND_OVER):
         return see(request, f"/new?{query}")
     await _ready(desk, by, draft, _WAIT_SECONDS)
     return await _page(request, desk, by, draft)
@@ -239,15 +252,16 @@ async def _ready(desk: Desk, by: Principal, draft: Draft, wait: int) -> None:
         if not noun_id:
             continue
         table, get = (Model, models.get) if name == "model_id" else (Dataset, datasets.get)
-        await poll(
-            desk,
-            table,
-            noun_id,
-            lambda get=get, noun_id=noun_id: get(desk, by.tenant_id, noun_id),  # type: ignore[misc]
-            version=lambda seen: (seen.row_version, 0),
-            done=lambda seen: seen.status != "validating",
-            wait_seconds=wait,
-        )
+        with suppress(*_UNUSABLE):  # which the form tells at its field
+            await poll(
+                desk,
+                table,
+                noun_id,
+                lambda get=get, noun_id=noun_id: get(desk, by.tenant_id, noun_id),  # type: ignore[misc]
+                version=lambda seen: (seen.row_version, 0),
+                done=lambda seen: seen.status != "validating",
+                wait_seconds=wait,
+            )
 
 
 class Choices:
@@ -257,10 +271,11 @@ class Choices:
         options: id and words of each.
         told: why the chosen one cannot be used, or blank.
         state: of the chosen one, or blank.
+        other: what was written beside the list and is none of the tenant's, or blank.
     """
 
-    def __init__(self, options: list[tuple[str, str]], told: str, state: str) -> None:
-        self.options, self.told, self.state = options, told, state
+    def __init__(self, options: list[tuple[str, str]], told: str, state: str, other: str = "") -> None:
+        self.options, self.told, self.state, self.other = options, told, state, other
 
 
 def _choices(desk: Desk, tenant_id: str, draft: Draft) -> dict[str, Choices]:
@@ -278,8 +293,8 @@ def _choices_of(desk: Desk, tenant_id: str, draft: Draft, name: str, rows: Seque
         return Choices(options, "", "ready" if chosen else "")
     try:
         row = (models if name == "model_id" else datasets).get(desk, tenant_id, chosen)
-    except (NounNotFoundError, NounNotReadyError, NounRejectedError) as error:
-        return Choices([(chosen, chosen), *options], error.detail, "rejected")
+    except _UNUSABLE as error:
+        return Choices(options, error.detail, "rejected", chosen)
     draft.texts[name] = row.id
     told = "; ".join(str(one.get("detail", "")) for one in row.problems or [])
     known = options if row.status == "ready" else [(row.id, f"{_words(row)} ({row.status})"), *options]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from service.conditions import Conditions
+from service.conditions import Conditions, PreconditionFailedError
 from service.dashboard.forms import Form, sent
 from service.dashboard.listing import Paging, one_of, pairs
 from service.dashboard.pages import PageRoute, page, see
@@ -18,33 +18,53 @@ from service.deps import Desk, DeskDep, PrincipalDep
 from service.names.aliases import service as aliases
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError
 from service.names.aliases.schemas import AliasOut
+from service.names.aliases.service import ShownAlias
 from service.names.deletion.service import delete
 from service.names.kinds import Kind, Named
 from service.names.repository import NounQuery
 from service.names.schemas import NounPatch
 from service.names.service import identify, list_page, row_etag, update
+from service.pagination import Position
 from service.principal import Principal
 from service.tables import Dataset, Model
 
+# Among what is wrong: somebody else was faster.
+CHANGED = "changed"
 STATUSES = ("validating", "ready", "rejected")
+_CHANGED = (
+    "Somebody else has changed this since you opened it; what is stored now stands above. Below is what you typed: "
+    "save it once more to have it in its place."
+)
 _LIMIT = 50
 _VERSIONS = 50
 
 
 @dataclass(frozen=True)
 class Edit:
-    """The forms of a page as they are filled in, with what is wrong."""
+    """The forms of a page as they are filled in, with what is wrong.
+
+    Attributes:
+        description: of people.
+        tags: a line each.
+        etag: of what is changed, as it was seen.
+        alias: that is to be set.
+        moved: the alias that stands elsewhere with its entity tag, once the page has said so: it is moved knowingly.
+        errors: by field.
+    """
 
     description: str
     tags: str
     etag: str
     alias: str = ""
+    moved: str = ""
     errors: dict[str, str] = field(default_factory=dict)
 
     @property
     def status(self) -> int:
         """Of the page."""
-        return 422 if self.errors else 200
+        if CHANGED in self.errors:
+            return 412
+        return 409 if self.moved else 422 if self.errors else 200
 
     @classmethod
     def of(cls, row: Model | Dataset) -> Edit:
@@ -81,8 +101,14 @@ async def listing(
     """The rows of one page of a list, the versions of a name together, and what its template takes beside them."""
     query = filters.query()
     paging = Paging(request, desk, f"{kind.word}s|{tenant_id}|{query}", cursor)
-    rows, last = await desk.reads.run(lambda: list_page(desk, kind, tenant_id, query, after=paging.after, limit=_LIMIT))
+
+    def read() -> tuple[list[Named], Position | None, dict[str, list[str]]]:
+        rows, last = list_page(desk, kind, tenant_id, query, after=paging.after, limit=_LIMIT)
+        return rows, last, aliases.words_of(desk, kind, tenant_id, {row.name for row in rows})
+
+    rows, last, words = await desk.reads.run(read)
     context = {
+        "aliases": words,
         "filters": filters,
         "statuses": [(one, one) for one in STATUSES],
         "next_query": paging.next_query(last),
@@ -106,8 +132,10 @@ def with_typed(edit: Edit | None, stored: Edit) -> Edit:
     """The forms as they are stored, or with what was typed; the form that was not sent is as stored."""
     if edit is None:
         return stored
+    if CHANGED in edit.errors:
+        return replace(edit, etag=stored.etag)  # the page shows what is stored: what is sent next knows it
     if "alias" in edit.errors:
-        return Edit(stored.description, stored.tags, stored.etag, edit.alias, edit.errors)
+        return replace(stored, alias=edit.alias, moved=edit.moved, errors=edit.errors)
     return edit
 
 
@@ -125,27 +153,30 @@ def change_routes(kind: Kind[Named], show: Show) -> APIRouter:
     async def edit(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
         """Change tags and description."""
         form = await sent(request)
-        patch, wrong = _patch(form)
+        typed = Edit(_lines(form, "description"), _lines(form, "tags"), form.text("etag") or "*")
+        patch, errors = _patch(typed)
         if patch is None:
-            return await show(request, desk, principal, ref, wrong)
-        conditions = Conditions(form.text("etag") or "*")
-        await desk.writes.run(lambda: update(desk, principal, kind, ref, patch, conditions))
+            return await show(request, desk, principal, ref, replace(typed, errors=errors))
+        try:
+            await desk.writes.run(lambda: update(desk, principal, kind, ref, patch, Conditions(typed.etag)))
+        except PreconditionFailedError:
+            return await show(request, desk, principal, ref, replace(typed, errors={CHANGED: _CHANGED}))
         return see(request, f"/{kind.word}s/{quote(ref, safe='@')}")
 
     @router.post(f"{base}/aliases")
     async def set_alias(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
-        """Have an alias stand for it, which may have stood for another version."""
-        word = (await sent(request)).text("alias") or ""
-
-        def put() -> str:
-            noun_id = identify(desk, kind, principal.tenant_id, ref)
-            aliases.put(desk, principal, kind, noun_id, word, _seen(desk, kind, principal.tenant_id, noun_id, word))
-            return noun_id
-
+        """Have an alias stand for it; one that stands for another version is moved once that was told."""
+        form = await sent(request)
+        word, told = form.text("alias") or "", form.text("moved") or ""
+        noun_id = await desk.reads.run(lambda: identify(desk, kind, principal.tenant_id, ref))
         try:
-            noun_id = await desk.writes.run(put)
+            elsewhere = await desk.writes.run(lambda: _put(desk, principal, kind, noun_id, word, told))
         except InvalidAliasError as error:
-            typed = Edit("", "", "", word, {"alias": error.problem().detail})
+            typed = Edit("", "", "", word, errors={"alias": error.problem().detail})
+            return await show(request, desk, principal, ref, typed)
+        if elsewhere is not None:
+            said = f"{word} stands for version {elsewhere.alias.version} now. Set it once more to move it here."
+            typed = Edit("", "", "", word, f"{word} {elsewhere.etag}", {"alias": said})
             return await show(request, desk, principal, ref, typed)
         return see(request, f"/{kind.word}s/{noun_id}")
 
@@ -178,20 +209,28 @@ def change_routes(kind: Kind[Named], show: Show) -> APIRouter:
     return router
 
 
-def _seen(desk: Desk, kind: Kind[Named], tenant_id: str, noun_id: str, word: str) -> Conditions:
-    """The alias is made, or moved from what it stands for now."""
+def _put(desk: Desk, by: Principal, kind: Kind[Named], noun_id: str, word: str, told: str) -> ShownAlias | None:
+    """Make the alias, or move it from where it was told to stand; else nothing is done, and where it stands is told."""
     try:
-        return Conditions(aliases.get(desk, kind, tenant_id, noun_id, word).etag)
+        known = aliases.get(desk, kind, by.tenant_id, noun_id, word)
     except AliasNotFoundError:
-        return Conditions(if_none_match="*")
+        aliases.put(desk, by, kind, noun_id, word, Conditions(if_none_match="*"))
+        return None
+    if known.alias.id != noun_id and told != f"{word} {known.etag}":
+        return known
+    aliases.put(desk, by, kind, noun_id, word, Conditions(known.etag))
+    return None
 
 
-def _patch(form: Form) -> tuple[NounPatch | None, Edit | None]:
-    """What a form asks to change; or what is wrong with it."""
-    description, lines = (form.text("description") or "").replace("\r\n", "\n"), form.text("tags") or ""
+def _lines(form: Form, name: str) -> str:
+    return (form.text(name) or "").replace("\r\n", "\n")
+
+
+def _patch(typed: Edit) -> tuple[NounPatch | None, dict[str, str]]:
+    """What a form asks to change, or nothing; and what is wrong with it, by field."""
     errors: dict[str, str] = {}
     tags: dict[str, str] = {}
-    for line in filter(None, map(str.strip, lines.splitlines())):
+    for line in filter(None, map(str.strip, typed.tags.splitlines())):
         key, sign, value = line.partition("=")
         if not sign:
             errors["tags"] = f"{line[:80]!r} is no tag: give KEY=VALUE, one a line."
@@ -199,10 +238,8 @@ def _patch(form: Form) -> tuple[NounPatch | None, Edit | None]:
             errors["tags"] = f"The tag {key.strip()[:80]!r} stands there twice."
         tags[key.strip()] = value.strip()
     try:
-        patch = NounPatch.model_validate({"tags": tags, "description": description or None})
+        patch = NounPatch.model_validate({"tags": tags, "description": typed.description or None})
     except ValidationError as error:
         for one in error.errors():
             errors.setdefault(str(one["loc"][0]), f"{': '.join(map(str, one['loc'][1:2]))} {one['msg']}".strip())
-    if errors:
-        return None, Edit(description, lines, form.text("etag") or "*", errors=errors)
-    return patch, None
+    return (None if errors else patch), errors

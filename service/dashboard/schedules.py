@@ -68,7 +68,8 @@ async def new_schedule(
         return see(request, "/jobs")
     seen = job_listed(await desk.reads.run(lambda: jobs.get(desk, principal.tenant_id, job)))
     name = f"{seen.model_name or 'model'} nightly"
-    typed = {"name": name, "cron": "0 3 * * *", "timezone": "UTC", "max_drop": "", "promote_to": "", "newest": "yes"}
+    typed = {"name": name, "cron": "0 3 * * *", "timezone": "UTC", "max_drop": "", "promote_to": ""}
+    typed |= {"newest": "yes", "skip_unchanged": ""}
     return page(request, "schedule_new.html.jinja", job=seen, typed=typed, errors={})
 
 
@@ -110,7 +111,7 @@ def _again(request: Request, form: Form, job: Any, error: ValidationError | Inva
     else:
         found = [(one.pointer, one.message) for one in error.errors] or [("/form", error.detail)]
     errors = {("max_drop" if pointer.startswith("/gate") else pointer.split("/")[1]): said for pointer, said in found}
-    names = ("name", "cron", "timezone", "max_drop", "promote_to", "newest")
+    names = ("name", "cron", "timezone", "max_drop", "promote_to", "newest", "skip_unchanged")
     typed = {name: form.text(name) or "" for name in names}
     return page(request, "schedule_new.html.jinja", status=422, job=job, typed=typed, errors=errors)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from service.conditions import Conditions
+from service.conditions import Conditions, PreconditionFailedError
 from service.contracts.errors import InvalidRequestError
 from service.contracts.validation import field_problems
 from service.contracts.webhooks import EVERYTHING, patterns
@@ -17,6 +17,7 @@ from service.dashboard.pages import PageRoute, page, see
 from service.deps import DeskDep, PrincipalDep
 from service.egress.errors import EgressError
 from service.http import CursorParameter
+from service.tables import WebhookEndpoint
 from service.webhooks import service
 from service.webhooks.schemas import DAY_SECONDS, WebhookChange, WebhookCreate, WebhookRotate
 from service.webhooks.views import delivery_out, etag, webhook_out
@@ -102,13 +103,12 @@ async def get_webhook(
 async def edit_webhook(request: Request, webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
     """The form of one, filled in."""
     row = await desk.reads.run(lambda: service.get(desk, principal.tenant_id, webhook_id))
-    typed = {name: getattr(row, name) for name in ("url", "event_types", "enabled")}
-    return _form(request, {**typed, "description": row.description or ""}, webhook_id=webhook_id, tag=etag(row))
+    return _form(request, _stored(row), webhook_id=webhook_id, tag=etag(row))
 
 
 @router.post("/webhooks/{webhook_id}/edit")
 async def change_webhook(request: Request, webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
-    """Change it, if nobody else has since the form was filled in."""
+    """Change it; if somebody else has since the form was filled in, show what was typed beside what it is now."""
     form = await sent(request)
     typed, tag = _typed(form), form.text("etag")
     asked = {**typed, "description": typed["description"] or None}
@@ -122,7 +122,11 @@ async def change_webhook(request: Request, webhook_id: str, desk: DeskDep, princ
             await desk.lookups.run(lambda: service.check_destination(desk.settings, url))
     except (ValidationError, EgressError) as error:
         return _form(request, typed, webhook_id=webhook_id, tag=tag or "", errors=_errors(error))
-    await desk.writes.run(lambda: service.change(desk, principal, webhook_id, body, Conditions(tag)))
+    try:
+        await desk.writes.run(lambda: service.change(desk, principal, webhook_id, body, Conditions(tag)))
+    except PreconditionFailedError:
+        row = await desk.reads.run(lambda: service.get(desk, principal.tenant_id, webhook_id))
+        return _form(request, typed, webhook_id=webhook_id, tag=etag(row), now=_stored(row))
     return see(request, f"/webhooks/{webhook_id}")
 
 
@@ -170,6 +174,12 @@ def _typed(form: Form) -> dict[str, Any]:
     }
 
 
+def _stored(row: WebhookEndpoint) -> dict[str, Any]:
+    """What the form begins with."""
+    kept = {name: getattr(row, name) for name in ("url", "event_types", "enabled")}
+    return {**kept, "description": row.description or ""}
+
+
 def _errors(error: ValidationError | EgressError) -> dict[str, str]:
     """What is said at which field."""
     if isinstance(error, EgressError):
@@ -184,9 +194,12 @@ def _form(
     webhook_id: str = "",
     tag: str = "",
     errors: dict[str, str] | None = None,
+    now: dict[str, Any] | None = None,
 ) -> Response:
+    """The form; ``now`` is what somebody else has made of the webhook meanwhile."""
     shown = {"typed": typed, "webhook_id": webhook_id, "etag": tag, "errors": errors or {}, "patterns": patterns()}
-    return page(request, "webhook_form.html.jinja", status=422 if errors else 200, **shown)
+    status = 412 if now else 422 if errors else 200
+    return page(request, "webhook_form.html.jinja", status=status, now=now, **shown)
 
 
 def _shown_once(webhook_id: str, url: str, secret: str) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -14,6 +16,9 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from service.contracts.errors import NotOnnxError
+from service.dashboard import new_files
+from service.deps import Desk
+from service.principal import Principal
 from service.settings import Settings
 from tests.api.conftest import front_of
 from tests.dashboard.form_of import Form
@@ -116,6 +121,43 @@ def test_the_example_is_made_once_and_chosen(sqlite_front: Front) -> None:
     for name in ("model_id", "calibration_dataset_id", "evaluation_dataset_id"):
         assert page[name] == query[name]
     assert page["c:/evaluation/gate/max_drop"] == "1.0"
+
+
+def test_two_clicks_on_the_example_at_once_make_one_of_each(
+    sqlite_front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, both = new_files._existing, asyncio.Barrier(2)
+    looks: list[str] = []
+
+    async def looked(desk: Desk, by: Principal, kind: Any, file: str) -> str | None:
+        """Neither click goes on before both have seen that nothing is there."""
+        found = await look(desk, by, kind, file)
+        looks.append(file)
+        if looks.count(file) <= 2:
+            await both.wait()
+        return found
+
+    monkeypatch.setattr(new_files, "_existing", looked)
+    fields = Form(sqlite_front.http.get("/new").text).fields
+
+    def click(_: int) -> dict[str, str]:
+        return went_to(sqlite_front.http.post("/new/example", data=fields, follow_redirects=False))
+
+    with ThreadPoolExecutor(2) as clicks:
+        first, second = clicks.map(click, range(2))
+    assert first == second
+    assert len(sqlite_front.http.get("/v1/models").json()["items"]) == 1
+    assert len(sqlite_front.http.get("/v1/datasets").json()["items"]) == 2
+
+
+def test_an_example_that_was_deleted_is_made_anew_by_the_same_page(sqlite_front: Front) -> None:
+    fields = Form(sqlite_front.http.get("/new").text).fields
+    first = went_to(sqlite_front.http.post("/new/example", data=fields, follow_redirects=False))
+    sqlite_front.finish(sqlite_front.inspect_job(model_id=first["model_id"]), model_summary())
+    assert sqlite_front.http.delete(f"/v1/models/{first['model_id']}").status_code == 204
+    again = went_to(sqlite_front.http.post("/new/example", data=fields, follow_redirects=False))
+    assert again["model_id"] != first["model_id"]
+    assert again["calibration_dataset_id"] == first["calibration_dataset_id"]
 
 
 def example(name: str) -> bytes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from service.dashboard import new_job
 from tests.dashboard.form_of import Form
 from tests.support.front import Front
 
@@ -46,6 +48,53 @@ def test_ready_ones_can_be_chosen_newest_first_and_others_cannot(sqlite_front: F
     text = sqlite_front.http.get("/new").text
     assert text.index(f'value="{second}"') < text.index(f'value="{first}"')
     assert waiting not in text
+
+
+def test_what_is_not_listed_is_reached_by_id_and_by_name(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(new_job, "_LISTED", 1)
+    chosen = nouns(sqlite_front)
+    newest = nouns(sqlite_front)
+    sqlite_front.http.put(
+        f"/v1/models/{chosen['model_id']}/aliases/prod", headers={"If-None-Match": "*"}
+    ).raise_for_status()
+    page = form(sqlite_front)
+    assert chosen["model_id"] not in sqlite_front.http.get("/new").text
+    for written in (chosen["model_id"], "tiny@1", "tiny@prod"):
+        seen = send(sqlite_front, "check", page, model_id=newest["model_id"], model_id_other=written)
+        assert (seen["model_id"], seen["model_id_other"]) == (chosen["model_id"], "")
+    fields = {"model_id_other": "tiny@prod", "calibration_dataset_id_other": "data@1"}
+    seen = job(sqlite_front, start(sqlite_front, page, **fields))
+    assert {name: seen[name] for name in chosen} == chosen
+
+
+@pytest.mark.parametrize(
+    ("written", "told"), [("tiny@prodd", "no model"), ("tiny@0", "neither"), ("none@1", "no model")]
+)
+def test_a_name_of_nothing_is_told_and_stays(sqlite_front: Front, written: str, told: str) -> None:
+    fields = {**nouns(sqlite_front), "model_id_other": written}
+    page = send(sqlite_front, "check", form(sqlite_front), 404, **fields)
+    assert told in page.described["model_id"]
+    assert (page["model_id"], page["model_id_other"]) == ("", written)
+    carried = sqlite_front.http.get("/new", params={"model_id": written, "wait": 5})
+    assert carried.status_code == 200
+    assert Form(carried.text)["model_id_other"] == written
+
+
+@pytest.mark.parametrize(("noun", "field"), [("model", "model_id"), ("dataset", "calibration_dataset_id")])
+def test_the_page_of_a_noun_leads_to_a_form_with_it_chosen(sqlite_front: Front, noun: str, field: str) -> None:
+    made = nouns(sqlite_front)[field]
+    address = re.search(r'href="(/new\?[^"]*)"', sqlite_front.http.get(f"/{noun}s/{made}").text)
+    assert address is not None
+    assert form(sqlite_front, address[1])[field] == made
+
+
+def test_each_name_is_labelled_by_what_it_is_of(sqlite_front: Front) -> None:
+    labels = re.findall(r'<label for="f-(\w*name)">([^<]*)<', sqlite_front.http.get("/new").text)
+    assert dict(labels) == {
+        "model_name": "Name of the model",
+        "dataset_name": "Name of the data",
+        "name": "Name of the job",
+    }
 
 
 def test_a_job_is_started_from_the_form_with_what_differs_from_the_preset_alone(sqlite_front: Front) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from urllib.parse import parse_qs
 
 import pytest
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.patch import advised_config
+from service.contracts.report import Report
 from service.contracts.search import TrialFigures
 from service.dashboard.planes import SQNR, Mark, drop_of, plane
 from service.dashboard.trials import patch_of
 from service.jobs.outcome import QuantizeOutcome
 from service.keys.scopes import needed
+from tests.dashboard.form_of import Form
 from tests.support.batches import fail, grid_body, job_of, submitted, succeed
-from tests.support.front import Front, make_report
+from tests.support.front import Front
+from tests.support.reports import search_document
 
 
 def shown(front: Front, path: str, status: int = 200) -> str:
@@ -26,7 +30,7 @@ def shown(front: Front, path: str, status: int = 200) -> str:
     return answer.text
 
 
-def posted(front: Front, path: str, status: int = 303, **fields: str) -> str:
+def posted(front: Front, path: str, status: int = 303, **fields: str | list[str]) -> str:
     """What a form answers: where to go on, or the page."""
     answer = front.http.post(path, data=fields, follow_redirects=False)
     assert answer.status_code == status, answer.text
@@ -54,6 +58,61 @@ def test_a_noun_is_listed_shown_changed_and_deleted(sqlite_front: Front, noun: s
     posted(sqlite_front, f"{base}/{made}/aliases/end", alias="prod")
     assert posted(sqlite_front, f"{base}/{made}/delete") == base
     shown(sqlite_front, f"{base}/{made}", 404)
+
+
+@pytest.mark.parametrize("noun", ["model", "dataset"])
+def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(sqlite_front: Front, noun: str) -> None:
+    made = sqlite_front.ready_model() if noun == "model" else sqlite_front.ready_dataset()
+    path = f"/{noun}s/{made}"
+    seen = Form(shown(sqlite_front, path), "edit")
+    posted(sqlite_front, f"{path}/edit", **seen.with_fields({"description": "theirs"}))
+    mine = seen.with_fields({"description": "mine,\nof two lines", "tags": "a=1"})
+    late = posted(sqlite_front, f"{path}/edit", 412, **mine)
+    again = Form(late, "edit")
+    assert "changed meanwhile" in late and "theirs" in late
+    assert (again["description"], again["tags"]) == ("mine,\nof two lines", "a=1")
+    assert sqlite_front.http.get(f"/v1{path}").json()["description"] == "theirs"
+    posted(sqlite_front, f"{path}/edit", **again.fields)
+    stored = sqlite_front.http.get(f"/v1{path}").json()
+    assert (stored["description"], stored["tags"]) == ("mine,\nof two lines", {"a": "1"})
+
+
+@pytest.mark.parametrize("noun", ["model", "dataset"])
+def test_an_alias_is_moved_once_it_is_known_where_it_stands(sqlite_front: Front, noun: str) -> None:
+    make = sqlite_front.ready_model if noun == "model" else sqlite_front.ready_dataset
+    paths = [f"/{noun}s/{make()}" for _ in range(3)]
+
+    def stands() -> int:
+        found: int = sqlite_front.http.get(f"/v1{paths[0]}/aliases/prod").json()["version"]
+        return found
+
+    posted(sqlite_front, f"{paths[0]}/aliases", alias="prod")
+    told = posted(sqlite_front, f"{paths[1]}/aliases", 409, alias="prod")
+    assert "prod stands for version 1 now" in told and "Move it here" in told
+    assert stands() == 1
+    knowing = Form(told, "set-alias")
+    posted(sqlite_front, f"{paths[0]}/aliases", alias="canary")
+    posted(sqlite_front, f"{paths[1]}/aliases", 409, **knowing.with_fields({"alias": "canary"}))
+    posted(sqlite_front, f"{paths[1]}/aliases", **knowing.fields)
+    assert stands() == 2
+    posted(sqlite_front, f"{paths[0]}/aliases", 409, alias="prod")
+    # what was seen has been moved on since
+    again = posted(sqlite_front, f"{paths[2]}/aliases", 409, **knowing.fields)
+    assert "prod stands for version 2 now" in again and stands() == 2
+    posted(sqlite_front, f"{paths[1]}/aliases", alias="prod")
+    assert stands() == 2
+
+
+@pytest.mark.parametrize("noun", ["model", "dataset"])
+def test_aliases_stand_beside_the_versions_that_they_stand_for(sqlite_front: Front, noun: str) -> None:
+    make = sqlite_front.ready_model if noun == "model" else sqlite_front.ready_dataset
+    first, second = make(), make()
+    for alias in ("prod", "canary"):
+        posted(sqlite_front, f"/{noun}s/{first}/aliases", alias=alias)
+    for page in (f"/{noun}s", f"/{noun}s/{second}"):
+        row = re.search(rf'<tr><th[^>]*><a href="/{noun}s/{first}".*?</th>', shown(sqlite_front, page))
+        assert row is not None and re.findall(r"<code>@(\w+)</code>", row[0]) == ["canary", "prod"], page
+        assert shown(sqlite_front, page).count("<code>@prod") == 1
 
 
 def test_what_needs_a_manager_is_known_by_its_route() -> None:
@@ -97,31 +156,15 @@ def test_a_batch_shows_its_members_and_the_front_as_it_grows(sqlite_front: Front
 
 
 def test_trials_are_shown_and_one_of_them_taken(sqlite_front: Front) -> None:
-    document = make_report().to_json_dict()
-    config = QuantizationConfig.model_validate({"algorithms": [{"method": "autopilot"}]}).model_dump(mode="json")
-    trial = {"settings": {}, "algorithms": [], "sqnr_db": 20.0, "evaluated": True, "seconds": 1.0, "size_bytes": 900}
-    step = {"method": "bias_correction", "mode": "full"}
-    trials = [
-        {**trial, "name": "as configured", "value": 0.9, "gap": 0.4, "latency_ratio": 0.5},
-        {
-            **trial,
-            "name": "mse: bias",
-            "settings": {"activation": {"calibration": {"method": "mse"}}},
-            "algorithms": ["bias_correction"],
-            "chain": [step],
-            **{"value": 0.2, "gap": -0.3, "latency_ratio": 0.6, "pareto": True, "chosen": True},
-        },
-    ]
-    goal = {"kind": "drop", "metric": "top1", "max_drop": 0.5}
-    search = {"goal": goal, "met": True, "goal_met": True, "gap": -0.3, "ended_by": "all done", "trials": trials}
-    document["algorithms"] = [{"method": "autopilot", "kept": True, "summary": "done", "search": search}]
-    document["manifest"]["config"] = config
+    document = search_document()
+    config = document["manifest"]["config"]
+    trial = document["algorithms"][0]["search"]["trials"][1]
     job_id = sqlite_front.new_job()
-    sqlite_front.finish(job_id, QuantizeOutcome(type(make_report()).model_validate(document), ()))
+    sqlite_front.finish(job_id, QuantizeOutcome(Report.model_validate(document), ()))
 
     page = shown(sqlite_front, f"/jobs/{job_id}/trials")
-    assert "goal 0.5" in page and "model front" in page and "Take recipe 2" in page
-    taken = patch_of(config, TrialFigures.model_validate(trials[1]))
+    assert "goal 0.5" in page and "model front" in page and ": recipe 2<" in page
+    taken = patch_of(config, TrialFigures.model_validate(trial))
     made = advised_config(QuantizationConfig.model_validate(config), taken)
     assert [one.method for one in made.algorithms] == ["bias_correction"]
     assert made.activation.calibration.method == "mse"

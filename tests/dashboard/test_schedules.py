@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 import pytest
 
@@ -52,6 +54,14 @@ def test_what_is_not_right_stands_at_its_field(sqlite_front: Front, job_id: str,
     assert f'value="{value}"' in around
     assert 'aria-invalid="true"' in around
     assert sqlite_front.http.get("/v1/schedules").json()["items"] == []
+
+
+@pytest.mark.parametrize("ticked", [(), ("newest",), ("skip_unchanged",), ("newest", "skip_unchanged")])
+def test_boxes_stay_as_they_were_ticked(sqlite_front: Front, job_id: str, ticked: tuple[str, ...]) -> None:
+    boxes = {name: "yes" if name in ticked else "" for name in ("newest", "skip_unchanged")}
+    answer = make(sqlite_front, job_id, cron="99 3 * * *", **boxes)
+    assert answer.status_code == 422
+    assert tuple(re.findall(r'name="(\w+)" value="yes" checked', answer.text)) == ticked
 
 
 def test_a_schedule_runs_pauses_and_goes(sqlite_front: Front, job_id: str) -> None:

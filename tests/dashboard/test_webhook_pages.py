@@ -96,8 +96,6 @@ def test_a_change_needs_the_version_that_was_seen(closed: Front, guard: str, add
     assert addresses == []
     shown = closed.http.get(page).text
     assert "renamed" in shown and "It is disabled" in shown and "Send a ping" not in shown
-    late = closed.http.post(f"{page}/edit", data=fields)
-    assert late.status_code == 412
     assert closed.http.post(f"{page}/edit", data={**fields, "etag": ""}).status_code == 428
     moved = Form(closed.http.get(f"{page}/edit").text, "webhook").with_fields({"url": "https://inner.example/"})
     refused = closed.http.post(f"{page}/edit", data=moved)
@@ -108,6 +106,24 @@ def test_a_change_needs_the_version_that_was_seen(closed: Front, guard: str, add
     gone = closed.http.post(f"{page}/delete", data={"csrf": guard, "etag": moved["etag"][0]})
     assert gone.headers["location"] == "/webhooks"
     assert closed.http.get(page).status_code == 404
+
+
+def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(closed: Front, guard: str) -> None:
+    page = f"/webhooks/{new(closed, guard)}"
+    seen = Form(closed.http.get(f"{page}/edit").text, "webhook")
+    closed.http.post(f"{page}/edit", data=seen.with_fields({"description": "theirs", "event_types": ["job.*"]}))
+    mine = {"url": "https://other.example/in", "description": "mine", "event_types": ["model.ready"], "enabled": []}
+    late = closed.http.post(f"{page}/edit", data=seen.with_fields(mine))
+    assert late.status_code == 412
+    told = late.text.partition("changed meanwhile")[2].partition("<form")[0]
+    assert "theirs" in told and "job.*" in told and "hooks.example" in told
+    again = Form(late.text, "webhook")
+    assert (again["url"], again["description"], again["event_types"]) == (mine["url"], "mine", "model.ready")
+    assert "enabled" not in again.fields
+    assert "theirs" in closed.http.get(page).text
+    assert closed.http.post(f"{page}/edit", data=again.fields).headers["location"] == page
+    shown = closed.http.get(page).text
+    assert "mine" in shown and "other.example" in shown and "It is disabled" in shown
 
 
 def test_deliveries_are_shown_by_state_and_sent_again(closed: Front, guard: str) -> None:

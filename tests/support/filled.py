@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from sqlalchemy import update
 
 from service.contracts.errors import NonFiniteDataError
 from service.contracts.report import Report
 from service.contracts.runner import ProgressLine
+from service.db import db_now
 from service.jobs import events, transitions
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
-from service.tables import Job
+from service.principal import DEFAULT_TENANT
+from service.tables import Job, WebhookDelivery
+from service.webhooks import outbox
+from tests.support import batches, schedules, webhooks
 from tests.support.front import Front
 from tests.support.profiles import profiled_summary
-from tests.support.reports import full_report, hostile_document
+from tests.support.reports import full_report, hostile_document, search_document
 
 HOSTILE_NAME = "<script>alert(1)</script> \u202egnp.evil " + "n" * 5000
 HOSTILE_LABELS = {"<img src=x onerror=alert(1)>": "\u202e" + "w" * 5000}
 # Long enough for any run of the tests: nobody renews it.
 _LEASE_SECONDS = 86_400.0
 _STEPS = 40
+# What became of deliveries.
+_SAID = "<script>alert(1)</script>\nin two lines"
+_ENDED: dict[str, Any] = {"finished_at": db_now(), "last_attempt_at": db_now(), "next_attempt_at": None}
+_ATTEMPTS: tuple[dict[str, Any], ...] = (
+    {"attempts": 1, "last_error": "timeout"},
+    {**_ENDED, "state": "delivered", "attempts": 1, "last_status": 204},
+    {**_ENDED, "state": "failed", "attempts": 12, "last_status": 500, "response_excerpt": _SAID},
+)
 
 
 def fill(front: Front) -> dict[str, str]:
-    """Make jobs in every state; ids by what they are."""
+    """Make jobs in every state, and one of all else; ids by what they are."""
     model, dataset = front.ready_model(), front.ready_dataset(profiled_summary())
     of_both = {"model_id": model, "calibration_dataset_id": dataset}
     changed = {"preset": "int8", "seed": 7}
@@ -41,10 +54,55 @@ def fill(front: Front) -> dict[str, str]:
     succeed(front, ids["hostile"], Report.model_validate(hostile_document()))
     front.fail(ids["failed"], NonFiniteDataError("Array 'x' holds NaN.", hint="Take the sample out."))
     run(front, ids["running"])
+    ids |= {"autopilot": searched(front, **of_both), "batch": batched(front, **of_both)}
+    ids |= {"webhook": told_of(front), "schedule": scheduled(front, **of_both)}
     with front.desk.database.write() as session:
         named = {"name": HOSTILE_NAME, "labels": HOSTILE_LABELS}
         session.execute(update(Job).where(Job.id == ids["hostile"]).values(named))
     return ids
+
+
+def searched(front: Front, **nouns: str) -> str:
+    """A job that has tried recipes."""
+    job_id = front.new_job(name="searched", config={"algorithms": [{"method": "autopilot"}]}, **nouns)
+    front.finish(job_id, QuantizeOutcome(Report.model_validate(search_document()), ()))
+    return job_id
+
+
+def batched(front: Front, *, model_id: str, calibration_dataset_id: str) -> str:
+    """A batch of which two members have succeeded, one has failed and one waits."""
+    presets = ["int8", "xint8", "a16w8", "bf16"]
+    asked = {"name": "grid", "models": [model_id], "presets": presets, "calibration_dataset_id": calibration_dataset_id}
+    batch = batches.submitted(front, asked)
+    batches.succeed(front, batches.job_of(batch, 0), drop=0.5, size_bytes=1000)
+    batches.succeed(front, batches.job_of(batch, 1), drop=0.1, size_bytes=2000)
+    batches.fail(front, batches.job_of(batch, 2))
+    return str(batch["id"])
+
+
+def told_of(front: Front) -> str:
+    """A webhook that fails, with deliveries in every state."""
+    database = front.desk.database
+    url = "https://hooks.example/in?" + "token=" + "t" * 300
+    webhook_id, _ = webhooks.add_endpoint(database, url, tenant=DEFAULT_TENANT)
+    with database.write() as session:
+        for _ in _ATTEMPTS:
+            outbox.emit(session, DEFAULT_TENANT, "alias.moved", {"id": "mdl_nothing", "alias": HOSTILE_NAME[:200]})
+    for row, values in zip(webhooks.deliveries(database, endpoint_id=webhook_id), _ATTEMPTS, strict=True):
+        with database.write() as session:
+            session.execute(update(WebhookDelivery).where(WebhookDelivery.id == row.id).values(values))
+    webhooks.set_endpoint(database, webhook_id, failing_since=1.0, dropped_events=3, description="of <b>nobody</b>")
+    return webhook_id
+
+
+def scheduled(front: Front, **nouns: str) -> str:
+    """A schedule of which one run has passed, one has failed and one waits for its job."""
+    schedule_id = str(schedules.add_schedule(front, nouns, name="every hour")["id"])
+    for verdict in ("pass", "fail"):
+        schedules.succeed(front, schedules.run_by_request(front, schedule_id)["job_id"], verdict=verdict)
+        schedules.settle(front.desk)
+    schedules.run_by_request(front, schedule_id)
+    return schedule_id
 
 
 def succeed(front: Front, job_id: str, report: Report) -> None:

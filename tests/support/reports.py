@@ -126,6 +126,26 @@ def full_document(**changes: Any) -> dict[str, Any]:
     }
 
 
+def search_document() -> dict[str, Any]:
+    """Of a search that has tried two recipes and took the second."""
+    config = parse_config({"algorithms": [{"method": "autopilot"}]}).model_dump(mode="json")
+    trial = {"settings": {}, "algorithms": [], "sqnr_db": 20.0, "evaluated": True, "seconds": 1.0, "size_bytes": 900}
+    better = {
+        "name": "mse: bias",
+        "settings": {"activation": {"calibration": {"method": "mse"}}},
+        "algorithms": ["bias_correction"],
+        "chain": [{"method": "bias_correction", "mode": "full"}],
+        **{"value": 0.2, "gap": -0.3, "latency_ratio": 0.6, "pareto": True, "chosen": True},
+    }
+    trials = [{**trial, "name": "as configured", "value": 0.9, "gap": 0.4, "latency_ratio": 0.5}, {**trial, **better}]
+    goal = {"kind": "drop", "metric": "top1", "max_drop": 0.5}
+    search = {"goal": goal, "met": True, "goal_met": True, "gap": -0.3, "ended_by": "all done", "trials": trials}
+    document = full_document()
+    document["algorithms"] = [{"method": "autopilot", "kept": True, "summary": "done", "search": search}]
+    document["manifest"]["config"] = config
+    return document
+
+
 def hostile_document() -> dict[str, Any]:
     """Every text of the full document, and every key that a model or a user may choose, is an attack."""
     document = full_document()

@@ -55,6 +55,7 @@ const choose = (name, noun) => {
     select.add(option, 1);
   }
   select.value = noun.id;
+  form.elements[`${name}_other`].value = "";
 };
 
 const value = name => form.elements[name].value.trim();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import delete, func, insert, select, update
@@ -11,6 +12,7 @@ from service.db import db_now
 from service.names.kinds import Kind, Named
 from service.names.repository import of_name
 from service.tables import Alias, AliasMove, NounName
+from service.tenancy import owned
 
 # Of an alias; older ones are forgotten.
 MOST_MOVES = 100
@@ -31,6 +33,12 @@ def of(session: Session, kind: Kind[Named], tenant_id: str, name: str) -> list[A
     """All aliases of the name, in their order."""
     statement = select(Alias).where(*of_name(Alias, kind, tenant_id, name)).order_by(Alias.alias)
     return list(session.scalars(statement))
+
+
+def of_names(session: Session, kind: Kind[Named], tenant_id: str, names: Collection[str]) -> list[Alias]:
+    """All aliases of these names, in their order."""
+    of_kind = owned(Alias, tenant_id), Alias.noun == kind.word, Alias.name.in_(names)
+    return list(session.scalars(select(Alias).where(*of_kind).order_by(Alias.alias)))
 
 
 def count(session: Session, kind: Kind[Named], tenant_id: str, name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from sqlalchemy.orm import Session
@@ -42,6 +43,15 @@ def of(desk: Desk, kind: Kind[Named], tenant_id: str, text: str) -> list[AliasOu
     with desk.database.read() as session:
         row = names.look_up(session, kind, tenant_id, text)
         return [alias_out(kind, alias) for alias in repository.of(session, kind, tenant_id, row.name)]
+
+
+def words_of(desk: Desk, kind: Kind[Named], tenant_id: str, of_names: Collection[str]) -> dict[str, list[str]]:
+    """The aliases of these names, by the id of what each stands for."""
+    found: dict[str, list[str]] = {}
+    with desk.database.read() as session:
+        for alias in repository.of_names(session, kind, tenant_id, of_names):
+            found.setdefault(alias.noun_id, []).append(alias.alias)
+    return found
 
 
 def get(desk: Desk, kind: Kind[Named], tenant_id: str, text: str, word: str) -> ShownAlias:
