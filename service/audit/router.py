@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
 from service.audit import desk as audit
-from service.deps import DeskDep, PrincipalDep
+from service.deps import Desk, DeskDep, PrincipalDep
 from service.http import only_parameters
 
 router = APIRouter(tags=["audit"])
@@ -48,6 +48,10 @@ async def list_audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
     """Who did what, in all tenants or in one."""
-    rows, more = await desk.reads.run(lambda: audit.list_page(desk, tenant, before=before, limit=limit))
+    return await desk.reads.run(lambda: _page(desk, tenant, before, limit))
+
+
+def _page(desk: Desk, tenant: str | None, before: int | None, limit: int) -> AuditPage:
+    rows, more = audit.list_page(desk, tenant, before=before, limit=limit)
     items = [AuditOut.model_validate(row, from_attributes=True) for row in rows]
     return AuditPage(items=items, next_before=items[-1].seq if more else None)

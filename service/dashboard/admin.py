@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from service.audit import desk as audit
 from service.contracts.validation import field_problems
-from service.dashboard.forms import Form, sent
+from service.dashboard.forms import Form, checked, sent
 from service.dashboard.pages import PageRoute, changed_query, page, root_of, see
 from service.dashboard.quotas import lines_of
 from service.deps import Desk, DeskDep, PrincipalDep
@@ -47,7 +47,7 @@ async def create_key(request: Request, desk: DeskDep, principal: PrincipalDep) -
     form = await sent(request)
     asked = {name: value for name in _EMPTY if (value := form.text(name)) is not None}
     try:
-        body = KeyCreate.model_validate(asked)
+        body = await checked(desk, KeyCreate, asked)
     except ValidationError as error:
         return await _again(request, desk, principal, form, error)
     made = await desk.writes.run(lambda: keys.create(desk, principal, body))
@@ -93,10 +93,13 @@ def _shown(
 
 
 async def _again(request: Request, desk: Desk, principal: Principal, form: Form, error: ValidationError) -> Response:
-    errors = {one.pointer.split("/")[1]: one.message for one in field_problems(error, KeyCreate)}
+    shown = await desk.reads.run(lambda: {**_shown(request, desk, principal), "errors": _errors(error)})
     typed = {name: form.text(name) or "" for name in _EMPTY}
-    shown = await desk.reads.run(lambda: _shown(request, desk, principal))
-    return page(request, "admin.html.jinja", status=422, typed=typed, errors=errors, verdict=None, **shown)
+    return page(request, "admin.html.jinja", status=422, typed=typed, verdict=None, **shown)
+
+
+def _errors(error: ValidationError) -> dict[str, str]:
+    return {one.pointer.split("/")[1]: one.message for one in field_problems(error, KeyCreate)}
 
 
 def _shown_once(made: MadeKey) -> dict[str, Any]:

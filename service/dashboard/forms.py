@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 from fastapi import Request
+from pydantic import BaseModel
+
+from service.deps import Desk
+
+_Record = TypeVar("_Record", bound=BaseModel)
 
 
 class Form:
@@ -32,3 +39,12 @@ async def sent(request: Request) -> Form:
     """The form that the request carries, without its files."""
     form = await request.form()
     return Form([(key, value) for key, value in form.multi_items() if isinstance(value, str)])
+
+
+async def checked(desk: Desk, model: type[_Record], document: dict[str, Any]) -> _Record:
+    """What a form asks for as the API takes it, validated beside the event loop.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    return await desk.checks.run(lambda: model.model_validate(document))

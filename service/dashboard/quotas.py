@@ -107,16 +107,23 @@ async def set_quota(request: Request, tenant: Tenant, desk: DeskDep, principal: 
     """Set them, in place of all that were set before; what is not right stands at its field, with what was typed."""
     form = await sent(request)
     try:
-        own = Quota.model_validate_strings(_asked(form), strict=False)
-        # of those that are given, some are given as none
-        own = Quota.model_validate({**own.model_dump(exclude_unset=True), **dict.fromkeys(_without(form))})
+        own = await desk.checks.run(lambda: _own(form))
     except ValidationError as error:
         typed = {name: form.text(name) or "" for name in LIMITS}
-        errors = {one.pointer.split("/")[1]: one.message for one in field_problems(error, Quota)}
         out = await desk.reads.run(lambda: quotas.get(desk, tenant))
-        return _form(request, out, typed, errors)
+        return _form(request, out, typed, _errors(error))
     await desk.writes.run(lambda: quotas.set_quota(desk, principal, tenant, own))
     return see(request, f"/admin/quotas/{tenant}")
+
+
+def _own(form: Form) -> Quota:
+    given = Quota.model_validate_strings(_asked(form), strict=False)
+    # of those that are given, some are given as none
+    return Quota.model_validate({**given.model_dump(exclude_unset=True), **dict.fromkeys(_without(form))})
+
+
+def _errors(error: ValidationError) -> dict[str, str]:
+    return {one.pointer.split("/")[1]: one.message for one in field_problems(error, Quota)}
 
 
 def _asked(form: Form) -> dict[str, str]:

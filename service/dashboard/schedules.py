@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from service.conditions import Conditions
 from service.contracts.errors import InvalidRequestError
 from service.contracts.validation import field_problems
-from service.dashboard.forms import Form, sent
+from service.dashboard.forms import Form, checked, sent
 from service.dashboard.listing import Paging
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import Desk, DeskDep, PrincipalDep
@@ -85,7 +85,7 @@ async def create_schedule(request: Request, desk: DeskDep, principal: PrincipalD
         patch["model_id"] = f"{seen.model_name}@latest"
     template = changed_request(view.job, patch)
     try:
-        body = ScheduleCreate.model_validate({**_asked(form, seen.figures), "template": template})
+        body = await checked(desk, ScheduleCreate, {**_asked(form, seen.figures), "template": template})
         answer = await desk.writes.run(lambda: service.create(desk, principal, body, key=None))
     except (ValidationError, InvalidRequestError) as error:
         return _again(request, form, seen, error)

@@ -11,7 +11,7 @@ from service.conditions import Conditions, PreconditionFailedError
 from service.contracts.errors import InvalidRequestError
 from service.contracts.validation import field_problems
 from service.contracts.webhooks import EVERYTHING, patterns
-from service.dashboard.forms import Form, sent
+from service.dashboard.forms import Form, checked, sent
 from service.dashboard.listing import Paging, one_of
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import DeskDep, PrincipalDep
@@ -59,7 +59,7 @@ async def create_webhook(request: Request, desk: DeskDep, principal: PrincipalDe
     form = await sent(request)
     typed = _typed(form)
     try:
-        body = WebhookCreate.model_validate({**typed, "description": typed["description"] or None})
+        body = await checked(desk, WebhookCreate, {**typed, "description": typed["description"] or None})
         await desk.lookups.run(lambda: service.check_destination(desk.settings, body.url))
     except (ValidationError, EgressError) as error:
         return _form(request, typed, errors=_errors(error))
@@ -116,7 +116,7 @@ async def change_webhook(request: Request, webhook_id: str, desk: DeskDep, princ
     if asked["url"] == row.url:
         del asked["url"]  # one that is set anew counts as another, which has not failed yet
     try:
-        body = WebhookChange.model_validate(asked)
+        body = await checked(desk, WebhookChange, asked)
         url = body.url
         if url is not None:
             await desk.lookups.run(lambda: service.check_destination(desk.settings, url))
