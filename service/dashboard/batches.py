@@ -50,6 +50,7 @@ async def get_batch(request: Request, batch_id: str, desk: DeskDep, principal: P
         again=any(one.state in ("failed", "canceled") for one in batch.members),
         compared=[one.job_id for one in done][:20],
         member_words=member_words,
+        model_words={one.model: model_words(one) for one in batch.members},
         plane=planes.of_outlines(
             (member_words(one), f"/jobs/{one.job_id}", one.figures) for one in done if one.figures is not None
         ),
@@ -58,9 +59,13 @@ async def get_batch(request: Request, batch_id: str, desk: DeskDep, principal: P
 
 def member_words(member: BatchMemberOut) -> str:
     """What a member is called beside others."""
-    model = member.model if member.model_name is None else f"{member.model_name}@{member.model_version}"
     config = "" if member.config is None else f", config {member.config}"
-    return f"{model}, {member.preset or 'no preset'}{config}"
+    return f"{model_words(member)}, {member.preset or 'no preset'}{config}"
+
+
+def model_words(member: BatchMemberOut) -> str:
+    """What a member's model is called."""
+    return member.model if member.model_name is None else f"{member.model_name}@{member.model_version}"
 
 
 @router.post("/batches/{batch_id}/cancel")

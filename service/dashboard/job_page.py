@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import find_preset
+from service.dashboard.config_form import differing
 from service.dashboard.curves import curves_of
 from service.dashboard.words import Told, pretty
 from service.datasets import service as datasets
@@ -154,7 +155,8 @@ def _again(job: JobOut, base_url: str) -> list[tuple[str, str]]:
     """The same request for a shell, for the command line and for Python."""
     if job.kind != "quantize" or job.model_id is None or job.config is None:
         return []
-    body: dict[str, Any] = {"model_id": job.model_id, "config": job.config}
+    config = differing(job.config)
+    body: dict[str, Any] = {"model_id": job.model_id, "config": config}
     for name in ("calibration_dataset_id", "evaluation_dataset_id", "name"):
         if getattr(job, name) is not None:
             body[name] = getattr(job, name)
@@ -167,7 +169,7 @@ def _again(job: JobOut, base_url: str) -> list[tuple[str, str]]:
         f"  -H 'Content-Type: application/json' --data-binary @- <<'JSON'\n{text}\nJSON"
     )
     cli = (
-        f"cat > config.json <<'JSON'\n{pretty(job.config)}\nJSON\n"
+        f"cat > config.json <<'JSON'\n{pretty(config)}\nJSON\n"
         "quantmill quantize model.onnx --config config.json --calibration calibration.npz \\\n"
         f"  --output quantized.onnx --server {url}"
     )

@@ -135,7 +135,7 @@ def _shown(desk: Desk, tenant_id: str, schedule_id: str) -> dict[str, Any]:
         "weeks": _weeks(runs),
         "nights": nights,
         "unit": unit,
-        "curve": charts.curve(points, "accuracy of the quantized model") if points else None,
+        "curve": charts.curve(points, "accuracy of the quantized model", "run") if points else None,
     }
 
 

@@ -12,11 +12,11 @@ from markupsafe import Markup
 from service.contracts.patch import patch_between
 from service.contracts.report import Report
 from service.contracts.search import Search, TrialFigures
-from service.dashboard import planes
+from service.dashboard import live_trials, planes
 from service.dashboard.pages import PageRoute, page
 from service.deps import Desk, DeskDep, PrincipalDep
 from service.jobs import service as jobs
-from service.jobs.schemas import JobOut
+from service.jobs.schemas import TERMINAL, JobOut
 from service.jobs.views import job_out
 from service.reports import charts
 from service.reports.reading import whole_report
@@ -24,13 +24,6 @@ from service.reports.reading import whole_report
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _AUTOPILOT = "autopilot"
 _FULL_BAR_DB = 50.0
-_DISTANCES = {
-    "sqnr": planes.SQNR,
-    "psnr": planes.Measure("PSNR", "dB", higher=True),
-    "cosine": planes.Measure("Cosine", "", higher=True),
-    "l2": planes.Measure("Relative distance", "", higher=False),
-    "kl": planes.Measure("Divergence", "nats", higher=False),
-}
 
 
 class Shown(NamedTuple):
@@ -44,12 +37,15 @@ class Shown(NamedTuple):
 
 @router.get("/jobs/{job_id}/trials")
 async def get_trials(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
-    """The trials of a job that has succeeded; of any other job, a page that says that there are none."""
+    """The trials of a job; of one that has not succeeded those that it has told so far."""
     job, report = await desk.reads.run(lambda: _read(desk, principal.tenant_id, job_id))
     search = None if report is None else search_of(report)
     context: dict[str, Any] = {"job": job, "search": search, "trials": [], "plane": None, "measure": planes.SQNR}
+    if report is None and _AUTOPILOT in (job.algorithms or ()):
+        so_far = await desk.reads.run(lambda: live_trials.told(desk, principal.tenant_id, job))
+        return page(request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, **so_far._asdict())
     if report is not None and search is not None:
-        measure, limit = goal_of(search)
+        measure, limit = live_trials.goal_of(search.goal)
         context |= {
             "trials": _shown(job_id, report, search),
             "plane": planes.plane(measure, _marks(search), limit),
@@ -68,14 +64,6 @@ def _read(desk: Desk, tenant_id: str, job_id: str) -> tuple[JobOut, Report | Non
 def search_of(report: Report) -> Search | None:
     """What the autopilot of a report has tried; None: it has none."""
     return next((one.search for one in report.algorithms if one.search is not None), None)
-
-
-def goal_of(search: Search) -> tuple[planes.Measure, float | None]:
-    """What the trials were judged by, and the worst value that the goal accepts."""
-    goal = search.goal
-    if goal.get("kind") == "distance":
-        return _DISTANCES.get(str(goal.get("metric")), planes.SQNR), goal.get("limit")
-    return planes.drop_of(str(goal.get("metric", "top1")), ""), goal.get("max_drop")
 
 
 def _marks(search: Search) -> list[planes.Mark]:

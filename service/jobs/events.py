@@ -146,3 +146,14 @@ def last_of_stages(session: Session, tenant_id: str, job_id: str, *, upto: int) 
     )
     statement = select(JobEvent).join(stages, stages.c.last == JobEvent.seq).where(*told)
     return list(session.scalars(statement.order_by(stages.c.first)))
+
+
+def of_stage(session: Session, tenant_id: str, job_id: str, stage: str, *, limit: int) -> list[JobEvent]:
+    """The last ``limit`` events of progress of a stage, oldest first."""
+    statement = select(JobEvent).where(
+        JobEvent.job_id == job_id,
+        JobEvent.type == "progress",
+        JobEvent.data["stage"].as_string() == stage,
+        owned(JobEvent, tenant_id),
+    )
+    return list(session.scalars(statement.order_by(JobEvent.seq.desc()).limit(limit)))[::-1]

@@ -84,6 +84,10 @@ def log_text(entries: Iterable[JobEvent]) -> str:
     return "".join(lines)
 
 
+# Of a search; it has no more events than that of its own.
+_RECIPES = 2000
+
+
 class Told(NamedTuple):
     """What a job has told so far.
 
@@ -122,6 +126,18 @@ def newest_figure(desk: Desk, tenant_id: str, job_id: str) -> int:
     with desk.database.read() as session:
         repository.get(session, tenant_id, job_id)
         return events.newest_seq(session, tenant_id, job_id, "metric")
+
+
+def recipes(desk: Desk, tenant_id: str, job_id: str, stage: str) -> dict[int, str]:
+    """What a search told of its recipes when it began with them, by number from 1.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    with desk.database.read() as session:
+        repository.get(session, tenant_id, job_id)
+        told = events.of_stage(session, tenant_id, job_id, stage, limit=_RECIPES)
+    return {event.data["done"] + 1: event.data["message"] for event in told if event.data.get("message")}
 
 
 def figures(desk: Desk, tenant_id: str, job_id: str, *, most: int) -> list[JobEvent]:

@@ -153,9 +153,9 @@ def training_curves(figures: TrainingFigures) -> list[Markup]:
     return [picture for picture in drawn if picture is not None]
 
 
-def curve(points: Sequence[tuple[float, float]], label: str) -> Markup | None:
-    """One figure by step; None: it is of one step alone."""
-    return _curves([Curve(label, "second", list(points))], None, "step")
+def curve(points: Sequence[tuple[float, float]], label: str, unit: str = "step") -> Markup | None:
+    """One figure by step, or whatever ``unit`` is; None: it is of one alone."""
+    return _curves([Curve(label, "second", list(points))], None, unit)
 
 
 def bar(share: float, kind: str = "bar") -> Markup:

@@ -18,6 +18,7 @@ from service.jobs.outcome import QuantizeOutcome
 from service.keys.scopes import needed
 from tests.dashboard.form_of import Form
 from tests.support.batches import fail, grid_body, job_of, submitted, succeed
+from tests.support.filled import searching
 from tests.support.front import Front
 from tests.support.reports import search_document
 
@@ -172,6 +173,21 @@ def test_trials_are_shown_and_one_of_them_taken(sqlite_front: Front) -> None:
     asked = parse_qs(address)
     assert asked["from"] == [job_id] and json.loads(asked["patch"][0]) == taken
     assert "no trials" in shown(sqlite_front, f"/jobs/{sqlite_front.succeeded_job()}/trials")
+
+
+def test_trials_are_shown_as_they_come(sqlite_front: Front) -> None:
+    nouns = {"model_id": sqlite_front.ready_model(), "calibration_dataset_id": sqlite_front.ready_dataset()}
+    job_id = searching(sqlite_front, **nouns)
+    page = shown(sqlite_front, f"/jobs/{job_id}/trials")
+    assert 'http-equiv="refresh"' in page and "3 recipes so far" in page
+    assert "as configured: &lt;b&gt;calibration alone&lt;/b&gt;" in page and "recipe 3" in page
+    rows = re.findall(r"<tr>.*?</tr>", page.partition("In the order in which")[2], re.DOTALL)[1:]
+    cells = [[re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<td.*?</td>", row)] for row in rows]
+    assert cells[0] == ["1", "20.50 dB", "0.25", "1000 B", "0.50 ×"]
+    assert cells[2] == ["3", "–", "–", "–", "–"]
+    assert page.count("model front") == 2 and "goal 0.5" in page
+    assert f"/jobs/{job_id}/trials" in shown(sqlite_front, f"/jobs/{job_id}")
+    sqlite_front.http.post(f"/v1/jobs/{job_id}/cancel")
 
 
 def test_the_front_holds_what_no_other_equals_or_beats() -> None:

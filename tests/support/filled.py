@@ -54,7 +54,8 @@ def fill(front: Front) -> dict[str, str]:
     succeed(front, ids["hostile"], Report.model_validate(hostile_document()))
     front.fail(ids["failed"], NonFiniteDataError("Array 'x' holds NaN.", hint="Take the sample out."))
     run(front, ids["running"])
-    ids |= {"autopilot": searched(front, **of_both), "batch": batched(front, **of_both)}
+    ids |= {"autopilot": searched(front, **of_both), "searching": searching(front, **of_both)}
+    ids |= {"batch": batched(front, **of_both)}
     ids |= {"webhook": told_of(front), "schedule": scheduled(front, **of_both)}
     with front.desk.database.write() as session:
         named = {"name": HOSTILE_NAME, "labels": HOSTILE_LABELS}
@@ -66,6 +67,28 @@ def searched(front: Front, **nouns: str) -> str:
     """A job that has tried recipes."""
     job_id = front.new_job(name="searched", config={"algorithms": [{"method": "autopilot"}]}, **nouns)
     front.finish(job_id, QuantizeOutcome(Report.model_validate(search_document()), ()))
+    return job_id
+
+
+def searching(front: Front, **nouns: str) -> str:
+    """A job that still tries recipes: three were scored, two of them measured in full."""
+    goal = {"kind": "drop", "metric": "top1", "max_drop": 0.5}
+    config = {"algorithms": [{"method": "autopilot", "goal": goal}]}
+    job_id = front.new_job(name="searching", config=config, **nouns)
+    front.claim(job_id)
+    of_stage = {"stage": "autopilot", "total": None, "unit": "recipes"}
+    measured = {"drop": 0.25, "size_bytes": 1000, "latency_ratio": 0.5}
+    told: list[events.Entry] = [
+        ("progress", {**of_stage, "done": 0, "message": "as configured: <b>calibration alone</b>"}),
+        ("metric", {"stage": "autopilot", "step": 1, "sqnr_db": 20.5}),
+        ("progress", {**of_stage, "done": 1, "message": "as configured: adaround"}),
+        ("metric", {"stage": "autopilot", "step": 2, "sqnr_db": 30.5}),
+        ("metric", {"stage": "autopilot", "step": 3, "sqnr_db": None}),
+        ("metric", {"stage": "autopilot", "step": 1, "sqnr_db": 20.5, **measured}),
+        ("metric", {"stage": "autopilot", "step": 2, "sqnr_db": 30.5, **measured, "drop": 0.125, "size_bytes": 1500}),
+    ]
+    with front.desk.database.write() as session:
+        events.append_all(session, job_id, 1, told)
     return job_id
 
 

@@ -40,6 +40,7 @@ PAGES = (
     Known("report-hostile", "/jobs/{hostile}/report"),
     Known("graph", "/jobs/{succeeded}/graph"),
     Known("trials", "/jobs/{autopilot}/trials"),
+    Known("trials-so-far", "/jobs/{searching}/trials"),
     Known("compare", "/compare?job={succeeded}&job={hostile}"),
     Known("models", "/models"),
     Known("model", "/models/{model}"),

@@ -349,7 +349,8 @@ def test_every_trial_is_told_as_it_comes_and_again_with_its_value_once_evaluated
         latest = {step: values for stage, step, values in run.told if stage == "autopilot"}
         assert list(latest) == list(range(1, len(rows) + 1))
         for row, figures in zip(rows, latest.values(), strict=True):
-            assert figures == {"sqnr_db": row.sqnr_db} | ({"goal_sqnr": row.value} if row.evaluated else {})
+            costs = {"size_bytes": row.size_bytes, "latency_ratio": row.latency_ratio}
+            assert figures == {"sqnr_db": row.sqnr_db} | ({"goal_sqnr": row.value} | costs if row.evaluated else {})
         lines = [line for line in run.words if line.startswith("autopilot, recipe ")]
         assert [line.split(": ", 1)[0] for line in lines] == [f"autopilot, recipe {step}" for step in latest]
         assert all(row.name in line for row, line in zip(rows, lines, strict=True))

@@ -149,7 +149,12 @@ class Bench:
             CanceledError: the run was canceled.
         """
         finalist = self._evaluated(trial)
-        figures = {"sqnr_db": trial.score.sqnr_db, self.referee.figure: finalist.measured.value}
+        figures = {
+            "sqnr_db": trial.score.sqnr_db,
+            self.referee.figure: finalist.measured.value,
+            "size_bytes": finalist.size_bytes,
+            "latency_ratio": finalist.latency_ratio,
+        }
         self.services.run.metric("autopilot", self._number(_key(trial.basis, trial.chain)), figures)
         return finalist
 
