@@ -185,7 +185,7 @@ def test_trials_are_shown_as_they_come(sqlite_front: Front) -> None:
     cells = [[re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<td.*?</td>", row)] for row in rows]
     assert cells[0] == ["1", "20.50 dB", "0.25", "1000 B", "0.50 ×"]
     assert cells[2] == ["3", "–", "–", "–", "–"]
-    assert page.count("model front") == 2 and "goal 0.5" in page
+    assert page.count("model front") == 4 and "goal 0.5" in page
     assert f"/jobs/{job_id}/trials" in shown(sqlite_front, f"/jobs/{job_id}")
     sqlite_front.http.post(f"/v1/jobs/{job_id}/cancel")
 
