@@ -1,6 +1,6 @@
 """Pictures of the pages of a service with real work in it: light, dark and narrow.
 
-usage: python -m tools.screenshots [--output build/screenshots]
+usage: python -m tools.screenshots [--output build/screenshots] [--readme docs/pictures]
 
 Starts a service on a temporary folder, trains the small network of the demo on real digits, quantizes it, and goes
 through the pages with Chromium. Pages that the service does not have are left out.
@@ -57,6 +57,15 @@ PAGES = (
 
 
 WAIT_SECONDS = 120.0
+
+
+# What the README shows, of the size of a window.
+README = (
+    Known("job", "/jobs/{other}"),
+    Known("report", "/jobs/{other}/report"),
+    Known("graph", "/jobs/{other}/graph?node=%2F4%2F4.3%2FConv"),
+)
+WINDOW: Any = {"width": 1280, "height": 800}
 
 
 class Look(NamedTuple):
@@ -154,10 +163,25 @@ def take(browser: Browser, url: str, key: str, ids: dict[str, str], output: Path
     return taken
 
 
+def take_readme(browser: Browser, url: str, key: str, ids: dict[str, str], output: Path) -> None:
+    """Write the pictures of the README."""
+    page = browser.new_context(viewport=WINDOW, color_scheme="light").new_page()
+    page.goto(f"{url}/sign-in")
+    page.fill("#f-key", key)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"{url}/")
+    for known in README:
+        page.goto(url + known.path.format(**ids), wait_until="load")
+        page.screenshot(path=output / f"{known.name}.png")
+    page.context.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("build/screenshots"))
-    output = parser.parse_args().output
+    parser.add_argument("--readme", type=Path, help="folder for the pictures of the README; none: not taken")
+    options = parser.parse_args()
+    output: Path = options.output
     if (trouble := browser_trouble()) is not None:
         parser.error(trouble)
     output.mkdir(parents=True, exist_ok=True)
@@ -170,6 +194,9 @@ def main() -> None:
             with sync_playwright() as driver:
                 browser = driver.chromium.launch(executable_path=chromium(), args=list(ARGUMENTS))
                 taken = take(browser, url, key, ids, output)
+                if options.readme is not None:
+                    options.readme.mkdir(parents=True, exist_ok=True)
+                    take_readme(browser, url, key, ids, options.readme)
                 browser.close()
     print(f"{taken} pictures in {output}")
 

@@ -175,7 +175,7 @@ def _curves(curves: Sequence[Curve], best: int | None, unit: str = "epoch") -> M
     low, high = min(ys), max(ys)
     margin = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
     low, high = low - margin, high + margin
-    left, right, top, bottom = 62.0, _CURVES_WIDTH - 10.0, 26.0, _CURVES_HEIGHT - 34.0
+    left, right, top, bottom = 76.0, _CURVES_WIDTH - 10.0, 26.0, _CURVES_HEIGHT - 34.0
     first, last = min(xs), max(xs)
 
     def at(point: tuple[float, float]) -> tuple[float, float]:
