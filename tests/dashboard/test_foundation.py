@@ -18,6 +18,7 @@ from service.tables import Job
 from tests.dashboard.signing import BY, new_key, sign_in
 from tests.support.filled import HOSTILE_LABELS, HOSTILE_NAME, run
 from tests.support.front import Front, problem
+from tests.support.source import ROOT
 
 
 def guard_of(front: Front, path: str = "/jobs") -> str:
@@ -319,3 +320,14 @@ def test_hostile_names_are_text(sqlite_front: Front) -> None:
         assert "<script>alert" not in text
         assert "<img src=x" not in text
         assert "\u202e" not in text
+
+
+def test_a_class_is_styled_by_itself_in_one_file_alone() -> None:
+    files = sorted((ROOT / "service" / "dashboard" / "static").glob("*.css"))
+    found: dict[str, set[str]] = {}
+    for file in files:
+        for word in re.findall(r"(?:^|[},])\s*\.([\w-]+)\s*(?=[,{])", file.read_text(encoding="utf-8"), re.MULTILINE):
+            found.setdefault(word, set()).add(file.name)
+    assert len(files) > 1 and found
+    # all of them are one sheet: of two pages that mean something else by a word one would get the other's look
+    assert {word: names for word, names in found.items() if len(names) > 1} == {}

@@ -11,37 +11,15 @@ from xml.etree import ElementTree
 import pytest
 
 from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, cut_name
-from service.contracts.report import Report
 from service.dashboard.graph_drawing import bits, rows_by_node, sqnr_class, told, told_group
 from service.dashboard.graph_reading import EVALUATION, known, sources
 from service.dashboard.recent import Recent
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
 from service.tables import ReportRow
 from tests.support.front import Front
-from tests.support.reports import HOSTILE, bell, full_report, large_report, layer
+from tests.support.graphs import chain, job, large_job
+from tests.support.reports import HOSTILE, full_report, large_report, layer
 
 LIMIT_BYTES = 1_500_000
-
-
-def chain(names: list[str], modules: list[tuple[str, ...]] | None = None) -> GraphView:
-    """Nodes that each read what the one before makes."""
-    tensors = [GraphTensor(name=f"t{k}", dtype="float32", shape=("N", 3, None)) for k in range(len(names) + 1)]
-    nodes = [
-        GraphNode(name=cut_name(name), op="Conv", modules=modules[k] if modules else (), inputs=(k,), outputs=(k + 1,))
-        for k, name in enumerate(names)
-    ]
-    return GraphView(inputs=(0,), outputs=(len(names),), tensors=tuple(tensors), nodes=tuple(nodes))
-
-
-def job(front: Front, report: Report, graph: GraphView | bytes | None) -> str:
-    """A job that succeeded, with this graph."""
-    job_id = front.new_job()
-    artifacts = [NewArtifact("model", "q.onnx", "application/octet-stream", front.store(job_id.encode()), 30)]
-    if graph is not None:
-        data = graph if isinstance(graph, bytes) else graph.to_bytes()
-        artifacts.append(NewArtifact("graph", "graph.json", "application/json", front.store(data), len(data)))
-    front.finish(job_id, QuantizeOutcome(report, tuple(artifacts)))
-    return job_id
 
 
 def page(front: Front, job_id: str, **params: Any) -> str:
@@ -184,13 +162,7 @@ def test_links_lead_to_nodes_of_any_name(sqlite_front: Front) -> None:
 
 
 def test_two_thousand_nodes_are_drawn_as_groups_that_open(sqlite_front: Front) -> None:
-    names = [f"/model/layer.{k // 100}/block.{k % 100 // 10}/node.{k}" + "x" * 150 for k in range(2000)]
-    modules = [(f"layer.{k // 100}", f"layer.{k // 100}.block.{k % 100 // 10}") for k in range(2000)]
-    rows = [
-        layer(one, sqnr_db=k / 20, weight_dtype="int8", weight_histogram=bell(-1, 1, clip_low=-0.9, clip_high=0.9))
-        for k, one in enumerate(names)
-    ]
-    job_id = job(sqlite_front, full_report(layers=rows), chain(names, modules))
+    job_id, names = large_job(sqlite_front, 2000)
     text = page(sqlite_front, job_id)
     found = boxes(text)
     assert len(found) == 200

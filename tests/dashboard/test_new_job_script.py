@@ -1,0 +1,163 @@
+"""The form of a new job in real Chromium: files dropped on it, and an upload that goes on after a break."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.dashboard.conftest import Open, Place
+from tests.support.front import dataset_summary, model_summary
+
+pytestmark = pytest.mark.slow  # starts a browser and a service
+PART_BYTES = 8 * 1024 * 1024
+# Runs in the page: what a browser makes of a file that is dragged over it.
+_DRAGGED = """([name, text]) => {
+  const dragged = new DataTransfer();
+  dragged.items.add(new File([text], name));
+  return dragged;
+}"""
+# Pauses between attempts are not waited for.
+_NO_PAUSES = "const later = window.setTimeout; window.setTimeout = (work, _, ...rest) => later(work, 0, ...rest);"
+
+
+def drop(page: Any, zone: Any, name: str, text: str) -> None:
+    """Drag a file over the zone and drop it there."""
+    dragged = page.evaluate_handle(_DRAGGED, [name, text])
+    zone.dispatch_event("dragover", {"dataTransfer": dragged})
+    assert "over" in zone.get_attribute("class").split()
+    zone.dispatch_event("drop", {"dataTransfer": dragged})
+    assert "over" not in zone.get_attribute("class").split()
+
+
+def made(page: Any, noun: str) -> Any:
+    """Waits for the answer to the request that makes a model or a dataset."""
+    return page.expect_response(lambda one: one.request.method == "POST" and one.url.endswith(f"/v1/{noun}s"))
+
+
+def test_a_model_that_is_dropped_is_sent_and_chosen(open_page: Open, place: Place) -> None:
+    seen = open_page("/new")
+    page, zone = seen.page, seen.page.locator("[data-drop=model]")
+    page.get_by_text("Upload a model").click()
+    page.locator("#f-model_id_other").evaluate("one => { one.value = 'other@1'; }")
+    with made(page, "model") as answer:
+        drop(page, zone, "dropped net.onnx", "model bytes")
+    model_id = answer.value.json()["id"]
+    zone.get_by_text(re.compile("being looked through|no worker", re.I)).or_(zone.locator("progress")).first.wait_for()
+    place.front.finish(place.front.inspect_job(model_id=model_id), model_summary())
+    zone.locator(".upload .good").wait_for()
+    assert "dropped net@1 is ready and chosen" in zone.locator(".upload").inner_text()
+    assert page.locator("#f-model_id").input_value() == model_id
+    assert page.locator("#f-model_id_other").input_value() == ""
+    assert zone.locator("progress").count() == 0
+    assert seen.refused() == [] and seen.troubles == []
+
+
+def test_data_that_is_dropped_is_sent_and_chosen_for_what_was_asked(open_page: Open, place: Place) -> None:
+    page = open_page("/new").page
+    zone = page.locator("[data-drop=dataset]")
+    page.get_by_text("Upload data").click()
+    page.locator("#f-dataset_for").select_option("evaluation")
+    page.locator("#f-dataset_name").fill("mine")
+    with made(page, "dataset") as answer:
+        drop(page, zone, "samples.npz", "samples")
+    dataset_id = answer.value.json()["id"]
+    place.front.finish(place.front.inspect_job(dataset_id=dataset_id), dataset_summary())
+    zone.locator(".upload .good").wait_for()
+    assert page.locator("#f-evaluation_dataset_id").input_value() == dataset_id
+    assert page.locator("#f-calibration_dataset_id").input_value() == ""
+
+
+def test_what_is_dropped_and_cannot_be_used_is_told(open_page: Open) -> None:
+    page = open_page("/new").page
+    zone = page.locator("[data-drop=model]")
+    page.get_by_text("Upload a model").click()
+    drop(page, zone, "empty.onnx", "")
+    zone.locator(".upload .bad").wait_for()
+    assert zone.get_by_role("button", name="Upload the model").is_enabled()
+
+
+@pytest.fixture(scope="module")
+def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of three parts: its weights alone have 17 MiB."""
+    weights = np.random.default_rng(0).standard_normal((17, 512, 512)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "large",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, weights.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, weights.shape)],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    path = tmp_path_factory.mktemp("large") / "large.onnx"
+    onnx.save(helper.make_model(graph), path)
+    assert 2 * PART_BYTES < path.stat().st_size < 3 * PART_BYTES
+    return path
+
+
+class Breaks:
+    """Between the page and the service: the second part is lost, of the third the answer is."""
+
+    def __init__(self, place: Place, data: bytes) -> None:
+        self.offsets: list[int] = []
+        self._place, self._data = place, data
+
+    def __call__(self, route: Any) -> None:
+        """Let a request pass, or break it."""
+        request = route.request
+        if request.method != "PATCH":
+            route.continue_()
+            return
+        offset = int(request.headers["upload-offset"])
+        self.offsets.append(offset)
+        if len(self.offsets) == 2:
+            route.abort()
+        elif len(self.offsets) == 3:
+            self._arrive(request.url, offset)
+            route.abort()
+        else:
+            route.continue_()
+
+    def _arrive(self, url: str, offset: int) -> None:
+        """The service has the part, and the page will not know."""
+        headers = {"Upload-Offset": str(offset), "Content-Type": "application/octet-stream"}
+        path = url.removeprefix(self._place.url)
+        answer = self._place.front.http.patch(path, content=self._data[offset : offset + PART_BYTES], headers=headers)
+        assert answer.status_code in (httpx.codes.OK, httpx.codes.NO_CONTENT), answer.text
+
+
+def test_an_upload_goes_on_after_breaks_from_where_the_service_is(
+    open_page: Open, place: Place, large_model: Path
+) -> None:
+    page = open_page("/new").page
+    zone, data = page.locator("[data-drop=model]"), large_model.read_bytes()
+    page.evaluate(_NO_PAUSES)
+    breaks = Breaks(place, data)
+    page.route("**/v1/uploads/*", breaks)
+    page.get_by_text("Upload a model").click()
+    page.locator("#f-files").set_input_files(large_model)
+    with made(page, "model") as answer:
+        zone.get_by_role("button", name="Upload the model").click()
+    assert breaks.offsets == [0, PART_BYTES, PART_BYTES, 2 * PART_BYTES]
+    model_id = answer.value.json()["id"]
+    place.front.finish(place.front.inspect_job(model_id=model_id), model_summary())
+    zone.locator(".upload .good").wait_for()
+    (file,) = place.front.http.get(f"/v1/models/{model_id}").json()["files"]
+    assert (file["size_bytes"], file["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_an_upload_that_breaks_again_and_again_is_given_up_in_words(open_page: Open) -> None:
+    page = open_page("/new").page
+    zone = page.locator("[data-drop=model]")
+    page.evaluate(_NO_PAUSES)
+    page.route("**/v1/uploads/*", lambda route: route.abort() if route.request.method == "PATCH" else route.continue_())
+    page.get_by_text("Upload a model").click()
+    drop(page, zone, "net.onnx", "model bytes")
+    zone.locator(".upload .bad").wait_for()
+    assert "broke too often" in zone.locator(".upload").inner_text()
