@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy import ColumnElement, case, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -63,9 +63,10 @@ def list_all(session: Session, tenant_id: str | None) -> list[ApiKey]:
 
 
 def revoke(session: Session, key_id: str, *, after_seconds: float = 0.0) -> bool:
-    """End a key now, or so many seconds from now. False if it has ended before."""
+    """End a key now, or so many seconds from now unless it ends sooner by itself. False if it has ended before."""
     ends_at = db_now() + after_seconds
-    values = {"revoked_at": ends_at} if not after_seconds else {"expires_at": ends_at}
+    sooner = case((ApiKey.expires_at < ends_at, ApiKey.expires_at), else_=ends_at)
+    values = {"revoked_at": ends_at} if not after_seconds else {"expires_at": sooner}
     statement = (
         update(ApiKey)
         .where(ApiKey.id == key_id, *_is_live())

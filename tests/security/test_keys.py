@@ -127,6 +127,17 @@ def test_a_rotated_key_is_good_until_the_grace_is_over(closed_front: Front) -> N
     assert status(closed_front, key) == 200
 
 
+def test_a_rotated_key_lasts_no_longer_than_it_would_have(closed_front: Front) -> None:
+    key_id, _ = make(closed_front, days=0.01)
+    database = closed_front.desk.database
+    with database.read() as session:
+        before = session.get_one(ApiKey, key_id).expires_at
+    with database.write() as session:
+        service.rotate(session, service.pepper_of(closed_front.desk.settings), BY, key_id, grace_seconds=24 * 3600)
+    with database.read() as session:
+        assert session.get_one(ApiKey, key_id).expires_at == before
+
+
 def test_a_remembered_key_is_forgotten_in_time(closed_front: Front, monkeypatch) -> None:
     monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 3600.0)
     key_id, key = make(closed_front)
