@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi.routing import APIRoute, APIRouter
 from fastapi.testclient import TestClient
 
 from service.app import create_app
+from service.dashboard.router import router as dashboard
 from service.jobs import service as jobs
 from service.limits import HEAD_BYTES, KIB, MIB, ORDINARY, TABLE, Limits, limits_of
 from service.settings import Settings
@@ -18,13 +20,18 @@ from tests.support.front import Front, problem
 from tests.support.patience import PATIENCE_SECONDS
 
 UPLOADS = {("patch", "/v1/uploads/{upload_id}"), ("put", "/v1/uploads/{upload_id}/content")}
-LASTING = UPLOADS | {
-    ("get", "/v1/jobs/{job_id}/events"),
-    ("get", "/v1/batches/{batch_id}/events"),
-    ("get", "/v1/artifacts/{artifact_id}/content"),
-    ("head", "/v1/artifacts/{artifact_id}/content"),
-    ("get", "/v1/datasets/{dataset_id}/thumbnails"),
-}
+FILES = {("post", "/new/model"), ("post", "/new/dataset")}
+LASTING = (
+    UPLOADS
+    | FILES
+    | {
+        ("get", "/v1/jobs/{job_id}/events"),
+        ("get", "/v1/batches/{batch_id}/events"),
+        ("get", "/v1/artifacts/{artifact_id}/content"),
+        ("head", "/v1/artifacts/{artifact_id}/content"),
+        ("get", "/v1/datasets/{dataset_id}/thumbnails"),
+    }
+)
 CONFIGS = {
     ("post", "/v1/jobs"),
     ("post", "/v1/jobs:validate"),
@@ -34,12 +41,27 @@ CONFIGS = {
     ("post", "/v1/models/{model_id}/inspect"),
     ("post", "/v1/schedules"),
     ("patch", "/v1/schedules/{schedule_id}"),
+    ("post", "/new"),
 }
 
 
+def routes_of(router: APIRouter) -> Iterator[APIRoute]:
+    for route in router.routes:
+        if isinstance(route, APIRoute):
+            yield route
+        else:
+            yield from routes_of(route.original_router)
+
+
 def operations(front: Front) -> list[tuple[str, str]]:
+    """Of the API and of the pages."""
     paths = front.http.get("/openapi.json").json()["paths"]
-    return [(method, path) for path, methods in paths.items() for method in methods]
+    pages = list(routes_of(dashboard))
+    assert len(pages) > 50
+    return [
+        *((method, path) for path, methods in paths.items() for method in methods),
+        *((method.lower(), route.path) for route in pages for method in route.methods),
+    ]
 
 
 def concrete(path: str) -> str:
@@ -61,6 +83,7 @@ def test_only_what_streams_is_untimed_and_only_uploads_are_unlimited(sqlite_fron
     limits = limits_by_operation(sqlite_front)
     assert {where for where, some in limits.items() if not some.timed} == LASTING
     assert {where for where, some in limits.items() if some.body_bytes is None} == UPLOADS
+    assert {where for where, some in limits.items() if some.files} == FILES
     large = {where for where, some in limits.items() if some.body_bytes is not None and some.body_bytes > MIB}
     assert large == CONFIGS
 
@@ -74,7 +97,7 @@ def test_an_endpoint_that_nobody_has_thought_of_is_bounded() -> None:
 def test_no_body_is_larger_than_its_route_takes(sqlite_front: Front) -> None:
     """Declared or not; also where the endpoint reads none."""
     for (method, path), limits in limits_by_operation(sqlite_front).items():
-        if limits.body_bytes is None or method == "head":
+        if limits.body_bytes is None or limits.files or method == "head":
             continue
         most = min(limits.body_bytes, sqlite_front.desk.settings.max_body_bytes)
         sent = sqlite_front.http.request(method, concrete(path), content=b" " * (most + 1))
