@@ -6,6 +6,7 @@ form cannot show stays as it was written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -212,7 +213,7 @@ def _apply_steps(
     before = was.ticked[steps.name]
     if steps.name not in posted or before is None:
         return
-    ticked = [word for word in dict.fromkeys(posted[steps.name]) if word]
+    ticked = _in_order(before, [word for word in dict.fromkeys(posted[steps.name]) if word])
     members = {member.word: member for member in steps.members}
     slots = [slot for word in ticked if word in members for slot in members[word].slots]
     if ticked == before and not any(_changed(slot, was, posted) for slot in slots):
@@ -228,6 +229,22 @@ def _apply_steps(
     _remove(result, steps.path)
     if not as_preset:
         _place(result, steps.path, entries)
+
+
+def _in_order(before: list[str], ticked: list[str]) -> list[str]:
+    """What is ticked, in the order in which it is to run: boxes come in that of the page.
+
+    What stood there stays in its order; what is new goes where it undoes nothing that was done before it.
+    """
+    found = [word for word in before if word in ticked]
+    for word in (word for word in ticked if word not in before):
+        rank = _rank(word)
+        found.insert(next((k for k, other in enumerate(found) if _rank(other) > rank), len(found)), word)
+    return found
+
+
+def _rank(word: str) -> float:
+    return ALGORITHMS[word].place if word in ALGORITHMS else math.inf
 
 
 def _unions() -> Iterator[Variant]:

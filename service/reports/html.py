@@ -108,9 +108,11 @@ def context(report: Report, limits: Limits, try_it: Callable[[Advice], str | Non
         "layers": quantized,
         "has": {
             "weights": any(layer.weight_bytes is not None for layer in quantized),
+            "blame": any(layer.error_percent is not None for layer in quantized),
             "time": any(layer.latency_percent is not None for layer in quantized),
             "gains": any(layers.gain_words(layer) for layer in quantized),
         },
+        "most_error": max((layer.error_percent or 0.0 for layer in quantized), default=0.0),
         "worst": _WORST,
         "sqnr_bar": _sqnr_bar,
         "share_bar": lambda value, whole: charts.bar(value / whole if whole else 0.0),

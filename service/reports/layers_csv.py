@@ -16,6 +16,7 @@ _COLUMNS: dict[str, Callable[[LayerFigures], str | float | int | None]] = {
     "weight_dtype": lambda layer: layer.weight_dtype,
     "activation_dtype": lambda layer: layer.activation_dtype,
     "sqnr_db": lambda layer: layer.sqnr_db,
+    "error_percent": lambda layer: layer.error_percent,
     "latency_percent": lambda layer: layer.latency_percent,
     "float_weight_bytes": lambda layer: layer.float_weight_bytes,
     "weight_bytes": lambda layer: layer.weight_bytes,

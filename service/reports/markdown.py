@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from service.contracts.report import Advice, Finding, Report
+from service.contracts.report import Advice, Cause, CausePlace, Finding, Report
 from service.reports import choices, gains, layers, verdict
 from service.reports.abridged import abridged_json
 from service.reports.figures import count, figure, percent
@@ -34,6 +34,7 @@ def markdown(report: Report) -> str:
         _fallback(report),
         _kernels(report),
         _metrics(report),
+        _causes(report.causes),
         _advice(report.advice),
         _layers(report),
         _left(report),
@@ -138,6 +139,22 @@ def _metrics(report: Report) -> str:
         return ""
     source = escaped(f"Measured on {gains.source_words(report)}.")
     return f"## Accuracy\n\n{source}\n\n" + table(("metric", "float", "quantized", "change", ""), rows)
+
+
+def _causes(causes: Sequence[Cause]) -> str:
+    rows = [
+        (escaped(cause.message), escaped(percent(cause.error_percent)), _worst_place(cause.places)) for cause in causes
+    ][:_TEXTS]
+    head = ("cause", "of all error", "worst layer")
+    return f"## Where the error comes from\n\n{table(head, rows)}" if rows else ""
+
+
+def _worst_place(places: Sequence[CausePlace]) -> str:
+    if not places:
+        return ""
+    worst = places[0]
+    where = f"{code(worst.node)} " if worst.node else ""
+    return f"{where}{escaped(percent(worst.error_percent))}: {escaped(worst.fact)}"
 
 
 def _advice(advice: Sequence[Advice]) -> str:

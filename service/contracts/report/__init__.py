@@ -19,7 +19,7 @@ from service.contracts.report.figures import (
     ModelFigures,
     OutputFidelity,
 )
-from service.contracts.report.findings import Advice, AdviceFigure, Finding, Severity
+from service.contracts.report.findings import Advice, AdviceFigure, Cause, CausePlace, Finding, Severity
 from service.contracts.report.kernels import KernelFigures, Kernels
 from service.contracts.report.layers import Histogram, LayerFigures, PreparationStep
 from service.contracts.report.statistics import Flips, Interval
@@ -32,6 +32,8 @@ __all__ = [
     "Advice",
     "AdviceFigure",
     "AlgorithmFigures",
+    "Cause",
+    "CausePlace",
     "Fallback",
     "FallbackCandidate",
     "FallbackKind",

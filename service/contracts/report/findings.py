@@ -26,6 +26,28 @@ class Finding(Contract):
     )
 
 
+class CausePlace(Contract):
+    """A node where a cause of error is at work."""
+
+    node: str = Field(description="Name in the prepared graph; empty: the whole network.")
+    error_percent: float = Field(ge=0, le=100, description="Part of all error that comes from here, about.")
+    fact: str = Field(description="What was found there, with its figures.")
+
+
+class Cause(Contract):
+    """What the error of the quantized model comes from.
+
+    Parts are estimates: error beside signal in the mean over the channels of each weight and activation by itself, in
+    parts of the sum of all.
+    """
+
+    kind: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="Stable; docs/advice.md lists all.")
+    message: str = Field(description="What it is, in words.")
+    error_percent: float = Field(ge=0, le=100, description="Part of all error, about.")
+    places: tuple[CausePlace, ...] = Field(description="Where, the worst first.")
+    places_left_out: int = Field(default=0, ge=0, description="Further places, which are not told.")
+
+
 class AdviceFigure(Contract):
     """What a piece of advice did where it was tried."""
 

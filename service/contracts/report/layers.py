@@ -74,6 +74,13 @@ class LayerFigures(Contract):
         description="Share of the quantized model's time, by onnxruntime's profile. What runs between rows belongs to "
         "none, so that all together may be less than 100; null: no kernel bears its name.",
     )
+    error_percent: float | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="Part of all error that arises in this row itself, about: the sum over ``causes``. Null: not "
+        "looked for, which is done where something was lost.",
+    )
     weight_histogram: Histogram | None = Field(default=None, description="Of the float weight.")
     activation_histogram: Histogram | None = Field(
         default=None, description="Of the float model's result of the row. Only quantized rows of low SQNR have any."

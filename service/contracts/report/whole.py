@@ -14,7 +14,7 @@ from service.contracts.report.algorithms import AlgorithmFigures
 from service.contracts.report.digests import NOT_IN_DIGEST, canonical_sha256
 from service.contracts.report.fallback import Fallback, FallbackKind
 from service.contracts.report.figures import Fidelity, LatencyFigures, MetricFigures, ModelFigures
-from service.contracts.report.findings import Advice, Finding
+from service.contracts.report.findings import Advice, Cause, Finding
 from service.contracts.report.kernels import Kernels
 from service.contracts.report.layers import LayerFigures, PreparationStep
 from service.contracts.report.verdict import GateClause, Verdict
@@ -76,6 +76,9 @@ class Report(Contract):
     verdict: Verdict
     gate: tuple[GateClause, ...] = ()
     findings: tuple[Finding, ...] = Field(default=(), description="To be read before all figures; the worst first.")
+    causes: tuple[Cause, ...] = Field(
+        default=(), description="What the error comes from, the worst first; looked for where something was lost."
+    )
     advice: tuple[Advice, ...] = Field(default=(), description="What would help, the most helpful first.")
     summary: str = Field(description="One sentence for people.")
     float_: ModelFigures = Field(alias="float", serialization_alias="float")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from service.contracts.errors import CanceledError, QuantmillError
 from service.contracts.report import Advice, Report
+from worker.quantizer.advice.blame import causes_of, with_blame
 from worker.quantizer.advice.damage import Damage, Kind, find_damage
 from worker.quantizer.advice.fitting import Document, Fitted, Fitting, Quantizer
 from worker.quantizer.advice.loss import Loss, find_loss
@@ -54,24 +56,34 @@ class Candidate:
     nodes: tuple[str, ...] = ()
 
 
+class Advised(NamedTuple):
+    """What would help, and what was found to hurt; None: nothing was lost."""
+
+    advice: tuple[Advice, ...]
+    damage: Damage | None
+
+
 def with_advice(report: Report, done: Quantized, case: Case, services: Services, quantizer: Quantizer) -> Report:
     """The report with its advice; where that cannot be looked for, a note says why.
 
     Args and errors are those of ``advise``, but that only a cancellation is raised: the model is made and measured.
     """
-    notes, advice = report.notes, report.advice
+    changes: dict[str, Any] = {}
     try:
-        advice = advise(report, done, case, services, quantizer)
+        found = advise(report, done, case, services, quantizer)
     except CanceledError:
         raise
     except QuantmillError as error:
-        notes = (*notes, f"no advice could be looked for: {error.detail}")
-    stages = tuple(services.stages.figures)
-    return report.model_copy(update={"advice": advice, "notes": notes, "stages": stages})
+        changes["notes"] = (*report.notes, f"no advice could be looked for: {error.detail}")
+    else:
+        changes["advice"] = found.advice
+        if found.damage is not None:
+            changes |= {"causes": causes_of(found.damage), "layers": with_blame(report.layers, found.damage)}
+    return report.model_copy(update={**changes, "stages": tuple(services.stages.figures)})
 
 
-def advise(report: Report, done: Quantized, case: Case, services: Services, quantizer: Quantizer) -> tuple[Advice, ...]:
-    """What would help, the most helpful first; nothing where nothing was lost.
+def advise(report: Report, done: Quantized, case: Case, services: Services, quantizer: Quantizer) -> Advised:
+    """What hurts and what would help, the most helpful first; nothing where nothing was lost.
 
     Which advice there is follows from the model, the data and the config; the clock decides which of it is tried, and
     so in which order it stands.
@@ -89,7 +101,7 @@ def advise(report: Report, done: Quantized, case: Case, services: Services, quan
     """
     loss = None if done.plan.is_empty else find_loss(report, case.config.evaluation)
     if loss is None:
-        return ()
+        return Advised((), None)
     limit = case.config.evaluation.advice_seconds
     with services.stages.stage("advice", expected_seconds=trials_seconds(services.stages.spent_seconds, limit)):
         services.run.progress("advice")
@@ -107,7 +119,7 @@ def advise(report: Report, done: Quantized, case: Case, services: Services, quan
             bench.run.done += 1
             tried.append((candidate, trial))
     tried.sort(key=lambda pair: _place(pair[1], loss))
-    return tuple(_advice(candidate, trial, damage, loss) for candidate, trial in tried)
+    return Advised(tuple(_advice(candidate, trial, damage, loss) for candidate, trial in tried), damage)
 
 
 def find_candidates(damage: Damage, fitting: Fitting) -> list[Candidate]:
