@@ -22,7 +22,9 @@ OTHER = "_other"
 TEXTS = (*NOUNS, "ranges_from", "name", "labels", "priority", "device")
 # Holds URLs that are as good as keys: it never stands in an address.
 HAND_OVER = "hand_over"
-_FILES = ("model_name", "dataset_name", "dataset_for", "preprocessing")
+_FILES = ("model_name", "dataset_name", "preprocessing", "preprocessing_name")
+# Fields of files, which errors stand at.
+FILES = ("model_files", "calibration_file", "evaluation_file")
 _WAS, _MOST_NONCE = "config_was", 64
 _BOTH = "The form and the JSON were both changed: say with one of the two buttons below which of them holds."
 
@@ -73,9 +75,10 @@ class Draft:
 
     def _field_of(self, pointer: str) -> str:
         head, _, rest = pointer.removeprefix("/").partition("/")
+        head = "model_files" if head == "files" else head
         if head == "config":
             return field_of(f"/{rest}" if rest else "", self.document)
-        return head if head in (*TEXTS, HAND_OVER, *_FILES, "files") else ""
+        return head if head in (*TEXTS, HAND_OVER, *_FILES, *FILES) else ""
 
     def request(self) -> dict[str, Any]:
         """The request for the job.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator, Callable
 from importlib import resources
 from pathlib import PurePosixPath
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 
 from service.contracts.errors import InvalidRequestError, problem_summary
+from service.contracts.named_preprocessing import named_preprocessing
 from service.contracts.validation import field_problems
 from service.dashboard.config_fields import parsed
 from service.datasets import service as datasets
@@ -40,6 +42,14 @@ _EXAMPLE_NAMES = {
     _EXAMPLE_EVALUATION: "example-digits-evaluation",
 }
 _EXAMPLE_PREPROCESSING = {"inputs": {"image": {"layout": "NHW", "model_layout": "NCHW", "scale": 1 / 16}}}
+# Names of preprocessing that the form offers, in words.
+_PREPARATIONS = {
+    "imagenet_tf": "pictures, 0 to 255: fed as x / 127.5 - 1 (imagenet_tf)",
+    "imagenet_torchvision": "pictures, 0 to 255: fed as x / 255 by ImageNet's mean and std (imagenet_torchvision)",
+    "cifar10": "pictures, 0 to 255: fed as x / 255 by CIFAR-10's mean and std (cifar10)",
+}
+_ARRAY_FILES = (".npz", ".npy", ".safetensors", ".parquet")
+EXAMPLE_SPEC = '{"inputs": {"*": {"array": "images", "layout": "NHWC", "scale": 0.00392156862745098}}}'
 EXAMPLE_CONFIG = {"evaluation": {"gate": {"metric": "top1", "max_drop": 1.0}}}
 
 
@@ -95,7 +105,7 @@ async def dataset_of(desk: Desk, by: Principal, file: UploadFile, name: str | No
     filename = _plain_name(file)
     document: dict[str, Any] = {"name": name or PurePosixPath(filename).stem, "upload_id": "-"}
     if preprocessing is not None:
-        document["preprocessing"] = _preprocessing(preprocessing)
+        document["preprocessing"] = _preprocessing(preprocessing, filename)
     record(DatasetCreate, document)
     document["upload_id"] = await _stored(desk, by, file, filename, "dataset")
     body = record(DatasetCreate, document)
@@ -195,9 +205,21 @@ def _plain_name(file: UploadFile) -> str:
     return PurePosixPath((file.filename or "").replace("\\", "/")).name
 
 
-def _preprocessing(text: str) -> Any:
+def preparations() -> list[tuple[str, str, str]]:
+    """Preprocessing by name: the name, what it is, and the same for arrays, as JSON."""
+    return [(name, words, json.dumps(_of_arrays(name))) for name, words in _PREPARATIONS.items()]
+
+
+def _of_arrays(name: str) -> dict[str, Any]:
+    """What a name stands for where pictures are stored as arrays, which are neither resized nor cut."""
+    return {key: value for key, value in named_preprocessing(name).items() if key != "pictures"}
+
+
+def _preprocessing(text: str, filename: str) -> Any:
+    """What is typed: a spec, or the name of one; the data may be arrays or files."""
     if not text.startswith("{"):
-        return text
+        is_array = PurePosixPath(filename).suffix.lower() in _ARRAY_FILES
+        return _of_arrays(text) if is_array and text in _PREPARATIONS else text
     try:
         return parsed(text)
     except ValueError as error:

@@ -44,6 +44,8 @@ _WAIT_SECONDS = 20
 # A query that carries what was typed over to the next page; longer ones are answered with the page itself.
 _MOST_QUERY = 16 * 1024
 Word = Annotated[str, Query(max_length=400, pattern=PLAIN_TEXT)]
+# What data may be given for, as the names of their fields begin.
+_ROLES = ("calibration", "evaluation")
 # What a person can mend in the form; all else is a page of its own.
 _OTHERS = (401, 403, 429)
 # What an id or a reference may come to.
@@ -107,7 +109,7 @@ async def post_model(request: Request, desk: DeskDep, principal: PrincipalDep) -
     try:
         sent = files.get("model_files", [])
         if not sent:
-            raise InvalidRequestError("Choose the model's file first.", pointer="/files")
+            raise InvalidRequestError("Choose the model's file first.", pointer="/model_files")
         made = await new_files.model_of(desk, principal, sent, draft.get("model_name") or None)
     except QuantmillError as error:
         return await _refused(request, desk, principal, draft, error, {"/name": "/model_name"})
@@ -117,19 +119,19 @@ async def post_model(request: Request, desk: DeskDep, principal: PrincipalDep) -
 
 @router.post("/new/dataset")
 async def post_dataset(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
-    """Make a dataset of the file of the form, and choose it for calibration, evaluation or both."""
+    """Make datasets of the files of the form, and choose each for what it was given for."""
     posted, files = await _posted(request)
     draft = posted_draft(posted, "")
     try:
-        sent = files.get("dataset_file", [])
-        if not sent:
-            raise InvalidRequestError("Choose the data's file first.", pointer="/dataset_name")
-        named, prepared = draft.get("dataset_name") or None, draft.get("preprocessing") or None
-        made = await new_files.dataset_of(desk, principal, sent[0], named, prepared)
+        given = {role: sent for role in _ROLES if (sent := files.get(f"{role}_file"))}
+        if not given:
+            raise InvalidRequestError("Choose the data's file first.", pointer="/calibration_file")
+        named = draft.get("dataset_name") or None
+        prepared = draft.get("preprocessing") or draft.get("preprocessing_name") or None
+        for role, sent in given.items():
+            draft.texts[f"{role}_dataset_id"] = await new_files.dataset_of(desk, principal, sent[0], named, prepared)
     except QuantmillError as error:
         return await _refused(request, desk, principal, draft, error, {"/name": "/dataset_name"})
-    chosen = {"calibration": NOUNS[1:2], "evaluation": NOUNS[2:]}.get(draft.get("dataset_for"), NOUNS[1:])
-    draft.texts |= dict.fromkeys(chosen, made)
     return await _carried(request, desk, principal, draft)
 
 
@@ -338,4 +340,6 @@ async def _page(
         checked=checked,
         hint=hint,
         preprocessings=PREPROCESSING_NAMES,
+        preparations=new_files.preparations(),
+        example_spec=new_files.EXAMPLE_SPEC,
     )

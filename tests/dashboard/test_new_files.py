@@ -53,14 +53,14 @@ def test_a_model_with_external_data_is_uploaded_and_chosen(sqlite_front: Front) 
 @pytest.mark.parametrize(
     ("preprocessing", "use", "chosen"),
     [
-        ("", "both", {"calibration_dataset_id", "evaluation_dataset_id"}),
+        ("", "calibration evaluation", {"calibration_dataset_id", "evaluation_dataset_id"}),
         ("imagenet_tf", "calibration", {"calibration_dataset_id"}),
         ('{"inputs": {"x": {"scale": 0.5}}}', "evaluation", {"evaluation_dataset_id"}),
     ],
 )
 def test_data_is_uploaded_and_chosen(sqlite_front: Front, preprocessing: str, use: str, chosen: set[str]) -> None:
-    files = [("dataset_file", ("samples.npz", npz_bytes()))]
-    fields = {"preprocessing": preprocessing, "dataset_for": use, "dataset_name": "mine"}
+    files = [(f"{role}_file", ("samples.npz", npz_bytes())) for role in use.split()]
+    fields = {"preprocessing": preprocessing, "dataset_name": "mine"}
     query = went_to(send(sqlite_front, "/new/dataset", files, **fields))
     assert {name for name in query if name.endswith("_dataset_id")} == chosen
     dataset = sqlite_front.http.get(f"/v1/datasets/{query[next(iter(chosen))]}").json()
@@ -75,9 +75,9 @@ def test_data_is_uploaded_and_chosen(sqlite_front: Front, preprocessing: str, us
         ("/new/model", [("model_files", ("net.data", b"x"))], {}, "must end in .onnx"),
         ("/new/model", [("model_files", ("net.onnx", b""))], {}, "0 bytes"),
         ("/new/dataset", [], {}, "Choose the data"),
-        ("/new/dataset", [("dataset_file", ("a.npz", b"x"))], {"preprocessing": "imagenet_tff"}, "did you mean"),
-        ("/new/dataset", [("dataset_file", ("a.npz", b"x"))], {"preprocessing": "{"}, "not JSON"),
-        ("/new/dataset", [("dataset_file", ("a.what", b"x"))], {}, "does not tell the format"),
+        ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], {"preprocessing": "imagenet_tff"}, "did you mean"),
+        ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], {"preprocessing": "{"}, "not JSON"),
+        ("/new/dataset", [("calibration_file", ("a.what", b"x"))], {}, "does not tell the format"),
     ],
 )
 def test_files_that_cannot_be_used_are_refused_and_what_was_typed_stays(

@@ -89,7 +89,7 @@ def test_the_page_of_a_noun_leads_to_a_form_with_it_chosen(sqlite_front: Front, 
 
 
 def test_each_name_is_labelled_by_what_it_is_of(sqlite_front: Front) -> None:
-    labels = re.findall(r'<label for="f-(\w*name)">([^<]*)<', sqlite_front.http.get("/new").text)
+    labels = re.findall(r'<label for="f-((?:model_|dataset_)?name)">([^<]*)<', sqlite_front.http.get("/new").text)
     assert dict(labels) == {
         "model_name": "Name of the model",
         "dataset_name": "Name of the data",

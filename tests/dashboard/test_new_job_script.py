@@ -45,7 +45,6 @@ def made(page: Any, noun: str) -> Any:
 def test_a_model_that_is_dropped_is_sent_and_chosen(open_page: Open, place: Place) -> None:
     seen = open_page("/new")
     page, zone = seen.page, seen.page.locator("[data-drop=model]")
-    page.get_by_text("Upload a model").click()
     page.locator("#f-model_id_other").evaluate("one => { one.value = 'other@1'; }")
     with made(page, "model") as answer:
         drop(page, zone, "dropped net.onnx", "model bytes")
@@ -53,7 +52,7 @@ def test_a_model_that_is_dropped_is_sent_and_chosen(open_page: Open, place: Plac
     zone.get_by_text(re.compile("being looked through|no worker", re.I)).or_(zone.locator("progress")).first.wait_for()
     place.front.finish(place.front.inspect_job(model_id=model_id), model_summary())
     zone.locator(".upload .good").wait_for()
-    assert "dropped net@1 is ready and chosen" in zone.locator(".upload").inner_text()
+    assert "dropped net@1 is ready and chosen here" in zone.locator(".upload").inner_text()
     assert page.locator("#f-model_id").input_value() == model_id
     assert page.locator("#f-model_id_other").input_value() == ""
     assert zone.locator("progress").count() == 0
@@ -62,9 +61,8 @@ def test_a_model_that_is_dropped_is_sent_and_chosen(open_page: Open, place: Plac
 
 def test_data_that_is_dropped_is_sent_and_chosen_for_what_was_asked(open_page: Open, place: Place) -> None:
     page = open_page("/new").page
-    zone = page.locator("[data-drop=dataset]")
-    page.get_by_text("Upload data").click()
-    page.locator("#f-dataset_for").select_option("evaluation")
+    zone = page.locator("[data-chosen=evaluation_dataset_id]")
+    page.get_by_text("Names of uploads").click()
     page.locator("#f-dataset_name").fill("mine")
     with made(page, "dataset") as answer:
         drop(page, zone, "samples.npz", "samples")
@@ -78,10 +76,9 @@ def test_data_that_is_dropped_is_sent_and_chosen_for_what_was_asked(open_page: O
 def test_what_is_dropped_and_cannot_be_used_is_told(open_page: Open) -> None:
     page = open_page("/new").page
     zone = page.locator("[data-drop=model]")
-    page.get_by_text("Upload a model").click()
     drop(page, zone, "empty.onnx", "")
     zone.locator(".upload .bad").wait_for()
-    assert zone.get_by_role("button", name="Upload the model").is_enabled()
+    assert "0 bytes" in zone.locator(".upload").inner_text()
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +137,8 @@ def test_an_upload_goes_on_after_breaks_from_where_the_service_is(
     page.evaluate(_NO_PAUSES)
     breaks = Breaks(place, data)
     page.route("**/v1/uploads/*", breaks)
-    page.get_by_text("Upload a model").click()
-    page.locator("#f-files").set_input_files(large_model)
     with made(page, "model") as answer:
-        zone.get_by_role("button", name="Upload the model").click()
+        page.locator("#f-model_files").set_input_files(large_model)
     assert breaks.offsets == [0, PART_BYTES, PART_BYTES, 2 * PART_BYTES]
     model_id = answer.value.json()["id"]
     place.front.finish(place.front.inspect_job(model_id=model_id), model_summary())
@@ -157,7 +152,6 @@ def test_an_upload_that_breaks_again_and_again_is_given_up_in_words(open_page: O
     zone = page.locator("[data-drop=model]")
     page.evaluate(_NO_PAUSES)
     page.route("**/v1/uploads/*", lambda route: route.abort() if route.request.method == "PATCH" else route.continue_())
-    page.get_by_text("Upload a model").click()
     drop(page, zone, "net.onnx", "model bytes")
     zone.locator(".upload .bad").wait_for()
     assert "broke too often" in zone.locator(".upload").inner_text()

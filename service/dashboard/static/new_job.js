@@ -70,23 +70,45 @@ const makers = {
     choose("model_id", noun);
     return noun;
   },
-  dataset: async ([file], told) => {
-    const preprocessing = value("preprocessing");
-    const body = { name: value("dataset_name") || stem(file.name) };
-    if (preprocessing) body.preprocessing = preprocessing.startsWith("{") ? JSON.parse(preprocessing) : preprocessing;
+  dataset: async ([file], told, chosen) => {
+    const body = { name: value("dataset_name") || stem(file.name), ...preprocessing(file) };
     body.upload_id = await upload(file, "dataset", share => told(`Sending ${file.name}`, share));
     const made = await post("/v1/datasets", body);
     const noun = await ready(`/v1/datasets/${made.id}`, words => told(words, null));
-    const chosen = value("dataset_for");
-    if (chosen !== "evaluation") choose("calibration_dataset_id", noun);
-    if (chosen !== "calibration") choose("evaluation_dataset_id", noun);
+    choose(chosen, noun);
     return noun;
   },
+};
+
+// What is written holds over the list; of pictures that are stored as arrays a name says nothing of size and crop.
+const preprocessing = file => {
+  const list = form.elements.preprocessing_name, text = value("preprocessing") || list.value;
+  if (!text) return {};
+  if (text.startsWith("{")) {
+    try { return { preprocessing: JSON.parse(text) }; } catch (error) { throw new Error(`The preprocessing is not JSON: ${error.message}`); }
+  }
+  const named = [...list.options].find(one => one.value === text);
+  const arrays = /\.(npz|npy|safetensors|parquet)$/i.test(file.name);
+  return { preprocessing: named && arrays ? JSON.parse(named.dataset.arrays) : text };
+};
+
+// The whole page as the server has it for what the form holds now; null where there is none.
+const drawn = async action => {
+  const fields = [...new FormData(form)].filter(([, one]) => typeof one === "string");
+  const answer = await fetch(`${root}/new`, { method: "POST", body: new URLSearchParams([...fields, ["action", action]]) }).catch(() => null);
+  return answer && { status: answer.status, page: new DOMParser().parseFromString(await answer.text(), "text/html") };
+};
+// What was just uploaded either fits or does not: that is told before anybody starts a job.
+const check = async () => {
+  if (!value("model_id") || !value("calibration_dataset_id")) return;
+  const found = (await drawn("check"))?.page.getElementById("told");
+  if (found) document.getElementById("told").replaceChildren(...found.childNodes);
 };
 
 for (const zone of document.querySelectorAll("[data-drop]")) {
   const input = zone.querySelector("input[type=file]"), button = zone.querySelector("button"), out = zone.querySelector(".upload");
   const bar = document.createElement("progress"), words = document.createElement("p");
+  let busy = false;
   bar.max = 1;
   bar.setAttribute("aria-label", "Sent");
   const told = (text, share) => {
@@ -94,23 +116,26 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
     if (share === null) bar.removeAttribute("value"); else bar.value = share;
   };
   const go = async files => {
-    if (!files.length) return;
+    if (!files.length || busy) return;
+    busy = true;
     out.replaceChildren(words, bar);
     words.className = "";
-    button.disabled = true;
     try {
-      const noun = await makers[zone.dataset.drop]([...files], told);
-      words.textContent = `✔ ${noun.name}@${noun.version} is ready and chosen.`;
+      const noun = await makers[zone.dataset.drop]([...files], told, zone.dataset.chosen);
+      words.textContent = `✔ ${noun.name}@${noun.version} is ready and chosen here.`;
       words.className = "good";
       input.value = "";
+      await check();
     } catch (error) {
       words.textContent = `✖ ${error.message}`;
       words.className = "bad";
     }
     bar.remove();
-    button.disabled = false;
+    busy = false;
   };
-  button.addEventListener("click", event => { if (input.files.length) { event.preventDefault(); go(input.files); } });
+  button.hidden = true;
+  zone.querySelector(".dropping").hidden = false;
+  input.addEventListener("change", () => go(input.files));
   zone.addEventListener("dragover", event => { event.preventDefault(); zone.classList.add("over"); });
   zone.addEventListener("dragleave", () => zone.classList.remove("over"));
   zone.addEventListener("drop", event => {
@@ -124,11 +149,10 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
 let turn = 0;
 const follow = async action => {
   const mine = ++turn;
-  const fields = [...new FormData(form)].filter(([, one]) => typeof one === "string");
-  const answer = await fetch(`${root}/new`, { method: "POST", body: new URLSearchParams([...fields, ["action", action]]) }).catch(() => null);
+  const answer = await drawn(action);
   if (!answer || mine !== turn || ![200, 422].includes(answer.status)) return;
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  if (mine !== turn || !fresh.getElementById("fields")) return;
+  const fresh = answer.page;
+  if (!fresh.getElementById("fields")) return;
   const focused = document.activeElement?.id;
   const open = [...document.querySelectorAll("#fields details")].map(one => one.open);
   const edited = form.elements.config.value;
