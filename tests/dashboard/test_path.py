@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import TimeoutError  # noqa: A004 - its own, which is no OSError
 
 from service.client import Client
 from tests.dashboard.conftest import _WATCH
@@ -95,11 +94,13 @@ class Visitor:
 
     def _chosen_by_key(self, file: Path) -> None:
         """Open the browser's window for files; a busy browser now and then loses the key."""
+        from playwright.sync_api import TimeoutError as Late
+
         for left in (2, 1, 0):
             try:
                 with self.page.expect_file_chooser(timeout=1000 * PATIENCE_SECONDS / 6) as chooser:
                     self.page.keyboard.press("Space")
-            except TimeoutError:
+            except Late:
                 if not left:
                     raise
             else:

@@ -10,7 +10,8 @@ if (again) {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
     if (!answer || !answer.ok || answer.redirected) return;
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("[data-refresh]");
-    if (fresh && !again.contains(document.activeElement)) again.replaceChildren(...fresh.childNodes);
+    if (!fresh) return location.reload();  // what was waited for has ended: the page is another one now
+    if (!again.contains(document.activeElement)) again.replaceChildren(...fresh.childNodes);
   };
   setInterval(refresh, 1000 * Number(again.dataset.refresh));
 }
