@@ -178,6 +178,29 @@ def _patch(draft: Draft, change: Document) -> None:
     wanted = patched(whole, change)
     found = read(lambda: differing(parse_config(wanted).model_dump(mode="json")), draft)
     draft.take(patched(draft.document, change) if found is None else found)
+    draft.notes.append(f"Put in here, against what the job was asked for: {_change_words(change)}.")
+
+
+def _change_words(change: Document) -> str:
+    """The fields of a change, in short."""
+    told = []
+    for key, value in change.items():
+        steps = value if isinstance(value, list) else ()
+        methods = [str(step["method"]) for step in steps if isinstance(step, dict) and "method" in step]
+        text = ", then ".join(methods) if methods else json.dumps(value)
+        told.append(f"{key}: {text[:200]}")
+    return "; ".join(told)
+
+
+def _presets() -> list[tuple[str, list[tuple[str, str]]]]:
+    """Name and words of each preset, by what they are made for; what the default one is made for comes first."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    known = entries()
+    for one in sorted(known, key=lambda one: not one.default):
+        groups.setdefault(str(one.config.target), []).append(
+            (one.preset.name, f"{one.preset.name}: {one.preset.description}")
+        )
+    return list(groups.items())
 
 
 def _object(text: str, name: str) -> Document:
@@ -330,7 +353,7 @@ async def _page(
         choices=choices,
         nouns=NOUNS,
         empty=not any(one.options for one in choices.values()),
-        presets=[(one.preset.name, f"{one.preset.name}: {one.preset.description}") for one in entries()],
+        presets=_presets(),
         values=values.texts,
         ticked=values.ticked,
         defaults=shown_defaults(draft.document),

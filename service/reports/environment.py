@@ -24,6 +24,7 @@ def environment_of(loader: BaseLoader) -> Environment:
     made.filters |= {
         "name": name,
         "figure": figures.figure,
+        "change": figures.change,
         "size": figures.size,
         "seconds": figures.seconds,
         "percent": figures.percent,

@@ -22,6 +22,13 @@ def difference(value: float, unit: str) -> str:
     return figure(abs(value), unit).removesuffix(" %") + (" points" if unit == "%" else "")
 
 
+def change(value: float | None, unit: str) -> str:
+    """A change with its sign where it is below zero; of percentages in points."""
+    if value is None:
+        return NOTHING
+    return ("-" if value < 0 else "") + difference(value, unit)
+
+
 def size(count: float | None) -> str:
     """Bytes in the unit that suits them."""
     if count is None:

@@ -8,7 +8,7 @@ from typing import Literal
 from service.contracts.evaluation import AGREEMENT
 from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.report import GateClause, Interval, Report
-from service.reports.figures import NOTHING, count, difference, figure, size, times
+from service.reports.figures import NOTHING, count, difference, figure, percent, size, times
 from service.reports.names import name
 
 Tone = Literal["good", "bad", "unsure", "plain"]
@@ -67,13 +67,27 @@ def headline(report: Report) -> Headline:
     """What was decided, and why, in one sentence; ``alarm`` tells of critical findings."""
     word, mark, tone = _WORDS[report.verdict]
     critical = sum(1 for finding in report.findings if finding.severity == "critical")
-    alarm = None
+    alarms = []
     if critical:
-        alarm = (
+        alarms.append(
             f"{count(critical, 'critical finding')}: figures or model are not to be used before "
             f"{'it is' if critical == 1 else 'they are'} mended."
         )
-    return Headline(word, mark, tone, _decided(report), alarm)
+    alarms += filter(None, [_lost(report)])
+    return Headline(word, mark, tone, _decided(report), " ".join(alarms) or None)
+
+
+def _lost(report: Report) -> str | None:
+    """What was lost beyond chance, and where most of the error comes from; None: nothing, or nobody knows where."""
+    metric = next((one for one in report.metrics if one.drop_interval is not None and one.drop_interval.low > 0), None)
+    if metric is None or metric.drop is None or not report.causes:
+        return None
+    cause = report.causes[0]
+    where = f", worst in {name(cause.places[0].node)}" if cause.places and cause.places[0].node else ""
+    return (
+        f"{name(metric.name)} got worse by {difference(metric.drop, metric.unit)}. Most of the error, about "
+        f"{percent(cause.error_percent, 0)}, comes from this: {cause.message}{where}."
+    )
 
 
 def conditions(report: Report | EvaluationReport) -> list[Condition]:

@@ -59,6 +59,7 @@ def full_document(**changes: Any) -> dict[str, Any]:
         "verdict": "fail",
         "gate": _gate(),
         "findings": _findings(),
+        "causes": _causes(),
         "advice": _advice(),
         "fallback": _fallback(),
         "kernels": _kernels(),
@@ -157,6 +158,15 @@ def hostile_document() -> dict[str, Any]:
     document["summary"] = " ".join(HOSTILE[:5])
     document["findings"] = [
         {"code": "x-y", "severity": "critical", "message": name, "hint": name, "where": {name: name}}
+        for name in HOSTILE
+    ]
+    document["causes"] = [
+        {
+            "kind": "x-y",
+            "message": name,
+            "error_percent": 5.0,
+            "places": [{"node": name, "error_percent": 5.0, "fact": name}],
+        }
         for name in HOSTILE
     ]
     document["advice"] = [
@@ -335,6 +345,26 @@ def _metrics() -> list[dict[str, Any]]:
     ]
 
 
+def _causes() -> list[dict[str, Any]]:
+    fact = "the widest channel is 75 times the median one, 0.32 of the signal is error for it"
+    spread = [{"node": f"/features/{2 * k}", "error_percent": 40.0 - k, "fact": fact} for k in range(8)]
+    return [
+        {
+            "kind": "channel-spread",
+            "message": "one scale serves channels of a weight that differ much in size",
+            "error_percent": 91.5,
+            "places": spread,
+            "places_left_out": 3,
+        },
+        {
+            "kind": "saturation",
+            "message": "this host's CPU adds products of 8 bits in 16 bits, which overflows",
+            "error_percent": 8.5,
+            "places": [{"node": "", "error_percent": 8.5, "fact": "SQNR 12.0 dB here, 21.4 dB where it does not"}],
+        },
+    ]
+
+
 def _layers() -> list[dict[str, Any]]:
     return [
         layer(
@@ -347,6 +377,7 @@ def _layers() -> list[dict[str, Any]]:
             weight_bytes=864,
             float_weight_bytes=3456,
             latency_percent=18.5,
+            error_percent=61.25,
             weight_histogram=bell(-1.5, 1.5, clip_low=-1.25, clip_high=1.25).model_dump(),
             activation_histogram=bell(0, 9, clip_low=0, clip_high=6).model_dump(),
         ),

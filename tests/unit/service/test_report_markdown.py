@@ -55,7 +55,7 @@ def test_verdict_and_findings_come_first() -> None:
     assert titles == [
         "❌ Quantization: FAIL", "Read this first", "What was gained, and what it cost", "Gate",
         "Looked for a faster model", "Forms of products with weights in blocks", "Accuracy",
-        "What would help", "Layers", "Notes",
+        "Where the error comes from", "What would help", "Layers", "Notes",
     ]  # fmt: skip
 
 
