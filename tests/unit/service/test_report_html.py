@@ -106,8 +106,8 @@ def full_page() -> Page:
 
 def test_the_order_is_verdict_findings_gains_gate_advice_and_the_rest(full_page: Page) -> None:
     ids = [attributes["id"] for _, attributes in full_page.elements if "id" in attributes]
-    assert ids == ["findings", "gains", "gate", "fallback", "kernels", "causes", "advice", "accuracy", "layers", "float",
-                   "algorithms", "run", "manifest", "words"]  # fmt: skip
+    assert ids == ["findings", "gains", "gate", "fallback", "kernels", "causes", "advice", "accuracy", "layers",
+                   "float", "algorithms", "run", "manifest", "words"]  # fmt: skip
     assert full_page.text.index("FAIL") < full_page.text.index("Read this first")
 
 
