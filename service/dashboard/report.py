@@ -42,6 +42,7 @@ async def get_report(
     layer: Words = "",
     op: Words = "",
     kind: Literal["", "quantized", "float"] = "",
+    every: Literal["", "yes"] = "",
 ) -> Response:
     """What quantization did, and what would help; the filter of layers stands in the address."""
     tenant_id = principal.tenant_id
@@ -64,8 +65,8 @@ async def get_report(
             request,
             view,
             found,
-            parts=parts(found, try_it),
-            listed=layer_list(found, LayerFilter(layer, op, kind)),
+            parts=parts(found, try_it, "#layer-list"),
+            listed=layer_list(found, LayerFilter(layer, op, kind), every=bool(every)),
             filters={"layer": layer, "op": op, "kind": kind},
             changed=changed_samples(desk, tenant_id, view, found.fidelity.source),
         )

@@ -23,7 +23,7 @@ from service.tables import Dataset
 
 # Longer fragments are for the clipboard: addresses of this length are taken by /new.
 MOST_PATCH_CHARS = 6000
-_MOST_ROWS, _MOST_CHANGED, _MOST_OPS, _OP_CHARS = 2000, 50, 200, 200
+_ROWS, _MOST_ROWS, _MOST_CHANGED, _MOST_OPS, _OP_CHARS = 100, 2000, 50, 200, 200
 
 
 class LayerFilter(NamedTuple):
@@ -56,6 +56,7 @@ class LayerList(NamedTuple):
     found: int
     total: int
     ops: list[tuple[str, str]]
+    most: int = _MOST_ROWS
 
 
 class Thumbnail(NamedTuple):
@@ -94,8 +95,8 @@ class ChangedSamples:
         return (self.pictures or {}).get(number)
 
 
-def layer_list(report: Report, wanted: LayerFilter) -> LayerList:
-    """The layers that the filter lets through."""
+def layer_list(report: Report, wanted: LayerFilter, *, every: bool = False) -> LayerList:
+    """The first layers that the filter lets through, or all of them up to a bound."""
     text = wanted.layer.casefold()
     found = [
         layer
@@ -105,7 +106,7 @@ def layer_list(report: Report, wanted: LayerFilter) -> LayerList:
         and (not wanted.kind or (layer.reason is None) == (wanted.kind == "quantized"))
     ]
     found.sort(key=lambda layer: (layer.reason is not None, layer.sqnr_db is None, layer.sqnr_db or 0.0))
-    rows = [LayerRow(one, storage_words(one), gain_words(one)) for one in found[:_MOST_ROWS]]
+    rows = [LayerRow(one, storage_words(one), gain_words(one)) for one in found[: _MOST_ROWS if every else _ROWS]]
     ops = sorted({layer.op for layer in report.layers if len(layer.op) <= _OP_CHARS and layer.op.isprintable()})
     return LayerList(rows, len(found), len(report.layers), [(op, op) for op in ops[:_MOST_OPS]])
 

@@ -54,14 +54,15 @@ def html(report: Report) -> str:
     return page
 
 
-def parts(report: Report, try_it: Callable[[Advice], str | None]) -> tuple[Markup, Markup]:
+def parts(report: Report, try_it: Callable[[Advice], str | None], all_layers: str) -> tuple[Markup, Markup]:
     """The verdict with the list of sections, and the sections, for a page with a style and a frame of its own.
 
     Args:
         report: to be shown.
         try_it: as for ``context``.
+        all_layers: address at which the frame lists all layers.
     """
-    told = context(report, ON_SCREEN, try_it)
+    told = {**context(report, ON_SCREEN, try_it), "all_layers": all_layers}
     head, sections = (
         _environment().get_template(template).render(told) for template in ("head.html.jinja", "sections.html.jinja")
     )
@@ -126,6 +127,7 @@ def context(report: Report, limits: Limits, try_it: Callable[[Advice], str | Non
             ("Biases in float, of nodes with quantized weights", layers.float_biases(report)),
         ),
         "try_it": try_it,
+        "all_layers": "",
         "widths": widths.widths(report),
         "waterfalls": waterfall.waterfalls(report),
         "range_picture": ranges.picture,
