@@ -79,6 +79,7 @@ def test_what_is_dropped_and_cannot_be_used_is_told(open_page: Open) -> None:
     drop(page, zone, "empty.onnx", "")
     zone.locator(".upload .bad").wait_for()
     assert "0 bytes" in zone.locator(".upload").inner_text()
+    assert not zone.get_by_role("button", name="Upload the model").is_visible()
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,15 @@ from service.settings import Settings
 from tests.api.conftest import front_of
 from tests.api.test_evaluations import new_evaluation, succeed
 from tests.support.front import Front, dataset_summary, npz_bytes
-from tests.support.reports import HOSTILE, PICTURE, SCRIPT, full_document, full_report, hostile_document
+from tests.support.reports import (
+    HOSTILE,
+    PICTURE,
+    SCRIPT,
+    full_document,
+    full_report,
+    hostile_document,
+    large_report,
+)
 
 KEY = "a key of an installation that has just one"
 BEARER = {"Authorization": f"Bearer {KEY}"}
@@ -202,6 +210,27 @@ def test_a_link_shows_the_report_and_may_be_embedded(sqlite_front: Front) -> Non
     other = sqlite_front.http.get(f"/jobs/{job_id}/report")
     assert other.headers["x-frame-options"] == "DENY"
     assert sqlite_front.http.get(f"/v1/jobs/{job_id}/report.html").headers["x-frame-options"] == "DENY"
+
+
+def test_a_large_report_lists_its_first_layers_and_all_on_demand(sqlite_front: Front) -> None:
+    job_id = job_with(sqlite_front, large_report(300))
+    page = sqlite_front.http.get(f"/jobs/{job_id}/report?kind=quantized").text
+    listed = page[page.index('id="layer-list"') : page.index('id="changed"')]
+    assert listed.count('<tr><th scope="row"') == 100
+    assert "kind=quantized&amp;every=yes#layer-list" in listed
+    every = sqlite_front.http.get(f"/jobs/{job_id}/report?every=yes").text
+    whole = every[every.index('id="layer-list"') : every.index('id="changed"')]
+    assert whole.count('<tr><th scope="row"') == len(large_report(300).layers)
+
+
+def test_what_was_lost_stands_in_the_head_with_its_cause(sqlite_front: Front) -> None:
+    lost = text_of(sqlite_front.http.get(f"/jobs/{job_with(sqlite_front, full_report())}/report").text)
+    assert "rmse got worse by 0.125. Most of the error" in lost
+    assert "about 92 %, comes from this: one scale serves channels of a weight" in lost
+    report = full_document()
+    del report["causes"]
+    job_id = job_with(sqlite_front, Report.model_validate(report))
+    assert "Most of the error" not in sqlite_front.http.get(f"/jobs/{job_id}/report").text
 
 
 @pytest.mark.parametrize("days", ["", "2", "365", "-1", "x"])

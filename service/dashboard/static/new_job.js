@@ -106,7 +106,7 @@ const check = async () => {
 };
 
 for (const zone of document.querySelectorAll("[data-drop]")) {
-  const input = zone.querySelector("input[type=file]"), button = zone.querySelector("button"), out = zone.querySelector(".upload");
+  const input = zone.querySelector("input[type=file]"), out = zone.querySelector(".upload");
   const bar = document.createElement("progress"), words = document.createElement("p");
   let busy = false;
   bar.max = 1;
@@ -133,7 +133,7 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
     bar.remove();
     busy = false;
   };
-  button.hidden = true;
+  zone.querySelector(".send").hidden = true;
   zone.querySelector(".dropping").hidden = false;
   input.addEventListener("change", () => go(input.files));
   zone.addEventListener("dragover", event => { event.preventDefault(); zone.classList.add("over"); });
