@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 from fastapi import APIRouter, Request, Response
@@ -54,8 +55,9 @@ def _standing(desk: Desk, tenant_id: str) -> Standing:
 @router.get("/")
 async def get_overview(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
     """The first page."""
-    seen = await desk.reads.run(lambda: _standing(desk, principal.tenant_id))
-    checks = await desk.readiness.check_all()
+    seen, checks = await asyncio.gather(
+        desk.reads.run(lambda: _standing(desk, principal.tenant_id)), desk.readiness.check_all()
+    )
     ages = [one.oldest_due_age_seconds for one in seen.queues if one.oldest_due_age_seconds is not None]
     slots = max(seen.queues, key=lambda one: one.slots.total).slots
     return page(
