@@ -133,7 +133,8 @@ REPORT = """## The report
 - `findings`, first: what has to be known before the figures, the worst first ([all of them](findings.md));
 - `verdict` and gate clauses;
 - metrics with their intervals, size and [latency](#latency) of both models;
-- where accuracy was lost, what would help on this target, tried where time allows: [advice](advice.md);
+- where accuracy was lost, what the error comes from, by cause (`causes`) and by layer (`layers[].error_percent`), and
+  what would help on this target, tried where time allows: [advice](advice.md);
 - SQNR and cosine per output, and agreement where the output holds [class scores](#the-same-decision);
 - every layer, nodes that run as one in one row: SQNR, worst first, bytes, share of the time, histograms with the limits
   of the grid (of the 64 worst), and what each algorithm gained there;

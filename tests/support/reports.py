@@ -7,6 +7,7 @@ from typing import Any
 
 from service.contracts.config import parse_config
 from service.contracts.report import Histogram, Report
+from tests.support.causes import causes
 
 SCRIPT = "<script>alert(1)</script>"
 PICTURE = '"><img src=x onerror=alert(1)>'
@@ -59,7 +60,7 @@ def full_document(**changes: Any) -> dict[str, Any]:
         "verdict": "fail",
         "gate": _gate(),
         "findings": _findings(),
-        "causes": _causes(),
+        "causes": causes(),
         "advice": _advice(),
         "fallback": _fallback(),
         "kernels": _kernels(),
@@ -341,26 +342,6 @@ def _metrics() -> list[dict[str, Any]]:
             "quantized": 1.625,
             "drop": 0.125,
             "drop_interval": interval(0.1, 0.15, "bootstrap"),
-        },
-    ]
-
-
-def _causes() -> list[dict[str, Any]]:
-    fact = "the widest channel is 75 times the median one, 0.32 of the signal is error for it"
-    spread = [{"node": f"/features/{2 * k}", "error_percent": 40.0 - k, "fact": fact} for k in range(8)]
-    return [
-        {
-            "kind": "channel-spread",
-            "message": "one scale serves channels of a weight that differ much in size",
-            "error_percent": 91.5,
-            "places": spread,
-            "places_left_out": 3,
-        },
-        {
-            "kind": "saturation",
-            "message": "this host's CPU adds products of 8 bits in 16 bits, which overflows",
-            "error_percent": 8.5,
-            "places": [{"node": "", "error_percent": 8.5, "fact": "SQNR 12.0 dB here, 21.4 dB where it does not"}],
         },
     ]
 
