@@ -84,6 +84,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         max_body_bytes=desk.settings.max_body_bytes,
         max_files_bytes=desk.settings.max_upload_bytes,
         body_seconds=desk.settings.body_seconds,
+        idle_seconds=desk.settings.upload_idle_seconds,
         request_seconds=desk.settings.request_seconds,
     )
     app.add_middleware(shared, origins=desk.settings.origins)

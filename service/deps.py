@@ -139,11 +139,12 @@ async def get_principal(
         UnauthorizedError: no key, or none that is good.
         ScopeMissingError: the key may not do this.
         RateLimitedError: the tenant sends more than it may.
+        GuardMissingError: a browser's session that changes something, and not from a page of its own.
     """
     known: Principal | None = getattr(request.state, "principal", None)
     if known is not None:
         return known
-    holder = await _holder(request, desk, None if credentials is None else credentials.credentials)
+    holder, session = await _holder(request, desk, None if credentials is None else credentials.credentials)
     if holder is None:
         raise UnauthorizedError(
             "The request carries no valid key.",
@@ -159,23 +160,29 @@ async def get_principal(
     )
     _check_scope(request, principal)
     await count_request(request, desk, principal.tenant_id)
+    if session is not None:  # last, as it may read a form: strangers send none
+        await cookies.check_guard(request, desk.keyring, session)
     if desk.keyring.due(principal.actor):
         _note_used(desk, principal.actor)
     request.state.principal = principal
     return principal
 
 
-async def _holder(request: Request, desk: Desk, text: str | None) -> Holder | None:
-    """Whom a key stands for, or, where there is none, the token of an event stream or a browser's session."""
+async def _holder(request: Request, desk: Desk, text: str | None) -> tuple[Holder | None, str | None]:
+    """Whom a key stands for, or, where there is none, the token of an event stream or a browser's session.
+
+    Returns:
+        The holder, None where there is nobody; and the session's token, if that is what was looked up.
+    """
     token = request.query_params.get(STREAM_TOKEN)
     if text is None and token is not None and request.url.path.endswith(STREAM_PATH) and request.method == "GET":
-        return await desk.reads.run(lambda: desk.keyring.look_up_stream(token, request.url.path))
+        return await desk.reads.run(lambda: desk.keyring.look_up_stream(token, request.url.path)), None
     session = cookies.session_of(request) if text is None else None
     if session is not None:
-        holder = await cookies.look_up(request, desk.keyring, session, desk.reads.run)
+        holder = await desk.reads.run(lambda: desk.keyring.look_up_session(session))
         if holder is not None:
-            return holder
-    return desk.keyring.remembered(text) or await desk.reads.run(lambda: desk.keyring.look_up(text))
+            return holder, session
+    return desk.keyring.remembered(text) or await desk.reads.run(lambda: desk.keyring.look_up(text)), None
 
 
 async def count_request(request: Request, desk: Desk, tenant_id: str) -> None:

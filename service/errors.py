@@ -142,21 +142,21 @@ def _answer(request: Request, error: QuantmillError, headers: dict[str, str] | N
     return shown
 
 
-def _told_path(request: Request) -> str:
+def told_path(request: Request) -> str:
     """For the log: a token in a path lets in whoever reads it."""
-    path, token = request.url.path, request.path_params.get("token")
+    path, token = request.url.path, request.scope.get("path_params", {}).get("token")
     return path.replace(token, "***") if token else path
 
 
 async def _on_quantmill_error(request: Request, error: QuantmillError) -> Response:
     if error.status >= 500:
-        log.error("request.failed %s %s: %s: %s", request.method, _told_path(request), error.code, error.detail)
+        log.error("request.failed %s %s: %s: %s", request.method, told_path(request), error.code, error.detail)
     return _answer(request, error)
 
 
 async def _on_client_gone(request: Request, _: ClientDisconnect) -> Response:
     # nobody is there to read an answer, and it is no fault of the service
-    log.info("request.broken_off %s %s", request.method, _told_path(request))
+    log.info("request.broken_off %s %s", request.method, told_path(request))
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
@@ -197,7 +197,7 @@ async def _on_refused_statement(request: Request, error: Exception) -> Response:
     behind = await _schema_behind(request)
     if behind is None:
         return await _on_anything(request, error)
-    log.error("schema.behind %s %s: %s", request.method, _told_path(request), behind.detail)
+    log.error("schema.behind %s %s: %s", request.method, told_path(request), behind.detail)
     return _answer(request, behind)
 
 
@@ -214,7 +214,7 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
     if isinstance(error, OperationalError) and getattr(error.orig, "sqlite_errorname", None) == "SQLITE_ERROR":
         # what PostgreSQL calls a programming error: there is no such table or column
         return await _on_refused_statement(request, error)
-    log.error("database.unavailable %s %s: %s", request.method, _told_path(request), error)
+    log.error("database.unavailable %s %s: %s", request.method, told_path(request), error)
     unavailable = DatabaseUnavailableError(
         "The database does not answer or is locked.", hint="Nothing was stored; send the request again in a moment."
     )
@@ -223,14 +223,14 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
 
 async def _on_os_error(request: Request, error: OSError) -> Response:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        log.error("storage.full %s %s: %s", request.method, _told_path(request), error)
+        log.error("storage.full %s %s: %s", request.method, told_path(request), error)
         full = StorageFullError("The disk of the service is full.", hint="Free some space on its storage folder.")
         return _answer(request, full)
     return await _on_anything(request, error)
 
 
 async def _on_anything(request: Request, error: Exception) -> Response:
-    log.error("request.crashed %s %s", request.method, _told_path(request), exc_info=error)
+    log.error("request.crashed %s %s", request.method, told_path(request), exc_info=error)
     return _answer(
         request,
         QuantmillError(

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.contracts.errors import QuantmillError
-from service.errors import problem_response
+from service.errors import problem_response, told_path
 from service.limits import (
     BodyTooLargeError,
     HeadersTooLargeError,
@@ -33,16 +33,24 @@ class LimitMiddleware:
         max_body_bytes: of any JSON body, whatever the table allows.
         max_files_bytes: of a form with files.
         body_seconds: in which a body must have arrived, but that of a form with files.
+        idle_seconds: of silence after which a form with files is given up.
         request_seconds: after which a request that has no answer yet gets one.
     """
 
     def __init__(
-        self, app: ASGIApp, max_body_bytes: int, max_files_bytes: int, body_seconds: float, request_seconds: float
+        self,
+        app: ASGIApp,
+        max_body_bytes: int,
+        max_files_bytes: int,
+        body_seconds: float,
+        idle_seconds: float,
+        request_seconds: float,
     ) -> None:
         self.app = app
         self._max_body_bytes = max_body_bytes
         self._max_files_bytes = max_files_bytes
         self._body_seconds = body_seconds
+        self._idle_seconds = idle_seconds
         self._request_seconds = request_seconds
         # cancelled, but a call in a thread goes on to its end
         self._overdue: set[asyncio.Task[None]] = set()
@@ -58,11 +66,16 @@ class LimitMiddleware:
         if error is not None:
             await problem_response(Request(scope), error)(scope, receive, send)
             return
-        limited = receive if most is None else _Body(receive, most, None if limits.files else self._body_seconds)
+        limited = receive if most is None else self._limited(receive, most, limits)
         if limits.timed:
             await self._serve_in_time(scope, limited, send)
         else:
             await self.app(scope, limited, send)
+
+    def _limited(self, receive: Receive, most: int, limits: Limits) -> Receive:
+        """What the request receives, up to its limits."""
+        seconds = self._idle_seconds if limits.files else self._body_seconds
+        return _Body(receive, most, seconds, of_silence=limits.files)
 
     def _most_bytes(self, limits: Limits) -> int | None:
         """Of the body; None: the endpoint looks to it."""
@@ -93,7 +106,7 @@ class LimitMiddleware:
         self._overdue.add(task)
         task.add_done_callback(self._forget)
         task.cancel()
-        log.error("request.overdue %s %s", scope["method"], scope["path"])
+        log.error("request.overdue %s %s", scope["method"], told_path(Request(scope)))
         error = RequestOverdueError(
             f"There was no answer within {self._request_seconds:g} s; what was begun may still be carried out.",
             hint="Look whether it was done, or send it again with the same Idempotency-Key.",
@@ -111,15 +124,16 @@ async def _call(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> Non
 
 
 class _Body:
-    """What a request receives, up to its limit of bytes and, if it has one, of time."""
+    """What a request receives, up to its limit of bytes and of time: for all of it, or of silence."""
 
-    def __init__(self, receive: Receive, most_bytes: int, seconds: float | None) -> None:
+    def __init__(self, receive: Receive, most_bytes: int, seconds: float, *, of_silence: bool) -> None:
         self._receive = receive
         self._most_bytes = most_bytes
         self._seconds = seconds
+        self._of_silence = of_silence
         self._received = 0
         self._complete = False
-        self._ends = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        self._ends = asyncio.get_running_loop().time() + seconds
 
     async def __call__(self) -> Message:
         try:
@@ -127,10 +141,10 @@ class _Body:
             async with asyncio.timeout_at(None if self._complete else self._ends):
                 message = await self._receive()
         except TimeoutError:
-            if self._seconds is None:
-                raise
             told = f"The body did not arrive within {self._seconds:g} s."
             raise HTTPException(408, told, headers={"Connection": "close"}) from None
+        if self._of_silence:
+            self._ends = asyncio.get_running_loop().time() + self._seconds
         self._complete = not message.get("more_body", False)
         self._received += len(message.get("body", b""))
         if self._received > self._most_bytes:

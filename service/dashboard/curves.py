@@ -14,8 +14,8 @@ from service.jobs.metric_events import latest_metrics
 from service.jobs.views import event_out
 from service.reports import charts
 
-# Events of figures that are drawn, of more of them an even choice: a picture has no more points across.
-_EVENTS = 1000
+# Steps of a stage that are drawn, of more of them an even choice: a picture has no more points across.
+_STEPS = 500
 _KEPT = 64
 
 
@@ -54,7 +54,7 @@ def curves_of(desk: Desk, tenant_id: str, job_id: str) -> Curves:
 
 
 def _draw(desk: Desk, tenant_id: str, job_id: str) -> Curves:
-    found = latest_metrics(event_out(event) for event in records.figures(desk, tenant_id, job_id, most=_EVENTS))
+    found = latest_metrics(event_out(event) for event in records.figures(desk, tenant_id, job_id, most=_STEPS))
     drawn = []
     for stage, steps in found.items():
         for name in dict.fromkeys(name for figures in steps.values() for name in figures):

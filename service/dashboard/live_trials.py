@@ -13,7 +13,7 @@ from service.jobs.schemas import JobOut
 from service.jobs.views import event_out
 
 _STAGE = "autopilot"
-_EVENTS = 5000
+_TRIALS = 5000
 _DISTANCES = {
     "sqnr": planes.SQNR,
     "psnr": planes.Measure("PSNR", "dB", higher=True),
@@ -57,8 +57,10 @@ def told(desk: Desk, tenant_id: str, job: JobOut) -> SoFar:
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    found = latest_metrics(event_out(event) for event in records.figures(desk, tenant_id, job.id, most=_EVENTS))
-    names = records.recipes(desk, tenant_id, job.id, _STAGE)
+    found = latest_metrics(
+        event_out(event) for event in records.figures(desk, tenant_id, job.id, most=_TRIALS, stage=_STAGE)
+    )
+    names = records.recipes(desk, tenant_id, job.id)
     goal = _goal(job.config or {})
     measure, limit = goal_of(goal)
     name = f"goal_{goal.get('metric')}" if goal.get("kind") == "distance" else "drop"

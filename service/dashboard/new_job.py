@@ -273,11 +273,13 @@ async def _carried(request: Request, desk: Desk, by: Principal, draft: Draft) ->
 async def _ready(desk: Desk, by: Principal, draft: Draft, wait: int) -> None:
     """Wait until what is chosen is validated, for so many seconds at most."""
     for name in NOUNS if wait else ():
-        noun_id = draft.get(name)
-        if not noun_id:
+        text = draft.get(name)
+        if not text:
             continue
         table, get = (Model, models.get) if name == "model_id" else (Dataset, datasets.get)
         with suppress(*_UNUSABLE):  # which the form tells at its field
+            # those who wait for a row share their looks, so that it has to be one, and the tenant's
+            noun_id = (await desk.reads.run(lambda get=get, text=text: get(desk, by.tenant_id, text))).id  # type: ignore[misc]
             await poll(
                 desk,
                 table,

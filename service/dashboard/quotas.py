@@ -24,7 +24,7 @@ NO_LIMIT = "none"
 
 
 def _number(value: float) -> str:
-    return f"{value:,.6g}"
+    return f"{value:,}"
 
 
 class Limit(NamedTuple):

@@ -116,17 +116,30 @@ def newest_seq(session: Session, tenant_id: str, job_id: str, kind: EventType) -
     return session.scalar(statement.order_by(JobEvent.seq.desc()).limit(1)) or 0
 
 
-def spread(session: Session, tenant_id: str, job_id: str, kind: EventType, *, most: int) -> list[JobEvent]:
-    """Events of a type, oldest first: all, or of more than ``most`` every n-th and the last one."""
-    wanted = (JobEvent.job_id == job_id, JobEvent.type == kind, owned(JobEvent, tenant_id))
-    total = session.scalar(select(func.count()).select_from(JobEvent).where(*wanted)) or 0
-    every = -(-total // most)
-    statement = select(JobEvent).where(*wanted)
-    if every > 1:
-        row = func.row_number().over(order_by=JobEvent.seq)
-        rows = select(JobEvent.seq, row.label("row")).where(*wanted).subquery()
-        statement = statement.join(rows, rows.c.seq == JobEvent.seq).where((total - rows.c.row) % every == 0)
-    return list(session.scalars(statement.order_by(JobEvent.seq)))
+def latest_figures(
+    session: Session, tenant_id: str, job_id: str, *, most: int, stage: str | None = None
+) -> list[JobEvent]:
+    """The last event of figures of each step of each stage, oldest first, or those of one stage.
+
+    A step that another attempt did again, or that told more later, is told once. Of a stage of more than ``most`` steps
+    every n-th is given, with its last one.
+    """
+    wanted = [JobEvent.job_id == job_id, JobEvent.type == "metric", owned(JobEvent, tenant_id)]
+    name, step = JobEvent.data["stage"].as_string(), JobEvent.data["step"].as_integer()
+    if stage is not None:
+        wanted.append(name == stage)
+    order = func.row_number().over(partition_by=(name, step), order_by=(JobEvent.attempt.desc(), JobEvent.seq.desc()))
+    told = select(JobEvent.seq, name.label("stage"), step.label("step"), order.label("place")).where(*wanted).subquery()
+    steps = select(
+        told.c.seq,
+        func.row_number().over(partition_by=told.c.stage, order_by=told.c.step.desc()).label("from_end"),
+        func.count().over(partition_by=told.c.stage).label("total"),
+    ).where(told.c.place == 1)
+    rows = steps.subquery()
+    every = (rows.c.total + most - 1) // most
+    chosen = select(JobEvent).join(rows, rows.c.seq == JobEvent.seq).where(JobEvent.job_id == job_id)
+    chosen = chosen.where((rows.c.from_end - 1) % every == 0)
+    return list(session.scalars(chosen.order_by(JobEvent.seq)))
 
 
 def last_of_stages(session: Session, tenant_id: str, job_id: str, *, upto: int) -> list[JobEvent]:
@@ -148,12 +161,12 @@ def last_of_stages(session: Session, tenant_id: str, job_id: str, *, upto: int) 
     return list(session.scalars(statement.order_by(stages.c.first)))
 
 
-def of_stage(session: Session, tenant_id: str, job_id: str, stage: str, *, limit: int) -> list[JobEvent]:
-    """The last ``limit`` events of progress of a stage, oldest first."""
+def log_like(session: Session, tenant_id: str, job_id: str, pattern: str, *, limit: int) -> list[JobEvent]:
+    """The first ``limit`` entries of the log whose messages are LIKE the pattern, oldest first."""
     statement = select(JobEvent).where(
         JobEvent.job_id == job_id,
-        JobEvent.type == "progress",
-        JobEvent.data["stage"].as_string() == stage,
+        JobEvent.type == "log",
+        JobEvent.data["message"].as_string().like(pattern),
         owned(JobEvent, tenant_id),
     )
-    return list(session.scalars(statement.order_by(JobEvent.seq.desc()).limit(limit)))[::-1]
+    return list(session.scalars(statement.order_by(JobEvent.seq).limit(limit)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -84,8 +85,9 @@ def log_text(entries: Iterable[JobEvent]) -> str:
     return "".join(lines)
 
 
-# Of a search; it has no more events than that of its own.
+# Of a search, with the lines that its log has of them.
 _RECIPES = 2000
+_RECIPE = re.compile(r"autopilot, recipe (\d+): (.*), (?:SQNR \S+ dB|an undefined SQNR)")
 
 
 class Told(NamedTuple):
@@ -128,24 +130,25 @@ def newest_figure(desk: Desk, tenant_id: str, job_id: str) -> int:
         return events.newest_seq(session, tenant_id, job_id, "metric")
 
 
-def recipes(desk: Desk, tenant_id: str, job_id: str, stage: str) -> dict[int, str]:
-    """What a search told of its recipes when it began with them, by number from 1.
+def recipes(desk: Desk, tenant_id: str, job_id: str) -> dict[int, str]:
+    """What the recipes of a search are called, by number from 1, as its log tells.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
     with desk.database.read() as session:
         repository.get(session, tenant_id, job_id)
-        told = events.of_stage(session, tenant_id, job_id, stage, limit=_RECIPES)
-    return {event.data["done"] + 1: event.data["message"] for event in told if event.data.get("message")}
+        told = events.log_like(session, tenant_id, job_id, "autopilot, recipe %", limit=_RECIPES)
+    found = [_RECIPE.fullmatch(str(event.data.get("message"))) for event in told]
+    return {int(one[1]): one[2] for one in found if one is not None}
 
 
-def figures(desk: Desk, tenant_id: str, job_id: str, *, most: int) -> list[JobEvent]:
-    """Events of figures, oldest first; of very many an even choice of at most ``most``.
+def figures(desk: Desk, tenant_id: str, job_id: str, *, most: int, stage: str | None = None) -> list[JobEvent]:
+    """The last event of figures of each step, of all stages or of one; of long stages an even choice of ``most`` steps.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
     with desk.database.read() as session:
         repository.get(session, tenant_id, job_id)
-        return events.spread(session, tenant_id, job_id, "metric", most=most)
+        return events.latest_figures(session, tenant_id, job_id, most=most, stage=stage)

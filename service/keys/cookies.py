@@ -8,18 +8,16 @@ Reference: OWASP Cross-Site Request Forgery Prevention, "signed double submit" b
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
 
 from fastapi import Request, Response
 
 from service.contracts.errors import QuantmillError
-from service.keys.keyring import Holder, Keyring
+from service.keys.keyring import Keyring
 from service.keys.tokens import MOST_CHARS, SESSION_SECONDS
 
 COOKIE = "quantmill_session"
 GUARD_HEADER, GUARD_FIELD = "X-CSRF-Token", "csrf"
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-_Look = Callable[[Callable[[], Holder | None]], Awaitable[Holder | None]]
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -37,14 +35,13 @@ def session_of(request: Request) -> str | None:
     return token if token and len(token) <= MOST_CHARS else None
 
 
-async def look_up(request: Request, keyring: Keyring, token: str, look: _Look) -> Holder | None:
-    """Whom the session stands for; None: nobody, or nobody any more.
+async def check_guard(request: Request, keyring: Keyring, token: str) -> None:
+    """See to it that a request that changes something comes from a page of the session; may read its form.
 
     Raises:
-        GuardMissingError: the request changes something and lacks the guard.
+        GuardMissingError: it lacks the guard.
     """
-    holder = await look(lambda: keyring.look_up_session(token))
-    if holder is not None and request.method not in READING:
+    if request.method not in READING:
         given = await _guard_of(request)
         if not hmac.compare_digest(given.encode(), keyring.guard(token).encode()):
             raise GuardMissingError(
@@ -52,7 +49,6 @@ async def look_up(request: Request, keyring: Keyring, token: str, look: _Look) -
                 hint=f"Load the page again and send it from there; a script sends {GUARD_HEADER}.",
                 header=GUARD_HEADER,
             )
-    return holder
 
 
 async def _guard_of(request: Request) -> str:

@@ -27,6 +27,9 @@ _BUDGET = "budget."
 _NO_GATE = "No gate was given, so nothing was judged: the figures below have to speak for themselves."
 
 
+_HALF_PERCENT = 50.0
+
+
 @dataclass(frozen=True)
 class Headline:
     """The verdict in a word, a mark and a sentence."""
@@ -84,8 +87,9 @@ def _lost(report: Report) -> str | None:
         return None
     cause = report.causes[0]
     where = f", worst in {name(cause.places[0].node)}" if cause.places and cause.places[0].node else ""
+    part = "Most" if cause.error_percent > _HALF_PERCENT else "The largest part"
     return (
-        f"{name(metric.name)} got worse by {difference(metric.drop, metric.unit)}. Most of the error, about "
+        f"{name(metric.name)} got worse by {difference(metric.drop, metric.unit)}. {part} of the error, about "
         f"{percent(cause.error_percent, 0)}, comes from this: {cause.message}{where}."
     )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
 
 from service.db import Database
 from service.jobs import events
+from service.jobs.metric_events import latest_metrics
+from service.jobs.views import event_out
 from service.tables import JobEvent
 from tests.db.test_transitions import submit
 
@@ -22,7 +23,7 @@ def filled(database: Database, seed: int, *, count: int = 60) -> tuple[str, list
         job_id = submit(session).id
     for attempt in (1, 2):
         told: list[events.Entry] = [
-            (choice.choice(KINDS), {"stage": choice.choice("abcdef"), "done": number, "step": number})
+            (choice.choice(KINDS), {"stage": choice.choice("abcdef"), "done": number, "step": number % 31})
             for number in range(count // 2)
         ]
         with database.write() as session:
@@ -46,17 +47,22 @@ def test_the_last_progress_of_each_stage_is_that_of_the_newest_attempt(database:
 
 
 @pytest.mark.parametrize("most", [1, 4, 7, 100])
-def test_many_figures_are_thinned_evenly_and_the_last_one_stays(database: Database, most: int) -> None:
-    job_id, log = filled(database, 3, count=120)
-    figures = [event.seq for event in log if event.type == "metric"]
+@pytest.mark.parametrize("stage", [None, "c"])
+def test_each_step_is_told_once_and_long_stages_are_thinned_from_their_end(
+    database: Database, most: int, stage: str | None
+) -> None:
+    job_id, log = filled(database, 3, count=400)
+    whole = latest_metrics(map(event_out, log))
     with database.read() as session:
-        found = [event.seq for event in events.spread(session, "default", job_id, "metric", most=most)]
-        assert events.spread(session, "another", job_id, "metric", most=most) == []
-    assert len(found) <= most
-    assert found[-1] == figures[-1]
-    places = [figures.index(seq) for seq in found]
-    assert len({later - earlier for earlier, later in itertools.pairwise(places)}) <= 1
-    assert found == figures or len(figures) > most
+        told = events.latest_figures(session, "default", job_id, most=most, stage=stage)
+        assert events.latest_figures(session, "another", job_id, most=most) == []
+    found = latest_metrics(map(event_out, told))
+    assert len(told) == sum(len(steps) for steps in found.values())
+    assert found.keys() == whole.keys() if stage is None else list(found) == [stage]
+    for name, steps in found.items():
+        every = -(-len(whole[name]) // most)
+        kept = sorted(whole[name])[::-1][::every][::-1]
+        assert steps == {step: whole[name][step] for step in kept}
 
 
 def test_the_newest_of_a_kind_come_oldest_first(database: Database) -> None:

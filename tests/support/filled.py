@@ -76,12 +76,12 @@ def searching(front: Front, **nouns: str) -> str:
     config = {"algorithms": [{"method": "autopilot", "goal": goal}]}
     job_id = front.new_job(name="searching", config=config, **nouns)
     front.claim(job_id)
-    of_stage = {"stage": "autopilot", "total": None, "unit": "recipes"}
+    recipes = "as configured: <b>calibration alone</b>", "as configured: adaround"
     measured = {"drop": 0.25, "size_bytes": 1000, "latency_ratio": 0.5}
     told: list[events.Entry] = [
-        ("progress", {**of_stage, "done": 0, "message": "as configured: <b>calibration alone</b>"}),
+        ("log", {"level": "info", "message": f"autopilot, recipe 1: {recipes[0]}, SQNR 20.5 dB"}),
         ("metric", {"stage": "autopilot", "step": 1, "sqnr_db": 20.5}),
-        ("progress", {**of_stage, "done": 1, "message": "as configured: adaround"}),
+        ("log", {"level": "info", "message": f"autopilot, recipe 2: {recipes[1]}, SQNR 30.5 dB"}),
         ("metric", {"stage": "autopilot", "step": 2, "sqnr_db": 30.5}),
         ("metric", {"stage": "autopilot", "step": 3, "sqnr_db": None}),
         ("metric", {"stage": "autopilot", "step": 1, "sqnr_db": 20.5, **measured}),

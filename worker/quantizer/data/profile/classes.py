@@ -8,8 +8,8 @@ import numpy as np
 
 from service.contracts.data_profile import LARGEST_CLASSES, MAX_CLASSES, ClassCounts
 
-# Class numbers up to so many times the samples are counted in a table, larger ones by sorting.
-_SPARSE = 4
+# Class numbers up to so many times the samples are counted in a table, which is no larger than they, others by sorting.
+_SPARSE = 1
 _SMALL_TABLE = 1 << 16
 
 
