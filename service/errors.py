@@ -131,7 +131,7 @@ def _identity(request: Request) -> dict[str, str]:
     return {} if request_id is None else {REQUEST_ID_HEADER: request_id}
 
 
-def _answer(request: Request, error: QuantmillError, headers: dict[str, str] | None = None) -> Response:
+def answer(request: Request, error: QuantmillError, headers: dict[str, str] | None = None) -> Response:
     """A page for a browser that asks for one, beside the API; else the problem."""
     if request.url.path.startswith(_API) or _HTML not in request.headers.get("accept", ""):
         return problem_response(request, error, headers)
@@ -151,7 +151,7 @@ def told_path(request: Request) -> str:
 async def _on_quantmill_error(request: Request, error: QuantmillError) -> Response:
     if error.status >= 500:
         log.error("request.failed %s %s: %s: %s", request.method, told_path(request), error.code, error.detail)
-    return _answer(request, error)
+    return answer(request, error)
 
 
 async def _on_client_gone(request: Request, _: ClientDisconnect) -> Response:
@@ -165,8 +165,8 @@ async def _on_validation_error(request: Request, error: RequestValidationError) 
     detail = "; ".join(f"{p.pointer}: {p.message}" if p.pointer else p.message for p in problems[:5])
     if problems and all(_in_config(problem.pointer) for problem in problems):
         hint = "The schema stands at /docs under QuantizationConfig."
-        return _answer(request, InvalidConfigError(detail, errors=problems, hint=hint))
-    return _answer(request, InvalidRequestError(detail, errors=problems, hint="The schema stands at /docs."))
+        return answer(request, InvalidConfigError(detail, errors=problems, hint=hint))
+    return answer(request, InvalidRequestError(detail, errors=problems, hint="The schema stands at /docs."))
 
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
@@ -179,7 +179,7 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
     headers = dict(error.headers or {})
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_methods(request))
-    return _answer(request, kind(detail, hint=hint, pointer=pointer), headers)
+    return answer(request, kind(detail, hint=hint, pointer=pointer), headers)
 
 
 def _methods(request: Request) -> list[str]:
@@ -198,7 +198,7 @@ async def _on_refused_statement(request: Request, error: Exception) -> Response:
     if behind is None:
         return await _on_anything(request, error)
     log.error("schema.behind %s %s: %s", request.method, told_path(request), behind.detail)
-    return _answer(request, behind)
+    return answer(request, behind)
 
 
 async def _schema_behind(request: Request) -> SchemaBehindError | None:
@@ -218,20 +218,20 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
     unavailable = DatabaseUnavailableError(
         "The database does not answer or is locked.", hint="Nothing was stored; send the request again in a moment."
     )
-    return _answer(request, unavailable)
+    return answer(request, unavailable)
 
 
 async def _on_os_error(request: Request, error: OSError) -> Response:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         log.error("storage.full %s %s: %s", request.method, told_path(request), error)
         full = StorageFullError("The disk of the service is full.", hint="Free some space on its storage folder.")
-        return _answer(request, full)
+        return answer(request, full)
     return await _on_anything(request, error)
 
 
 async def _on_anything(request: Request, error: Exception) -> Response:
     log.error("request.crashed %s %s", request.method, told_path(request), exc_info=error)
-    return _answer(
+    return answer(
         request,
         QuantmillError(
             "The service failed on this request; this is a fault of the service.",

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.contracts.errors import QuantmillError
-from service.errors import problem_response, told_path
+from service.errors import answer, told_path
 from service.limits import (
     BodyTooLargeError,
     HeadersTooLargeError,
@@ -64,7 +64,7 @@ class LimitMiddleware:
         most = self._most_bytes(limits)
         error = _refusal(scope, limits, most)
         if error is not None:
-            await problem_response(Request(scope), error)(scope, receive, send)
+            await answer(Request(scope), error)(scope, receive, send)
             return
         limited = receive if most is None else self._limited(receive, most, limits)
         if limits.timed:
@@ -111,7 +111,7 @@ class LimitMiddleware:
             f"There was no answer within {self._request_seconds:g} s; what was begun may still be carried out.",
             hint="Look whether it was done, or send it again with the same Idempotency-Key.",
         )
-        await problem_response(Request(scope), error)(scope, receive, send)
+        await answer(Request(scope), error)(scope, receive, send)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._overdue.discard(task)

@@ -76,3 +76,7 @@ def test_a_form_with_files_is_refused_before_it_is_held(closed: Front) -> None:
     sent.headers["Content-Length"] = str(closed.desk.settings.max_upload_bytes + 1)
     answer = closed.http.send(sent)
     problem(answer, 413, "body-too-large")
+    sent.headers["Accept"] = BROWSER["Accept"]
+    shown = closed.http.send(sent)
+    assert shown.status_code == 413 and "The body is too large" in shown.text
+    assert shown.headers["content-type"].startswith("text/html")
