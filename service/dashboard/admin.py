@@ -8,8 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
 from service.audit import desk as audit
-from service.contracts.validation import field_problems
-from service.dashboard.forms import Form, checked, sent
+from service.dashboard.forms import Form, checked, field_errors, sent
 from service.dashboard.pages import PageRoute, changed_query, page, root_of, see
 from service.dashboard.quotas import lines_of
 from service.deps import Desk, DeskDep, PrincipalDep
@@ -93,13 +92,9 @@ def _shown(
 
 
 async def _again(request: Request, desk: Desk, principal: Principal, form: Form, error: ValidationError) -> Response:
-    shown = await desk.reads.run(lambda: {**_shown(request, desk, principal), "errors": _errors(error)})
+    shown = await desk.reads.run(lambda: {**_shown(request, desk, principal), "errors": field_errors(error, KeyCreate)})
     typed = {name: form.text(name) or "" for name in _EMPTY}
     return page(request, "admin.html.jinja", status=422, typed=typed, verdict=None, **shown)
-
-
-def _errors(error: ValidationError) -> dict[str, str]:
-    return {one.pointer.split("/")[1]: one.message for one in field_problems(error, KeyCreate)}
 
 
 def _shown_once(made: MadeKey) -> dict[str, Any]:

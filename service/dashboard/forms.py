@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from service.contracts.validation import field_problems
 from service.deps import Desk
 
 _Record = TypeVar("_Record", bound=BaseModel)
@@ -48,3 +49,8 @@ async def checked(desk: Desk, model: type[_Record], document: dict[str, Any]) ->
         ValidationError: it is none.
     """
     return await desk.checks.run(lambda: model.model_validate(document))
+
+
+def field_errors(error: ValidationError, model: type[BaseModel]) -> dict[str, str]:
+    """What is said at which field of a form whose fields are those of a record."""
+    return {one.pointer.split("/")[1]: one.message for one in field_problems(error, model)}

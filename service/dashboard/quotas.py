@@ -9,8 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import ValidationError
 
 from service.contracts.quota import Quota
-from service.contracts.validation import field_problems
-from service.dashboard.forms import Form, sent
+from service.dashboard.forms import Form, field_errors, sent
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import DeskDep, PrincipalDep
 from service.quotas import desk as quotas
@@ -111,29 +110,17 @@ async def set_quota(request: Request, tenant: Tenant, desk: DeskDep, principal: 
     except ValidationError as error:
         typed = {name: form.text(name) or "" for name in LIMITS}
         out = await desk.reads.run(lambda: quotas.get(desk, tenant))
-        return _form(request, out, typed, _errors(error))
+        return _form(request, out, typed, field_errors(error, Quota))
     await desk.writes.run(lambda: quotas.set_quota(desk, principal, tenant, own))
     return see(request, f"/admin/quotas/{tenant}")
 
 
 def _own(form: Form) -> Quota:
-    given = Quota.model_validate_strings(_asked(form), strict=False)
-    # of those that are given, some are given as none
-    return Quota.model_validate({**given.model_dump(exclude_unset=True), **dict.fromkeys(_without(form))})
-
-
-def _errors(error: ValidationError) -> dict[str, str]:
-    return {one.pointer.split("/")[1]: one.message for one in field_problems(error, Quota)}
-
-
-def _asked(form: Form) -> dict[str, str]:
-    given = {name: form.text(name) for name in LIMITS}
-    return {name: value for name, value in given.items() if value is not None and value.lower() != NO_LIMIT}
-
-
-def _without(form: Form) -> list[str]:
-    """The limits that there shall be none of."""
-    return [name for name in LIMITS if (form.text(name) or "").lower() == NO_LIMIT]
+    typed = {name: text for name in LIMITS if (text := form.text(name)) is not None}
+    without = [name for name, text in typed.items() if text.lower() == NO_LIMIT]
+    limits = {name: text for name, text in typed.items() if name not in without}
+    given = Quota.model_validate_strings(limits, strict=False)
+    return Quota.model_validate({**given.model_dump(exclude_unset=True), **dict.fromkeys(without)})
 
 
 def _form(request: Request, out: TenantOut, typed: dict[str, str], errors: dict[str, str]) -> Response:

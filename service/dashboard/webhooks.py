@@ -9,9 +9,8 @@ from pydantic import ValidationError
 
 from service.conditions import Conditions, PreconditionFailedError
 from service.contracts.errors import InvalidRequestError
-from service.contracts.validation import field_problems
 from service.contracts.webhooks import EVERYTHING, patterns
-from service.dashboard.forms import Form, checked, sent
+from service.dashboard.forms import Form, checked, field_errors, sent
 from service.dashboard.listing import Paging, one_of
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import DeskDep, PrincipalDep
@@ -184,7 +183,7 @@ def _errors(error: ValidationError | EgressError) -> dict[str, str]:
     """What is said at which field."""
     if isinstance(error, EgressError):
         return {"url": error.detail if error.hint is None else f"{error.detail} {error.hint}"}
-    return {one.pointer.split("/")[1]: one.message for one in field_problems(error, WebhookCreate)}
+    return field_errors(error, WebhookCreate)
 
 
 def _form(
