@@ -15,9 +15,10 @@ from service.contracts.sounds import SoundSpec
 
 DEFAULT_LABELS = "labels"
 _OUTLINED_ARRAYS = 100
+ArrayFormat = Literal["npz", "safetensors"]
 ArchiveKind = Literal["tar", "tar.gz", "zip"]
 # What a dataset's file is, by its content.
-FileFormat = Literal["npz", "safetensors", "tar", "tar.gz", "zip"]
+FileFormat = Literal[ArrayFormat, ArchiveKind]
 
 
 class InputSpec(Contract):

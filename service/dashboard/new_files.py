@@ -8,11 +8,12 @@ import json
 from collections.abc import AsyncIterator, Callable
 from importlib import resources
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 
+from service.contracts.dataset import ArrayFormat, FileFormat
 from service.contracts.errors import InvalidRequestError, problem_summary
 from service.contracts.named_preprocessing import named_preprocessing
 from service.contracts.validation import field_problems
@@ -48,7 +49,9 @@ _PREPARATIONS = {
     "imagenet_torchvision": "pictures, 0 to 255: fed as x / 255 by ImageNet's mean and std (imagenet_torchvision)",
     "cifar10": "pictures, 0 to 255: fed as x / 255 by CIFAR-10's mean and std (cifar10)",
 }
-_ARRAY_FILES = (".npz", ".npy", ".safetensors", ".parquet")
+# Endings of files that are taken, of all and of those that hold arrays.
+FILE_ENDINGS = tuple(f".{word}" for word in get_args(FileFormat))
+ARRAY_ENDINGS = tuple(f".{word}" for word in get_args(ArrayFormat))
 EXAMPLE_SPEC = '{"inputs": {"*": {"array": "images", "layout": "NHWC", "scale": 0.00392156862745098}}}'
 EXAMPLE_CONFIG = {"evaluation": {"gate": {"metric": "top1", "max_drop": 1.0}}}
 
@@ -218,7 +221,7 @@ def _of_arrays(name: str) -> dict[str, Any]:
 def _preprocessing(text: str, filename: str) -> Any:
     """What is typed: a spec, or the name of one; the data may be arrays or files."""
     if not text.startswith("{"):
-        is_array = PurePosixPath(filename).suffix.lower() in _ARRAY_FILES
+        is_array = filename.lower().endswith(ARRAY_ENDINGS)
         return _of_arrays(text) if is_array and text in _PREPARATIONS else text
     try:
         return parsed(text)

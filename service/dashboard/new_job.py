@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -192,11 +193,11 @@ def _change_words(change: Document) -> str:
     return "; ".join(told)
 
 
+@cache
 def _presets() -> list[tuple[str, list[tuple[str, str]]]]:
     """Name and words of each preset, by what they are made for; what the default one is made for comes first."""
     groups: dict[str, list[tuple[str, str]]] = {}
-    known = entries()
-    for one in sorted(known, key=lambda one: not one.default):
+    for one in sorted(entries(), key=lambda one: not one.default):
         groups.setdefault(str(one.config.target), []).append(
             (one.preset.name, f"{one.preset.name}: {one.preset.description}")
         )
@@ -367,4 +368,6 @@ async def _page(
         preprocessings=PREPROCESSING_NAMES,
         preparations=new_files.preparations(),
         example_spec=new_files.EXAMPLE_SPEC,
+        file_endings=", ".join(new_files.FILE_ENDINGS),
+        array_endings=" ".join(new_files.ARRAY_ENDINGS),
     )

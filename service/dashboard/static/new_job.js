@@ -88,7 +88,7 @@ const preprocessing = file => {
     try { return { preprocessing: JSON.parse(text) }; } catch (error) { throw new Error(`The preprocessing is not JSON: ${error.message}`); }
   }
   const named = [...list.options].find(one => one.value === text);
-  const arrays = /\.(npz|npy|safetensors|parquet)$/i.test(file.name);
+  const arrays = list.dataset.arrayEndings.split(" ").some(ending => file.name.toLowerCase().endsWith(ending));
   return { preprocessing: named && arrays ? JSON.parse(named.dataset.arrays) : text };
 };
 
