@@ -24,7 +24,7 @@ TEXTS = (*NOUNS, "ranges_from", "name", "labels", "priority", "device")
 HAND_OVER = "hand_over"
 _FILES = ("model_name", "dataset_name", "preprocessing", "preprocessing_name")
 # Fields of files, which errors stand at.
-FILES = ("model_files", "calibration_file", "evaluation_file")
+_UPLOADS = ("model_files", "calibration_file", "evaluation_file")
 _WAS, _MOST_NONCE = "config_was", 64
 _BOTH = "The form and the JSON were both changed: say with one of the two buttons below which of them holds."
 
@@ -78,7 +78,7 @@ class Draft:
         head = "model_files" if head == "files" else head
         if head == "config":
             return field_of(f"/{rest}" if rest else "", self.document)
-        return head if head in (*TEXTS, HAND_OVER, *_FILES, *FILES) else ""
+        return head if head in (*TEXTS, HAND_OVER, *_FILES, *_UPLOADS) else ""
 
     def request(self) -> dict[str, Any]:
         """The request for the job.

@@ -12,7 +12,7 @@ from service.jobs.metric_events import latest_metrics
 from service.jobs.schemas import JobOut
 from service.jobs.views import event_out
 
-_STAGE = "autopilot"
+AUTOPILOT = "autopilot"
 _TRIALS = 5000
 _DISTANCES = {
     "sqnr": planes.SQNR,
@@ -58,7 +58,7 @@ def told(desk: Desk, tenant_id: str, job: JobOut) -> SoFar:
         JobNotFoundError: the tenant has no such job.
     """
     found = latest_metrics(
-        event_out(event) for event in records.figures(desk, tenant_id, job.id, most=_TRIALS, stage=_STAGE)
+        event_out(event) for event in records.figures(desk, tenant_id, job.id, most=_TRIALS, stage=AUTOPILOT)
     )
     names = records.recipes(desk, tenant_id, job.id)
     goal = _goal(job.config or {})
@@ -73,7 +73,7 @@ def told(desk: Desk, tenant_id: str, job: JobOut) -> SoFar:
             figures.get("size_bytes"),
             figures.get("latency_ratio"),
         )
-        for number, figures in found.get(_STAGE, {}).items()
+        for number, figures in found.get(AUTOPILOT, {}).items()
     ]
     marks = [planes.Mark(one.words, None, one.value, one.size_bytes, one.latency_ratio) for one in trials]
     return SoFar(trials, measure, planes.plane(measure, marks, limit))
@@ -88,4 +88,4 @@ def goal_of(goal: Mapping[str, Any]) -> tuple[planes.Measure, float | None]:
 
 def _goal(config: Mapping[str, Any]) -> Mapping[str, Any]:
     steps = config.get("algorithms", [])
-    return next((step.get("goal", {}) for step in steps if step.get("method") == _STAGE), {})
+    return next((step.get("goal", {}) for step in steps if step.get("method") == AUTOPILOT), {})

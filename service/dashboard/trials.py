@@ -22,7 +22,6 @@ from service.reports import charts
 from service.reports.reading import whole_report
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-_AUTOPILOT = "autopilot"
 _FULL_BAR_DB = 50.0
 
 
@@ -41,7 +40,7 @@ async def get_trials(request: Request, job_id: str, desk: DeskDep, principal: Pr
     job, report = await desk.reads.run(lambda: _read(desk, principal.tenant_id, job_id))
     search = None if report is None else search_of(report)
     context: dict[str, Any] = {"job": job, "search": search, "trials": [], "plane": None, "measure": planes.SQNR}
-    if report is None and _AUTOPILOT in (job.algorithms or ()):
+    if report is None and live_trials.AUTOPILOT in (job.algorithms or ()):
         so_far = await desk.reads.run(lambda: live_trials.told(desk, principal.tenant_id, job))
         return page(request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, **so_far._asdict())
     if report is not None and search is not None:
@@ -103,6 +102,6 @@ def patch_of(config: dict[str, Any], trial: TrialFigures) -> dict[str, Any]:
     chain = [dict(one) for one in trial.chain] or [{"method": method} for method in trial.algorithms]
     steps: list[dict[str, Any]] = []
     for step in config.get("algorithms", []):
-        steps += chain if step.get("method") == _AUTOPILOT else [step]
+        steps += chain if step.get("method") == live_trials.AUTOPILOT else [step]
     after["algorithms"] = steps
     return patch_between(config, after)

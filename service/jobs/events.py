@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -102,17 +102,20 @@ def list_after(
     return list(session.scalars(statement.order_by(JobEvent.seq).limit(limit)))
 
 
+def _of_kind(tenant_id: str, job_id: str, kind: EventType) -> tuple[ColumnElement[bool], ...]:
+    """Conditions that events of a type of the tenant's job meet."""
+    return JobEvent.job_id == job_id, JobEvent.type == kind, owned(JobEvent, tenant_id)
+
+
 def newest(session: Session, tenant_id: str, job_id: str, kind: EventType, *, upto: int, limit: int) -> list[JobEvent]:
     """The last ``limit`` events of a type with numbers up to ``upto``, oldest first."""
-    statement = select(JobEvent).where(
-        JobEvent.job_id == job_id, JobEvent.seq <= upto, JobEvent.type == kind, owned(JobEvent, tenant_id)
-    )
+    statement = select(JobEvent).where(*_of_kind(tenant_id, job_id, kind), JobEvent.seq <= upto)
     return list(session.scalars(statement.order_by(JobEvent.seq.desc()).limit(limit)))[::-1]
 
 
 def newest_seq(session: Session, tenant_id: str, job_id: str, kind: EventType) -> int:
     """The number of the last event of a type; 0: there is none."""
-    statement = select(JobEvent.seq).where(JobEvent.job_id == job_id, JobEvent.type == kind, owned(JobEvent, tenant_id))
+    statement = select(JobEvent.seq).where(*_of_kind(tenant_id, job_id, kind))
     return session.scalar(statement.order_by(JobEvent.seq.desc()).limit(1)) or 0
 
 
@@ -124,18 +127,21 @@ def latest_figures(
     A step that another attempt did again, or that told more later, is told once. Of a stage of more than ``most`` steps
     every n-th is given, with its last one.
     """
-    wanted = [JobEvent.job_id == job_id, JobEvent.type == "metric", owned(JobEvent, tenant_id)]
+    wanted = [*_of_kind(tenant_id, job_id, "metric")]
     name, step = JobEvent.data["stage"].as_string(), JobEvent.data["step"].as_integer()
     if stage is not None:
         wanted.append(name == stage)
     order = func.row_number().over(partition_by=(name, step), order_by=(JobEvent.attempt.desc(), JobEvent.seq.desc()))
     told = select(JobEvent.seq, name.label("stage"), step.label("step"), order.label("place")).where(*wanted).subquery()
-    steps = select(
-        told.c.seq,
-        func.row_number().over(partition_by=told.c.stage, order_by=told.c.step.desc()).label("from_end"),
-        func.count().over(partition_by=told.c.stage).label("total"),
-    ).where(told.c.place == 1)
-    rows = steps.subquery()
+    rows = (
+        select(
+            told.c.seq,
+            func.row_number().over(partition_by=told.c.stage, order_by=told.c.step.desc()).label("from_end"),
+            func.count().over(partition_by=told.c.stage).label("total"),
+        )
+        .where(told.c.place == 1)
+        .subquery()
+    )
     every = (rows.c.total + most - 1) // most
     chosen = select(JobEvent).join(rows, rows.c.seq == JobEvent.seq).where(JobEvent.job_id == job_id)
     chosen = chosen.where((rows.c.from_end - 1) % every == 0)
@@ -144,12 +150,7 @@ def latest_figures(
 
 def last_of_stages(session: Session, tenant_id: str, job_id: str, *, upto: int) -> list[JobEvent]:
     """What each stage of the newest attempt that told any progress told last, in the order in which they began."""
-    told = (
-        JobEvent.job_id == job_id,
-        JobEvent.type == "progress",
-        JobEvent.seq <= upto,
-        owned(JobEvent, tenant_id),
-    )
+    told = (*_of_kind(tenant_id, job_id, "progress"), JobEvent.seq <= upto)
     newest_attempt = select(func.max(JobEvent.attempt)).where(*told).scalar_subquery()
     stages = (
         select(func.max(JobEvent.seq).label("last"), func.min(JobEvent.seq).label("first"))
@@ -163,10 +164,6 @@ def last_of_stages(session: Session, tenant_id: str, job_id: str, *, upto: int) 
 
 def log_like(session: Session, tenant_id: str, job_id: str, pattern: str, *, limit: int) -> list[JobEvent]:
     """The first ``limit`` entries of the log whose messages are LIKE the pattern, oldest first."""
-    statement = select(JobEvent).where(
-        JobEvent.job_id == job_id,
-        JobEvent.type == "log",
-        JobEvent.data["message"].as_string().like(pattern),
-        owned(JobEvent, tenant_id),
-    )
+    message = JobEvent.data["message"].as_string()
+    statement = select(JobEvent).where(*_of_kind(tenant_id, job_id, "log"), message.like(pattern))
     return list(session.scalars(statement.order_by(JobEvent.seq).limit(limit)))

@@ -17,6 +17,10 @@ from service.principal import Principal
 from service.reports.names import shown
 from service.tables import JobEvent
 
+# Of a search, with the lines that its log has of them.
+_RECIPES = 2000
+_RECIPE = re.compile(r"autopilot, recipe (\d+): (.*), (?:SQNR \S+ dB|an undefined SQNR)")
+
 
 def rename(desk: Desk, by: Principal, job_id: str, patch: JobPatch) -> JobView:
     """Give a job another name or other labels, whatever its state; what is left out stays, null takes away.
@@ -83,11 +87,6 @@ def log_text(entries: Iterable[JobEvent]) -> str:
         message = shown(str(entry.data.get("message", "")))
         lines.append(f"{moment} {entry.attempt} {str(entry.data.get('level', 'info')).upper()} {message}\n")
     return "".join(lines)
-
-
-# Of a search, with the lines that its log has of them.
-_RECIPES = 2000
-_RECIPE = re.compile(r"autopilot, recipe (\d+): (.*), (?:SQNR \S+ dB|an undefined SQNR)")
 
 
 class Told(NamedTuple):
