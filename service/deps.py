@@ -158,9 +158,13 @@ async def get_principal(
         address=request.client.host if request.client else "",
         request_id=request.state.request_id,
     )
+    # the guard of a form with files stands within it: only who may send it has it read
+    guards_last = cookies.sends_files(request)
+    if session is not None and not guards_last:
+        await cookies.check_guard(request, desk.keyring, session)
     _check_scope(request, principal)
     await count_request(request, desk, principal.tenant_id)
-    if session is not None:  # last, as it may read a form: strangers send none
+    if session is not None and guards_last:
         await cookies.check_guard(request, desk.keyring, session)
     if desk.keyring.due(principal.actor):
         _note_used(desk, principal.actor)

@@ -17,7 +17,8 @@ from service.keys.tokens import MOST_CHARS, SESSION_SECONDS
 
 COOKIE = "quantmill_session"
 GUARD_HEADER, GUARD_FIELD = "X-CSRF-Token", "csrf"
-_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_FILES = "multipart/form-data"
+_FORMS = ("application/x-www-form-urlencoded", _FILES)
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -49,6 +50,11 @@ async def check_guard(request: Request, keyring: Keyring, token: str) -> None:
                 hint=f"Load the page again and send it from there; a script sends {GUARD_HEADER}.",
                 header=GUARD_HEADER,
             )
+
+
+def sends_files(request: Request) -> bool:
+    """True for a form that may hold files, and so be large."""
+    return request.headers.get("content-type", "").startswith(_FILES)
 
 
 async def _guard_of(request: Request) -> str:

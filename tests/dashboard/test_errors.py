@@ -69,6 +69,25 @@ def test_a_log_tells_no_token_of_a_link(
     assert not any("who-has-this" in one for one in told)
 
 
+def test_files_of_who_may_not_send_any_are_not_even_read(closed: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = sign_in(closed, "read")
+    files = [("model_files", ("a.onnx", b"x"))]
+
+    async def never(*_: object, **__: object) -> None:
+        raise AssertionError("the form was read")
+
+    monkeypatch.setattr("starlette.requests.Request._get_form", never)
+    for fields in ({}, {"csrf": guard}):
+        refused = closed.http.post("/new/model", data=fields, files=files)
+        assert refused.status_code == 403 and "may not do this" in refused.text
+
+
+def test_a_form_with_files_needs_the_guard_of_who_may_send_it(closed: Front) -> None:
+    sign_in(closed)
+    refused = closed.http.post("/new/model", files=[("model_files", ("a.onnx", b"x"))])
+    assert refused.status_code == 403 and "does not come from a page" in refused.text
+
+
 def test_a_form_with_files_is_refused_before_it_is_held(closed: Front) -> None:
     guard = sign_in(closed)
     files = [("model_files", ("a.onnx", b"x"))]
