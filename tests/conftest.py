@@ -48,12 +48,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The same examples on every run and machine; tmp_path is only written to, so sharing it between examples is fine.
 hypothesis_settings.register_profile(
     "quantmill",
-    max_examples=40,
+    max_examples=10,
     derandomize=True,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+# Of the long lane: make test-long.
+hypothesis_settings.register_profile("long", hypothesis_settings.get_profile("quantmill"), max_examples=200)
 # More of them, others each time: pytest --hypothesis-profile=thorough
 hypothesis_settings.register_profile(
     "thorough", hypothesis_settings.get_profile("quantmill"), max_examples=1000, derandomize=False
@@ -100,6 +102,16 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(5_000)
+
+
+@pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
+def postgres_where_it_can_differ(items: list[pytest.Item]) -> None:
+    """A test of ``database_url`` runs on PostgreSQL in the long lane alone, unless it says that databases differ there."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        on_postgres = callspec is not None and callspec.params.get("database_url") == "postgres"
+        if on_postgres and item.get_closest_marker("both_databases") is None:
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
