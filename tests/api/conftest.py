@@ -14,6 +14,9 @@ from service.deps import Desk
 from service.settings import Settings
 from tests.support.front import Front
 
+# Of a test or a module: what it tells does not depend on the database.
+ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
 
 @pytest.fixture(scope="session")
 def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
