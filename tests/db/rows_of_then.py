@@ -8,8 +8,10 @@ from typing import Any
 from sqlalchemy import JSON, String, inspect, text
 from sqlalchemy.orm import Session
 
-from service.db import Database
 from service.ids import new_id
+from service.inspections import repository as inspections
+from service.jobs import transitions
+from service.tables import InspectionRow
 
 
 def insert_row(session: Session, table: str, **values: Any) -> None:
@@ -56,12 +58,9 @@ def insert_succeeded(session: Session, **values: Any) -> str:
     return job_id
 
 
-def count(database: Database, table: str) -> int:
-    with database.read() as session:
-        return int(session.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())
-
-
-def stored(database: Database, table: str, row_id: str) -> dict[str, Any]:
-    with database.read() as session:
-        found = session.execute(text(f"SELECT * FROM {table} WHERE id = :id"), {"id": row_id})
-        return dict(found.mappings().one())
+def add_inspection(session: Session, model_id: str) -> InspectionRow:
+    """Of today's schema."""
+    job = transitions.submit(
+        session, tenant_id="default", kind="inspect_target", model_id=model_id, config={"target": "qnn"}
+    )
+    return inspections.create(session, job, config_sha256="0" * 64)
