@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -9,7 +11,7 @@ import onnx_ir as ir
 from service.contracts.algorithms import Algorithm
 from service.contracts.config import QuantizationConfig
 from service.contracts.model import ModelSummary
-from tests.unit.quantizer.toolbox import Arrays, config, input_infos, plan_for, run_onnx
+from tests.unit.quantizer.toolbox import Arrays, config, input_infos, plan_for, run_onnx, sqnr_db
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.modes.registry import MODES
@@ -77,3 +79,17 @@ def emitted(draft: Draft) -> onnx.ModelProto:
 def quantized_outputs(draft: Draft, feeds: Arrays) -> dict[str, np.ndarray]:
     """What the draft's quantized model computes in onnxruntime, every Q/DQ pair carried out."""
     return run_onnx(emitted(draft), feeds, optimized=False)
+
+
+def used(weights: Arrays, text: str) -> dict[str, np.ndarray]:
+    """Those weights that the text names."""
+    names = set(re.findall(r"\w+", text))
+    return {name: array for name, array in weights.items() if name in names}
+
+
+def gain_db(it: Bench, draft: Draft) -> float:
+    """By how much the quantized network got nearer to the float one, which has to compute what it did."""
+    expected, got = float_outputs(it.draft, it.feeds)["y"], float_outputs(draft, it.feeds)["y"]
+    assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
+    before, after = (sqnr_db(expected, quantized_outputs(of, it.feeds)["y"]) for of in (it.draft, draft))
+    return after - before

@@ -8,49 +8,49 @@ import pytest
 from service.contracts.algorithms import Awq
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
-from tests.unit.quantizer.equalization.benches import Bench, float_outputs, quantized_outputs
-from tests.unit.quantizer.toolbox import config, make_model, normal, op_types, sqnr_db
+from tests.unit.quantizer.equalization.benches import Bench, gain_db
+from tests.unit.quantizer.toolbox import config, make_model, normal, op_types
 
-WIDTH = 64
+WIDTH = 32
 # as a trained network has them: a few channels of the normalization's result are large
 GAINS = np.where(np.arange(WIDTH) % 16 == 3, 12, 1).astype(np.float32)
 WEIGHTS = {
     "scale": GAINS,
     "shift": normal(WIDTH, seed=4) * 0.1,
-    "up": normal(WIDTH, 32, seed=1),
-    "gate": normal(WIDTH, 32, seed=2),
-    "down": normal(32, WIDTH, seed=3),
+    "up": normal(WIDTH, 16, seed=1),
+    "gate": normal(WIDTH, 16, seed=2),
+    "down": normal(16, WIDTH, seed=3),
 }
 NETWORK = (
-    "(float[N,6,64] x) => (float[N,6,64] y) { n = LayerNormalization<axis=-1>(x, scale, shift) [up] u = MatMul(n, up) "
+    "(float[N,4,32] x) => (float[N,4,32] y) { n = LayerNormalization<axis=-1>(x, scale, shift) [up] u = MatMul(n, up) "
     "[gate] g = MatMul(n, gate) s = Sigmoid(g) m = Mul(u, s) [down] y = MatMul(m, down) }"
 )
 BLOCKS = config(preset="int4_weights", weight={"block_size": 16, "granularity": "per_block", "dtype": "int4"})
-CHANNELS = config(preset="int4_weights", weight={"granularity": "per_channel", "dtype": "int4"})
+SEARCHED = config(preset="int4_weights", weight={"granularity": "per_channel", "dtype": "int4"})
+CHANNELS = config(
+    preset="int4_weights",
+    weight={"granularity": "per_channel", "dtype": "int4", "calibration": {"method": "minmax"}},
+)
 
 
 def bench(settings=BLOCKS, **options) -> Bench:
-    feeds = {"x": normal(40, 6, WIDTH, seed=8)}
+    feeds = {"x": normal(32, 4, WIDTH, seed=8)}
     return Bench(make_model(NETWORK, WEIGHTS, opset=21), feeds, Awq(**options), settings)
 
 
-@pytest.mark.parametrize("settings", [BLOCKS, CHANNELS], ids=["blocks", "channels"])
-@pytest.mark.parametrize("alpha", [None, 0.5])
+@pytest.mark.parametrize(
+    ("settings", "alpha"),
+    [
+        *((settings, alpha) for settings in (BLOCKS, CHANNELS) for alpha in (None, 0.5)),
+        pytest.param(SEARCHED, 0.5, marks=pytest.mark.long),
+    ],
+)
 def test_the_float_network_stays_and_the_quantized_one_gets_better(settings, alpha) -> None:
     it = bench(settings, alpha=alpha)
     change = it.apply()
     assert change.draft is not None and "1 LayerNormalization" in change.summary
-    expected, got = float_outputs(it.draft, it.feeds)["y"], float_outputs(change.draft, it.feeds)["y"]
-    assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
-    before = sqnr_db(expected, quantized_outputs(it.draft, it.feeds)["y"])
-    assert sqnr_db(expected, quantized_outputs(change.draft, it.feeds)["y"]) > before + 0.5
-
-
-def test_nothing_is_put_in() -> None:
-    it = bench()
-    change = it.apply()
-    assert change.draft is not None
-    assert [node.op_type for node in change.draft.graph] == op_types(it.model)
+    assert [node.op_type for node in change.draft.graph] == op_types(it.model)  # nothing is put in
+    assert gain_db(it, change.draft) > 0.5
 
 
 def test_channels_that_meet_large_inputs_get_larger_weights() -> None:
@@ -68,8 +68,8 @@ def test_channels_that_meet_large_inputs_get_larger_weights() -> None:
 
 
 def test_with_insert_mul_an_input_of_the_network_is_scaled_too() -> None:
-    text = "(float[N,6,64] x) => (float[N,6,32] y) { [up] y = MatMul(x, up) }"
-    feeds = {"x": normal(40, 6, WIDTH, seed=8) * GAINS}
+    text = "(float[N,4,32] x) => (float[N,4,16] y) { [up] y = MatMul(x, up) }"
+    feeds = {"x": normal(32, 4, WIDTH, seed=8) * GAINS}
     left, put = (
         Bench(make_model(text, WEIGHTS, opset=21), feeds, Awq(insert_mul=asked, alpha=0.5), BLOCKS).apply()
         for asked in (False, True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 
 from service.contracts.algorithms import BiasCorrection
 from service.contracts.config import QuantizationConfig
-from tests.unit.quantizer.equalization.benches import Bench, emitted, float_outputs, quantized_outputs
+from tests.unit.quantizer.equalization.benches import Bench, float_outputs, quantized_outputs, used
 from tests.unit.quantizer.toolbox import config, make_model, normal, op_types
 from worker.quantizer.equalization.bias_correction.creation import Places, make_places
 from worker.quantizer.plan.parameters import Parameters
@@ -19,39 +18,27 @@ WEIGHTS = {
     "w": normal(4, 6, seed=1),
     "w2": normal(6, 6, seed=2),
     "kernel": normal(6, 4, 3, 3, seed=3),
+    "line": normal(6, 4, 3, seed=4),
+    "cube": normal(6, 4, 1, 1, 1, seed=4),
+    "halves": normal(6, 2, 1, 1, seed=4),
     "up": normal(4, 6, 2, 2, seed=4),
+    "turned": normal(6, 4, seed=4),
     "b": normal(6, seed=5),
     "one": np.array([0.5], np.float32),
 }
 
 CREATED = {
-    "bias of a convolution": (
-        "(float[N,4,5,5] x) => (float[N,6,3,3] y) { [it] y = Conv(x, kernel) }",
-        (8, 4, 5, 5),
-        "bias",
-        ["Conv"],
-    ),
-    "bias of a transposed convolution": (
-        "(float[N,4,5,5] x) => (float[N,6,6,6] y) { [it] y = ConvTranspose(x, up) }",
-        (8, 4, 5, 5),
-        "bias",
-        ["ConvTranspose"],
-    ),
-    "bias of a gemm": ("(float[N,4] x) => (float[N,6] y) { [it] y = Gemm(x, w) }", (8, 4), "bias", ["Gemm"]),
-    "gemm": ("(float[N,4] x) => (float[N,6] y) { [it] y = MatMul(x, w) }", (8, 4), "Gemm in place", ["Gemm"]),
-    "add": ("(float[N,3,4] x) => (float[N,3,6] y) { [it] y = MatMul(x, w) }", (8, 3, 4), "Add", ["MatMul", "Add"]),
-    "add in the middle": (
-        "(float[N,3,4] x) => (float[N,3,6] y) { [it] m = MatMul(x, w) y = Softmax(m) }",
-        (8, 3, 4),
-        "Add",
-        ["MatMul", "Add", "Softmax"],
-    ),
-    "term of one value": (
-        "(float[N,3,4] x) => (float[N,3,6] y) { [it] m = MatMul(x, w) y = Add(m, one) }",
-        (8, 3, 4),
-        "term",
-        ["MatMul", "Add"],
-    ),
+    "bias of a convolution": ("[it] y = Conv(x, kernel)", (8, 4, 5, 5), "bias", ["Conv"]),
+    "bias of a padded one": ("[it] y = Conv<pads=[1,1,1,1]>(x, kernel)", (8, 4, 5, 5), "bias", ["Conv"]),
+    "bias in one dimension": ("[it] y = Conv(x, line)", (32, 4, 12), "bias", ["Conv"]),
+    "bias in three dimensions": ("[it] y = Conv(x, cube)", (32, 4, 3, 3, 3), "bias", ["Conv"]),
+    "bias of a grouped one": ("[it] y = Conv<group=2>(x, halves)", (32, 4, 5, 5), "bias", ["Conv"]),
+    "bias of a transposed one": ("[it] y = ConvTranspose(x, up)", (8, 4, 5, 5), "bias", ["ConvTranspose"]),
+    "bias of a gemm": ("[it] y = Gemm<transB=1>(x, turned)", (64, 4), "bias", ["Gemm"]),
+    "gemm": ("[it] y = MatMul(x, w)", (8, 4), "Gemm in place", ["Gemm"]),
+    "add": ("[it] y = MatMul(x, w)", (8, 3, 4), "Add", ["MatMul", "Add"]),
+    "add in the middle": ("[it] m = MatMul(x, w) y = Softmax(m)", (8, 3, 4), "Add", ["MatMul", "Add", "Softmax"]),
+    "term of one value": ("[it] m = MatMul(x, w) y = Add(m, one)", (8, 3, 4), "term", ["MatMul", "Add"]),
 }
 
 
@@ -59,15 +46,19 @@ def places(it: Bench, settings: QuantizationConfig = PLAIN, *, insert_add: bool 
     return make_places(it.draft, settings, insert_add=insert_add)
 
 
-def bench(text: str, shape: tuple[int, ...], settings: QuantizationConfig = PLAIN, mode: str = "full") -> Bench:
-    used = {name: array for name, array in WEIGHTS.items() if name in text.replace(",", " ").replace(")", " ").split()}
-    return Bench(make_model(text, used), {"x": normal(*shape, seed=9) + 1}, BiasCorrection(mode=mode), settings)
+def bench(
+    body: str, shape: tuple[int, ...], settings: QuantizationConfig = PLAIN, mode: str = "full", outputs: str = "y"
+) -> Bench:
+    fed, rank = (",".join(["N", *sizes]) for sizes in (map(str, shape[1:]), "abcd"[: len(shape) - 1]))
+    made = ", ".join(f"float[{rank}] {name}" for name in outputs)
+    model = make_model(f"(float[{fed}] x) => ({made}) {{ {body} }}", used(WEIGHTS, body))
+    return Bench(model, {"x": normal(*shape, seed=9) + 1}, BiasCorrection(mode=mode), settings)
 
 
 @pytest.mark.parametrize("case", CREATED)
 def test_a_place_is_made_and_the_network_computes_what_it_did(case: str) -> None:
-    text, shape, what, operators = CREATED[case]
-    it = bench(text, shape)
+    body, shape, what, operators = CREATED[case]
+    it = bench(body, shape)
     made = places(it)
     assert list(made.found) == ["it"] and not made.left
     assert any(what in kind for kind in made.created)
@@ -82,16 +73,16 @@ def test_a_place_is_made_and_the_network_computes_what_it_did(case: str) -> None
 @pytest.mark.parametrize("case", CREATED)
 @pytest.mark.parametrize("mode", ["fast", "full"])
 def test_the_correction_goes_there(case: str, mode: str) -> None:
-    text, shape, _, _ = CREATED[case]
-    it = bench(text, shape, config(weight={"dtype": "int4", "granularity": "per_tensor"}), mode)
+    body, shape, *_ = CREATED[case]
+    it = bench(body, shape, config(weight={"dtype": "int4", "granularity": "per_tensor"}), mode)
     change = it.apply()
     assert change.draft is not None and change.nodes == ("it",)
     before, corrected = (quantized_outputs(draft, it.feeds)["y"] for draft in (it.draft, change.draft))
-    if "Softmax" in text:  # the output is not the layer's: its mean says nothing, but it has to have moved
+    if "Softmax" in body:  # the output is not the layer's: its mean says nothing, but it has to have moved
         assert (corrected != before).any()
         return
     expected = float_outputs(it.draft, it.feeds)["y"].astype(np.float64)
-    axis = 1 if expected.ndim == 4 else -1
+    axis = -1 if "MatMul" in body else 1
     rest = tuple(k for k in range(expected.ndim) if k != axis % expected.ndim)
 
     def error(outputs: np.ndarray) -> float:
@@ -100,26 +91,15 @@ def test_the_correction_goes_there(case: str, mode: str) -> None:
     assert error(corrected) < 0.5 * error(before)
 
 
-def test_a_new_bias_is_stored_as_integers_like_any_other() -> None:
-    text, shape, _, _ = CREATED["bias of a convolution"]
-    model = emitted(places(bench(text, shape)).draft)
-    node = next(node for node in model.graph.node if node.op_type == "Conv")
-    source = next(other for other in model.graph.node if node.input[2] in other.output)
-    stored = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    assert source.op_type == "DequantizeLinear" and stored[source.input[0]] == onnx.TensorProto.INT32
-
-
 def test_a_new_bias_on_an_npu_is_int8() -> None:
-    text, shape, _, _ = CREATED["bias of a convolution"]
-    made = places(bench(text, shape, NPU), NPU)
+    made = places(bench("[it] y = Conv(x, kernel)", (8, 4, 5, 5), NPU), NPU)
     entry = made.draft.plan.biases["it"]
     assert entry.spec.dtype == "int8" and entry.integers is not None and entry.integers.dtype == np.int8
 
 
 def test_a_float_bias_that_others_read_is_copied() -> None:
     gpu = config(target="tensorrt", activation={"dtype": "int8", "symmetric": True})
-    text = "(float[N,6] x) => (float[N,6] y, float[N,6] z) { [a] y = Gemm(x, w2, b) s = Sin(x) [c] z = Gemm(s, w2, b) }"
-    it = bench(text, (16, 6), gpu)
+    it = bench("[a] y = Gemm(x, w2, b) s = Sin(x) [c] z = Gemm(s, w2, b)", (16, 6), gpu, outputs="yz")
     made = places(it, gpu)
     assert set(made.found) == {"a", "c"} and "copy of a shared bias" in made.created
     assert len({place.initializer for place in made.found.values()}) == 2
@@ -127,22 +107,16 @@ def test_a_float_bias_that_others_read_is_copied() -> None:
         np.testing.assert_array_equal(float_outputs(made.draft, it.feeds)[name], expected)
 
 
-def test_without_insert_add_a_matmul_is_left_alone_and_says_so() -> None:
-    text, shape, _, _ = CREATED["add"]
-    made = places(bench(text, shape), insert_add=False)
+def test_a_matmul_that_takes_no_bias_says_so() -> None:
+    made = places(bench("[it] y = MatMul(x, w)", (8, 3, 4)), insert_add=False)
     assert not made.found and "insert_add is off" in made.left["it"]
-
-
-def test_a_matmul_that_hands_on_integers_is_left_alone_and_says_so() -> None:
-    text = "(float[N,3,4] x) => (float[N,3,6] y) { [it] m = MatMul(x, w) [next] y = MatMul(m, w2) }"
-    made = places(bench(text, (8, 3, 4)))
+    made = places(bench("[it] m = MatMul(x, w) [next] y = MatMul(m, w2)", (8, 3, 4)))
     assert "goes on as integers" in made.left["it"] and "next" in made.found
 
 
 @pytest.mark.parametrize("settings", [PLAIN, NPU, config(bias={"dtype": "float32"})], ids=["int32", "int8", "float"])
 def test_what_is_put_is_what_is_there(settings: QuantizationConfig) -> None:
-    text = "(float[N,4] x) => (float[N,6] y) { [it] y = Gemm(x, w, b) }"
-    made = places(bench(text, (16, 4), settings), settings)
+    made = places(bench("[it] y = Gemm(x, w, b)", (16, 4), settings), settings)
     place, parameters = made.found["it"], Parameters(made.draft.graph, made.draft.plan.copy())
     before = place.of(parameters)
     np.testing.assert_array_equal(before.unrounded, WEIGHTS["b"])
@@ -157,8 +131,7 @@ def test_what_is_put_is_what_is_there(settings: QuantizationConfig) -> None:
 
 
 def test_a_quantized_term_is_put_on_a_grid_of_its_own() -> None:
-    text = "(float[N,3,4] x) => (float[N,3,6] y) { [it] m = MatMul(x, w) y = Add(m, b) }"
-    made = places(bench(text, (8, 3, 4), NPU), NPU)
+    made = places(bench("[it] m = MatMul(x, w) y = Add(m, b)", (8, 3, 4), NPU), NPU)
     place, parameters = made.found["it"], Parameters(made.draft.graph, made.draft.plan.copy())
     values = 100 * np.linspace(-3, 3, 6)
     place.add(parameters, values, np.zeros(6))

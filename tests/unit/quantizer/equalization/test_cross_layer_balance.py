@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.contracts.algorithms import CrossLayerEqualization
@@ -56,7 +56,6 @@ def relative(ranges: np.ndarray) -> np.ndarray:
     return ranges / ranges.max()
 
 
-@settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 1000))
 def test_a_pair_is_balanced_by_one_step(seed: int) -> None:
     one, other, found = pair(seed)
@@ -68,38 +67,39 @@ def test_a_pair_is_balanced_by_one_step(seed: int) -> None:
     np.testing.assert_allclose(relative(rows * factors), relative(columns / factors), rtol=1e-5)
 
 
-@settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 1000))
 def test_no_other_factors_leave_a_pair_more_precise(seed: int) -> None:
     one, other, found = pair(seed)
-    numbers = np.random.default_rng(seed)
 
     def precision(factors: np.ndarray) -> float:
         """Sum over channels of the product of the two relative ranges: what equation 9 of the paper maximizes."""
         return float(np.sum(relative(one.max(axis=1) * factors) * relative(other.max(axis=0) / factors)))
 
     best = precision(balance(found, steps=1, least_change=PRECISE).factors[1:])
-    for _ in range(50):
-        assert precision(np.exp(numbers.uniform(-3, 3, 5))) <= best * (1 + 1e-6)
+    for others in np.exp(np.random.default_rng(seed).uniform(-3, 3, (50, 5))):
+        assert precision(others) <= best * (1 + 1e-6)
 
 
 def test_a_depthwise_layer_between_two_is_balanced_on_both_sides() -> None:
-    channels = 6
-    before, after = groups(1, channels), groups(1 + channels, channels)
-    one, middle, other = sizes(1, channels, 3), sizes(2, channels), sizes(3, 4, channels)
-    matrices = [
-        dense(one, pinned(3), before),
-        diagonal(middle, before, after),
-        dense(other, after, pinned(4)),
-    ]
-    found = balance(problem(2 * channels, matrices), steps=400, least_change=PRECISE)
+    before, after = groups(1, 6), groups(7, 6)
+    one, middle, other = sizes(1, 6, 3), sizes(2, 6), sizes(3, 4, 6)
+    matrices = [dense(one, pinned(3), before), diagonal(middle, before, after), dense(other, after, pinned(4))]
+    chain = problem(12, matrices)
+    found = balance(chain, steps=400, least_change=PRECISE)
     s, t = found.factors[before], found.factors[after]
     three = relative(one.max(axis=1) * s), relative(middle * t / s), relative(other.max(axis=0) / t)
     np.testing.assert_allclose(three[0], three[1], rtol=1e-3)
     np.testing.assert_allclose(three[1], three[2], rtol=1e-3)
+    # an adaptive search ends by either criterion
+    adaptive = balance(chain, steps=NOW, least_change=PRECISE)
+    assert 1 < adaptive.sweeps < 100
+    longer = balance(chain, steps=adaptive.sweeps + 1, least_change=PRECISE)
+    np.testing.assert_allclose(longer.factors, adaptive.factors, rtol=0.011)
+    assert balance(chain, steps=NOW, least_change=1e6).sweeps == 1
+    assert balance(chain, steps=7, least_change=1e6).sweeps == 7
+    assert (balance(chain, steps=0, least_change=PRECISE).factors == 1.0).all()
 
 
-@settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 1000), steps=st.sampled_from([1, 3, NOW]))
 def test_no_channel_outgrows_its_tensor(seed: int, steps: int) -> None:
     *_, found = pair(seed)
@@ -192,36 +192,6 @@ def test_channels_of_zeros_get_a_finite_factor() -> None:
     assert np.isfinite(factors).all() and (factors > 0).all()
 
 
-def test_layers_that_share_a_channel_share_its_factor() -> None:
-    """A residual block: the sum and both its operands are one group each."""
-    stream = groups(1, 4)
-    matrices = [
-        dense(sizes(1, 4, 3), pinned(3), stream),
-        dense(sizes(2, 4, 4), stream, stream),
-        dense(sizes(3, 2, 4), stream, pinned(2)),
-    ]
-    found = balance(problem(4, matrices), steps=NOW, least_change=PRECISE)
-    assert np.isfinite(found.factors).all() and (found.factors[1:] != 1.0).any()
-
-
-def test_an_adaptive_search_ends_by_either_criterion() -> None:
-    channels = 6
-    before, after = groups(1, channels), groups(1 + channels, channels)
-    matrices = [
-        dense(sizes(1, channels, 3), pinned(3), before),
-        diagonal(sizes(2, channels), before, after),
-        dense(sizes(3, 4, channels), after, pinned(4)),
-    ]
-    chain = problem(2 * channels, matrices)
-    adaptive = balance(chain, steps=NOW, least_change=PRECISE)
-    assert 1 < adaptive.sweeps < 100
-    longer = balance(chain, steps=adaptive.sweeps + 1, least_change=PRECISE)
-    np.testing.assert_allclose(longer.factors, adaptive.factors, rtol=0.011)
-    assert balance(chain, steps=NOW, least_change=1e6).sweeps == 1
-    assert balance(chain, steps=7, least_change=1e6).sweeps == 7
-    assert (balance(chain, steps=0, least_change=PRECISE).factors == 1.0).all()
-
-
 def stepped(step: float, *, of_weights: float = 1 / 127) -> tuple[np.ndarray, np.ndarray, Values, np.ndarray]:
     """Rows and columns of a pair with values between them on a grid of ``step``, and the factors."""
     one, other = sizes(3, 6, 3), sizes(4, 4, 6)
@@ -232,7 +202,7 @@ def stepped(step: float, *, of_weights: float = 1 / 127) -> tuple[np.ndarray, np
     return one.max(axis=1), other.max(axis=0), values, factors
 
 
-@pytest.mark.parametrize("step", [1 / 255, 1 / 96, 1 / 20])
+@pytest.mark.parametrize("step", [1 / 255, 1 / 20])
 def test_rounding_of_values_and_of_rows_adds_up_to_that_of_columns(step: float) -> None:
     rows, columns, values, factors = stepped(step)
     of_rows, of_columns = relative(rows * factors), relative(columns / factors)
@@ -249,9 +219,7 @@ def test_rounding_of_values_and_of_rows_adds_up_to_that_of_columns(step: float) 
 def test_the_coarser_the_grid_of_values_the_less_they_are_sacrificed() -> None:
     smallest = [relative(values.above * factors).min() for *_, values, factors in map(stepped, (0.0, 1 / 96, 1 / 8))]
     assert smallest[0] < smallest[1] < smallest[2]
-
-
-def test_values_count_for_nothing_beside_weights_without_a_grid_of_their_own() -> None:
+    # beside weights without a grid of their own they count for nothing
     *_, alone = stepped(0.0)
     *_, beside = stepped(1 / 8, of_weights=0.0)
     np.testing.assert_array_equal(alone, beside)

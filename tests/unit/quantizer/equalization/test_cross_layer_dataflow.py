@@ -6,9 +6,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.quantizer.equalization.benches import used
 from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import Arrays, batchnorm_weights, make_model, normal, prepare_proto, rng, run_onnx
 from worker.quantizer.equalization.cross_layer.dataflow import Flow, follow
@@ -61,12 +62,16 @@ WEIGHTS = {
     "order": np.array([5, 0, 3, 1, 4, 2], np.int64),
     "shuffle": np.array([0, 2, 3, 8, 8], np.int64),
     "unshuffle": np.array([0, 6, 8, 8], np.int64),
+    "to6": np.array([0, 0, 0, 0, 0, 3, 0, 0], np.int64),
+    "wg": normal(6, 3, 1, 1, seed=23),
+    "w2b": normal(6, 6, 3, 3, seed=24),
+    "w1": normal(1, 3, 1, 1, seed=25),
+    "wc": normal(6, 3, 3, 3, seed=26),
+    "w24": normal(24, 3, 1, 1, seed=27),
     **batchnorm_weights(6),
 }
 
-LIMITS = {name: WEIGHTS[name] for name in ("low", "high", "under")}
-
-# Text behind the first convolution up to z, which the last one reads; and the number of groups that are not pinned.
+# Text behind the first convolution up to z, which the last one reads, or up to y; and the groups that are not pinned.
 PASSED = {
     "nothing": ("z = Identity(a)", 6),
     "relu": ("z = Relu(a)", 6),
@@ -100,7 +105,35 @@ PASSED = {
     "added to one": ("g = GlobalAveragePool(x) h = Conv(g, w1) z = Add(a, h)", 1),
     "unfolded normalization": ("r = Relu(a) z = BatchNormalization(r, bn_scale, bn_bias, bn_mean, bn_var)", 12),
 }
-EXTRA = {"wg": normal(6, 3, 1, 1, seed=23), "w2b": normal(6, 6, 3, 3, seed=24), "w1": normal(1, 3, 1, 1, seed=25)}
+REARRANGED = {
+    "joined": ("c = Conv<pads=[1,1,1,1]>(x, wc) z = Concat<axis=1>(a, c) y = Conv(z, k12)", 12),
+    "joined in space": ("c = Conv<pads=[1,1,1,1]>(x, wc) z = Concat<axis=2>(a, c)", 6),
+    "split": ("z, u = Split<axis=1>(a, halves) s = Add(z, u) y = Conv(s, k3)", 3),
+    "half of them": ("z = Slice(a, three, six, axis1) y = Conv(z, k3)", 6),
+    "new channels of zeros": ("g = Pad(a, grow) y = Conv(g, k12)", 12),
+    "space to depth": ("s = SpaceToDepth<blocksize=2>(a) y = Conv(s, k24)", 6),
+    "depth to space": ("c = Conv(x, w24) s = DepthToSpace<blocksize=2>(c) z = Relu(s)", 6),
+    "depth to space by columns": ('c = Conv(x, w24) s = DepthToSpace<blocksize=2, mode="CRD">(c) z = Relu(s)', 6),
+    "transposed convolution": ("u = ConvTranspose<strides=[2,2]>(a, up) r = Relu(u) y = Conv(r, k5)", 11),
+    "transposed, grouped": ("z = ConvTranspose<group=2, strides=[2,2]>(a, gup, b2)", 12),
+    "transposed, depthwise": ("z = ConvTranspose<group=6, strides=[2,2]>(a, dup)", 12),
+}
+MATRICES = {
+    "flattened": ("r = Relu(a) f = Flatten(r) y = Gemm(f, flat, fcb)", 6),
+    "reshaped": ("r = Relu(a) f = Reshape(r, shape) y = MatMul(f, flat)", 6),
+    "pooled and squeezed": ("g = GlobalAveragePool(a) f = Squeeze(g, spatial) y = Gemm(f, fc, fcb)", 6),
+    "transposed weight": ("g = GlobalAveragePool(a) f = Flatten(g) y = Gemm<transB=1, alpha=0.5>(f, fct)", 6),
+    "weighted bias": ("g = GlobalAveragePool(a) f = Flatten(g) y = Gemm<beta=2.0>(f, fc, fcb)", 6),
+}
+PINNED_BY = {
+    "a graph output": "z = Relu(a)",
+    "an operator that does not commute with factors": "s = Sigmoid(a) z = Identity(s)",
+    "a product of two": "z = Mul(a, a)",
+    "a sum with what is fed": "c = Pad(x, to6) z = Add(a, c)",
+    "padding with another number": "z = Pad(a, pads, one)",
+    "limits that exclude zero": "z = Clip(a, high)",
+    "a mean over channels": "m = ReduceMean<axes=[1]>(a) z = Sub(a, m)",
+}
 
 
 def equal_under_random_factors(model: onnx.ModelProto, feeds: Arrays, *, rtol: float = 1e-4) -> Flow:
@@ -120,65 +153,20 @@ def equal_under_random_factors(model: onnx.ModelProto, feeds: Arrays, *, rtol: f
     return flow
 
 
-def image_model(text: str, result: str = "float[N,4,H,W] y") -> onnx.ModelProto:
-    weights = {name: array for name, array in {**WEIGHTS, **EXTRA}.items() if f"{name}" in text.replace(",", " ")}
-    return make_model(f"{IMAGE} => ({result}) {{ {text} }}", weights)
+def image_model(text: str, results: str = "float[N,4,H,W] y") -> onnx.ModelProto:
+    start = "" if "a" not in text.replace("(", " ").replace(",", " ").replace(")", " ").split() else FIRST
+    body = " ".join([start, text, "" if "y = " in text else LAST])
+    return make_model(f"{IMAGE} => ({results}) {{ {body} }}", used(WEIGHTS, body))
 
 
 def images() -> dict[str, np.ndarray]:
     return {"x": normal(3, 3, 8, 8, seed=30)}
 
 
-@pytest.mark.parametrize("case", PASSED)
+@pytest.mark.parametrize("case", [*PASSED, *REARRANGED, *MATRICES])
 def test_channels_are_followed_through(case: str) -> None:
-    text, free = PASSED[case]
-    flow = equal_under_random_factors(image_model(f"{FIRST} {text} {LAST}"), images())
-    assert flow.groups - 1 == free
-
-
-FURTHER = {
-    "joined": (f"{FIRST} c = Conv<pads=[1,1,1,1]>(x, wc) z = Concat<axis=1>(a, c) y = Conv(z, k12)", 12),
-    "joined in space": (f"{FIRST} c = Conv<pads=[1,1,1,1]>(x, wc) z = Concat<axis=2>(a, c) {LAST}", 6),
-    "split": (f"{FIRST} z, u = Split<axis=1>(a, halves) s = Add(z, u) y = Conv(s, k3)", 3),
-    "half of them": (f"{FIRST} z = Slice(a, three, six, axis1) y = Conv(z, k3)", 6),
-    "new channels of zeros": (f"{FIRST} g = Pad(a, grow) y = Conv(g, k12)", 12),
-    "space to depth": (f"{FIRST} s = SpaceToDepth<blocksize=2>(a) y = Conv(s, k24)", 6),
-    "depth to space": ("c = Conv(x, w24) s = DepthToSpace<blocksize=2>(c) z = Relu(s) y = Conv(z, k)", 6),
-    "depth to space by columns": (
-        'c = Conv(x, w24) s = DepthToSpace<blocksize=2, mode="CRD">(c) z = Relu(s) y = Conv(z, k)',
-        6,
-    ),
-    "transposed convolution": (f"{FIRST} u = ConvTranspose<strides=[2,2]>(a, up) r = Relu(u) y = Conv(r, k5)", 11),
-    "transposed, grouped": (f"{FIRST} z = ConvTranspose<group=2, strides=[2,2]>(a, gup, b2) {LAST}", 12),
-    "transposed, depthwise": (f"{FIRST} z = ConvTranspose<group=6, strides=[2,2]>(a, dup) {LAST}", 12),
-}
-FURTHER_WEIGHTS = {"wc": normal(6, 3, 3, 3, seed=26), "w24": normal(24, 3, 1, 1, seed=27)}
-
-
-@pytest.mark.parametrize("case", FURTHER)
-def test_channels_are_followed_where_they_are_rearranged(case: str) -> None:
-    text, free = FURTHER[case]
-    names = text.replace(",", " ").replace("(", " ").replace(")", " ").split()
-    every = {**WEIGHTS, **EXTRA, **FURTHER_WEIGHTS}
-    model = make_model(f"{IMAGE} => (float[N,4,H,W] y) {{ {text} }}", {n: every[n] for n in every if n in names})
-    assert equal_under_random_factors(model, images()).groups - 1 == free
-
-
-MATRICES = {
-    "flattened": (f"{FIRST} r = Relu(a) f = Flatten(r) y = Gemm(f, flat, fcb)", 6),
-    "reshaped": (f"{FIRST} r = Relu(a) f = Reshape(r, shape) y = MatMul(f, flat)", 6),
-    "pooled and squeezed": (f"{FIRST} g = GlobalAveragePool(a) f = Squeeze(g, spatial) y = Gemm(f, fc, fcb)", 6),
-    "transposed weight": (f"{FIRST} g = GlobalAveragePool(a) f = Flatten(g) y = Gemm<transB=1, alpha=0.5>(f, fct)", 6),
-    "weighted bias": (f"{FIRST} g = GlobalAveragePool(a) f = Flatten(g) y = Gemm<beta=2.0>(f, fc, fcb)", 6),
-}
-
-
-@pytest.mark.parametrize("case", MATRICES)
-def test_channels_are_followed_into_matrices(case: str) -> None:
-    text, free = MATRICES[case]
-    names = text.replace(",", " ").replace("(", " ").replace(")", " ").split()
-    weights = {name: WEIGHTS[name] for name in WEIGHTS if name in names}
-    model = make_model(f"{IMAGE} => (float[N,5] y) {{ {text} }}", weights)
+    text, free = (PASSED | REARRANGED | MATRICES)[case]
+    model = image_model(text, "float[N,5] y" if case in MATRICES else "float[N,4,H,W] y")
     assert equal_under_random_factors(model, images()).groups - 1 == free
 
 
@@ -189,30 +177,18 @@ def test_channels_of_tokens_are_those_of_the_last_axis() -> None:
     assert flow.groups - 1 == 8 and flow.channels["r"].shape == (1, 1, 8)
 
 
-PINNED_BY = {
-    "a graph output": "z = Relu(a) ",
-    "an operator that does not commute with factors": "s = Sigmoid(a) z = Identity(s) ",
-    "a product of two": "z = Mul(a, a) ",
-    "a sum with what is fed": "c = Pad(x, to6) z = Add(a, c) ",
-    "padding with another number": "z = Pad(a, pads, one) ",
-    "limits that exclude zero": "z = Clip(a, high) ",
-    "a mean over channels": "m = ReduceMean<axes=[1]>(a) z = Sub(a, m) ",
-}
-
-
 @pytest.mark.parametrize("case", PINNED_BY)
 def test_channels_are_pinned_by(case: str) -> None:
-    outputs = "float[N,4,H,W] y, float[N,6,H,W] z" if case == "a graph output" else "float[N,4,H,W] y"
-    every = {**WEIGHTS, "to6": np.array([0, 0, 0, 0, 0, 3, 0, 0], np.int64)}
-    names = (FIRST + PINNED_BY[case] + LAST).replace(",", " ").replace("(", " ").replace(")", " ").split()
-    weights = {name: every[name] for name in every if name in names}
-    model = make_model(f"{IMAGE} => ({outputs}) {{ {FIRST} {PINNED_BY[case]} {LAST} }}", weights)
+    results = "float[N,4,H,W] y, float[N,6,H,W] z" if case == "a graph output" else "float[N,4,H,W] y"
+    model = image_model(PINNED_BY[case], results)
     assert not equal_under_random_factors(model, images()).channels["a"].any()
 
 
 def test_a_limit_that_scales_as_one_stays_one() -> None:
-    weights = {"w": normal(1, 3, 3, 3), "b": normal(1), "k": normal(4, 1, 1, 1), **LIMITS}
-    model = make_model(f"{IMAGE} => (float[N,4,8,8] y) {{ {FIRST} z = Clip(a, under, high) {LAST} }}", weights)
+    weights = {"w": normal(1, 3, 3, 3), "b": normal(1), "k": normal(4, 1, 1, 1)}
+    limits = {name: WEIGHTS[name] for name in ("high", "under")}
+    text = f"{IMAGE} => (float[N,4,8,8] y) {{ {FIRST} z = Clip(a, under, high) {LAST} }}"
+    model = make_model(text, weights | limits)
     prepared, _ = prepare_proto(model)
     equal_under_random_factors(model, images())
     flow = follow(prepared.graph)
@@ -221,23 +197,18 @@ def test_a_limit_that_scales_as_one_stays_one() -> None:
 
 
 def test_a_shared_weight_takes_no_factors_and_a_shared_bias_does() -> None:
-    text = f"{FIRST} r = Relu(a) c = Conv<pads=[1,1,1,1]>(r, w2, b) s = Relu(c) z = Conv<pads=[1,1,1,1]>(s, w2) {LAST}"
-    weights = {name: WEIGHTS[name] for name in ("w", "b", "w2", "k")}
-    flow = equal_under_random_factors(make_model(f"{IMAGE} => (float[N,4,8,8] y) {{ {text} }}", weights), images())
-    assert flow.groups == 1
-    text = f"{FIRST} r = Relu(a) z = Conv<pads=[1,1,1,1]>(r, w2, b) {LAST}"
-    flow = equal_under_random_factors(make_model(f"{IMAGE} => (float[N,4,8,8] y) {{ {text} }}", weights), images())
-    assert flow.groups - 1 == 12
+    weight = "r = Relu(a) c = Conv<pads=[1,1,1,1]>(r, w2, b) s = Relu(c) z = Conv<pads=[1,1,1,1]>(s, w2)"
+    assert equal_under_random_factors(image_model(weight), images()).groups == 1
+    bias = "r = Relu(a) z = Conv<pads=[1,1,1,1]>(r, w2, b)"
+    assert equal_under_random_factors(image_model(bias), images()).groups - 1 == 12
 
 
 def test_normalizations_take_scales_only_if_they_may() -> None:
-    text = f"{FIRST} r = Relu(a) z = BatchNormalization(r, bn_scale, bn_bias, bn_mean, bn_var) {LAST}"
-    prepared, _ = prepare_proto(image_model(text))
+    prepared, _ = prepare_proto(image_model(PASSED["unfolded normalization"][0]))
     assert follow(prepared.graph).groups - 1 == 12
     assert follow(prepared.graph, through_normalizations=False).groups == 1
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
 @given(seed=st.integers(0, 10_000))
 def test_random_networks_compute_the_same(seed: int) -> None:
     network = RandomNetwork(seed)
@@ -245,7 +216,6 @@ def test_random_networks_compute_the_same(seed: int) -> None:
     equal_under_random_factors(network.model, feeds, rtol=1e-3)
 
 
-@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_groups_are_connected_components(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 30))

@@ -114,16 +114,12 @@ def test_per_channel_weights_gain_by_their_activations() -> None:
     assert quantized_db(applied(found), model) > before + 1
 
 
-def test_it_is_asked_for_statistics_once() -> None:
-    found = bench(network())
-    assert found.draft.statistics["cross_layer_equalization"]
-    assert "cross_layer_equalization" not in applied(found).statistics
-
-
-def test_a_step_does_the_same_however_often_it_is_applied() -> None:
+def test_it_is_asked_for_statistics_once_and_does_the_same_however_often_it_is_applied() -> None:
     found = bench(network())
     asked = found.step.requests(found.draft)
+    assert found.draft.statistics["cross_layer_equalization"]
     once, again = applied(found), applied(found)
+    assert "cross_layer_equalization" not in once.statistics
     assert once.emitted_bytes() == again.emitted_bytes()
     assert [request.tensor for request in found.step.requests(found.draft)] == [request.tensor for request in asked]
 
@@ -167,11 +163,9 @@ def test_kept_limits_leave_the_operators_as_they_are() -> None:
 
 
 def test_kept_limits_fix_what_reaches_them_and_bind_the_rest() -> None:
-    model = network(RELU6)
-    found = bench(model, replace_relu6="never", use_activations=False)
-    tensors = run_onnx(with_output(model, "r"), FEEDS)["r"].max(axis=(0, 2, 3))
-    draft = applied(found)
-    ratio = rows_of(draft, "one") / np.abs(weights()["w"]).reshape(CHANNELS, -1).max(axis=1)
+    found = bench(network(RELU6), replace_relu6="never", use_activations=False)
+    tensors = run_onnx(with_output(network(RELU6), "r"), FEEDS)["r"].max(axis=(0, 2, 3))
+    ratio = rows_of(applied(found), "one") / np.abs(weights()["w"]).reshape(CHANNELS, -1).max(axis=1)
     reached = tensors >= 6.0
     assert reached.any() and not reached.all()
     np.testing.assert_allclose(ratio[reached], 1.0, rtol=1e-6)
@@ -190,26 +184,18 @@ def test_dropped_limits_are_told_with_their_cost() -> None:
     assert f"leaves the float network {cost:.1f} dB" in change.summary
 
 
-CHOSEN = {
-    "onnxruntime_cpu": ("per_channel", {}),
-    "openvino": ("never", {}),
-    "amd_npu_cnn": ("never", {}),
-    "qnn": ("never", {}),
-}
-
-
-@pytest.mark.parametrize("target", CHOSEN)
-def test_the_target_decides_about_limits(target: str) -> None:
-    mode, settings = CHOSEN[target]
-    change = bench(network(RELU6), settings=config(target=target, **PER_TENSOR, **settings)).apply()
+@pytest.mark.parametrize(
+    ("settings", "exact", "told"),
+    [
+        ({"target": "onnxruntime_cpu"}, True, "onnxruntime_cpu"),
+        *(({"target": target}, False, target) for target in ("openvino", "amd_npu_cnn", "qnn")),
+        ({"activation": {"dtype": "int16"}}, False, "int16"),  # wide ones keep their limits as they are
+    ],
+)
+def test_the_target_decides_about_limits(settings: dict[str, Any], exact: bool, told: str) -> None:
+    change = bench(network(RELU6), settings=config(**settings, **PER_TENSOR)).apply()
     assert change.draft is not None
-    assert bool(limits_of(change.draft)) == (mode == "per_channel")
-    assert ("kept exactly" in change.summary) == (mode == "per_channel") and target in change.summary
-
-
-def test_wide_activations_keep_their_limits_as_they_are() -> None:
-    change = bench(network(RELU6), settings=config(activation={"dtype": "int16"}, **PER_TENSOR)).apply()
-    assert change.draft is not None and not limits_of(change.draft) and "int16" in change.summary
+    assert bool(limits_of(change.draft)) == ("kept exactly" in change.summary) == exact and told in change.summary
 
 
 # Silent channels.
@@ -267,13 +253,14 @@ def test_dead_weights_are_survived() -> None:
 # Biases.
 
 
-def offset(pads: str = "") -> onnx.ModelProto:
+def offset(pads: str = "", of: float = 20, act: str = "Relu(a)", **changed: np.ndarray) -> onnx.ModelProto:
     """The first layer's results are always far above 0."""
     text = (
-        f"(float[N,3,9,9] x) => (float[N,7,9,9] y) {{ [one] a = Conv(x, u, o) r = Relu(a) [two] y = Conv{pads}(r, k) }}"
+        f"(float[N,3,9,9] x) => (float[N,7,H,W] y) {{ [one] a = Conv(x, u, o) [act] r = {act} "
+        f"[two] y = Conv{pads}(r, k) }}"
     )
-    arrays = {"u": normal(CHANNELS, 3, 1, 1, scale=0.1), "o": np.full(CHANNELS, 20, np.float32), "k": weights()["k"]}
-    return make_model(text, arrays)
+    arrays = {"u": normal(CHANNELS, 3, 1, 1, scale=0.1), "o": np.full(CHANNELS, of, np.float32), "k": weights()["k"]}
+    return make_model(text, arrays | changed)
 
 
 def test_a_bias_that_is_always_passed_on_is_absorbed() -> None:
@@ -291,12 +278,7 @@ def test_a_bias_that_is_always_passed_on_is_absorbed() -> None:
 
 @pytest.mark.parametrize("pads", ["<pads=[1,1,1,1]>", '<auto_pad="SAME_UPPER">'])
 def test_a_layer_that_pads_absorbs_nothing(pads: str) -> None:
-    arrays = {"k": normal(7, CHANNELS, 3, 3, seed=4)}
-    model = offset(pads)
-    for tensor in list(model.graph.initializer):
-        if tensor.name == "k":
-            tensor.CopyFrom(onnx.numpy_helper.from_array(arrays["k"], "k"))
-    change = bench(model).apply()
+    change = bench(offset(pads, k=normal(7, CHANNELS, 3, 3, seed=4))).apply()
     assert "absorbed" not in change.summary
 
 
@@ -314,12 +296,7 @@ def test_pools_and_matrices_pass_an_absorbed_bias_on() -> None:
 
 
 def test_an_absorbed_bias_moves_an_exact_limit() -> None:
-    text = (
-        "(float[N,3,9,9] x) => (float[N,7,9,9] y) { [one] a = Conv(x, u, o) [act] r = Clip(a, zero, six) "
-        "[two] y = Conv(r, k) }"
-    )
-    arrays = {"u": normal(CHANNELS, 3, 1, 1, scale=0.1), "o": np.full(CHANNELS, 5.2, np.float32), "k": weights()["k"]}
-    model = make_model(text, {**arrays, "zero": np.array(0, np.float32), "six": np.array(6, np.float32)})
+    model = offset(of=5.2, act="Clip(a, zero, six)", zero=weights()["zero"], six=weights()["six"])
     change = bench(model, replace_relu6="per_channel").apply()
     assert change.draft is not None and "absorbed" in change.summary
     assert same(run_onnx(model, FEEDS), float_outputs(change.draft, FEEDS))
@@ -341,9 +318,7 @@ def test_small_biases_of_their_own_grid_take_part() -> None:
     drafts = [applied(bench(model, scale_append_bias=heeded, **options)) for heeded in (True, False)]
     heeded, unheeded = (spread(np.abs(array_of(draft, "one", 2))) for draft in drafts)
     assert heeded < 0.5 * unheeded
-
-
-def test_biases_on_the_grid_of_the_products_do_not() -> None:
+    # biases on the grid of the products do not
     model = network()
     one, other = (applied(bench(model, scale_append_bias=heeded)) for heeded in (True, False))
     np.testing.assert_array_equal(rows_of(one, "one"), rows_of(other, "one"))
