@@ -78,7 +78,9 @@ def random_stack(seed: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("network", ["stack", "random"])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(
+    "seed", [seed if seed < 6 else pytest.param(seed, marks=pytest.mark.long) for seed in range(25)]
+)
 def test_any_network_computes_the_same_when_its_channels_are_split(network: str, seed: int) -> None:
     built = RandomNetwork(seed) if network == "random" else None
     model, inputs = (random_stack(seed), ["x"]) if built is None else (built.model, built.inputs)

@@ -10,7 +10,7 @@ import pytest
 
 from service.contracts.algorithms import SmoothQuant
 from service.contracts.config import QuantizationConfig
-from tests.unit.quantizer.equalization.benches import Bench, emitted, float_outputs, quantized_outputs
+from tests.unit.quantizer.equalization.benches import Bench, emitted, float_outputs, gain_db, quantized_outputs
 from tests.unit.quantizer.toolbox import config, make_model, normal, op_types, quantize_file, sqnr_db
 from worker.quantizer.equalization.smooth_quant.step import NO_PRODUCT, SCALES_CHANNELS
 
@@ -56,19 +56,11 @@ def bench(model: onnx.ModelProto, feeds: dict[str, np.ndarray], settings: Quanti
 @pytest.mark.parametrize("alpha", [None, 0.5])
 def test_the_float_network_stays_and_the_quantized_one_gets_better(settings, alpha) -> None:
     it = bench(block(), block_feeds(), settings, alpha=alpha)
+    given = emitted(it.draft)
     change = it.apply()
     assert change.draft is not None
-    expected, got = float_outputs(it.draft, it.feeds)["y"], float_outputs(change.draft, it.feeds)["y"]
-    assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
-    before = sqnr_db(expected, quantized_outputs(it.draft, it.feeds)["y"])
-    assert sqnr_db(expected, quantized_outputs(change.draft, it.feeds)["y"]) > before + 3
-
-
-def test_the_draft_that_it_is_given_is_left_as_it_is() -> None:
-    it = bench(block(), block_feeds())
-    before = emitted(it.draft).SerializeToString()
-    assert it.apply().draft is not None
-    assert emitted(it.draft).SerializeToString() == before
+    assert gain_db(it, change.draft) > 3
+    assert emitted(it.draft) == given  # the old draft is untouched
 
 
 def test_readers_of_one_tensor_share_a_scale_that_the_normalization_takes_in() -> None:
@@ -91,11 +83,9 @@ def test_a_graph_input_gets_one_float_mul() -> None:
     change = it.apply()
     assert change.draft is not None and "1 Mul of their own" in change.summary
     assert [node.op_type for node in change.draft.graph] == ["Mul", "MatMul"]
-    expected = float_outputs(it.draft, it.feeds)["y"]
-    gain = sqnr_db(expected, quantized_outputs(change.draft, it.feeds)["y"]) - sqnr_db(
-        expected, quantized_outputs(it.draft, it.feeds)["y"]
-    )
-    assert gain > 5
+    assert gain_db(it, change.draft) > 5
+    left = bench(it.model, it.feeds, insert_mul=False).apply()
+    assert left.draft is None and "insert_mul is off" in left.summary
 
 
 def test_on_an_npu_the_mul_stands_in_front_of_the_quantizer() -> None:
@@ -107,11 +97,6 @@ def test_on_an_npu_the_mul_stands_in_front_of_the_quantizer() -> None:
     assert [node.op_type for node in model.graph.node if mul.output[0] in node.input] == ["QuantizeLinear"]
     plan = change.draft.plan.nodes[mul.name]
     assert plan.role is None and plan.reason == SCALES_CHANNELS()
-
-
-def test_without_insert_mul_such_a_tensor_is_left_alone_and_says_so() -> None:
-    change = bench(make_model(INPUT, WEIGHTS), input_feeds(), insert_mul=False).apply()
-    assert change.draft is None and "insert_mul is off" in change.summary
 
 
 def test_an_even_tensor_is_left_alone() -> None:
@@ -132,8 +117,7 @@ def test_a_residual_reader_keeps_the_tensor_as_it_was() -> None:
     it = bench(model, block_feeds())
     change = it.apply()
     assert change.draft is not None and "1 Mul of their own" in change.summary
-    expected, got = float_outputs(it.draft, it.feeds)["y"], float_outputs(change.draft, it.feeds)["y"]
-    assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
+    gain_db(it, change.draft)
 
 
 def test_behind_integers_no_mul_is_put() -> None:
@@ -234,6 +218,4 @@ def test_ranges_that_are_taken_at_run_time_profit_too() -> None:
     change = it.apply()
     assert change.draft is not None and "1 LayerNormalization" in change.summary
     assert "MatMulInteger" in op_types(emitted(change.draft))
-    expected = float_outputs(it.draft, it.feeds)["y"]
-    before = sqnr_db(expected, quantized_outputs(it.draft, it.feeds)["y"])
-    assert sqnr_db(expected, quantized_outputs(change.draft, it.feeds)["y"]) > before + 3
+    assert gain_db(it, change.draft) > 3
