@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.support.each import each
 from tests.unit.quantizer.toolbox import config, make_model, normal, plan_for, quantize_model, run_onnx
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.rules.detection import detection_heads
-from worker.quantizer.plan.types import QuantizationPlan
 
 GRID = np.stack(np.meshgrid(np.arange(8), np.arange(8)), -1).reshape(1, 64, 2).astype(np.float32)
 WEIGHTS = {
@@ -107,26 +107,18 @@ def head(name: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize("target", ["onnxruntime_cpu", "openvino", "tensorrt"])
+@each("target", ["onnxruntime_cpu", "openvino", "tensorrt"])
 def test_heads_are_told_and_left_in_float(name: str, target: str) -> None:
     journal = Journal()
-    settings = config(preset="int8_symmetric", target=target)
-    prepared, plan = plan_for(head(name), settings, journal)
+    prepared, plan = plan_for(head(name), config(preset="int8_symmetric", target=target), journal)
     found = detection_heads(prepared.graph)
     assert HEADS[name][2] <= {node.name for node in found}
     assert plan.nodes["stem"].quantized
     for node in found:
-        entry = plan.nodes[node.name or ""]
-        stays = target == "tensorrt" and node.op_type == "Conv"
-        assert entry.quantized is stays
-    assert stays_told(plan, journal)
-
-
-def stays_told(plan: QuantizationPlan, journal: Journal) -> bool:
+        assert plan.nodes[node.name or ""].quantized is (target == "tensorrt" and node.op_type == "Conv")
     codes = {entry.reason.code for entry in plan.nodes.values() if entry.reason is not None}
-    return not any(decision.rule == "float_heads" for decision in journal.decisions) or bool(
-        codes & {"detection-head", "makes-scores", "scores-beside-others"}
-    )
+    if any(decision.rule == "float_heads" for decision in journal.decisions):
+        assert codes & {"detection-head", "makes-scores", "scores-beside-others"}
 
 
 def test_boxes_become_exact_where_the_option_is_on() -> None:
@@ -149,11 +141,9 @@ def test_targets_of_whole_networks_tell_it(target: str) -> None:
 
 
 def test_the_scores_of_an_ssd_are_made_in_integers_where_boxes_leave_by_themselves() -> None:
-    model = head("ssd: priors and exp of sizes, boxes beside scores")
-    prepared, plan = plan_for(model, config(target="openvino"))
-    found = {node.name for node in detection_heads(prepared.graph)}
-    assert not found & {"stem", "down", "classes", "classes2"}
-    assert plan.nodes["down"].quantized and plan.nodes["classes"].quantized and plan.nodes["classes2"].quantized
+    prepared, plan = plan_for(head("ssd: priors and exp of sizes, boxes beside scores"), config(target="openvino"))
+    assert not {node.name for node in detection_heads(prepared.graph)} & {"stem", "down", "classes", "classes2"}
+    assert all(plan.nodes[name].quantized for name in ("down", "classes", "classes2"))
 
 
 OTHERS = {
@@ -164,6 +154,14 @@ OTHERS = {
     "gate before a layer": "g = Sigmoid(r) m = Mul(r, g) a = Mul(g, m) y = Conv(a, kc)",
     "positions before a layer": "g = Sigmoid(r) a = Add(g, places) y = Conv(a, kc)",
     "log probabilities": "h = Conv(r, kc) u = Sigmoid(h) y = Log(u)",
+}
+OF_OTHERS = {
+    **WEIGHTS,
+    "d": normal(8, 5),
+    "v": normal(5),
+    "scales": normal(1, 5, 1, 1),
+    "offsets": normal(1, 5, 1, 1),
+    "places": normal(1, 1, 8, 8),
 }
 
 
@@ -178,15 +176,6 @@ def test_boxes_as_they_are_beside_scores_are_results_like_others() -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_networks_are_left_alone(name: str) -> None:
-    weights = {
-        **WEIGHTS,
-        "d": normal(8, 5),
-        "v": normal(5),
-        "scales": normal(1, 5, 1, 1),
-        "offsets": normal(1, 5, 1, 1),
-        "places": normal(1, 1, 8, 8),
-    }
     shape = "float[1,5]" if name == "classifier" else "float[1,5,8,8]"
-    model = make_model(f"(float[1,3,8,8] x) => ({shape} y) {{ {STEM} {OTHERS[name]} }}", weights)
-    prepared, _ = plan_for(model)
-    assert not detection_heads(prepared.graph)
+    model = make_model(f"(float[1,3,8,8] x) => ({shape} y) {{ {STEM} {OTHERS[name]} }}", OF_OTHERS)
+    assert not detection_heads(plan_for(model)[0].graph)

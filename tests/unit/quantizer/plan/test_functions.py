@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +11,8 @@ import pytest
 from tests.unit.quantizer.preparation.preparing import prepare_with
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_model, run_onnx, sqnr_db
 from worker.quantizer.plan.rules.functions import PART_OF_FUNCTION, written_functions
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.preparation.prepare import Prepared
 
 ONES = {"e": np.float32(1e-5), "two": np.float32(2), "one": np.float32(1), "beta": np.float32(1.7)}
 W = {"w": normal(8, 8, scale=0.4), "v": normal(8, 8, seed=1, scale=0.4), "g": normal(8, seed=2) + 2}
@@ -35,23 +37,40 @@ def between_products(body: str, made: str) -> str:
     return f"(float[N,5,8] x) => (float[N,5,8] y) {{ [first] r = MatMul(x, w) {body} [second] y = MatMul({made}, v) }}"
 
 
-def quantized_pairs(emitted: onnx.ModelProto, inner: Collection[str]) -> set[str]:
-    return {node.input[0] for node in emitted.graph.node if node.op_type == "QuantizeLinear"} & set(inner)
+def quantized_pairs(emitted: onnx.ModelProto) -> set[str]:
+    return {node.input[0] for node in emitted.graph.node if node.op_type == "QuantizeLinear"}
 
 
-@pytest.mark.parametrize("spelling", RMS)
-@pytest.mark.parametrize("target", ["onnxruntime_cpu", "onnxruntime_gpu", "openvino", "tensorrt"])
+FEEDS = {"x": normal(16, 5, 8, seed=3)}
+
+
+def near(model: onnx.ModelProto, least: float = 30, **settings: Any) -> tuple[Prepared, QuantizationPlan, set[str]]:
+    """Quantized, and near the float model: what was prepared, the plan, and the tensors that a QuantizeLinear reads."""
+    prepared, plan, emitted = quantize_model(model, FEEDS, config(**settings))
+    assert sqnr_db(run_onnx(model, FEEDS)["y"], run_onnx(emitted, FEEDS)["y"]) > least
+    return prepared, plan, quantized_pairs(emitted)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "target"),
+    [
+        ("torch", "onnxruntime_cpu"),
+        ("reciprocal", "onnxruntime_cpu"),
+        ("divided", "onnxruntime_gpu"),
+        ("torch", "openvino"),
+        ("reciprocal", "tensorrt"),
+    ],
+)
 def test_rms_norm(spelling: str, target: str) -> None:
     model = make_model(between_products(f"{RMS[spelling]} z = Mul(n, g)", "z"), {**W, **ONES})
-    feeds = {"x": normal(16, 5, 8, seed=3)}
-    prepared, plan, emitted = quantize_model(model, feeds, config(preset="int8_symmetric", target=target))
+    prepared, plan, pairs = near(model, preset="int8_symmetric", target=target)
     assert [found.name for found in written_functions(prepared.graph)] == ["RMSNorm"]
-    assert not quantized_pairs(emitted, ["q", "m", "s", "t", "i", "n"])
-    assert quantized_pairs(emitted, ["z"]) == {"z"}
-    assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(emitted, feeds)["y"]) > 30
+    assert pairs & {"q", "m", "s", "t", "i", "n", "z"} == {"z"}
+    square = next(node for node in prepared.graph if node.outputs[0].name == "q")
     if spelling == "reciprocal":
-        square = next(node for node in prepared.graph if node.outputs[0].name == "q")
         assert plan.nodes[square.name or ""].reason == PART_OF_FUNCTION(function="RMSNorm")
+        _, plan, _ = quantize_model(model, FEEDS, config(target=target, target_options={"float_functions": False}))
+        assert not any(entry.reason and entry.reason.code == "part-of-function" for entry in plan.nodes.values())
 
 
 @pytest.mark.parametrize(("body", "tables", "width"), [(HALVES, ("cos", "sin"), 8), (PAIRS, ("c4", "s4"), 4)])
@@ -60,10 +79,10 @@ def test_rotary_embedding(body: str, tables: tuple[str, str], width: int) -> Non
     model = make_model(between_products(body, "t").replace("float[N,5,8] x", inputs), {**W, **INDICES})
     angles = np.outer(np.arange(5), 0.5 ** np.arange(width)) + np.zeros((16, 1, 1))
     turns = {tables[0]: np.cos(angles).astype(np.float32), tables[1]: np.sin(angles).astype(np.float32)}
-    feeds = {"x": normal(16, 5, 8, seed=3), **turns}
+    feeds = {**FEEDS, **turns}
     prepared, _, emitted = quantize_model(model, feeds)
     assert [found.name for found in written_functions(prepared.graph)] == ["rotary embedding"]
-    assert not quantized_pairs(emitted, ["p", "s", "o", "n", "ac", "bs", "as", "bc", *tables])
+    assert not quantized_pairs(emitted) & {"p", "s", "o", "n", "ac", "bs", "as", "bc", *tables}
     assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(emitted, feeds)["y"]) > 30
 
 
@@ -71,17 +90,12 @@ def test_rotary_embedding(body: str, tables: tuple[str, str], width: int) -> Non
 @pytest.mark.parametrize("target", ["onnxruntime_gpu", "openvino", "tensorrt"])
 def test_silu_has_no_pair_inside(body: str, target: str) -> None:
     model = make_model(between_products(body, "z"), {**W, **ONES})
-    feeds = {"x": normal(16, 5, 8, seed=3)}
-    _, _, emitted = quantize_model(model, feeds, config(preset="int8_symmetric", target=target))
-    assert not quantized_pairs(emitted, ["k", "s"])
-    assert quantized_pairs(emitted, ["z"])
-    assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(emitted, feeds)["y"]) > 30
+    assert near(model, preset="int8_symmetric", target=target)[2] & {"k", "s", "z"} == {"z"}
 
 
 def test_operators_that_all_have_integer_kernels_are_left_to_them() -> None:
     model = make_model(between_products("s = Sigmoid(r) z = Mul(r, s)", "z"), {**W, **ONES})
-    feeds = {"x": normal(16, 5, 8, seed=3)}
-    assert quantized_pairs(quantize_model(model, feeds)[2], ["s", "z"]) == {"s", "z"}
+    assert near(model)[2] >= {"s", "z"}
 
 
 def test_gelu_and_layer_norm_where_the_opset_has_none() -> None:
@@ -92,16 +106,6 @@ def test_gelu_and_layer_norm_where_the_opset_has_none() -> None:
     )
     weights = {**W, **ONES, "root": np.float32(2**0.5), "half": np.float32(0.5)}
     model = make_model(between_products(f"{gelu} {norm}", "n"), weights, opset=13)
-    feeds = {"x": normal(16, 5, 8, seed=3)}
-    settings = config(preset="int8", preparation={"opset": 13}, weight={"granularity": "per_tensor"})
     prepared, _ = prepare_with(model, opset=13)
     assert [found.name for found in written_functions(prepared.graph)] == ["GELU", "LayerNorm"]
-    _, _, emitted = quantize_model(model, feeds, settings)
-    assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(emitted, feeds)["y"]) > 25
-
-
-def test_the_option_switches_it() -> None:
-    model = make_model(between_products(f"{RMS['reciprocal']}", "n"), {**W, **ONES})
-    feeds = {"x": normal(16, 5, 8, seed=3)}
-    _, plan, _ = quantize_model(model, feeds, config(target_options={"float_functions": False}))
-    assert not any(entry.reason and entry.reason.code == "part-of-function" for entry in plan.nodes.values())
+    near(model, 25, preset="int8", preparation={"opset": 13}, weight={"granularity": "per_tensor"})

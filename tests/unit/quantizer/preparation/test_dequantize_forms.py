@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
-from onnxruntime.quantization.shape_inference import quant_pre_process
+from onnxruntime.quantization import QuantFormat, QuantType
 
-from tests.unit.quantizer.preparation.undoing import initializers, undo
+from tests.unit.quantizer.preparation.undoing import by_onnxruntime, initializers, undo
 from tests.unit.quantizer.toolbox import (
     Arrays,
     config,
@@ -80,14 +79,6 @@ def linear(model: onnx.ModelProto) -> str:
     return next((op for op in op_types(model) if op in ("MatMul", "Gemm")), "")
 
 
-class Reader(CalibrationDataReader):
-    def __init__(self, arrays: Arrays) -> None:
-        self._left = iter([{"x": arrays["x"][k : k + 1]} for k in range(len(arrays["x"]))])
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        return next(self._left, None)
-
-
 def assert_close(model: onnx.ModelProto, quantized: onnx.ModelProto, back: onnx.ModelProto, feeds: Arrays) -> None:
     """What is lost is the rounding of the weights: that of the activations is gone."""
     ((name, expected),) = run_onnx(model, feeds).items()
@@ -119,56 +110,69 @@ def assert_weights(quantized: onnx.ModelProto, back: onnx.ModelProto, least: int
 # What onnxruntime quantizes
 
 
-@pytest.mark.parametrize("weight_type", [QuantType.QInt8, QuantType.QUInt8], ids=str)
-@pytest.mark.parametrize("per_channel", [False, True], ids=["per_tensor", "per_channel"])
-@pytest.mark.parametrize("net", ["conv", "mlp", "embedding"])
+DYNAMIC_OPERATORS = {
+    "conv": ["Conv", "Relu", "Conv", "Add", "GlobalAveragePool", "Flatten", "MatMul", "Add", "Softmax"],
+    "mlp": ["MatMul", "Add", "Relu", "MatMul", "Add", "Tanh", "MatMul"],
+    "embedding": ["Gather", "MatMul", "Tanh"],
+}
+
+
+@pytest.mark.parametrize(
+    ("net", "per_channel", "weight_type"),
+    [
+        ("conv", False, QuantType.QInt8),
+        ("conv", True, QuantType.QUInt8),  # onnxruntime's ConvInteger takes no other by channels
+        ("mlp", True, QuantType.QInt8),
+        ("mlp", False, QuantType.QUInt8),
+        ("embedding", False, QuantType.QInt8),
+        ("embedding", True, QuantType.QUInt8),
+    ],
+    ids=str,
+)
 def test_onnxruntime_dynamic(tmp_path: Path, net: str, per_channel: bool, weight_type: QuantType) -> None:
-    if net == "conv" and per_channel and weight_type is QuantType.QInt8:
-        weight_type = QuantType.QUInt8  # onnxruntime's ConvInteger takes no other
-    model = MODELS[net]()
-    onnx.save(model, tmp_path / "float.onnx")
-    quant_pre_process(tmp_path / "float.onnx", tmp_path / "prepared.onnx")
-    quantize_dynamic(
-        tmp_path / "prepared.onnx",
-        tmp_path / "q.onnx",
-        weight_type=weight_type,
-        per_channel=per_channel,
-        op_types_to_quantize=["MatMul", "Gemm", "Conv", "Gather"],
-    )
-    quantized = onnx.load(tmp_path / "q.onnx")
+    model, kinds = MODELS[net](), ["MatMul", "Gemm", "Conv", "Gather"]
+    options = {"weight_type": weight_type, "per_channel": per_channel, "op_types_to_quantize": kinds}
+    quantized = by_onnxruntime(tmp_path, model, **options)
     assert "DynamicQuantizeLinear" in op_types(quantized) or net == "embedding"
     _, back = undo(quantized)
-    assert op_types(back) == {
-        "conv": ["Conv", "Relu", "Conv", "Add", "GlobalAveragePool", "Flatten", "MatMul", "Add", "Softmax"],
-        "mlp": ["MatMul", "Add", "Relu", "MatMul", "Add", "Tanh", "MatMul"],
-        "embedding": ["Gather", "MatMul", "Tanh"],
-    }[net]  # fmt: skip
+    assert op_types(back) == DYNAMIC_OPERATORS[net]
     assert_weights(quantized, back, {"conv": 3, "mlp": 3, "embedding": 2}[net])
     assert_close(model, quantized, back, FEEDS[net])
 
 
-@pytest.mark.parametrize("per_channel", [False, True], ids=["per_tensor", "per_channel"])
-@pytest.mark.parametrize("quant_format", [QuantFormat.QOperator, QuantFormat.QDQ], ids=str)
-@pytest.mark.parametrize("net", ["conv", "mlp", "embedding"])
-def test_onnxruntime_static(tmp_path: Path, net: str, quant_format: QuantFormat, per_channel: bool) -> None:
+STATIC_OPERATORS = {
+    "conv": ["Conv", "Relu", "Conv", "Add", "GlobalAveragePool", "Flatten", "Gemm", "Softmax"],
+    "mlp": ["Gemm", "Relu", "Gemm", "Tanh", "MatMul"],
+    "embedding": ["Gather", "MatMul", "Tanh"],
+}
+ON_WEIGHTS = {"ActivationSymmetric": True, "AddQDQPairToWeight": True}
+
+
+@pytest.mark.parametrize(
+    ("net", "quant_format", "options"),
+    [
+        ("conv", QuantFormat.QOperator, {"per_channel": True}),
+        ("mlp", QuantFormat.QOperator, {}),
+        ("embedding", QuantFormat.QOperator, {}),
+        ("conv", QuantFormat.QDQ, {"per_channel": True}),
+        ("conv", QuantFormat.QDQ, {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QUInt8}),
+        ("conv", QuantFormat.QDQ, {"activation_type": QuantType.QUInt16}),
+        ("conv", QuantFormat.QDQ, {"extra_options": ON_WEIGHTS}),
+        ("mlp", QuantFormat.QDQ, {"per_channel": True}),
+        ("embedding", QuantFormat.QDQ, {}),
+    ],
+    ids=str,
+)
+def test_onnxruntime_static(tmp_path: Path, net: str, quant_format: QuantFormat, options: dict[str, Any]) -> None:
     model = MODELS[net]()
-    onnx.save(model, tmp_path / "float.onnx")
-    quant_pre_process(tmp_path / "float.onnx", tmp_path / "prepared.onnx")
-    reader = Reader(FEEDS[net])
-    quantize_static(
-        tmp_path / "prepared.onnx", tmp_path / "q.onnx", reader, quant_format=quant_format, per_channel=per_channel
-    )
-    quantized = onnx.load(tmp_path / "q.onnx")
-    _, back = undo(quantized)
-    assert (
-        op_types(back)
-        == {
-            "conv": ["Conv", "Relu", "Conv", "Add", "GlobalAveragePool", "Flatten", "Gemm", "Softmax"],
-            "mlp": ["Gemm", "Relu", "Gemm", "Tanh", "MatMul"],
-            "embedding": ["Gather", "MatMul", "Tanh"],
-        }[net]
-    )
-    assert_weights(quantized, back, {"conv": 3, "mlp": 3, "embedding": 2}[net])
+    quantized = by_onnxruntime(tmp_path, model, FEEDS[net], quant_format=quant_format, **options)
+    outcome, back = undo(quantized)
+    assert outcome.applied
+    assert op_types(back) == STATIC_OPERATORS[net]
+    if "Relu" in op_types(back) and "Relu" not in op_types(quantized):
+        assert "1 Relu put back" in outcome.said
+    if "extra_options" not in options:  # else weights are stored as floats
+        assert_weights(quantized, back, {"conv": 3, "mlp": 3, "embedding": 2}[net])
     assert_close(model, quantized, back, FEEDS[net])
 
 
@@ -178,6 +182,9 @@ def test_onnxruntime_static(tmp_path: Path, net: str, quant_format: QuantFormat,
 @pytest.mark.parametrize(
     ("net", "settings", "floor"),
     [
+        ("conv", {"preset": "int8"}, 25),
+        ("conv", {"preset": "a16w8"}, 25),
+        ("conv", {"preset": "xint8"}, 25),
         ("conv", {"mode": "dynamic"}, 35),
         ("conv", {"mode": "dynamic", "weight": {"symmetric": False}}, 35),
         ("conv", {"format": "qoperator"}, 35),
@@ -186,7 +193,6 @@ def test_onnxruntime_static(tmp_path: Path, net: str, quant_format: QuantFormat,
         ("mlp", {"mode": "weights_only", "weight": NBITS}, 12),
         ("mlp", {"mode": "weights_only", "weight": NBITS | {"dtype": "uint8", "symmetric": False}}, 30),
         ("embedding", {"mode": "dynamic"}, 30),
-        ("embedding", {"preset": "int4_weights"}, 12),
         ("embedding", {"mode": "weights_only", "weight": NBITS}, 12),
         ("recurrent", {"mode": "dynamic"}, 30),
         ("recurrent", {"mode": "weights_only"}, 30),
@@ -212,16 +218,16 @@ def test_what_this_engine_quantized(tmp_path: Path, net: str, settings: dict[str
 
 
 def test_what_onnxruntime_quantized_is_quantized_anew(tmp_path: Path) -> None:
-    model, arrays = network(), data()
-    onnx.save(model, tmp_path / "first.onnx")
-    quantize_dynamic(tmp_path / "first.onnx", tmp_path / "q.onnx", weight_type=QuantType.QUInt8)
-    quantized = onnx.load(tmp_path / "q.onnx")
+    arrays = data()
+    quantized = by_onnxruntime(tmp_path, network(), prepared=False, weight_type=QuantType.QUInt8)
     settings = config(preparation={"dequantize": True}, exclude=[{"op_type": "Softmax"}])
     result = quantize_file(tmp_path, quantized, arrays, settings, evaluation={"x": arrays["x"]})
     (told,) = [found for found in result.report.preparation if found.name == "dequantize"]
     assert told.applied
     assert "2 ConvInteger, 3 DynamicQuantizeLinear, 1 MatMulInteger" in told.detail
     assert any("uploaded model is quantized" in note for note in result.report.notes)
+    assert result.report.fidelity.sqnr_db > 20
+    assert result.report.float_.size_bytes != len(quantized.SerializeToString())
     emitted = op_types(onnx.load_from_string(result.model))
     assert "QuantizeLinear" in emitted
     assert "DynamicQuantizeLinear" not in emitted
@@ -263,10 +269,8 @@ def test_a_network_of_many_integer_operators(tmp_path: Path, whose: str) -> None
     if whose == "ours":
         quantized = onnx.load_from_string(quantize_file(tmp_path, model, feeds, config(format="qoperator")).model)
     else:
-        onnx.save(model, tmp_path / "float.onnx")
         options = {"quant_format": QuantFormat.QOperator, "per_channel": True}
-        quantize_static(tmp_path / "float.onnx", tmp_path / "q.onnx", Reader(feeds), **options)
-        quantized = onnx.load(tmp_path / "q.onnx")
+        quantized = by_onnxruntime(tmp_path, model, feeds, prepared=False, **options)
     _, back = undo(quantized)
     assert sorted(op_types(back)) == sorted(op_types(model))
     assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(back, feeds)["y"]) > 30
@@ -279,9 +283,7 @@ def test_attention_on_integers(tmp_path: Path) -> None:
         "t = Transpose<perm=[0,2,1]>(k) s = MatMul(q, t) m = Softmax(s) o = MatMul(m, v) y = Add(o, x) }",
         {name: normal(8, 8, seed=k, scale=0.4) for k, name in enumerate("abc")},
     )
-    onnx.save(model, tmp_path / "float.onnx")
-    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "q.onnx", extra_options={"MatMulConstBOnly": False})
-    quantized = onnx.load(tmp_path / "q.onnx")
+    quantized = by_onnxruntime(tmp_path, model, prepared=False, extra_options={"MatMulConstBOnly": False})
     assert op_types(quantized).count("MatMulInteger") == 5
     _, back = undo(quantized)
     assert sorted(op_types(back)) == sorted(op_types(model))

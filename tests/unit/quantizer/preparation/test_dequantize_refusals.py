@@ -10,9 +10,10 @@ from service.contracts.compatibility import is_quantized_op
 from service.contracts.errors import AlreadyQuantizedError
 from service.contracts.reason import declared
 from tests.unit.quantizer.preparation.undoing import microsoft
-from tests.unit.quantizer.toolbox import rng
+from tests.unit.quantizer.toolbox import make_model, rng
 from worker.quantizer.preparation.prepare import undo_quantization
 
+PAIR = "[q] j = QuantizeLinear(x, t, z)"
 PRODUCT = "[d] j, k, l = DynamicQuantizeLinear(x) [p] m = MatMulInteger(j, c, l) f = Cast<to=1>(m)"
 
 
@@ -37,6 +38,15 @@ PRODUCT = "[d] j, k, l = DynamicQuantizeLinear(x) [p] m = MatMulInteger(j, c, l)
         (f"{PRODUCT} [bad] y = Tanh(f)", "'p'"),
         (f"{PRODUCT} e = ReduceMax(x) [bad] y = Mul(f, e)", "not multiplied by the scales"),
         ("[bad] m = MatMulInteger(i, c) f = Cast<to=1>(m) y = Mul(f, t)", "neither constant nor"),
+        ("[bad] m = MatMulInteger(held, c) y = Cast<to=1>(m)", "not part of a Q/DQ pair"),
+        (
+            "[d] j, k, l = DynamicQuantizeLinear(x) [bad] m = MatMulInteger(j, c) f = Cast<to=1>(m) y = Mul(f, k)",
+            "not that of node 'd'",
+        ),
+        (f"{PAIR} [bad] y = DequantizeLinear(j, o, z)", "not that of node 'q'"),
+        (f"{PAIR} [bad] y = DequantizeLinear(j, t)", "not that of node 'q'"),
+        (f"{PAIR} [bad] p = Mod(j, z) y = DequantizeLinear(p, t, z)", "computes on the integers of node 'q'"),
+        (f"{PAIR} [bad] p = QLinearMatMul(j, o, z, ones, t, z, t, z) y = DequantizeLinear(p, t, z)", "of node 'q'"),
         (
             "[d] j, k, l = DynamicQuantizeLinear(x) [bad] m = MatMulInteger(j, n, l) f = Cast<to=1>(m) y = Mul(f, k)",
             "neither constant nor",
@@ -49,8 +59,11 @@ def test_what_cannot_be_undone_is_refused_by_name(body: str, words: str) -> None
         "s": np.float32([0.1, 0.2]),
         "g": np.zeros(16, np.int32),
         "t": np.float32(0.1),
+        "o": np.float32(0.2),
         "z": np.uint8(3),
         "c": np.ones((16, 2), np.int8),
+        "held": np.ones((4, 16), np.uint8),
+        "ones": np.ones((16, 2), np.uint8),
     }
     model = microsoft(f"(float[4,16] x, uint8[4,16] i, int8[16,2] n) => (float[a,b] y) {{ {body} }}", weights)
     with pytest.raises(AlreadyQuantizedError) as caught:
@@ -58,7 +71,7 @@ def test_what_cannot_be_undone_is_refused_by_name(body: str, words: str) -> None
     assert caught.value.where["node"] == "bad"
     assert words in caught.value.detail
     assert caught.value.where["reason_code"] in {kind.code for kind in declared()}
-    assert is_quantized_op(caught.value.where["op_type"]) or "Mul" in body
+    assert is_quantized_op(caught.value.where["op_type"]) or "Mul" in body or "Mod" in body
     assert caught.value.hint
 
 
@@ -97,3 +110,16 @@ def test_malformed_operators_are_refused_by_name(body: str) -> None:
 def test_malformed_operators_on_floats_are_left_alone(body: str) -> None:
     model = microsoft(f"(float[4,16] x) => (float[a,b] y) {{ {body} }}", {})
     assert not undo_quantization(ir.from_proto(model)).applied
+
+
+@pytest.mark.parametrize(
+    ("graph", "node"),
+    [
+        ("(uint8[N,4] x) => (float[N,4] y) { [dq] y = DequantizeLinear(x, t, z) }", "dq"),
+        ("(float[N,4] x) => (uint8[N,4] y) { [q] y = QuantizeLinear(x, t, z) }", "q"),
+    ],
+)
+def test_integers_at_the_edge_of_the_model_are_refused(graph: str, node: str) -> None:
+    with pytest.raises(AlreadyQuantizedError, match=f"node '{node}'") as caught:
+        undo_quantization(ir.from_proto(make_model(graph, {"t": np.float32(0.1), "z": np.uint8(3)})))
+    assert caught.value.where["node"] == node

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.quantizer.preparation.undoing import initializers, microsoft, undo
@@ -15,7 +15,6 @@ from worker.quantizer.preparation.passes.dequantizing.nbits import unpacked
 from worker.quantizer.preparation.prepare import undo_quantization
 
 
-@settings(max_examples=30)
 @given(drawn=st.data())
 def test_weights_of_few_bits_are_what_onnxruntime_makes_of_them(drawn: st.DataObject) -> None:
     generator = rng(drawn.draw(st.integers(0, 1000)))
@@ -59,8 +58,7 @@ def test_bits_are_unpacked_in_order() -> None:
     np.testing.assert_array_equal(unpacked(np.array([0xE4, 0x1B], np.uint8), 4), [4, 14, 11, 1])
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("with_zero", [False, True])
+@pytest.mark.parametrize(("bits", "with_zero"), [(4, False), (4, True), (8, True)])
 def test_a_table_in_blocks(bits: int, with_zero: bool) -> None:
     weights = {
         "t": rng(1).integers(0, 256, (10, 32 * bits // 8)).astype(np.uint8),
