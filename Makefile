@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Only what a lock file names, and of it only files whose hashes it holds.
 LOCKED = install --require-hashes --no-deps --requirement
 LOCKS := requirements.lock requirements-cpu.lock requirements-cuda.lock
-.PHONY: help demo test test-fast soak lint audit up bench screenshots lock mlflow axe clean
+.PHONY: help demo test test-fast test-long soak lint audit up bench screenshots lock mlflow axe clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,11 +28,17 @@ $(STAMP): pyproject.toml $(LOCKS)
 demo: $(STAMP) ## Train a small CNN, quantize it through the service, print the report
 	$(BIN)/quantmill demo
 
-test-fast: $(STAMP) ## Run the unit tests that need neither a service nor real data and are no long ones
-	$(BIN)/python -m pytest tests/unit -m "not slow and not redis and not data" -n auto --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
+# One process per core, four at most.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-test: $(STAMP) ## Run every test, one process per core (PYTEST_ARGS="-n 0": one in all)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
+test-fast: $(STAMP) ## Run the unit tests that need neither a service nor real data and are no long ones: under a minute
+	$(PYTEST) tests/unit -m fast $(PYTEST_ARGS)
+
+test: $(STAMP) ## Run the tests, in ten minutes on two cores (PYTEST_ARGS="-n 0": in one process)
+	$(PYTEST) -m "not long" $(PYTEST_ARGS)
+
+test-long: $(STAMP) ## Run what make test leaves out, and properties with 200 examples (SLICE=name: a part, see tests/slices.toml)
+	$(PYTEST) -m "long or hypothesis" --hypothesis-profile=long $$($(BIN)/python -m tools.slices --tests $(SLICE)) $(PYTEST_ARGS)
 
 soak: $(STAMP) ## Break a service under load and count what it lost (SOAK_MINUTES, SOAK_JOBS, SOAK_SEED, SOAK_BACKEND)
 	$(BIN)/python -m tests.fault.soak

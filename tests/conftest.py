@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import random
 import shutil
 import signal
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,7 @@ hypothesis_settings.load_profile("quantmill")
 _TESTS = Path(__file__).parent
 # Folders whose tests start services or run whole models.
 _LONG_ONES = ("fault", "worker", "cli", "docs", "data", "golden", "api", "db")
+_NOT_FAST = ("slow", "redis", "postgres", "data", "long")
 _TEST_VARIABLES = ("QUANTMILL_DATA", "QUANTMILL_REQUIRE_DATA", "QUANTMILL_TEST_")
 
 
@@ -91,7 +94,7 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
-def long_ones_first(items: list[pytest.Item]) -> None:
+def pytest_long_ones_first(items: list[pytest.Item]) -> None:
     """The short ones fill up what is left of each process's time at the end of a run."""
     ranks = {name: rank for rank, name in enumerate(_LONG_ONES)}
     items.sort(key=lambda item: ranks.get(item.path.relative_to(_TESTS).parts[0], len(ranks)))
@@ -105,13 +108,35 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
-def postgres_where_it_can_differ(items: list[pytest.Item]) -> None:
-    """A test of ``database_url`` runs on PostgreSQL in the long lane alone, unless it says that databases differ there."""
+def pytest_lanes(items: list[pytest.Item]) -> None:
+    """Marks that follow from others. A test of ``database_url`` runs on PostgreSQL in the long lane alone, unless it
+    says that databases differ there.
+    """
     for item in items:
         callspec = getattr(item, "callspec", None)
         on_postgres = callspec is not None and callspec.params.get("database_url") == "postgres"
         if on_postgres and item.get_closest_marker("both_databases") is None:
             item.add_marker(pytest.mark.long)
+        if item.path.is_relative_to(_TESTS / "unit") and not any(map(item.get_closest_marker, _NOT_FAST)):
+            item.add_marker(pytest.mark.fast)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests of each, in a random order")
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def pytest_shuffled(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files stay together: what a package or module shares would be made anew for every test."""
+    seed = config.getoption("--shuffle")
+    if seed is None:
+        return
+    chance = random.Random(seed)
+    files = sorted({item.path for item in items})
+    chance.shuffle(files)
+    places = {path: place for place, path in enumerate(files)}
+    chance.shuffle(items)
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -168,10 +193,17 @@ def _secrets_are_known() -> Iterator[None]:
         yield
 
 
+def _is_searched(request: pytest.FixtureRequest) -> bool:
+    """Whether what the test leaves is searched for secrets: of the long ones all, of the others one of eight."""
+    node = request.node
+    return node.get_closest_marker("long") is not None or zlib.crc32(node.nodeid.encode()) % 8 == 0
+
+
 @pytest.fixture(autouse=True)
 def _no_secret_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a test has left behind in its folder, logs and databases, holds no secret."""
-    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    searched = "tmp_path" in request.fixturenames and _is_searched(request)
+    folder = request.getfixturevalue("tmp_path") if searched else None
     yield
     if folder is not None:
         leaks.refuse(leaks.files_of(folder))
@@ -201,7 +233,7 @@ def _postgres_session_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def postgres_url(_postgres_session_url: str) -> Iterator[str]:
+def postgres_url(request: pytest.FixtureRequest, _postgres_session_url: str) -> Iterator[str]:
     """A migrated PostgreSQL database, empty; of this process's own. No secret stands in it at the end of the test."""
     database = Database(_postgres_session_url)
     with database.write() as session:
@@ -210,7 +242,8 @@ def postgres_url(_postgres_session_url: str) -> Iterator[str]:
             session.execute(table.delete())
     database.close()
     yield _postgres_session_url
-    leaks.refuse(leaks.rows_of(_postgres_session_url))
+    if _is_searched(request):
+        leaks.refuse(leaks.rows_of(_postgres_session_url))
 
 
 @pytest.fixture
