@@ -32,11 +32,10 @@ document.addEventListener('securitypolicyviolation', e => refused.push(`${e.viol
 
 @pytest.fixture
 def closed(app: FastAPI, tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    """A service that wants a key of everybody, and remembers none; redirects are looked at, not followed."""
+    """A service that wants a key of everybody, or that of the installation; redirects are looked at, not followed."""
     monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 0.0)
-    settings = Settings(
-        data_dir=tmp_path / "data", database_url=sqlite_url, open=False, min_free_bytes=0, key_pepper=PEPPER
-    )
+    given = {"open": False, "key_pepper": PEPPER, "api_key": KEY, "min_free_bytes": 0}
+    settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, **given)
     with front_of(app, settings) as front:
         front.http.follow_redirects = False
         yield front
