@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from service.contracts.distributions import normal_quantile, student_quantile, student_share
 from service.contracts.shares import Pairs, mcnemar, paired_interval, wilson
 from tests.unit.quantizer.toolbox import rng
-from worker.quantizer.evaluation.certainty import contributions, figures, resampling
+from worker.quantizer.evaluation.certainty import contributions, resampling
 from worker.quantizer.evaluation.certainty.contributions import CountSums, DenseSums, Hits, Remade, quotients
 from worker.quantizer.evaluation.certainty.evidence import Evidence, document_of, surely_differ
 from worker.quantizer.evaluation.certainty.figures import difference_of, interval_of
@@ -117,11 +117,9 @@ def score(pairs: Pairs, delta: float) -> float:
     return float((lost - won - samples * delta) / math.sqrt(variance))
 
 
-@pytest.mark.parametrize(
-    ("lost", "won", "samples"), [(0.05, 0.03, 100), (0.02, 0.015, 400), (0.16, 0.03, 100), (0.01, 0.002, 1000)]
-)
+@pytest.mark.parametrize(("lost", "won", "samples"), [(0.05, 0.03, 100), (0.01, 0.002, 1000)])
 def test_intervals_of_paired_shares_cover_the_truth(lost: float, won: float, samples: int) -> None:
-    tables = rng(3).multinomial(samples, [lost, won, 1 - lost - won], 1500)
+    tables = rng(3).multinomial(samples, [lost, won, 1 - lost - won], 600)
     ends = np.array([paired_interval(Pairs(int(a), int(b), samples), 0.95) for a, b, _ in tables])
     covered = np.mean((ends[:, 0] <= lost - won) & (lost - won <= ends[:, 1]))
     assert 0.92 <= covered <= 0.985
@@ -167,22 +165,16 @@ def test_a_difference_turns_round_with_its_models(samples: int, seed: int) -> No
     assert shifted.p_value == 2.0 ** (1 - samples)
 
 
-def test_a_confidence_that_asks_for_more_gives_a_wider_interval() -> None:
+def test_a_confidence_that_asks_for_more_gives_a_wider_interval_and_the_same_samples_the_same() -> None:
     sums = mean_of(rng(6).exponential(size=80))
     spans = [interval_of(sums, confidence) for confidence in (0.5, 0.8, 0.95, 0.99, 0.999)]
     widths = [found.high - found.low for found in spans if found is not None]
     assert len(widths) == 5 and widths == sorted(widths)
-
-
-def test_the_same_samples_give_the_same_interval() -> None:
     values = rng(7).standard_normal(3000)
-    assert interval_of(mean_of(values), 0.95) == interval_of(mean_of(values), 0.95)
     found = interval_of(mean_of(values), 0.95)
-    assert found is not None and found.samples == 3000
+    assert found is not None and found.samples == 3000 and found == interval_of(mean_of(values), 0.95)
     assert found.high - found.low == pytest.approx(2 * 1.96 / math.sqrt(3000), rel=0.15)
-
-
-def test_too_few_samples_carry_nothing() -> None:
+    # too few carry nothing
     assert interval_of(mean_of(np.ones(2)), 0.95) is None
     assert difference_of(mean_of(np.ones(5)), mean_of(np.ones(6)), 0.95) is None
 
@@ -286,20 +278,15 @@ def test_neighbours_are_kept_in_units_of_one_size_whatever_the_batches(sizes: li
     assert matrix == pytest.approx(whole.matrix)
 
 
-@given(st.integers(0, 20))
-def test_merged_neighbours_keep_the_standard_error(seed: int) -> None:
-    samples = 3000
-    values = rng(seed).standard_normal(samples)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contributions, "_KEPT_BYTES", 64 * 1024 // 8)
-        sums = mean_of(values[:0])
-        for start in range(0, samples, 7):
-            block = values[start : start + 7]
-            sums.add(np.stack([block, np.ones(len(block))], axis=1), samples=len(block))
-    assert 200 < sums.units <= 512
+def test_merged_neighbours_keep_the_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contributions, "_KEPT_BYTES", 64 * 1024 // 8)
+    values = rng().standard_normal(3000)
+    sums = mean_of(values[:0])
+    for block in np.array_split(np.stack([values, np.ones(3000)], axis=1), 430):
+        sums.add(block, samples=len(block))
     spread = spread_of(sums)
-    assert spread is not None
-    assert spread.standard_error == pytest.approx(values.std(ddof=1) / math.sqrt(samples), rel=0.25)
+    assert 200 < sums.units <= 512 and spread is not None
+    assert spread.standard_error == pytest.approx(values.std(ddof=1) / math.sqrt(3000), rel=0.25)
 
 
 def test_of_very_wide_rows_the_total_alone_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,16 +356,6 @@ def test_evidence_is_made_when_it_is_asked_for_and_survives_a_checkpoint() -> No
     assert not surely_differ(evidence, again) and surely_differ(again, Evidence.of_means(values - 1.0))
     assert len(asked) == count
     assert Evidence.of_means(values[:2]).facts is None and document_of(Evidence.of_means(values[:2])) is None
-
-
-def test_a_spread_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr(figures, "spread_of", lambda found: made.append(found) or spread_of(found))
-    one, other = (figures.Figure(mean_of(values)) for values in rng(15).standard_normal((2, 40)))
-    assert one.interval(0.95) is not None and other.interval(0.95) is not None
-    found = one.above(other, 0.95)
-    assert found == difference_of(one.found, other.found, 0.95)
-    assert made[:2] == [one.found, other.found] and len(made) == 4
 
 
 # How many samples it takes.

@@ -49,9 +49,7 @@ def test_the_probability_of_a_decision(is_share: bool) -> None:
     for part in (slice(0, 8), slice(8, 20)):
         found.update((share if is_share else scores)[part], scores[::-1][part], None)
     arrays = found.arrays
-    assert set(arrays) == {
-        "index", "float_class", "quantized_class", "float_confidence", "float_loss", "quantized_loss",
-    }  # fmt: skip
+    assert not {"label", "float_correct"} & set(arrays)
     assert arrays["float_loss"] == pytest.approx(-np.log(share.max(axis=1)), rel=1e-4)
     assert arrays["float_confidence"] == pytest.approx(share.max(axis=1), rel=1e-5)
     assert np.array_equal(arrays["quantized_class"], scores[::-1].argmax(axis=1))
@@ -79,9 +77,7 @@ def test_the_loss_of_a_label_is_that_of_torch(is_share: bool) -> None:
 def test_class_numbers_have_no_probability_and_maps_no_class_per_sample() -> None:
     numbers, found = np.arange(6), Decisions()
     found.update(numbers, numbers[::-1], numbers)
-    assert set(found.arrays) == {
-        "index", "float_class", "quantized_class", "label", "float_correct", "quantized_correct",
-    }  # fmt: skip
+    assert not {"float_confidence", "float_loss"} & set(found.arrays)
     assert found.arrays["quantized_correct"].sum() == 0
     assert found.confident is None
     maps = Decisions()
@@ -109,12 +105,11 @@ def test_of_samples_that_do_not_count_nobody_knows_the_confident_ones() -> None:
     assert flips is not None and flips.confident is None
 
 
-@pytest.mark.parametrize(("kind", "unit"), [("f1", "%"), ("mean_iou", "%")])
-def test_equal_models_are_equal_as_far_as_the_samples_can_tell(kind: str, unit: str) -> None:
-    spec = EvaluationSpec.model_validate({"metrics": [{"kind": kind}]})
+def test_equal_models_are_equal_as_far_as_the_samples_can_tell() -> None:
+    spec = EvaluationSpec.model_validate({"metrics": [{"kind": "f1"}]})
     found = compared(classifier(WEIGHT), classifier(WEIGHT), {"x": X}, LABELS, metrics=Metrics(spec, OUTPUTS))
     (figures,) = metric_figures(spec, found)
-    assert (figures.drop, figures.p_value, figures.unit) == (0.0, 1.0, unit)
+    assert (figures.drop, figures.p_value, figures.unit) == (0.0, 1.0, "%")
     span = figures.drop_interval
     assert span is not None and (span.method, span.samples) == ("rule_of_three", 200)
     assert span.high == -span.low == pytest.approx(100 * (1 - 0.05 ** (1 / 200)), abs=1e-3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,8 +20,7 @@ def accuracy(scores: np.ndarray, labels: np.ndarray, batch: int = 7) -> dict[str
     return found.metrics
 
 
-@pytest.mark.parametrize("classes", [2, 5, 6, 10])
-@pytest.mark.parametrize("batch", [1, 7, 200])
+@pytest.mark.parametrize(("classes", "batch"), [(2, 7), (5, 200), (6, 1), (10, 7)])
 def test_accuracy_equals_scikit_learns(classes: int, batch: int) -> None:
     scores, labels = normal(200, classes), rng(1).integers(0, classes, 200)
     metrics = accuracy(scores, labels, batch)
@@ -32,6 +29,7 @@ def test_accuracy_equals_scikit_learns(classes: int, batch: int) -> None:
     if classes > 5:
         expected = top_k_accuracy_score(labels, scores, k=5, labels=range(classes))
         assert metrics["top5"] == pytest.approx(100 * expected)
+    assert accuracy(scores.reshape(200, classes, 1, 1), labels) == accuracy(scores, labels)
 
 
 @given(
@@ -44,11 +42,6 @@ def test_ties_are_decided_as_arg_max_decides(scores: np.ndarray, seed: int) -> N
     first_five = np.argsort(-scores, axis=1, kind="stable")[:, :5]
     assert metrics["top1"] == pytest.approx(100 * (scores.argmax(axis=1) == labels).mean())
     assert metrics["top5"] == pytest.approx(100 * (first_five == labels[:, None]).any(axis=1).mean())
-
-
-def test_scores_of_one_position_are_class_scores() -> None:
-    scores, labels = normal(50, 6), rng(1).integers(0, 6, 50)
-    assert accuracy(scores.reshape(50, 6, 1, 1), labels) == accuracy(scores, labels)
 
 
 def test_class_numbers_are_judged_as_they_are() -> None:
@@ -84,25 +77,13 @@ def distance(x: np.ndarray, y: np.ndarray, parts: int = 3) -> Distance:
     return found
 
 
-@given(
-    x=hnp.arrays(np.float32, (6, 5), elements=st.floats(-100, 100, width=16)),
-    noise=hnp.arrays(np.float32, (6, 5), elements=st.floats(-1, 1, width=16)),
-)
-def test_distance_equals_numpy(x: np.ndarray, noise: np.ndarray) -> None:
-    y = x + noise
-    found = distance(x, y)
-    a, b = x.astype(np.float64), y.astype(np.float64)
-    signal, power = (a**2).sum(), ((a - b) ** 2).sum()
-    if power == 0:
-        assert found.sqnr_db == IDENTICAL_DB
-        assert found.cosine == 1.0
-    elif signal == 0:
-        assert found.sqnr_db == -IDENTICAL_DB
-        assert found.cosine is None
-    else:
-        assert found.sqnr_db == pytest.approx(min(IDENTICAL_DB, 10 * math.log10(signal / power)), abs=1e-6)
-        norms = np.linalg.norm(a) * np.linalg.norm(b)
-        assert found.cosine == (pytest.approx((a * b).sum() / norms, abs=1e-6) if norms else 0.0)
+def test_the_ends_of_a_distance() -> None:
+    x, zeros = normal(6, 5), np.zeros((6, 5), np.float32)
+    for same in (x, zeros):
+        found = distance(same, same)
+        assert (found.sqnr_db, found.cosine) == (IDENTICAL_DB, pytest.approx(1.0))
+    assert (distance(zeros, x).sqnr_db, distance(zeros, x).cosine) == (-IDENTICAL_DB, None)
+    assert (distance(x, zeros).sqnr_db, distance(x, zeros).cosine) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -124,26 +105,14 @@ def agreement(x: np.ndarray, y: np.ndarray) -> float | None:
     return found.percent
 
 
-def test_agreement_of_class_scores() -> None:
+def test_agreement_of_scores_of_one_position_is_that_of_class_scores() -> None:
     x = normal(60, 7)
     y = x + normal(60, 7, seed=1)
     assert agreement(x, y) == pytest.approx(100 * (x.argmax(axis=1) == y.argmax(axis=1)).mean())
     assert agreement(x.reshape(60, 7, 1, 1), y.reshape(60, 7, 1, 1)) == agreement(x, y)
 
 
-def test_agreement_of_sequences_is_by_position() -> None:
-    x = normal(6, 9, 7)
-    y = x + normal(6, 9, 7, seed=1)
-    assert agreement(x, y) == pytest.approx(100 * (x.argmax(axis=2) == y.argmax(axis=2)).mean())
-
-
-def test_agreement_of_maps_is_by_pixel() -> None:
-    x = normal(6, 4, 5, 5)
-    y = x + normal(6, 4, 5, 5, seed=1)
-    assert agreement(x, y) == pytest.approx(100 * (x.argmax(axis=1) == y.argmax(axis=1)).mean())
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, bool])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, bool])
 def test_agreement_of_integers_is_equality(dtype: type) -> None:
     x, y = rng(1).integers(0, 2, (30, 3)).astype(dtype), rng(2).integers(0, 2, (30, 3)).astype(dtype)
     assert agreement(x, y) == pytest.approx(100 * (x == y).mean())

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
@@ -23,7 +23,6 @@ NUMBERS = hnp.arrays(np.float32, st.tuples(st.integers(1, 30)), elements=st.floa
 
 
 @given(output=NUMBERS, seed=st.integers(0, 20), batch=st.sampled_from([1, 4, 100]))
-@settings(max_examples=60, deadline=None)
 def test_errors(output: np.ndarray, seed: int, batch: int) -> None:
     target = output + normal(*output.shape, seed=seed)
     for kind, oracle in (("rmse", root_mean_squared_error), ("mae", mean_absolute_error)):
@@ -32,7 +31,6 @@ def test_errors(output: np.ndarray, seed: int, batch: int) -> None:
 
 
 @given(seed=st.integers(0, 200), samples=st.integers(2, 40), ties=st.booleans(), batch=st.sampled_from([1, 7, 100]))
-@settings(max_examples=60, deadline=None)
 def test_correlations(seed: int, samples: int, ties: bool, batch: int) -> None:
     output, target = normal(samples, seed=seed), normal(samples, seed=seed + 1) + 1e3
     target += 0.5 * output
@@ -59,7 +57,6 @@ def test_columns_are_judged_apart() -> None:
 
 
 @given(output=NUMBERS, seed=st.integers(0, 20), batch=st.sampled_from([1, 4, 100]))
-@settings(max_examples=60, deadline=None)
 def test_determination(output: np.ndarray, seed: int, batch: int) -> None:
     target = output + normal(*output.shape, seed=seed)
     found = measured([{"kind": "r2"}], {"y": output}, target, batch=batch)
@@ -88,13 +85,13 @@ def test_a_constant_output_is_determined() -> None:
     assert value({"kind": "r2"}, {"y": target}, target) == 1.0
 
 
-@pytest.mark.parametrize("shape", [(30,), (30, 1), (30, 1, 1)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_axes_of_one_do_not_matter(kind: str, shape: tuple[int, ...]) -> None:
+def test_axes_of_one_do_not_matter(kind: str) -> None:
     output, target = normal(30), normal(30, seed=1)
     expected = value({"kind": kind}, {"y": output}, target)
-    assert value({"kind": kind}, {"y": output.reshape(shape)}, target) == expected
-    assert value({"kind": kind}, {"y": output}, target.reshape(shape)) == expected
+    for shape in ((30, 1), (30, 1, 1)):
+        assert value({"kind": kind}, {"y": output.reshape(shape)}, target) == expected
+        assert value({"kind": kind}, {"y": output}, target.reshape(shape)) == expected
 
 
 def test_what_is_not_finite_has_no_value() -> None:
@@ -105,7 +102,7 @@ def test_what_is_not_finite_has_no_value() -> None:
     assert set(found.undefined) == set(KINDS)
 
 
-@pytest.mark.parametrize("kind", ["rmse", "r2", "pearson", "spearman"])
+@pytest.mark.parametrize("kind", ["rmse", "r2", "spearman"])
 def test_targets_of_another_shape_point_at_the_labels(kind: str) -> None:
     with pytest.raises(InvalidConfigError, match=r"labels have shape \[7, 2\], but the output is \[7, 3\]") as caught:
         value({"kind": kind}, {"y": normal(9, 3)}, normal(9, 2))
@@ -133,24 +130,22 @@ def oracle(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
 
 @pytest.mark.parametrize("shape", [(30, 8), (12, 5, 8), (9, 6, 4, 3)])
 @given(seed=st.integers(0, 100), scale=st.sampled_from([0.01, 1.0, 30.0]), batch=st.sampled_from([1, 7, 100]))
-@settings(max_examples=15, deadline=None)
 def test_distances_from_the_float_output(shape: tuple[int, ...], seed: int, scale: float, batch: int) -> None:
     x = normal(*shape, seed=seed) * np.float32(scale)
     y = x + normal(*shape, seed=seed + 1) * np.float32(0.3 * scale)
     found = measured([{"kind": kind} for kind in FIDELITY], {"y": y}, reference={"y": x}, batch=batch).values
-    flat = {kind: oracle(x.reshape(shape), y.reshape(shape))[kind] for kind in FIDELITY}
-    assert found == {kind: pytest.approx(expected, rel=1e-4, abs=1e-4) for kind, expected in flat.items()}
+    assert found == {kind: pytest.approx(expected, rel=1e-4, abs=1e-4) for kind, expected in oracle(x, y).items()}
 
 
-def test_identical_outputs() -> None:
-    x = normal(20, 5)
-    found = measured([{"kind": kind} for kind in FIDELITY], {"y": x}, reference={"y": x}).values
+def test_identical_outputs_and_those_of_the_float_model_alone() -> None:
+    x, kinds = normal(20, 5), [{"kind": kind} for kind in FIDELITY]
+    found = measured(kinds, {"y": x}, reference={"y": x}).values
     assert found == {"cosine": 1.0, "sqnr": 200.0, "psnr": 200.0, "l2": 0.0, "kl": 0.0, "agreement": 100.0}
-
-
-def test_the_float_model_has_no_distance_from_itself() -> None:
-    found = measured([{"kind": kind} for kind in FIDELITY], {"y": normal(20, 5)})
-    assert found.values == found.undefined == {}
+    alone = measured(kinds, {"y": x})
+    assert alone.values == alone.undefined == {}
+    other = measured(kinds, {"y": normal(9, 4)}, reference={"y": normal(9, 5)})
+    assert other.values == {} and set(other.undefined) == set(FIDELITY)
+    assert all("the float model's [2, 5]" in why for why in other.undefined.values())
 
 
 @pytest.mark.parametrize(
@@ -167,18 +162,10 @@ def test_outputs_that_a_distance_cannot_take(kind: str, x: np.ndarray, says: str
     assert caught.value.errors[0].pointer == "/config/evaluation/metrics/0/output"
 
 
-@pytest.mark.parametrize("kind", FIDELITY)
-def test_outputs_of_another_shape_have_no_distance(kind: str) -> None:
-    found = measured([{"kind": kind}], {"y": normal(9, 4)}, reference={"y": normal(9, 5)})
-    assert found.values == {}
-    assert "the float model's [2, 5]" in found.undefined[kind]
-
-
 # Perplexity.
 
 
 @given(seed=st.integers(0, 100), classes=st.integers(2, 9), form=st.sampled_from(["logits", "log", "p"]))
-@settings(max_examples=40, deadline=None)
 def test_perplexity(seed: int, classes: int, form: str) -> None:
     logits, labels = normal(8, 6, classes, seed=seed) * 3, rng(seed).integers(0, classes, (8, 6))
     labels[rng(seed + 1).random((8, 6)) < 0.2] = -100
@@ -195,15 +182,8 @@ def test_perplexity(seed: int, classes: int, form: str) -> None:
 def test_perplexity_of_the_next_token() -> None:
     logits, tokens = normal(8, 6, 5), rng(1).integers(0, 5, (8, 6))
     expected = value({"kind": "perplexity"}, {"y": logits[:, :-1]}, tokens[:, 1:])
-    assert value(
-        {"kind": "perplexity", "shift": True, "labels": "tokens"}, {"y": logits}, arrays={"tokens": tokens}
-    ) == (expected)
-
-
-def test_a_guess_has_the_perplexity_of_the_number_of_classes() -> None:
-    assert value({"kind": "perplexity"}, {"y": np.zeros((10, 7), np.float32)}, rng().integers(0, 7, 10)) == (
-        pytest.approx(7.0)
-    )
+    metric = {"kind": "perplexity", "shift": True, "labels": "tokens"}
+    assert value(metric, {"y": logits}, arrays={"tokens": tokens}) == expected
 
 
 def test_an_impossible_label_has_no_perplexity() -> None:
