@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -121,5 +120,4 @@ def test_what_is_slow_counts_for_more() -> None:
         assert cost is not None
         return cost[0]
 
-    assert flop("MaxPool") > 1000 * flop("Relu")
-    assert math.isfinite(flop("Relu"))
+    assert flop("MaxPool") > 1000 * flop("Relu") > 0

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from service.contracts.errors import AlreadyQuantizedError, UnsupportedModelError
+from tests.unit.quantizer.preparation.preparing import assert_equal_outputs
 from tests.unit.quantizer.toolbox import (
     Arrays,
     batchnorm_text,
@@ -33,15 +34,7 @@ def opset_of(model: onnx.ModelProto) -> int:
 def assert_same(model: onnx.ModelProto, feeds: Arrays, tolerance: float = 1e-5) -> onnx.ModelProto:
     """Outputs, and the interface: names, types and order of inputs and outputs."""
     _, prepared = prepare_proto(model)
-    onnx.checker.check_model(prepared, full_check=True)
-    expected, got = run_onnx(model, feeds, optimized=False), run_onnx(prepared, feeds, optimized=False)
-    assert list(expected) == list(got)
-    for name, array in expected.items():
-        assert got[name].dtype == array.dtype
-        if array.dtype.kind == "f":
-            np.testing.assert_allclose(got[name], array, rtol=0, atol=tolerance * np.abs(array).max(), err_msg=name)
-        else:
-            np.testing.assert_array_equal(got[name], array, err_msg=name)
+    assert_equal_outputs(model, prepared, feeds, tolerance)
     weights = {tensor.name for tensor in model.graph.initializer}
     wanted = [(v.name, v.type.tensor_type.elem_type) for v in model.graph.input if v.name not in weights]
     assert [(v.name, v.type.tensor_type.elem_type) for v in prepared.graph.input] == wanted
@@ -52,7 +45,8 @@ def old_model(opset: int) -> onnx.ModelProto:
     """What old exporters write: attributes that later became inputs, and a bias that Add broadcasts."""
     return make_model(
         "(float[2,3,8,8] x) => (float[2,5] y) {"
-        "t = Conv<pads=[1,1,1,1]>(x, w, b) u = BatchNormalization(t, bn_scale, bn_bias, bn_mean, bn_var) v = Relu(u) "
+        "[conv] t = Conv<pads=[1,1,1,1]>(x, w, b) "
+        "u = BatchNormalization(t, bn_scale, bn_bias, bn_mean, bn_var) v = Relu(u) "
         "p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(v) "
         f"q = {'Clip<min=0.1, max=2.0>(p)' if opset < 11 else 'Relu(p)'} "
         "d = Dropout(q) f = Flatten(d) m = MatMul(f, fc_w) a = Add(m, fc_b) "
@@ -68,44 +62,40 @@ def old_model(opset: int) -> onnx.ModelProto:
     )
 
 
-@pytest.mark.parametrize("opset", range(7, 17))
+@pytest.mark.parametrize("opset", [7, 8, 10, 12, 13, 16])
 def test_old_opsets_are_lifted(opset: int) -> None:
     model = old_model(opset)
     prepared = assert_same(model, {"x": normal(2, 3, 8, 8)})
     assert opset_of(prepared) == WANTED_OPSET
     kinds = op_types(prepared)
-    assert "BatchNormalization" not in kinds
-    assert "Dropout" not in kinds
+    assert not {"BatchNormalization", "Dropout"} & set(kinds)
     assert kinds.count("Gemm") == 1
+    assert prepared.graph.node[0].name == "conv"
     done = step(prepare_proto(model)[0], "lift_opset")
     assert done.applied
-    assert done.detail == f"opset {opset} lifted to {WANTED_OPSET}"
+    assert f"opset {opset}" in done.detail
 
 
-@pytest.mark.parametrize("opset", [17, 18, 20, 21, 22])
+def test_every_pass_reports() -> None:
+    prepared, _ = prepare_proto(old_model(9))
+    names = [found.name for found in prepared.steps]
+    assert len(set(names)) == len(names)
+    assert all(found.detail for found in prepared.steps)
+    assert all(found.applied == (found.reason_code is None) for found in prepared.steps)
+    assert {found.name for found in prepared.steps if found.applied} >= {"lift_opset", "fold_affine"}
+
+
+@pytest.mark.parametrize("opset", [17, 18, 22])
 def test_new_opsets_stay(opset: int) -> None:
     model = make_model("(float[N,4] x) => (float[N,6] y) { y = Gemm(x, w) }", {"w": normal(4, 6)}, opset=opset)
     assert opset_of(assert_same(model, {"x": normal(2, 4)})) == opset
 
 
-def test_a_node_keeps_its_name_when_the_opset_is_lifted() -> None:
-    model = make_model(
-        "(float[1,3,8,8] x) => (float[1,4,8,8] y) { t = Conv<pads=[1,1,1,1]>(x, w) y = Relu(t) }",
-        {"w": normal(4, 3, 3, 3)},
-        opset=9,
-    )
-    model.graph.node[0].name, model.graph.node[1].name = "block/conv", "block/relu"
-    prepared = assert_same(model, {"x": normal(1, 3, 8, 8)})
-    assert [node.name for node in prepared.graph.node] == ["block/conv", "block/relu"]
-
-
 def test_an_old_operator_that_cannot_be_lifted_is_refused_with_a_way_out() -> None:
     model = make_model("(float[1,1,4,4] x) => (float[1,1,6,6] y) { y = Pad<paddings=[0,0,1,1,0,0,1,1]>(x) }", opset=1)
-    with pytest.raises(UnsupportedModelError) as caught:
+    with pytest.raises(UnsupportedModelError, match="could not be lifted to 17: No Adapter") as caught:
         prepare_proto(model)
-    detail = caught.value.detail
-    assert detail.startswith("opset 1 lacks per-axis quantization and could not be lifted to 17: No Adapter")
-    assert "/project/" not in detail
+    assert "/project/" not in caught.value.detail
     assert "opset 13 or later" in str(caught.value.hint)
 
 
@@ -139,24 +129,33 @@ def test_ir_version_3_initializers_that_are_inputs_become_constants() -> None:
     assert [value.name for value in prepared.graph.input] == ["x"]
 
 
-def test_constant_nodes_become_initializers() -> None:
-    values = ", ".join(f"{value:.3f}" for value in normal(12))
-    model = make_model(
-        f"(float[N,4] x) => (float[N,3] y) {{ w = Constant<value = float[4,3] {{{values}}}>() "
-        "two = Constant<value_float=2.0>() t = MatMul(x, w) y = Mul(t, two) }"
-    )
-    prepared = assert_same(model, {"x": normal(2, 4)})
-    assert "Constant" not in op_types(prepared)
-    assert prepared.graph.initializer
+VALUES = ", ".join(f"{value:.3f}" for value in normal(12))
+SIMPLER = {
+    "constant nodes": (
+        f"(float[2,4] x) => (float[2,3] y) {{ w = Constant<value = float[4,3] {{{VALUES}}}>() "
+        "two = Constant<value_float=2.0>() t = MatMul(x, w) y = Mul(t, two) }",
+        ["MatMul", "Mul"],
+    ),
+    "constant expressions": (
+        "(float[2,4] x) => (float[2,2,2] y) { s = Shape(r) u = Identity(s) y = Reshape(x, u) }",
+        ["Reshape"],
+    ),
+    "dead nodes": ("(float[2,4] x) => (float[2,4] y) { y = Relu(x) a = Sigmoid(x) b = Tanh(a) }", ["Relu"]),
+    "identities at the interface": (
+        "(float[2,4] x) => (float[2,4] same, float[2,3] y, float[2,3] twin) "
+        "{ same = Identity(x) t = MatMul(x, k) y = Identity(t) twin = Identity(y) }",
+        None,
+    ),
+}
 
 
-def test_constant_expressions_are_folded() -> None:
-    model = make_model(
-        "(float[2,12] x) => (float[2,3,4] y) { s = Shape(r) u = Identity(s) y = Reshape(x, u) }",
-        {"r": np.zeros((2, 3, 4), np.float32)},
+@pytest.mark.parametrize("case", SIMPLER)
+def test_what_computes_nothing_is_computed_beforehand_or_goes(case: str) -> None:
+    text, wanted = SIMPLER[case]
+    prepared = assert_same(
+        make_model(text, {"k": normal(4, 3), "r": np.zeros((2, 2, 2), np.float32)}), {"x": normal(2, 4)}
     )
-    prepared = assert_same(model, {"x": normal(2, 12)})
-    assert op_types(prepared) == ["Reshape"]
+    assert wanted is None or op_types(prepared) == wanted
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -170,11 +169,6 @@ def test_the_branch_that_is_never_taken_leaves_no_readers(taken: bool) -> None:
     )
     prepared = assert_same(model, {"x": normal(1, 3, 8, 8)})
     assert op_types(prepared) == (["Conv", "Relu"] if taken else ["Conv", "Neg", "Relu"])
-
-
-def test_dead_nodes_are_removed() -> None:
-    model = make_model("(float[2,4] x) => (float[2,4] y) { y = Relu(x) a = Sigmoid(x) b = Tanh(a) }")
-    assert op_types(assert_same(model, {"x": normal(2, 4)})) == ["Relu"]
 
 
 def test_functions_are_inlined() -> None:
@@ -191,31 +185,42 @@ def test_functions_are_inlined() -> None:
     assert step(prepare_proto(model)[0], "inline_functions").applied
 
 
-def half(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float16)
-
-
 def test_float16_models_compute_in_float32_and_keep_their_interface() -> None:
-    weights = {name: half(array) for name, array in {"w": normal(4, 3, 3, 3), **batchnorm_weights(4)}.items()}
+    weights = {"w": normal(4, 3, 3, 3), **batchnorm_weights(4)}
     model = make_model(
         "(float16[N,3,8,8] x) => (float16[N,4,6,6] y, float16[N,4,6,6] z) { t = Conv(x, w) "
         f"{batchnorm_text('t', 'y')} z = Relu(y) }}",
-        weights,
+        {name: array.astype(np.float16) for name, array in weights.items()},
     )
-    prepared = assert_same(model, {"x": half(normal(2, 3, 8, 8))}, tolerance=0.01)
-    floats = {tensor.data_type for tensor in prepared.graph.initializer}
-    assert TensorProto.FLOAT16 not in floats
+    prepared = assert_same(model, {"x": normal(2, 3, 8, 8).astype(np.float16)}, tolerance=0.01)
+    assert TensorProto.FLOAT16 not in {tensor.data_type for tensor in prepared.graph.initializer}
     assert op_types(prepared).count("Cast") == 3
     assert "BatchNormalization" not in op_types(prepared)
 
 
-def test_float16_within_a_float32_model_is_widened_too() -> None:
-    model = make_model(
-        "(float[N,4] x) => (float[N,3] y, int64[N] k) { h = Cast<to=10>(x) t = MatMul(h, w) y = Cast<to=1>(t) "
-        "k = ArgMax<axis=1, keepdims=0>(t) }",
-        {"w": half(normal(4, 3))},
-    )
-    prepared = assert_same(model, {"x": normal(5, 4)}, tolerance=0.01)
+HALVES = {
+    "within a float32 model": (
+        "(float[2,4] x) => (float[2,3] y, int64[2] k) { h = Cast<to=10>(x) t = MatMul(h, w) y = Cast<to=1>(t) "
+        "k = ArgMax<axis=1, keepdims=0>(t) }"
+    ),
+    "an input that is an output": (
+        "(float16[2,4] x) => (float16[2,4] z, float16[2,3] y) { y = MatMul(x, w) z = Identity(x) }"
+    ),
+    "in branches": (
+        "(float16[2,4] x, bool go) => (float16[2,3] y) { y = If(go) <"
+        "then_branch = a () => (float16[2,3] p) { p = MatMul(x, w) }, "
+        "else_branch = b () => (float16[2,3] q) { t = MatMul(x, w) q = Neg(t) }> }"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HALVES)
+def test_float16_is_widened_wherever_it_is(case: str) -> None:
+    model = make_model(HALVES[case], {"w": normal(4, 3).astype(np.float16)})
+    dtype = np.float32 if "float[2,4] x" in HALVES[case] else np.float16
+    for go in (True, False) if "go" in HALVES[case] else (None,):
+        feeds = {"x": normal(2, 4).astype(dtype)} | ({} if go is None else {"go": np.array(go)})
+        prepared = assert_same(model, feeds, tolerance=0.01)
     assert TensorProto.FLOAT16 not in {tensor.data_type for tensor in prepared.graph.initializer}
 
 
@@ -226,26 +231,7 @@ def test_float16_constants_and_types_named_by_attributes_are_widened() -> None:
     )
     value = onnx.numpy_helper.from_array(np.array([2.0], np.float16), "value")
     model.graph.node[1].attribute.append(helper.make_attribute("value", value))
-    assert_same(model, {"x": half(normal(3, 3))}, tolerance=0.01)
-
-
-def test_a_float16_input_that_is_an_output_too_stays() -> None:
-    model = make_model(
-        "(float16[2,4] x) => (float16[2,4] z, float16[2,3] y) { y = MatMul(x, w) z = Identity(x) }",
-        {"w": half(normal(4, 3))},
-    )
-    assert_same(model, {"x": half(normal(2, 4))}, tolerance=0.01)
-
-
-def test_float16_in_subgraphs_is_widened() -> None:
-    model = make_model(
-        "(float16[2,4] x, bool go) => (float16[2,3] y) { y = If(go) <"
-        "then_branch = a () => (float16[2,3] p) { p = MatMul(x, w) }, "
-        "else_branch = b () => (float16[2,3] q) { t = MatMul(x, w) q = Neg(t) }> }",
-        {"w": half(normal(4, 3))},
-    )
-    for go in (True, False):
-        assert_same(model, {"x": half(normal(2, 4)), "go": np.array(go)}, tolerance=0.01)
+    assert_same(model, {"x": normal(3, 3).astype(np.float16)}, tolerance=0.01)
 
 
 def test_negative_dimensions_become_dynamic() -> None:
@@ -260,7 +246,6 @@ def test_negative_dimensions_become_dynamic() -> None:
 
 QUANTIZED = {
     "QuantizeLinear": "[q] t = QuantizeLinear(x, s, z) y = Cast<to=1>(t)",
-    "DynamicQuantizeLinear": "[q] t, u, v = DynamicQuantizeLinear(x) y = Cast<to=1>(t)",
     "MatMulInteger": "i = Cast<to=2>(x) [q] t = MatMulInteger(i, k) y = Cast<to=1>(t)",
 }
 
@@ -273,13 +258,8 @@ def test_quantized_models_are_refused_by_node(op: str) -> None:
         prepare_proto(model)
     assert caught.value.where == {"node": "q", "op_type": op}
     assert caught.value.hint
-
-
-def test_a_quantized_node_without_a_name_is_described_by_its_output() -> None:
-    model = make_model(
-        "(float[2,4] x) => (float[2,4] y) { t = QuantizeLinear(x, s, z) y = DequantizeLinear(t, s, z) }",
-        {"s": np.float32(0.1), "z": np.uint8(0)},
-    )
+    for node in model.graph.node:
+        node.ClearField("name")
     with pytest.raises(AlreadyQuantizedError, match="output 't'"):
         prepare_proto(model)
 
@@ -341,7 +321,7 @@ LOOP = (
 )
 
 
-@pytest.mark.parametrize("opset", [11, 13, 17])
+@pytest.mark.parametrize("opset", [11, 17])
 def test_loops_stay_right(opset: int) -> None:
     model = make_model(LOOP, {"w": normal(4, 4), "two": np.float32(2.0)}, opset=opset)
     for count in (0, 1, 3):
@@ -350,53 +330,10 @@ def test_loops_stay_right(opset: int) -> None:
     assert {"MatMul", "Mul", "Add", "Tanh"} <= {node.op_type for node in body.node}
 
 
-@pytest.mark.parametrize("opset", [9, 13, 17])
-def test_branches_stay_right(opset: int) -> None:
-    model = make_model(
-        "(float[2,4] x, bool go) => (float[2,3] y) { t = Relu(x) d = If(go) <"
-        "then_branch = a () => (float[2,3] p) { p = MatMul(t, w) }, "
-        "else_branch = b () => (float[2,3] q) { m = MatMul(x, w) c = Constant<value = float {3.0}>() q = Add(m, c) }> "
-        "y = Identity(d) }",
-        {"w": normal(4, 3)},
-        opset=opset,
-    )
-    for go in (True, False):
-        assert_same(model, {"x": normal(2, 4), "go": np.array(go)})
-
-
-def test_identities_between_interface_tensors_keep_the_interface() -> None:
-    model = make_model(
-        "(float[2,4] x) => (float[2,4] same, float[2,3] y, float[2,3] twin) "
-        "{ same = Identity(x) t = MatMul(x, w) y = Identity(t) twin = Identity(y) }",
-        {"w": normal(4, 3)},
-    )
-    assert_same(model, {"x": normal(2, 4)})
-
-
-def test_a_matmul_keeps_its_name_as_gemm() -> None:
-    model = make_model(
-        "(float[2,4] x) => (float[2,3] y) { t = MatMul(x, w) y = Add(t, b) }",
-        {"w": normal(4, 3), "b": normal(3)},
-    )
-    model.graph.node[0].name, model.graph.node[1].name = "dense/MatMul", "dense/BiasAdd"
-    prepared = assert_same(model, {"x": normal(2, 4)})
-    assert [(node.name, node.op_type) for node in prepared.graph.node] == [("dense/MatMul", "Gemm")]
-    assert step(prepare_proto(model)[0], "matmul_add_to_gemm").detail == "1 MatMul + Add pairs became Gemm"
-
-
-def test_every_pass_reports() -> None:
-    prepared, _ = prepare_proto(old_model(9))
-    names = [found.name for found in prepared.steps]
-    assert len(set(names)) == len(names)
-    assert all(found.detail for found in prepared.steps)
-    assert all(found.applied == (found.reason_code is None) for found in prepared.steps)
-    assert {found.name for found in prepared.steps if found.applied} >= {"lift_opset", "fold_affine"}
-
-
 @pytest.mark.slow
 def test_preparation_is_linear_in_the_number_of_nodes() -> None:
     """Four times the nodes take about four times the calls; a quadratic pass would take sixteen times."""
-    assert calls(1_200) < 5 * calls(300)
+    assert calls(600) < 5 * calls(150)
 
 
 def calls(nodes: int) -> int:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.contracts.errors import InvalidConfigError
 from service.contracts.preparation import PreparationSpec
+from tests.support.each import each
 from tests.unit.quantizer.preparation.preparing import assert_equal_outputs, prepare_with, same
 from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import (
@@ -27,11 +28,42 @@ from tests.unit.quantizer.toolbox import (
 FLAGS = [name for name, field in PreparationSpec.model_fields.items() if field.annotation is bool]
 
 
-@pytest.mark.parametrize("flag", FLAGS)
+@each("flag", FLAGS)
 def test_every_flag_that_is_off_is_named_in_the_report(flag: str) -> None:
     model = make_model("(float[1,4] x) => (float[1,6] y) { y = MatMul(x, w) }", {"w": normal(4, 6)})
     prepared, _ = prepare_with(model, **{flag: False})
     assert f"switched off by preparation.{flag}" in [found.detail for found in prepared.steps]
+
+
+# What cannot be changed stays, and says why.
+
+STAYS = [
+    (
+        "batch_norm_to_conv",
+        "(float[2,4] x) => (float[2,4] y) { [it] y = BatchNormalization(x, bn_scale, bn_bias, bn_mean, bn_var) }",
+        "2 axes",
+    ),
+    ("split_to_slice", "(float[2,W] x) => (float[2,A] y, float[2,B] z) { [it] y, z = Split<axis=1>(x) }", "not known"),
+    ("split_large_pooling", "(float[N,4,H,W] c) => (float[N,4,1,1] y) { [it] y = GlobalAveragePool(c) }", "not known"),
+    *(
+        (
+            "reduce_mean_to_global_average_pool",
+            f"(float[N,4,6,5] c) => (float[A,B,C,D] y) {{ [it] y = ReduceMean<axes={axes}>(c) }}",
+            "it averages over axes",
+        )
+        for axes in ("[1]", "[1,2,3]", "[3]")
+    ),
+]
+
+
+@each(("flag", "text", "reason"), STAYS)
+def test_what_a_pass_cannot_change_stays(flag: str, text: str, reason: str) -> None:
+    model = make_model(text, batchnorm_weights(4))
+    feeds = {"x": normal(2, 4)} if "[2," in text else {"c": normal(2, 4, 6, 5)}
+    prepared, proto = same(model, feeds, **{flag: True})
+    assert op_types(proto) == op_types(model)
+    assert "it stays: " in step(prepared, flag).detail
+    assert reason in step(prepared, flag).detail
 
 
 # Clip
@@ -54,31 +86,13 @@ def test_clip_at_6_becomes_relu_and_says_that_the_model_changes() -> None:
 # BatchNormalization
 
 
-def test_a_lonely_batchnorm_becomes_a_depthwise_convolution() -> None:
-    model = make_model(
-        f"(float[N,4,6,5] x) => (float[N,4,6,5] y) {{ {batchnorm_text('x', 'y')} }}", batchnorm_weights(4)
-    )
-    prepared, proto = same(model, {"x": normal(2, 4, 6, 5)}, batch_norm_to_conv=True)
-    assert [(node.name, node.op_type) for node in proto.graph.node] == [("bn", "Conv")]
-    assert step(prepared, "fold_affine").detail.endswith("bn stays: it does not follow a Conv, ConvTranspose or Gemm")
-
-
-@pytest.mark.parametrize("shape", ["N,4,9", "N,4,3,4,5"])
-def test_batchnorms_of_other_ranks_become_convolutions(shape: str) -> None:
-    model = make_model(
-        f"(float[{shape}] x) => (float[{shape}] y) {{ {batchnorm_text('x', 'y')} }}", batchnorm_weights(4)
-    )
+@each("shape", ["N,4,6,5", "N,4,9", "N,4,3,4,5"])
+def test_a_lonely_batchnorm_becomes_a_depthwise_convolution(shape: str) -> None:
+    text = f"(float[{shape}] x) => (float[{shape}] y) {{ {batchnorm_text('x', 'y')} }}"
     feeds = {"x": normal(*[2 if axis == "N" else int(axis) for axis in shape.split(",")])}
-    assert op_types(same(model, feeds, batch_norm_to_conv=True)[1]) == ["Conv"]
-
-
-def test_a_batchnorm_without_positions_stays() -> None:
-    model = make_model(f"(float[N,4] x) => (float[N,4] y) {{ {batchnorm_text('x', 'y')} }}", batchnorm_weights(4))
-    prepared, proto = same(model, {"x": normal(2, 4)}, batch_norm_to_conv=True)
-    assert op_types(proto) == ["BatchNormalization"]
-    assert step(prepared, "batch_norm_to_conv").detail.endswith(
-        "bn stays: its input has 2 axes; a Conv needs positions"
-    )
+    prepared, proto = same(make_model(text, batchnorm_weights(4)), feeds, batch_norm_to_conv=True)
+    assert [(node.name, node.op_type) for node in proto.graph.node] == [("bn", "Conv")]
+    assert "bn stays: it does not follow" in step(prepared, "fold_affine").detail
 
 
 def test_folding_can_be_switched_off() -> None:
@@ -95,9 +109,7 @@ def test_folding_can_be_switched_off() -> None:
 # ReduceMean
 
 
-@pytest.mark.parametrize("axes", [[2, 3], [-2, -1], [3, 2], [-1, 2]])
-@pytest.mark.parametrize("keepdims", [0, 1])
-@pytest.mark.parametrize("opset", [13, 17, 18])
+@each(("axes", "keepdims", "opset"), [([2, 3], 0, 13), ([-2, -1], 1, 17), ([3, 2], 0, 18), ([-1, 2], 1, 18)])
 def test_a_mean_over_positions_becomes_global_average_pool(axes: list[int], keepdims: int, opset: int) -> None:
     result = "N,4,1,1" if keepdims else "N,4"
     where, given_axes = ("", ", a") if opset >= 18 else (f", axes={axes}", "")
@@ -113,20 +125,9 @@ def test_a_mean_over_positions_becomes_global_average_pool(axes: list[int], keep
     assert op_types(prepare_with(model)[1]) == ["ReduceMean"]
 
 
-@pytest.mark.parametrize("axes", ["[1]", "[1,2,3]", "[3]"])
-def test_other_means_stay(axes: str) -> None:
-    model = make_model(f"(float[N,4,6,5] x) => (float[] y) {{ [mean] y = ReduceMean<axes={axes}>(x) }}")
-    del model.graph.output[0].type.tensor_type.shape.dim[:]
-    model.graph.output[0].type.tensor_type.ClearField("shape")
-    prepared, proto = same(model, {"x": normal(2, 4, 6, 5)}, reduce_mean_to_global_average_pool=True)
-    assert op_types(proto) == ["ReduceMean"]
-    assert "mean stays: it averages over axes" in step(prepared, "reduce_mean_to_global_average_pool").detail
-
-
 # GlobalAveragePool
 
 
-@settings(max_examples=30)
 @given(height=st.integers(1, 96), width=st.integers(1, 96), channels=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
 def test_a_large_pooling_is_split_exactly(height: int, width: int, channels: int, seed: int) -> None:
     model = make_model(
@@ -146,10 +147,8 @@ def test_a_large_pooling_is_split_exactly(height: int, width: int, channels: int
         assert f"pool stays: {height} x {width} positions cannot be cut" in said.detail
 
 
-def test_a_pooling_of_unknown_size_stays() -> None:
+def test_a_pooling_of_fixed_size_is_split() -> None:
     model = make_model("(float[N,3,H,W] x) => (float[N,3,1,1] y) { [pool] y = GlobalAveragePool(x) }")
-    prepared, _ = same(model, {"x": normal(1, 3, 40, 40)}, split_large_pooling=True)
-    assert "pool stays: the size of its input is not known" in step(prepared, "split_large_pooling").detail
     shapes = {"x": (1, 3, 40, 40)}
     _, proto = same(model, {"x": normal(1, 3, 40, 40)}, split_large_pooling=True, fixed_shapes=shapes)
     assert op_types(proto) == ["AveragePool", "GlobalAveragePool"]
@@ -167,7 +166,7 @@ SPLITS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", SPLITS)
+@each("name", SPLITS)
 def test_split_becomes_slices(name: str) -> None:
     call, weights, opset = SPLITS[name]
     height = 7 if name == "uneven" else 9
@@ -178,21 +177,10 @@ def test_split_becomes_slices(name: str) -> None:
     )
     prepared, proto = same(model, {"x": normal(2, 6, height)}, split_to_slice=True)
     assert op_types(proto) == ["Slice"] * 3
-    assert step(prepared, "split_to_slice").detail == "1 Split nodes became Slice nodes"
     assert ("part_Slice_1", "Split") in prepared.known_nodes()
     assert op_types(prepare_with(model)[1]) == ["Split"]
-
-
-def test_parts_that_nothing_reads_are_left_out() -> None:
-    model = make_model("(float[2,6] x) => (float[2,2] y) { p, q, r = Split<axis=1>(x) y = Relu(q) }", {})
-    assert op_types(same(model, {"x": normal(2, 6)}, split_to_slice=True)[1]) == ["Slice", "Relu"]
-
-
-def test_a_split_of_unknown_sizes_stays() -> None:
-    model = make_model("(float[2,W] x) => (float[2,A] y, float[2,B] z) { [part] y, z = Split<axis=1>(x) }")
-    prepared, proto = same(model, {"x": normal(2, 6)}, split_to_slice=True)
-    assert op_types(proto) == ["Split"]
-    assert "part stays: the sizes of its parts are not known" in step(prepared, "split_to_slice").detail
+    del model.graph.output[2], model.graph.output[0]  # parts that nothing reads are left out
+    assert op_types(same(model, {"x": normal(2, 6, height)}, split_to_slice=True)[1]) == ["Slice"]
 
 
 # shared weights
@@ -214,16 +202,10 @@ def test_every_reader_gets_a_weight_of_its_own() -> None:
     assert {"w_of_b", "w_of_c", "v_of_b"} < set(prepared.graph.initializers)
     once, _ = prepare_with(model, fold_batch_norm=False)
     assert len(once.graph.initializers) == 2
-
-
-def test_constants_that_are_no_weights_stay_shared() -> None:
-    model = make_model(
-        "(float[2,4] x) => (float[2,4] y) { p = Clip(x, low, high) q = Neg(p) y = Clip(q, low, high) }",
-        {"low": np.float32(-1), "high": np.float32(1)},
-    )
-    prepared, proto = same(model, {"x": normal(2, 4)}, unshare_initializers=True)
+    limits = {"low": np.float32(-1), "high": np.float32(1)}  # no weights: they stay shared
+    text = "(float[2,4] x) => (float[2,4] y) { p = Clip(x, low, high) q = Neg(p) y = Clip(q, low, high) }"
+    _, proto = same(make_model(text, limits), {"x": normal(2, 4)}, unshare_initializers=True)
     assert len(proto.graph.initializer) == 2
-    assert step(prepared, "unshare_initializers").detail == "no weight or bias has several readers"
 
 
 # shapes
@@ -251,10 +233,10 @@ def test_shapes_are_fixed_to_the_end() -> None:
 
 
 BAD_SHAPES = {
-    "/config/preparation/fixed_shapes/image": ({"image": (1, 3, 8, 8)}, "the model has no such input; it has 'x', 'z'"),
-    "/config/preparation/fixed_shapes/x": ({"x": (1, 8, 8)}, "the shape has 3 axes, the model declares 4"),
-    "/config/preparation/fixed_shapes/z": ({"z": (1, 5)}, "axis 1 is 4 in the model and cannot become 5"),
-    "/config/preparation/fixed_shapes/a~1b": ({"a/b": (1,)}, "the model has no such input"),
+    "image": ({"image": (1, 3, 8, 8)}, "no such input; it has 'x', 'z'"),
+    "x": ({"x": (1, 8, 8)}, "3 axes, the model declares 4"),
+    "z": ({"z": (1, 5)}, "axis 1 is 4 in the model and cannot become 5"),
+    "a~1b": ({"a/b": (1,)}, "no such input"),
 }
 
 
@@ -263,13 +245,13 @@ def test_shapes_that_do_not_fit_are_refused(pointer: str) -> None:
     shapes, says = BAD_SHAPES[pointer]
     with pytest.raises(InvalidConfigError, match=says) as caught:
         prepare_with(make_model(DYNAMIC, {"w": normal(4, 3, 3, 3)}), fixed_shapes=shapes)
-    assert [problem.pointer for problem in caught.value.errors] == [pointer]
+    assert [problem.pointer for problem in caught.value.errors] == [f"/config/preparation/fixed_shapes/{pointer}"]
 
 
 # opset
 
 
-@pytest.mark.parametrize("wanted", range(13, 24))
+@pytest.mark.parametrize("wanted", [13, 17, 18, 20, 23])
 def test_the_wanted_opset(wanted: int) -> None:
     model = make_model(
         f"(float[2,3,8,8] x) => (float[2,4] y) {{ t = Conv(x, w) {batchnorm_text('t', 'u')} v = Relu(u) "
@@ -303,17 +285,17 @@ def test_an_opset_out_of_reach_is_refused(opset: int, wanted: int, says: str) ->
 # MatMul and Add
 
 
-@pytest.mark.parametrize("shape", [(5, 2, 3), (5, 3), (1, 2, 3), (1, 1, 3)])
+@each("shape", [(5, 2, 3), (5, 3), (1, 2, 3), (1, 1, 3)])
 def test_an_add_that_widens_the_product_is_no_bias(shape: tuple[int, ...]) -> None:
     model = make_model(
         "(float[N,4] x) => (float[] y) { t = MatMul(x, w) y = Add(t, b) }", {"w": normal(4, 3), "b": normal(*shape)}
     )
     model.graph.output[0].type.tensor_type.ClearField("shape")
     rows = 1 if len(shape) == 2 else 2
-    assert op_types(same(model, {"x": normal(rows, 4)}, tolerance=1e-5)[1]) == ["MatMul", "Add"]
+    assert op_types(same(model, {"x": normal(rows, 4)})[1]) == ["MatMul", "Add"]
 
 
-@pytest.mark.parametrize("shape", [(3,), (1, 3), (1,), ()])
+@each("shape", [(3,), (1, 3), (1,), ()])
 def test_a_bias_becomes_part_of_a_gemm(shape: tuple[int, ...]) -> None:
     model = make_model(
         "(float[N,4] x) => (float[N,3] y) { t = MatMul(x, w) y = Add(b, t) }", {"w": normal(4, 3), "b": normal(*shape)}
@@ -324,7 +306,6 @@ def test_a_bias_becomes_part_of_a_gemm(shape: tuple[int, ...]) -> None:
 # all of them
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     flags=st.fixed_dictionaries({name: st.booleans() for name in FLAGS if name not in ("clip6_to_relu", "nhwc_input")}),
