@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.contracts.errors import InvalidConfigError
@@ -90,7 +90,6 @@ def brute(outputs: dict[str, np.ndarray], labels: dict[str, np.ndarray], limit: 
 
 
 @given(seed=st.integers(0, 500), batch=st.sampled_from([1, 4, 50]))
-@settings(max_examples=15, deadline=None)
 def test_the_definition(seed: int, batch: int) -> None:
     outputs, labels = scene(seed)
     found = measured([METRIC], outputs, arrays=labels, batch=batch)
@@ -112,12 +111,7 @@ def test_the_definition(seed: int, batch: int) -> None:
 
 
 # AP, AP50, AP75 and AR100 in percent by pycocotools 2.0.11 on these scenes.
-PYCOCOTOOLS = {
-    0: (12.4537, 26.8881, 9.5072, 45.0468),
-    1: (12.6739, 32.2890, 6.9154, 42.9340),
-    2: (13.1421, 28.3809, 10.1735, 49.5404),
-    3: (11.0494, 24.4306, 11.2996, 44.1712),
-}
+PYCOCOTOOLS = {0: (12.4537, 26.8881, 9.5072, 45.0468), 3: (11.0494, 24.4306, 11.2996, 44.1712)}
 
 
 @pytest.mark.parametrize("seed", sorted(PYCOCOTOOLS))

@@ -44,14 +44,8 @@ def declared(**fields: Any) -> dict[str, Any]:
 def quantized(folder: Path, functions: dict[str, Any], evaluation: dict[str, Any], **settings: Any) -> Result:
     onnx.save(chain_of_convolutions(outlier=2), folder / "float.onnx")
     data = write_npz(folder / "data.npz", x=samples(SAMPLES)["x"])
-    return quantize(
-        folder / "float.onnx",
-        config(evaluation=evaluation, **settings),
-        data,
-        run=SilentRun(),
-        threads=1,
-        functions=functions,
-    )
+    settings = config(evaluation=evaluation, **settings)
+    return quantize(folder / "float.onnx", settings, data, run=SilentRun(), threads=1, functions=functions)
 
 
 def float_labels(folder: Path) -> np.ndarray:
@@ -94,9 +88,7 @@ def test_steps_are_judged_by_distance_where_it_alone_is_declared(tmp_path: Path)
         tmp_path, {"mine": Recorder(float_labels(tmp_path))}, declared(), algorithms=[{"method": "bias_correction"}]
     ).report
     (figures,) = report.algorithms
-    assert figures.before is not None
-    assert figures.before.sqnr_db is not None
-    assert figures.before.value is None
+    assert figures.before is not None and figures.before.sqnr_db is not None and figures.before.value is None
 
 
 def test_a_distance_gets_the_float_output_first() -> None:
@@ -126,12 +118,8 @@ def test_without_the_function_the_refusal_names_what_needs_none() -> None:
     assert "kind onnx" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize(("returned", "says"), [("many", "returned str, no number"), (None, "returned NoneType")])
-def test_what_is_no_number_is_refused(returned: Any, says: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError, match=says):
-        quantized(tmp_path, {"mine": lambda outputs: returned}, declared())
-
-
-def test_a_number_that_is_none_leaves_the_metric_undefined(tmp_path: Path) -> None:
+def test_what_is_no_number_is_refused_and_no_finite_one_leaves_the_metric_undefined(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="returned str, no number"):
+        quantized(tmp_path, {"mine": lambda outputs: "many"}, declared())
     report = quantized(tmp_path, {"mine": lambda outputs: float("nan")}, declared()).report
     assert report.metrics[0].quantized is None

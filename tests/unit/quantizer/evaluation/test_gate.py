@@ -83,13 +83,11 @@ def declared(**gate: Any) -> EvaluationSpec:
 CLAUSES = [
     (default(max_drop=0.6), "max_drop", 0.6, True),
     (default(max_drop=0.59), "max_drop", 0.6, False),
-    (default(metric="top5", max_drop=1.0), "max_drop", 1.0, True),
     (default(metric="top5", max_drop=0.9), "max_drop", 1.0, False),
     (default(metric="top1_agreement", max_drop=2.5), "max_drop", 2.5, True),
     (default(metric="top1_agreement", max_drop=2.4), "max_drop", 2.5, False),
     (default(min_value=89.4), "min_value", 89.4, True),
     (default(min_value=89.5), "min_value", 89.4, False),
-    (default(metric="top1_agreement", min_value=97.0), "min_value", 97.5, True),
     (default(metric="top1_agreement", min_value=98.0), "min_value", 97.5, False),
     (default(min_sqnr_db=30.0), "min_sqnr_db", 30.0, True),
     (default(min_sqnr_db=30.1), "min_sqnr_db", 30.0, False),
@@ -106,12 +104,10 @@ CLAUSES = [
     (declared(metric="corr", max_drop=0.025), "max_drop", 0.025, True),
     (declared(metric="corr", min_value=0.88), "min_value", 0.875, False),
     # what compares with the float model drops from the value of identical outputs
-    (declared(metric="cos", max_drop=0.03), "max_drop", 0.03, True),
     (declared(metric="cos", max_drop=0.02), "max_drop", 0.03, False),
     (declared(metric="l2", max_drop=0.1), "max_drop", 0.125, False),
     (declared(metric="l2", max_value=0.125), "max_value", 0.125, True),
     (declared(metric="sq", min_value=30.0), "min_value", 30.0, True),
-    (declared(metric="top1_agreement", max_drop=2.5), "max_drop", 2.5, True),
     # the first declared metric is the gate's own choice
     (declared(max_drop=0.5), "max_drop", 0.6, False),
 ]
@@ -124,19 +120,12 @@ def test_every_clause_passes_and_fails(spec: EvaluationSpec, clause: str, got: f
 
 def test_all_clauses_must_hold() -> None:
     assert verdict(default(max_drop=1, min_sqnr_db=20))[0] == "pass"
-    word, clauses = verdict(default(max_drop=1, min_sqnr_db=40))
-    assert word == "fail"
-    assert {name: holds for name, (_, holds) in clauses.items()} == {"max_drop": True, "min_sqnr_db": False}
-
-
-def test_a_gain_is_no_drop() -> None:
+    held = {"max_drop": (0.6, True), "min_sqnr_db": (30.0, False)}
+    assert verdict(default(max_drop=1, min_sqnr_db=40)) == ("fail", held)
+    # a gain is no drop
     assert verdict(default(max_drop=0), top1=91.0) == ("pass", {"max_drop": (-1.0, True)})
     assert verdict(declared(metric="rmse", max_drop=0), rmse=1.5) == ("pass", {"max_drop": (-0.5, True)})
-
-
-def test_without_clauses_there_is_no_verdict() -> None:
-    assert verdict(default()) == ("none", {})
-    assert verdict(declared(metric="rmse")) == ("none", {})
+    assert verdict(default()) == verdict(declared(metric="rmse")) == ("none", {})
 
 
 @pytest.mark.parametrize(
@@ -153,8 +142,7 @@ def test_without_clauses_there_is_no_verdict() -> None:
 )
 def test_what_was_not_measured_does_not_pass(spec: EvaluationSpec, changes: dict[str, None]) -> None:
     word, clauses = verdict(spec, **changes)
-    assert word == "fail"
-    assert list(clauses.values()) == [(None, False)]
+    assert (word, list(clauses.values())) == ("fail", [(None, False)])
 
 
 def data(labels: LabelSummary | None) -> DatasetSummary:
@@ -166,50 +154,35 @@ CLASSES = LabelSummary(array="labels", count=8, minimum=0, maximum=4)
 TARGETS = LabelSummary(array="labels", count=8, dtype="float32", shape=(8,))
 
 
-@pytest.mark.parametrize("metric", ["top1", "top5"])
-@pytest.mark.parametrize("limits", [{"max_drop": 1.0}, {"min_value": 50.0}])
-@pytest.mark.parametrize("labels", [None, TARGETS])
-def test_a_gate_on_accuracy_needs_class_labels(
-    metric: str, limits: dict[str, float], labels: LabelSummary | None
-) -> None:
-    spec = default(metric=metric, **limits)
+def refused(spec: EvaluationSpec, **given: Any) -> InvalidConfigError:
     with pytest.raises(InvalidConfigError) as caught:
-        check_evaluation(spec, outputs=None, data=data(labels))
+        check_evaluation(spec, **given)
     assert caught.value.errors[0].pointer == "/config/evaluation/gate/metric"
-    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize(("metric", "limits"), [("top1", {"max_drop": 1.0}), ("top5", {"min_value": 50.0})])
+def test_a_gate_on_accuracy_needs_class_labels(metric: str, limits: dict[str, float]) -> None:
+    spec = default(metric=metric, **limits)
+    for labels in (None, TARGETS):
+        assert refused(spec, outputs=None, data=data(labels)).hint
     check_evaluation(spec, outputs=None, data=data(CLASSES))
     check_evaluation(spec, outputs=None, data=None)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [default(), default(min_sqnr_db=20), default(metric="top1_agreement", max_drop=1), default(metric="top5")],
-)
-def test_other_gates_need_none(spec: EvaluationSpec) -> None:
-    check_evaluation(spec, outputs=None, data=data(None))
+    agreement = default(metric="top1_agreement", max_drop=1)
+    for other in (default(), default(min_sqnr_db=20), agreement, default(metric="top5")):
+        check_evaluation(other, outputs=None, data=data(None))
 
 
 def scores(classes: int) -> tuple[TensorInfo, ...]:
     return (TensorInfo(name="y", dtype="float32", shape=("n", classes)),)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        default(metric="top5", max_drop=1.0),
-        EvaluationSpec.model_validate(
-            {"metrics": [{"kind": "accuracy_at_k", "k": 5}], "gate": {"metric": "accuracy_at_5", "min_value": 90}}
-        ),
-    ],
-)
-def test_a_gate_on_the_first_five_needs_more_classes(spec: EvaluationSpec) -> None:
-    with pytest.raises(InvalidConfigError, match="has 5 classes, and every label is among the first 5") as caught:
-        check_evaluation(spec, outputs=scores(5), data=data(CLASSES))
-    assert caught.value.errors[0].pointer == "/config/evaluation/gate/metric"
-    check_evaluation(spec, outputs=scores(6), data=data(CLASSES))
-
-
-def test_top1_of_two_classes_is_judged() -> None:
+def test_a_gate_on_the_first_five_needs_more_classes() -> None:
+    of_config = {"metrics": [{"kind": "accuracy_at_k", "k": 5}], "gate": {"metric": "accuracy_at_5", "min_value": 90}}
+    for spec in (default(metric="top5", max_drop=1.0), EvaluationSpec.model_validate(of_config)):
+        error = refused(spec, outputs=scores(5), data=data(CLASSES))
+        assert "has 5 classes, and every label is among the first 5" in str(error)
+        check_evaluation(spec, outputs=scores(6), data=data(CLASSES))
     check_evaluation(default(metric="top1", max_drop=1.0), outputs=scores(2), data=None)
 
 
@@ -272,8 +245,7 @@ def test_with_confidence_the_whole_interval_decides(
 ) -> None:
     word, clauses = judged(Gate(**limits, confidence=0.95), span=span)
     (clause,) = clauses.values()
-    assert clause.holds is holds
-    assert clause.confidence == 0.95
+    assert (clause.holds, clause.confidence) == (holds, 0.95)
     assert word == {True: "pass", False: "fail", None: "undecided"}[holds]
     assert (clause.why is None) == (holds is not None)
 
@@ -289,12 +261,10 @@ def test_an_undecided_clause_says_how_many_samples_it_takes() -> None:
 
 def test_what_has_no_interval_is_undecided_where_one_is_asked_for() -> None:
     word, clauses = judged(Gate(max_drop=1.0, confidence=0.9), span=None)
-    assert word == "undecided"
-    assert clauses["max_drop"].confidence == 0.9
-    why = "no interval can be told for top1 on this data: "
-    assert clauses["max_drop"].why == why + "the samples are too few or do not differ, or it does not tell them apart"
+    assert (word, clauses["max_drop"].confidence) == ("undecided", 0.9)
+    assert "no interval can be told for top1" in clauses["max_drop"].why and "too few" in clauses["max_drop"].why
     alike = judged(Gate(max_drop=1.0, confidence=0.9), span=None, p_value=1.0)[1]["max_drop"]
-    assert alike.holds is None and alike.why == why + "the samples do not differ"
+    assert alike.holds is None and alike.why.endswith("the samples do not differ")
 
 
 def test_a_broken_clause_fails_whatever_is_undecided() -> None:

@@ -87,10 +87,9 @@ def test_canceling_stops_the_timing(clock: Clock) -> None:
             raise CanceledError("stop")
 
     sides = [clock.session(name, constant(0.001)) for name in "ab"]
+    data, inputs = ArrayDataset({"x": normal(4, 64)}), input_infos(MODEL)
     with pytest.raises(CanceledError):
-        measure_latency(
-            *sides, ArrayDataset({"x": normal(4, 64)}), input_infos(MODEL), runs=20, threads=1, run=Canceled()
-        )
+        measure_latency(*sides, data, inputs, runs=20, threads=1, run=Canceled())
     assert not clock.order
 
 
@@ -105,39 +104,28 @@ def test_the_ratio_is_that_of_the_fastest_runs_of_the_blocks() -> None:
     assert busy.confidence > interval.confidence > 0.999
 
 
-@pytest.mark.parametrize("count", [8, 12, 16, 20])
+@pytest.mark.parametrize("count", [8, 15, 16])
 def test_the_confidence_is_that_of_the_order_statistics(count: int) -> None:
-    signs = np.array(list(itertools.product((-1, 1), repeat=min(count, 16))))  # of each block about the median
-    ones = np.ones((count, 2))
+    signs = np.array(list(itertools.product((-1, 1), repeat=count)))  # of each block about the median
+    below = (signs < 0).sum(axis=1)
     for busy in (True, False):
-        told = paired_ratio(ones, busy=busy)[1].confidence
+        told = paired_ratio(np.ones((count, 2)), busy=busy)[1].confidence
         trimmed = 1 if count >= 16 and not busy else 0
-        if count <= 16:
-            below = (signs < 0).sum(axis=1)
-            held = ((below > trimmed) & (below < count - trimmed)).mean()
-        else:
-            held = 1 - 2 * sum((1, 20)[: trimmed + 1]) / 2**20
-        assert told == pytest.approx(held, abs=2e-6)
-        assert told <= held
+        held = ((below > trimmed) & (below < count - trimmed)).mean()
+        assert held - 2e-6 <= told <= held
 
 
 @given(st.floats(0.2, 5.0), st.integers(8, 60), st.integers(0, 2**32 - 1), st.booleans())
-def test_load_that_hits_both_alike_changes_nothing(ratio: float, pairs: int, seed: int, busy: bool) -> None:
+def test_the_interval_holds_the_ratio_and_turns_with_the_models(
+    ratio: float, pairs: int, seed: int, busy: bool
+) -> None:
     load = np.random.default_rng(seed).uniform(1.0, 10.0, (pairs, 1))
-    blocks = np.array_split(load, min(20, pairs))
-    # the fastest pair of a block is that of the least load, for both
+    # load that hits both alike changes nothing: the fastest pair of a block is that of the least load, for both
     found, interval = paired_ratio(load * [[1.0, ratio]], busy=busy)
-    assert len(blocks) >= 8
-    assert found == pytest.approx(ratio, rel=1e-4)
-    assert interval.low == pytest.approx(ratio, rel=1e-4)
-    assert interval.high == pytest.approx(ratio, rel=1e-4)
-
-
-@given(st.integers(8, 60), st.integers(0, 2**32 - 1), st.booleans())
-def test_the_interval_holds_the_ratio_and_turns_with_the_models(pairs: int, seed: int, busy: bool) -> None:
+    assert (found, interval.low, interval.high) == pytest.approx((ratio, ratio, ratio), rel=1e-4)
     seconds = np.random.default_rng(seed).lognormal(0.0, 1.0, (pairs, 2))
-    ratio, interval = paired_ratio(seconds, busy=busy)
-    assert interval.low <= ratio <= interval.high
+    found, interval = paired_ratio(seconds, busy=busy)
+    assert interval.low <= found <= interval.high
     _, turned = paired_ratio(seconds[:, ::-1], busy=busy)
     assert turned.low == pytest.approx(1 / interval.high, rel=1e-3)
     assert turned.high == pytest.approx(1 / interval.low, rel=1e-3)
@@ -169,6 +157,8 @@ def judged(found: latency.LatencyFigures, limit: float) -> str:
     return "holds" if interval.high <= limit else "broken" if interval.low > limit else "undecided"
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_gate_beside_a_busy_core_never_says_the_opposite(busy_neighbour: None) -> None:
     """A model against itself: far limits are never judged wrongly, and near ones never both ways."""
     sessions = [Session(MODEL.SerializeToString(), threads=2) for _ in range(2)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.contracts.errors import InvalidConfigError
@@ -31,7 +31,6 @@ def edits(a: tuple[Any, ...], b: tuple[Any, ...]) -> int:
 
 
 @given(a=WORDS, b=WORDS)
-@settings(max_examples=300, deadline=None)
 def test_edit_distance_is_the_recursion(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     assert edit_distance(np.array(a, int), np.array(b, int)) == edits(a, b)
 
@@ -61,7 +60,6 @@ def sequences(seed: int, samples: int = 9, classes: int = 5, width: int = 6) -> 
 
 
 @given(seed=st.integers(0, 100), blank=st.integers(0, 4), batch=st.sampled_from([1, 4, 50]))
-@settings(max_examples=40, deadline=None)
 def test_ctc(seed: int, blank: int, batch: int) -> None:
     scores, rows = normal(9, 10, 5, seed=seed), [(1, 2), *sequences(seed)[1:]]
     expected = sum(edits(row, greedy(score, blank)) for row, score in zip(rows, scores, strict=True))
