@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from service.app import create_app
 from service.deps import Desk
 from service.settings import Settings
 from tests.support.front import Front
+from tests.support.webhooks import PEPPER
 
 # Of a test or a module: what it tells does not depend on the database.
 ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -22,6 +24,12 @@ ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """Its routes are built with its first request, which takes longer than most tests: one for all, at any desk."""
     return create_app(Settings(data_dir=tmp_path_factory.mktemp("app"), min_free_bytes=0))
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str) -> Settings:
+    """With a pepper, which webhooks, hand-overs and attestations need on PostgreSQL."""
+    return Settings(data_dir=tmp_path / "data", database_url=database_url, min_free_bytes=0, key_pepper=PEPPER)
 
 
 @contextmanager

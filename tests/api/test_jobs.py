@@ -352,10 +352,7 @@ def test_list_filters(front: Front) -> None:
 @pytest.mark.parametrize(
     ("query", "name"),
     [
-        ("stat=queued", "stat"),
         ("state=dreaming", "state"),
-        ("limit=0", "limit"),
-        ("limit=201", "limit"),
         ("created_after=yesterday", "created_after"),
         ("created_after=2026-01-01T00:00:00", "created_after"),
         ("label.=x", "label."),
@@ -368,32 +365,6 @@ def test_list_filters(front: Front) -> None:
 def test_bad_list_queries_are_told_by_their_parameter(sqlite_front: Front, query: str, name: str) -> None:
     told = problem(sqlite_front.http.get(f"/v1/jobs?{query}"), 422, "invalid-request")
     assert [(error["pointer"], error["where"]) for error in told["errors"]] == [("", {"query": name})]
-
-
-@pytest.mark.both_databases
-def test_pages_hold_every_job_once(front: Front) -> None:
-    body = front.job_body()
-    ids = [front.new_job(**body, labels={"n": "x"}) for _ in range(7)]
-    seen, link = [], "/v1/jobs?limit=3&label.n=x"
-    while link:
-        page = front.http.get(link)
-        seen += [job["id"] for job in page.json()["items"]]
-        if len(seen) == 3:
-            front.new_job(**body)  # a newcomer must not shift the pages
-        link = page.headers.get("link", "").partition(">")[0].removeprefix("<")
-    assert seen == ids[::-1]
-
-
-def test_cursors_are_signed_and_bound(sqlite_front: Front) -> None:
-    body = sqlite_front.job_body()
-    for _ in range(3):
-        sqlite_front.new_job(**body)
-    cursor = sqlite_front.http.get("/v1/jobs?limit=1").json()["next_cursor"]
-    assert sqlite_front.http.get(f"/v1/jobs?limit=2&cursor={cursor}").status_code == 200
-    for bad in (cursor[:-2] + "xx", "x", "", "%00", "A" * 500, cursor + "&state=queued"):
-        told = problem(sqlite_front.http.get(f"/v1/jobs?limit=1&cursor={bad}"), 422, "invalid-cursor")
-        assert [error["where"] for error in told["errors"]] == [{"query": "cursor"}]
-    problem(sqlite_front.http.get(f"/v1/models?cursor={cursor}"), 422, "invalid-cursor")
 
 
 def test_report(front: Front) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,38 +27,20 @@ def announce(front: Front, data: bytes, **changes: Any) -> dict[str, Any]:
     return made
 
 
-def in_upload(front: Front) -> bytes:
-    front.upload(DATA)
-    return DATA
-
-
-def in_model(front: Front) -> bytes:
-    files = [{"upload_id": front.upload(DATA), "path": "m.onnx"}]
-    front.http.post("/v1/models", json={"name": "m", "files": files})
-    forget_uploads(front)
-    return DATA
-
-
-def in_dataset(front: Front) -> bytes:
-    front.new_dataset()
-    forget_uploads(front)
-    return npz_bytes()
-
-
-def in_result(front: Front) -> bytes:
-    front.succeeded_job(DATA)
-    forget_uploads(front)
-    return DATA
-
-
 def forget_uploads(front: Front) -> None:
     with front.desk.database.write() as session:
         session.execute(delete(Upload))
 
 
-@pytest.mark.parametrize("put", [in_upload, in_model, in_dataset, in_result])
-def test_a_file_of_the_tenant_is_complete_at_once(front: Front, put: Callable[[Front], bytes]) -> None:
-    data = put(front)
+@pytest.mark.both_databases
+@pytest.mark.parametrize("held_by", ["upload", "model", "dataset", "result"])
+def test_a_file_of_the_tenant_is_complete_at_once(front: Front, held_by: str) -> None:
+    data = {"model": b"model bytes", "dataset": npz_bytes()}.get(held_by, DATA)
+    if held_by == "upload":
+        front.upload(data)
+    else:
+        {"model": front.new_model, "dataset": front.new_dataset, "result": lambda: front.succeeded_job(data)}[held_by]()
+        forget_uploads(front)
     made = announce(front, data)
     assert (made["state"], made["offset"], made["size_bytes"]) == ("complete", len(data), len(data))
     assert made["sha256"] == hashlib.sha256(data).hexdigest()
@@ -70,18 +51,15 @@ def test_a_file_of_the_tenant_is_complete_at_once(front: Front, put: Callable[[F
 
 
 def test_without_digest_and_size_every_file_is_sent(front: Front) -> None:
+    announce(front, DATA)
+    assert announce(front, DATA)["state"] == "open", "bytes that have not all come are no file"
     front.upload(DATA)
     for changes in ({"size_bytes": None}, {"sha256": None}, {"size_bytes": len(DATA) + 1}):
         assert announce(front, DATA, **changes)["state"] == "open"
     assert announce(front, DATA + b"!")["state"] == "open"
 
 
-def test_bytes_that_have_not_all_come_are_no_file(front: Front) -> None:
-    announce(front, DATA)
-    assert announce(front, DATA)["state"] == "open"
-
-
-def test_a_damaged_file_is_sent_again_and_healed(front: Front) -> None:
+def test_a_file_that_is_damaged_or_gone_is_sent_again_and_healed(front: Front) -> None:
     front.upload(DATA)
     digest = hashlib.sha256(DATA).hexdigest()
     with front.desk.database.write() as session:
@@ -90,11 +68,7 @@ def test_a_damaged_file_is_sent_again_and_healed(front: Front) -> None:
     assert made["state"] == "open"
     assert front.http.put(made["links"]["content"], content=DATA).json()["state"] == "complete"
     assert announce(front, DATA)["state"] == "complete"
-
-
-def test_a_file_that_is_not_in_the_store_is_sent_again(front: Front) -> None:
-    front.upload(DATA)
-    front.desk.store.path(hashlib.sha256(DATA).hexdigest()).unlink()
+    front.desk.store.path(digest).unlink()
     assert announce(front, DATA)["state"] == "open"
 
 
@@ -120,6 +94,7 @@ def test_what_was_taken_over_is_not_collected(front: Front) -> None:
     assert front.http.post("/v1/models", json={"name": "m", "files": files}).status_code == 201
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize("emptied", [False, True], ids=["in the trash", "gone"])
 def test_collection_between_the_look_and_the_row(front: Front, monkeypatch: pytest.MonkeyPatch, emptied: bool) -> None:
     """What went to the trash meanwhile comes back; what is gone for good has to be sent."""

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
 from service.contracts.dataset import PreprocessingSpec
-from service.contracts.errors import EngineError
+from service.contracts.errors import (
+    DatasetFormatError,
+    EngineError,
+    ExternalDataError,
+    NonFiniteDataError,
+    NotOnnxError,
+    QuantmillError,
+)
 from tests.support.front import Front, dataset_summary, model_summary, npz_bytes, pointers, problem
 from tests.worker.workbench import wait_for
 
-MISSING_UPLOAD = "upl_00000000000000000000000000"
+MISSING_UPLOAD = f"upl_{'0' * 26}"
+SUMMARIES: dict[str, Any] = {"model": model_summary, "dataset": dataset_summary}
+NOUNS = pytest.mark.parametrize("noun", SUMMARIES)
 
 
-def model_body(front: Front, *paths: str) -> dict[str, object]:
+def model_body(front: Front, *paths: str) -> dict[str, Any]:
     files = [{"upload_id": front.upload(path.encode()), "path": path} for path in paths]
     return {"name": "m", "files": files}
+
+
+def in_validation(front: Front, noun: str) -> tuple[str, str]:
+    """Path of a new noun, and the job that validates it."""
+    noun_id = getattr(front, f"new_{noun}")()
+    return f"/v1/{noun}s/{noun_id}", front.inspect_job(**{f"{noun}_id": noun_id})
 
 
 def test_a_model_is_validated_by_a_job(front: Front) -> None:
@@ -39,11 +55,22 @@ def test_a_model_is_validated_by_a_job(front: Front) -> None:
     assert "retry-after" not in seen.headers
 
 
-@pytest.mark.parametrize("noun", ["model", "dataset"])
+def test_a_dataset_is_validated_by_a_job(front: Front) -> None:
+    spec = {"inputs": {"x": {"array": "images", "layout": "NHWC", "scale": 0.5}}, "labels": "y"}
+    dataset_id = front.new_dataset(preprocessing=spec)
+    seen = front.http.get(f"/v1/datasets/{dataset_id}").json()
+    assert (seen["status"], seen["format"]) == ("validating", "npz")
+    assert seen["preprocessing"] == PreprocessingSpec.model_validate(spec).model_dump(mode="json")
+    front.finish(front.inspect_job(dataset_id=dataset_id), dataset_summary())
+    seen = front.http.get(f"/v1/datasets/{dataset_id}").json()
+    assert seen["status"] == "ready"
+    assert seen["summary"] == dataset_summary().model_dump(mode="json")
+
+
+@NOUNS
 def test_what_was_not_validated_in_time_says_so_and_is_tried_again(front: Front, noun: str) -> None:
     """That the installation had no time is no reason to reject anything."""
-    noun_id = front.new_model() if noun == "model" else front.new_dataset()
-    path, job_id = f"/v1/{noun}s/{noun_id}", front.inspect_job(**{f"{noun}_id": noun_id})
+    path, job_id = in_validation(front, noun)
     before = front.http.get(path)
     assert before.json()["waiting"] is None
     front.run_late(job_id)
@@ -53,157 +80,111 @@ def test_what_was_not_validated_in_time_says_so_and_is_tried_again(front: Front,
     assert late.headers["etag"] != before.headers["etag"]
     job = front.http.get(f"/v1/jobs/{job_id}").json()
     assert (job["state"], job["error"], job["waiting"]) == ("queued", None, late.json()["waiting"])
-    front.finish(job_id, model_summary() if noun == "model" else dataset_summary())
+    front.finish(job_id, SUMMARIES[noun]())
     ready = front.http.get(path).json()
     assert (ready["status"], ready["waiting"]) == ("ready", None)
 
 
-def test_a_rejected_model_says_why(front: Front) -> None:
-    model_id = front.rejected_model()
-    seen = front.http.get(f"/v1/models/{model_id}").json()
-    assert seen["status"] == "rejected"
-    assert [(p["code"], p["detail"]) for p in seen["problems"]] == [("not-onnx", "The file is no ONNX model.")]
-    assert seen["problems"][0]["hint"] == "Export again."
-
-
-def test_a_dataset_is_validated_by_a_job(front: Front) -> None:
-    spec = {"inputs": {"x": {"array": "images", "layout": "NHWC", "scale": 0.5}}, "labels": "y"}
-    dataset_id = front.new_dataset(preprocessing=spec)
-    seen = front.http.get(f"/v1/datasets/{dataset_id}").json()
-    assert (seen["status"], seen["format"]) == ("validating", "npz")
-    assert seen["preprocessing"] == PreprocessingSpec.model_validate(spec).model_dump(mode="json")
-
-    front.finish(front.inspect_job(dataset_id=dataset_id), dataset_summary())
-    seen = front.http.get(f"/v1/datasets/{dataset_id}").json()
-    assert seen["status"] == "ready"
-    assert seen["summary"] == dataset_summary().model_dump(mode="json")
-
-
-def test_an_inspection_that_breaks_down_rejects(front: Front) -> None:
-    dataset_id = front.new_dataset()
-    front.fail(front.inspect_job(dataset_id=dataset_id), EngineError("It broke."))
-    seen = front.http.get(f"/v1/datasets/{dataset_id}").json()
-    assert (seen["status"], seen["problems"][0]["code"]) == ("rejected", "engine-error")
-
-
-@pytest.mark.parametrize("given", ["npz", "safetensors"])
-def test_a_dataset_format_may_be_given(sqlite_front: Front, given: str) -> None:
-    upload_id = sqlite_front.upload(npz_bytes(), "data")
-    body = {"name": "d", "upload_id": upload_id, "format": given}
-    assert sqlite_front.http.post("/v1/datasets", json=body).json()["format"] == given
-
-
-def test_a_dataset_format_must_be_known(sqlite_front: Front) -> None:
-    upload_id = sqlite_front.upload(npz_bytes(), "data.csv")
-    answer = sqlite_front.http.post("/v1/datasets", json={"name": "d", "upload_id": upload_id})
-    assert pointers(problem(answer, 422, "invalid-request")) == ["/format"]
-
-
-@pytest.mark.parametrize("noun", ["models", "datasets"])
-def test_waiting_ends_with_the_time_given(front: Front, noun: str) -> None:
-    noun_id = front.new_model() if noun == "models" else front.new_dataset()
-    waited = front.http.get(f"/v1/{noun}/{noun_id}?wait=0.3")
-    assert (waited.json()["status"], waited.headers["retry-after"]) == ("validating", "1")
-
-
-@pytest.mark.parametrize("noun", ["models", "datasets"])
-def test_waiting_ends_with_the_validation(front: Front, endless_wait: None, noun: str) -> None:
-    if noun == "models":
-        noun_id, result = front.new_model(), model_summary()
-        job_id = front.inspect_job(model_id=noun_id)
-    else:
-        noun_id, result = front.new_dataset(), dataset_summary()
-        job_id = front.inspect_job(dataset_id=noun_id)
-    timer = threading.Timer(0.3, front.finish, (job_id, result))
+@NOUNS
+def test_waiting_ends_with_the_time_given_or_with_the_validation(front: Front, endless_wait: None, noun: str) -> None:
+    path, job_id = in_validation(front, noun)
+    first = front.http.get(f"{path}?wait=0")
+    assert (first.json()["status"], first.headers["retry-after"]) == ("validating", "1")
+    tag = {"If-None-Match": first.headers["etag"]}
+    again = front.http.get(path, headers=tag)
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+    timer = threading.Timer(0.1, front.finish, (job_id, SUMMARIES[noun]()))
     timer.start()
-    waited = front.http.get(f"/v1/{noun}/{noun_id}?wait=20")
+    waited = front.http.get(f"{path}?wait=20")
     timer.join()
     assert waited.json()["status"] == "ready"
+    assert front.http.get(path, headers=tag).status_code == 200
 
 
-@pytest.mark.parametrize("noun", ["models", "datasets"])
-def test_entity_tags(front: Front, noun: str) -> None:
-    noun_id = front.new_model() if noun == "models" else front.new_dataset()
-    path = f"/v1/{noun}/{noun_id}"
-    tag = front.http.get(path).headers["etag"]
-    again = front.http.get(path, headers={"If-None-Match": tag})
-    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
-    kind = "model_id" if noun == "models" else "dataset_id"
-    front.finish(front.inspect_job(**{kind: noun_id}), model_summary() if noun == "models" else dataset_summary())
-    assert front.http.get(path, headers={"If-None-Match": tag}).status_code == 200
+@NOUNS
+def test_waiting_that_is_in_vain_ends(sqlite_front: Front, noun: str) -> None:
+    path, _ = in_validation(sqlite_front, noun)
+    assert sqlite_front.http.get(f"{path}?wait=0.1").json()["status"] == "validating"
 
 
-@pytest.mark.parametrize("noun", ["models", "datasets"])
-def test_lists(front: Front, noun: str) -> None:
-    make = front.new_model if noun == "models" else front.new_dataset
-    ready = front.ready_model if noun == "models" else front.ready_dataset
-    ids = [make(), make(), ready()]
-    seen, cursor, pages = [], None, 0
-    while True:
-        page = front.http.get(f"/v1/{noun}", params={"limit": 2, **({"cursor": cursor} if cursor else {})})
-        assert page.status_code == 200, page.text
-        seen += [item["id"] for item in page.json()["items"]]
-        cursor, pages = page.json()["next_cursor"], pages + 1
-        assert page.json()["has_more"] == (cursor is not None) == ("link" in page.headers)
-        if cursor is None:
-            break
-    assert seen == ids[::-1]
-    assert pages == 2
-    found = front.http.get(f"/v1/{noun}?status=ready").json()["items"]
-    assert [item["id"] for item in found] == ids[2:]
+def test_rejected_models_say_why_and_point_at_the_file(front: Front) -> None:
+    def rejected(error: QuantmillError) -> list[str]:
+        made = front.http.post("/v1/models", json=model_body(front, "net.onnx", "a.bin")).json()
+        front.fail(front.inspect_job(model_id=made["id"]), error)
+        seen = front.http.get(made["links"]["self"]).json()
+        (found,) = seen["problems"]
+        assert (seen["status"], found["detail"], found["hint"]) == ("rejected", str(error), error.hint)
+        assert found["code"] == error.code
+        return pointers(found)
+
+    # a model shows its files in the order of their names
+    assert rejected(NotOnnxError("It is no ONNX model.", hint="Export again.")) == ["/files/1"]
+    assert rejected(ExternalDataError("It is too short.", path="a.bin")) == ["/files/0"]
+    assert rejected(ExternalDataError("It is missing.", path="b.bin")) == ["/files/1"]
+    assert rejected(NotOnnxError("Bad opset.", pointer="/opset")) == ["/opset"]
+    assert rejected(EngineError("It broke.")) == [], "that is no fault of the file"
 
 
-@pytest.mark.parametrize("noun", ["models", "datasets"])
-@pytest.mark.parametrize("tail", ["00000000000000000000000000", "x", "%00", "%FF"])
-def test_unknown_nouns(front: Front, noun: str, tail: str) -> None:
-    prefix = "mdl" if noun == "models" else "dst"
-    problem(front.http.get(f"/v1/{noun}/{prefix}_{tail}"), 404, f"{noun[:-1]}-not-found")
+def test_rejected_datasets_point_at_the_upload_or_the_array(front: Front) -> None:
+    def rejected(error: QuantmillError) -> list[str]:
+        dataset_id = front.new_dataset()
+        front.fail(front.inspect_job(dataset_id=dataset_id), error)
+        seen = front.http.get(f"/v1/datasets/{dataset_id}").json()
+        assert (seen["status"], seen["problems"][0]["code"]) == ("rejected", error.code)
+        return pointers(seen["problems"][0])
+
+    assert rejected(DatasetFormatError("It is no archive.")) == ["/upload_id"]
+    assert rejected(NonFiniteDataError("NaN.", pointer="/arrays/x")) == ["/arrays/x"]
+    assert rejected(EngineError("It broke.")) == []
 
 
-def test_a_model_of_an_unknown_upload(front: Front) -> None:
-    body = model_body(front, "net.onnx")
-    body["files"].append({"upload_id": MISSING_UPLOAD, "path": "weights.bin"})
-    answer = front.http.post("/v1/models", json=body)
-    assert pointers(problem(answer, 404, "upload-not-found")) == ["/files/1/upload_id"]
-    assert front.http.get("/v1/models").json()["items"] == []
+def test_a_dataset_format_may_be_given_and_must_be_known(sqlite_front: Front) -> None:
+    body = {"name": "d", "upload_id": sqlite_front.upload(npz_bytes(), "data.csv")}
+    for given in ("npz", "safetensors"):
+        assert sqlite_front.http.post("/v1/datasets", json={**body, "format": given}).json()["format"] == given
+    told = problem(sqlite_front.http.post("/v1/datasets", json=body), 422, "invalid-request")
+    assert pointers(told) == ["/format"]
 
 
-def test_a_noun_of_an_unfinished_upload(front: Front) -> None:
-    upload_id = front.http.post("/v1/uploads", json={"filename": "net.onnx", "size_bytes": 9}).json()["id"]
-    body = {"name": "m", "files": [{"upload_id": upload_id, "path": "net.onnx"}]}
-    answer = front.http.post("/v1/models", json=body)
-    assert pointers(problem(answer, 409, "upload-not-complete")) == ["/files/0/upload_id"]
-    answer = front.http.post("/v1/datasets", json={"name": "d", "upload_id": upload_id, "format": "npz"})
-    assert pointers(problem(answer, 409, "upload-not-complete")) == ["/upload_id"]
+def test_an_upload_that_is_not_there_or_not_complete_makes_nothing(front: Front) -> None:
+    unfinished = front.http.post("/v1/uploads", json={"filename": "net.onnx", "size_bytes": 9}).json()["id"]
+    for upload_id, status, code in (
+        (MISSING_UPLOAD, 404, "upload-not-found"),
+        (unfinished, 409, "upload-not-complete"),
+    ):
+        body = model_body(front, "net.onnx")
+        body["files"].append({"upload_id": upload_id, "path": "weights.bin"})
+        refused = problem(front.http.post("/v1/models", json=body), status, code)
+        assert pointers(refused) == ["/files/1/upload_id"]
+        data = {"name": "d", "upload_id": upload_id, "format": "npz"}
+        refused = problem(front.http.post("/v1/datasets", json=data), status, code)
+        assert pointers(refused) == ["/upload_id"]
     assert front.http.get("/v1/models").json()["items"] == front.http.get("/v1/datasets").json()["items"] == []
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["../net.onnx", "/net.onnx", "a/net.onnx", "a\\net.onnx", "..", ".", "", "net\n.onnx", "ü" * 130 + ".onnx"],
+    ("paths", "pointer"),
+    [
+        *[([path], "/files/0/path") for path in ("../net.onnx", "/net.onnx", "a\\net.onnx", "..", "", "net\n.onnx")],
+        (["ü" * 130 + ".onnx"], "/files/0/path"),
+        (["weights.bin"], "/files"),
+        (["a.onnx", "b.onnx"], "/files"),
+        (["w", "a.onnx", "w", "w"], "/files/2/path"),
+    ],
 )
-def test_model_files_have_plain_names(sqlite_front: Front, path: str) -> None:
-    body = {"name": "m", "files": [{"upload_id": MISSING_UPLOAD, "path": path}]}
-    answer = sqlite_front.http.post("/v1/models", json=body)
-    assert pointers(problem(answer, 422, "invalid-request")) == ["/files/0/path"]
-
-
-@pytest.mark.parametrize("paths", [["weights.bin"], ["a.onnx", "b.onnx"], ["a.onnx", "w", "w"]])
-def test_a_model_has_one_main_file_and_no_name_twice(sqlite_front: Front, paths: list[str]) -> None:
+def test_a_model_has_one_main_file_and_plain_names_each_once(
+    sqlite_front: Front, paths: list[str], pointer: str
+) -> None:
     body = {"name": "m", "files": [{"upload_id": MISSING_UPLOAD, "path": path} for path in paths]}
-    problem(sqlite_front.http.post("/v1/models", json=body), 422, "invalid-request")
+    told = problem(sqlite_front.http.post("/v1/models", json=body), 422, "invalid-request")
+    assert pointers(told) == [pointer]
+    assert pointer in told["detail"]
 
 
 @pytest.mark.parametrize(
-    ("spec", "pointer"),
-    [
-        ({"input": {}}, "/preprocessing/input"),
-        ({"inputs": {"x": {"layot": "NHWC"}}}, "/preprocessing/inputs/x/layot"),
-        ({"inputs": {"x": {"layout": "CHW"}}}, "/preprocessing/inputs/x/layout"),
-        ({"inputs": {"x": {"std": [0.0]}}}, "/preprocessing/inputs/x/std"),
-    ],
+    ("spec", "place"), [({"input": {}}, "input"), ({"inputs": {"x": {"layout": "CHW"}}}, "inputs/x/layout")]
 )
-def test_bad_preprocessing(sqlite_front: Front, spec: dict[str, object], pointer: str) -> None:
+def test_bad_preprocessing(sqlite_front: Front, spec: dict[str, object], place: str) -> None:
     body = {"name": "d", "upload_id": MISSING_UPLOAD, "preprocessing": spec}
     answer = sqlite_front.http.post("/v1/datasets", json=body)
-    assert pointers(problem(answer, 422, "invalid-request")) == [pointer]
+    assert pointers(problem(answer, 422, "invalid-request")) == [f"/preprocessing/{place}"]

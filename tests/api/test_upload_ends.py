@@ -46,24 +46,14 @@ def is_complete(front: Front, upload_id: str) -> None:
     assert list(front.desk.store.incoming.iterdir()) == []
 
 
-def test_a_lock_at_the_end_costs_no_bytes(front: Front, tmp_path: Path) -> None:
+def test_a_lock_at_the_end_of_a_part_or_of_all_costs_no_bytes(front: Front, tmp_path: Path) -> None:
     upload_id = open_upload(front, size_bytes=len(DATA), sha256=sha256(DATA))
-    assert patch(front, upload_id, DATA[:5000], 0).status_code == 204
     with locked(tmp_path / "service.db", "IMMEDIATE"):
-        for part, at in ((DATA[5000:], 5000), (b"", len(DATA))):
+        for part, at in ((DATA[:5000], 0), (DATA[5000:], 5000), (b"", len(DATA))):
             problem(patch(front, upload_id, part, at), 503, "database-unavailable")
-            assert offset(front, upload_id) == len(DATA)
+            assert offset(front, upload_id) == at + len(part)
         assert front.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "open"
     assert patch(front, upload_id, b"", len(DATA)).status_code == 204
-    is_complete(front, upload_id)
-
-
-def test_a_lock_at_the_end_of_a_part_keeps_the_part(front: Front, tmp_path: Path) -> None:
-    upload_id = open_upload(front, size_bytes=len(DATA))
-    with locked(tmp_path / "service.db", "IMMEDIATE"):
-        problem(patch(front, upload_id, DATA[:5000], 0), 503, "database-unavailable")
-        assert offset(front, upload_id) == 5000
-    assert patch(front, upload_id, DATA[5000:], 5000).status_code == 204
     is_complete(front, upload_id)
 
 
