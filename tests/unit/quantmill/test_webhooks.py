@@ -34,12 +34,9 @@ def headers(*secrets: str, at: int = NOW, body: bytes = BODY, **changes: str) ->
     return {**found, **changes}
 
 
-def test_a_request_of_ours(still: None) -> None:
-    assert verify(BODY, headers(SECRET), SECRET) == EVENT
-
-
 def test_one_of_several_secrets_fits(still: None) -> None:
-    for sent, known in (([SECRET, OTHER], OTHER), ([SECRET], [OTHER, SECRET]), ([OTHER, SECRET], [SECRET])):
+    pairs = (([SECRET], SECRET), ([SECRET, OTHER], OTHER), ([SECRET], [OTHER, SECRET]), ([OTHER, SECRET], [SECRET]))
+    for sent, known in pairs:
         assert verify(BODY, headers(*sent), known) == EVENT
 
 
@@ -61,9 +58,7 @@ def test_the_reference_library_takes_what_we_sign_and_we_take_what_it_signs(body
         {"Webhook-Timestamp": f"0{NOW}"},
         {"Webhook-Timestamp": "soon"},
         {"Webhook-Timestamp": "9" * 5000},
-        {"Webhook-Timestamp": f"{NOW}.0"},
         {"Webhook-Signature": ""},
-        {"Webhook-Signature": "v1,"},
         {"Webhook-Signature": "v1"},
         {"Webhook-Signature": "\u00e9 v1,\u00e9"},
         {"Webhook-Signature": signature(SECRET, "evt_1", NOW, BODY).replace("v1,", "v2,")},
@@ -77,10 +72,15 @@ def test_a_header_that_is_another(still: None, changes: dict[str, str]) -> None:
     assert (caught.value.code, caught.value.status) == ("webhook-not-verified", 400)
 
 
-def test_another_body_or_secret(still: None) -> None:
-    for body, secret in ((BODY + b" ", SECRET), (BODY, OTHER), (b"", SECRET)):
+def test_another_body_or_secret_and_a_body_that_is_no_event(still: None) -> None:
+    for sent, body, secret in (
+        (BODY, BODY + b" ", SECRET),
+        (BODY, BODY, OTHER),
+        (BODY, b"", SECRET),
+        *((body, body, SECRET) for body in (b"[]", b"{", b"\xff")),
+    ):
         with pytest.raises(WebhookNotVerifiedError):
-            verify(body, headers(SECRET), secret)
+            verify(body, headers(SECRET, body=sent), secret)
 
 
 @pytest.mark.parametrize("missing", ["Webhook-Id", "Webhook-Timestamp", "Webhook-Signature"])
@@ -98,12 +98,6 @@ def test_an_old_request_sent_again(still: None, age: int) -> None:
     with pytest.raises(WebhookNotVerifiedError):
         verify(BODY, sent, SECRET)
     assert verify(BODY, sent, SECRET, tolerance_seconds=abs(age)) == EVENT
-
-
-def test_a_body_that_is_no_event(still: None) -> None:
-    for body in (b"[]", b"{", b"\xff"):
-        with pytest.raises(WebhookNotVerifiedError):
-            verify(body, headers(SECRET, body=body), SECRET)
 
 
 @pytest.mark.parametrize("secret", ["", "whsec_", "whsec_!!", "whsec_" + base64.b64encode(b"short").decode(), []])

@@ -40,8 +40,6 @@ from tests.unit.quark.comparing import settings
 from worker.quantizer.data import open_dataset
 
 PLAIN = door.Config(global_quant_config=door.QuantizationConfig(activation_type=door.QuantType.QUInt8))
-LEGACY_NAMES = sorted(name for name in DOCUMENTS if not name.endswith("_QCONFIG"))
-QCONFIG_NAMES = sorted(name.removesuffix("_QCONFIG") for name in DOCUMENTS if name.endswith("_QCONFIG"))
 
 
 class Items:
@@ -55,11 +53,6 @@ class Items:
         return self.items[self.at - 1] if self.at <= len(self.items) else None
 
 
-def saved(folder: Path, model: onnx.ModelProto | None = None) -> Path:
-    onnx.save(network() if model is None else model, folder / "float.onnx")
-    return folder / "float.onnx"
-
-
 def reader(count: int = 8) -> Items:
     return Items(*({"x": image[None]} for image in data(count)["x"]))
 
@@ -68,20 +61,18 @@ def resolved(config: Any) -> Any:
     return settings(read_config({"format": "quark", "config": json.loads(json.dumps(config.to_dict()))}))
 
 
-@each("name", LEGACY_NAMES)
+@each("name", sorted(DOCUMENTS))
 def test_a_preset_as_an_object_is_the_preset(name: str) -> None:
     preset = find_preset(name)
     assert preset is not None
-    for given in (door.get_default_config(name), getattr(custom_config, f"{name}_CONFIG")):
-        assert resolved(door.Config(given)) == settings(parse_config({"preset": preset.name}))
-
-
-@each("name", QCONFIG_NAMES)
-def test_a_preset_of_the_newer_api_is_the_preset(name: str) -> None:
-    preset = find_preset(f"{name}_QCONFIG")
-    assert preset is not None
-    found = resolved(door.QConfig.get_default_config(name))
-    assert found == settings(parse_config({"preset": preset.name}))
+    short = name.removesuffix("_QCONFIG")
+    given = (
+        [door.Config(door.get_default_config(name)), door.Config(getattr(custom_config, f"{name}_CONFIG"))]
+        if short == name
+        else [door.QConfig.get_default_config(short)]
+    )
+    for config in given:
+        assert resolved(config) == settings(parse_config({"preset": preset.name}))
 
 
 def test_presets_may_be_changed_and_stay_as_they_are_for_others() -> None:
@@ -103,7 +94,7 @@ def test_presets_may_be_changed_and_stay_as_they_are_for_others() -> None:
         custom_config.XINT9_CONFIG  # noqa: B018
 
 
-def test_the_classes_have_every_field_that_the_translator_knows() -> None:
+def test_the_classes_have_every_field_and_word_that_the_translator_knows() -> None:
     fields = {
         door.AdaRoundConfig: FINETUNE_SETTINGS,
         door.AdaQuantConfig: FINETUNE_SETTINGS,
@@ -119,21 +110,15 @@ def test_the_classes_have_every_field_that_the_translator_knows() -> None:
         for name, value in own.items():
             if known[name] is not None and value is not None and value != ():
                 assert value == (tuple(known[name]) if isinstance(value, tuple) else known[name]), (kind, name)
-
-
-def test_every_word_of_the_translator_is_a_member() -> None:
-    for table in (CALIBRATE_METHODS, CALIB_METHODS):
-        for word in table:
-            kind, member = word.split(".")
-            assert plain(getattr(door, kind)[member], {}) == word
-    both = {*door.QuantType.__members__, *door.ExtendedQuantType.__members__}
-    assert both == set(QUANT_TYPES)
-    assert door.VitisQuantType is door.ExtendedQuantType
-    for name in SPECS:
+    for word in (*CALIBRATE_METHODS, *CALIB_METHODS):
+        enumeration, member = word.split(".")
+        assert plain(getattr(door, enumeration)[member], {}) == word
+    assert {*door.QuantType.__members__, *door.ExtendedQuantType.__members__} == set(QUANT_TYPES)
+    for name, spec in SPECS.items():
         given = getattr(door, name)()
-        assert (given.data_type, given.symmetric) == (SPECS[name].data_type, SPECS[name].symmetric)
-        words = (SPECS[name].scale_type, SPECS[name].method)
-        assert (given.to_dict()["scale_type"], given.to_dict()["calibration_method"]) == words
+        words = given.to_dict()
+        assert (given.data_type, given.symmetric) == (spec.data_type, spec.symmetric)
+        assert (words["scale_type"], words["calibration_method"]) == (spec.scale_type, spec.method)
 
 
 def test_a_qconfig_says_what_quarks_to_dict_says() -> None:
@@ -175,18 +160,7 @@ def test_enumerations_of_others_and_functions_go_by_name() -> None:
         door.QuantizationConfig(extra_options={"x": object()}).to_dict()
 
 
-def test_a_model_in_memory_is_returned_as_one(tmp_path: Path) -> None:
-    quantizer = door.ModelQuantizer(PLAIN, threads=1)
-    model = quantizer.quantize_model(network(), calibration_data_reader=reader())
-    assert isinstance(model, onnx.ModelProto)
-    assert quantizer.quantize_model(str(saved(tmp_path)), str(tmp_path / "q.onnx"), reader()) is None
-    assert model.graph == onnx.load(tmp_path / "q.onnx").graph
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["float.onnx", "q.onnx"]
-    assert quantizer.report is not None
-    assert quantizer.notes == ()
-
-
-def test_data_may_lie_in_a_folder_or_a_file(tmp_path: Path) -> None:
+def test_models_and_data_in_memory_and_in_files_give_the_same_model(tmp_path: Path) -> None:
     images = data(8)["x"]
     (tmp_path / "calibration").mkdir()
     for k, image in enumerate(images):
@@ -196,9 +170,16 @@ def test_data_may_lie_in_a_folder_or_a_file(tmp_path: Path) -> None:
     places = (tmp_path / "calibration", tmp_path / "calibration.npz")
     models = [quantizer.quantize_model(network(), calibration_data_path=path) for path in places]
     models.append(quantizer.quantize_model(network(), None, reader()))
+    onnx.save(network(), tmp_path / "float.onnx")
+    assert quantizer.quantize_model(str(tmp_path / "float.onnx"), str(tmp_path / "q.onnx"), reader()) is None
+    models.append(onnx.load(tmp_path / "q.onnx"))
     # they say what file they were made with, and are the same but for that
     assert len({without_provenance(model.SerializeToString()) for model in models if model is not None}) == 1
     assert None not in models
+    names = {"calibration", "calibration.npz", "float.onnx", "q.onnx"}
+    assert {path.name for path in tmp_path.iterdir()} == names, "nothing is left beside the model"
+    assert quantizer.report is not None
+    assert quantizer.notes == ()
 
 
 def test_random_data_is_asked_for_by_option_or_by_its_reader(tmp_path: Path) -> None:

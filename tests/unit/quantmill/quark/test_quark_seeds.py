@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ import pytest
 import torch
 
 import quantmill.quark
-from quantmill.quark import ModelQuantizer, PowerOfTwoMethod, QuantFormat, QuantType
+from quantmill.quark import ModelQuantizer, QuantFormat, QuantType
 from quantmill.quark.quantization.config import QConfig, get_default_config
 from quantmill.quark.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig
 from quantmill.quark.quantization.config.config import Config, QuantizationConfig
 from quantmill.quark.quantization.config.custom_config import DEFAULT_ADAROUND_PARAMS
 from quantmill.quark.quantization.config.spec import Int8Spec, QLayerConfig, UInt8Spec
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples
-from tests.unit.quantizer.toolbox import make_model, normal, run_onnx, sqnr_db
+from tests.unit.quantizer.toolbox import run_onnx, sqnr_db
 
 SAMPLES = 32
 MIN_MSE: dict[str, Any] = {
@@ -28,11 +27,6 @@ MIN_MSE: dict[str, Any] = {
     "activation_type": QuantType.QUInt8,
     "weight_type": QuantType.QInt8,
     "enable_npu_cnn": True,
-}
-TABLE: dict[str, Any] = {
-    "calibrate_method": PowerOfTwoMethod.MinMSE,
-    "activation_type": QuantType.QUInt8,
-    "weight_type": QuantType.QInt8,
 }
 
 
@@ -56,7 +50,7 @@ def legacy(**fields: Any) -> Config:
     return Config(global_quant_config=QuantizationConfig(**fields))
 
 
-# name -> config, algorithm that has to have run, types of the weights' initializers.
+# name -> config, algorithm that has to have run
 CONFIGS: dict[str, tuple[Any, str | None]] = {
     "XINT8": (Config(global_quant_config=get_default_config("XINT8")), None),
     "cross-layer equalization": (
@@ -70,10 +64,6 @@ CONFIGS: dict[str, tuple[Any, str | None]] = {
                 "CLEScaleAppendBias": True,
             },
         ),
-        "cross_layer_equalization",
-    ),
-    "cross-layer equalization of the table": (
-        legacy(**TABLE, enable_npu_cnn=True, include_cle=True, extra_options={"ActivationSymmetric": True}),
         "cross_layer_equalization",
     ),
     "mixed precision": (
@@ -146,6 +136,9 @@ CONFIGS: dict[str, tuple[Any, str | None]] = {
 }
 
 
+COSTLY = ("INT8_CNN_ACCURATE", "AdaRoundConfig")
+
+
 @pytest.fixture(scope="module")
 def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("float") / "float.onnx"
@@ -153,7 +146,10 @@ def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in COSTLY else name for name in CONFIGS]
+)
 def test_the_configs_of_the_documentation_run(name: str, float_model: Path, tmp_path: Path) -> None:
     config, method = CONFIGS[name]
     quantizer = ModelQuantizer(config, threads=1)
@@ -187,40 +183,3 @@ def test_the_numbers_of_the_documentation_leave_the_fast_solver(float_model: Pat
     quantizer = ModelQuantizer(QConfig(layer, algo_config=[own]), threads=1)
     assert quantizer.recipe.algorithms[0].solver == "gradient"
     assert any("num_iterations 40" in note for note in quantizer.notes)
-
-
-def test_smooth_quant_moves_outliers_of_a_transformer(tmp_path: Path) -> None:
-    weights = {"s": np.where(np.arange(16) == 3, 40.0, 1.0).astype(np.float32), "b": normal(16), "w": normal(16, 8)}
-    text = "{ [norm] n = LayerNormalization<axis=-1>(x, s, b) [fc] y = MatMul(n, w) }"
-    onnx.save(make_model(f"(float[N,4,16] x) => (float[N,4,8] y) {text}", weights), tmp_path / "m.onnx")
-
-    class Tokens:
-        left = 16
-
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            self.left -= 1
-            return {"x": normal(1, 4, 16, seed=self.left)} if self.left >= 0 else None
-
-    found = {}
-    for alpha in (None, 0.5):
-        options = {"ActivationSymmetric": True} | ({} if alpha is None else {"SmoothAlpha": alpha})
-        config = legacy(**TABLE, include_sq=alpha is not None, extra_options=options)
-        quantizer = ModelQuantizer(config, threads=1)
-        quantizer.quantize_model(tmp_path / "m.onnx", tmp_path / "q.onnx", Tokens())
-        assert quantizer.report is not None
-        found[alpha] = quantizer.report.fidelity.sqnr_db or 0.0
-    assert found[0.5] > found[None]
-
-
-def test_the_documentation_gives_no_reader_and_the_error_names_the_option(float_model: Path, tmp_path: Path) -> None:
-    quantizer = ModelQuantizer(CONFIGS["cross-layer equalization"][0])
-    with pytest.raises(quantmill.quark.QuantmillError, match="no calibration data") as caught:
-        quantizer.quantize_model(float_model, tmp_path / "q.onnx", calibration_data_reader=None)
-    assert "UseRandomData" in (caught.value.hint or "")
-    config = legacy(**MIN_MSE, include_cle=True, extra_options={"ActivationSymmetric": True, "UseRandomData": True})
-    quantizer = ModelQuantizer(config, threads=1)
-    quantizer.quantize_model(float_model, tmp_path / "q.onnx", calibration_data_reader=None)
-    assert quantizer.report is not None
-    assert quantizer.report.notes[0].startswith("RANDOM DATA, NO ACCURACY")
-    types = Counter(node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node)
-    assert types["QuantizeLinear"] > 5

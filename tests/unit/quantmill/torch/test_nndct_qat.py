@@ -23,17 +23,16 @@ from quantmill.torch.nndct.nn.modules import functional
 from quantmill.torch.nndct.qat_model import WARM_UP_SAMPLES, TrainableModel
 from service.contracts.errors import InvalidConfigError, InvalidRequestError
 
+pytestmark = pytest.mark.slow
+
 
 class Network(nn.Module):
     """A convolution, an addition by a module, a linear layer, between stubs."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.conv1, self.bn1, self.relu1 = (
-            nn.Conv2d(3, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-        )
+        self.conv1, self.bn1 = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.relu1 = nn.ReLU()
         self.conv2, self.skip_add, self.relu2 = nn.Conv2d(width, width, 3, padding=1), functional.Add(), nn.ReLU()
         self.fc = nn.Linear(width, 5)
         self.quant_stub, self.dequant_stub = QuantStub(), DeQuantStub()
@@ -75,50 +74,36 @@ def train(model: nn.Module, steps: int = 4) -> None:
         optimizer.step()
 
 
-def scales(path: Path) -> dict[str, Any]:
-    return {node.input[0]: node for node in onnx.load(path).graph.node if node.op_type == "QuantizeLinear"}
-
-
-def test_the_way_of_a_script_from_the_float_model_to_the_file(tmp_path: Path) -> None:
-    qat_processor = processor(bitwidth=8)
-    quantized_model = qat_processor.trainable_model()
-    assert quantized_model.training
-    train(quantized_model)
-    quantized_model.eval()
-    deployable = qat_processor.to_deployable(quantized_model, tmp_path / "qat_result")
+def test_the_way_of_a_script_from_the_float_model_to_the_file_and_to_another_process(tmp_path: Path) -> None:
+    first, second, folder = processor(bitwidth=8), processor(), tmp_path / "qat_result"
+    trained = first.trainable_model()
+    assert trained.training
+    train(trained)
+    trained.eval()
+    deployable = first.to_deployable(trained, folder)
     x = images(8, 4)
     with torch.no_grad():
-        torch.testing.assert_close(quantized_model(x), deployable(x), rtol=0, atol=1e-5)
-    written = qat_processor.export_onnx_model()
-    assert written == tmp_path / "qat_result" / "Network_int.onnx"
+        torch.testing.assert_close(trained(x), deployable(x), rtol=0, atol=1e-5)
+    written = first.export_onnx_model()
+    assert written == folder / "Network_int.onnx"
     onnx.checker.check_model(str(written))
+    assert onnx.TensorProto.INT8 in {tensor.data_type for tensor in onnx.load(written).graph.initializer}
     session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape == [4, 3, 6, 6]
     found = session.run(None, {session.get_inputs()[0].name: x[:4].numpy()})[0]
     np.testing.assert_array_equal(found, deployable(x)[:4].numpy())
-    types = {initializer.data_type for initializer in onnx.load(written).graph.initializer}
-    assert onnx.TensorProto.INT8 in types
-
-
-def test_another_process_finds_what_was_trained(tmp_path: Path) -> None:
-    first = processor()
-    trained = first.trainable_model()
-    train(trained)
-    expected = first.to_deployable(trained, tmp_path)
-    torch.save(trained.state_dict(), tmp_path / "checkpoint.pth")
-    second = processor()
     with pytest.raises(StageError):
         second.export_onnx_model(tmp_path)
-    x = images(4)
-    assert torch.equal(second.deployable_model(tmp_path)(x), expected(x))
+    assert torch.equal(second.deployable_model(folder)(x), deployable(x))
     assert second.export_onnx_model(tmp_path / "more", dynamic_batch=True).exists()
+    torch.save(trained.state_dict(), tmp_path / "checkpoint.pth")
     resumed = second.trainable_model()
     resumed.load_state_dict(torch.load(tmp_path / "checkpoint.pth", weights_only=True))
     assert not resumed.is_warming_up
     assert torch.equal(resumed.train()(x), trained(x))
     other = QatProcessor(network(width=6), EXAMPLE)
     with pytest.raises(QuantInfoError, match="graph"):
-        other.deployable_model(tmp_path)
+        other.deployable_model(folder)
     with pytest.raises(QuantInfoError, match="no "):
         other.deployable_model(tmp_path / "nothing")
 
@@ -207,19 +192,16 @@ def test_the_positions_of_a_calibration_are_where_training_starts(tmp_path: Path
     np.testing.assert_array_equal(deployable(x).numpy(), calibrated)
 
 
-def test_positions_of_an_equalized_network_are_refused(tmp_path: Path) -> None:
-    calibrate(tmp_path, {"include_cle": True})
-    with pytest.raises(QuantInfoError, match="equalized") as refused:
-        processor().trainable_model(calib_dir=tmp_path)
-    assert "include_cle" in str(refused.value.hint)
-
-
-def test_positions_of_another_network_are_refused(tmp_path: Path) -> None:
+def test_positions_of_another_or_an_equalized_network_are_refused(tmp_path: Path) -> None:
     calibrate(tmp_path, {"include_cle": False})
     with pytest.raises(QuantInfoError, match="graph"):
         QatProcessor(network(width=6), EXAMPLE).trainable_model(calib_dir=tmp_path)
     with pytest.raises(QuantInfoError, match="no "):
         processor().trainable_model(calib_dir=tmp_path / "nothing")
+    calibrate(tmp_path, {"include_cle": True})
+    with pytest.raises(QuantInfoError, match="equalized") as refused:
+        processor().trainable_model(calib_dir=tmp_path)
+    assert "include_cle" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -229,10 +211,7 @@ def test_positions_of_another_network_are_refused(tmp_path: Path) -> None:
         (lambda: processor(mix_bit=True), NotOfferedError),
         (lambda: processor(bitwidth=4), InvalidConfigError),
         (lambda: processor().deployable_model("anywhere", used_for_xmodel=True), NotOfferedError),
-        (lambda: processor().export_xmodel("anywhere"), NotOfferedError),
-        (lambda: processor().export_torch_script("anywhere"), NotOfferedError),
         (lambda: processor().export_onnx_model(native_onnx=False), NotOfferedError),
-        (lambda: processor().export_onnx_model(opt_graph=True), NotOfferedError),
         (lambda: processor().trainable_model().dump_blob(), NotOfferedError),
         (lambda: processor().to_deployable(network(), "anywhere"), InvalidRequestError),
         (lambda: processor().to_deployable(processor().trainable_model(), "anywhere"), InvalidRequestError),
@@ -288,16 +267,14 @@ def test_stubs_bound_what_is_trained_on_grids() -> None:
 
 def test_it_warms_up_and_trains_under_distributed_data_parallel(tmp_path: Path) -> None:
     plain, shared = processor().trainable_model(), processor().trainable_model()
-    store = f"file://{tmp_path / 'processes'}"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    init = f"file://{tmp_path / 'processes'}"
+    torch.distributed.init_process_group("gloo", init_method=init, rank=0, world_size=1)
     try:
-        parallel = nn.parallel.DistributedDataParallel(shared)
-        x = images(WARM_UP_SAMPLES // 2)
-        for model in (plain, parallel):
+        for model in (plain, nn.parallel.DistributedDataParallel(shared)):
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
             for _ in range(3):
                 optimizer.zero_grad()
-                model(x).square().mean().backward()
+                model(images(WARM_UP_SAMPLES // 2)).square().mean().backward()
                 optimizer.step()
     finally:
         torch.distributed.destroy_process_group()

@@ -77,14 +77,13 @@ def test_all_forms_of_batches(loader, two, tmp_path):
 
 
 def test_without_labels_constants_need_no_place_in_a_batch(one, tmp_path):
-    for loader in ([X], [(X,)], DataLoader(TensorDataset(X), batch_size=2), [{"x": X}]):
-        assert list(arrays(store(loader, one, tmp_path / "data.npz"))) == ["x"]
+    written = set()
+    for loader in ([X], [(X,)], DataLoader(TensorDataset(X), batch_size=2), [{"x": X}], [X[:2], X[2:]]):
+        stored = store(loader, one, tmp_path / "data.npz")
+        assert list(arrays(stored)) == ["x"]
+        written.add(stored.path.read_bytes())
+    assert len(written) == 1, "however the samples are cut into batches"
     assert set(arrays(store([(X, CLASSES)], one, tmp_path / "data.npz"))) == {"x", "labels"}
-
-
-def test_the_same_arrays_give_the_same_bytes(one, tmp_path):
-    first = store([X[:2], X[2:]], one, tmp_path / "a.npz").path.read_bytes()
-    assert store([X], one, tmp_path / "b.npz").path.read_bytes() == first
 
 
 def test_what_has_no_axis_of_samples_is_stored_with_every_sample(tmp_path):
@@ -141,7 +140,6 @@ def test_reading_stops_where_no_more_samples_are_needed(one, tmp_path):
         ([X[0]], "batch 0 of the loader: input 'x' has shape [3], the module was exported for [samples, 3]"),
         ([X, X[:, :2]], "batch 1 of the loader: input 'x' has shape [5, 2]"),
         ([X.double()], "input 'x' is float64, the module takes float32"),
-        ([X.long()], "input 'x' is int64, the module takes float32"),
         ([(X, CLASSES[:2])], "labels of shape [2] for 5 samples"),
         ([(X, CLASSES), X], "batch 1 of the loader: it holds no labels"),
         ([X, (X, CLASSES)], "batch 1 of the loader: it holds labels"),

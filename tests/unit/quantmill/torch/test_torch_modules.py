@@ -104,72 +104,50 @@ NETWORKS: dict[str, tuple[Any, Tensor]] = {
 # The attention's last projection is computed on [words * batch, channels], so it is a Gemm.
 ATTENTION = {"MatMul": 5, "Gemm": 1, "Softmax": 1, "LayerNormalization": 2, "Gelu": 1}
 SELECTED = [
-    ("residual", "conv1", {"Conv": 1}),
     ("residual", "relu", {"Relu": 1}),
     ("residual", "layer1", {"Conv": 5, "Relu": 4}),
-    ("residual", "layer1.1", {"Conv": 3, "Relu": 2}),
     ("residual", "layer1.1.downsample", {"Conv": 1}),
     ("residual", "layer1.0.relu", {"Relu": 2}),
     ("residual", "layer10", {"Conv": 1}),
     ("residual", "fc", {"Gemm": 1}),
+    ("residual", "conv2d", {}),
+    ("residual", "layer", {}),
     ("mobile", "stem", {"Conv": 1, "HardSwish": 1}),
     ("mobile", "stem.2", {"HardSwish": 1}),
     ("mobile", "blocks", {"Conv": 2, "HardSwish": 2}),
-    ("mobile", "blocks.1", {"Conv": 1, "HardSwish": 1}),
     ("mobile", "blocks.1.act", {"HardSwish": 1}),
     ("mobile", "head.2", {"Gemm": 1}),
-    ("encoder", "encoder", {name: 2 * count for name, count in ATTENTION.items()}),
+    ("mobile", "add", {}),
     ("encoder", "encoder.layers", {name: 2 * count for name, count in ATTENTION.items()}),
     ("encoder", "encoder.layers.1", ATTENTION),
     ("encoder", "encoder.layers.0.self_attn", {"MatMul": 3, "Gemm": 1, "Softmax": 1}),
-    ("encoder", "encoder.layers.0.linear1", {"MatMul": 1}),
-    ("encoder", "classifier", {"Gemm": 1}),
-    ("repeated", "layer", {"Gemm": 6, "Gelu": 3}),
     ("repeated", "layer.1", {"Gemm": 3, "Gelu": 3}),
     ("repeated", "layer.1.0", {"Gelu": 3}),
     ("repeated", "tails", {"Gemm": 3, "Gelu": 1, "LayerNormalization": 1}),
-    ("repeated", "tails.0", {"Gemm": 2, "Gelu": 1, "LayerNormalization": 1}),
     ("repeated", "tails.0.1", {"LayerNormalization": 1}),
-    ("repeated", "tails.1.0", {"Gemm": 1}),
 ]
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("networks")
-    return {
-        name: export(made(build), inputs, folder / f"{name}.onnx").onnx_path
-        for name, (build, inputs) in NETWORKS.items()
-    }
-
-
-@pytest.fixture(scope="module")
-def prepared(paths: dict[str, Any]) -> dict[tuple[str, int], Prepared]:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Prepared]:
     """As most recipes prepare it, and as those do that need the opset of 16-bit types."""
-    return {
-        (name, opset): prepare(ir.load(path), PreparationSpec(), opset=opset)
-        for name, path in paths.items()
-        for opset in (17, 21)
-    }
+    folder = tmp_path_factory.mktemp("networks")
+    found = {}
+    for name, (build, inputs) in NETWORKS.items():
+        path = export(made(build), inputs, folder / f"{name}.onnx").onnx_path
+        found |= {(name, opset): prepare(ir.load(path), PreparationSpec(), opset=opset) for opset in (17, 21)}
+    return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [17, 21])
-@pytest.mark.parametrize(("network", "module", "expected"), SELECTED)
-def test_who_is_meant_after_preparation(network, module, expected, opset, prepared):
-    graph = prepared[network, opset].graph
-    chosen = Matcher(graph).nodes(ModuleSelector(module=module))
-    counts = Counter(node.op_type for node in graph if node.name in chosen and node.op_type in LAYERS)
-    assert counts == expected
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_every_node_of_the_prepared_graph_knows_its_modules(network, prepared):
-    for opset in (17, 21):
+def test_who_is_meant_after_preparation(opset, prepared):
+    for network, module, expected in SELECTED:
+        graph = prepared[network, opset].graph
+        chosen = Matcher(graph).nodes(ModuleSelector(module=module))
+        counts = Counter(node.op_type for node in graph if node.name in chosen and node.op_type in LAYERS)
+        assert counts == expected, (network, module)
+    for network in NETWORKS:
         graph = prepared[network, opset].graph
         assert graph.opset_imports[""] == max(opset, 20)
         assert [node.name for node in graph if "pkg.torch.onnx.name_scopes" not in node.metadata_props] == []
-
-
-@pytest.mark.parametrize(("network", "module"), [("residual", "conv2d"), ("residual", "layer"), ("mobile", "add")])
-def test_names_of_the_traced_graph_are_no_modules(network, module, paths):
-    assert Matcher(ir.load(paths[network]).graph).nodes(ModuleSelector(module=module)) == frozenset()

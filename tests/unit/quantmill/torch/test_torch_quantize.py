@@ -31,10 +31,13 @@ from tests.support.torch_networks import (
 )
 from worker.quantizer.graph import serialized
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"evaluation": {"latency_runs": 1}}
 # On every CPU the same figures.
 INT8 = {"preset": "int8", "target_options": {"x86_without_vnni": True}, **QUICK}
 IDS = torch.randint(0, 100, (32, 12), generator=torch.Generator().manual_seed(2))
+MORE = ("resnet18", "mobilenet_v2", "mobilenet_v3_small", "vit_b_16", "swin")
 NETWORKS: dict[str, tuple[Any, Tensor]] = {
     "resnet18": (ResNet18, images(16, 32)),
     "mobilenet_v2": (MobileNetV2, images(16, 32)),
@@ -51,8 +54,7 @@ def in_onnxruntime(result: Quantized, *inputs: Tensor) -> list[np.ndarray]:
     return session.run(None, dict(zip(names, [value.numpy() for value in inputs], strict=True)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ["transformer_encoder", *(pytest.param(n, marks=pytest.mark.long) for n in MORE)])
 def test_networks_keep_20_db_and_load_gives_the_file_bit_by_bit(name, tmp_path):
     build, samples = NETWORKS[name]
     module = made(build)
@@ -104,6 +106,9 @@ def test_the_loaded_model_is_called_like_the_module_and_returns_the_like(answers
         assert result["states"][1] is None
     expected = made(Answers)(A[:4], B[:4], scale=0.5)["scores"]
     torch.testing.assert_close(results[0]["scores"], expected, rtol=0.1, atol=0.1)
+    fidelity = answers.report.fidelity
+    assert (fidelity.source, fidelity.samples) == ("evaluation", 24)
+    assert "top1" in answers.report.quantized.metrics, "where the data holds labels"
 
 
 @pytest.mark.parametrize(
@@ -117,12 +122,6 @@ def test_the_loaded_model_is_called_like_the_module_and_returns_the_like(answers
 def test_a_call_that_the_model_does_not_know(args, kwargs, says, answers):
     with pytest.raises(ExampleInputsError, match=re.escape(says)):
         answers.load()(*args, **kwargs)
-
-
-def test_labels_bring_accuracy_into_the_report(answers):
-    assert answers.report.fidelity.source == "evaluation"
-    assert answers.report.fidelity.samples == 24
-    assert "top1" in answers.report.quantized.metrics
 
 
 def test_configs_of_every_form_and_the_same_bytes(answers, tmp_path):
@@ -155,12 +154,7 @@ def test_modules_are_left_in_float_by_their_paths():
         quantize(module, EXAMPLE, [(A, B)], {**INT8, "exclude": [{"module": "middle"}]})
 
 
-def test_only_as_many_calibration_samples_as_the_config_wants():
-    result = quantize(made(Answers), EXAMPLE, [(A, B)] * 3, {**INT8, "calibration_samples": 5})
-    assert result.report.fidelity.samples == 24
-
-
-def test_a_fixed_batch_size(tmp_path):
+def test_a_fixed_batch_size_and_only_as_many_samples_as_the_config_wants():
     class Flattens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -173,6 +167,8 @@ def test_a_fixed_batch_size(tmp_path):
     result = quantize(made(Flattens), x[:4], [x[:4], x[4:]], INT8, dynamic_batch=False)
     assert result.report.fidelity.samples == 10
     assert result.load()(x[:4]).shape == (4, 3)
+    result = quantize(made(Answers), EXAMPLE, [(A, B)] * 3, {**INT8, "calibration_samples": 5})
+    assert result.report.fidelity.samples == 24
 
 
 def test_weights_too_large_for_one_file_make_the_same_model(answers, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import onnx
@@ -46,26 +47,28 @@ def test_nodes_between_the_stubs_are_in_a_region_and_no_marker_is_left() -> None
     assert "quantmill" not in model.graph.opset_imports
 
 
-def test_a_region_may_end_at_the_output_and_without_stubs_there_is_none() -> None:
-    assert regions(traced("[q] a = quantmill.QuantStub(x) [f] y = Relu(a)")) == {"f": "q"}
-    assert regions(traced("[f] y = Relu(x)")) == {"f": None}
-
-
-def test_two_entrances_that_meet_are_one_region() -> None:
-    body = (
+REGIONS = {
+    "to the output": ("[q] a = quantmill.QuantStub(x) [f] y = Relu(a)", "float[2,3] x", {"f": "q"}),
+    "no stubs": ("[f] y = Relu(x)", "float[2,3] x", {"f": None}),
+    "two entrances that meet": (
         "[q] a = quantmill.QuantStub(x) [p] b = quantmill.QuantStub(z) [f_0] c = Relu(a) [f_1] e = Relu(b) "
-        "[f_2] g = Add(c, e) [d] y = quantmill.DeQuantStub(g)"
-    )
-    assert regions(traced(body, "float[2,3] x, float[2,3] z")) == {"f_0": "q", "f_1": "q", "f_2": "q"}
-
-
-def test_constants_shapes_and_integers_belong_to_neither_side() -> None:
-    body = (
+        "[f_2] g = Add(c, e) [d] y = quantmill.DeQuantStub(g)",
+        "float[2,3] x, float[2,3] z",
+        {"f_0": "q", "f_1": "q", "f_2": "q"},
+    ),
+    "constants, shapes and integers on neither side": (
         "[q] a = quantmill.QuantStub(x) [s] n = Shape(x) [f_0] b = Reshape(a, n) [one] o = Constant<value_float=2.0>() "
-        "[f_1] c = Mul(b, o) [m] k = Cast<to=1>(i) [f_2] g = Add(c, k) [d] y = quantmill.DeQuantStub(g)"
-    )
-    found = regions(traced(body, "float[2,3] x, int64[2,3] i"))
-    assert found == {"s": None, "f_0": "q", "one": None, "f_1": "q", "m": None, "f_2": "q"}
+        "[f_1] c = Mul(b, o) [m] k = Cast<to=1>(i) [f_2] g = Add(c, k) [d] y = quantmill.DeQuantStub(g)",
+        "float[2,3] x, int64[2,3] i",
+        {"s": None, "f_0": "q", "one": None, "f_1": "q", "m": None, "f_2": "q"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_regions(name: str) -> None:
+    body, types, expected = REGIONS[name]
+    assert regions(traced(body, types)) == expected
 
 
 def test_a_marker_between_input_and_output_leaves_an_identity() -> None:
@@ -78,47 +81,37 @@ def test_a_marker_between_input_and_output_leaves_an_identity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "types", "told"),
+    ("body", "told"),
     [
         (
             "[q] a = quantmill.QuantStub(x) [f] b = Relu(a) [p] c = quantmill.QuantStub(b) [g] y = Relu(c)",
-            "float[2,3] x",
             "the QuantStub 'p' is called inside the region that the QuantStub 'q' began",
         ),
-        (
-            "[f] a = Relu(x) [d] y = quantmill.DeQuantStub(a)",
-            "float[2,3] x",
-            "the DeQuantStub 'd' is called on a tensor that no QuantStub leads to",
-        ),
+        ("[f] a = Relu(x) [d] y = quantmill.DeQuantStub(a)", "the DeQuantStub 'd' is called on a tensor that no"),
         (
             "[q] a = quantmill.QuantStub(x) [f] b = Relu(a) [g] y = Add(b, z)",
-            "float[2,3] x, float[2,3] z",
             "Add in module 'g' computes with a tensor inside the region that the QuantStub 'q' began and with "
             "the input 'z', which is outside",
         ),
         (
             "[q] a = quantmill.QuantStub(x) [f] b = Relu(a) [d] c = quantmill.DeQuantStub(b) [h] e = Relu(c) "
             "[g] y = Add(b, e)",
-            "float[2,3] x",
             "with the result of Relu in module 'h', which is outside",
         ),
         (
             "[e] w = Gather(table, i) [q] a = quantmill.QuantStub(x) [f] b = Relu(a) [g] y = Add(b, w)",
-            "float[2,3] x, int64[2] i, float[9,3] table",
             "with the result of Gather in module 'e', which is outside",
         ),
         (
             "[q] a = quantmill.QuantStub(x) [d] b = quantmill.DeQuantStub(a) [f] y = Relu(b)",
-            "float[2,3] x",
             "the QuantStub 'q' begins a region in which nothing is computed",
         ),
     ],
-    ids=["nested", "no-begin", "input-beside", "outside-beside", "embedding-beside", "empty"],
 )
-def test_misplaced_stubs_are_named(body: str, types: str, told: str) -> None:
-    with pytest.raises(StubError, match=r"[Ss]tub") as caught:
+def test_misplaced_stubs_are_named(body: str, told: str) -> None:
+    types = "float[2,3] x, float[2,3] z, int64[2] i, float[9,3] table"
+    with pytest.raises(StubError, match=re.escape(told)) as caught:
         resolve_regions(traced(body, types))
-    assert told in caught.value.detail
     assert caught.value.code == "misplaced-stub"
     assert caught.value.hint
 
@@ -141,8 +134,7 @@ def test_one_stub_called_several_times_bounds_a_region_each_time(tmp_path: Path)
     export(WholeModule().eval(), torch.randn(2, 4), tmp_path / "whole.onnx")
     model = ir.load(tmp_path / "whole.onnx")
     found = {node.op_type + str(k): node.metadata_props.get(REGION) for k, node in enumerate(model.graph)}
-    linear = [region for name, region in found.items() if name.startswith("Gemm")]
-    assert linear == ["quant", None, "quant#2"]
+    assert [region for name, region in found.items() if name.startswith("Gemm")] == ["quant", None, "quant#2"]
     assert [region for name, region in found.items() if name.startswith("Relu")] == [None]
     assert {node.domain for node in model.graph} == {""}
 
