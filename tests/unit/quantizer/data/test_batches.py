@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,20 +49,12 @@ def test_fixed_batches_are_padded_with_the_last_sample(samples: int, size: int, 
 
 def test_a_dynamic_batch_is_short_at_the_end_and_not_padded() -> None:
     dataset = ArrayDataset({"x": floats(7, 3)})
+    for shape in (("batch", 3), (None, 3), None):
+        inputs = [TensorInfo(name="x", dtype="float32", shape=shape)]
+        assert choose_batch_size(inputs, dataset, 4) == 4
     inputs = [tensor("x", "batch", 3)]
-    assert choose_batch_size(inputs, dataset, 4) == 4
     shapes = [(batch.feeds["x"].shape, batch.valid, batch.labels) for batch in dataset.batches(inputs, 4)]
     assert shapes == [((4, 3), 4, None), ((3, 3), 3, None)]
-
-
-@pytest.mark.parametrize("first", ["n", None])
-def test_a_dynamic_axis_takes_the_preferred_size(first: str | None) -> None:
-    assert choose_batch_size([tensor("x", first, 3)], ArrayDataset({"x": floats(7, 3)}), 5) == 5
-
-
-def test_an_input_of_unknown_shape_takes_the_preferred_size() -> None:
-    inputs = [TensorInfo(name="x", dtype="float32", shape=None)]
-    assert choose_batch_size(inputs, ArrayDataset({"x": floats(7, 3)}), 5) == 5
 
 
 def test_arrays_of_one_axis_more_hold_whole_inputs() -> None:
@@ -93,13 +86,9 @@ def test_batched_and_whole_inputs_may_be_mixed() -> None:
 
 
 def test_contradicting_batch_sizes_are_refused() -> None:
-    dataset = ArrayDataset({"x": floats(8, 3), "y": floats(8, 3)})
+    dataset = ArrayDataset({"x": floats(8, 3), "y": floats(8, 3), "steps": np.arange(8)})
     with pytest.raises(DatasetMismatchError, match=r"2 \(input 'x'\) and 4 \(input 'y'\)"):
         choose_batch_size([tensor("x", 2, 3), tensor("y", 4, 3)], dataset, 1)
-
-
-def test_whole_inputs_contradict_a_fixed_batch() -> None:
-    dataset = ArrayDataset({"x": floats(8, 3), "steps": np.arange(8)})
     with pytest.raises(DatasetMismatchError, match=r"1 .*'steps'.* and 4 "):
         choose_batch_size([tensor("x", 4, 3), tensor("steps", dtype="int64")], dataset, 1)
 
@@ -112,10 +101,15 @@ def test_one_array_may_feed_two_inputs_in_two_ways() -> None:
         np.testing.assert_array_equal(batch.feeds["a"] * 2, batch.feeds["b"])
 
 
-def test_an_input_without_an_array_names_what_is_there() -> None:
-    dataset = ArrayDataset({"x": floats(5, 3)})
+def test_arrays_that_are_not_there_are_refused() -> None:
+    dataset, inputs = ArrayDataset({"x": floats(5, 3)}), [tensor("x", "n", 3)]
     with pytest.raises(DatasetMismatchError, match=r"'y' has no array 'y'; the dataset holds 'x'"):
         dataset.batches([tensor("y", "n", 3)], 1)
+    for name, says in ((None, "no labels"), ("boxes", "no array 'boxes'")):
+        with pytest.raises(DatasetMismatchError, match=says):
+            next(iter(dataset.batches(inputs, 4, arrays=(name,))))
+    with pytest.raises(DatasetArraysError, match="is a scalar"):
+        ArrayDataset({"x": floats(4, 3), "rate": np.array(16000)})
 
 
 def test_a_file_is_read_again_from_the_start_while_another_pass_is_open(tmp_path: Path) -> None:
@@ -177,8 +171,7 @@ def test_one_that_is_left_to_the_garbage_collector_waits_for_no_lock(tmp_path: P
 
 
 def test_no_more_than_one_batch_is_read_ahead() -> None:
-    dataset = ArrayDataset({"x": floats(100, 2)})
-    array = dataset.selection.arrays["x"]
+    array = ArrayDataset({"x": floats(100, 2)}).selection.arrays["x"]
     read: list[int] = []
 
     class Watched:
@@ -186,16 +179,7 @@ def test_no_more_than_one_batch_is_read_ahead() -> None:
 
         def open(self) -> Any:
             reader = array.open()
-
-            class Reader:
-                def read(self, count: int) -> Any:
-                    read.append(count)
-                    return reader.read(count)
-
-                def close(self) -> None:
-                    reader.close()
-
-            return Reader()
+            return SimpleNamespace(read=lambda count: read.append(count) or reader.read(count), close=reader.close)
 
     watched = Dataset({"x": Watched()}, PreprocessingSpec())
     for done, _ in enumerate(watched.batches([tensor("x", "n", 2)], 10), start=1):
@@ -215,13 +199,7 @@ def test_arrays_in_memory_make_a_dataset_like_a_file(tmp_path: Path) -> None:
     assert memory.labels.dtype == np.int64
 
 
-def test_a_scalar_is_no_dataset() -> None:
-    with pytest.raises(DatasetArraysError, match="is a scalar"):
-        ArrayDataset({"x": floats(4, 3), "rate": np.array(16000)})
-
-
-@pytest.mark.parametrize(("first", "limit"), [(0, None), (3, None), (0, 5), (2, 7)])
-@pytest.mark.parametrize("batch", ["n", 4])
+@pytest.mark.parametrize(("first", "limit", "batch"), [(0, None, 4), (3, None, "n"), (0, 5, "n"), (2, 7, 4)])
 def test_arrays_asked_for_come_with_their_samples(first: int, limit: int | None, batch: int | str) -> None:
     x, boxes, labels = floats(10, 3), floats(10, 2, 4), floats(10, 5, 5).astype(np.uint8)
     dataset = ArrayDataset({"x": x, "boxes": boxes}, labels)
@@ -238,10 +216,3 @@ def test_arrays_asked_for_come_with_their_samples(first: int, limit: int | None,
         np.testing.assert_array_equal(found.cut(output), output[: found.valid])
         np.testing.assert_array_equal(found.cut(output.T, 1), output.T[:, : found.valid])
     assert sum(found.valid for found in seen) == (limit or 10) - first
-
-
-@pytest.mark.parametrize(("name", "says"), [(None, "no labels"), ("boxes", "no array 'boxes'")])
-def test_arrays_that_are_not_there_are_refused(name: str | None, says: str) -> None:
-    dataset = ArrayDataset({"x": floats(10, 3)})
-    with pytest.raises(DatasetMismatchError, match=says):
-        next(iter(dataset.batches([tensor("x", "n", 3)], 4, arrays=(name,))))
