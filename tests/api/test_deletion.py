@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ from service.contracts.errors import StateError
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
 from service.tables import Job, Upload
 from tests.api.test_aliases import NEW, put
+from tests.api.test_metric_submissions import graph_summary
 from tests.api.test_model_versions import RANGES, job_with_ranges, new_version, version_body
-from tests.api.test_references import NOUNS, get, make
+from tests.api.test_references import CROWDED_NOUNS, NOUNS, get, make
 from tests.db.test_concurrency import THREADS, at_once
-from tests.support.front import Front, make_report, model_summary, problem
+from tests.support.front import Front, make_report, problem
 from tests.support.schedules import add_schedule
 from worker.upkeep.garbage import discard_garbage
 
-MISSING = {"model": f"mdl_{'0' * 26}", "dataset": f"dst_{'0' * 26}"}
+OF_JOB = ("model_id", "calibration_dataset_id", "evaluation_dataset_id")
 
 
 def remove(front: Front, noun: str, text: str) -> Any:
@@ -64,9 +66,9 @@ def test_what_nobody_needs_goes(front: Front, noun: str) -> None:
 
 
 @NOUNS
-def test_what_was_never_there_cannot_be_deleted(front: Front, noun: str) -> None:
+def test_only_a_version_or_an_id_can_be_deleted(front: Front, noun: str) -> None:
     make(front, noun, "net")
-    for text in (MISSING[noun], "net@7", "other@1", "net"):
+    for text in ("net@7", "other@1", "net"):
         problem(remove(front, noun, text), 404, f"{noun}-not-found")
     for text in ("net@latest", "net@prod"):
         told = problem(remove(front, noun, text), 422, "invalid-request")
@@ -97,13 +99,13 @@ def test_an_alias_keeps_what_it_stands_for(front: Front, noun: str) -> None:
 
 def test_live_jobs_keep_what_they_need(front: Front) -> None:
     model, data, other = make(front, "model", "net"), make(front, "dataset", "some"), make(front, "dataset", "more")
-    body = {"model_id": model, "calibration_dataset_id": data, "evaluation_dataset_id": other}
-    job_id = front.new_job(**body)
-    for noun, noun_id in (("model", model), ("dataset", data), ("dataset", other)):
+    job_id = front.new_job(**dict(zip(OF_JOB, (model, data, other), strict=True)))
+    nouns = (("model", model), ("dataset", data), ("dataset", other))
+    for noun, noun_id in nouns:
         assert needed_by(front, noun, noun_id) == [("job", job_id)]
     artifact = NewArtifact("model", "model.onnx", "application/octet-stream", front.store(b"q"), 1)
     front.finish(job_id, QuantizeOutcome(make_report(), (artifact,)))
-    for noun, noun_id in (("model", model), ("dataset", data), ("dataset", other)):
+    for noun, noun_id in nouns:
         assert remove(front, noun, noun_id).status_code == 204
     # what was made of them stays
     seen = front.http.get(f"/v1/jobs/{job_id}").json()
@@ -112,7 +114,6 @@ def test_live_jobs_keep_what_they_need(front: Front) -> None:
     assert front.http.get(f"/v1/jobs/{job_id}/report.html").status_code == 200
     assert front.http.get(seen["artifacts"][0]["content"]).content == b"q"
     assert [job["id"] for job in front.http.get("/v1/jobs", params={"model_id": model}).json()["items"]] == [job_id]
-    problem(front.http.post("/v1/jobs", json=body), 404, "model-not-found")
 
 
 def test_schedules_keep_what_their_next_job_would_be_on(front: Front) -> None:
@@ -159,25 +160,24 @@ def test_a_skeleton_is_kept_while_new_weights_are_validated(front: Front) -> Non
     problem(front.http.post("/v1/models", json=version_body(front, first)), 404, "model-not-found")
 
 
-def test_a_metrics_graph_is_kept_by_the_job(front: Front) -> None:
-    graph = model_summary(
-        inputs=[{"name": "y", "dtype": "float32", "shape": ["batch", 5]}],
-        outputs=[{"name": "score", "dtype": "float32", "shape": []}],
-    )
-    metric_id = front.ready_model(graph)
-    metric = {"kind": "onnx", "name": "score", "graph": {"model_id": metric_id}}
-    job_id = front.new_job(config={"evaluation": {"metrics": [metric]}})
-    assert needed_by(front, "model", metric_id) == [("job", job_id)]
-    front.http.post(f"/v1/jobs/{job_id}/cancel")
-    assert remove(front, "model", metric_id).status_code == 204
-
-
-def test_a_running_inspection_keeps_its_model(front: Front) -> None:
-    model_id = make(front, "model", "net")
+def test_jobs_keep_the_graph_of_a_metric_a_reference_and_a_model_that_is_inspected(front: Front) -> None:
+    graph, reference = front.ready_model(graph_summary("y")), front.ready_model()
+    metric = {"kind": "onnx", "name": "score", "graph": {"model_id": graph}}
+    evaluation = {"model_id": front.ready_model(), "evaluation_dataset_id": front.ready_dataset()}
+    made = front.http.post("/v1/evaluations", json={**evaluation, "reference_model_id": reference}).json()
+    for noun_id, job_id in (
+        (graph, front.new_job(config={"evaluation": {"metrics": [metric]}})),
+        (reference, made["id"]),
+    ):
+        assert needed_by(front, "model", noun_id) == [("job", job_id)]
+        front.http.post(f"/v1/jobs/{job_id}/cancel")
+        assert remove(front, "model", noun_id).status_code == 204
+    model_id = front.ready_model()
     made = front.http.post(f"/v1/models/{model_id}/inspect?target=onnxruntime_cpu").json()
     assert needed_by(front, "model", model_id) == [("job", made["job_id"])]
 
 
+@pytest.mark.both_databases
 def test_of_many_that_need_it_twenty_are_named(sqlite_front: Front) -> None:
     front = sqlite_front
     model_id, data = make(front, "model", "net"), make(front, "dataset", "some")
@@ -189,38 +189,33 @@ def test_of_many_that_need_it_twenty_are_named(sqlite_front: Front) -> None:
     assert "and 2 more" in told["detail"]
 
 
-@NOUNS
+@pytest.mark.both_databases
+@CROWDED_NOUNS
 def test_many_delete_it_at_once(front: Front, noun: str) -> None:
     noun_id = make(front, noun, "net")
     assert {answer.status_code for answer in at_once(THREADS, lambda _: remove(front, noun, noun_id))} == {204}
 
 
-@pytest.mark.parametrize("noun", ["model", "dataset"])
+@pytest.mark.both_databases
+@CROWDED_NOUNS
 def test_a_job_and_a_deletion_at_once_do_not_both_succeed(front: Front, noun: str) -> None:
     """Nor an alias, nor new weights, nor an inspection: nothing ever needs what is gone."""
-    for _ in range(6):
+    for _ in range(4):
         model, data = make(front, "model", "net"), make(front, "dataset", "some")
         noun_id = model if noun == "model" else data
         weights = version_body(front, model)
 
-        def act(
-            number: int, model: str = model, data: str = data, noun_id: str = noun_id, weights: Any = weights
-        ) -> Any:
-            if number == 0:
-                return remove(front, noun, noun_id)
-            if number == 1:
-                return front.http.post("/v1/jobs", json={"model_id": model, "calibration_dataset_id": data})
-            if number == 2:
-                return (
-                    put(front, noun, noun_id, {"If-Match": "*"})
-                    if noun == "dataset"
-                    else front.http.post("/v1/models", json=weights)
-                )
-            if number == 3:
-                return put(front, noun, noun_id, NEW, f"a{noun_id[-8:]}")
-            return front.http.post(f"/v1/models/{model}/inspect?target=onnxruntime_cpu")
-
-        gone, *others = at_once(5, act)
+        post = front.http.post
+        deeds = [
+            partial(remove, front, noun, noun_id),
+            partial(post, "/v1/jobs", json={"model_id": model, "calibration_dataset_id": data}),
+            partial(post, "/v1/models", json=weights)
+            if noun == "model"
+            else partial(put, front, noun, noun_id, {"If-Match": "*"}),
+            partial(put, front, noun, noun_id, NEW, f"a{noun_id[-8:]}"),
+            partial(post, f"/v1/models/{model}/inspect?target=onnxruntime_cpu"),
+        ]
+        gone, *others = at_once(5, lambda number, deeds=deeds: deeds[number]())
         assert gone.status_code in (204, 409), gone.text
         made = [answer for answer in others[: 4 if noun == "model" else 3] if answer.is_success]
         assert (gone.status_code == 204) == (not made), [answer.text for answer in (gone, *others)]
