@@ -7,10 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import pytest
+
 from service.db import Database
 from service.jobs import events, transitions
 from tests.db.test_transitions import submit
 from tests.support.patience import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.both_databases
 
 THREADS = 8
 _Got = TypeVar("_Got")

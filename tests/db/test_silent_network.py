@@ -16,16 +16,16 @@ from service import postgres
 from service.db import Database
 from service.patience import LONG, Patience
 from service.postgres import PULSE, Pulse
+from tests.support.each import each
 from tests.support.stalling import StallingProxy
 from tests.worker.workbench import wait_for
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 LEASE_SECONDS = 60.0
 # For whoever may wait for ever for an answer: it is the kernel alone that ends it.
 ENDLESS = Patience()
-# No statement of these tests takes half as long.
-PATIENCES = pytest.mark.parametrize("patience", [ENDLESS, LONG], ids=["endless", "long"])
+Open = Callable[[Patience], Database]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def proxy(postgres_url: str) -> Iterator[StallingProxy]:
 
 
 @pytest.fixture
-def open_database(proxy: StallingProxy, postgres_url: str) -> Iterator[Callable[[Patience], Database]]:
+def open_database(proxy: StallingProxy, postgres_url: str) -> Iterator[Open]:
     """Makes a database behind the proxy."""
     url = make_url(postgres_url).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
     made: list[Database] = []
@@ -57,8 +57,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "PULSE", Pulse(idle=1, interval=1, count=1))
 
 
-@pytest.mark.parametrize("patience", [ENDLESS, LONG, Patience(answer_seconds=5.0)], ids=["endless", "long", "api"])
-def test_both_ends_are_told_how_long(patience: Patience, open_database: Callable[[Patience], Database]) -> None:
+@each("patience", [ENDLESS, LONG, Patience(answer_seconds=5.0)])
+def test_both_ends_are_told_how_long(patience: Patience, open_database: Open) -> None:
     """What the kernel holds for the socket, and what the server says of its own."""
     assert PULSE.gone_seconds < LEASE_SECONDS / 4, "a broken connection would cost a lease"
     with open_database(patience).read() as session:
@@ -86,9 +86,9 @@ def test_both_ends_are_told_how_long(patience: Patience, open_database: Callable
 
 
 @pytest.mark.usefixtures("quick")
-@PATIENCES
+@pytest.mark.parametrize("patience", [ENDLESS, pytest.param(LONG, marks=pytest.mark.long)], ids=["endless", "long"])
 def test_a_statement_that_nobody_acknowledges_ends(
-    patience: Patience, proxy: StallingProxy, open_database: Callable[[Patience], Database]
+    patience: Patience, proxy: StallingProxy, open_database: Open
 ) -> None:
     """It is sent into the void: no question of the kernel goes out while there is something to be sent again."""
     database = open_database(patience)
@@ -103,52 +103,40 @@ def test_a_statement_that_nobody_acknowledges_ends(
 
 
 @pytest.mark.usefixtures("quick")
-@PATIENCES
-def test_an_answer_that_never_comes_ends(
-    patience: Patience, proxy: StallingProxy, open_database: Callable[[Patience], Database], postgres_url: str
+def test_an_answer_that_never_comes_ends_and_the_server_forgets_the_transaction(
+    proxy: StallingProxy, open_database: Open, postgres_url: str
 ) -> None:
-    """The server has the statement and works; then its host is gone, and only questions can tell."""
-    database, errors, own = open_database(patience), [], Database(postgres_url)
+    """The server works, then the network is gone, and only questions can tell. Else the row would stay locked."""
+    database, errors, own = open_database(ENDLESS), [], Database(postgres_url)
+    with open_database(LONG).engine.connect() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(4711)"))
+        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND granted"
+        assert _scalar(own, held) == 1
 
-    def ask() -> None:
-        try:
-            with database.read() as session:
-                session.execute(text("SELECT pg_sleep(50) AS waits_for_the_void"))
-        except OperationalError as error:
-            errors.append(str(error))
+        def ask() -> None:
+            try:
+                with database.read() as session:
+                    session.execute(text("SELECT pg_sleep(50) AS waits_for_the_void"))
+            except OperationalError as error:
+                errors.append(str(error))
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    asked = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%the_void'"
-    wait_for(lambda: _scalar(own, asked))
-    proxy.vanish()
-    thread.join()
+        thread = threading.Thread(target=ask)
+        thread.start()
+        asked = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%the_void'"
+        wait_for(lambda: _scalar(own, asked))
+        proxy.vanish()
+        thread.join()
+        wait_for(lambda: not _scalar(own, held))
+        with pytest.raises(OperationalError):
+            connection.execute(text("SELECT 1"))
     own.close()
     assert len(errors) == 1
     assert "in time" not in errors[0]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
-def test_a_server_forgets_the_transaction_of_a_host_that_is_gone(
-    proxy: StallingProxy, open_database: Callable[[Patience], Database], postgres_url: str
-) -> None:
-    """Else the job's row would stay locked for hours, and reconcilers would pass it by."""
-    database, own = open_database(LONG), Database(postgres_url)
-    with database.engine.connect() as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(4711)"))
-        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND granted"
-        assert _scalar(own, held) == 1
-        proxy.vanish()
-        wait_for(lambda: not _scalar(own, held))
-        with pytest.raises(OperationalError):
-            connection.execute(text("SELECT 1"))
-    own.close()
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_connection_that_is_kept_is_tried_before_it_is_used(
-    proxy: StallingProxy, open_database: Callable[[Patience], Database]
-) -> None:
+def test_a_connection_that_is_kept_is_tried_before_it_is_used(proxy: StallingProxy, open_database: Open) -> None:
     database = open_database(LONG)
     with database.read() as session:
         session.execute(text("SELECT 1"))

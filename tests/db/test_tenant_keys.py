@@ -1,9 +1,10 @@
-"""Whose a row is: every table says it, and every reference holds to it, or stands here with its reason."""
+"""Whose a row is, and what it names: every table says it, and what does not stands here with its reason."""
 
 from __future__ import annotations
 
 from sqlalchemy import ForeignKeyConstraint
 
+from service.files.repository import NAMING_COLUMNS
 from service.tables import Base
 from service.tables.base import of_own_tenant
 
@@ -37,14 +38,17 @@ LOOSE = {
 }
 # Ids of what is no row.
 NO_ROWS = {
-    "api_keys.pepper_id",
-    "audit_events.request_id",
-    "batches.request_id",
-    "hand_overs.pepper_id",
-    "jobs.request_id",
-    "signing_keys.pepper_id",
-    "webhook_deliveries.event_id",
-    "webhook_endpoints.pepper_id",
+    "api_keys.pepper_id", "audit_events.request_id", "batches.request_id", "hand_overs.pepper_id", "jobs.request_id",
+    "signing_keys.pepper_id", "webhook_deliveries.event_id", "webhook_endpoints.pepper_id",
+}  # fmt: skip
+# Digests of something else than the bytes of a stored file, or notes about files that name none.
+NO_FILES = {
+    "damaged_files.sha256": "what is known of a file; gone with it",
+    "idempotency_keys.request_sha256": "of a request",
+    "inspections.config_sha256": "of a config",
+    "job_estimates.model_sha256": "of a model as a whole, by which its earlier jobs are found",
+    "job_timings.model_sha256": "the same; it stays when the model goes",
+    "uploads.expected_sha256": "what a client says before the bytes are there",
 }
 TABLES = Base.metadata.tables
 
@@ -60,7 +64,6 @@ def test_every_table_says_whose_its_rows_are() -> None:
 
 
 def test_every_key_carries_the_tenant() -> None:
-    assert {"job_events", "reports", "model_files"} <= {key.table.name for key in keys()}
     loose = []
     for key in keys():
         assert not {key.table.name, key.referred_table.name} & {*OF_NOBODY}
@@ -77,6 +80,17 @@ def test_every_key_carries_the_tenant() -> None:
     assert sorted(map(str, loose)) == sorted(BY_THE_JOB)
 
 
+def columns(ending: str) -> set[str]:
+    found = ((name, column.name) for name, table in TABLES.items() for column in table.columns)
+    return {f"{table}.{column}" for table, column in found if column.endswith(ending)}
+
+
+def test_every_column_that_names_a_stored_file_is_known_to_who_collects_them() -> None:
+    naming = [f"{column.class_.__tablename__}.{column.key}" for column in NAMING_COLUMNS]
+    assert {*naming} | {*NO_FILES} == columns("sha256")
+    assert not {*naming} & {*NO_FILES}
+
+
 def test_keys_without_a_tenant_are_between_rows_of_one_job() -> None:
     to_jobs = {key.table.name for key in keys() if key.column_keys == ["tenant_id", "job_id"]} | {"jobs"}
     for key in (key for key in keys() if key.name in BY_THE_JOB):
@@ -88,11 +102,6 @@ def test_keys_without_a_tenant_are_between_rows_of_one_job() -> None:
 
 
 def test_whatever_names_a_row_has_a_key() -> None:
-    naming = {
-        f"{name}.{column.name}"
-        for name, table in TABLES.items()
-        for column in table.columns
-        if column.name.endswith("_id") and column.name not in ("tenant_id", "worker_id")
-    }
+    naming = {name for name in columns("_id") if not name.endswith((".tenant_id", ".worker_id"))}
     held = {f"{key.table.name}.{key.column_keys[-1]}" for key in keys() if key.name not in BY_THE_JOB}
     assert naming - held == {*LOOSE} | NO_ROWS

@@ -12,6 +12,9 @@ from service.jobs.metric_events import latest_metrics
 from service.jobs.views import event_out
 from service.tables import JobEvent
 from tests.db.test_transitions import submit
+from tests.support.each import each
+
+pytestmark = pytest.mark.both_databases
 
 KINDS: tuple[events.EventType, ...] = ("progress", "metric", "log", "state")
 
@@ -32,7 +35,7 @@ def filled(database: Database, seed: int, *, count: int = 60) -> tuple[str, list
         return job_id, events.list_after(session, "default", job_id, 0, 10_000)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@each("seed", range(4))
 def test_the_last_progress_of_each_stage_is_that_of_the_newest_attempt(database: Database, seed: int) -> None:
     job_id, log = filled(database, seed)
     for upto in (len(log), len(log) - 7, 20, 1):
@@ -46,12 +49,11 @@ def test_the_last_progress_of_each_stage_is_that_of_the_newest_attempt(database:
         assert [(event.data["stage"], event.seq) for event in found] == list(latest.items())
 
 
-@pytest.mark.parametrize("most", [1, 4, 7, 100])
-@pytest.mark.parametrize("stage", [None, "c"])
+@each(("most", "stage"), [(1, None), (4, "c"), (7, None), (100, None)])
 def test_each_step_is_told_once_and_long_stages_are_thinned_from_their_end(
     database: Database, most: int, stage: str | None
 ) -> None:
-    job_id, log = filled(database, 3, count=400)
+    job_id, log = filled(database, 3, count=200)
     whole = latest_metrics(map(event_out, log))
     with database.read() as session:
         told = events.latest_figures(session, "default", job_id, most=most, stage=stage)

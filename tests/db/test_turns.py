@@ -1,24 +1,31 @@
-"""Whose turn it is, with several tenants and priorities, on both databases."""
+"""Whose turn it is, with several tenants and priorities, and which messages are to be sent."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from sqlalchemy import event, insert, select, update
+from sqlalchemy import event, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from service.db import Database, db_now
 from service.ids import new_id
 from service.jobs import transitions
 from service.jobs.repository import JobQuery, list_page
+from service.names.kinds import MODELS
+from service.names.repository import NounQuery
+from service.names.repository import list_page as nouns_page
 from service.queues import repository as queues
 from service.tables import Job, Model
 from service.workers.repository import announce
-from tests.db.test_transitions import add_dataset, add_model
+from tests.db.test_transitions import add_model, submit
 from worker.turns.repository import next_due
 
-FLOOD = 500
+pytestmark = pytest.mark.both_databases
+
+FLOOD = 200
 INDEXES = (
     "COVERING INDEX ix_jobs_turn (queue=?",
     "INDEX ix_jobs_running (queue=?",
@@ -40,14 +47,13 @@ def flood(session: Session, tenant: str, count: int, **changes: object) -> list[
     return ids
 
 
-def take(session: Session, *, short_only: bool = False, names: tuple[str, ...] = ("cpu",)) -> Job | None:
+def take(session: Session, *, short_only: bool = False) -> Job:
     """Claim the job whose turn it is."""
-    job_id = next_due(session, names, short_only=short_only)
-    return None if job_id is None else transitions.claim(session, job_id, worker_id="w", lease_seconds=60)
-
-
-def end(session: Session, job: Job) -> None:
-    assert transitions.requeue(session, job.id, job.attempt, delay_seconds=3600, charged=True, reason="over")
+    job_id = next_due(session, ("cpu",), short_only=short_only)
+    assert job_id is not None
+    job = transitions.claim(session, job_id, worker_id="w", lease_seconds=60)
+    assert job is not None
+    return job
 
 
 def test_a_flood_holds_nobody_up_while_jobs_run(database: Database) -> None:
@@ -56,28 +62,24 @@ def test_a_flood_holds_nobody_up_while_jobs_run(database: Database) -> None:
         flood(session, "loud", FLOOD)
         flood(session, "quiet", 3)
         flood(session, "third", 3)
-        taken = [job.tenant_id for _ in range(9) if (job := take(session))]
+        taken = [take(session).tenant_id for _ in range(9)]
     assert Counter(taken[:3]) == Counter(taken[3:6]) == {"loud": 1, "quiet": 1, "third": 1}
     assert Counter(taken) == {"loud": 3, "quiet": 3, "third": 3}
 
 
 def test_a_flood_holds_nobody_up_on_one_slot(database: Database) -> None:
     """With one slot tenants take turns; one that has only just come starts next."""
+
+    def next_ended(session: Session) -> str:
+        job = take(session)
+        assert transitions.requeue(session, job.id, job.attempt, delay_seconds=3600, charged=True, reason="over")
+        return job.id
+
     with database.write() as session:
         loud = flood(session, "loud", FLOOD)
-        for expected in loud[:5]:
-            job = take(session)
-            assert job is not None
-            assert job.id == expected
-            end(session, job)
+        assert [next_ended(session) for _ in range(5)] == loud[:5]
         quiet = flood(session, "quiet", 2)
-        seen = []
-        for _ in range(4):
-            job = take(session)
-            assert job is not None
-            seen.append(job.id)
-            end(session, job)
-    assert seen == [quiet[0], loud[5], quiet[1], loud[6]]
+        assert [next_ended(session) for _ in range(4)] == [quiet[0], loud[5], quiet[1], loud[6]]
 
 
 def test_priority_comes_before_turns_and_age(database: Database) -> None:
@@ -85,11 +87,8 @@ def test_priority_comes_before_turns_and_age(database: Database) -> None:
         (low,) = flood(session, "b", 1, priority=-1)
         old = flood(session, "a", 3)
         (urgent,) = flood(session, "a", 1, priority=7)
-        first = take(session)
-        assert first is not None
-        assert first.id == urgent
-        rest = [job.id for _ in range(5) if (job := take(session))]
-    assert rest == [*old, low]
+        assert [take(session).id for _ in range(5)] == [urgent, *old, low]
+        assert next_due(session, ("cpu",)) is None
 
 
 def test_what_may_not_start_is_passed_over(database: Database) -> None:
@@ -99,18 +98,10 @@ def test_what_may_not_start_is_passed_over(database: Database) -> None:
         session.execute(update(Job).where(Job.id == late[1]).values(deadline_at=db_now() - 1))
         (other,) = flood(session, "a", 1, priority=9, queue="gpu")
         (mine,) = flood(session, "b", 1)
-        assert next_due(session, ("cpu",)) == mine
+        assert next_due(session, ("cpu",)) == mine, "a tenant whose jobs are delayed hides no other"
         assert next_due(session, ("cpu", "gpu", "inspect")) == other
         assert next_due(session, ("inspect",)) is None
         assert next_due(session, ()) is None
-
-
-def test_a_tenant_whose_jobs_are_delayed_hides_no_other(database: Database) -> None:
-    with database.write() as session:
-        delayed = flood(session, "a", 1)
-        session.execute(update(Job).where(Job.id.in_(delayed)).values(not_before=db_now() + 60))
-        (due,) = flood(session, "b", 1)
-        assert next_due(session, ("cpu",)) == due
 
 
 def test_short_jobs_can_be_taken_alone(database: Database) -> None:
@@ -118,31 +109,67 @@ def test_short_jobs_can_be_taken_alone(database: Database) -> None:
         (long,) = flood(session, "a", 1, priority=5)
         short = flood(session, "a", 2, size_class="short")
         assert next_due(session, ("cpu",)) == long
-        taken = [job.id for _ in range(3) if (job := take(session, short_only=True))]
-        assert taken == short
+        assert [take(session, short_only=True).id for _ in range(2)] == short
         assert next_due(session, ("cpu",), short_only=True) is None
 
 
+Look = Callable[[Session], object]
+
+
+def plans_of(database: Database, look: Look) -> list[str]:
+    """How the database does each statement of this look."""
+    seen: list[tuple[str, Any]] = []
+    event.listen(database.engine, "before_cursor_execute", lambda c, k, words, given, *_: seen.append((words, given)))
+    with database.read() as session:
+        assert look(session) is not None
+    statements = [(words, given) for words, given in seen if "jobs" in words]
+    explain = "EXPLAIN QUERY PLAN" if database.engine.dialect.name == "sqlite" else "EXPLAIN"
+    with database.engine.connect() as connection:
+        return [
+            "\n".join(str(row[-1]) for row in connection.exec_driver_sql(f"{explain} {words}", given))
+            for words, given in statements
+        ]
+
+
 def test_the_choice_counts_no_jobs_through(database: Database) -> None:
-    """As many statements for 500 jobs as for one, and each of them goes by the indexes of turns."""
-    seen: list[tuple[str, object]] = []
+    """As many statements for a flood as for one, and each of them goes by the indexes of turns."""
     with database.write() as session:
         flood(session, "a", FLOOD)
-    event.listen(database.engine, "before_cursor_execute", lambda c, k, text, given, *_: seen.append((text, given)))
-    with database.read() as session:
-        assert next_due(session, ("cpu", "inspect")) is not None
-    seen = [(text, given) for text, given in seen if text != "BEGIN"]
-    assert len(seen) == 2
+    plans = plans_of(database, lambda session: next_due(session, ("cpu", "inspect")))
+    assert len(plans) == 2
     if database.engine.dialect.name == "sqlite":
-        with database.engine.connect() as connection:
-            plans = [
-                row[-1]
-                for text, given in list(seen)
-                for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", given)  # type: ignore[arg-type]
-            ]
-        searches = [plan for plan in plans if "jobs" in plan]
-        assert all(any(name in plan for name in INDEXES) for plan in searches)
-        assert not any("TEMP B-TREE" in plan or "SCAN jobs" in plan for plan in plans)
+        lines = [line for plan in plans for line in plan.split("\n")]
+        assert all(any(name in line for name in INDEXES) for line in lines if "jobs" in line)
+        assert not any("TEMP B-TREE" in line or "SCAN jobs" in line for line in lines)
+
+
+def test_messages_to_send_are_found_by_their_index_and_nothing_is_sorted(database: Database) -> None:
+    with database.write() as session:
+        flood(session, "a", 2000)
+        session.execute(update(Job).where(Job.priority == 0).values(dispatched_at=db_now() - 3600))
+        flood(session, "a", 10)
+    if database.engine.dialect.name == "postgresql":
+        with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("VACUUM ANALYZE jobs"))
+    looks: tuple[Any, ...] = (transitions.unsent, transitions.overdue)
+    for look in looks:
+        plan = plans_of(database, lambda session, look=look: look(session, "cpu", 100))[0]
+        assert "ix_jobs_message" in plan
+        assert not [word for word in ("Sort", "TEMP B-TREE", "Seq Scan") if word in plan]
+
+
+def test_the_oldest_messages_come_first_and_no_more_than_asked_for(database: Database) -> None:
+    with database.write() as session:
+        jobs = flood(session, "a", 6)
+        flood(session, "a", 2, queue="gpu")
+        session.execute(update(Job).where(Job.id == jobs[0]).values(not_before=db_now() + 60))
+        for age, job_id in enumerate(jobs[3:]):
+            session.execute(update(Job).where(Job.id == job_id).values(dispatched_at=db_now() - 100 - age))
+        assert [due.job_id for due in transitions.unsent(session, "cpu", 10)] == jobs[1:3]
+        assert [due.job_id for due in transitions.overdue(session, "cpu", 2)] == [jobs[5], jobs[4]]
+        cpu, gpu = transitions.backlogs(session)
+    assert (cpu.queue, cpu.fresh, cpu.sent, cpu.late) == ("cpu", 2, 3, 3)
+    assert (gpu.queue, gpu.fresh, gpu.sent, gpu.late) == ("gpu", 2, 0, 0)
 
 
 def test_the_figures_of_the_queues(database: Database) -> None:
@@ -151,7 +178,7 @@ def test_the_figures_of_the_queues(database: Database) -> None:
         delayed = flood(session, "b", 2)
         session.execute(update(Job).where(Job.id.in_(delayed)).values(not_before=db_now() + 600))
         flood(session, "a", 1, queue="gpu")
-        assert take(session) is not None
+        take(session)
         announce(session, "w", ("cpu", "inspect"), slots=3)
         announce(session, "idle", ("cpu",), slots=2)
         announce(session, "idle", ("cpu",), slots=4)
@@ -165,24 +192,15 @@ def test_the_figures_of_the_queues(database: Database) -> None:
 def test_a_list_of_jobs_reads_no_configs(database: Database) -> None:
     seen: list[str] = []
     with database.write() as session:
-        dataset_id = add_dataset(session)
-        config = {"preset": "int8", "algorithms": [{"method": "adaround"}]}
-        transitions.submit(
-            session, tenant_id="default", kind="quantize", model_id=add_model(session),
-            calibration_dataset_id=dataset_id, config=config,
-        )  # fmt: skip
-    event.listen(database.engine, "before_cursor_execute", lambda c, k, text, *_: seen.append(text))
+        submit(session, config={"preset": "int8", "algorithms": [{"method": "adaround"}]})
+    event.listen(database.engine, "before_cursor_execute", lambda c, k, words, *_: seen.append(words))
     with database.read() as session:
         ((job,), last) = list_page(session, "default", JobQuery(), after=None, limit=10)
     assert (job.preset, job.algorithms, last) == ("int8", ["adaround"], None)
-    assert not any("config" in text for text in seen)
+    assert not any("config" in words for words in seen)
 
 
 def test_a_list_of_models_reads_outlines_and_old_rows_whole(database: Database) -> None:
-    from service.names.kinds import MODELS
-    from service.names.repository import NounQuery
-    from service.names.repository import list_page as nouns_page
-
     with database.write() as session:
         for outline in ({"few": 1}, None):
             model_id = add_model(session)

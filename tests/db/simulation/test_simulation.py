@@ -4,7 +4,7 @@ A history that breaks a rule is printed with its seed; to see it again:
 
     QUANTMILL_TEST_SEED=1234 pytest -n 0 tests/db/simulation
 
-More than those of every test run, with all cores (a history takes about 13 ms of one, nearly all of it in SQLAlchemy):
+More than those of every test run, with all cores (a history takes about 13 ms of one):
 
     QUANTMILL_TEST_SEEDS=10000 pytest -n auto tests/db/simulation
 """
@@ -25,13 +25,16 @@ from tests.db.simulation.store import store
 from tests.db.simulation.world import World
 
 SEEDS = int(os.environ.get("QUANTMILL_TEST_SEEDS") or 1500)
-RANGES = 50
-CANCEL_RANGES = 10
 # Of this many seeds one has its histories with a cancel at every step.
 SEEDS_PER_CANCELED = 75
 # Within which a missing guard has to show.
 MUTANT_SEEDS = 1000
 _ONE_SEED = os.environ.get("QUANTMILL_TEST_SEED")
+# Every tenth seed in every run, the others in the long one.
+RANGES = 10
+ranges = pytest.mark.parametrize(
+    "number", [0] if _ONE_SEED else [0, *(pytest.param(number, marks=pytest.mark.long) for number in range(1, RANGES))]
+)
 
 
 def simulate(seed: int, *, cancel_at: int | None = None) -> int:
@@ -46,18 +49,17 @@ def simulate(seed: int, *, cancel_at: int | None = None) -> int:
         raise
 
 
-@pytest.mark.parametrize("number", range(1 if _ONE_SEED else RANGES))
+@ranges
 def test_histories_keep_every_rule(number: int) -> None:
     for seed in [int(_ONE_SEED)] if _ONE_SEED else range(number, SEEDS, RANGES):
         simulate(seed)
 
 
-@pytest.mark.parametrize("number", range(1 if _ONE_SEED else CANCEL_RANGES))
+@ranges
 def test_a_cancel_at_every_step_keeps_every_rule(number: int) -> None:
     """The same histories again and again, with all that was submitted so far canceled one step later each time."""
-    for seed in [int(_ONE_SEED)] if _ONE_SEED else range(number, max(1, SEEDS // SEEDS_PER_CANCELED), CANCEL_RANGES):
-        steps = simulate(seed)
-        for step in range(steps + 1):
+    for seed in [int(_ONE_SEED)] if _ONE_SEED else range(number, max(1, SEEDS // SEEDS_PER_CANCELED), RANGES):
+        for step in range(simulate(seed) + 1):
             simulate(seed, cancel_at=step)
 
 
@@ -88,6 +90,7 @@ BEGIN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_guard_that_is_missing_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, changes = MUTANTS[mutant]
