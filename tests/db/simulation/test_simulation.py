@@ -30,8 +30,8 @@ SEEDS_PER_CANCELED = 75
 # Within which a missing guard has to show.
 MUTANT_SEEDS = 1000
 _ONE_SEED = os.environ.get("QUANTMILL_TEST_SEED")
-# Every tenth seed in every run, the others in the long one.
-RANGES = 10
+# Every twentieth seed in every run, the others in the long one.
+RANGES = 20
 ranges = pytest.mark.parametrize(
     "number", [0] if _ONE_SEED else [0, *(pytest.param(number, marks=pytest.mark.long) for number in range(1, RANGES))]
 )
