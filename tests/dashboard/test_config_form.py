@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from service.contracts.algorithms.order import in_order
 from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.config import parse_config
 from service.contracts.presets import PRESETS
 from service.dashboard.config_fields import groups
 from service.dashboard.config_form import PRESET, applied, values_of
+from tests.support.each import each
 
 
 def sent(document: dict[str, Any], **changes: list[str]) -> dict[str, list[str]]:
@@ -26,7 +25,7 @@ def list_name() -> str:
     return name
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
+@each("preset", sorted(PRESETS))
 def test_every_preset_goes_through_the_form_unchanged(preset: str) -> None:
     assert applied({"preset": preset}, sent({"preset": preset})) == ({"preset": preset}, ())
     # chosen on a page that still shows the boxes of the default
@@ -53,7 +52,7 @@ def settings() -> list[str]:
     return [slot.name for group in groups() if group.steps for member in group.steps.members for slot in member.slots]
 
 
-@pytest.mark.parametrize("method", ["cross_layer_equalization", "adaround", "smooth_quant"])
+@each("method", ["cross_layer_equalization", "adaround", "smooth_quant"])
 def test_what_is_ticked_anew_runs_where_it_undoes_nothing(method: str) -> None:
     document = {"preset": "xint8", "algorithms": [{"method": "bias_correction"}]}
     boxes = sorted(["bias_correction", method])

@@ -19,14 +19,15 @@ from service.contracts.errors import NotOnnxError
 from service.dashboard import new_files
 from service.deps import Desk
 from service.principal import Principal
-from service.settings import Settings
-from tests.api.conftest import front_of
+from tests.dashboard.conftest import KEY
 from tests.dashboard.form_of import Form
 from tests.support.front import Front, dataset_summary, model_summary, npz_bytes
 
 
-def send(front: Front, path: str, files: list[tuple[str, tuple[str, bytes]]], **fields: str) -> Any:
-    page = Form(front.http.get("/new").text)
+def send(
+    front: Front, path: str, files: list[tuple[str, tuple[str, bytes]]], page: Form | None = None, **fields: str
+) -> Any:
+    page = page or Form(front.http.get("/new").text)
     return front.http.post(path, data=page.with_fields(fields), files=files, follow_redirects=False)
 
 
@@ -50,47 +51,39 @@ def test_a_model_with_external_data_is_uploaded_and_chosen(sqlite_front: Front) 
     assert (page["model_id"], page["c:/seed"], page["name"]) == (query["model_id"], "4", "My job")
 
 
-@pytest.mark.parametrize(
-    ("preprocessing", "use", "chosen"),
-    [
-        ("", "calibration evaluation", {"calibration_dataset_id", "evaluation_dataset_id"}),
-        ("imagenet_tf", "calibration", {"calibration_dataset_id"}),
-        ('{"inputs": {"x": {"scale": 0.5}}}', "evaluation", {"evaluation_dataset_id"}),
-    ],
-)
-def test_data_is_uploaded_and_chosen(sqlite_front: Front, preprocessing: str, use: str, chosen: set[str]) -> None:
-    files = [(f"{role}_file", ("samples.npz", npz_bytes())) for role in use.split()]
-    fields = {"preprocessing": preprocessing, "dataset_name": "mine"}
-    query = went_to(send(sqlite_front, "/new/dataset", files, **fields))
-    assert {name for name in query if name.endswith("_dataset_id")} == chosen
-    dataset = sqlite_front.http.get(f"/v1/datasets/{query[next(iter(chosen))]}").json()
-    assert (dataset["name"], dataset["format"]) == ("mine", "npz")
-    assert bool(dataset["preprocessing"]["inputs"]) is bool(preprocessing)
+def test_data_is_uploaded_and_chosen(sqlite_front: Front) -> None:
+    for preprocessing, roles in (
+        ("", {"calibration", "evaluation"}),
+        ("imagenet_tf", {"calibration"}),
+        ('{"inputs": {"x": {"scale": 0.5}}}', {"evaluation"}),
+    ):
+        files = [(f"{role}_file", ("samples.npz", npz_bytes())) for role in sorted(roles)]
+        fields = {"preprocessing": preprocessing, "dataset_name": "mine"}
+        query = went_to(send(sqlite_front, "/new/dataset", files, **fields))
+        chosen = [name for name in query if name.endswith("_dataset_id")]
+        assert set(chosen) == {f"{role}_dataset_id" for role in roles}
+        dataset = sqlite_front.http.get(f"/v1/datasets/{query[chosen[0]]}").json()
+        assert (dataset["name"], dataset["format"]) == ("mine", "npz")
+        assert bool(dataset["preprocessing"]["inputs"]) is bool(preprocessing)
 
 
-@pytest.mark.parametrize(
-    ("path", "files", "fields", "at"),
-    [
-        ("/new/model", [], {}, "This cannot be run yet"),
-        ("/new/model", [("model_files", ("net.data", b"x"))], {}, "must end in .onnx"),
-        ("/new/model", [("model_files", ("net.onnx", b""))], {}, "0 bytes"),
-        ("/new/dataset", [], {}, "Choose the data"),
-        ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], {"preprocessing": "imagenet_tff"}, "did you mean"),
-        ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], {"preprocessing": "{"}, "not JSON"),
-        ("/new/dataset", [("calibration_file", ("a.what", b"x"))], {}, "does not tell the format"),
-    ],
-)
-def test_files_that_cannot_be_used_are_refused_and_what_was_typed_stays(
-    sqlite_front: Front, path: str, files: list[Any], fields: dict[str, str], at: str
-) -> None:
-    # a form without files is sent in parts all the same
-    parts = files or [("other", ("", b""))]
-    answer = send(sqlite_front, path, parts, name="kept", **fields)
-    assert answer.status_code == 422, re.findall(r"<ul><li>.*?</ul>", answer.text)[:2]
-    assert at in answer.text
-    page = Form(answer.text)
-    assert page["name"] == "kept"
-    assert page["preprocessing"] == fields.get("preprocessing", "")
+def test_files_that_cannot_be_used_are_refused_and_what_was_typed_stays(sqlite_front: Front) -> None:
+    blank = Form(sqlite_front.http.get("/new").text)
+    for path, files, preprocessing, told in (
+        ("/new/model", [], "", "This cannot be run yet"),
+        ("/new/model", [("model_files", ("net.data", b"x"))], "", "must end in .onnx"),
+        ("/new/model", [("model_files", ("net.onnx", b""))], "", "0 bytes"),
+        ("/new/dataset", [], "", "Choose the data"),
+        ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], "imagenet_tff", "did you mean"),
+        ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], "{", "not JSON"),
+        ("/new/dataset", [("calibration_file", ("a.what", b"x"))], "", "does not tell the format"),
+    ):
+        # a form without files is sent in parts all the same
+        parts = files or [("other", ("", b""))]
+        answer = send(sqlite_front, path, parts, blank, name="kept", preprocessing=preprocessing)
+        assert answer.status_code == 422 and told in answer.text, told
+        page = Form(answer.text)
+        assert (page["name"], page["preprocessing"]) == ("kept", preprocessing)
     assert sqlite_front.http.get("/v1/models").json()["items"] == []
 
 
@@ -102,25 +95,32 @@ def test_what_a_rejected_model_lacks_is_told(sqlite_front: Front) -> None:
     assert page["model_id"] == query["model_id"]
 
 
-def ready_example(front: Front) -> dict[str, str]:
-    """Press the button, and have all validated."""
-    query = went_to(front.http.post("/new/example", follow_redirects=False))
-    front.finish(front.inspect_job(model_id=query["model_id"]), model_summary())
+def counted(front: Front) -> tuple[int, int]:
+    """How many models and datasets there are."""
+    models, datasets = (front.http.get(f"/v1/{noun}").json()["items"] for noun in ("models", "datasets"))
+    return len(models), len(datasets)
+
+
+def test_the_example_is_made_once_and_chosen_and_made_anew_where_it_was_deleted(sqlite_front: Front) -> None:
+    fields = Form(sqlite_front.http.get("/new").text).fields
+
+    def press() -> dict[str, str]:
+        return went_to(sqlite_front.http.post("/new/example", data=fields, follow_redirects=False))
+
+    query = press()
+    sqlite_front.finish(sqlite_front.inspect_job(model_id=query["model_id"]), model_summary())
     for name in ("calibration_dataset_id", "evaluation_dataset_id"):
-        front.finish(front.inspect_job(dataset_id=query[name]), dataset_summary())
-    return query
-
-
-def test_the_example_is_made_once_and_chosen(sqlite_front: Front) -> None:
-    query = ready_example(sqlite_front)
-    again = went_to(sqlite_front.http.post("/new/example", follow_redirects=False))
-    assert again == query
-    assert len(sqlite_front.http.get("/v1/models").json()["items"]) == 1
-    assert len(sqlite_front.http.get("/v1/datasets").json()["items"]) == 2
+        sqlite_front.finish(sqlite_front.inspect_job(dataset_id=query[name]), dataset_summary())
+    assert press() == query
+    assert counted(sqlite_front) == (1, 2)
     page = Form(sqlite_front.http.get("/new", params=query).text)
     for name in ("model_id", "calibration_dataset_id", "evaluation_dataset_id"):
         assert page[name] == query[name]
     assert page["c:/evaluation/gate/max_drop"] == "1.0"
+    assert sqlite_front.http.delete(f"/v1/models/{query['model_id']}").status_code == 204
+    again = press()
+    assert again["model_id"] != query["model_id"]
+    assert again["calibration_dataset_id"] == query["calibration_dataset_id"]
 
 
 def test_two_clicks_on_the_example_at_once_make_one_of_each(
@@ -146,18 +146,7 @@ def test_two_clicks_on_the_example_at_once_make_one_of_each(
     with ThreadPoolExecutor(2) as clicks:
         first, second = clicks.map(click, range(2))
     assert first == second
-    assert len(sqlite_front.http.get("/v1/models").json()["items"]) == 1
-    assert len(sqlite_front.http.get("/v1/datasets").json()["items"]) == 2
-
-
-def test_an_example_that_was_deleted_is_made_anew_by_the_same_page(sqlite_front: Front) -> None:
-    fields = Form(sqlite_front.http.get("/new").text).fields
-    first = went_to(sqlite_front.http.post("/new/example", data=fields, follow_redirects=False))
-    sqlite_front.finish(sqlite_front.inspect_job(model_id=first["model_id"]), model_summary())
-    assert sqlite_front.http.delete(f"/v1/models/{first['model_id']}").status_code == 204
-    again = went_to(sqlite_front.http.post("/new/example", data=fields, follow_redirects=False))
-    assert again["model_id"] != first["model_id"]
-    assert again["calibration_dataset_id"] == first["calibration_dataset_id"]
+    assert counted(sqlite_front) == (1, 2)
 
 
 def example(name: str) -> bytes:
@@ -173,16 +162,11 @@ def test_the_example_is_a_small_float_model_that_knows_its_digits() -> None:
     assert (scores.argmax(1) == data["labels"][:100]).mean() > 0.95
 
 
-def test_a_signed_in_browser_sends_files_with_its_guard_alone(app: Any, tmp_path: Any, sqlite_url: str) -> None:
-    key = "a-key-of-the-installation-0123456789"
-    settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0, open=False, api_key=key)
-    with front_of(app, settings) as front:
-        signed = front.http.post("/sign-in", data={"key": key, "next": "/new"}, follow_redirects=False)
-        assert signed.status_code == 303
-        page = Form(front.http.get("/new").text)
-        files = [("model_files", ("net.onnx", b"graph"))]
-        without = {name: values for name, values in page.fields.items() if name != "csrf"}
-        refused = front.http.post("/new/model", data=without, files=files, follow_redirects=False)
-        assert refused.status_code == 403
-        made = front.http.post("/new/model", data=page.fields, files=files, follow_redirects=False)
-        assert re.search(r"model_id=mdl_\w{26}", made.headers["location"])
+def test_a_signed_in_browser_sends_files_with_its_guard_alone(closed: Front) -> None:
+    assert closed.http.post("/sign-in", data={"key": KEY, "next": "/new"}).status_code == 303
+    page = Form(closed.http.get("/new").text)
+    files = [("model_files", ("net.onnx", b"graph"))]
+    without = {name: values for name, values in page.fields.items() if name != "csrf"}
+    assert closed.http.post("/new/model", data=without, files=files).status_code == 403
+    made = closed.http.post("/new/model", data=page.fields, files=files)
+    assert re.search(r"model_id=mdl_\w{26}", made.headers["location"])

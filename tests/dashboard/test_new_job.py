@@ -42,42 +42,30 @@ def job(front: Front, job_id: str) -> dict:
     return front.http.get(f"/v1/jobs/{job_id}").json()
 
 
-def test_ready_ones_can_be_chosen_newest_first_and_others_cannot(sqlite_front: Front) -> None:
-    first, second = sqlite_front.ready_model(), sqlite_front.ready_model()
-    waiting = sqlite_front.new_model()
+def test_ready_ones_are_chosen_and_others_reached_by_id_and_by_name(
+    sqlite_front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, newest, waiting = nouns(sqlite_front), nouns(sqlite_front), sqlite_front.new_model()
     text = sqlite_front.http.get("/new").text
-    assert text.index(f'value="{second}"') < text.index(f'value="{first}"')
+    assert text.index(f'value="{newest["model_id"]}"') < text.index(f'value="{chosen["model_id"]}"')
     assert waiting not in text
-
-
-def test_what_is_not_listed_is_reached_by_id_and_by_name(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_job, "_LISTED", 1)
-    chosen = nouns(sqlite_front)
-    newest = nouns(sqlite_front)
-    sqlite_front.http.put(
-        f"/v1/models/{chosen['model_id']}/aliases/prod", headers={"If-None-Match": "*"}
-    ).raise_for_status()
-    page = form(sqlite_front)
+    alias = f"/v1/models/{chosen['model_id']}/aliases/prod"
+    sqlite_front.http.put(alias, headers={"If-None-Match": "*"}).raise_for_status()
+    blank = form(sqlite_front)
     assert chosen["model_id"] not in sqlite_front.http.get("/new").text
     for written in (chosen["model_id"], "tiny@1", "tiny@prod"):
-        seen = send(sqlite_front, "check", page, model_id=newest["model_id"], model_id_other=written)
+        seen = send(sqlite_front, "check", blank, model_id=newest["model_id"], model_id_other=written)
         assert (seen["model_id"], seen["model_id_other"]) == (chosen["model_id"], "")
     fields = {"model_id_other": "tiny@prod", "calibration_dataset_id_other": "data@1"}
-    seen = job(sqlite_front, start(sqlite_front, page, **fields))
+    seen = job(sqlite_front, start(sqlite_front, blank, **fields))
     assert {name: seen[name] for name in chosen} == chosen
-
-
-@pytest.mark.parametrize(
-    ("written", "told"), [("tiny@prodd", "no model"), ("tiny@0", "neither"), ("none@1", "no model")]
-)
-def test_a_name_of_nothing_is_told_and_stays(sqlite_front: Front, written: str, told: str) -> None:
-    fields = {**nouns(sqlite_front), "model_id_other": written}
-    page = send(sqlite_front, "check", form(sqlite_front), 404, **fields)
-    assert told in page.described["model_id"]
-    assert (page["model_id"], page["model_id_other"]) == ("", written)
-    carried = sqlite_front.http.get("/new", params={"model_id": written, "wait": 5})
-    assert carried.status_code == 200
-    assert Form(carried.text)["model_id_other"] == written
+    for written, told in (("tiny@prodd", "no model"), ("tiny@0", "neither"), ("none@1", "no model")):
+        page = send(sqlite_front, "check", blank, 404, **chosen, model_id_other=written)
+        assert told in page.described["model_id"]
+        assert (page["model_id"], page["model_id_other"]) == ("", written)
+        carried = sqlite_front.http.get("/new", params={"model_id": written, "wait": 5})
+        assert (carried.status_code, Form(carried.text)["model_id_other"]) == (200, written)
 
 
 @pytest.mark.parametrize(("noun", "field"), [("model", "model_id"), ("dataset", "calibration_dataset_id")])
@@ -88,50 +76,27 @@ def test_the_page_of_a_noun_leads_to_a_form_with_it_chosen(sqlite_front: Front, 
     assert form(sqlite_front, address[1])[field] == made
 
 
-def test_each_name_is_labelled_by_what_it_is_of(sqlite_front: Front) -> None:
-    labels = re.findall(r'<label for="f-((?:model_|dataset_)?name)">([^<]*)<', sqlite_front.http.get("/new").text)
-    assert dict(labels) == {
-        "model_name": "Name of the model",
-        "dataset_name": "Name of the data",
-        "name": "Name of the job",
-    }
-
-
 def test_a_job_is_started_from_the_form_with_what_differs_from_the_preset_alone(sqlite_front: Front) -> None:
-    page = form(sqlite_front)
-    made = start(
-        sqlite_front,
-        page,
-        **nouns(sqlite_front),
-        **{
-            "c:/preset": "a16w8",
-            "c:/weight/granularity": "per_channel",
-            "c:/evaluation/gate/min_sqnr_db": "10.5",
-            "name": "By hand",
-            "labels": "team=vision\nround=2",
-            "priority": "7",
-        },
-    )
-    seen = job(sqlite_front, made)
+    fields = {
+        "c:/preset": "a16w8",
+        "c:/weight/granularity": "per_channel",
+        "c:/evaluation/gate/min_sqnr_db": "10.5",
+        **{"name": "By hand", "labels": "team=vision\nround=2", "priority": "7"},
+    }
+    seen = job(sqlite_front, start(sqlite_front, form(sqlite_front), **nouns(sqlite_front), **fields))
     assert (seen["name"], seen["labels"], seen["priority"]) == ("By hand", {"team": "vision", "round": "2"}, 7)
-    assert seen["config"]["activation"]["dtype"] == "int16"
-    assert seen["config"]["weight"]["granularity"] == "per_channel"
-    assert seen["config"]["evaluation"]["gate"]["min_sqnr_db"] == 10.5
+    config = seen["config"]
+    assert (config["activation"]["dtype"], config["weight"]["granularity"]) == ("int16", "per_channel")
+    assert config["evaluation"]["gate"]["min_sqnr_db"] == 10.5
 
 
-def test_two_clicks_make_one_job_and_another_page_makes_another(sqlite_front: Front) -> None:
+def test_two_clicks_make_one_job_and_another_page_or_asking_again_another(sqlite_front: Front) -> None:
     page, chosen = form(sqlite_front), nouns(sqlite_front)
     first = start(sqlite_front, page, **chosen)
     assert start(sqlite_front, page, **chosen) == first
     assert start(sqlite_front, form(sqlite_front), **chosen) != first
-
-
-def test_a_page_that_has_made_a_job_makes_another_one_only_when_asked_again(sqlite_front: Front) -> None:
-    page, chosen = form(sqlite_front), nouns(sqlite_front)
-    first = start(sqlite_front, page, **chosen)
     again = send(sqlite_front, "start", page, 422, **chosen, name="changed")
-    assert again["name"] == "changed"
-    assert again["nonce"] != page["nonce"]
+    assert again["name"] == "changed" and again["nonce"] != page["nonce"]
     assert start(sqlite_front, again) != first
 
 
@@ -165,56 +130,45 @@ def test_the_form_is_shown_as_json_and_the_json_as_form(sqlite_front: Front) -> 
     }
 
 
-def test_what_was_written_as_json_is_started_without_a_button_between(sqlite_front: Front) -> None:
-    made = start(sqlite_front, form(sqlite_front), **nouns(sqlite_front), config='{"mode": "dynamic"}')
+def test_json_is_started_as_it_is_and_not_guessed_between_it_and_a_changed_form(sqlite_front: Front) -> None:
+    chosen = nouns(sqlite_front)
+    made = start(sqlite_front, form(sqlite_front), **chosen, config='{"mode": "dynamic"}')
     assert job(sqlite_front, made)["config"]["mode"] == "dynamic"
-
-
-def test_form_and_json_that_were_both_changed_are_not_guessed_between(sqlite_front: Front) -> None:
     fields = {"c:/seed": "5", "config": '{"seed": 6}'}
-    page = send(sqlite_front, "start", form(sqlite_front), 422, **nouns(sqlite_front), **fields)
+    page = send(sqlite_front, "start", form(sqlite_front), 422, **chosen, **fields)
     assert "both changed" in page.described["config"]
     assert json.loads(send(sqlite_front, "show", page)["config"]) == {"seed": 5}
     assert json.loads(send(sqlite_front, "take", page)["config"]) == {"seed": 6}
 
 
-@pytest.mark.parametrize(
-    ("fields", "at", "told"),
-    [
-        ({"c:/seed": "-1"}, "c:/seed", "greater than or equal to 0"),
-        ({"c:/weight/block_size": "many"}, "c:/weight/block_size", "integer"),
-        ({"c:/exclude": "[Conv"}, "c:/exclude", "not JSON"),
-        ({"algorithm": ["", "adaround"], "algorithm:adaround/batch_size": "0"}, "algorithm:adaround/batch_size", "1"),
+def test_errors_stand_at_their_fields_and_what_was_typed_stays(sqlite_front: Front) -> None:
+    chosen, waiting, blank = nouns(sqlite_front), sqlite_front.new_model(), form(sqlite_front)
+    for fields, at, told, status in (
+        ({"c:/seed": "-1"}, "c:/seed", "greater than or equal to 0", 422),
+        ({"c:/weight/block_size": "many"}, "c:/weight/block_size", "integer", 422),
+        ({"c:/exclude": "[Conv"}, "c:/exclude", "not JSON", 422),
+        ({"algorithm": ["", "adaround"], "algorithm:adaround/batch_size": "0"},
+         "algorithm:adaround/batch_size", "1", 422),
         ({"c:/activation/calibration/method": "entropy", "c:/activation/calibration@entropy/bins": "1"},
-         "c:/activation/calibration@entropy/bins", "128"),
-        ({"metric": ["", "accuracy_at_k"]}, "metric:accuracy_at_k/k", "required"),
-        ({"c:/evaluation/gate/max_drop": "-2"}, "c:/evaluation/gate/max_drop", "greater"),
-        ({"c:/float_dtype": "float16", "c:/mode": "dynamic", "algorithm": [""]}, "c:/float_dtype", "needs mode static"),
-        ({"config": '{\n  "sed": 1\n}'}, "config", "did you mean 'seed'"),
-        ({"config": "{"}, "config", "not JSON"),
-        ({"config": "[1]"}, "config", "object"),
-        ({"labels": "nothing"}, "labels", "KEY=VALUE"),
-        ({"priority": "1000"}, "priority", "100"),
-        ({"priority": "high"}, "priority", "integer"),
-        ({"model_id": ""}, "model_id", "required"),
-    ],
-)  # fmt: skip
-def test_errors_stand_at_their_fields_and_what_was_typed_stays(
-    sqlite_front: Front, fields: dict[str, str], at: str, told: str
-) -> None:
-    typed = {**nouns(sqlite_front), "name": "kept", **fields}
-    page = send(sqlite_front, "start", form(sqlite_front), 422, **typed)
-    assert told in page.described[at], page.described.get(at)
-    for name, value in typed.items():
-        assert page.fields[name] == (value if isinstance(value, list) else [value])
-
-
-def test_a_refusal_of_the_service_stands_at_the_noun(sqlite_front: Front) -> None:
-    waiting = sqlite_front.new_model()
-    fields = {**nouns(sqlite_front), "model_id": waiting}
-    page = send(sqlite_front, "start", form(sqlite_front), 409, **fields)
-    assert page["model_id"] == waiting
-    assert "still being validated" in page.described["model_id"]
+         "c:/activation/calibration@entropy/bins", "128", 422),
+        ({"metric": ["", "accuracy_at_k"]}, "metric:accuracy_at_k/k", "required", 422),
+        ({"c:/evaluation/gate/max_drop": "-2"}, "c:/evaluation/gate/max_drop", "greater", 422),
+        ({"c:/float_dtype": "float16", "c:/mode": "dynamic", "algorithm": [""]},
+         "c:/float_dtype", "needs mode static", 422),
+        ({"config": '{\n  "sed": 1\n}'}, "config", "did you mean 'seed'", 422),
+        ({"config": "{"}, "config", "not JSON", 422),
+        ({"config": "[1]"}, "config", "object", 422),
+        ({"labels": "nothing"}, "labels", "KEY=VALUE", 422),
+        ({"priority": "1000"}, "priority", "100", 422),
+        ({"priority": "high"}, "priority", "integer", 422),
+        ({"model_id": ""}, "model_id", "required", 422),
+        ({"model_id": waiting}, "model_id", "still being validated", 409),
+    ):  # fmt: skip
+        typed = {**chosen, "name": "kept", **fields}
+        page = send(sqlite_front, "start", blank, status, **typed)
+        assert told in page.described[at], (at, page.described.get(at))
+        for name, value in typed.items():
+            assert page.fields[name] == (value if isinstance(value, list) else [value])
 
 
 def test_a_check_tells_what_the_job_would_take_and_stores_nothing(sqlite_front: Front) -> None:

@@ -42,7 +42,7 @@ def calibrated(front: Front, **asked: Any) -> str:
     return job_id
 
 
-def test_ranges_of_a_job_are_taken_over_and_a_clone_has_them(sqlite_front: Front) -> None:
+def test_ranges_of_a_job_are_taken_over_by_a_new_one_and_by_a_clone(sqlite_front: Front) -> None:
     chosen = nouns(sqlite_front)
     source = calibrated(sqlite_front, **chosen)
     page = form(sqlite_front, f"/new?ranges_from={source}")
@@ -51,27 +51,22 @@ def test_ranges_of_a_job_are_taken_over_and_a_clone_has_them(sqlite_front: Front
     assert job(sqlite_front, made)["config"]["tensor_ranges"] == RANGES
     clone = start(sqlite_front, form(sqlite_front, f"/new?from={made}"), name="again")
     assert job(sqlite_front, clone)["config"]["tensor_ranges"] == RANGES
-
-
-def test_a_clone_takes_over_the_ranges_of_the_job_that_it_repeats(sqlite_front: Front) -> None:
-    source = calibrated(sqlite_front)
     page = form(sqlite_front, f"/new?from={source}")
     assert source in page.described["ranges_from"]
     seen = job(sqlite_front, start(sqlite_front, page, ranges_from=source))
     assert (seen["cloned_from"], seen["config"]["tensor_ranges"]) == (source, RANGES)
 
 
-@pytest.mark.parametrize("action", ["check", "start"])
-def test_a_job_without_ranges_is_told_at_its_field(sqlite_front: Front, action: str) -> None:
-    fields = nouns(sqlite_front)
+def test_a_job_without_ranges_is_told_at_its_field(sqlite_front: Front) -> None:
+    fields, blank = nouns(sqlite_front), form(sqlite_front)
     other = calibrated(sqlite_front, model_id=sqlite_front.ready_model(model_summary(sha256="9" * 64)))
-    for written, status, told in (
-        ("job_nothing", 404, "no job"),
-        (sqlite_front.new_job(), 422, "no ranges"),
-        (other, 422, "graph"),
-        ("x" * 65, 422, "64"),
+    for action, written, status, told in (
+        ("check", "job_nothing", 404, "no job"),
+        ("start", sqlite_front.new_job(), 422, "no ranges"),
+        ("start", other, 422, "graph"),
+        ("check", "x" * 65, 422, "64"),
     ):
-        page = send(sqlite_front, action, form(sqlite_front), status, **fields, ranges_from=written)
+        page = send(sqlite_front, action, blank, status, **fields, ranges_from=written)
         assert told in page.described["ranges_from"]
         assert page["ranges_from"] == written
 
@@ -90,24 +85,20 @@ def test_results_are_handed_over_and_those_of_a_clone_to_what_it_says_itself(pep
     assert [one["kind"] for one in peppered.http.get(f"/v1/jobs/{other}/hand-over").json()["items"]] == ["post"]
 
 
-@pytest.mark.parametrize(
-    ("written", "told"),
-    [
-        ("[", "not JSON"),
-        ("{}", "list"),
-        (json.dumps([{**post(), "kind": "get"}]), "0/kind: "),
-        (json.dumps([put(), {"kind": "put"}]), "1/url: "),
-        (json.dumps([{**post(), "url": "http://hooks.example/in"}]), "0/url: "),
-        (json.dumps([{**post(), "url": "https://inner.example/in"}]), "0/url: "),
-    ],
-)
-@pytest.mark.parametrize("action", ["check", "start"])
-def test_what_is_wrong_with_a_hand_over_stands_at_its_field(
-    peppered: Front, action: str, written: str, told: str
-) -> None:
-    page = send(peppered, action, form(peppered), 422, **nouns(peppered), hand_over=written)
-    assert told in page.described["hand_over"]
-    assert page["hand_over"] == written
+def test_what_is_wrong_with_a_hand_over_stands_at_its_field(peppered: Front) -> None:
+    chosen, blank = nouns(peppered), form(peppered)
+    inner = json.dumps([{**post(), "url": "https://inner.example/in"}])
+    for action, written, told in (
+        ("check", "[", "not JSON"),
+        ("start", "{}", "list"),
+        ("check", json.dumps([{**post(), "kind": "get"}]), "0/kind: "),
+        ("start", json.dumps([put(), {"kind": "put"}]), "1/url: "),
+        ("check", inner, "0/url: "),
+        ("start", inner, "0/url: "),
+    ):
+        page = send(peppered, action, blank, 422, **chosen, hand_over=written)
+        assert told in page.described["hand_over"]
+        assert page["hand_over"] == written
     assert peppered.http.get("/v1/jobs").json()["items"] == []
 
 

@@ -15,7 +15,6 @@ from service.contracts.search import TrialFigures
 from service.dashboard.planes import SQNR, Mark, drop_of, plane
 from service.dashboard.trials import patch_of
 from service.jobs.outcome import QuantizeOutcome
-from service.keys.scopes import needed
 from tests.dashboard.form_of import Form
 from tests.support.batches import fail, grid_body, job_of, submitted, succeed
 from tests.support.filled import searching
@@ -61,10 +60,8 @@ def test_a_noun_is_listed_shown_changed_and_deleted(sqlite_front: Front, noun: s
     shown(sqlite_front, f"{base}/{made}", 404)
 
 
-@pytest.mark.parametrize("noun", ["model", "dataset"])
-def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(sqlite_front: Front, noun: str) -> None:
-    made = sqlite_front.ready_model() if noun == "model" else sqlite_front.ready_dataset()
-    path = f"/{noun}s/{made}"
+def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(sqlite_front: Front) -> None:
+    path = f"/models/{sqlite_front.ready_model()}"
     seen = Form(shown(sqlite_front, path), "edit")
     posted(sqlite_front, f"{path}/edit", **seen.with_fields({"description": "theirs"}))
     mine = seen.with_fields({"description": "mine,\nof two lines", "tags": "a=1"})
@@ -78,10 +75,8 @@ def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(sqlite_f
     assert (stored["description"], stored["tags"]) == ("mine,\nof two lines", {"a": "1"})
 
 
-@pytest.mark.parametrize("noun", ["model", "dataset"])
-def test_an_alias_is_moved_once_it_is_known_where_it_stands(sqlite_front: Front, noun: str) -> None:
-    make = sqlite_front.ready_model if noun == "model" else sqlite_front.ready_dataset
-    paths = [f"/{noun}s/{make()}" for _ in range(3)]
+def test_an_alias_is_moved_once_it_is_known_where_it_stands(sqlite_front: Front) -> None:
+    paths = [f"/models/{sqlite_front.ready_model()}" for _ in range(3)]
 
     def stands() -> int:
         found: int = sqlite_front.http.get(f"/v1{paths[0]}/aliases/prod").json()["version"]
@@ -111,15 +106,10 @@ def test_aliases_stand_beside_the_versions_that_they_stand_for(sqlite_front: Fro
     for alias in ("prod", "canary"):
         posted(sqlite_front, f"/{noun}s/{first}/aliases", alias=alias)
     for page in (f"/{noun}s", f"/{noun}s/{second}"):
-        row = re.search(rf'<tr><th[^>]*><a href="/{noun}s/{first}".*?</th>', shown(sqlite_front, page))
+        text = shown(sqlite_front, page)
+        row = re.search(rf'<tr><th[^>]*><a href="/{noun}s/{first}".*?</th>', text)
         assert row is not None and re.findall(r"<code>@(\w+)</code>", row[0]) == ["canary", "prod"], page
-        assert shown(sqlite_front, page).count("<code>@prod") == 1
-
-
-def test_what_needs_a_manager_is_known_by_its_route() -> None:
-    for noun in ("models", "datasets"):
-        for method, path in (("GET", "delete"), ("POST", "delete"), ("POST", "aliases"), ("POST", "aliases/end")):
-            assert needed(method, f"/{noun}/{{ref}}/{path}") == "manage"
+        assert text.count("<code>@prod") == 1
 
 
 def test_an_inspection_is_asked_for_on_the_page_of_a_model(sqlite_front: Front) -> None:
