@@ -38,6 +38,7 @@ def test_a_name_stands_for_the_id_on_every_route(front: Front, template: dict[st
     problem(http.get(AT), 404, "schedule-not-found")
 
 
+@pytest.mark.both_databases
 def test_a_name_of_the_past_is_free_and_case_counts(front: Front, template: dict[str, Any]) -> None:
     made = add_schedule(front, template, name="one")
     add_schedule(front, template, name="One")
@@ -47,6 +48,7 @@ def test_a_name_of_the_past_is_free_and_case_counts(front: Front, template: dict
     assert front.http.patch("/v1/schedules/two", json={"name": "two"}, headers=ANY).json()["id"] == made["id"]
 
 
+@pytest.mark.both_databases
 def test_a_name_that_is_taken_is_refused(front: Front, template: dict[str, Any]) -> None:
     made = add_schedule(front, template, name="one")
     other = add_schedule(front, template, name="two")
@@ -60,6 +62,7 @@ def test_a_name_that_is_taken_is_refused(front: Front, template: dict[str, Any])
     assert pointers(like) == ["/name"]
 
 
+@pytest.mark.both_databases
 def test_of_many_who_take_a_name_at_once_one_has_it(front: Front, template: dict[str, Any]) -> None:
     body = {"name": "one", "cron": hourly(), "template": template}
     found = at_once(6, lambda _: front.http.post("/v1/schedules", json=body).status_code)
