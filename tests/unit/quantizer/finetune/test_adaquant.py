@@ -18,16 +18,17 @@ from tests.unit.quantizer.finetune.gradient.gradient_benches import (
     output_sqnr,
     residual_network,
 )
-from tests.unit.quantizer.precision.benches import samples
+from tests.unit.quantizer.precision.benches import samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file
 from worker.quantizer.finetune.gradient import solver as gradient_solver
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.step import Change
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import SilentRun
 
 pytestmark = pytest.mark.slow  # trains
 
-METHODS = ("adaround", "adaquant")
 KINDS: dict[str, dict[str, Any]] = {
     "int4 per tensor": INT4,
     "int4 per channel": {"weight": {"dtype": "int4", "granularity": "per_channel"}},
@@ -37,8 +38,20 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.fixture(scope="module")
+def usual() -> tuple[Draft, Change]:
+    return finetuned()
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *((kind, "adaquant") for kind in ("int4 per channel", "uint4")),
+        *((kind, "adaround") for kind in ("int4 per tensor", "power of two", "16-bit activations")),
+        *(pytest.param(kind, "adaround", marks=pytest.mark.long) for kind in ("int4 per channel", "uint4")),
+        *(pytest.param(kind, "adaquant", marks=pytest.mark.long) for kind in ("power of two", "16-bit activations")),
+    ],
+)
 def test_the_network_comes_nearer_and_its_grids_stay(kind: str, method: str) -> None:
     draft, change = finetuned(method, KINDS[kind])
     after = changed(change)
@@ -57,21 +70,19 @@ def test_the_network_comes_nearer_and_its_grids_stay(kind: str, method: str) -> 
             np.testing.assert_array_equal(bias.quantization.scale, draft.plan.biases[name].quantization.scale)
 
 
-def test_four_bits_gain_much_at_the_output() -> None:
-    draft, change = finetuned()
+def test_four_bits_gain_much_at_the_output_and_the_given_draft_is_not_changed(usual: tuple[Draft, Change]) -> None:
+    draft, change = usual
     assert output_sqnr(changed(change)) > output_sqnr(draft) + 3.0
-
-
-def test_the_draft_that_it_gets_is_not_changed() -> None:
-    draft, change = finetuned()
-    assert not draft.plan.moved
-    fresh, _ = finetuned()
+    assert not draft.plan.moved and "conv1" in change.nodes
+    fresh, _ = toolkit_for(residual_network(), config(**INT4))
     for name, values in integers(fresh.plan).items():
         np.testing.assert_array_equal(integers(draft.plan)[name], values)
-    assert changed(change).plan is not draft.plan
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "mx4", "mxfp6_e2m3", "bfp16"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float8_e4m3fn", "mx4", *(pytest.param(dtype, marks=pytest.mark.long) for dtype in ("mxfp6_e2m3", "bfp16"))],
+)
 def test_weights_of_floats_and_blocks_move_in_float_and_are_emitted_so(dtype: str) -> None:
     settings = {"weight": {"dtype": dtype}, "activation": {"dtype": "uint16"}, "bias": {"dtype": "float32"}}
     model = residual_network()
@@ -102,10 +113,10 @@ def normalized_network() -> onnx.ModelProto:
 
 
 def test_parameters_that_two_normalizations_share_stay_and_are_named() -> None:
-    draft, change = finetuned(settings={"weight": {"dtype": "int4"}}, model=normalized_network())
-    if len(draft.graph.initializers["g"].uses()) > 1:
-        assert "norm, last left out: nothing in it moves" in change.summary
-        assert not changed(change).plan.moved
+    draft, change = finetuned(settings={"weight": {"dtype": "int4"}}, model=normalized_network(), num_iterations=20)
+    assert len(draft.graph.initializers["g"].uses()) > 1
+    assert "norm, last left out: nothing in it moves" in change.summary
+    assert not changed(change).plan.moved
 
 
 def test_a_moved_normalization_is_in_the_emitted_model() -> None:
@@ -120,20 +131,12 @@ def test_a_moved_normalization_is_in_the_emitted_model() -> None:
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in emitted.graph.initializer}
     for name, values in moved.items():
         np.testing.assert_array_equal(stored[name], values)
-    _, rounded = finetuned("adaround", {"weight": {"dtype": "int4"}}, model=model)
-    assert "norm, last left out: nothing in it moves" in rounded.summary
-    assert {"conv", "dense"} == set(rounded.errors)
 
 
 def test_a_scale_moves_with_its_int32_bias() -> None:
     draft, change = finetuned(update_scales=True)
     plan = changed(change).plan
-    moved = [
-        name
-        for name in plan.weights
-        if plan.weights[name].quantization.scale != draft.plan.weights[name].quantization.scale
-    ]
-    assert "w1" in moved
+    assert plan.weights["w1"].quantization.scale != draft.plan.weights["w1"].quantization.scale
     bias, grid = plan.biases["conv1"], plan.activations["r0"].quantization
     expected = float(grid.scale) * float(plan.weights["w1"].quantization.scale)
     np.testing.assert_allclose(bias.quantization.scale, expected, rtol=1e-6)
@@ -142,14 +145,14 @@ def test_a_scale_moves_with_its_int32_bias() -> None:
 
 
 def test_a_power_of_two_stays_one() -> None:
-    draft, change = finetuned(settings=KINDS["power of two"], update_scales=True)
+    draft, change = finetuned(settings=KINDS["power of two"], update_scales=True, num_iterations=20)
     for name, weight in changed(change).plan.weights.items():
         np.testing.assert_array_equal(weight.quantization.scale, draft.plan.weights[name].quantization.scale)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["adaquant", pytest.param("adaround", marks=pytest.mark.long)])
 def test_a_residual_block_is_reconstructed_as_one(method: str) -> None:
-    draft, change = finetuned(method, block_wise=True, batch_size=40, num_iterations=300)
+    draft, change = finetuned(method, block_wise=True, batch_size=40, num_iterations=200)
     assert set(change.errors) == {"conv0", "conv1", "dense"}
     before, after = change.errors["conv1"]
     assert after < 0.85 * before
@@ -174,8 +177,6 @@ def test_a_layer_that_makes_the_network_worse_is_taken_back(monkeypatch) -> None
     np.testing.assert_array_equal(after.plan.weights["w1"].integers, draft.plan.weights["w1"].integers)
     assert change.errors["conv1"][0] == change.errors["conv1"][1]
     assert output_sqnr(after) > output_sqnr(draft)
-    _, kept = finetuned()
-    assert "conv1" in kept.nodes
 
 
 def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch) -> None:
@@ -190,7 +191,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, mon
             if self.at >= 2:
                 raise CanceledError("stop")
 
-    options: dict[str, Any] = {"update_scales": True, "drop_ratio": 0.5}
+    options: dict[str, Any] = {"update_scales": True, "drop_ratio": 0.5, "num_iterations": 40}
     _, whole = finetuned(**options)
     with pytest.raises(CanceledError):
         finetuned(store=CheckpointStore(tmp_path), run=Canceling(), **options)
@@ -219,20 +220,17 @@ def test_progress_names_the_layer_its_error_and_the_time_left() -> None:
             if stage == "adaquant":
                 said.append(f"{done}/{total} {unit} {message}")
 
-    finetuned(run=Listening())
+    finetuned(run=Listening(), num_iterations=10)
     assert said[0].startswith("0/4 layers conv0")
     assert "error of the last one" in said[1] and "s left" in said[1]
     assert said[-1].startswith("4/4")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_pipeline_runs_it_and_reports_what_it_did(method: str, tmp_path: Path) -> None:
-    solver = {"solver": "gradient"} if method == "adaround" else {}
-    algorithm = {"method": method, "num_iterations": 60, **solver}
-    settings = config(**INT4, algorithms=[algorithm])
+def test_the_pipeline_runs_it_and_reports_what_it_did(tmp_path: Path) -> None:
+    settings = config(**INT4, algorithms=[{"method": "adaquant", "num_iterations": 60}])
     result = quantize_file(tmp_path, residual_network(), {"x": samples()["x"]}, settings)
     (figures,) = result.report.algorithms
     assert figures.kept
     assert figures.after.sqnr_db > figures.before.sqnr_db
     assert set(figures.reconstruction) == {"conv0", "conv1", "conv2", "dense"}
-    assert any(method in row.gain for row in result.report.layers)
+    assert any("adaquant" in row.gain for row in result.report.layers)

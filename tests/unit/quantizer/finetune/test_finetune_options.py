@@ -12,35 +12,27 @@ from service.contracts.algorithms import AdaQuant, AdaRound, LearningRateAdjust
 from service.contracts.algorithms.finetune import Finetuning
 from service.contracts.config import parse_config
 from service.contracts.errors import EngineError, InvalidConfigError
-from tests.unit.quantizer.finetune.gradient.gradient_benches import INT4, changed, finetuned, integers, residual_network
+from tests.unit.quantizer.finetune.gradient.gradient_benches import INT4, changed, finetuned, integers
 from tests.unit.quantizer.toolbox import make_model, normal
-from worker.quantizer.finetune.gradient import solver as gradient_solver
 from worker.quantizer.finetune.step import NO_LAYER, site_seed
 
 pytestmark = pytest.mark.slow  # trains
 
-_QUICK: dict[str, Any] = {"num_iterations": 40}
-# option, value, by which method; each against the same run without it
+_QUICK: dict[str, Any] = {"num_iterations": 20}
+# option, value, by which method; each against the same run without it; what both share, by one of them
 _EFFECTS: list[tuple[str, dict[str, Any]]] = [
-    ("adaround", {"num_iterations": 80}),
+    ("adaround", {"num_iterations": 60}),
     ("adaround", {"batch_size": 3}),
-    ("adaround", {"data_size": 5}),
     ("adaround", {"learning_rate": 0.3}),
     ("adaround", {"fixed_seed": 7}),
     ("adaround", {"drop_ratio": 0.5}),
     ("adaround", {"reg_param": 3.0}),
-    ("adaround", {"block_wise": True}),
     ("adaround", {"output_qdq": True}),
     ("adaround", {"lr_adjust": LearningRateAdjust(threshold=1e-6, learning_rate=0.5)}),
-    ("adaround", {"target_op_type": ("MatMul",)}),
-    ("adaquant", {"num_iterations": 80}),
-    ("adaquant", {"batch_size": 3}),
     ("adaquant", {"data_size": 5}),
     ("adaquant", {"learning_rate": 1e-3}),
-    ("adaquant", {"fixed_seed": 7}),
     ("adaquant", {"drop_ratio": 0.5}),
     ("adaquant", {"block_wise": True}),
-    ("adaquant", {"output_qdq": True}),
     ("adaquant", {"lr_adjust": LearningRateAdjust(threshold=1e-6, learning_rate=1e-2)}),
     ("adaquant", {"target_op_type": ("Conv",)}),
     ("adaquant", {"update_bias": False}),
@@ -72,38 +64,22 @@ def test_where_tensors_wait_does_not_change_the_result(level: int, plain: dict[s
     assert ("lay on disk" in change.summary) == (level == 2)
 
 
-@pytest.mark.parametrize("device", ["cpu", "auto"])
-def test_the_cpu_is_taken_where_it_is_asked_for_or_all_there_is(device: str, plain: dict[str, bytes]) -> None:
+def test_the_cpu_is_taken_where_it_is_all_there_is(plain: dict[str, bytes]) -> None:
     import torch
 
-    if device == "auto" and (torch.cuda.is_available() or len(ort.get_available_providers()) > 2):
+    if torch.cuda.is_available() or len(ort.get_available_providers()) > 2:
         pytest.skip("there is a GPU")
-    _, change = finetuned(optim_device=device, infer_device=device, **_QUICK)
+    _, change = finetuned(optim_device="auto", infer_device="auto", **_QUICK)
     assert changed(change).emitted_bytes() == plain["adaquant"]
 
 
-@pytest.mark.parametrize("option", ["optim_device", "infer_device"])
-@pytest.mark.parametrize("device", ["cuda:63", "rocm:63"])
+@pytest.mark.parametrize(("option", "device"), [("optim_device", "cuda:63"), ("infer_device", "rocm:63")])
 def test_a_device_that_is_not_there_is_an_error(option: str, device: str) -> None:
     if option == "infer_device" and "CUDAExecutionProvider" in ort.get_available_providers():
         pytest.skip("this onnxruntime has a GPU")
     with pytest.raises(EngineError, match="is not there") as error:
         finetuned(**{option: device}, **_QUICK)
     assert option in (error.value.hint or "")
-
-
-def test_an_early_stop_takes_fewer_steps(monkeypatch) -> None:
-    steps: list[int] = []
-    original = gradient_solver.solve
-
-    def counted(*args: Any, **options: Any) -> Any:
-        solved = original(*args, **options)
-        steps.append(solved.iterations)
-        return solved
-
-    monkeypatch.setattr(gradient_solver, "solve", counted)
-    finetuned(num_iterations=600, early_stop=True)
-    assert sum(steps) < 4 * 600
 
 
 def test_only_the_operators_asked_for_are_finetuned() -> None:
@@ -124,10 +100,8 @@ def test_selective_update_looks_at_the_output_asked_for() -> None:
         "[flat] f = Flatten(p) [dense] y = MatMul(f, k) }",
         {"w": normal(6, 3, 3, 3, scale=0.3), "v": normal(6, 6, 3, 3, seed=1, scale=0.2), "k": normal(6, 5, seed=4)},
     )
-    found = []
-    for index in (0, 1):
-        _, change = finetuned(model=model, selective_update=True, output_index=index, num_iterations=100)
-        found.append(set(change.nodes))
+    options: dict[str, Any] = {"model": model, "selective_update": True, "num_iterations": 60}
+    found = [set(finetuned(output_index=index, **options)[1].nodes) for index in (0, 1)]
     # conv1 does not reach output 0, and dense does not reach output 1
     assert "conv1" not in found[0] and "dense" in found[0]
     assert "dense" not in found[1] and "conv1" in found[1]
@@ -157,26 +131,13 @@ def test_every_option_reaches_the_solver_or_the_walk() -> None:
 @pytest.mark.parametrize(
     ("options", "pointer"),
     [
-        ({"batch_size": 0}, "/algorithms/0/batch_size"),
         ({"learning_rate": -1.0}, "/algorithms/0/learning_rate"),
         ({"optim_device": "tpu"}, "/algorithms/0/optim_device"),
-        ({"drop_ratio": 1.5}, "/algorithms/0/drop_ratio"),
         ({"target_op_type": ["Relu"]}, "/algorithms/0/target_op_type/0"),
         ({"lr_adjust": {"threshold": 1.0}}, "/algorithms/0/lr_adjust/learning_rate"),
-        ({"solver": "newton"}, "/algorithms/0/solver"),
     ],
 )
 def test_what_an_option_cannot_be_is_pointed_at(options: dict[str, Any], pointer: str) -> None:
     with pytest.raises(InvalidConfigError) as error:
         parse_config({**INT4, "algorithms": [{"method": "adaquant", **options}]})
     assert pointer in [problem.pointer for problem in error.value.errors]
-
-
-def test_both_at_once_are_an_error_that_points_at_the_second() -> None:
-    with pytest.raises(InvalidConfigError, match="leave one of them out") as error:
-        parse_config({"algorithms": [{"method": "adaround"}, {"method": "adaquant"}]})
-    assert error.value.errors[0].pointer == "/algorithms/1"
-
-
-def test_the_model_of_these_tests_has_what_the_options_speak_of() -> None:
-    assert {"Conv", "MatMul", "Add"} <= {node.op_type for node in residual_network().graph.node}

@@ -29,8 +29,8 @@ def finetuned(run: Listener, spec: AdaRound | AdaQuant | None = None, folder: Pa
 
 @pytest.mark.parametrize(
     "spec",
-    [AdaRound(), AdaQuant(), AdaRound(solver="gradient", num_iterations=20), AdaRound(selective_update=True)],
-    ids=["adaround", "adaquant", "gradient", "selective"],
+    [AdaRound(), AdaRound(solver="gradient", num_iterations=20), AdaRound(selective_update=True)],
+    ids=["adaround", "gradient", "selective"],
 )
 def test_every_layer_is_told_once_with_what_is_left_of_its_error(spec: AdaRound | AdaQuant) -> None:
     run = Listener()
@@ -63,13 +63,6 @@ def test_a_second_attempt_tells_the_whole_curve(tmp_path: Path) -> None:
     assert second.told == whole.told
 
 
-def test_a_layer_that_is_left_out_keeps_its_number_to_itself() -> None:
-    run = Listener()
-    change = finetuned(run, AdaRound(target_op_type=["MatMul"]))
-    assert list(change.errors) == ["dense"]
-    assert [step for _, step, _ in run.told] == [1]
-
-
 def test_a_layer_without_an_error_has_no_share_of_it() -> None:
     run = Listener()
     tell_layer(run, "adaround", 1, 1, "conv", 0.0, 0.0)
@@ -77,7 +70,7 @@ def test_a_layer_without_an_error_has_no_share_of_it() -> None:
     assert run.words == ["adaround, layer 1 of 1, conv: error 0 -> 0"]
 
 
-@pytest.mark.parametrize("total", [1, MOST_TOLD - 1, MOST_TOLD, MOST_TOLD + 1, 3 * MOST_TOLD, 5000])
+@pytest.mark.parametrize("total", [1, MOST_TOLD, MOST_TOLD + 1, 5000])
 def test_of_many_layers_some_are_told_evenly_and_the_last_one_always(total: int) -> None:
     run: Any = Listener()
     for number in range(1, total + 1):

@@ -45,6 +45,7 @@ def test_a_part_of_an_array_may_take_the_product() -> None:
     assert not whole[:, :, :100].any() and not whole[:, :, 500:].any()
 
 
+@pytest.mark.slow
 def test_the_bits_do_not_depend_on_the_number_of_threads() -> None:
     program = (
         "import numpy as np, hashlib\n"
@@ -60,7 +61,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads() -> None:
             check=True,
             stdout=subprocess.PIPE,
         ).stdout
-        for threads in ("1", "2", "7")
+        for threads in ("1", "7")
     }
     assert len(made) == 1
 

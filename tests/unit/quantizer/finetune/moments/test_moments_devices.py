@@ -29,10 +29,10 @@ pytestmark = pytest.mark.slow  # solves every problem twice
 
 # groups, outputs, inputs, patches; then what is not as in problem()
 SHAPES = {
-    "dense": (1, 12, 110, 1500),
-    "one block": (1, 8, 48, 800),
-    "grouped": (3, 5, 54, 900),
-    "depthwise": (16, 1, 9, 700),
+    "dense": (1, 8, 110, 600),
+    "one block": (1, 6, 48, 400),
+    "grouped": (3, 4, 54, 400),
+    "depthwise": (8, 1, 9, 300),
     "few patches": (1, 3, 30, 20),
     "one patch": (1, 3, 5, 1),
 }
@@ -164,21 +164,16 @@ def test_the_precision_of_products_is_full_and_then_as_before() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
-        solve(
-            *problem(SHAPES["dense"]),
-            lambda: seen.append(torch.get_float32_matmul_precision()),
-            TORCH,
-        )
+        solve(*problem(SHAPES["grouped"]), lambda: seen.append(torch.get_float32_matmul_precision()), TORCH)
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
     assert set(seen) == {"highest"}
 
 
-@pytest.mark.parametrize("device", ["cuda:63", "rocm:63"])
-def test_a_device_that_is_not_there_is_an_error(device: str) -> None:
+def test_a_device_that_is_not_there_is_an_error() -> None:
     with pytest.raises(EngineError, match="is not there"):
-        rounded(solver="moments", optim_device=device)
+        rounded(solver="moments", optim_device="cuda:63")
 
 
 def test_the_step_computes_on_the_device_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +206,7 @@ def test_a_gpu_that_is_hidden_or_has_no_driver_is_none(monkeypatch: pytest.Monke
     assert not may_have_gpu()
 
 
-@pytest.mark.parametrize("device", ["auto", "cpu"])
+@pytest.mark.parametrize("device", ["auto", pytest.param("cpu", marks=pytest.mark.long)])
 def test_without_a_gpu_torch_is_not_loaded(device: str) -> None:
     if device == "auto" and may_have_gpu():
         pytest.skip("there is a GPU's driver")
