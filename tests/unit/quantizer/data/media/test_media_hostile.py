@@ -52,10 +52,9 @@ def tar_of(path: Path, *entries: tuple[tarfile.TarInfo, bytes], mode: str = "w")
         (GOOD[: len(GOOD) // 2], "is damaged"),
         (encoded(noise(64, 64), "JPEG")[:900], "is damaged"),
         (encoded(noise(8, 8), "GIF"), "no picture of a known format"),
-        (encoded(noise(8, 8), "TIFF"), "no picture of a known format"),
         (encoded(noise(8, 8), "EPS"), "no picture of a known format"),
     ],
-    ids=["text", "empty", "cut-png", "cut-jpeg", "gif", "tiff", "eps"],
+    ids=["text", "empty", "cut-png", "cut-jpeg", "gif", "eps"],
 )
 def test_what_is_no_picture_is_named(tmp_path: Path, kind: Kind, bad: bytes, says: str) -> None:
     refused(archive(tmp_path / "x", {"a/good.png": GOOD, "a/bad.jpg": bad}, kind), "a/bad.jpg", says)
@@ -67,12 +66,6 @@ def test_a_decompression_bomb_is_refused_by_its_header(
 ) -> None:
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("a picture was decoded"))
     refused(archive(tmp_path / "x", {"bomb.png": huge_png(30_000)}, kind), "bomb.png", "more than 67108864 pixels")
-
-
-def test_a_picture_between_our_limit_and_that_of_pillow_is_refused(tmp_path: Path) -> None:
-    assert Image.MAX_IMAGE_PIXELS is not None
-    assert Image.MAX_IMAGE_PIXELS > 9000**2
-    refused(archive(tmp_path / "x", {"large.png": huge_png(9000)}), "large.png", "9000 x 9000 pixels")
 
 
 @pytest.mark.parametrize("lossless", [True, False])
@@ -96,17 +89,16 @@ def test_a_resize_that_would_make_a_bomb_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("kind", "says", "mode"),
     [
-        (tarfile.SYMTYPE, "symbolic link"),
-        (tarfile.LNKTYPE, "hard link"),
-        (tarfile.CHRTYPE, "character device"),
-        (tarfile.BLKTYPE, "block device"),
-        (tarfile.FIFOTYPE, "named pipe"),
-        (b"Z", "unknown type"),
+        (tarfile.SYMTYPE, "symbolic link", "w"),
+        (tarfile.LNKTYPE, "hard link", "w:gz"),
+        (tarfile.CHRTYPE, "character device", "w"),
+        (tarfile.BLKTYPE, "block device", "w"),
+        (tarfile.FIFOTYPE, "named pipe", "w:gz"),
+        (b"Z", "unknown type", "w"),
     ],
 )
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
 def test_members_that_are_no_files_are_refused(tmp_path: Path, kind: bytes, says: str, mode: str) -> None:
     entry = tarfile.TarInfo("b/link.png")
     entry.type, entry.linkname = kind, "/etc/passwd"
@@ -130,12 +122,6 @@ def test_unsafe_paths_are_refused(tmp_path: Path, kind: Kind, name: str) -> None
     refused(archive(tmp_path / "x", {"a.png": GOOD, name: GOOD}, kind), name, "unsafe")
 
 
-def test_a_folder_with_an_unsafe_path_is_refused(tmp_path: Path) -> None:
-    entry = tarfile.TarInfo("../up")
-    entry.type = tarfile.DIRTYPE
-    refused(tar_of(tmp_path / "x", (entry, b""), (tarfile.TarInfo("a.png"), GOOD)), "../up", "unsafe")
-
-
 @pytest.mark.parametrize("second", ["a.png", "./a.png", ".//a.png"])
 def test_a_name_that_is_there_twice_is_refused(tmp_path: Path, second: str) -> None:
     path = tar_of(tmp_path / "x", (tarfile.TarInfo("a.png"), GOOD), (tarfile.TarInfo(second), GOOD))
@@ -157,16 +143,6 @@ def test_too_many_members_are_refused(tmp_path: Path, kind: Kind, monkeypatch: p
     refused(archive(tmp_path / "x", {f"{k}.png": GOOD for k in range(21)}, kind), "20.png", "at most 20 files")
 
 
-@pytest.mark.parametrize("kind", ["w", "w:gz"])
-def test_too_many_folders_are_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tar, "MAX_FILES", 20)
-    folders = [tarfile.TarInfo(f"folder{k}") for k in range(25)]
-    for entry in folders:
-        entry.type = tarfile.DIRTYPE
-    path = tar_of(tmp_path / "x", (tarfile.TarInfo("a.png"), GOOD), *((entry, b"") for entry in folders), mode=kind)
-    refused(path, "folder20", "at most 20 folders")
-
-
 def test_a_zip_of_too_many_members_is_refused_before_it_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,19 +159,23 @@ def test_a_zip_of_too_many_members_is_refused_before_it_is_listed(
         inspect_dataset(path, PLAIN)
 
 
-def test_headers_without_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tar, "_MAX_HEADERS", 50)
-    folders = [tarfile.TarInfo(f"folder{k}") for k in range(51)]
-    for entry in folders:
-        entry.type = tarfile.DIRTYPE
-    path = tar_of(tmp_path / "x", (tarfile.TarInfo("a.png"), GOOD), *((entry, b"") for entry in folders))
-    refused(path, "folder48", "more than 50 headers")
+def folder(name: str) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type = tarfile.DIRTYPE
+    return entry
 
 
-def test_a_gzip_bomb_in_one_member_is_refused_by_its_header(tmp_path: Path) -> None:
-    entry = tarfile.TarInfo("bomb.png")
-    entry.size = 10 << 30
-    refused(gzip_of_zeros(tmp_path / "x", entry.tobuf(), 1), "bomb.png", "unpacks to 10737418240 bytes")
+@pytest.mark.parametrize(
+    ("limit", "most", "member", "says"),
+    [("MAX_FILES", 20, "folder20", "at most 20 folders"), ("_MAX_HEADERS", 50, "folder48", "more than 50 headers")],
+)
+def test_folders_and_headers_are_counted(
+    tmp_path: Path, limit: str, most: int, member: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tar, limit, most)
+    folders = [(folder(f"folder{k}"), b"") for k in range(51)]
+    for mode in ("w", "w:gz"):
+        refused(tar_of(tmp_path / "x", (tarfile.TarInfo("a.png"), GOOD), *folders, mode=mode), member, says)
 
 
 @pytest.fixture
@@ -232,25 +212,24 @@ def test_a_zip_bomb_is_refused_by_its_directory(tmp_path: Path) -> None:
     refused(path, "2.bmp", "unpack to more than 100 times its size")
 
 
-def test_a_long_name_of_gigabytes_is_refused(tmp_path: Path) -> None:
+def test_sizes_that_a_header_declares_are_not_believed(tmp_path: Path) -> None:
+    entry = tarfile.TarInfo("bomb.png")
+    entry.size = 10 << 30
+    refused(gzip_of_zeros(tmp_path / "bomb", entry.tobuf(), 1), "bomb.png", "unpacks to 10737418240 bytes")
     entry = tarfile.TarInfo("././@LongLink")
     entry.type, entry.size = tarfile.GNUTYPE_LONGNAME, 4 << 30
-    path = tmp_path / "x"
-    path.write_bytes(tarfile.TarInfo("a.png").tobuf() + entry.tobuf() + bytes(1024))
-    refused(path, "a.png", "header of 4294967296 bytes")
+    (tmp_path / "x").write_bytes(tarfile.TarInfo("a.png").tobuf() + entry.tobuf() + bytes(1024))
+    refused(tmp_path / "x", "a.png", "header of 4294967296 bytes")
 
 
-@pytest.mark.parametrize("format_", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-@pytest.mark.parametrize("name", ["a.png", "f" * 90 + "/" + "n" * 60 + ".png", "größe/ä" + "x" * 100 + ".png"])
-def test_every_way_to_write_a_name_is_read(tmp_path: Path, format_: int, name: str) -> None:
-    path = tmp_path / "x"
-    with tarfile.open(path, "w", format=format_) as made:
-        entry = tarfile.TarInfo(name)
-        entry.size = 3
-        if format_ == tarfile.USTAR_FORMAT and "ö" in name:
-            return  # cannot be written so
-        made.addfile(entry, io.BytesIO(b"abc"))
-    refused(path, name, "no picture")
+@pytest.mark.parametrize("format_", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_every_way_to_write_a_name_is_read(tmp_path: Path, format_: int) -> None:
+    for name in ("f" * 90 + "/" + "n" * 60 + ".png", "größe/ä" + "x" * 100 + ".png"):
+        with tarfile.open(tmp_path / "x", "w", format=format_) as made:
+            entry = tarfile.TarInfo(name)
+            entry.size = 3
+            made.addfile(entry, io.BytesIO(b"abc"))
+        refused(tmp_path / "x", name, "no picture")
 
 
 def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
@@ -267,27 +246,19 @@ def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_files_are_refused_by_name(tmp_path: Path, kind: Kind) -> None:
     refused(archive(tmp_path / "x", {"a.png": GOOD, "README.txt": b"x"}, kind), "README.txt", "neither a picture")
+    refused(archive(tmp_path / "y", {"a.png": GOOD, "b.wav": b"x"}, kind), "b.wav", "one of the sounds")
 
 
-def test_sounds_beside_pictures_are_refused(tmp_path: Path) -> None:
-    refused(archive(tmp_path / "x", {"a.png": GOOD, "b.wav": b"x"}), "b.wav", "one of the sounds in an archive of pict")
-
-
-@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
-def test_an_archive_without_files_is_refused(tmp_path: Path, kind: Kind) -> None:
-    entry = tarfile.TarInfo("folder")
-    entry.type = tarfile.DIRTYPE
-    path = tar_of(tmp_path / "x", (entry, b""), mode="w:gz" if kind == "tar.gz" else "w")
-    with pytest.raises(DatasetFormatError, match="no picture and no sound"):
-        inspect_dataset(path, PLAIN)
-
-
-def test_a_gzip_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_an_archive_without_pictures_is_refused(tmp_path: Path) -> None:
+    refused(tar_of(tmp_path / "up", (folder("../up"), b""), (tarfile.TarInfo("a.png"), GOOD)), "../up", "unsafe")
+    for mode in ("w", "w:gz"):
+        with pytest.raises(DatasetFormatError, match="no picture and no sound"):
+            inspect_dataset(tar_of(tmp_path / "x", (folder("folder"), b""), mode=mode), PLAIN)
     with pytest.raises(DatasetFormatError, match="no tar archive is in it"):
         inspect_dataset(gzip_of_zeros(tmp_path / "x", b"text", 1), PLAIN)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(cut=st.floats(0.01, 0.98), kind=st.sampled_from(KINDS))
 def test_every_truncation_is_refused(tmp_path_factory: pytest.TempPathFactory, cut: float, kind: Kind) -> None:
     path = archive(
@@ -300,7 +271,7 @@ def test_every_truncation_is_refused(tmp_path_factory: pytest.TempPathFactory, c
         inspect_dataset(path, PLAIN)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(data=st.data(), kind=st.sampled_from(KINDS), codec=st.sampled_from(picture.FORMATS))
 def test_random_damage_never_escapes_the_error_tree(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, kind: Kind, codec: str

@@ -124,15 +124,17 @@ def reference(x: np.ndarray[Any, Any], made: LogMelSpec, filters: np.ndarray[Any
     return torch.log(mel + made.log_offset).numpy()
 
 
-@pytest.mark.parametrize("scale", ["htk", "slaney"])
-@pytest.mark.parametrize("norm", [None, "slaney"])
 @pytest.mark.parametrize(
-    "numbers",
+    ("numbers", "scale", "norm"),
     [
-        {"n_fft": 400, "n_mels": 23},
-        {"n_fft": 512, "win_length": 400, "hop_length": 160, "n_mels": 40, "f_min": 20.0, "f_max": 7600.0},
-        {"n_fft": 512, "win_length": 401, "hop_length": 77, "n_mels": 16, "power": 1.0, "center": False},
-        {"n_fft": 255, "hop_length": 64, "n_mels": 16, "log_offset": 1e-3},
+        ({"n_fft": 400, "n_mels": 23}, "htk", "slaney"),
+        (
+            {"n_fft": 512, "win_length": 400, "hop_length": 160, "n_mels": 40, "f_min": 20.0, "f_max": 7600.0},
+            "slaney",
+            None,
+        ),
+        ({"n_fft": 512, "win_length": 401, "hop_length": 77, "n_mels": 16, "power": 1.0, "center": False}, "htk", None),
+        ({"n_fft": 255, "hop_length": 64, "n_mels": 16, "log_offset": 1e-3}, "slaney", "slaney"),
     ],
 )
 def test_log_mel_is_that_of_torch(numbers: dict[str, Any], scale: str, norm: str | None) -> None:
@@ -194,11 +196,6 @@ def test_a_spectrogram_is_a_sample(tmp_path: Path) -> None:
     wanted = LogMel(LogMelSpec.model_validate(log_mel), RATE)(np.pad(tone(900), (0, 700)) / 32768)
     np.testing.assert_array_equal(found[1, 0], wanted)
     assert inspect_dataset(path, spec(1600, log_mel=log_mel)).arrays["sounds"].shape == (2, 11, 40)
-
-
-def test_silence_has_the_logarithm_of_the_offset() -> None:
-    found = LogMel(LogMelSpec(log_offset=0.125), RATE)(np.zeros(1000))
-    np.testing.assert_allclose(found, np.log(0.125), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
