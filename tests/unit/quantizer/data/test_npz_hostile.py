@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.contracts.dataset import InputSpec, PreprocessingSpec
@@ -96,14 +96,11 @@ def test_other_files_are_named_for_what_they_are(tmp_path: Path, content: bytes,
         inspect_dataset(path, PLAIN)
     assert caught.value.hint
     assert isinstance(caught.value, EmptyDatasetError if says.startswith("no numeric") else DatasetFormatError)
-
-
-def test_a_missing_file_is_a_dataset_error(tmp_path: Path) -> None:
+    path.unlink()
     with pytest.raises(DatasetFormatError, match="No such file"):
-        open_dataset(tmp_path / "none.npz", PLAIN)
+        open_dataset(path, PLAIN)
 
 
-@settings(max_examples=120)
 @given(cut=st.floats(0, 0.999), packed=st.booleans())
 def test_every_truncation_is_refused(tmp_path: Path, cut: float, packed: bool) -> None:
     path = tmp_path / "x.npz"
@@ -115,7 +112,6 @@ def test_every_truncation_is_refused(tmp_path: Path, cut: float, packed: bool) -
         inspect_dataset(path, PLAIN)
 
 
-@settings(max_examples=400)
 @given(data=st.data(), packed=st.booleans())
 def test_random_damage_never_escapes_the_error_tree(tmp_path: Path, data: st.DataObject, packed: bool) -> None:
     path = tmp_path / "x.npz"
@@ -142,12 +138,16 @@ def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
         open_dataset(path, PLAIN)
 
 
-def test_a_name_with_a_nul_byte_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["nul byte", "encrypted", "compression method 14"])
+def test_members_that_cannot_be_read_are_refused(tmp_path: Path, what: str) -> None:
     path = tmp_path / "x.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("x.npy#evil", npy(np.zeros((2, 2))))
-    path.write_bytes(path.read_bytes().replace(b"x.npy#evil", b"x.npy\0evil"))
-    with pytest.raises(DatasetFormatError):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA if "method" in what else zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy#evil" if what == "nul byte" else "x.npy", npy(np.zeros((2, 2))))
+    data = bytearray(path.read_bytes().replace(b"x.npy#evil", b"x.npy\0evil"))
+    if what == "encrypted":
+        data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(DatasetFormatError, match=None if what == "nul byte" else what):
         open_dataset(path, PLAIN)
 
 
@@ -161,23 +161,6 @@ def test_duplicate_names_are_refused(tmp_path: Path) -> None:
         open_dataset(path, PLAIN)
 
 
-def test_encrypted_members_are_refused(tmp_path: Path) -> None:
-    path = archive_of(tmp_path / "x.npz", x=npy(np.zeros((2, 2))))
-    data = bytearray(path.read_bytes())
-    data[data.index(b"PK\x01\x02") + 8] |= 1
-    path.write_bytes(data)
-    with pytest.raises(DatasetFormatError, match="encrypted"):
-        open_dataset(path, PLAIN)
-
-
-def test_other_compressions_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
-        archive.writestr("x.npy", npy(np.zeros((2, 2))))
-    with pytest.raises(DatasetFormatError, match="compression method 14"):
-        open_dataset(path, PLAIN)
-
-
 def test_too_many_members_are_refused_before_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.npz"
     with zipfile.ZipFile(path, "w") as archive:
@@ -188,17 +171,14 @@ def test_too_many_members_are_refused_before_they_are_listed(tmp_path: Path, mon
         open_dataset(path, PLAIN)
 
 
-def test_the_cap_on_unpacked_bytes_counts_declared_sizes(tmp_path: Path) -> None:
+def test_sizes_that_headers_promise_are_held_against_what_is_there(tmp_path: Path) -> None:
+    path = archive_of(tmp_path / "x.npz", x=header("<f4", (1 << 20, 1 << 20), b"\0" * 64))
+    with pytest.raises(DatasetFormatError, match="holds 64"):
+        open_dataset(path, PLAIN)
     path = archive_of(tmp_path / "x.npz", x=npy(np.zeros((64, 4096), np.uint8)))
     assert open_dataset(path, PLAIN, max_total_bytes=1 << 20).samples == 64
     with pytest.raises(DatasetFormatError, match="unpacks to"):
         open_dataset(path, PLAIN, max_total_bytes=1 << 17)
-
-
-def test_a_header_that_promises_more_than_the_member_holds_is_refused(tmp_path: Path) -> None:
-    path = archive_of(tmp_path / "x.npz", x=header("<f4", (1 << 20, 1 << 20), b"\0" * 64))
-    with pytest.raises(DatasetFormatError, match="holds 64"):
-        open_dataset(path, PLAIN)
 
 
 def test_a_sample_too_large_for_memory_is_refused(tmp_path: Path) -> None:
@@ -262,13 +242,9 @@ def test_overlapping_members_are_refused(tmp_path: Path) -> None:
         b"\x93NUMPY\x09\x00\x10\x00" + b" " * 16,
         b"\x93NUMPY\x01\x00\x20\x00" + b"{'descr': __import__('os')}     ",
         b"\x93NUMPY\x01\x00\x40\x00" + b"(" * 64,
+        header("<f4", (-1, 4)),
     ],
 )
 def test_broken_array_headers_are_refused(tmp_path: Path, raw: bytes) -> None:
-    with pytest.raises(DatasetFormatError, match=r"no usable .npy header"):
+    with pytest.raises(DatasetFormatError, match=r"no usable .npy header|impossible shape"):
         open_dataset(archive_of(tmp_path / "x.npz", x=raw), PLAIN)
-
-
-def test_a_negative_axis_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetFormatError, match="impossible shape"):
-        open_dataset(archive_of(tmp_path / "x.npz", x=header("<f4", (-1, 4))), PLAIN)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -37,7 +37,6 @@ def info(name: str, array: np.ndarray[Any, Any]) -> TensorInfo:
     return TensorInfo(name=name, dtype=array.dtype.name, shape=("n", *array.shape[1:]))
 
 
-@settings(max_examples=150)
 @given(
     array=members(st.sampled_from(DTYPES), st.sampled_from(["<", ">"])),
     packed=st.booleans(),
@@ -78,7 +77,6 @@ def test_arrays_of_several_megabytes_cross_chunk_borders(tmp_path: Path, packed:
         np.testing.assert_array_equal(np.concatenate([batch.feeds[name] for batch in batches]), array)
 
 
-@settings(max_examples=60)
 @given(data=st.binary(max_size=5000), repeat=st.integers(1, 400), sizes=st.lists(st.integers(1, 9000), max_size=20))
 def test_member_stream_gives_the_bytes_whatever_the_read_sizes(
     tmp_path: Path, data: bytes, repeat: int, sizes: list[int]
@@ -96,43 +94,32 @@ def test_member_stream_gives_the_bytes_whatever_the_read_sizes(
     stream.close()
 
 
-def test_zip64_and_prefixed_names_are_read(tmp_path: Path) -> None:
+def test_zip64_and_prefixed_names_are_read_and_other_members_ignored(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     array = np.arange(12, dtype=np.float32).reshape(4, 3)
-    with zipfile.ZipFile(path, "w") as archive, archive.open("net/in:0.npy", "w", force_zip64=True) as member:
-        np.lib.format.write_array(member, array)
+    with zipfile.ZipFile(path, "w") as archive:
+        with archive.open("net/in:0.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array(member, array)
+        archive.writestr("README.txt", "hello")
+        archive.mkdir("folder")
     dataset = open_dataset(path, PreprocessingSpec())
+    assert list(dataset.selection.arrays) == ["net/in:0"]
     (batch,) = dataset.batches([info("net/in:0", array)], 8)
     np.testing.assert_array_equal(batch.feeds["net/in:0"], array)
 
 
-def test_fortran_order_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_fortran_order_is_refused_with_the_way_out_where_it_matters(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     np.savez(path, x=np.asfortranarray(np.arange(12.0).reshape(4, 3)))
     with pytest.raises(DatasetArraysError, match="ascontiguousarray") as caught:
         open_dataset(path, PreprocessingSpec())
     assert caught.value.where == {"array": "x"}
-
-
-def test_fortran_flag_without_consequence_is_fine(tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
+    column = np.arange(5, dtype=np.float32).reshape(5, 1)
     with zipfile.ZipFile(path, "w") as archive, archive.open("x.npy", "w") as member:
-        header = {"descr": "<f4", "fortran_order": True, "shape": (5, 1)}
-        np.lib.format.write_array_header_1_0(member, header)
-        member.write(np.arange(5, dtype=np.float32).tobytes())
-    (batch,) = open_dataset(path, PreprocessingSpec()).batches(
-        [TensorInfo(name="x", dtype="float32", shape=("n", 1))], 9
-    )
-    np.testing.assert_array_equal(batch.feeds["x"][:, 0], np.arange(5))
-
-
-def test_members_that_are_no_arrays_are_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
-    np.savez(path, x=np.zeros((2, 3), np.float32))
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("README.txt", "hello")
-        archive.mkdir("folder")
-    assert list(open_dataset(path, PreprocessingSpec()).selection.arrays) == ["x"]
+        np.lib.format.write_array_header_1_0(member, {"descr": "<f4", "fortran_order": True, "shape": (5, 1)})
+        member.write(column.tobytes())
+    (batch,) = open_dataset(path, PreprocessingSpec()).batches([info("x", column)], 9)
+    np.testing.assert_array_equal(batch.feeds["x"], column)
 
 
 def test_a_damaged_byte_is_found(tmp_path: Path) -> None:

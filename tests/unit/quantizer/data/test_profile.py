@@ -110,17 +110,15 @@ def test_extremes_of_floats_are_those_of_their_values(dtype: np.dtype[Any], data
         assert extremes(floats) == (wide.min(), wide.max())
 
 
-@pytest.mark.parametrize(
-    "dtype", ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", ml_dtypes.bfloat16]
-)
-@pytest.mark.parametrize("shape", [(7,), (7, 3, 2), (7, 1)])
-def test_every_type_and_shape(dtype: Any, shape: tuple[int, ...]) -> None:
-    array = (np.random.default_rng(0).random(shape) * 100 - 10 * (np.dtype(dtype).kind in "if")).astype(dtype)
-    found, wide = told(array), array.astype(np.float64)
-    assert (found.minimum, found.maximum, found.values) == (wide.min(), wide.max(), wide.size)
-    assert found.mean == pytest.approx(wide.mean())
-    assert sum(found.counts) == wide.size
-    np.testing.assert_array_equal(found.counts, np.histogram(wide, np.array(found.edges()))[0])
+@pytest.mark.parametrize("dtype", ["?", "u1", "i1", "u2", "i4", "u8", "i8", "f2", "f4", "f8", ml_dtypes.bfloat16])
+def test_every_type_and_shape(dtype: Any) -> None:
+    for shape in ((7,), (7, 3, 2), (7, 1)):
+        array = (np.random.default_rng(0).random(shape) * 100 - 10 * (np.dtype(dtype).kind in "if")).astype(dtype)
+        found, wide = told(array), array.astype(np.float64)
+        assert (found.minimum, found.maximum, found.values) == (wide.min(), wide.max(), wide.size)
+        assert found.mean == pytest.approx(wide.mean())
+        assert sum(found.counts) == wide.size
+        np.testing.assert_array_equal(found.counts, np.histogram(wide, np.array(found.edges()))[0])
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 0.1, -3.0, 1e38, -1e38, 1.7976931348623157e308, 5e-324])
@@ -129,16 +127,12 @@ def test_constant_arrays_have_one_bin(value: float) -> None:
     assert (found.minimum, found.maximum, found.mean, found.counts) == (value, value, value, (20,))
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
-def test_the_largest_values_overflow_nothing(dtype: Any) -> None:
-    most = ml_dtypes.finfo(dtype).max
-    found = told(np.array([[-most], [most], [0], [most]], dtype))
-    assert (found.minimum, found.maximum) == (-float(most), float(most))
-    assert sum(found.counts) == 4
-    assert found.mean == pytest.approx(float(most) / 4)
-
-
-def test_means_of_the_largest_values_stay_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_values_overflow_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16):
+        most = ml_dtypes.finfo(dtype).max
+        found = told(np.array([[-most], [most], [0], [most]], dtype))
+        assert (found.minimum, found.maximum, sum(found.counts)) == (-float(most), float(most), 4)
+        assert found.mean == pytest.approx(float(most) / 4)
     monkeypatch.setattr(values, "_OF_A_BLOCK", 1)
     most = np.finfo(np.float64).max
     found = counted(np.repeat([most, -most], 20), [20])
@@ -146,12 +140,15 @@ def test_means_of_the_largest_values_stay_between_them(monkeypatch: pytest.Monke
     assert found.low <= found.mean <= found.high
 
 
-def test_samples_of_different_shapes_make_one_histogram() -> None:
+def test_what_the_arrays_of_a_profile_are() -> None:
     samples = [np.arange(k, dtype=np.int64) for k in (3, 0, 5, 1)]
     summary = profiled(**{f"x/{k:04d}": sample for k, sample in enumerate(samples)})
-    assert summary.profile is not None
     found = summary.profile.values["x"]
     assert (found.counts, found.values) == ((3, 2, 2, 1, 1), 9)
+    found = profiled(x=np.zeros((4, 2)), labels=np.array([0.5, -1.5, 2.0, 0.0])).profile
+    assert (found.classes, found.values["labels"].minimum) == (None, -1.5)  # no classes, but values
+    summary = profiled(**{f"x{k}": np.zeros((2, 1), np.int8) for k in range(MAX_PROFILED_ARRAYS + 5)})
+    assert list(summary.profile.values) == list(summary.arrays)[:MAX_PROFILED_ARRAYS]
 
 
 def test_of_a_large_array_every_so_many_values_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,13 +187,6 @@ def test_of_very_many_classes_the_largest_are_told() -> None:
     assert count_classes(labels[:MAX_CLASSES]).is_whole
 
 
-def test_labels_that_are_no_classes_are_values() -> None:
-    summary = profiled(x=np.zeros((4, 2)), labels=np.array([0.5, -1.5, 2.0, 0.0]))
-    assert summary.profile is not None
-    assert summary.profile.classes is None
-    assert summary.profile.values["labels"].minimum == -1.5
-
-
 def test_lists_are_told_no_profile_and_jobs_make_none(tmp_path: Path) -> None:
     save_file({"x": np.zeros((4, 2), np.float32), "labels": np.arange(4)}, tmp_path / "x.safetensors")
     summary = inspect_dataset(tmp_path / "x.safetensors", PreprocessingSpec())
@@ -208,10 +198,3 @@ def test_lists_are_told_no_profile_and_jobs_make_none(tmp_path: Path) -> None:
     older = {key: value for key, value in summary.model_dump().items() if key != "profile"}
     assert DatasetSummary.model_validate(older).profile is None
     assert ArrayDataset({"x": np.zeros((4, 2))}).summary.profile is None
-
-
-def test_of_very_many_arrays_the_first_are_profiled() -> None:
-    arrays = {f"x{k}": np.zeros((2, 1), np.int8) for k in range(MAX_PROFILED_ARRAYS + 5)}
-    summary = profiled(**arrays)
-    assert summary.profile is not None
-    assert list(summary.profile.values) == list(summary.arrays)[:MAX_PROFILED_ARRAYS]

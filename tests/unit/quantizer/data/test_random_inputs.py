@@ -47,6 +47,8 @@ def test_without_ranges_values_lie_between_0_and_1() -> None:
     assert 0 <= found["x"].min() < found["x"].max() <= 1
     assert set(found["ids"].reshape(-1)) == {0, 1}
     assert set(found["flag"]) == {True, False}
+    free = TensorInfo(name="x", dtype="float32", shape=("n", 3, "height", "width"))
+    assert read(free, shapes={"x": [2, 3, 6, 7]})["x"].shape == (8, 2, 3, 6, 7)
 
 
 def test_the_seed_decides_and_samples_differ() -> None:
@@ -57,11 +59,6 @@ def test_the_seed_decides_and_samples_differ() -> None:
     first = RandomDataset([X], RandomCalibration(), 1)
     assert first.summary.sha256 == RandomDataset([X], RandomCalibration(), 1).summary.sha256
     assert first.summary.sha256 != RandomDataset([X], RandomCalibration(samples=9), 1).summary.sha256
-
-
-def test_a_shape_may_be_given() -> None:
-    free = TensorInfo(name="x", dtype="float32", shape=("n", 3, "height", "width"))
-    assert read(free, shapes={"x": [2, 3, 6, 7]})["x"].shape == (8, 2, 3, 6, 7)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +140,8 @@ def test_ranges_follow_the_ranges_that_were_given(tmp_path: Path) -> None:
     report = quantized(tmp_path, model, random_calibration={"samples": 200, "ranges": ranges}).report
     found = report.tensor_ranges["x"]
     assert (found.minimum, found.maximum) == (pytest.approx(-2.0, abs=0.1), pytest.approx(6.0, abs=0.1))
+    report = quantized(tmp_path, model, preset="int8_dynamic").report  # takes no ranges, and needs no data
+    assert report.notes[0].startswith("RANDOM DATA, NO ACCURACY: there was no data")
 
 
 def test_evaluation_data_is_measured_and_the_note_stays(tmp_path: Path) -> None:
@@ -151,12 +150,6 @@ def test_evaluation_data_is_measured_and_the_note_stays(tmp_path: Path) -> None:
     assert report.fidelity.source == "evaluation"
     assert "ranges are those of random inputs" in report.notes[0]
     assert report.verdict == "pass"
-
-
-def test_a_mode_that_takes_no_ranges_needs_no_data(tmp_path: Path) -> None:
-    model = make_model("(float[N,4] x) => (float[N,3] y) { [fc] y = MatMul(x, w) }", {"w": normal(4, 3)})
-    report = quantized(tmp_path, model, preset="int8_dynamic").report
-    assert report.notes[0].startswith("RANDOM DATA, NO ACCURACY: there was no data")
 
 
 def test_given_data_counts_and_the_report_says_that_random_data_was_not_needed(tmp_path: Path) -> None:

@@ -21,14 +21,11 @@ TORCH_STYLE = {"layout": "NHWC", "scale": 1 / 255, "mean": (0.485, 0.456, 0.406)
 @pytest.mark.parametrize(
     ("file", "array", "labels", "spec", "samples", "classes"),
     [
-        ("imagenet/calibration.npz", "images", None, TF_STYLE, 125, 1000),
-        ("imagenet/evaluation.npz", "images", None, TF_STYLE, 438, 1000),
+        pytest.param("imagenet/calibration.npz", "images", None, TF_STYLE, 125, 1000, marks=pytest.mark.long),
+        pytest.param("imagenet/evaluation.npz", "images", None, TF_STYLE, 438, 1000, marks=pytest.mark.long),
         ("cifar10/calibration.npz", "images", None, TORCH_STYLE, 1000, 10),
-        ("cifar10/evaluation.npz", "images", None, TORCH_STYLE, 4000, 10),
         ("mnist/mnist.npz", "test", "test_labels", {"layout": "NHW"}, 3000, 10),
-        ("mnist/mnist.npz", "calib", "calib_labels", {"layout": "NHW"}, 1000, 10),
         ("speech/kwt1_calibration.npz", "inputs", None, {}, 482, 35),
-        ("speech/kwt1_evaluation.npz", "inputs", None, {}, 2000, 35),
         ("speech/kws_dscnn_mfcc49x10.npz", "test", "test_labels", {}, 4000, 12),
         ("zoo/hand_landmarks.npz", "keypoint", "keypoint_label", {}, None, None),
     ],

@@ -73,18 +73,25 @@ def test_pictures_have_none(tmp_path: Path) -> None:
     assert summary.profile is not None and summary.profile.waveforms is None
 
 
-@pytest.mark.parametrize("dtype", [np.int16, np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("name", ["audio", "raw_speech", "input_values", "Waveform"])
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (np.int16, "audio"),
+        (np.float16, "raw_speech"),
+        (np.float32, "input_values"),
+        (np.float64, "Waveform"),
+        (ml_dtypes.bfloat16, "audio"),
+    ],
+)
 def test_an_array_that_is_called_so_holds_waveforms(dtype: Any, name: str) -> None:
     sounds = np.stack([tone(300, 100 * k) for k in range(20)]).astype(dtype)
+    numbers = sheet_numbers(20)
     for array in (sounds, sounds[:, None]):
         found = waves_of(**{name: array})
         assert found is not None
         assert (found.array, found.sample_rate_hz) == (name, None)
-        assert [one.number for one in found.samples] == sheet_numbers(20)
-        assert [one.maximum for one in found.samples] == [
-            float(sounds[number].astype(np.float64).max()) for number in sheet_numbers(20)
-        ]
+        assert [one.number for one in found.samples] == numbers
+        assert [one.maximum for one in found.samples] == [float(sounds[k].astype(np.float64).max()) for k in numbers]
 
 
 def test_sounds_of_different_lengths() -> None:
