@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from pathlib import Path
@@ -22,6 +23,10 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def test_undone_the_earlier_bytes_are_there(path: Path) -> None:
     with UploadFile(path) as file:
         file.begin_anew()
@@ -34,36 +39,27 @@ def test_undone_the_earlier_bytes_are_there(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_kept_they_take_the_place(path: Path) -> None:
+@pytest.mark.parametrize("left", [None, b"of a process that was killed"])
+def test_kept_they_take_the_place_of_what_was_and_of_what_a_crash_left(path: Path, left: bytes | None) -> None:
+    if left is not None:
+        path.with_name("upl_x.anew").write_bytes(left)
     with UploadFile(path) as file:
         file.begin_anew()
         file.write(b"new")
         file.keep()
-        assert file.sha256() == hashlib.sha256(b"new").hexdigest()
+        assert file.sha256() == sha256(b"new")
         with pytest.raises(UploadBusyError):
             UploadFile(path)
     assert path.read_bytes() == b"new"
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_whole_of_which_nothing_came_replaces_nothing(path: Path) -> None:
+def test_a_whole_of_which_nothing_came_replaces_nothing_and_cleared_nothing_is_there(path: Path) -> None:
     with UploadFile(path) as file:
         file.begin_anew()
         file.keep()
         assert file.size_bytes == 7
     assert path.read_bytes() == b"earlier"
-
-
-def test_what_a_crash_left_of_a_whole_is_not_taken_over(path: Path) -> None:
-    path.with_name("upl_x.anew").write_bytes(b"of a process that was killed")
-    with UploadFile(path) as file:
-        file.begin_anew()
-        file.write(b"new")
-        file.keep()
-    assert path.read_bytes() == b"new"
-
-
-def test_cleared_nothing_is_there(path: Path) -> None:
     with UploadFile(path) as file:
         file.write(b" and later")
         file.clear()
@@ -72,8 +68,6 @@ def test_cleared_nothing_is_there(path: Path) -> None:
 
 
 def test_a_lock_on_a_file_that_lost_its_name_is_worth_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fcntl
-
     real, calls = fcntl.flock, []
 
     def replaced_in_between(descriptor: int, operation: int) -> None:
@@ -89,13 +83,11 @@ def test_a_lock_on_a_file_that_lost_its_name_is_worth_nothing(path: Path, monkey
     assert len(calls) == 2
 
 
-STEPS = st.lists(
-    st.tuples(st.booleans(), st.lists(st.binary(max_size=20), max_size=4), st.sampled_from(["keep", "undo", "crash"])),
-    max_size=8,
-)
+ENDINGS = st.sampled_from(["keep", "undo", "crash"])
+STEPS = st.tuples(st.booleans(), st.lists(st.binary(max_size=20), max_size=4), ENDINGS)
 
 
-@given(STEPS)
+@given(st.lists(STEPS, max_size=8))
 def test_against_a_plain_model(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[bool, list[bytes], str]]):
     path = tmp_path_factory.mktemp("upload") / "upl_x"
     expected = b""
@@ -111,7 +103,7 @@ def test_against_a_plain_model(tmp_path_factory: pytest.TempPathFactory, steps: 
                 file.undo()
             elif ending == "keep":
                 file.keep()
-                assert file.sha256() == hashlib.sha256(path.read_bytes()).hexdigest()
+                assert file.sha256() == sha256(path.read_bytes())
         if not anew or not expected:
             # written in place: a crash leaves a prefix of what was sent
             expected += b"" if ending == "undo" else sent
@@ -148,11 +140,10 @@ def test_a_file_that_came_in_parts_is_not_read_again(path: Path, monkeypatch: py
     monkeypatch.setattr("service.uploads.writer.file_sha256", read_again)
     with UploadFile(path, digests=digests) as file:
         file.write(b"third")
-        assert file.sha256() == hashlib.sha256(b"firstsecondthird").hexdigest()
+        assert file.sha256() == sha256(b"firstsecondthird")
 
 
 def test_bytes_of_another_process_are_not_taken_for_ones_own(path: Path) -> None:
-    path.unlink()
     digests = RunningDigests()
     with UploadFile(path, digests=digests) as file:
         file.write(b"mine")
@@ -161,16 +152,14 @@ def test_bytes_of_another_process_are_not_taken_for_ones_own(path: Path) -> None
     os.utime(path, ns=(0, 0))  # two writes within one tick of a coarse clock would look like one
     with UploadFile(path, digests=digests) as file:
         file.write(b"!")
-        assert file.sha256() == hashlib.sha256(b"else!").hexdigest()
+        assert file.sha256() == sha256(b"else!")
 
 
 def test_of_too_many_files_the_earliest_is_forgotten(tmp_path: Path) -> None:
     digests = RunningDigests(2)
-    descriptors = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(3)]
-    try:
-        for descriptor in descriptors:
-            digests.remember(descriptor, hashlib.sha256(b""))
-        assert [digests.known(descriptor) is not None for descriptor in descriptors] == [False, True, True]
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    files = [(tmp_path / str(number)).open("w+b") for number in range(3)]
+    for file in files:
+        digests.remember(file.fileno(), hashlib.sha256(b""))
+    assert [digests.known(file.fileno()) is not None for file in files] == [False, True, True]
+    for file in files:
+        file.close()
