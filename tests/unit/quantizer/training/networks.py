@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,15 @@ def pictures(samples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return (patterns[labels][:, None] * 0.8 + noise).astype(np.float32), labels.astype(np.int64)
 
 
-def trained(seed: int = 0) -> onnx.ModelProto:
-    """The network, trained by torch for a moment."""
-    torch.manual_seed(seed)
+@cache
+def trained() -> onnx.ModelProto:
+    """The network, trained by torch for a moment; not to be changed."""
+    torch.manual_seed(0)
     weights = {name: torch.randn(shape) * (2.0 / np.prod(shape[1:])) ** 0.5 for name, shape in SHAPES.items()}
     weights |= {f"b{k}": torch.zeros(shape[0]) for k, shape in enumerate(SHAPES.values(), 1)}
     for tensor in weights.values():
         tensor.requires_grad_()
-    images, labels = (torch.from_numpy(array) for array in pictures(512, seed))
+    images, labels = (torch.from_numpy(array) for array in pictures(512))
     optimizer = torch.optim.Adam(weights.values(), lr=0.02)
     functional = torch.nn.functional
     for _ in range(60):

@@ -109,15 +109,8 @@ def train(twin: Twin, steps: int = 4) -> None:
 def batch_norm_of(twin: Twin, name: str) -> torch.nn.BatchNorm2d:
     norm = twin.norms[name]
     made = torch.nn.BatchNorm2d(len(norm.gamma), eps=float(norm.epsilon), momentum=0.1)
-    made.load_state_dict(
-        {
-            "weight": norm.gamma.detach(),
-            "bias": norm.beta.detach(),
-            "running_mean": norm.mean,
-            "running_var": norm.variance,
-        },
-        strict=False,
-    )
+    state = {"weight": norm.gamma.detach(), "bias": norm.beta.detach()}
+    made.load_state_dict(state | {"running_mean": norm.mean, "running_var": norm.variance}, strict=False)
     return made
 
 
@@ -132,11 +125,9 @@ def test_the_statistics_are_those_of_all_samples() -> None:
     np.testing.assert_allclose(moments.variance.numpy(), wide.var((0, 2)), rtol=1e-10)
 
 
-def test_convolutions_with_a_weight_and_a_bias_of_their_own_are_normalized(tmp_path: Path) -> None:
-    twin = unfolded(filled(tmp_path, small()))
-    assert sorted(twin.norms) == ["w1", "w2", "w3"]
-    named = {name for name, _ in twin.named_parameters()}
-    assert {"norms.w1.gamma", "norms.w1.beta"} <= named
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Quantizing:
+    return filled(tmp_path_factory.mktemp("usual"), small())
 
 
 @pytest.mark.parametrize(("weight", "bias", "count"), [("v", "c", 2), ("v", "b", 0), ("w", "c", 0)])
@@ -150,7 +141,7 @@ def test_what_is_shared_is_no_part_of_a_normalization(tmp_path: Path, weight: st
     assert len(Twin(filled(tmp_path, model).filled.draft, device=CPU).normalizable) == count
 
 
-@pytest.mark.parametrize("preset", ["int8", "xint8", "a16w8_per_channel"])
+@pytest.mark.parametrize("preset", ["int8", "xint8"])
 def test_it_begins_where_the_folded_network_stands(tmp_path: Path, preset: str) -> None:
     quantizing = filled(tmp_path, small(), preset)
     draft, feeds = quantizing.filled.draft, {"x": torch.from_numpy(data()["x"])}
@@ -163,8 +154,6 @@ def test_it_begins_where_the_folded_network_stands(tmp_path: Path, preset: str) 
         np.testing.assert_array_equal(written.weights[name].integers, entry.integers)
     for name, bias in draft.plan.biases.items():
         before, after = bias.integers, written.biases[name].integers
-        assert before is not None
-        assert after is not None
         assert np.abs(after.astype(np.int64) - before).max() <= 1 + 1e-5 * np.abs(before.astype(np.int64)).max()
 
 
@@ -183,8 +172,6 @@ def test_a_batch_is_normalized_as_pytorch_does_it(tmp_path: Path, kind: str) -> 
         made = twin.train()({"x": x})["y"]
     step = float(twin.activation_grids["y"].scale().detach())
     assert float((made - wanted).abs().max()) < 4 * step
-    assert reference.running_mean is not None
-    assert reference.running_var is not None
     torch.testing.assert_close(norm.mean, reference.running_mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(norm.variance, reference.running_var, rtol=1e-4, atol=1e-6)
 
@@ -203,39 +190,11 @@ def test_gradients_are_those_of_pytorch(tmp_path: Path, kind: str) -> None:
     shares = torch.from_numpy(normal(*made.shape, seed=12))
     (made.tanh() * shares).sum().backward()
     (wanted.tanh() * shares).sum().backward()
-    pairs = [(norm.gamma, reference.weight), (norm.beta, reference.bias), (mine, theirs)]
-    for here, there in pairs:
-        assert here.grad is not None
-        assert there.grad is not None
+    for here, there in ((norm.gamma, reference.weight), (norm.beta, reference.bias), (mine, theirs)):
         assert sqnr_db(there.grad.numpy(), here.grad.numpy()) > 60.0
 
 
-def test_gradients_of_gamma_and_beta_are_differences(tmp_path: Path) -> None:
-    """Without rounding, which has no differences to compare with."""
-    twin = unfolded(filled(tmp_path, one_convolution("plain")))
-    norm, x = twin.norms["conv.weight"], torch.from_numpy(data(4)["x"])
-    weight = twin.masters["conv.weight"].detach()
-    shares = torch.from_numpy(normal(4, 6, 6, 6, seed=13))
-
-    def loss() -> torch.Tensor:
-        return (norm(functional.conv2d(x, weight * norm.factor(), padding=1)).square() * shares).sum()
-
-    kept = {name: tensor.clone() for name, tensor in norm.state_dict().items()}
-    loss().backward()  # type: ignore[no-untyped-call]
-    for parameter in (norm.gamma, norm.beta):
-        assert parameter.grad is not None
-        for channel in range(6):
-            found = []
-            for sign in (1.0, -1.0):
-                norm.load_state_dict(kept)
-                with torch.no_grad():
-                    parameter[channel] += sign * 1e-2
-                    found.append(float(loss()))
-            difference = (found[0] - found[1]) / 2e-2
-            assert difference == pytest.approx(float(parameter.grad[channel]), rel=1e-2, abs=0.05)
-
-
-@pytest.mark.parametrize("preset", ["int8", "xint8", "npu_int8"])
+@pytest.mark.parametrize("preset", ["int8", "npu_int8"])
 def test_what_is_written_is_what_evaluation_computes(tmp_path: Path, preset: str) -> None:
     quantizing = filled(tmp_path, small(), preset)
     twin = unfolded(quantizing)
@@ -257,19 +216,18 @@ def test_what_is_written_is_what_evaluation_computes(tmp_path: Path, preset: str
         np.testing.assert_array_equal(grid.integers(master * twin.factor(name)).numpy(), integers.astype(np.float32))
 
 
-def test_a_state_holds_the_normalizations(tmp_path: Path) -> None:
-    quantizing = filled(tmp_path, small())
-    twin, feeds = unfolded(quantizing), {"x": torch.from_numpy(data()["x"])}
+def test_a_state_holds_the_normalizations(usual: Quantizing) -> None:
+    twin, feeds = unfolded(usual), {"x": torch.from_numpy(data()["x"])}
     train(twin)
-    other = unfolded(quantizing, parts=3)
+    other = unfolded(usual, parts=3)
     Memory.of(twin).load(other)
     with torch.no_grad():
         assert torch.equal(twin(feeds)["y"], other(feeds)["y"])
         assert torch.equal(twin.train()(feeds)["y"], other.train()(feeds)["y"])
 
 
-def test_frozen_statistics_are_those_of_evaluation(tmp_path: Path) -> None:
-    twin, feeds = unfolded(filled(tmp_path, small())), {"x": torch.from_numpy(data()["x"])}
+def test_frozen_statistics_are_those_of_evaluation(usual: Quantizing) -> None:
+    twin, feeds = unfolded(usual), {"x": torch.from_numpy(data()["x"])}
     train(twin)
     with torch.no_grad():
         evaluated = twin(feeds)["y"]
@@ -297,8 +255,9 @@ def test_one_sample_alone_is_normalized_by_running_statistics(tmp_path: Path) ->
     assert all(torch.equal(before[name], tensor) for name, tensor in twin.state_dict().items())
 
 
-def test_shifts_move_by_parts_of_the_deviation(tmp_path: Path) -> None:
-    twin = unfolded(filled(tmp_path, small()))
+def test_shifts_move_by_parts_of_the_deviation(usual: Quantizing) -> None:
+    twin = unfolded(usual)
+    assert {"norms.w1.gamma", "norms.w1.beta"} <= {name for name, _ in twin.named_parameters()}
     spec = config(algorithms=[QAT]).algorithms[0]
     assert spec.method == "qat"
     mover = Mover.of(twin, spec.optimizer, spec.schedule, None, 0.01)

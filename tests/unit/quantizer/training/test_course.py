@@ -80,7 +80,7 @@ def outcome(result: Result) -> AlgorithmFigures:
 
 def test_distillation_without_labels_recovers_what_few_bits_lose(tmp_path: Path, model: onnx.ModelProto) -> None:
     listener = Listener()
-    result = train(tmp_path, model, {"epochs": 12, "batch_size": 16}, labels=False, run=listener)
+    result = train(tmp_path, model, {"epochs": 10, "batch_size": 16}, labels=False, run=listener)
     exact = accuracy(model.SerializeToString())
     found = outcome(result)
     assert found.training is not None and found.kept, found.summary
@@ -88,7 +88,7 @@ def test_distillation_without_labels_recovers_what_few_bits_lose(tmp_path: Path,
     assert losses[found.training.best_epoch] < 0.7 * losses[0]
     assert found.training.best_epoch >= losses.index(min(losses))
     assert accuracy(result.model) > exact - 8
-    assert [step for _, step, _ in listener.metrics] == list(range(13))
+    assert [step for _, step, _ in listener.metrics] == list(range(11))
     assert listener.metrics[0][2]["train_loss"] is None
     assert any("left" in words for words in listener.words)
     assert found.training.samples + found.training.validation_samples <= 120
@@ -113,18 +113,11 @@ def test_the_last_epoch_counts_that_chance_does_not_tell_from_the_best(
 
 def test_labels_are_learned_from_too(tmp_path: Path, model: onnx.ModelProto) -> None:
     losses = [{"kind": "cross_entropy"}, {"kind": "distillation", "weight": 0.5, "tensors": ["s"]}]
-    result = train(tmp_path, model, {"epochs": 6, "batch_size": 16, "losses": losses})
+    result = train(tmp_path, model, {"epochs": 4, "batch_size": 16, "losses": losses})
     training = outcome(result).training
     assert training is not None
     assert training.epochs[-1].train_loss < training.epochs[1].train_loss
     assert training.metric == "top1"
-
-
-def test_the_same_bytes_again(tmp_path: Path, model: onnx.ModelProto) -> None:
-    qat = {"epochs": 3, "batch_size": 16, "accept": "always", "augmentations": [{"kind": "flip"}, {"kind": "noise"}]}
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    assert train(tmp_path / "a", model, qat).model == train(tmp_path / "b", model, qat).model
 
 
 class Dies(Listener):
@@ -143,7 +136,10 @@ class Dies(Listener):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("optimizer", "batch_norm"), [("adamw", "folded"), ("sgd", "folded"), ("adamw", "unfolded")])
+@pytest.mark.parametrize(
+    ("optimizer", "batch_norm"),
+    [("sgd", "folded"), ("adamw", "unfolded"), pytest.param("adamw", "folded", marks=pytest.mark.long)],
+)
 def test_another_attempt_goes_on_and_gives_the_same_bytes(
     tmp_path: Path, model: onnx.ModelProto, optimizer: str, batch_norm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,19 +147,15 @@ def test_another_attempt_goes_on_and_gives_the_same_bytes(
     kept = tmp_path / "kept"
     kept.mkdir()
     qat = {
-        "epochs": 6,
-        "batch_size": 16,
-        "accept": "always",
-        "optimizer": {"kind": optimizer},
-        "batch_norm": batch_norm,
-        "oscillation_threshold": 0.001,
-        "augmentations": [{"kind": "flip"}],
+        **{"epochs": 4, "batch_size": 16, "accept": "always", "oscillation_threshold": 0.001},
+        **{"optimizer": {"kind": optimizer}, "batch_norm": batch_norm},
+        "augmentations": [{"kind": "flip"}, {"kind": "noise"}],
     }
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, model, qat, run=Dies(3), checkpoints=kept)
+        train(tmp_path, model, qat, run=Dies(2), checkpoints=kept)
     listener = Listener()
     resumed = train(tmp_path, model, qat, run=listener, checkpoints=kept)
-    assert [step for _, step, _ in listener.metrics] == [4, 5, 6]
+    assert [step for _, step, _ in listener.metrics] == [3, 4]
     undisturbed = train(tmp_path, model, qat)
     assert resumed.model == undisturbed.model
     assert outcome(resumed).training == outcome(undisturbed).training
@@ -210,10 +202,13 @@ def test_budgets_end_it(tmp_path: Path, model: onnx.ModelProto) -> None:
     assert patience is not None and patience.ended == "patience" and len(patience.epochs) < 41
 
 
-def test_too_few_samples_are_told(tmp_path: Path, model: onnx.ModelProto) -> None:
+def test_too_few_samples_and_a_tensor_that_is_not_there_are_told(tmp_path: Path, model: onnx.ModelProto) -> None:
     with pytest.raises(InvalidConfigError) as caught:
         train(tmp_path, model, {}, samples=3)
     assert [item.pointer for item in caught.value.errors] == ["/config/algorithms/0/data_size"]
+    with pytest.raises(InvalidConfigError, match="nowhere") as caught:
+        train(tmp_path, model, {"losses": [{"kind": "distillation", "tensors": ["nowhere"]}]})
+    assert [item.pointer for item in caught.value.errors] == ["/algorithms/0/losses/0/tensors/0"]
 
 
 def test_a_dataset_that_is_sorted_by_class_is_split_in_all_its_classes() -> None:
@@ -228,18 +223,22 @@ def test_a_dataset_that_is_sorted_by_class_is_split_in_all_its_classes() -> None
     assert (len(few.training), len(few.validation), len(few.judging)) == (2, 1, 1)
 
 
-def test_a_fixed_batch_gives_the_steps_of_a_free_one(tmp_path: Path, model: onnx.ModelProto) -> None:
-    """Gradients of single samples are added up to those of the batch."""
+def test_parts_of_a_batch_give_the_steps_of_a_whole_one(
+    tmp_path: Path, model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients of single samples, or of as many as fit, are added up to those of the batch."""
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     for value in (*fixed.graph.input, *fixed.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 1
     qat = {"epochs": 2, "batch_size": 20, "accept": "always"}
-    free, single = (outcome(train(tmp_path, one, qat)).training for one in (model, fixed))
-    assert free is not None and single is not None
-    assert [epoch.steps for epoch in free.epochs] == [epoch.steps for epoch in single.epochs]
-    losses = [[epoch.train_loss for epoch in found.epochs[1:]] for found in (free, single)]
-    assert np.allclose(*losses, rtol=0.05)
+    whole, single = (outcome(train(tmp_path, one, qat)).training for one in (model, fixed))
+    monkeypatch.setattr("worker.quantizer.training.network._MOST_ELEMENTS", 12_000)
+    parts = outcome(train(tmp_path, model, qat)).training
+    assert whole is not None and single is not None and parts is not None
+    losses = [[epoch.train_loss for epoch in found.epochs[1:]] for found in (whole, single, parts)]
+    assert [epoch.steps for epoch in whole.epochs] == [epoch.steps for epoch in single.epochs]
+    assert np.allclose(losses[0], losses[1], rtol=0.05) and np.allclose(losses[0], losses[2], rtol=0.05)
 
 
 def test_an_output_without_a_derivative_is_left_out_where_no_loss_reads_it(
@@ -280,29 +279,9 @@ def test_a_loss_that_is_a_graph(tmp_path: Path, model: onnx.ModelProto) -> None:
         {"one": np.array([1], np.int64)},
     )
     source = {"base64": base64.b64encode(plain.SerializeToString()).decode()}
-    common = {"epochs": 3, "batch_size": 16, "accept": "always"}
+    common = {"epochs": 2, "batch_size": 16, "accept": "always"}
     by_graph = outcome(train(tmp_path, model, {**common, "losses": [{"kind": "onnx", "graph": source}]})).training
     built_in = outcome(train(tmp_path, model, {**common, "losses": [{"kind": "cross_entropy"}]})).training
     assert by_graph is not None and built_in is not None
     mine = [epoch.train_loss for epoch in by_graph.epochs[1:]]
     assert np.allclose(mine, [epoch.train_loss for epoch in built_in.epochs[1:]], rtol=0.02)
-
-
-def test_a_tensor_that_is_not_there_is_an_error(tmp_path: Path, model: onnx.ModelProto) -> None:
-    losses = [{"kind": "distillation", "tensors": ["nowhere"]}]
-    with pytest.raises(InvalidConfigError) as caught:
-        train(tmp_path, model, {"losses": losses})
-    assert "nowhere" in caught.value.detail
-    assert [item.pointer for item in caught.value.errors] == ["/algorithms/0/losses/0/tensors/0"]
-
-
-def test_large_batches_run_in_parts_with_the_same_gradients(
-    tmp_path: Path, model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    qat = {"epochs": 2, "batch_size": 32, "accept": "always"}
-    whole = outcome(train(tmp_path, model, qat)).training
-    monkeypatch.setattr("worker.quantizer.training.network._MOST_ELEMENTS", 20_000)
-    parts = outcome(train(tmp_path, model, qat)).training
-    assert whole is not None and parts is not None
-    losses = [[epoch.train_loss for epoch in found.epochs[1:]] for found in (whole, parts)]
-    assert np.allclose(*losses, rtol=0.05)

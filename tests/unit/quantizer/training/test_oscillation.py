@@ -23,9 +23,7 @@ def walk(seed: int = 0) -> np.ndarray:
     return np.clip(to_and_fro, -4, 3).astype(np.float64)
 
 
-def naive(
-    steps: np.ndarray, thresholds: list[float | None]
-) -> tuple[list[float], list[float], list[bool], list[float]]:
+def naive(steps: np.ndarray, thresholds: list[float | None]) -> tuple[list, list, list[bool], list]:
     """Frequency, average, frozen, integer of each weight after all steps."""
     frequency, average, frozen, integer = [], [], [], []
     for column in steps.T:
@@ -78,8 +76,9 @@ def test_it_is_the_algorithm_of_the_paper() -> None:
 
 def test_frozen_weights_have_no_gradient_and_follow_the_scale() -> None:
     found = Oscillations(0.5)
-    for k in range(20):
-        found.update(torch.tensor([float(k % 2), 3.0]), 0.1)
+    for k in range(40):
+        found.update(torch.tensor([float(k % 2), 3.0]), None if k < 20 else 0.1)
+        assert found.frozen == (k >= 20)
     assert (found.frozen, found.count) == (1, 2)
     weight = torch.tensor([0.3, 0.4], requires_grad=True)
     weight.grad = torch.ones(2)
@@ -104,15 +103,6 @@ def test_what_does_not_oscillate_is_left_untouched() -> None:
     assert torch.equal(weight, before)
     assert torch.equal(weight.grad, torch.ones(50))
     assert (found.share_oscillating, found.share_frozen) == (0.0, 0.0)
-
-
-def test_nothing_is_frozen_without_a_threshold() -> None:
-    found, weight = Oscillations(0.5), torch.full((3,), 0.3)
-    for step in range(50):
-        found.update(torch.full((3,), float(step % 2)), None)
-        found.apply(weight, torch.ones(3), torch.zeros(3))
-    assert torch.equal(weight, torch.full((3,), 0.3))
-    assert (found.share_oscillating, found.frozen) == (1.0, 0)
 
 
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened() -> None:

@@ -38,16 +38,12 @@ def test_steps_are_those_of_torch() -> None:
     assert rates(schedule, 100) == pytest.approx(wanted)
 
 
-def test_constant_stays() -> None:
-    assert rates(Schedule(kind="constant", warmup=0.0), 5) == [1.0] * 5
-
-
-@pytest.mark.parametrize("kind", ["constant", "step", "cosine"])
+@pytest.mark.parametrize("kind", ["constant", "cosine"])
 def test_warmup_rises_evenly_to_the_peak(kind: str) -> None:
     found = rates(Schedule(kind=kind, warmup=0.2, final=0.0), 20)  # type: ignore[arg-type]
     assert found[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    if kind == "cosine":
-        assert found[4:] == pytest.approx([0.5 * (1 + math.cos(math.pi * k / 15)) for k in range(16)])
+    after = [0.5 * (1 + math.cos(math.pi * k / 15)) if kind == "cosine" else 1.0 for k in range(16)]
+    assert found[4:] == pytest.approx(after)
 
 
 @pytest.mark.parametrize("kind", ["constant", "step", "cosine"])
@@ -61,13 +57,10 @@ def test_short_trainings_have_a_rate(kind: str) -> None:
 def test_epochs_and_steps_bound_the_training() -> None:
     by_epochs = Budget(3, 100, None, epoch_steps=10)
     assert (by_epochs.total, by_epochs.is_fixed, by_epochs.fixed) == (30, True, (30, "epochs"))
-    assert not by_epochs.is_over(29, 1e9)
-    assert by_epochs.ended_by is None
-    assert by_epochs.is_over(30, 0.0)
-    assert by_epochs.ended_by == "epochs"
+    assert not by_epochs.is_over(29, 1e9) and by_epochs.ended_by is None
+    assert by_epochs.is_over(30, 0.0) and by_epochs.ended_by == "epochs"
     by_steps = Budget(3, 25, None, epoch_steps=10)
-    assert by_steps.is_over(25, 0.0)
-    assert by_steps.ended_by == "steps"
+    assert by_steps.is_over(25, 0.0) and by_steps.ended_by == "steps"
 
 
 def test_the_first_epoch_fixes_what_seconds_allow() -> None:
