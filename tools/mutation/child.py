@@ -18,8 +18,15 @@ def calls() -> Any:
     return module
 
 
+_recording = False
+
+
 def record() -> None:
     """Note every function that this process runs, for the test that started it."""
+    global _recording  # the file of a virtual environment is read twice
+    if _recording:
+        return
+    _recording = True
     path = f"{os.environ[FOLDER]}/child-{os.getpid()}-{time.monotonic_ns()}.txt"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.write(descriptor, f"{os.environ[TEST]}\n".encode())
