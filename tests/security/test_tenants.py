@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,18 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select, text, update
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from service.attestations import repository as attestations
 from service.ids import new_id
 from service.jobs import events
 from service.jobs import repository as jobs
-from service.keys import service as keys
-from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal
-from service.settings import Settings
-from service.tables import Attestation, Base, Job, JobEvent, Model, ModelFile, ReportRow
-from tests.api.conftest import app, front
+from service.tables import Attestation, Base, JobEvent, Model, ModelFile, ReportRow
 from tests.api.test_quarantine import quarantine
+from tests.security.conftest import bearer, make_key
 from tests.support.front import Front, problem
 
-__all__ = ["app", "front"]
 ALIAS = "production"
-PEPPER = "0a1b2c3d4e5f-of-some-length"
 SERVICE = Path(__file__).parents[2] / "service"
 # Written by the key's own use, and by nothing that it asks for.
 _OF_KEYS = ("api_keys", "alembic_version")
@@ -52,15 +49,7 @@ TARGETS = {"targets": [{"kind": "post", "url": "https://hooks.invalid/"}]}
 
 
 @pytest.fixture
-def settings(tmp_path: Path, database_url: str) -> Settings:
-    return Settings(data_dir=tmp_path / "data", database_url=database_url, min_free_bytes=0, key_pepper=PEPPER)
-
-
-@pytest.fixture
-def estate(front: Front) -> Iterator[Estate]:
-    by = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
-    with front.desk.database.write() as session:
-        made = keys.create(session, PEPPER, by, tenant_id="other", name="ci", scope="manage", days=None)
+def estate(front: Front) -> Estate:
     model_id, job_id = front.ready_model(), front.succeeded_job()
     inspection = front.http.post(f"/v1/models/{model_id}/inspect", json={}).json()
     artifact = front.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"][0]
@@ -79,21 +68,12 @@ def estate(front: Front) -> Iterator[Estate]:
     batch = front.http.post("/v1/batches", json={"members": [front.job_body()]}).json()
     assert front.http.post(f"/v1/batches/{batch['id']}/cancel").status_code == 200
     ids = {
-        "schedule_id": schedule["id"],
-        "run_id": run["id"],
-        "batch_id": batch["id"],
-        "webhook_id": webhook["id"],
-        "delivery_id": delivery["id"],
-        "alias": ALIAS,
-        "upload_id": open_upload["id"],
-        "model_id": model_id,
-        "dataset_id": dataset_id,
-        "job_id": job_id,
-        "inspection_id": inspection["id"],
-        "artifact_id": artifact["id"],
+        "schedule_id": schedule["id"], "run_id": run["id"], "batch_id": batch["id"], "webhook_id": webhook["id"],
+        "delivery_id": delivery["id"], "alias": ALIAS, "upload_id": open_upload["id"], "model_id": model_id,
+        "dataset_id": dataset_id, "job_id": job_id, "inspection_id": inspection["id"], "artifact_id": artifact["id"],
         "digest": quarantine(front, front.ready_model()),
-    }
-    yield Estate(front, ids, {"Authorization": f"Bearer {made.text}"})
+    }  # fmt: skip
+    return Estate(front, ids, bearer(make_key(front, "manage", "other")[1]))
 
 
 def contents(front: Front) -> dict[str, list[str]]:
@@ -111,7 +91,7 @@ def by_id(front: Front) -> list[tuple[str, str]]:
     return [place for place in operations if not any(name in place[1] for name in ("{name}", "{tenant}"))]
 
 
-def test_another_tenants_id_is_no_id_on_any_route(estate: Estate) -> None:
+def test_what_is_anothers_is_not_there_on_any_route(estate: Estate) -> None:
     before = contents(estate.front)
     operations = by_id(estate.front)
     assert len(operations) >= 20
@@ -128,6 +108,9 @@ def test_another_tenants_id_is_no_id_on_any_route(estate: Estate) -> None:
             assert own.status_code != 404 or own.json()["code"] != answer.json()["code"], (
                 f"{path} asks for something else"
             )
+    for path in ("models", "datasets", "jobs", "quarantine", "schedules", "webhooks"):
+        assert estate.front.http.get(f"/v1/{path}").json()["items"], path
+        assert estate.ask("GET", f"/v1/{path}").json()["items"] == [], path
     assert contents(estate.front) == before
 
 
@@ -136,125 +119,78 @@ def _other(known: str) -> str:
     return known[:-4] + ("0000" if not known.endswith("0000") else "1111")
 
 
-def test_another_tenants_names_are_no_names(estate: Estate) -> None:
-    """Neither in paths nor in bodies; nor is one told as near to what was asked for."""
-    before = contents(estate.front)
+def test_what_is_anothers_is_not_there_in_any_body(estate: Estate) -> None:
+    """Neither by its id, its name, a key of another's, nor the digest of a file."""
+    front, data = estate.front, b"the bytes of a file"
+    file = front.upload(data)
+    before = contents(front)
     for noun, name in (("model", "tiny"), ("dataset", "data")):
         for word in ("1", "latest", ALIAS):
-            assert estate.front.http.get(f"/v1/{noun}s/{name}@{word}").status_code == 200
+            assert front.http.get(f"/v1/{noun}s/{name}@{word}").status_code == 200
             foreign = problem(estate.ask("GET", f"/v1/{noun}s/{name}@{word}"), 404, f"{noun}-not-found")
             assert "did you mean" not in foreign["detail"]
-            body = {"model_id": f"{name}@{word}", "calibration_dataset_id": f"{name}@{word}"}
-            problem(estate.ask("POST", "/v1/jobs", json=body), 404, "model-not-found")
-    assert contents(estate.front) == before
-
-
-def test_another_tenants_file_is_not_known(estate: Estate) -> None:
-    """Whether somebody has a file is not told, and nobody gets it by its digest."""
-    data = b"the bytes of a file"
-    estate.front.upload(data)
-    body = {"filename": "a", "size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    assert estate.front.http.post("/v1/uploads", json=body).json()["state"] == "complete"
-    assert estate.ask("POST", "/v1/uploads", json=body).json()["state"] == "open"
-
-
-def test_another_tenants_ids_in_bodies_are_no_ids(estate: Estate) -> None:
-    file = estate.front.upload()
-    before = contents(estate.front)
-    model, data, job = (estate.ids[name] for name in ("model_id", "dataset_id", "job_id"))
-    files = [{"upload_id": file, "path": "model.onnx"}]
+    model, dataset, job = (estate.ids[name] for name in ("model_id", "dataset_id", "job_id"))
+    template = {"model_id": model, "calibration_dataset_id": dataset}
+    named = {"model_id": f"tiny@{ALIAS}", "calibration_dataset_id": "data@latest"}
     for path, body, code in (
-        ("/v1/models", {"name": "m", "files": files}, "upload-not-found"),
-        ("/v1/datasets", {"name": "d", "upload_id": file, "format": "npz"}, "upload-not-found"),
-        ("/v1/jobs", {"model_id": model, "calibration_dataset_id": data}, "model-not-found"),
-        (
-            "/v1/schedules",
-            {"name": "s", "cron": "0 2 * * *", "template": {"model_id": model, "calibration_dataset_id": data}},
-            "model-not-found",
-        ),
-        ("/v1/evaluations", {"model_id": model, "evaluation_dataset_id": data}, "model-not-found"),
-        ("/v1/jobs:validate", {"model_id": model, "calibration_dataset_id": data}, "model-not-found"),
-        ("/v1/jobs", {"model_id": model, "calibration_dataset_id": data, "ranges_from": job}, "job-not-found"),
+        ("models", {"name": "m", "files": [{"upload_id": file, "path": "model.onnx"}]}, "upload-not-found"),
+        ("datasets", {"name": "d", "upload_id": file, "format": "npz"}, "upload-not-found"),
+        ("jobs", template, "model-not-found"),
+        ("jobs", named, "model-not-found"),
+        ("schedules", {"name": "s", "cron": "0 2 * * *", "template": template}, "model-not-found"),
+        ("evaluations", {"model_id": model, "evaluation_dataset_id": dataset}, "model-not-found"),
+        ("jobs:validate", template, "model-not-found"),
+        ("jobs", {**template, "ranges_from": job}, "job-not-found"),
     ):
-        problem(estate.ask("POST", path, json=body), 404, code)
-    assert contents(estate.front) == before
-
-
-def test_lists_hold_ones_own(estate: Estate) -> None:
-    for path in ("/v1/models", "/v1/datasets", "/v1/jobs", "/v1/quarantine", "/v1/schedules", "/v1/webhooks"):
-        assert estate.front.http.get(path).json()["items"], path
-        assert estate.ask("GET", path).json()["items"] == [], path
-
-
-def test_an_idempotency_key_of_another_tenant_is_free(estate: Estate) -> None:
+        problem(estate.ask("POST", f"/v1/{path}", json=body), 404, code)
+    assert contents(front) == before
+    known = {"filename": "a", "size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert front.http.post("/v1/uploads", json=known).json()["state"] == "complete"
+    assert estate.ask("POST", "/v1/uploads", json=known).json()["state"] == "open", "nobody is told who has it"
     headers = {"Idempotency-Key": "same"}
-    body = {"name": "m", "files": [{"upload_id": estate.front.upload(b"others"), "path": "model.onnx"}]}
-    assert estate.front.http.post("/v1/models", json=body, headers=headers).status_code == 201
-    answer = estate.front.http.post("/v1/models", json=body, headers=headers | estate.foreign)
+    body = {"name": "m", "files": [{"upload_id": file, "path": "model.onnx"}]}
+    assert front.http.post("/v1/models", json=body, headers=headers).status_code == 201
+    answer = front.http.post("/v1/models", json=body, headers=headers | estate.foreign)
     problem(answer, 404, "upload-not-found")
 
 
-@pytest.mark.parametrize(
-    "column", ["model_id", "reference_model_id", "dataset_id", "calibration_dataset_id", "evaluation_dataset_id"]
-)
-def test_the_database_refuses_a_job_of_anothers_nouns(estate: Estate, column: str) -> None:
-    noun = estate.ids["dataset_id" if "dataset" in column else "model_id"]
-    database = estate.front.desk.database
-    with pytest.raises(IntegrityError), database.write() as session:
-        session.execute(update(Job).where(Job.id == estate.ids["job_id"]).values({column: noun, "tenant_id": "other"}))
+@pytest.mark.both_databases
+def test_the_database_holds_every_row_and_its_parts_to_one_tenant(estate: Estate) -> None:
+    database, ids = estate.front.desk.database, estate.ids
 
+    @contextmanager
+    def refused() -> Iterator[Session]:
+        with pytest.raises(IntegrityError, match=r"(?i)foreign key"), database.write() as session:
+            yield session
 
-# Tables whose rows name others or are named, by keys that hold both to one tenant.
-BOUND = sorted(
-    {
-        table.name
-        for key in (key for table in Base.metadata.tables.values() for key in table.foreign_key_constraints)
-        if "tenant_id" in key.column_keys
-        for table in (key.table, key.referred_table)
-    }
-)
-
-
-def test_every_part_of_a_tenants_things_is_bound() -> None:
-    assert BOUND == [
-        "alias_moves", "aliases", "artifacts", "attestations", "batch_members", "batches", "datasets", "hand_overs",
-        "inspections", "job_estimates", "job_events", "jobs", "model_files", "models", "names", "reports",
-        "schedule_runs", "schedules", "webhook_deliveries", "webhook_endpoints",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BOUND)
-def test_the_database_lets_no_row_change_hands(estate: Estate, name: str) -> None:
-    """Nothing that another row names, or that names another."""
-    table, database = Base.metadata.tables[name], estate.front.desk.database
+    keys = [key for table in Base.metadata.tables.values() for key in table.foreign_key_constraints]
+    bound = {table for key in keys if "tenant_id" in key.column_keys for table in (key.table, key.referred_table)}
+    for table in bound:
+        with database.read() as session:
+            assert set(session.scalars(select(table.c.tenant_id))) == {"default"}
+        with refused() as session:
+            session.execute(update(table).values(tenant_id="other"))
     with database.read() as session:
-        assert set(session.scalars(select(table.c.tenant_id))) == {"default"}
-    with pytest.raises(IntegrityError, match=r"(?i)foreign key"), database.write() as session:
-        session.execute(update(table).values(tenant_id="other"))
-
-
-@pytest.mark.parametrize("table", [JobEvent, ModelFile, ReportRow, Attestation])
-def test_the_database_takes_no_part_of_anothers_things(estate: Estate, table: Any) -> None:
-    """Not even one that would be new to what it says it is a part of."""
-    columns, database = table.__table__.columns, estate.front.desk.database
+        model = session.get_one(Model, ids["model_id"])
+    values = {column.name: getattr(model, column.name) for column in Model.__table__.columns}
+    values |= {"id": new_id("mdl"), "tenant_id": "other", "skeleton_model_id": model.id, "version": 2}
+    with refused() as session:
+        session.execute(insert(Model).values(values))
+    # not even a part that would be new to what it says it is a part of
+    parts: tuple[tuple[Any, dict[str, Any]], ...] = (
+        (JobEvent, {"seq": 1000}), (ModelFile, {"path": "other.bin", "is_main": False}), (ReportRow, {}),
+        (Attestation, {}),
+    )  # fmt: skip
+    for part, fresh in parts:
+        with database.read() as session:
+            values = dict(session.execute(select(*part.__table__.columns).limit(1)).mappings().one())
+        with refused() as session:
+            for only in {ReportRow: ("artifacts", "reports"), Attestation: ("attestations",)}.get(part, ()):
+                session.execute(text(f"DELETE FROM {only}"))
+            session.execute(insert(part).values({**values, **fresh, "tenant_id": "other"}))
+    # below what looks for the job, too: whoever forgets that finds nothing of others
+    job_id = ids["job_id"]
     with database.read() as session:
-        values = dict(session.execute(select(*columns).limit(1)).mappings().one())
-    fresh = {JobEvent: {"seq": 1000}, ModelFile: {"path": "other.bin", "is_main": False}, ReportRow: {}}.get(table, {})
-    with pytest.raises(IntegrityError, match=r"(?i)foreign key"), database.write() as session:
-        if table is ReportRow:  # there can be one only
-            session.execute(text("DELETE FROM artifacts"))
-            session.execute(text("DELETE FROM reports"))
-        if table is Attestation:
-            session.execute(text("DELETE FROM attestations"))
-        session.execute(insert(table).values({**values, **fresh, "tenant_id": "other"}))
-    with database.read() as session:
-        assert set(session.scalars(select(table.tenant_id))) == {"default"}
-
-
-def test_parts_are_read_by_their_tenant(estate: Estate) -> None:
-    """Also below what looks for the job: whoever forgets that finds nothing of others."""
-    job_id = estate.ids["job_id"]
-    with estate.front.desk.database.read() as session:
         for tenant, there in (("default", True), ("other", False)):
             assert bool(events.list_after(session, tenant, job_id, 0, 10)) is there
             assert (jobs.report(session, tenant, job_id) is not None) is there
@@ -262,17 +198,8 @@ def test_parts_are_read_by_their_tenant(estate: Estate) -> None:
             assert bool(jobs.artifacts(session, tenant, [job_id])) is there
             assert (attestations.attestation_of(session, tenant, job_id) is not None) is there
             assert bool(attestations.files_made(session, tenant, job_id)) is there
-            assert bool(attestations.models_given(session, tenant, [estate.ids["model_id"]])) is there
-            assert bool(attestations.datasets_given(session, tenant, [estate.ids["dataset_id"]])) is there
-
-
-def test_a_version_is_of_its_skeletons_tenant(estate: Estate) -> None:
-    with estate.front.desk.database.read() as session:
-        model = session.get_one(Model, estate.ids["model_id"])
-    values = {column.name: getattr(model, column.name) for column in Model.__table__.columns}
-    values |= {"id": new_id("mdl"), "tenant_id": "other", "skeleton_model_id": model.id, "version": 2}
-    with pytest.raises(IntegrityError), estate.front.desk.database.write() as session:
-        session.execute(insert(Model).values(values))
+            assert bool(attestations.models_given(session, tenant, [ids["model_id"]])) is there
+            assert bool(attestations.datasets_given(session, tenant, [ids["dataset_id"]])) is there
 
 
 def test_one_place_filters_by_tenant() -> None:
