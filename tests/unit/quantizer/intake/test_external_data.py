@@ -72,16 +72,23 @@ def test_external_weights_are_mapped_at_their_offsets(tmp_path: Path) -> None:
         model_with(external(offset="5"), external("v", other, offset="2", length="3")),
         model_data=b"\0\0" + other.tobytes() + VALUES.tobytes(),
     )
-    weights = load_model(path).graph.initializers
+    model = load_model(path)
+    weights = model.graph.initializers
     np.testing.assert_array_equal(weights["w"].const_value.numpy(), VALUES)  # type: ignore[union-attr]
     np.testing.assert_array_equal(weights["v"].const_value.numpy(), other)  # type: ignore[union-attr]
     assert weights["w"].const_value.numpy().flags.aligned  # type: ignore[union-attr]
+    saved = ir.to_proto(model).graph.initializer  # one file with all weights
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(saved[0]), VALUES)
 
 
-def test_the_loaded_model_saves_to_one_file_with_all_its_weights(tmp_path: Path) -> None:
-    path = laid_out(tmp_path, model_with(external()), model_data=VALUES.tobytes())
-    proto = ir.to_proto(load_model(path))
-    np.testing.assert_array_equal(onnx.numpy_helper.to_array(proto.graph.initializer[0]), VALUES)
+def test_a_file_may_lie_in_a_sub_folder_and_be_a_hard_link(tmp_path: Path) -> None:
+    """As the store makes them."""
+    (tmp_path / "store").write_bytes(VALUES.tobytes())
+    path = laid_out(tmp_path / "in", model_with(external(location="./weights/a.bin")))
+    (tmp_path / "in" / "weights").mkdir()
+    (tmp_path / "in" / "weights" / "a.bin").hardlink_to(tmp_path / "store")
+    assert inspect_model(path, threads=1).parameter_count == VALUES.size
+    np.testing.assert_array_equal(load_model(path).graph.initializers["w"].const_value.numpy(), VALUES)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("place", ["attribute", "sub-graph", "sub-graph-attribute"])
@@ -110,30 +117,23 @@ def test_external_tensors_are_attached_wherever_they_are(tmp_path: Path, place: 
     assert inspect_model(path, threads=1).parameter_count >= VALUES.size
 
 
-def test_types_that_numpy_has_not(tmp_path: Path) -> None:
+def test_types_that_numpy_has_not_and_empty_tensors(tmp_path: Path) -> None:
     halves = VALUES.astype(ml_dtypes.bfloat16)
     packed = TensorProto(name="q", data_type=TensorProto.INT4, dims=[3], data_location=TensorProto.EXTERNAL)
     packed.external_data.add(key="location", value="four.data")
+    empty = external("e", np.zeros((0, 4), np.float32), "none.data")
     path = laid_out(
         tmp_path,
-        model_with(external(), external("h", halves, "half.data"), packed),
+        model_with(external(), external("h", halves, "half.data"), packed, empty),
         model_data=VALUES.tobytes(),
         half_data=halves.tobytes(),
         four_data=b"\x21\x0f",
+        none_data=b"",
     )
     weights = load_model(path).graph.initializers
     np.testing.assert_array_equal(weights["h"].const_value.numpy().astype(np.float32), VALUES)  # type: ignore[union-attr]
     assert weights["q"].const_value.numpy().astype(int).tolist() == [1, 2, -1]  # type: ignore[union-attr]
-
-
-def test_an_empty_tensor_in_an_empty_file(tmp_path: Path) -> None:
-    path = laid_out(
-        tmp_path,
-        model_with(external(), external("e", np.zeros((0, 4), np.float32), "none.data")),
-        model_data=VALUES.tobytes(),
-        none_data=b"",
-    )
-    assert load_model(path).graph.initializers["e"].const_value.shape == (0, 4)  # type: ignore[union-attr]
+    assert weights["e"].const_value.shape == (0, 4)  # type: ignore[union-attr]
 
 
 def test_size_and_digest_cover_the_external_files(tmp_path: Path) -> None:
@@ -146,19 +146,6 @@ def test_size_and_digest_cover_the_external_files(tmp_path: Path) -> None:
     assert summaries[0].sha256 == summaries[2].sha256 != summaries[1].sha256
 
 
-def test_a_sub_folder_is_fine(tmp_path: Path) -> None:
-    path = laid_out(tmp_path, model_with(external(location="./weights/a.bin")))
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "a.bin").write_bytes(VALUES.tobytes())
-    np.testing.assert_array_equal(load_model(path).graph.initializers["w"].const_value.numpy(), VALUES)  # type: ignore[union-attr]
-
-
-def test_a_missing_file_names_tensor_and_path(tmp_path: Path) -> None:
-    error = refused(laid_out(tmp_path, model_with(external())), "'model.data' of tensor 'w': the file is missing")
-    assert error.where == {"tensor": "w", "path": "model.data"}
-    assert error.code == "external-data"
-
-
 @pytest.mark.parametrize(
     ("entries", "size", "says"),
     [
@@ -167,16 +154,16 @@ def test_a_missing_file_names_tensor_and_path(tmp_path: Path) -> None:
         ({"offset": "99999999999999999999"}, 48, "too short"),
         ({"length": "47"}, 48, r"declares 47 bytes at offset 0, its shape \[3, 4\] needs 48"),
         ({"length": "34359738368"}, 48, "declares 34359738368"),
-        ({"offset": "-4"}, 48, "not a number"),
-        ({"offset": "abc"}, 48, "not a number"),
-        ({"length": "1e3"}, 48, "not a number"),
     ],
 )
 def test_offsets_and_lengths_have_to_fit(tmp_path: Path, entries: dict[str, str], size: int, says: str) -> None:
     refused(laid_out(tmp_path, model_with(external(**entries)), model_data=bytes(size)), says)
 
 
-def test_entries_given_twice(tmp_path: Path) -> None:
+def test_entries_are_given_once_and_files_are_there(tmp_path: Path) -> None:
+    error = refused(laid_out(tmp_path, model_with(external())), "'model.data' of tensor 'w': the file is missing")
+    assert error.where == {"tensor": "w", "path": "model.data"}
+    assert error.code == "external-data"
     tensor = external()
     tensor.external_data.add(key="location", value="../secret")
     refused(laid_out(tmp_path, model_with(tensor), model_data=VALUES.tobytes()), "given twice")
@@ -186,19 +173,14 @@ def test_entries_given_twice(tmp_path: Path) -> None:
     "location",
     [
         "../secret",
-        "../../secret",
-        "a/../../secret",
         "./../secret",
         "sub/../../secret",
         "..",
         "/etc/passwd",
-        "//etc/passwd",
         "{absolute}",
-        "..\\secret",
         "sub\\..\\..\\secret",
         "\\\\server\\share\\secret",
         "",
-        ".",
         "/",
         "secret\0.data",
         "*/_ORT_MEM_ADDR_/*",
@@ -239,14 +221,6 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     refused(path, "not a regular file")
 
 
-def test_a_hard_link_made_by_the_store_is_fine(tmp_path: Path) -> None:
-    (tmp_path / "store").write_bytes(VALUES.tobytes())
-    path = laid_out(tmp_path / "in", model_with(external()))
-    (tmp_path / "in" / "model.data").hardlink_to(tmp_path / "store")
-    assert inspect_model(path, threads=1).parameter_count == VALUES.size
-    np.testing.assert_array_equal(load_model(path).graph.initializers["w"].const_value.numpy(), VALUES)  # type: ignore[union-attr]
-
-
 UNDER_A_LIMIT = """
 import resource, sys
 from pathlib import Path
@@ -283,11 +257,11 @@ def test_only_known_entries_are_read(tmp_path: Path, key: str) -> None:
     assert len(refused(path, "which is not read").detail) < 400
 
 
-@pytest.mark.parametrize("number", ["-1", "+0", " 0", "0 ", "1_0", "0x0", "1e0", "٣", "9" * 30, "9" * 5000, "0\n"])
-@pytest.mark.parametrize("key", ["offset", "length"])
-def test_numbers_are_digits(tmp_path: Path, key: str, number: str) -> None:
-    path = laid_out(tmp_path, model_with(external(**{key: number})), model_data=VALUES.tobytes() + bytes(64))
-    refused(path, "not a number")
+@pytest.mark.parametrize("number", ["-1", "+0", " 0", "1_0", "0x0", "1e0", "٣", "9" * 5000, "0\n", "abc"])
+def test_numbers_are_digits(tmp_path: Path, number: str) -> None:
+    for key in ("offset", "length"):
+        model = model_with(external(**{key: number}))
+        refused(laid_out(tmp_path, model, model_data=VALUES.tobytes() + bytes(64)), "not a number")
 
 
 def test_a_checksum_is_verified_where_it_is_given(tmp_path: Path) -> None:
@@ -300,12 +274,8 @@ def test_a_checksum_is_verified_where_it_is_given(tmp_path: Path) -> None:
         refused(path, "not what the model's checksum says")
 
 
-@pytest.mark.parametrize(
-    "location", [".//model.data", "././model.data", "sub/../model.data", "model.data/", "sub//model.data"]
-)
+@pytest.mark.parametrize("location", [".//model.data", "././model.data", "sub/../model.data", "model.data/"])
 def test_a_file_has_one_spelling(tmp_path: Path, location: str) -> None:
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "model.data").write_bytes(VALUES.tobytes())
-    refused(
-        laid_out(tmp_path, model_with(external(location=location)), model_data=VALUES.tobytes()), "not a plain path"
-    )
+    model = model_with(external(location=location))
+    refused(laid_out(tmp_path, model, model_data=VALUES.tobytes()), "not a plain path")

@@ -19,6 +19,7 @@ from service.contracts.errors import (
     UnsupportedModelError,
 )
 from service.contracts.model import MatrixKind, ModelSummary, TensorInfo, Work
+from tests.unit.quantizer.intake.test_prescan import varint
 from worker.quantizer.intake import inspect as intake
 from worker.quantizer.intake import loading
 from worker.quantizer.intake.inspect import inspect_model
@@ -64,9 +65,6 @@ def saved(folder: Path, model: onnx.ModelProto | bytes) -> Path:
 
 def inspect(folder: Path, model: onnx.ModelProto | bytes) -> ModelSummary:
     return inspect_model(saved(folder, model), threads=1)
-
-
-# --- good models -----------------------------------------------------------------------------------------------------
 
 
 def test_the_summary_of_a_good_model(tmp_path: Path) -> None:
@@ -118,22 +116,24 @@ def test_the_summary_of_a_good_model(tmp_path: Path) -> None:
     ],
 )
 def test_dtypes_are_numpy_words(tmp_path: Path, dtype: int, word: str) -> None:
+    ends = {"inputs": [tensor("x", (-1, 2), dtype)], "outputs": [tensor("y", (-1, 2), dtype)]}
+    summary = inspect(tmp_path, model_of(helper.make_node("Identity", ["x"], ["y"]), **ends))
+    assert summary.inputs == (TensorInfo(name="x", dtype=word, shape=(None, 2)),)  # a negative axis is dynamic
+
+
+def test_functions_and_sequences_are_known(tmp_path: Path) -> None:
+    function = helper.make_function("my.lib", "Twice", ["a"], ["b"], [relu("a", "b")], [helper.make_opsetid("", 17)])
     model = model_of(
-        helper.make_node("Identity", ["x"], ["y"]),
-        inputs=[tensor("x", (2,), dtype)],
-        outputs=[tensor("y", (2,), dtype)],
+        helper.make_node("Twice", ["x"], ["t"], domain="my.lib"),
+        helper.make_node("SequenceConstruct", ["t", "t"], ["y"]),
+        outputs=[helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)],
+        domains=["my.lib"],
+        functions=[function],
     )
-    assert inspect(tmp_path, model).inputs[0].dtype == word
-
-
-def test_sequences_are_called_other(tmp_path: Path) -> None:
-    outputs = [helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)]
-    model = model_of(helper.make_node("SequenceConstruct", ["x", "x"], ["y"]), outputs=outputs)
-    assert inspect(tmp_path, model).outputs[0] == TensorInfo(name="y", dtype="other", shape=None)
-
-
-def test_negative_axes_are_dynamic(tmp_path: Path) -> None:
-    assert inspect(tmp_path, model_of(relu(), inputs=[tensor("x", (-1, 3))])).inputs[0].shape == (None, 3)
+    summary = inspect(tmp_path, model)
+    assert summary.op_counts == {"Relu": 1, "SequenceConstruct": 1, "Twice": 1}
+    assert summary.opset == {"ai.onnx": 17, "my.lib": 1}
+    assert summary.outputs[0] == TensorInfo(name="y", dtype="other", shape=None)
 
 
 def test_nodes_out_of_order_are_accepted_and_sorted(tmp_path: Path) -> None:
@@ -142,45 +142,25 @@ def test_nodes_out_of_order_are_accepted_and_sorted(tmp_path: Path) -> None:
     assert [node.name for node in load_model(path).graph] == ["first", "second"]
 
 
-def test_model_local_functions_are_known_operators(tmp_path: Path) -> None:
-    function = helper.make_function("my.lib", "Twice", ["a"], ["b"], [relu("a", "b")], [helper.make_opsetid("", 17)])
-    model = model_of(helper.make_node("Twice", ["x"], ["y"], domain="my.lib"), domains=["my.lib"], functions=[function])
-    summary = inspect(tmp_path, model)
-    assert summary.op_counts == {"Relu": 1, "Twice": 1}
-    assert summary.opset == {"ai.onnx": 17, "my.lib": 1}
-
-
-# --- not ONNX, or not whole ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    "content",
+    ("content", "says"),
     [
-        b"hello, world\n" * 40,
-        b"\x89PNG\r\n\x1a\n" + bytes(200),
-        b"PK\x03\x04" + bytes(200),
-        b"\x80\x04\x95" + bytes(200),
-        bytes(1000),
-        b"\xff" * 100,
-        b"\x08\x08",  # an ir_version and nothing else
-        b"{}",
+        (b"hello, world\n" * 40, "not an ONNX model"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(200), "not an ONNX model"),
+        (b"PK\x03\x04" + bytes(200), "not an ONNX model"),
+        (b"\x80\x04\x95" + bytes(200), "not an ONNX model"),
+        (b"\xff" * 100, "not an ONNX model"),
+        (b"\x08\x08", "not an ONNX model"),  # an ir_version and nothing else
+        (b"{}", "not an ONNX model"),
+        (b"", "empty"),
+        (None, "No such file"),
     ],
 )
-def test_other_files_are_not_onnx(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(NotOnnxError, match="not an ONNX model") as caught:
-        inspect(tmp_path, content)
+def test_other_files_are_not_onnx(tmp_path: Path, content: bytes | None, says: str) -> None:
+    with pytest.raises(NotOnnxError, match=says) as caught:
+        inspect_model(tmp_path / "none.onnx" if content is None else saved(tmp_path, content), threads=1)
     assert caught.value.code == "not-onnx"
-    assert caught.value.hint
-
-
-def test_an_empty_file(tmp_path: Path) -> None:
-    with pytest.raises(NotOnnxError, match="empty"):
-        inspect(tmp_path, b"")
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(NotOnnxError, match="No such file"):
-        inspect_model(tmp_path / "none.onnx", threads=1)
+    assert caught.value.hint or content is None
 
 
 def test_every_truncation_says_so(tmp_path: Path) -> None:
@@ -206,32 +186,21 @@ def test_a_file_larger_than_protobuf_can_hold(tmp_path: Path) -> None:
     assert caught.value.hint == "Store the weights as external data."
 
 
-# --- bombs -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_shape_of_gigabytes_without_data(tmp_path: Path) -> None:
-    huge = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1 << 33])
-    model = model_of(helper.make_node("Add", ["x", "w"], ["y"]), weights=[huge])
-    assert len(model.SerializeToString()) < 200
-    with pytest.raises(ModelError, match=r"tensor 'w' is damaged: its shape \[8589934592\] needs 8589934592 entries"):
-        inspect(tmp_path, model)
-
-
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("place", "change", "says"),
     [
-        (lambda t: t.dims.append(7), "needs 84 bytes, the file holds 12"),
-        (lambda t: setattr(t, "raw_data", t.raw_data + b"\0"), "the file holds 13"),
-        (lambda t: t.dims.append(-1), "impossible shape"),
-        (lambda t: t.dims.extend([1 << 40, 1 << 40]), "impossible shape"),
-        (lambda t: setattr(t, "data_type", 0), "undefined"),
-        (lambda t: setattr(t, "data_type", 99), "unknown data type 99"),
-        (lambda t: setattr(t, "data_type", TensorProto.STRING), "strings cannot be raw bytes"),
+        ("initializer", lambda t: t.dims.append(7), "needs 84 bytes, the file holds 12"),
+        ("attribute", lambda t: setattr(t, "raw_data", t.raw_data + b"\0"), "the file holds 13"),
+        ("sub-graph", lambda t: t.dims.append(-1), "impossible shape"),
+        ("function", lambda t: t.dims.extend([1 << 40, 1 << 40]), "impossible shape"),
+        ("initializer", lambda t: setattr(t, "data_type", 0), "undefined"),
+        ("sub-graph", lambda t: setattr(t, "data_type", 99), "unknown data type 99"),
+        ("initializer", lambda t: setattr(t, "data_type", TensorProto.STRING), "strings cannot be raw bytes"),
+        ("function", lambda t: t.dims.append(7), "needs 84 bytes, the file holds 12"),
     ],
 )
-@pytest.mark.parametrize("place", ["initializer", "attribute", "sub-graph", "function"])
 def test_damaged_tensors_are_found_wherever_they_are(
-    tmp_path: Path, change: Callable[[onnx.TensorProto], None], says: str, place: str
+    tmp_path: Path, place: str, change: Callable[[onnx.TensorProto], None], says: str
 ) -> None:
     bad = weight("w", 3)
     change(bad)
@@ -266,20 +235,10 @@ def test_four_bit_and_typed_tensors_are_counted_right(tmp_path: Path) -> None:
 
 
 def test_too_many_nodes_are_refused_before_they_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = b"\x0a\x00"  # GraphProto.node, empty: two bytes in the file
-    graph = node * (MAX_NODES + 1)
-    size = wire_varint(len(graph))
+    nodes = b"\x0a\x00" * (MAX_NODES + 1)  # GraphProto.node, empty: two bytes in the file
     monkeypatch.setattr(loading.onnx, "ModelProto", lambda: pytest.fail("the bytes were parsed"))
     with pytest.raises(TooComplexError, match="more than 200000 nodes"):
-        inspect(tmp_path, b"\x08\x08\x3a" + size + graph)
-
-
-def wire_varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
+        inspect(tmp_path, b"\x08\x08\x3a" + varint(len(nodes)) + nodes)
 
 
 def nested(depth: int) -> onnx.ModelProto:
@@ -297,48 +256,12 @@ def test_sub_graph_depth_is_bounded(tmp_path: Path) -> None:
         inspect(tmp_path, nested(9))
     assert caught.value.where["limit"] == "subgraph_depth"
     assert caught.value.where["node"] == "if0"
-
-
-def test_nesting_beyond_the_parser_is_a_typed_error(tmp_path: Path) -> None:
     inner = b"\x0a\x00"
-    for _ in range(60):  # node { attribute { g { ... } } }
-        attribute = b"\x32" + wire_varint(len(inner)) + inner
-        node = b"\x2a" + wire_varint(len(attribute)) + attribute
-        inner = b"\x0a" + wire_varint(len(node)) + node
+    for _ in range(60):  # node { attribute { g { ... } } }, deeper than the parser goes
+        for tag in (b"\x32", b"\x2a", b"\x0a"):
+            inner = tag + varint(len(inner)) + inner
     with pytest.raises(TooComplexError, match="more than 8 subgraph depth"):
-        inspect(tmp_path, b"\x08\x08\x3a" + wire_varint(len(inner)) + inner)
-
-
-def call(target: str, source: str, result: str) -> onnx.NodeProto:
-    return helper.make_node(target, [source], [result], domain="f")
-
-
-def test_functions_that_call_themselves(tmp_path: Path) -> None:
-    imports = [helper.make_opsetid("f", 1)]
-    functions = [
-        helper.make_function("f", "A", ["a"], ["b"], [call("B", "a", "b")], imports),
-        helper.make_function("f", "B", ["a"], ["b"], [call("A", "a", "b")], imports),
-    ]
-    model = model_of(call("A", "x", "y"), domains=["f"], functions=functions)
-    with pytest.raises(UnsupportedModelError, match="calls itself"):
-        inspect(tmp_path, model)
-
-
-def test_functions_that_unfold_without_end(tmp_path: Path) -> None:
-    imports = [helper.make_opsetid("f", 1), helper.make_opsetid("", 17)]
-    functions = [helper.make_function("f", "F0", ["a"], ["b"], [relu("a", "b")], imports)]
-    for level in range(1, 20):
-        nodes = [call(f"F{level - 1}", "a", "m"), call(f"F{level - 1}", "m", "b")]
-        functions.append(helper.make_function("f", f"F{level}", ["a"], ["b"], nodes, imports))
-    with pytest.raises(TooComplexError, match="unfolded nodes: 524288"):
-        inspect(tmp_path, model_of(call("F19", "x", "y"), domains=["f"], functions=functions))
-
-
-# --- refused by rule or by the runtime -------------------------------------------------------------------------------
-
-
-def conv(*inputs: str) -> onnx.NodeProto:
-    return helper.make_node("Conv", inputs, ["y"], name="conv1")
+        inspect(tmp_path, b"\x08\x08\x3a" + varint(len(inner)) + inner)
 
 
 @pytest.mark.parametrize(
@@ -361,13 +284,10 @@ def conv(*inputs: str) -> onnx.NodeProto:
             {"node": "n1", "op_type": "Foo"},
         ),
         (
-            model_of(
-                helper.make_node("Foo", ["x"], ["y"], name="n1", domain="com.microsoft"), domains=["com.microsoft"]
-            ),
-            r"refuses node 'n1' \(Foo\)",
-            {"node": "n1", "op_type": "Foo", "domain": "com.microsoft"},
+            model_of(helper.make_node("Conv", ["x"], ["y"], name="conv1")),
+            "input size 1 not in range",
+            {"node": "conv1", "op_type": "Conv"},
         ),
-        (model_of(conv("x")), "input size 1 not in range", {"node": "conv1", "op_type": "Conv"}),
         (model_of(relu("q")), "'q' is not a graph input", {"node": "r", "op_type": "Relu"}),
         (
             model_of(helper.make_node("MatMul", ["x", "w"], ["y"], name="mm"), weights=[weight("w", 4, 5)]),

@@ -77,23 +77,17 @@ def faults(caught: pytest.ExceptionInfo[StateError]) -> dict[str, str]:
     return {fault.pointer: fault.code for fault in caught.value.errors}
 
 
-def test_the_graph_computes_with_the_new_weights(apply):
-    tensors, x = state(), RANDOM.normal(size=(5, 3)).astype(np.float32)
-    expected = x @ tensors[WEIGHT] + tensors[BIAS]
-    np.testing.assert_allclose(apply(tensors)(x), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_every_fault_is_named_at_once(apply):
-    odd = state(head__weight=np.ones((2, 3), np.float32), head__bias=None, other=np.ones(3, np.float32))
+    odd = state(head__weight=np.ones((2, 3), np.float32), head__bias=None)
     with pytest.raises(StateError) as caught:
-        apply(odd)
+        apply({**odd, "a/b": np.ones(3, np.float32)})
     assert faults(caught) == {
         "/state/head.weight": "tensor-shape",
         "/state/head.bias": "tensor-missing",
-        "/state/other": "tensor-extra",
+        "/state/a~1b": "tensor-extra",
     }
     assert caught.value.code == "state-mismatch"
-    assert all(word in caught.value.detail for word in ("'head.weight'", "[2, 3]", "'head.bias'", "'other'"))
+    assert all(word in caught.value.detail for word in ("'head.weight'", "[2, 3]", "'head.bias'", "'a/b'"))
     assert caught.value.hint
 
 
@@ -112,28 +106,12 @@ def test_a_tensor_that_cannot_be_used_is_named(apply, changes, code):
     assert faults(caught) == {"/state/head.bias": code}
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
-def test_floats_of_another_type_are_converted(apply, tmp_path, dtype):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+def test_floats_of_another_type_are_converted(apply, dtype):
     tensors = {name: value.astype(dtype) for name, value in state().items()}
     x = RANDOM.normal(size=(2, 3)).astype(np.float32)
     expected = x @ tensors[WEIGHT].astype(np.float32) + tensors[BIAS].astype(np.float32)
-    if dtype is ml_dtypes.bfloat16:
-        _save_bfloat16(tensors, tmp_path / "new.safetensors")
-        (made,) = fill(skeleton(tmp_path / "net.onnx"), tmp_path / "new.safetensors", tmp_path / "made.onnx")
-        found = onnxruntime.InferenceSession(made, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-    else:
-        found = apply(tensors)(x)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def _save_bfloat16(tensors: dict[str, np.ndarray], path: Path) -> None:
-    header, data = {}, b""
-    for name, value in tensors.items():
-        entry = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [len(data), len(data) + value.nbytes]}
-        header[name] = entry
-        data += value.tobytes()
-    raw = json.dumps(header).encode()
-    path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
+    np.testing.assert_allclose(apply(tensors)(x), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_a_smaller_type_cannot_hold_is_refused(apply, tmp_path):
@@ -200,12 +178,6 @@ def test_what_is_no_state_is_refused(tmp_path, data):
         fill(skeleton(tmp_path / "net.onnx"), tmp_path / "new.safetensors", tmp_path / "made.onnx")
     assert [fault.pointer for fault in caught.value.errors] == ["/files/0"]
     assert not (tmp_path / "made.onnx").exists()
-
-
-def test_names_are_escaped_in_pointers(apply):
-    with pytest.raises(StateError) as caught:
-        apply({**state(), "a/b": np.ones(1, np.float32)})
-    assert faults(caught) == {"/state/a~1b": "tensor-extra"}
 
 
 def test_external_weights_become_part_of_the_new_file(tmp_path):
