@@ -7,42 +7,44 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.contracts.config import parse_config
-from service.contracts.errors import InvalidConfigError
 from service.contracts.metrics.graph import MAX_INLINE_BYTES
+from tests.unit.contracts.refusals import problems
 
 SOME = base64.b64encode(b"some bytes").decode()
 BOXES = {"kind": "map", "boxes": 0, "scores": 1}
+
+
+def of_kinds(kinds: str, **optional: Any) -> Any:
+    return st.fixed_dictionaries({"kind": st.sampled_from(kinds.split())}, optional=optional)
+
+
+labelled = {
+    "output": st.integers(0, 3) | st.text(min_size=1, max_size=5),
+    "labels": st.text(min_size=1, max_size=5) | st.none(),
+    "ignore_index": st.integers(-100, 255) | st.none(),
+}
 metrics = st.one_of(
-    st.fixed_dictionaries(
-        {"kind": st.sampled_from(["top1", "top5", "mean_iou", "per_class_accuracy"])},
-        optional={
-            "output": st.integers(0, 3) | st.text(min_size=1, max_size=5),
-            "labels": st.text(min_size=1, max_size=5) | st.none(),
-            "ignore_index": st.integers(-100, 255) | st.none(),
-        },
+    of_kinds("top1 top5 mean_iou per_class_accuracy", **labelled),
+    st.integers(1, 9).map(lambda k: {"kind": "accuracy_at_k", "k": k}),
+    of_kinds(
+        "f1 precision recall",
+        average=st.sampled_from(["macro", "micro", "weighted"]),
+        threshold=st.floats(0, 1) | st.none(),
     ),
-    st.fixed_dictionaries({"kind": st.just("accuracy_at_k"), "k": st.integers(1, 9)}),
-    st.fixed_dictionaries(
-        {"kind": st.sampled_from(["f1", "precision", "recall"])},
-        optional={"average": st.sampled_from(["macro", "micro", "weighted"]), "threshold": st.floats(0, 1) | st.none()},
-    ),
-    st.fixed_dictionaries({"kind": st.sampled_from(["rmse", "mae", "r2", "pearson", "spearman", "perplexity"])}),
-    st.fixed_dictionaries({"kind": st.sampled_from(["cosine", "sqnr", "psnr", "kl", "l2", "agreement"])}),
-    st.fixed_dictionaries({"kind": st.just("word_error_rate")}, optional={"separator": st.integers(0, 9)}),
-    st.fixed_dictionaries({**{k: st.just(v) for k, v in BOXES.items()}}, optional={"classes": st.just("c")}),
-    st.fixed_dictionaries(
-        {"kind": st.just("onnx"), "graph": st.just({"base64": SOME})},
-        optional={"inputs": st.just({"a/b": {"output": 0}}), "better": st.sampled_from(["higher", "lower"])},
+    of_kinds("rmse mae r2 pearson spearman perplexity cosine sqnr psnr kl l2 agreement"),
+    of_kinds("word_error_rate", separator=st.integers(0, 9)),
+    st.sampled_from([BOXES, {**BOXES, "classes": "c"}]),
+    of_kinds("onnx", inputs=st.just({"a/b": {"output": 0}}), better=st.sampled_from(["higher", "lower"])).map(
+        lambda metric: {**metric, "graph": {"base64": SOME}}
     ),
 )
 
 
 @given(st.lists(metrics, max_size=5))
-@settings(max_examples=150, deadline=None)
 def test_resolving_a_resolved_config_changes_nothing(declared: list[dict[str, Any]]) -> None:
     named = [{**metric, "name": f"m{k}"} for k, metric in enumerate(declared)]
     once = parse_config({"evaluation": {"metrics": named}})
@@ -55,7 +57,6 @@ def test_resolving_a_resolved_config_changes_nothing(declared: list[dict[str, An
 @pytest.mark.parametrize(
     ("metric", "name"),
     [
-        ({"kind": "top1"}, "top1"),
         ({"kind": "accuracy_at_k", "k": 3}, "accuracy_at_3"),
         ({"kind": "f1"}, "f1_macro"),
         ({"kind": "recall", "average": "micro"}, "recall_micro"),
@@ -87,12 +88,9 @@ TOO_LARGE = base64.b64encode(bytes(MAX_INLINE_BYTES + 1)).decode()
     [
         (evaluation({"kind": "top2"}), "metrics/0/kind", "unknown kind 'top2'; did you mean 'top1'"),
         (evaluation({"kind": "top1", "k": 3}), "metrics/0/k", "unknown key 'k'"),
-        (evaluation({"kind": "accuracy_at_k"}), "metrics/0/k", "required"),
         (evaluation({"kind": "accuracy_at_k", "k": 0}), "metrics/0/k", "greater than or equal to 1"),
         (evaluation({"kind": "top1", "output": -1}), "metrics/0/output", "name of a model output, or its index"),
         (evaluation({"kind": "top1", "output": True}), "metrics/0/output", "name of a model output, or its index"),
-        (evaluation({"kind": "top1", "output": ""}), "metrics/0/output", "name of a model output, or its index"),
-        (evaluation({"kind": "top1", "labels": 3}), "metrics/0/labels", "string"),
         (evaluation({"kind": "top1", "name": "a b"}), "metrics/0/name", "pattern"),
         (evaluation({"kind": "top1"}, {"kind": "top1"}), "metrics/1/name", "name of another metric"),
         (evaluation({"kind": "mae", "name": "top1_agreement"}), "metrics/0/name", "always measured"),
@@ -129,18 +127,12 @@ TOO_LARGE = base64.b64encode(bytes(MAX_INLINE_BYTES + 1)).decode()
     ],
 )
 def test_refusals_point_at_the_field(given: dict[str, Any], place: str, says: str) -> None:
-    with pytest.raises(InvalidConfigError) as caught:
-        parse_config({"evaluation": given}, pointer="/config")
-    told = {problem.pointer: problem.message for problem in caught.value.errors}
-    assert list(told) == [f"/config/evaluation/{place}"]
-    assert says in told[f"/config/evaluation/{place}"]
+    ((pointer, message),) = problems({"evaluation": given})
+    assert pointer == f"/config/evaluation/{place}"
+    assert says in message
 
 
-def test_error_rates_may_be_above_a_hundred() -> None:
+def test_error_rates_may_be_above_a_hundred_and_graphs_as_large_as_the_bound() -> None:
     spec = parse_config({"evaluation": evaluation({"kind": "word_error_rate"}, max_value=120, max_drop=110)}).evaluation
     assert spec.gate.max_value == 120
-
-
-def test_the_largest_graph_in_a_config() -> None:
-    data = base64.b64encode(bytes(MAX_INLINE_BYTES)).decode()
-    parse_config({"evaluation": graph(base64=data)})
+    parse_config({"evaluation": graph(base64=base64.b64encode(bytes(MAX_INLINE_BYTES)).decode())})

@@ -9,7 +9,6 @@ from pydantic import Field, ValidationError
 
 from service.contracts.base import Contract
 from service.contracts.errors import FieldProblem
-from service.contracts.nearest import nearest_key
 from service.contracts.validation import field_problems
 
 
@@ -55,17 +54,14 @@ def problems(document: Any) -> tuple[FieldProblem, ...]:
             "/zoo/animals/1/trick",
             "unknown key 'trick'; did you mean 'tricks'?",
         ),
-        ({"star": {"method": "cat", "lives": "many"}}, "/zoo/star/lives", "Input should be a valid integer, unable to"),
         ({"animals": [{"method": "dog", "tricks": [1]}]}, "/zoo/animals/0/tricks/0", "Input should be a valid string"),
         ({"keepers": [{"nam": "Ann"}]}, "/zoo/keepers/0/nam", "unknown key 'nam'; did you mean 'name'?"),
         ({"keepers": [{"number": "x"}]}, "/zoo/keepers/0/number", "Input should be a valid integer, unable to"),
         ({"cages": {"a/b": {"live": 3}}}, "/zoo/cages/a~1b/live", "unknown key 'live'; did you mean 'lives'?"),
         ({"animals": [{"method": "dgo"}]}, "/zoo/animals/0/method", "unknown method 'dgo'; did you mean 'dog'?"),
         ({"animals": [{"method": "fish"}]}, "/zoo/animals/0/method", "unknown method 'fish'; known: cat, dog"),
-        ({"star": {"method": "fish"}}, "/zoo/star/method", "unknown method 'fish'; known: cat, dog"),
         ({"animals": [{"lives": 3}]}, "/zoo/animals/0/method", "method is missing; known: cat, dog"),
         ({"animals": [{"methd": "cat"}]}, "/zoo/animals/0/methd", "unknown key 'methd'; did you mean 'method'?"),
-        ({"cat": "x"}, "/zoo/cat", "Input should be a valid integer, unable to"),
         ({"qqqq": 1}, "/zoo/qqqq", "unknown key 'qqqq'; valid keys: animals, cages, cat, keepers, star"),
         (7, "/zoo", "must be an object"),
     ],
@@ -75,67 +71,36 @@ def test_pointer_and_message(document: Any, pointer: str, message: str) -> None:
     assert any(problem.pointer == pointer and problem.message.startswith(message) for problem in found), found
 
 
-def test_a_problem_is_told_once() -> None:
-    found = problems({"keepers": [{"name": 1, "number": "x"}]})
-    assert len(found) == len(set(found))
-
-
 @pytest.mark.parametrize(
-    ("keeper", "pointer", "code", "message"),
+    ("keeper", "place", "code", "message"),
     [
         (
             {"nam": "Ann"},
-            "/zoo/keepers/0/nam",
+            "/nam",
             "no_form_fits",
             "unknown key 'nam'; did you mean 'name'? (accepted forms: {name}, {number})",
         ),
-        (
-            {"wage": 1},
-            "/zoo/keepers/0/wage",
-            "no_form_fits",
-            "unknown key 'wage' (accepted forms: {name}, {number})",
-        ),
-        ({}, "/zoo/keepers/0", "no_form_fits", "must have one of these forms: {name}, {number}"),
-        (7, "/zoo/keepers/0", "no_form_fits", "must have one of these forms: {name}, {number}"),
+        ({"wage": 1}, "/wage", "no_form_fits", "unknown key 'wage' (accepted forms: {name}, {number})"),
+        ({}, "", "no_form_fits", "must have one of these forms: {name}, {number}"),
+        (7, "", "no_form_fits", "must have one of these forms: {name}, {number}"),
         (
             {"name": "Ann", "number": 1},
-            "/zoo/keepers/0",
+            "",
             "no_form_fits",
             "must have one of these forms: {name}, {number}; found {number, name}",
         ),
-        ({"name": 1}, "/zoo/keepers/0/name", "string_type", "Input should be a valid string"),
-        ({"name": "Ann", "wage": 1}, "/zoo/keepers/0/wage", "extra_forbidden", "unknown key 'wage'; valid keys: name"),
+        ({"name": 1}, "/name", "string_type", "Input should be a valid string"),
+        ({"name": "Ann", "wage": 1}, "/wage", "extra_forbidden", "unknown key 'wage'; valid keys: name"),
     ],
 )
-def test_a_value_that_fits_no_form_is_one_problem(keeper: Any, pointer: str, code: str, message: str) -> None:
-    assert problems({"keepers": [keeper]}) == (FieldProblem(pointer=pointer, code=code, message=message),)
+def test_a_value_that_fits_no_form_is_one_problem(keeper: Any, place: str, code: str, message: str) -> None:
+    (problem,) = problems({"keepers": [keeper]})
+    assert problem == FieldProblem(pointer=f"/zoo/keepers/0{place}", code=code, message=message)
 
 
 def test_each_value_that_fits_no_form_is_told() -> None:
     found = problems({"keepers": [{"nam": "Ann"}, {"name": "Bob"}, {"numbr": 1}], "cat": "x"})
     assert [problem.pointer for problem in found] == ["/zoo/keepers/0/nam", "/zoo/keepers/2/numbr", "/zoo/cat"]
-
-
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [
-        ("overrides", None),
-        ("algorithm", "algorithms"),
-        ("calibrationSamples", "calibration_samples"),
-        ("calibration-samples", "calibration_samples"),
-        ("calib", "calibration_samples"),
-        ("sede", "seed"),
-        ("see", "seed"),
-        ("x", None),
-        ("", None),
-    ],
-)
-def test_only_names_that_are_near_are_offered(key: str, expected: str | None) -> None:
-    assert nearest_key(key, ["algorithms", "calibration_samples", "seed", "weight"]) == expected
-
-
-def test_codes_are_pydantics_stable_words() -> None:
-    assert [problem.code for problem in problems({"star": {"method": "cat", "live": 7}})] == ["extra_forbidden"]
 
 
 class Clause(Contract):

@@ -14,9 +14,23 @@ def test_a_name_with_a_slip_is_found_among_many() -> None:
     assert nearest_name("/MODEL/layers/17/conv", known) == "/model/layers/17/conv"
 
 
-def test_nothing_alike_is_offered_as_nothing() -> None:
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("overrides", None),
+        ("algorithm", "algorithms"),
+        ("calibrationSamples", "calibration_samples"),
+        ("calibration-samples", "calibration_samples"),
+        ("calib", "calibration_samples"),
+        ("sede", "seed"),
+        ("see", "seed"),
+        ("x", None),
+        ("", None),
+    ],
+)
+def test_only_names_that_are_near_are_offered(key: str, expected: str | None) -> None:
+    assert nearest_key(key, ["algorithms", "calibration_samples", "seed", "weight"]) == expected
     assert nearest_name("zzz", ["conv", "relu"]) is None
-    assert nearest_key("zzz", ["weight", "bias"]) is None
 
 
 @pytest.mark.parametrize("search", [nearest_key, nearest_name])

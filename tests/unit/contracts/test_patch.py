@@ -47,18 +47,12 @@ def test_a_patch_between_two_documents_makes_one_of_the_other(before: dict[str, 
     assert (patch == {}) == (before == after)
 
 
-def test_null_is_no_value_that_stays_behind() -> None:
-    before, after = {"calibration": {"method": "minmax", "moving_average": None}}, {"calibration": {"method": "mse"}}
-    assert patched(before, patch_between(before, after)) == after
-
-
 def test_a_config_takes_a_patch_and_is_whole_again() -> None:
     config = parse_config({"preset": "xint8"})
     advised = advised_config(config, {"algorithms": [{"method": "cross_layer_equalization"}]})
     assert [algorithm.method for algorithm in advised.algorithms] == ["cross_layer_equalization"]
     assert advised.model_copy(update={"algorithms": ()}) == config.model_copy(update={"algorithms": ()})
-
-
-def test_a_patch_that_does_not_fit_is_refused() -> None:
+    before, after = {"calibration": {"method": "minmax", "moving_average": None}}, {"calibration": {"method": "mse"}}
+    assert patched(before, patch_between(before, after)) == after, "null is no value that stays behind"
     with pytest.raises(InvalidConfigError, match="granularity"):
         advised_config(parse_config({}), {"weight": {"granularity": "per_galaxy"}})

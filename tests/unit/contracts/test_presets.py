@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from service.cli import register
 from service.contracts.algorithms import MixedPrecision
-from service.contracts.config import parse_config
-from service.contracts.errors import InvalidConfigError
+from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.data_checks import check_data_given
+from service.contracts.errors import CalibrationMissingError, InvalidConfigError
 from service.contracts.presets import PENDING_PRESETS, PRESETS, Preset, find_preset, missing_preset
 from service.contracts.presets.mixed import MIXED_PRESETS
-from service.contracts.presets.own import OWN_PRESETS
 from service.presets import catalog
 from tests.support.each import each
 
@@ -44,7 +46,7 @@ def test_mixed_presets_begin_at_their_higher_level_and_tell_of_the_goal(preset: 
     assert any("25 dB" in note for note in preset.notes)
 
 
-@pytest.mark.parametrize("name", sorted(PENDING_PRESETS))
+@each("name", sorted(PENDING_PRESETS))
 def test_asking_for_a_pending_preset_tells_what_is_missing(name: str) -> None:
     for spelled in (name, name.upper()):
         with pytest.raises(InvalidConfigError) as caught:
@@ -64,10 +66,22 @@ def test_the_solver_alone_can_be_changed() -> None:
         assert any("solver gradient" in note for note in PRESETS[name.lower()].notes)
 
 
-def test_presets_of_ours_tell_what_runs_in_them() -> None:
-    for preset in OWN_PRESETS:
-        for algorithm in preset.settings["algorithms"]:
-            assert algorithm["method"].split("_")[0] in preset.description.lower().replace("cross-", "cross_")
+RANGELESS = {
+    name
+    for name, preset in PRESETS.items()
+    if preset.settings.get("mode", "static") != "static" and not preset.settings.get("algorithms")
+}
+
+
+@each("name", list(PRESETS))
+def test_only_recipes_that_take_ranges_or_learn_ask_for_data(name: str) -> None:
+    assert {"int8_dynamic", "int4_weights", "float16_model"} <= RANGELESS
+    config = QuantizationConfig(preset=name)
+    if name in RANGELESS or config.random_calibration is not None:
+        check_data_given(config, calibration=False, evaluation=False)
+    else:
+        with pytest.raises(CalibrationMissingError):
+            check_data_given(config, calibration=False, evaluation=False)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +106,6 @@ def test_what_runs_natively() -> None:
 
 
 def test_the_command_lists_and_shows_presets() -> None:
-    import typer
-
-    from service.cli import register
-
     app = typer.Typer()
     register(app)
     listed = CliRunner().invoke(app, ["presets"])

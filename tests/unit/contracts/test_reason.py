@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from service.contracts import reason
 from service.contracts.reason import Reason, ReasonKind, declare, declared
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.source import ROOT
 
 
 @pytest.fixture(autouse=True)

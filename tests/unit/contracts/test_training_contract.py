@@ -9,11 +9,12 @@ import pytest
 
 from service.contracts.algorithms import QuantizationAwareTraining
 from service.contracts.config import parse_config
-from service.contracts.errors import InvalidConfigError
 from service.contracts.metrics import LabelRef
 from service.contracts.training_checks import graph_losses
+from tests.unit.contracts.refusals import problems
 
 GRAPH = {"base64": base64.b64encode(b"graph").decode()}
+OF_GRAPH = {"kind": "onnx", "graph": GRAPH}
 
 
 def training(**options: Any) -> QuantizationAwareTraining:
@@ -43,10 +44,8 @@ def training(**options: Any) -> QuantizationAwareTraining:
     ],
 )
 def test_refusals_point_at_the_field(options: dict[str, Any], place: str) -> None:
-    with pytest.raises(InvalidConfigError) as caught:
-        training(**options)
-    (problem,) = caught.value.errors
-    assert problem.pointer == f"/algorithms/0/{place}".rstrip("/")
+    ((pointer, _),) = problems({"algorithms": [{"method": "qat", **options}]}, pointer="")
+    assert pointer == f"/algorithms/0/{place}".rstrip("/")
 
 
 @pytest.mark.parametrize(
@@ -67,30 +66,20 @@ def test_epochs_end_it_where_nothing_else_does(options: dict[str, Any], epoch_st
 @pytest.mark.parametrize(
     ("loss", "outputs", "arrays", "reference"),
     [
-        ({"kind": "cross_entropy"}, {"output": 0}, {"labels": LabelRef(None, True)}, False),
-        (
-            {"kind": "cross_entropy", "output": "y", "labels": "z"},
-            {"output": "y"},
-            {"labels": LabelRef("z", True)},
-            False,
-        ),
+        ({"kind": "cross_entropy", "output": "y"}, {"output": "y"}, {"labels": LabelRef(None, True)}, False),
+        ({"kind": "cross_entropy", "labels": "z"}, {"output": 0}, {"labels": LabelRef("z", True)}, False),
         ({"kind": "mse"}, {"output": 0}, {"targets": LabelRef(None, False)}, False),
         ({"kind": "mse", "output": "y", "targets": "t"}, {"output": "y"}, {"targets": LabelRef("t", False)}, False),
         ({"kind": "distillation"}, {}, {}, True),
         ({"kind": "distillation", "outputs": ["a", "b"]}, {"outputs/0": "a", "outputs/1": "b"}, {}, True),
-        ({"kind": "onnx", "graph": GRAPH}, {}, {}, False),
+        (OF_GRAPH, {}, {}, False),
         (
-            {"kind": "onnx", "graph": GRAPH, "inputs": {"i": {"output": 1}, "j": {"array": "boxes"}}},
+            {**OF_GRAPH, "inputs": {"i": {"output": 1}, "j": {"array": "boxes"}}},
             {"inputs/i/output": 1},
             {"inputs/j/array": LabelRef("boxes", False)},
             False,
         ),
-        (
-            {"kind": "onnx", "graph": GRAPH, "inputs": {"a/b": {"reference": "y"}}},
-            {"inputs/a~1b/reference": "y"},
-            {},
-            True,
-        ),
+        ({**OF_GRAPH, "inputs": {"a/b": {"reference": "y"}}}, {"inputs/a~1b/reference": "y"}, {}, True),
     ],
 )
 def test_losses_say_what_they_read(
@@ -105,14 +94,9 @@ def test_losses_say_what_they_read(
 
 def test_graphs_of_metrics_and_losses_are_found_once_each() -> None:
     graphs = [{"kind": "onnx", "graph": {"model_id": name}} for name in ("mdl_1", "mdl_2")]
+    training = {"method": "qat", "losses": [*graphs, OF_GRAPH]}
     config = parse_config(
-        {
-            "evaluation": {"metrics": graphs[:1]},
-            "algorithms": [
-                {"method": "bias_correction"},
-                {"method": "qat", "losses": [*graphs, {**graphs[0], "graph": GRAPH}]},
-            ],
-        }
+        {"evaluation": {"metrics": graphs[:1]}, "algorithms": [{"method": "bias_correction"}, training]}
     )
     assert config.evaluation.graph_models == ("mdl_1",)
     assert config.graph_models == ("mdl_1", "mdl_2")
