@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -17,13 +19,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.attestations.dsse import MOST_BYTES, PAYLOAD_TYPE, enveloped, pae, parse_envelope
+from service.attestations.dsse import MOST_BYTES, enveloped, pae, parse_envelope
 from service.attestations.errors import AttestationUnreadableError, PublicKeyError
-from service.attestations.keys import PublicKey, SigningKey, keys_of_pem
+from service.attestations.keys import SigningKey, keys_of_pem
 from service.attestations.statement import Deed, GivenFile, MadeFile, made_statement, parse_statement
 from service.attestations.verification import TrustedKey, model_metadata, verify
 from service.contracts.config import QuantizationConfig
 from tests.support.attestations import flipped, opened
+from tests.support.each import each
 from tests.support.tiny import make_model
 
 KEY, OTHER = SigningKey(bytes(range(32))), SigningKey(bytes(range(1, 33)))
@@ -37,8 +40,6 @@ EXAMPLE_Y = 56400783565643791630990758770095651298825148865577793690474423806245
 
 
 def sha256(data: bytes) -> str:
-    import hashlib
-
     return hashlib.sha256(data).hexdigest()
 
 
@@ -111,23 +112,20 @@ def test_pem_files_hold_one_key_or_several_and_nothing_else() -> None:
             keys_of_pem(text, "it")
 
 
-def test_the_same_rows_give_the_same_bytes(model: Path) -> None:
-    assert attested(model) == attested(model)
-    statement = opened(attested(model), KEY.public.pem)
+def test_a_model_as_it_was_attested_is_verified_and_the_same_rows_give_the_same_bytes(model: Path) -> None:
+    line = attested(model)
+    assert line == attested(model)
+    statement = opened(line, KEY.public.pem)
     assert statement["subject"] == [{"name": "q.onnx", "digest": {"sha256": sha256(model.read_bytes())}}]
     assert statement["predicate"]["runDetails"]["metadata"]["finishedOn"] == "2026-03-01T12:00:00.250000Z"
-    assert json.loads(attested(model))["payloadType"] == "application/vnd.in-toto+json"
-
-
-def test_a_model_as_it_was_attested_is_verified(model: Path) -> None:
-    found = verify(model, parse_envelope(attested(model)), TRUSTED)
-    assert found.faults == ()
-    assert found.signed_by == TRUSTED[0]
+    assert json.loads(line)["payloadType"] == "application/vnd.in-toto+json"
+    found = verify(model, parse_envelope(line), TRUSTED)
+    assert (found.faults, found.signed_by) == ((), TRUSTED[0])
     assert found.statement is not None
     assert found.statement.predicate.run.invocation.job_id == "job_1"
 
 
-def test_whatever_was_changed_is_told(model: Path, tmp_path: Path) -> None:
+def test_whatever_was_changed_is_told(model: Path) -> None:
     line = attested(model)
     document = json.loads(line)
     payload, signature = base64.b64decode(document["payload"]), document["signatures"][0]
@@ -139,25 +137,23 @@ def test_whatever_was_changed_is_told(model: Path, tmp_path: Path) -> None:
     for at in range(0, len(payload), 97):
         broken = base64.b64encode(flipped(payload, at)).decode()
         assert faults(model, changed(payload=broken)) == ["signature-invalid"], at
-    for at in range(len(sig)):
+    for at in range(0, len(sig), 7):
         broken = base64.b64encode(flipped(sig, at)).decode()
         assert faults(model, changed(signatures=[{**signature, "sig": broken}])) == ["signature-invalid"], at
     assert faults(model, changed(payloadType="application/json")) == ["signature-invalid"]
     assert faults(model, changed(signatures=[{**signature, "keyid": "other"}])) == []
-    assert faults(model, attested(model, key=OTHER)) == ["key-unknown"]
+    other = attested(model, key=OTHER)
+    assert faults(model, other) == ["key-unknown"]
     assert faults(model, line, []) == ["signature-not-checked"]
+    both = {**document, "signatures": [*json.loads(other)["signatures"], signature]}
+    assert faults(model, json.dumps(both).encode()) == [], "one that is trusted is enough"
+    for retired_at, told in ((DONE_AT.replace(hour=13), []), (DONE_AT.replace(hour=11), ["key-retired"])):
+        trusted = [TrustedKey(OTHER.public, "a test"), TrustedKey(KEY.public, "a test", retired_at)]
+        assert faults(model, line, trusted) == told
     whole = model.read_bytes()
-    for at in range(0, len(whole), 61):
-        model.write_bytes(flipped(whole, at))
-        assert faults(model, line) == ["file-changed"], at
-    model.write_bytes(b"")
-    assert faults(model, line) == ["file-changed"]
-
-
-def test_several_signatures_need_one_that_is_trusted(model: Path) -> None:
-    first, second = json.loads(attested(model, key=OTHER)), json.loads(attested(model))
-    both = {**first, "signatures": [*first["signatures"], *second["signatures"]]}
-    assert faults(model, json.dumps(both).encode()) == []
+    for data in (*(flipped(whole, at) for at in range(0, len(whole), 197)), b""):
+        model.write_bytes(data)
+        assert faults(model, line) == ["file-changed"]
 
 
 def test_external_data_is_covered(tmp_path: Path) -> None:
@@ -175,8 +171,6 @@ def test_external_data_is_covered(tmp_path: Path) -> None:
 
 
 def test_what_the_model_says_of_itself_is_held_against_the_statement(model: Path) -> None:
-    import onnx
-
     proto = onnx.load(model)
     said = {"quantmill.source_sha256": "a" * 64, "quantmill.engine_version": "0.1.0", "other": "word"}
     onnx.helper.set_model_props(proto, said)
@@ -187,14 +181,7 @@ def test_what_the_model_says_of_itself_is_held_against_the_statement(model: Path
     assert faults(model, attested(model, engine_version="0.2.0")) == ["manifest-differs"]
 
 
-def test_a_retired_key_vouches_for_what_was_before(model: Path) -> None:
-    line = attested(model)
-    for retired_at, told in ((DONE_AT.replace(hour=13), []), (DONE_AT.replace(hour=11), ["key-retired"])):
-        trusted = [TrustedKey(OTHER.public, "a test"), TrustedKey(KEY.public, "a test", retired_at)]
-        assert faults(model, line, trusted) == told
-
-
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"", b"{}", b"[]", b"null", b"\xff\xfe", b"[" * 100_000,
@@ -204,14 +191,13 @@ def test_a_retired_key_vouches_for_what_was_before(model: Path) -> None:
         json.dumps({"payload": "", "payloadType": "x", "signatures": [{"sig": "A" * 1025}]}).encode(),
         b" " * (MOST_BYTES + 1),
     ],
-    ids=range(11),
 )  # fmt: skip
 def test_what_is_no_envelope_is_refused(data: bytes) -> None:
     with pytest.raises(AttestationUnreadableError):
         parse_envelope(data)
 
 
-@pytest.mark.parametrize("text", ["%%%", "AA", "AAAA\n", "AB==", "AAAA="])
+@each("text", ["%%%", "AA", "AAAA\n", "AB==", "AAAA="])
 def test_only_base64_is_base64(model: Path, text: str) -> None:
     """AB== would decode to what AA== does."""
     document = {**json.loads(attested(model)), "payload": text}
@@ -248,11 +234,5 @@ def test_a_statement_of_something_else_is_refused(model: Path) -> None:
 def test_another_payload_type_is_no_statement(model: Path) -> None:
     payload = made_statement(deed(MadeFile("q.onnx", sha256(model.read_bytes()))))
     signature = base64.b64encode(KEY.sign(pae("text/plain", payload))).decode()
-    document = {
-        "payload": base64.b64encode(payload).decode(),
-        "payloadType": "text/plain",
-        "signatures": [{"sig": signature}],
-    }
-    assert faults(model, json.dumps(document).encode()) == ["payload-type"]
-    assert PAYLOAD_TYPE != "text/plain"
-    assert PublicKey(KEY.public.raw) == KEY.public
+    document = {"payload": base64.b64encode(payload).decode(), "payloadType": "text/plain"}
+    assert faults(model, json.dumps({**document, "signatures": [{"sig": signature}]}).encode()) == ["payload-type"]

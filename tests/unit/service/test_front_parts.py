@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
-import importlib
 import json
 import os
-import pkgutil
 import subprocess
 import sys
 import threading
@@ -17,35 +16,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-import service.app
-import worker
 from service.artifacts.content import Content, content_disposition, content_range
 from service.artifacts.errors import RangeNotSatisfiableError
 from service.client import ApiError
 from service.contracts.errors import QuantmillError
-from service.db import Database
 from service.http import etag_matches
 from service.ids import is_id, new_id
 from service.pagination import CursorCodec, InvalidCursorError, Position
 from service.problems.catalog import problem_types
 from service.settings import Settings, driver_url
 from service.storage import FileStore, StoredFileCorruptError, StoredFileMissingError, file_sha256
+from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.source import trees
 
 
-def test_ids_sort_by_time() -> None:
+def test_ids_sort_by_time_and_have_a_form() -> None:
     ids = []
     for _ in range(5):
-        ids.append(new_id("job"))
+        ids.append(new_id("mdl"))
         threading.Event().wait(0.002)
     assert ids == sorted(ids)
     assert len({new_id("job") for _ in range(1000)}) == 1000
-
-
-def test_ids_have_a_form() -> None:
-    value = new_id("mdl")
-    assert len(value) == 30
-    assert is_id(value, "mdl")
+    value = ids[0]
+    assert len(value) == 30 and is_id(value, "mdl")
     assert not is_id(value, "job")
     for other in ("", "mdl_", value[:-1], value + "0", value.upper(), value.replace("_", "-"), value[:-1] + "\n"):
         assert not is_id(other, "mdl")
@@ -76,20 +70,13 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
     assert "secret-word" not in repr(settings)
 
 
-def test_a_filesystem_broker_may_lie_elsewhere(tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_or_are_spelled_otherwise(tmp_path: Path) -> None:
     assert Settings(data_dir=tmp_path, broker_url=f"filesystem://{tmp_path}/q").broker_dir == tmp_path / "q"
-
-
-def test_a_lease_outlives_its_renewal() -> None:
     with pytest.raises(ValidationError, match="renew_seconds"):
         Settings(lease_seconds=5, renew_seconds=5)
-
-
-def test_driver_urls() -> None:
     for url in ("postgres://h/d", "postgresql://h/d", "postgresql+psycopg://h/d"):
         assert driver_url(url) == "postgresql+psycopg://h/d"
     assert driver_url("sqlite:///x") == "sqlite:///x"
-    Database("postgresql://h/d").close()
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -97,76 +84,61 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_a_stored_file_is_named_by_its_digest(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "store")
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+def test_a_stored_file_is_named_by_its_digest_and_equal_ones_are_stored_once(store: FileStore, tmp_path: Path) -> None:
     source = write(tmp_path / "a", b"data")
     stored = store.put_file(source)
-    assert stored.sha256 == hashlib.sha256(b"data").hexdigest()
-    assert stored.size_bytes == 4
+    assert (stored.sha256, stored.size_bytes) == (hashlib.sha256(b"data").hexdigest(), 4)
     assert not source.exists()
     path = store.path(stored.sha256)
-    assert path.read_bytes() == b"data"
-    assert path.stat().st_mode & 0o222 == 0
+    assert path.read_bytes() == b"data" and path.stat().st_mode & 0o222 == 0
     with store.open(stored.sha256, 4) as stream:
         assert stream.read() == b"data"
+    with pytest.raises(StoredFileCorruptError):
+        store.open(stored.sha256, 5)
+    with pytest.raises(StoredFileMissingError):
+        store.open("0" * 64)
+    os.utime(path, (1.0, 1.0))
+    inode = path.stat().st_ino
+    assert store.put_file(write(tmp_path / "b", b"data"), sha256=stored.sha256) == stored
+    assert path.stat().st_ino == inode
+    assert path.stat().st_mtime > 1000, "it stays young"
+    assert not (tmp_path / "b").exists()
+    for damaged in (b"da", b"dat4"):
+        path.chmod(0o600)
+        path.write_bytes(damaged)
+        store.put_file(write(tmp_path / "b", b"data"))
+        assert path.read_bytes() == b"data"
     assert list(store.incoming.iterdir()) == []
 
 
-def test_equal_files_are_stored_once_and_stay_young(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "store")
-    first = store.put_file(write(tmp_path / "a", b"data"))
-    os.utime(store.path(first.sha256), (1.0, 1.0))
-    inode = store.path(first.sha256).stat().st_ino
-    assert store.put_file(write(tmp_path / "b", b"data"), sha256=first.sha256) == first
-    assert store.path(first.sha256).stat().st_ino == inode
-    assert store.path(first.sha256).stat().st_mtime > 1000
-    assert not (tmp_path / "b").exists()
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_kept_file_lies_in_both_places_until_it_is_forgotten(tmp_path: Path, times: int) -> None:
-    store = FileStore(tmp_path / "store")
+def test_a_kept_file_lies_in_both_places_until_it_is_forgotten(store: FileStore) -> None:
     source = write(store.incoming / "a", b"data")
-    for _ in range(times):
+    for _ in range(2):
         stored = store.put_file(source, keep=True)
         assert source.read_bytes() == store.path(stored.sha256).read_bytes() == b"data"
     store.forget_source(source, stored.sha256)
-    assert store.path(stored.sha256).stat().st_mode & 0o222 == 0
-    assert store.path(stored.sha256).read_bytes() == b"data"
+    path = store.path(stored.sha256)
+    assert path.read_bytes() == b"data" and path.stat().st_mode & 0o222 == 0
     assert list(store.incoming.iterdir()) == []
 
 
-@pytest.mark.parametrize("damaged", [b"da", b"dat4"])
-def test_a_damaged_stored_file_is_replaced(tmp_path: Path, damaged: bytes) -> None:
-    store = FileStore(tmp_path / "store")
-    stored = store.put_file(write(tmp_path / "a", b"data"))
-    store.path(stored.sha256).chmod(0o600)
-    store.path(stored.sha256).write_bytes(damaged)
-    store.put_file(write(tmp_path / "b", b"data"))
-    assert store.path(stored.sha256).read_bytes() == b"data"
-
-
-def test_missing_and_changed_files_are_told(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "store")
-    with pytest.raises(StoredFileMissingError):
-        store.open("0" * 64)
-    stored = store.put_file(write(tmp_path / "a", b"data"))
-    with pytest.raises(StoredFileCorruptError):
-        store.open(stored.sha256, 5)
-
-
-@pytest.mark.parametrize("name", ["", "..", "../" * 20 + "etc/passwd", "A" * 64, "0" * 63, "0" * 65, "0" * 63 + "\n"])
-def test_only_digests_become_paths(tmp_path: Path, name: str) -> None:
+@each("name", ["", "..", "../" * 20 + "etc/passwd", "A" * 64, "0" * 63, "0" * 65, "0" * 63 + "\n"])
+def test_only_digests_become_paths(store: FileStore, name: str) -> None:
     with pytest.raises(ValueError, match="sha256"):
-        FileStore(tmp_path / "store").path(name)
+        store.path(name)
 
 
-def test_a_file_from_another_disk_is_copied(tmp_path: Path) -> None:
-    other = Path("/dev/shm")
-    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+def test_a_file_from_another_disk_is_copied(store: FileStore) -> None:
+    others = [place for place in map(Path, ("/dev/shm", "/tmp")) if place.is_dir()]
+    others = [place for place in others if place.stat().st_dev != store.root.stat().st_dev]
+    if not others:
         pytest.skip("there is no second file system here")
-    source = write(other / f"quantmill-{os.getpid()}", b"data")
-    store = FileStore(tmp_path / "store")
+    source = write(others[0] / f"quantmill-{os.getpid()}", b"data")
     stored = store.put_file(source)
     assert file_sha256(store.path(stored.sha256)) == stored.sha256
     assert not source.exists()
@@ -225,7 +197,7 @@ def test_a_range_is_within_the_file_or_refused(data: bytes, header: str) -> None
         assert 0 <= part[0] <= part[1] < len(data)
 
 
-@pytest.mark.parametrize(
+@each(
     ("header", "matches"),
     [(None, False), ('"1"', True), ('W/"1"', True), ('"2", "1"', True), ("*", True), ('"11"', False), ("1", False)],
 )
@@ -253,17 +225,19 @@ def test_every_error_has_a_code_of_its_own() -> None:
     assert {problem.code for problem in problem_types()} == set(owners)
 
 
+def codes_in(part: ast.AST) -> set[object]:
+    """The code that a class gives its errors."""
+    said = [one for one in part.body if isinstance(one, ast.Assign)] if isinstance(part, ast.ClassDef) else []
+    said = [one for one in said if ast.unparse(one.targets[0]) == "code" and isinstance(one.value, ast.Constant)]
+    return {one.value.value for one in said}
+
+
 @pytest.mark.slow
 def test_the_catalog_lists_every_error_of_service_and_worker() -> None:
-    """In the process of the API, which imports no worker; the tree is read with everything imported."""
-    for room in (service, worker):
-        for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
-            if not module.name.endswith("__main__"):
-                importlib.import_module(module.name)
-    kinds = [kind for kind in tree(QuantmillError) if kind.__module__.partition(".")[0] in ("service", "worker")]
-    codes = {kind.code for kind in kinds}
+    """In the process of the API, which imports no worker; the errors are read off the sources."""
+    parts = [part for found in trees("service", "worker").values() for part in found]
+    codes = {QuantmillError.code}.union(*map(codes_in, parts))
     assert {"poison", "stalled", "data-dir-in-use", "download-corrupt"} <= codes
-    assert "worker" not in {kind.__module__.partition(".")[0] for kind in kinds}, "the API cannot know its code"
     code = "import service.app, json; from service.problems.catalog import problem_types as p\n"
     code += "print(json.dumps([item.code for item in p()]))"
     done = subprocess.run(
