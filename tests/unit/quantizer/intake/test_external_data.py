@@ -236,6 +236,7 @@ except QuantmillError as error:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_weights_beyond_the_memory_limit_end_in_a_typed_error(tmp_path: Path) -> None:
     rows = 1 << 28
     tensor = external(array=np.zeros((1, 3), np.float32))

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 from service.contracts.errors import ModelError, NotOnnxError, QuantmillError, TooComplexError, UnsupportedModelError
 from tests.support.data import required_data_dir, requires_data
+from tests.support.source import ROOT
 from tests.unit.quantizer.intake.random_protos import counted, models
 from worker.quantizer.intake.prescan import limits, walk
 from worker.quantizer.intake.prescan.limits import MOST, MOST_OF_A_KIND
@@ -160,12 +161,16 @@ def test_packed_or_not_values_are_counted_alike(count: int) -> None:
         agrees(scanned, onnx.load_from_string(data))
 
 
+def function_of(number: int) -> bytes:
+    return field(25, field(1, b"%d" % number))
+
+
 MANY: dict[str, tuple[bytes, Callable[[bytes], bytes]]] = {
     "nodes": (b"\x0a\0", model_of),
     "attributes": (b"\x2a\0", lambda many: model_of(field(1, many))),
     "value_infos": (b"\x6a\0", model_of),
     "tensors": (field(5, b"\x10\x01\x4a\x04\0\0\0\0"), model_of),
-    "functions": (b"", lambda _: model_of(NODE, b"".join(field(25, field(1, b"%d" % k)) for k in range(10_001)))),
+    "functions": (b"x", lambda many: model_of(NODE, b"".join(map(function_of, range(len(many)))))),
     "graphs": (b"\x5a\0", lambda many: model_of(field(1, field(5, many)))),
     "dimensions": (b"\x0a\0", lambda many: model_of(field(11, field(2, field(1, field(2, many)))))),
     "metadata_entries": (b"\x72\0", lambda many: model_of(NODE, many)),
@@ -175,17 +180,21 @@ MANY: dict[str, tuple[bytes, Callable[[bytes], bytes]]] = {
     "text_bytes": (b"x", lambda many: model_of(field(1, field(6, many)))),
     "fields": (b"\x08\x08", lambda many: many + model_of(NODE)),
 }  # fmt: skip
-SMALLER = {"elements": 1 << 16, "text_bytes": 1 << 16, "fields": 1 << 16, "strings": 1 << 16}
 
 
 @pytest.mark.parametrize("limit", MANY)
 def test_each_limit_is_told_with_the_number_that_broke_it(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest limits are lowered here; that they hold as they are is shown under a limit of memory elsewhere."""
-    if limit in SMALLER:
-        monkeypatch.setitem(MOST, limit, SMALLER[limit])
-    most = MOST.get(limit, next((m for name, m in MOST_OF_A_KIND.values() if name == limit), 500_000))
+    """Limits are lowered here; that they hold as they are is shown under a limit of memory elsewhere."""
+    most = 1000
+    kind = next((kind for kind, (name, _) in MOST_OF_A_KIND.items() if name == limit), None)
+    if limit in MOST:
+        monkeypatch.setitem(MOST, limit, most)
+    elif kind is not None:
+        monkeypatch.setitem(MOST_OF_A_KIND, kind, (limit, most))
+    else:
+        monkeypatch.setattr(limits, "_MOST_OF_OTHERS", most)
     unit, around = MANY[limit]
-    scan_model(around(unit * 10) if limit != "functions" else model_of(NODE))
+    scan_model(around(unit * (most - 10)))
     with pytest.raises(TooComplexError) as caught:
         scan_model(around(unit * (most + 1)))
     where = caught.value.where
@@ -329,3 +338,12 @@ def test_tensors_are_held_against_their_shapes_before_anything_is_parsed() -> No
         scan_model(data)
     assert caught.value.code == "invalid-model"
     assert caught.value.where["tensor"] == "w\n"
+
+
+def test_the_documentation_names_each_limit_with_its_number() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    most = dict(MOST_OF_A_KIND.values()) | MOST | {"subgraph_depth": limits.MAX_SUBGRAPH_DEPTH}
+    most |= {"nesting": limits.MAX_NESTING, "call_depth": limits.MAX_CALL_DEPTH}
+    most |= {"bytes_of_a_name": limits.MAX_NAME_BYTES, "unfolded_bytes": limits.MAX_UNFOLDED_BYTES}
+    assert not [name for name, number in most.items() if f"| `{name}` | {number} |" not in page]
+    assert f"| {limits.FREE_UNFOLDED_NODES} and {limits.UNFOLDED_PER_NODE} per node of the file" in page

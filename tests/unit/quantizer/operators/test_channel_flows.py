@@ -113,10 +113,14 @@ def test_every_row_that_tells_a_way_has_a_case() -> None:
     assert {op for op, flow in CHANNEL_FLOWS.items() if flow.backward is not None} <= told
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_factors_come_out_where_the_table_says(name: str) -> None:
+SHIFTED = [name for name, case in CASES.items() if CHANNEL_FLOWS[case.op_type].passes_shift]
+
+
+@pytest.mark.parametrize(("name", "shift"), [*((name, False) for name in CASES), *((name, True) for name in SHIFTED)])
+def test_factors_and_shifts_come_out_where_the_table_says(name: str, shift: bool) -> None:
     case, spaces = CASES[name], Spaces()
     node, run = case.made()
+    assert not shift or reaches_beyond(node) == ("padded" in name)
     labels = spaces.fresh(case.shape[case.axis]).reshape([-1 if k == case.axis else 1 for k in range(len(case.shape))])
     forward = CHANNEL_FLOWS[case.op_type].forward
     assert forward is not None
@@ -124,7 +128,9 @@ def test_factors_come_out_where_the_table_says(name: str) -> None:
     assert found is not None
     groups = spaces.resolve()
     assert [part.ndim for part in found] == [len(value.shape or ()) for value in node.outputs]
-    assert_moves_like(run, normal(*case.shape), groups[labels], [groups[part] for part in found], shift=False)
+    x = normal(*case.shape)
+    assert_moves_like(run, x, groups[labels], [groups[part] for part in found], shift=shift)
+    assert case.op_type not in MOVERS or all(np.isin(part, x).all() for part in run(x=x))
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.back is not None])
@@ -139,20 +145,6 @@ def test_factors_are_wanted_where_the_table_says(name: str) -> None:
     assert found is not None
     found = found.reshape(found.shape[found.ndim - len(case.shape) :])  # an Expand makes axes
     assert_moves_like(run, normal(*case.shape), found, [labels], shift=False)
-
-
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if CHANNEL_FLOWS[case.op_type].passes_shift])
-def test_shifts_come_out_where_the_table_says(name: str) -> None:
-    case, spaces = CASES[name], Spaces()
-    node, run = case.made()
-    assert reaches_beyond(node) == ("padded" in name)
-    labels = one_axis(case.shape[case.axis], len(case.shape), case.axis)
-    spaces.fresh(int(labels.max()))
-    forward = CHANNEL_FLOWS[case.op_type].forward
-    found = forward(node, labels, spaces) if forward is not None else None
-    assert found is not None
-    groups = spaces.resolve()
-    assert_moves_like(run, normal(*case.shape), groups[labels], [groups[part] for part in found], shift=True)
 
 
 STOPPED = {
@@ -221,10 +213,3 @@ def test_labels_of_operands_that_meet_are_tied(op_type: str) -> None:
 
 def test_labels_that_do_not_meet_are_not_tied() -> None:
     assert tied([np.arange(4).reshape(4, 1), np.arange(3).reshape(3, 1)], Spaces()) is None
-
-
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.op_type in MOVERS])
-def test_movers_give_what_they_get(name: str) -> None:
-    case = CASES[name]
-    x = normal(*case.shape)
-    assert all(np.isin(part, x).all() for part in case.made()[1](x=x))

@@ -52,7 +52,7 @@ def test_channels_are_counted_and_found(name: str) -> None:
     assert linear.alpha == attributes.get("alpha", 1.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(name=st.sampled_from(sorted(LAYOUTS)), seed=st.integers(0, 9))
 def test_factors_along_the_channels_of_weights_are_factors_of_the_channels(name: str, seed: int) -> None:
     op_type, data, weight, attributes, _ = LAYOUTS[name]
@@ -81,13 +81,9 @@ def test_rows_of_the_matrix_are_the_weights_of_one_output_channel(name: str) -> 
     np.testing.assert_array_equal(linear.from_matrix(matrix), numbers)
 
 
-@pytest.mark.parametrize(
-    ("op_type", "data", "weight"), [("Add", (2, 3), (3,)), ("MatMul", (2, 3), (3,)), ("Relu", (2, 3), None)]
-)
-def test_what_has_no_two_axes_of_channels_is_no_linear_node(
-    op_type: str, data: tuple[int, ...], weight: tuple[int, ...] | None
-) -> None:
-    node, _ = node_and_run(op_type, {"x": data}, {} if weight is None else {"w": normal(*weight)})
+@pytest.mark.parametrize(("op_type", "weight"), [("Add", (3,)), ("MatMul", (3,)), ("Relu", None)])
+def test_what_has_no_two_axes_of_channels_is_no_linear_node(op_type: str, weight: tuple[int, ...] | None) -> None:
+    node, _ = node_and_run(op_type, {"x": (2, 3)}, {} if weight is None else {"w": normal(*weight)})
     assert linear_view(node) is None
 
 
