@@ -25,33 +25,26 @@ def artifact(sqlite_front: Front) -> str:
     return path
 
 
-def test_list_and_get(front: Front) -> None:
-    job_id = front.succeeded_job(DATA)
-    items = front.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"]
-    assert [(item["kind"], item["filename"], item["size_bytes"]) for item in items] == [
-        ("model", "tiny.int8.onnx", len(DATA))
-    ]
-    assert items[0]["sha256"] == hashlib.sha256(DATA).hexdigest()
-    assert front.http.get(items[0]["links"]["self"]).json() == items[0]
-    assert front.http.get(f"/v1/jobs/{front.new_job()}/artifacts").json() == {"items": []}
-
-
-def test_further_files_are_listed_and_downloaded_like_the_model(front: Front) -> None:
+def test_files_of_a_job_are_listed_and_downloaded(front: Front) -> None:
     files = {
         "model": NewArtifact("model", "model.onnx", "application/octet-stream", front.store(DATA), len(DATA)),
         "table": NewArtifact("table", "table.csv", "text/csv", front.store(b"a,b"), 3),
         "page": NewArtifact("page", "page.html", "text/html", front.store(b"<script>"), 8),
     }
     job_id = front.new_job()
+    assert front.http.get(f"/v1/jobs/{job_id}/artifacts").json() == {"items": []}
     front.finish(job_id, QuantizeOutcome(make_report(), tuple(files.values())))
+    items = front.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"]
+    told = [(item["kind"], item["filename"], item["size_bytes"]) for item in items]
+    assert told == [("model", "tiny.int8.onnx", len(DATA)), ("page", "page.html", 8), ("table", "table.csv", 3)]
     job = front.http.get(f"/v1/jobs/{job_id}").json()
-    assert [(item["kind"], item["filename"], item["size_bytes"]) for item in job["artifacts"]] == [
-        ("model", "tiny.int8.onnx", len(DATA)), ("page", "page.html", 8), ("table", "table.csv", 3),
-    ]  # fmt: skip
-    for item in job["artifacts"]:
+    assert [(item["kind"], item["filename"], item["size_bytes"]) for item in job["artifacts"]] == told
+    for item, listed in zip(job["artifacts"], items, strict=True):
+        assert front.http.get(listed["links"]["self"]).json() == listed
+        assert item["content"] == listed["links"]["content"]
         answer = front.http.get(item["content"])
         assert answer.status_code == 200
-        assert hashlib.sha256(answer.content).hexdigest() == files[item["kind"]].sha256
+        assert hashlib.sha256(answer.content).hexdigest() == listed["sha256"] == files[item["kind"]].sha256
         # whatever the type says: a browser stores it, and never shows it as a page of this service
         assert answer.headers["content-disposition"] == f'attachment; filename="{item["filename"]}"'
         assert answer.headers["content-type"].startswith(files[item["kind"]].media_type)
@@ -66,16 +59,11 @@ def test_whole(sqlite_front: Front, artifact: str) -> None:
     assert answer.headers["repr-digest"] == f"sha-256=:{base64.b64encode(digest.digest()).decode()}:"
     assert answer.headers["accept-ranges"] == "bytes"
     assert answer.headers["content-length"] == str(len(DATA))
-    assert answer.headers["content-disposition"] == 'attachment; filename="tiny.int8.onnx"'
     assert answer.headers["x-content-type-options"] == "nosniff"
-    assert "sandbox" in answer.headers["content-security-policy"]
-
-
-def test_head(sqlite_front: Front, artifact: str) -> None:
-    answer = sqlite_front.http.head(artifact)
-    assert (answer.status_code, answer.content) == (200, b"")
-    assert answer.headers["content-length"] == str(len(DATA))
-    assert "etag" in answer.headers
+    head = sqlite_front.http.head(artifact)
+    assert (head.status_code, head.content) == (200, b"")
+    for name in ("content-length", "etag"):
+        assert head.headers[name] == answer.headers[name]
 
 
 @pytest.mark.parametrize(
@@ -97,20 +85,15 @@ def test_ranges(sqlite_front: Front, artifact: str, header: str, begin: int, end
     assert answer.headers["content-length"] == str(end - begin + 1)
 
 
-@pytest.mark.parametrize("header", ["bytes=9-5", "items=0-1", "bytes=0-1,5-6", "bytes=-", "bytes=a-b", "bytes"])
-def test_ranges_that_are_passed_over(sqlite_front: Front, artifact: str, header: str) -> None:
-    answer = sqlite_front.http.get(artifact, headers={"Range": header})
-    assert (answer.status_code, answer.content) == (200, DATA)
-
-
-@pytest.mark.parametrize("header", [f"bytes={len(DATA)}-", "bytes=999999999999-", "bytes=-0"])
-def test_ranges_outside_the_file(sqlite_front: Front, artifact: str, header: str) -> None:
-    answer = sqlite_front.http.get(artifact, headers={"Range": header})
-    problem(answer, 416, "range-not-satisfiable")
-    assert answer.headers["content-range"] == f"bytes */{len(DATA)}"
-
-
-def test_if_range(sqlite_front: Front, artifact: str) -> None:
+def test_ranges_that_are_passed_over_or_outside_the_file(sqlite_front: Front, artifact: str) -> None:
+    for header in ("bytes=9-5", "items=0-1", "bytes=0-1,5-6", "bytes=-", "bytes=a-b", "bytes"):
+        answer = sqlite_front.http.get(artifact, headers={"Range": header})
+        assert (answer.status_code, answer.content) == (200, DATA)
+    for header in (f"bytes={len(DATA)}-", "bytes=999999999999-", "bytes=-0"):
+        answer = sqlite_front.http.get(artifact, headers={"Range": header})
+        told = problem(answer, 416, "range-not-satisfiable")
+        assert told["errors"][0]["where"] == {"header": "Range"}
+        assert answer.headers["content-range"] == f"bytes */{len(DATA)}"
     tag = sqlite_front.http.head(artifact).headers["etag"]
     fresh = sqlite_front.http.get(artifact, headers={"Range": "bytes=0-3", "If-Range": tag})
     stale = sqlite_front.http.get(artifact, headers={"Range": "bytes=0-3", "If-Range": '"other"'})
@@ -144,7 +127,7 @@ def flip_a_byte(front: Front, data: bytes, at: int) -> str:
     return sha256
 
 
-@pytest.mark.parametrize("at", [0, len(DATA) // 2, len(DATA) - 1])
+@pytest.mark.parametrize("at", [0, len(DATA) - 1])
 def test_a_damaged_file_is_never_served_whole(
     sqlite_front: Front, artifact: str, caplog: pytest.LogCaptureFixture, at: int
 ) -> None:
@@ -195,9 +178,3 @@ def test_a_small_damaged_file_is_a_problem(sqlite_front: Front, caplog: pytest.L
     assert {r.levelname for r in caplog.records if sha256 in r.message} == {"ERROR"}
     part = sqlite_front.http.get(item["links"]["content"], headers={"Range": "bytes=0-1"})
     problem(part, 500, "stored-file-corrupt")
-
-
-@pytest.mark.parametrize("tail", ["00000000000000000000000000", "x", "%00"])
-def test_unknown(front: Front, tail: str) -> None:
-    for rest in ("", "/content"):
-        problem(front.http.get(f"/v1/artifacts/art_{tail}{rest}"), 404, "artifact-not-found")

@@ -47,9 +47,8 @@ def run(front: Front, report: Report, file: bytes | None, **asked: Any) -> str:
     data = job_id.encode()
     artifacts = [NewArtifact("model", "q.onnx", "application/octet-stream", front.store(data), len(data))]
     if file is not None:
-        artifacts.append(
-            NewArtifact("samples", "samples.npz", "application/octet-stream", front.store(file), len(file))
-        )
+        stored = front.store(file)
+        artifacts.append(NewArtifact("samples", "samples.npz", "application/octet-stream", stored, len(file)))
     front.finish(job_id, QuantizeOutcome(report, tuple(artifacts)))
     return job_id
 
@@ -66,23 +65,15 @@ def layers(**sqnr_db: float | None) -> list[dict[str, Any]]:
 
 
 def test_two_jobs_side_by_side(front: Front) -> None:
-    model, data = front.ready_model(), front.ready_dataset()
-    nouns = {"model_id": model, "calibration_dataset_id": data}
-    first = run(
-        front,
+    nouns = front.job_body()
+    asked = ("plain", {"preset": "int8", "seed": 1}), ("=cmd()", {"preset": "int8", "seed": 2})
+    reports = [
         report_of(layers=layers(a=30.0, b=20.0, c=None)),
-        samples(classes(3)),
-        name="plain",
-        config={"preset": "int8", "seed": 1},
-        **nouns,
-    )
-    second = run(
-        front,
         report_of(layers=layers(a=31.0, b=12.0, d=5.0), quantized__size_bytes=700),
-        samples(classes(7, 8, 9)),
-        name="=cmd()",
-        config={"preset": "int8", "seed": 2},
-        **nouns,
+    ]
+    first, second = (
+        run(front, report, samples(classes(*wrong)), name=name, config=config, **nouns)
+        for report, wrong, (name, config) in zip(reports, ((3,), (7, 8, 9)), asked, strict=True)
     )
     found = compared(front, first, second)
     assert [job["id"] for job in found["jobs"]] == [first, second]
@@ -121,7 +112,7 @@ def table(front: Front, *job_ids: str) -> str:
 
 
 def test_many_jobs_against_the_first(sqlite_front: Front) -> None:
-    nouns = {"model_id": sqlite_front.ready_model(), "calibration_dataset_id": sqlite_front.ready_dataset()}
+    nouns = sqlite_front.job_body()
     ids = [run(sqlite_front, make_report(), samples(classes(*range(k))), **nouns) for k in range(20)]
     found = compared(sqlite_front, *ids)
     assert [pair["flips"]["lost"] for pair in found["pairs"]] == list(range(1, 20))
@@ -129,44 +120,43 @@ def test_many_jobs_against_the_first(sqlite_front: Front) -> None:
     assert found["config_differences"] == []
 
 
-@pytest.mark.parametrize("why", ["data", "random", "missing", "labels", "broken"])
-def test_what_cannot_be_paired_says_why(sqlite_front: Front, why: str) -> None:
-    nouns = {"model_id": sqlite_front.ready_model(), "calibration_dataset_id": sqlite_front.ready_dataset()}
+@pytest.mark.parametrize(
+    ("report", "file", "wanted"),
+    [
+        ({"manifest__calibration_sha256": "9" * 64}, samples(classes(2)), "same data"),
+        ({"fidelity__source": "random"}, samples(classes(2)), "same data"),
+        ({}, None, "no results by sample"),
+        ({}, samples(classes(2), labeled=False), "same samples"),
+        ({}, b"PK no archive", "cannot be read"),
+    ],
+    ids=["data", "random", "missing", "labels", "broken"],
+)
+def test_what_cannot_be_paired_says_why(
+    sqlite_front: Front, report: dict[str, str], file: bytes | None, wanted: str
+) -> None:
+    nouns = sqlite_front.job_body()
     first = run(sqlite_front, make_report(), samples(classes(1)), **nouns)
-    report = {
-        "data": report_of(manifest__calibration_sha256="9" * 64),
-        "random": report_of(fidelity__source="random"),
-    }.get(why, make_report())
-    file = {"missing": None, "labels": samples(classes(2), labeled=False), "broken": b"PK no archive"}.get(
-        why, samples(classes(2))
-    )
-    (pair,) = compared(sqlite_front, first, run(sqlite_front, report, file, **nouns))["pairs"]
-    assert pair["measure"] is None
-    assert pair["flips"] is None
-    wanted = {
-        "data": "same data",
-        "random": "same data",
-        "missing": "no results by sample",
-        "labels": "same samples",
-        "broken": "cannot be read",
-    }
-    assert wanted[why] in pair["reason"]
+    (pair,) = compared(sqlite_front, first, run(sqlite_front, report_of(**report), file, **nouns))["pairs"]
+    assert (pair["measure"], pair["flips"]) == (None, None)
+    assert wanted in pair["reason"]
 
 
 def test_models_without_labels_are_paired_by_agreement(sqlite_front: Front) -> None:
-    nouns = {"model_id": sqlite_front.ready_model(), "calibration_dataset_id": sqlite_front.ready_dataset()}
+    nouns = sqlite_front.job_body()
     ids = [run(sqlite_front, make_report(), samples(classes(*range(k)), labeled=False), **nouns) for k in (4, 0)]
     (pair,) = compared(sqlite_front, *ids)["pairs"]
     assert (pair["measure"], pair["drop_percent"]) == ("agreement", pytest.approx(-10.0))
 
 
 def test_what_is_no_comparison_is_refused(sqlite_front: Front) -> None:
-    get = sqlite_front.http.get
-    done, waiting = sqlite_front.succeeded_job(), sqlite_front.new_job(labels={"k": "v"})
-    problem(get("/v1/compare", params={"job": [done]}), 422, "invalid-request")
-    problem(get("/v1/compare", params={"job": [done, done]}), 422, "invalid-request")
-    problem(get("/v1/compare", params={"job": [done] * 21}), 422, "invalid-request")
-    problem(get("/v1/compare", params={"job": [done, waiting]}), 409, "report-not-ready")
-    problem(get("/v1/compare", params={"job": [done, "job_nobody"]}), 404, "job-not-found")
-    problem(get("/v1/compare.csv", params={"job": [waiting, done]}), 409, "report-not-ready")
-    problem(get("/v1/compare", params={"job": [done, waiting], "jobs": "x"}), 422, "invalid-request")
+    done, waiting = sqlite_front.succeeded_job(), sqlite_front.new_job()
+    for path, jobs, status, code in (
+        ("compare", [done], 422, "invalid-request"),
+        ("compare", [done, done], 422, "invalid-request"),
+        ("compare", [done] * 21, 422, "invalid-request"),
+        ("compare", [done, waiting], 409, "report-not-ready"),
+        ("compare", [done, "job_nobody"], 404, "job-not-found"),
+        ("compare.csv", [waiting, done], 409, "report-not-ready"),
+    ):
+        problem(sqlite_front.http.get(f"/v1/{path}", params={"job": jobs}), status, code)
+    problem(sqlite_front.http.get("/v1/compare", params={"job": [done], "jobs": "x"}), 422, "invalid-request")

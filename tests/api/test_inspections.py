@@ -56,7 +56,7 @@ def test_the_first_request_starts_a_job_and_later_ones_find_its_result(front: Fr
 
 
 def test_what_differs_in_words_only_is_the_same_inspection(sqlite_front: Front) -> None:
-    url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
+    url, other = (f"/v1/models/{sqlite_front.ready_model()}/inspect" for _ in range(2))
     requests: list[dict[str, Any]] = [
         {"params": {"target": "qnn"}},
         {"json": {"config": {"target": "qnn"}}},
@@ -67,17 +67,12 @@ def test_what_differs_in_words_only_is_the_same_inspection(sqlite_front: Front) 
     assert len({sqlite_front.http.post(url, **request).json()["id"] for request in requests}) == 1
     others = [{"params": {"target": "openvino"}}, {"json": {"config": {"target": "qnn", "preset": "a8w8"}}}, {}]
     assert len({sqlite_front.http.post(url, **request).json()["id"] for request in others}) == 3
-    assert len(job_ids(sqlite_front)) == 4
+    assert sqlite_front.http.post(other, **requests[0]).status_code == 202
+    assert len(job_ids(sqlite_front)) == 5
+    assert sqlite_front.http.get("/v1/jobs").json()["items"] == [], "inspections are not among the jobs"
 
 
-def test_another_model_is_another_inspection(sqlite_front: Front) -> None:
-    ids = {
-        sqlite_front.http.post(f"/v1/models/{model_id}/inspect").json()["id"]
-        for model_id in (sqlite_front.ready_model(), sqlite_front.ready_model())
-    }
-    assert len(ids) == 2
-
-
+@pytest.mark.both_databases
 def test_requests_at_the_same_time_start_one_job(front: Front) -> None:
     url = f"/v1/models/{front.ready_model()}/inspect"
     answers = at_once(6, lambda _: front.http.post(url, params={"target": "qnn"}))
@@ -86,25 +81,26 @@ def test_requests_at_the_same_time_start_one_job(front: Front) -> None:
     assert len(job_ids(front)) == 1
 
 
-def test_a_failed_inspection_tells_why_and_is_tried_again(sqlite_front: Front) -> None:
+def test_a_failed_or_canceled_inspection_tells_why_and_is_tried_again(sqlite_front: Front) -> None:
     url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
-    body = sqlite_front.http.post(url).json()
-    sqlite_front.fail(body["job_id"], EngineError("The engine broke.", hint="Tell us."))
-    seen = sqlite_front.http.get(body["links"]["self"]).json()
-    assert (seen["status"], seen["result"]) == ("failed", None)
-    assert (seen["problem"]["code"], seen["problem"]["hint"]) == ("engine-error", "Tell us.")
+    ids = []
+    for code in ("canceled", "engine-error"):
+        body = sqlite_front.http.post(url).json()
+        ids.append(body["id"])
+        if code == "canceled":
+            assert sqlite_front.http.post(f"{body['links']['job']}/cancel").json()["state"] == "canceled"
+        else:
+            sqlite_front.fail(body["job_id"], EngineError("The engine broke.", hint="Tell us."))
+        seen = sqlite_front.http.get(body["links"]["self"]).json()
+        assert (seen["status"], seen["result"], seen["problem"]["code"]) == ("failed", None, code)
+    assert seen["problem"]["hint"] == "Tell us."
     again = sqlite_front.http.post(url)
     assert again.status_code == 202
-    assert again.json()["id"] != body["id"]
+    assert len({*ids, again.json()["id"]}) == 3
+    assert sqlite_front.http.post(url, params={"wait": 0.1}).status_code == 202
     sqlite_front.finish(again.json()["job_id"], made("onnxruntime_cpu"))
+    assert sqlite_front.http.post(url, params={"wait": 20}).status_code == 200
     assert sqlite_front.http.post(url).json()["id"] == again.json()["id"]
-
-
-def test_a_canceled_inspection_has_failed(sqlite_front: Front) -> None:
-    body = sqlite_front.http.post(f"/v1/models/{sqlite_front.ready_model()}/inspect").json()
-    assert sqlite_front.http.post(f"{body['links']['job']}/cancel").json()["state"] == "canceled"
-    seen = sqlite_front.http.get(body["links"]["self"]).json()
-    assert (seen["status"], seen["problem"]["code"]) == ("failed", "canceled")
 
 
 def test_inspections_are_polled_by_their_entity_tag(sqlite_front: Front) -> None:
@@ -120,18 +116,6 @@ def test_inspections_are_polled_by_their_entity_tag(sqlite_front: Front) -> None
     assert sqlite_front.http.get(url, headers={"If-None-Match": done.headers["etag"]}).status_code == 304
 
 
-def test_a_request_may_wait_for_the_result(sqlite_front: Front) -> None:
-    url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
-    assert sqlite_front.http.post(url, params={"wait": 0.2}).status_code == 202
-    sqlite_front.finish(job_ids(sqlite_front)[0], made("onnxruntime_cpu"))
-    assert sqlite_front.http.post(url, params={"wait": 20}).status_code == 200
-
-
-def test_inspections_are_not_among_the_jobs(sqlite_front: Front) -> None:
-    sqlite_front.http.post(f"/v1/models/{sqlite_front.ready_model()}/inspect")
-    assert sqlite_front.http.get("/v1/jobs").json()["items"] == []
-
-
 def test_an_unknown_target_names_the_nearest(sqlite_front: Front) -> None:
     url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
     seen = problem(sqlite_front.http.post(url, params={"target": "amd-npu-cn"}), 422, "unknown-target")
@@ -144,27 +128,26 @@ def test_an_unknown_target_names_the_nearest(sqlite_front: Front) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "places"),
+    ("config", "target", "place"),
     [
-        ({"json": {"config": {"target": "amd"}}}, ["/config/target"]),
-        ({"json": {"config": {"sede": 1}}}, ["/config/sede"]),
+        ({"target": "amd"}, None, "target"),
+        ({"sede": 1}, None, "sede"),
         (
-            {"json": {"config": {"target": "qnn", "target_options": {"per_tensor_matmul": False}}},
-             "params": {"target": "openvino"}},
-            ["/config/target_options/per_tensor_matmul"],
+            {"target": "qnn", "target_options": {"per_tensor_matmul": False}},
+            "openvino",
+            "target_options/per_tensor_matmul",
         ),
-        ({"json": {"config": {"exclude": [{"node": "cnov"}]}}}, ["/config/exclude/0/node"]),
-        ({"json": {"config": {"preparation": {"fixed_shapes": {"z": [1]}}}}},
-         ["/config/preparation/fixed_shapes/z"]),
+        ({"exclude": [{"node": "cnov"}]}, None, "exclude/0/node"),
+        ({"preparation": {"fixed_shapes": {"z": [1]}}}, None, "preparation/fixed_shapes/z"),
     ],
-    ids=["target", "key", "option_of_another_target", "node", "shape"],
-)  # fmt: skip
+)
 def test_a_config_that_does_not_fit_is_refused_by_its_place(
-    sqlite_front: Front, request_: dict[str, Any], places: list[str]
+    sqlite_front: Front, config: dict[str, Any], target: str | None, place: str
 ) -> None:
     model_id = sqlite_front.ready_model(model_summary(node_names=("conv",), prepared_op_types=()))
-    seen = problem(sqlite_front.http.post(f"/v1/models/{model_id}/inspect", **request_), 422, "invalid-config")
-    assert pointers(seen) == places
+    params = {} if target is None else {"target": target}
+    answer = sqlite_front.http.post(f"/v1/models/{model_id}/inspect", json={"config": config}, params=params)
+    assert pointers(problem(answer, 422, "invalid-config")) == [f"/config/{place}"]
     assert job_ids(sqlite_front) == []
 
 
@@ -174,13 +157,13 @@ def test_a_config_of_quark_is_translated(sqlite_front: Front) -> None:
     answer = sqlite_front.http.post(url, json={"config": config})
     assert answer.status_code == 202, answer.text
     assert answer.json()["config"]["activation"]["dtype"] == "uint8"
+    problem(sqlite_front.http.post(url, params={"targett": "qnn"}), 422, "invalid-request")
 
 
 def test_models_that_cannot_be_inspected(sqlite_front: Front) -> None:
     def refused(model_id: str, status: int, code: str, **request: Any) -> None:
         problem(sqlite_front.http.post(f"/v1/models/{model_id}/inspect", **request), status, code)
 
-    refused("mdl_nothing", 404, "model-not-found")
     refused(sqlite_front.new_model(), 409, "model-not-ready")
     refused(sqlite_front.rejected_model(), 422, "model-rejected")
     quantized = sqlite_front.ready_model(model_summary(op_counts={"QuantizeLinear": 1, "DequantizeLinear": 1}))
@@ -188,25 +171,6 @@ def test_models_that_cannot_be_inspected(sqlite_front: Front) -> None:
     flagged = {"json": {"config": {"preparation": {"dequantize": True}}}}
     assert sqlite_front.http.post(f"/v1/models/{quantized}/inspect", **flagged).status_code == 202
     assert len(job_ids(sqlite_front)) == 1
-
-
-def test_what_is_not_there_is_said(sqlite_front: Front) -> None:
-    seen = problem(sqlite_front.http.get("/v1/inspections/ins_nothing"), 404, "inspection-not-found")
-    assert seen["errors"][0]["where"] == {"path": "inspection_id"}
-    url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
-    problem(sqlite_front.http.post(url, params={"targett": "qnn"}), 422, "invalid-request")
-
-
-def test_a_job_may_be_submitted_for_a_model_whose_pairs_are_taken_off(sqlite_front: Front) -> None:
-    quantized = sqlite_front.ready_model(model_summary(op_counts={"QuantizeLinear": 1, "DequantizeLinear": 1}))
-    body = sqlite_front.job_body(model_id=quantized)
-    seen = problem(sqlite_front.http.post("/v1/jobs", json=body), 422, "already-quantized")
-    assert "preparation.dequantize" in seen["hint"]
-    body["config"] = {"preparation": {"dequantize": True}}
-    assert sqlite_front.http.post("/v1/jobs", json=body).status_code == 202
-
-
-# Targets
 
 
 def test_targets_are_listed_with_their_options(sqlite_front: Front) -> None:
@@ -217,8 +181,5 @@ def test_targets_are_listed_with_their_options(sqlite_front: Front) -> None:
         assert item["description"]
         assert [option["name"] for option in item["options"]] == [o.name for o in TARGET_OPTIONS[item["name"]]]
         assert sqlite_front.http.get(f"/v1/targets/{item['name']}").json() == item
-
-
-def test_a_target_that_is_not_there(sqlite_front: Front) -> None:
     seen = problem(sqlite_front.http.get("/v1/targets/open_vino"), 404, "target-not-found")
     assert "did you mean 'openvino'?" in seen["detail"]

@@ -17,6 +17,9 @@ TARGETS = ArraySummary(dtype="float32", shape=(32, 5))
 MASKS = ArraySummary(dtype="uint8", shape=(32, 8, 8))
 CLASSES = LabelSummary(array="labels", count=32, minimum=0, maximum=4, dtype="int64", shape=(32,))
 
+SIX = CLASSES.model_copy(update={"maximum": 5})
+GRAPH = {"kind": "onnx", "graph": {"base64": SOME}}
+
 
 def graph_summary(*inputs: str, results: int = 1, **changes: Any) -> ModelSummary:
     """A metric's graph: float32 inputs, scalar outputs."""
@@ -27,13 +30,16 @@ def graph_summary(*inputs: str, results: int = 1, **changes: Any) -> ModelSummar
     return model_summary(**{**facts, **changes})
 
 
+def uploaded(front: Front, summary: ModelSummary, **options: Any) -> dict[str, Any]:
+    return {"kind": "onnx", "name": "mine", "graph": {"model_id": front.ready_model(summary)}, **options}
+
+
 def body(front: Front, *metrics: dict[str, Any], labels: LabelSummary | None = CLASSES, **gate: Any) -> dict[str, Any]:
     data = dataset_summary(labels=labels, x=X, targets=TARGETS, masks=MASKS)
     evaluation = {"metrics": list(metrics), **({"gate": gate} if gate else {})}
     return front.job_body(calibration_dataset_id=front.ready_dataset(data), config={"evaluation": evaluation})
 
 
-@pytest.mark.parametrize("route", ["/v1/jobs", "/v1/jobs:validate"])
 @pytest.mark.parametrize(
     ("metric", "labels", "place", "says"),
     [
@@ -45,71 +51,19 @@ def body(front: Front, *metrics: dict[str, Any], labels: LabelSummary | None = C
         ({"kind": "top1", "labels": "maskss"}, CLASSES, "labels", "did you mean 'masks'?"),
         ({"kind": "top1", "labels": "targets"}, CLASSES, "labels", "needs integers"),
         ({"kind": "rmse", "labels": "far"}, CLASSES, "labels", "no array 'far'"),
-        (
-            {"kind": "top1"},
-            LabelSummary(array="labels", count=32, minimum=0, maximum=5),
-            "labels",
-            "labels lie in [0, 5]; output 'y' has classes [0, 4]",
-        ),
+        ({"kind": "top1"}, SIX, "labels", "labels lie in [0, 5]; output 'y' has classes [0, 4]"),
         ({"kind": "map", "boxes": 0, "scores": 0}, CLASSES, "labels/boxes", "no array 'boxes'"),
         ({"kind": "onnx", "graph": {"base64": "no base64"}}, CLASSES, "graph/base64", "no base64"),
         ({"kind": "onnx", "graph": {"path": "/etc/passwd"}}, CLASSES, "graph/path", "command line"),
-        (
-            {"kind": "onnx", "graph": {"base64": SOME}, "inputs": {"a": {"array": "far"}}},
-            CLASSES,
-            "inputs/a/array",
-            "no array 'far'",
-        ),
+        ({**GRAPH, "inputs": {"a": {"array": "far"}}}, CLASSES, "inputs/a/array", "no array 'far'"),
     ],
 )
 def test_bad_declarations_are_refused(
-    sqlite_front: Front, route: str, metric: dict[str, Any], labels: LabelSummary | None, place: str, says: str
+    sqlite_front: Front, metric: dict[str, Any], labels: LabelSummary | None, place: str, says: str
 ) -> None:
-    request = body(sqlite_front, {"kind": "sqnr"}, metric, labels=labels)
-    answer = sqlite_front.http.post(route, json=request)
-    seen = problem(answer, 422, answer.json()["code"])
-    assert seen["code"] in ("invalid-request", "invalid-config")
-    assert f"/config/evaluation/metrics/1/{place}" in pointers(seen)
-    assert says in " ".join(error["message"] for error in seen["errors"])
-    assert sqlite_front.http.get("/v1/jobs").json()["items"] == []
+    refused(sqlite_front, body(sqlite_front, {"kind": "sqnr"}, metric, labels=labels), f"1/{place}", says)
 
 
-def test_good_declarations_are_accepted(sqlite_front: Front) -> None:
-    metrics = [
-        {"kind": "top1"},
-        {"kind": "rmse", "labels": "targets"},
-        {"kind": "cosine", "output": "y"},
-        {"kind": "onnx", "name": "mine", "graph": {"base64": SOME}},
-    ]
-    made = sqlite_front.http.post("/v1/jobs", json=body(sqlite_front, *metrics, metric="rmse", max_drop=0.1))
-    assert made.status_code == 202, made.text
-    config = made.json()["config"]["evaluation"]
-    assert [metric["name"] for metric in config["metrics"]] == ["top1", "rmse", "cosine", "mine"]
-    assert config["gate"]["metric"] == "rmse"
-    assert config["metrics"][3]["graph"]["base64"] == SOME
-    # a graph may take a megabyte: lists carry no config
-    (listed,) = sqlite_front.http.get("/v1/jobs").json()["items"]
-    assert "config" not in listed and SOME not in str(listed)
-
-
-def test_labels_that_are_no_classes_of_the_first_output_do_not_disturb_other_metrics(sqlite_front: Front) -> None:
-    many = LabelSummary(array="labels", count=32, minimum=0, maximum=999)
-    accepted = body(sqlite_front, {"kind": "rmse", "labels": "targets"}, labels=many)
-    assert sqlite_front.http.post("/v1/jobs", json=accepted).status_code == 202
-    refused = sqlite_front.http.post("/v1/jobs", json=body(sqlite_front, labels=many))
-    assert refused.status_code == 422
-
-
-def uploaded(front: Front, summary: ModelSummary, **options: Any) -> dict[str, Any]:
-    return {"kind": "onnx", "name": "mine", "graph": {"model_id": front.ready_model(summary)}, **options}
-
-
-def test_an_uploaded_graph(sqlite_front: Front) -> None:
-    metric = uploaded(sqlite_front, graph_summary("y", "labels", results=2))
-    assert sqlite_front.http.post("/v1/jobs", json=body(sqlite_front, metric)).status_code == 202
-
-
-@pytest.mark.parametrize("route", ["/v1/jobs", "/v1/jobs:validate"])
 @pytest.mark.parametrize(
     ("summary", "options", "place", "says"),
     [
@@ -121,21 +75,50 @@ def test_an_uploaded_graph(sqlite_front: Front) -> None:
     ],
 )
 def test_uploaded_graphs_that_cannot_serve(
-    sqlite_front: Front, route: str, summary: ModelSummary, options: dict[str, Any], place: str, says: str
+    sqlite_front: Front, summary: ModelSummary, options: dict[str, Any], place: str, says: str
 ) -> None:
-    request = body(sqlite_front, uploaded(sqlite_front, summary, **options))
-    seen = problem(sqlite_front.http.post(route, json=request), 422, "invalid-config")
-    assert pointers(seen) == [f"/config/evaluation/metrics/0/{place}"]
-    assert says in seen["detail"]
+    refused(sqlite_front, body(sqlite_front, uploaded(sqlite_front, summary, **options)), f"0/{place}", says)
+
+
+def refused(front: Front, request: dict[str, Any], place: str, says: str) -> None:
+    """By both routes, and nothing is stored."""
+    for route in ("/v1/jobs:validate", "/v1/jobs"):
+        answer = front.http.post(route, json=request)
+        seen = problem(answer, 422, answer.json()["code"])
+        assert seen["code"] in ("invalid-request", "invalid-config")
+        assert f"/config/evaluation/metrics/{place}" in pointers(seen)
+        assert says in " ".join(error["message"] for error in seen["errors"])
+    assert front.http.get("/v1/jobs").json()["items"] == []
+
+
+def test_good_declarations_are_accepted(sqlite_front: Front) -> None:
+    metrics = [
+        {"kind": "top1"},
+        {"kind": "rmse", "labels": "targets"},
+        {"kind": "cosine", "output": "y"},
+        {**GRAPH, "name": "mine"},
+        uploaded(sqlite_front, graph_summary("y", "labels", results=2), name="other"),
+    ]
+    made = sqlite_front.http.post("/v1/jobs", json=body(sqlite_front, *metrics, metric="rmse", max_drop=0.1))
+    assert made.status_code == 202, made.text
+    config = made.json()["config"]["evaluation"]
+    assert [metric["name"] for metric in config["metrics"]] == ["top1", "rmse", "cosine", "mine", "other"]
+    assert config["gate"]["metric"] == "rmse"
+    assert config["metrics"][3]["graph"]["base64"] == SOME
+    # a graph may take a megabyte: lists carry no config
+    (listed,) = sqlite_front.http.get("/v1/jobs").json()["items"]
+    assert "config" not in listed and SOME not in str(listed)
+
+
+def test_labels_that_are_no_classes_of_the_first_output_do_not_disturb_other_metrics(sqlite_front: Front) -> None:
+    accepted = body(sqlite_front, {"kind": "rmse", "labels": "targets"}, labels=SIX)
+    assert sqlite_front.http.post("/v1/jobs", json=accepted).status_code == 202
+    assert sqlite_front.http.post("/v1/jobs", json=body(sqlite_front, labels=SIX)).status_code == 422
 
 
 def test_uploaded_graphs_that_are_not_usable(sqlite_front: Front) -> None:
-    cases = [
-        ("mdl_01ARZ3NDEKTSV4RRFFQ69G5FAV", 404),
-        (sqlite_front.rejected_model(), 422),
-        (sqlite_front.new_model(), 409),
-    ]
-    for model_id, status in cases:
+    unready, rejected = sqlite_front.new_model(), sqlite_front.rejected_model()
+    for model_id, status in (("mdl_01ARZ3NDEKTSV4RRFFQ69G5FAV", 404), (rejected, 422), (unready, 409)):
         metric = {"kind": "onnx", "graph": {"model_id": model_id}}
         answer = sqlite_front.http.post("/v1/jobs", json=body(sqlite_front, metric))
         assert answer.status_code == status

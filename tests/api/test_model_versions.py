@@ -55,20 +55,17 @@ def test_new_weights_count_by_name_whatever_their_skeleton(front: Front) -> None
     assert front.http.get(f"/v1/models/{first}").json()["skeleton_model_id"] is None
 
 
-def test_new_weights_without_a_name_take_that_of_their_skeleton(front: Front) -> None:
+def test_new_weights_without_a_name_take_that_of_their_skeleton_and_whole_models_need_one(front: Front) -> None:
     first = front.ready_model()
     body = version_body(front, first)
+    del body["name"]
     for name in ({}, {"name": None}):
-        made = front.http.post("/v1/models", json={k: v for k, v in body.items() if k != "name"} | name)
+        made = front.http.post("/v1/models", json={**body, **name})
         assert made.json()["name"] == front.http.get(f"/v1/models/{first}").json()["name"]
-    assert made.json()["version"] == 3
-
-
-def test_a_whole_model_needs_a_name(sqlite_front: Front) -> None:
-    files = [{"upload_id": sqlite_front.upload(), "path": "net.onnx"}]
-    for body in ({"files": files}, {"files": files, "name": None}):
-        told = problem(sqlite_front.http.post("/v1/models", json=body), 422, "invalid-request")
+        whole = {"files": [{"upload_id": front.upload(), "path": "net.onnx"}], **name}
+        told = problem(front.http.post("/v1/models", json=whole), 422, "invalid-request")
         assert [(error["pointer"], error["code"]) for error in told["errors"]] == [("/name", "missing")]
+    assert made.json()["version"] == 3
 
 
 def test_faults_of_a_state_are_told_by_tensor(front: Front) -> None:
@@ -97,6 +94,7 @@ def test_a_skeleton_must_be_there_and_ready(sqlite_front: Front) -> None:
         ({"format": "pt2"}, "/files"),
         ({"path": "state.pt"}, "/files"),
         ({"format": "torchscript"}, "/format"),
+        ({"path": "net.onnx", "format": "onnx"}, "/skeleton_model_id"),
     ],
     ids=lambda value: str(value),
 )
@@ -105,12 +103,6 @@ def test_what_does_not_go_together_is_refused(sqlite_front: Front, changes: dict
         "/v1/models", json=version_body(sqlite_front, **{"skeleton": sqlite_front.ready_model(), **changes})
     )
     assert pointer in pointers(problem(answer, 422, "invalid-request"))
-
-
-def test_a_whole_model_takes_no_skeleton(sqlite_front: Front) -> None:
-    body = version_body(sqlite_front, sqlite_front.ready_model(), "net.onnx", format="onnx")
-    answer = sqlite_front.http.post("/v1/models", json=body)
-    assert pointers(problem(answer, 422, "invalid-request")) == ["/skeleton_model_id"]
 
 
 def test_archives_of_torch_are_refused_unless_allowed(app, sqlite_front: Front, tmp_path, sqlite_url) -> None:
@@ -155,13 +147,8 @@ def test_ranges_that_cannot_be_taken_over_are_refused(sqlite_front: Front) -> No
     other = front.ready_model(model_summary(sha256="9" * 64))
     assert refused(calibrated, 422, "ranges-not-usable", model_id=other) == ["/ranges_from"]
     names = {name: {"minimum": 0, "maximum": 1} for name in ("x", "rr", "y/0")}
-    told = problem(
-        front.http.post(
-            "/v1/jobs", json=front.job_body(model_id=model, ranges_from=calibrated, config={"tensor_ranges": names})
-        ),
-        422,
-        "invalid-config",
-    )
+    body = front.job_body(model_id=model, ranges_from=calibrated, config={"tensor_ranges": names})
+    told = problem(front.http.post("/v1/jobs", json=body), 422, "invalid-config")
     assert pointers(told) == ["/config/tensor_ranges/rr", "/config/tensor_ranges/y~10"]
     assert calibrated in told["detail"]
     prepared = {"config": {"preparation": {"fuse_gelu": False, "split_to_slice": True}}}

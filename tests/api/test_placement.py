@@ -47,25 +47,23 @@ def test_a_job_shows_its_priority_device_queue_and_size(front: Front) -> None:
     assert (plain["priority"], plain["device"], plain["queue"]) == (0, "auto", "cpu")
 
 
-@pytest.mark.parametrize("priority", [-101, 101, 1.5, "high"])
-def test_a_priority_out_of_bounds_is_refused(sqlite_front: Front, priority: object) -> None:
-    answer = sqlite_front.http.post("/v1/jobs", json=sqlite_front.job_body(priority=priority))
-    assert pointers(problem(answer, 422, "invalid-request")) == ["/priority"]
+def test_a_priority_out_of_bounds_is_refused(sqlite_front: Front) -> None:
+    for priority in (-101, 101, 1.5, "high"):
+        answer = sqlite_front.http.post("/v1/jobs", json=sqlite_front.job_body(priority=priority))
+        assert pointers(problem(answer, 422, "invalid-request")) == ["/priority"]
 
 
 @pytest.mark.parametrize(
     ("config", "pointer"),
-    [(CUDA, "/config/algorithms/1/optim_device"), (INFER, "/config/algorithms/0/infer_device")],
+    [(CUDA, "/config/algorithms/1/optim_device"), (INFER, "/config/algorithms/0/infer_device"), (None, "/device")],
 )
-def test_a_gpu_is_refused_where_there_is_none(sqlite_front: Front, config: dict[str, Any], pointer: str) -> None:
-    front = sqlite_front
+def test_a_gpu_is_refused_where_there_is_none(sqlite_front: Front, config: Any, pointer: str) -> None:
+    asked = {"device": "gpu"} if config is None else {"config": config}
     for path in ("/v1/jobs", "/v1/jobs:validate"):
-        body = problem(front.http.post(path, json=front.job_body(config=config)), 409, "no-gpu-worker")
+        answer = sqlite_front.http.post(path, json=sqlite_front.job_body(**asked))
+        body = problem(answer, 409, "no-gpu-worker")
         assert pointers(body) == [pointer]
         assert "--queues gpu" in body["hint"]
-        assert "cpu" in body["hint"]
-    body = problem(front.http.post("/v1/jobs", json=front.job_body(device="gpu")), 409, "no-gpu-worker")
-    assert pointers(body) == ["/device"]
 
 
 def test_a_config_for_a_gpu_contradicts_a_cpu(with_gpu: Front) -> None:
@@ -83,21 +81,18 @@ def test_an_error_of_the_device_points_into_a_config_of_quark(sqlite_front: Fron
     assert pointer.endswith("/FastFinetune/OptimDevice")
 
 
-def test_jobs_for_a_gpu_go_into_its_queue(with_gpu: Front) -> None:
-    for changes in ({"config": CUDA}, {"device": "gpu"}, {"config": CUDA, "device": "gpu"}):
+def test_jobs_go_where_validation_tells(with_gpu: Front) -> None:
+    for changes, placed in (
+        ({"config": CUDA}, ("gpu", "gpu", "long")),
+        ({"config": {"algorithms": []}}, ("cpu", "cpu", "short")),
+        ({"config": {"algorithms": []}, "device": "gpu"}, ("gpu", "gpu", "short")),
+        ({"config": CUDA, "device": "gpu"}, ("gpu", "gpu", "long")),
+    ):
+        found = validated(with_gpu, **changes)
+        assert (found["device"], found["queue"], found["size_class"]) == placed
+        assert any("stand idle" in warning for warning in found["warnings"]) is (placed[1:] == ("gpu", "short"))
         job = with_gpu.http.get(f"/v1/jobs/{with_gpu.new_job(**changes)}").json()
-        assert job["queue"] == "gpu"
-        assert job["device"] == changes.get("device", "auto")
-
-
-def test_validation_tells_where_a_job_would_run(with_gpu: Front) -> None:
-    found = validated(with_gpu, config=CUDA)
-    assert (found["device"], found["queue"], found["size_class"]) == ("gpu", "gpu", "long")
-    found = validated(with_gpu, config={"algorithms": []})
-    assert (found["device"], found["queue"], found["size_class"]) == ("cpu", "cpu", "short")
-    found = validated(with_gpu, config={"algorithms": []}, device="gpu")
-    assert (found["device"], found["queue"]) == ("gpu", "gpu")
-    assert any("stand idle" in warning for warning in found["warnings"])
+        assert (job["queue"], job["device"]) == (placed[1], changes.get("device", "auto"))
 
 
 @pytest.mark.parametrize(
