@@ -69,9 +69,7 @@ def test_a_metric_no_better_than_guessing_tells_nothing() -> None:
     interval = {"low": 17.0, "high": 25.0, "method": "wilson", "samples": 438}
     assert loss(**guessing, float_interval=interval, sqnr_db=30.0) is None
     assert not found(**guessing, float_interval=interval, sqnr_db=3.0).by_metric
-
-
-def test_what_undermines_the_verdict_undermines_the_metric() -> None:
+    # and so does what undermines the verdict
     finding = {"code": "float-at-chance", "severity": "critical", "message": "-", "undermines_verdict": True}
     assert not found(findings=[finding]).by_metric
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from service.contracts.config import QuantizationConfig, parse_config
@@ -37,21 +38,8 @@ class Watched(SilentRun):
 
 
 def quantized(folder: Path, case: Planted = BROKEN, *, run: SilentRun | None = None, **evaluation: Any) -> Report:
-    settings = {"algorithms": [], **case.settings, "evaluation": {**QUICK, **evaluation}}
-    return quantize_file(
-        folder, case.model, case.calibration, parse_config(settings), evaluation=case.evaluation, run=run
-    ).report
-
-
-def test_without_seconds_all_advice_is_untried_and_the_same_advice_is_listed(tmp_path: Path) -> None:
-    untried = quantized(tmp_path, advice_seconds=0)
-    tried = quantized(tmp_path, advice_seconds=3600)
-    assert untried.fidelity.sqnr_db is not None and untried.fidelity.sqnr_db < 10.0
-    assert {advice.status for advice in untried.advice} == {"untried"}
-    assert tried.advice[0].helped
-    told = [{advice.code: advice.config for advice in report.advice} for report in (untried, tried)]
-    assert told[0] == told[1]
-    assert all(advice.figure is None and "not tried" in advice.message for advice in untried.advice)
+    found = parse_config({"algorithms": [], **case.settings, "evaluation": {**QUICK, **evaluation}})
+    return quantize_file(folder, case.model, case.calibration, found, evaluation=case.evaluation, run=run).report
 
 
 def test_what_helped_stands_first_and_nothing_is_tried_once_it_is_mended(tmp_path: Path) -> None:
@@ -64,8 +52,14 @@ def test_what_helped_stands_first_and_nothing_is_tried_once_it_is_mended(tmp_pat
     figures = [advice.figure.after for advice in report.advice if advice.helped and advice.figure is not None]
     assert figures == sorted(figures, key=lambda after: -(after or 0.0))
     assert any("what was tried before mends it" in advice.message for advice in report.advice)
-    assert watched.stages[-1] == "advice"
-    assert [stage.name for stage in report.stages][-1] == "advice"
+    assert watched.stages[-1] == [stage.name for stage in report.stages][-1] == "advice"
+    # without seconds the same advice is listed, and untried
+    untried = quantized(tmp_path, advice_seconds=0)
+    assert untried.fidelity.sqnr_db is not None and untried.fidelity.sqnr_db < 10.0
+    told = [{advice.code: advice.config for advice in each.advice} for each in (untried, report)]
+    assert told[0] == told[1]
+    for advice in untried.advice:
+        assert (advice.status, advice.figure) == ("untried", None) and "not tried" in advice.message
 
 
 def test_a_trial_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,12 +101,8 @@ def test_random_data_leads_to_no_advice(tmp_path: Path) -> None:
     settings = parse_config({
         "algorithms": [], **PER_TENSOR, "random_calibration": {"samples": 8}, "evaluation": QUICK,
     })  # fmt: skip
-    import onnx
-
-    from worker.quantizer.pipeline import quantize
-
     onnx.save(chain(spread=1000.0), tmp_path / "m.onnx")
-    report = quantize(tmp_path / "m.onnx", settings, None, run=SilentRun(), threads=1).report
+    report = pipeline.quantize(tmp_path / "m.onnx", settings, None, run=SilentRun(), threads=1).report
     assert report.fidelity.source == "random" and report.advice == ()
 
 

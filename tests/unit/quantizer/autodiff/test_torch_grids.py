@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.contracts.dtypes import BLOCK_DTYPES, FLOAT_DTYPES, WeightDtype, is_integer
@@ -42,7 +42,6 @@ GRANULARITIES = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(INTEGERS), st.sampled_from(GRANULARITIES), st.booleans(), st.integers(0, 10**6))
 def test_integers(dtype: str, granularity: Granularity, symmetric: bool, seed: int) -> None:
     values = wide((4, 5, 3), seed)
@@ -52,7 +51,6 @@ def test_integers(dtype: str, granularity: Granularity, symmetric: bool, seed: i
     same(IntegerGrid(dtype, scale, zero, granularity, symmetric), values)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from([*FLOAT_DTYPES, *BLOCK_DTYPES]), st.sampled_from([0, 1, 2]), st.integers(0, 10**6))
 def test_floats_and_blocks(dtype: str, axis: int, seed: int) -> None:
     values = wide((4, 37, 3), seed)

@@ -43,19 +43,12 @@ def figures(ratio: float, spread: float = 0.01) -> LatencyFigures:
     def interval(value: float) -> Interval:
         return Interval(low=value - spread, high=value + spread, method="order_statistics", samples=20)
 
+    verdict = "slower" if ratio - spread > 1 else "faster" if ratio + spread < 1 else "undecided"
     return LatencyFigures(
-        float_ms=1.0,
-        quantized_ms=ratio,
-        float_interval_ms=interval(1.0),
-        quantized_interval_ms=interval(ratio),
-        ratio=ratio,
-        ratio_interval=interval(ratio),
-        verdict="slower" if ratio - spread > 1 else "faster" if ratio + spread < 1 else "undecided",
-        runs=20,
-        batch_size=1,
-        threads=1,
+        float_ms=1.0, quantized_ms=ratio, float_interval_ms=interval(1.0), quantized_interval_ms=interval(ratio),
+        ratio=ratio, ratio_interval=interval(ratio), verdict=verdict, runs=20, batch_size=1, threads=1,
         load=MachineLoad(cpu_count=1),
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -137,11 +130,8 @@ def test_the_float_file_comes_back_where_nothing_else_is_faster(tmp_path: Path, 
     assert report.quantized.size_bytes == report.float_.size_bytes
     assert "slower-quantized" in {layer.reason_code for layer in report.layers}
     assert "float model is returned" in report.summary and report.advice == ()
-
-
-def test_a_limit_that_no_model_keeps_fails_with_the_float_model(tmp_path: Path, timed: Callable[[Cost], None]) -> None:
     timed(lambda model: 2.0)
-    report = quantized(tmp_path, 0.5).report
+    report = quantized(tmp_path, 0.5).report  # a limit that no model keeps
     assert report.fallback is not None and report.fallback.chosen.kind == "float"
     assert report.verdict == "fail" and report.gate[0].got == 1.0
 
@@ -181,13 +171,10 @@ def test_without_seconds_only_the_planned_and_the_float_model_are_compared(
     assert [candidate.kind for candidate in told.candidates] == ["planned", "float"] and told.chosen.kind == "float"
 
 
-def test_a_fallback_needs_a_limit() -> None:
+def test_a_fallback_needs_a_limit_and_another_model() -> None:
     with pytest.raises(InvalidConfigError) as caught:
         parse_config({"preset": "plain", "evaluation": {"gate": {"on_fail": "fallback"}}})
     assert [problem.pointer for problem in caught.value.errors] == ["/evaluation/gate/on_fail"]
-
-
-def test_an_evaluation_has_nothing_to_fall_back_to() -> None:
     gate = {"max_latency_ratio": 1.0, "on_fail": "fallback"}
     with pytest.raises(InvalidConfigError) as caught:
         check_gate(EvaluationSpec.model_validate({"gate": gate}))
@@ -203,35 +190,24 @@ def test_a_real_clock_returns_the_float_model_for_a_limit_out_of_reach(tmp_path:
     assert np.array_equal(run_onnx(result.model, {"x": x})["y"], run_onnx(MODEL, {"x": x})["y"])
 
 
-class Clock:
-    """Time that passes only while a model is timed."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch, timed: Callable[[Cost], None]) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch, timed: Callable[[Cost], None]) -> None:
     """Each comparison of two models takes eight pairs of a second each, and may be ended between them."""
     timed(by_elementwise)
-    told, ticking = choice.measure_latency, Clock()
+    told, ticks = choice.measure_latency, [1000.0]
 
     def measure(*args: Any, run: Any, **settings: Any) -> LatencyFigures:
         for _ in range(8):
             run.check()
-            ticking.now += 1.0
+            ticks.append(ticks[-1] + 1.0)
         return told(*args, run=run, **settings)
 
     monkeypatch.setattr(choice, "measure_latency", measure)
-    monkeypatch.setattr(pipeline, "falling_back", partial(choice.falling_back, clock=ticking))
-    return ticking
+    monkeypatch.setattr(pipeline, "falling_back", partial(choice.falling_back, clock=lambda: ticks[-1]))
 
 
-@pytest.mark.parametrize("seconds", [3, 20, 40, 64, 70, 100, 150])
-def test_the_search_ends_with_its_seconds(tmp_path: Path, clock: Clock, seconds: int) -> None:
+@pytest.mark.parametrize("seconds", [3, 40, 64, 150])
+def test_the_search_ends_with_its_seconds(tmp_path: Path, clock: None, seconds: int) -> None:
     result = quantized(tmp_path, seconds=seconds, min_sqnr_db=1.0)
     told = result.report.fallback
     assert told is not None
@@ -241,7 +217,7 @@ def test_the_search_ends_with_its_seconds(tmp_path: Path, clock: Clock, seconds:
     assert all(region.why is not None and "used up" in region.why for region in late)
 
 
-def test_time_is_left_to_judge_what_the_search_has_led_to(tmp_path: Path, clock: Clock) -> None:
+def test_time_is_left_to_judge_what_the_search_has_led_to(tmp_path: Path, clock: None) -> None:
     """Regions by themselves take half of it; joining them would go on behind its part."""
     told = quantized(tmp_path, seconds=64, min_sqnr_db=1.0).report.fallback
     assert told is not None and len(told.regions) == 4 and told.seconds > 48, "all of the search's part was used"

@@ -21,6 +21,7 @@ from tests.unit.quantizer.precision.benches import Listener, chain_of_convolutio
 from tests.unit.quantizer.toolbox import config, make_model, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.evaluation.certainty.evidence import Evidence
 from worker.quantizer.graph.regions import REGION
+from worker.quantizer.pipeline import Result
 from worker.quantizer.precision.autopilot import trials
 from worker.quantizer.precision.autopilot.space import Basis, Chain, chains, variants
 from worker.quantizer.precision.autopilot.step import AutopilotStep, clear_winner, pareto
@@ -57,8 +58,15 @@ def chosen(change: Change) -> TrialFigures:
     return trial
 
 
-def test_an_easy_goal_needs_no_slow_step_and_the_model_meets_it() -> None:
-    change = flown(pilot(20.0))
+@pytest.fixture(scope="module")
+def easy(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Listener, Change]]:
+    """A search, and another attempt that takes it over."""
+    folder, runs = tmp_path_factory.mktemp("easy"), (Listener(), Listener())
+    return [(run, flown(pilot(20.0), store=CheckpointStore(folder), run=run)) for run in runs]
+
+
+def test_an_easy_goal_needs_no_slow_step_and_the_model_meets_it(easy: list[tuple[Listener, Change]]) -> None:
+    _, change = easy[0]
     assert found(change).met
     assert not any("adaround" in trial.algorithms for trial in found(change).trials)
     assert change.draft is not None
@@ -79,13 +87,17 @@ def test_a_hard_goal_calls_for_slow_steps_and_then_for_float() -> None:
 
 
 def test_a_goal_out_of_reach_returns_the_best_and_the_gap() -> None:
-    change = flown(pilot(190.0, budget={"max_trials": 4}))
+    change = flown(pilot(190.0, budget={"max_trials": 6}))
     assert not found(change).met
     assert found(change).gap > 0
     assert "goal missed by" in change.summary
-    assert "4 recipes" in found(change).ended_by
-    evaluated = [trial for trial in found(change).trials if trial.evaluated]
-    assert chosen(change).gap == min(trial.gap for trial in evaluated if trial.gap is not None)
+    assert "6 recipes" in found(change).ended_by
+    trials = found(change).trials
+    assert chosen(change).gap == min(trial.gap for trial in trials if trial.evaluated and trial.gap is not None)
+    # every variant of a method has its statistics
+    by_basis = {trial.name.partition(":")[0]: trial.sqnr_db for trial in trials if not trial.algorithms}
+    alone = [trial for trial in trials if trial.name.endswith(": bias_correction")]
+    assert any(trial.sqnr_db > by_basis[trial.name.partition(":")[0]] for trial in alone)
 
 
 def test_the_last_resort_is_to_train_where_a_time_is_set(monkeypatch) -> None:
@@ -172,8 +184,6 @@ def test_a_search_that_was_broken_off_goes_on_without_repeating(tmp_path: Path, 
     taken_over = [trial.name for trial in found(resumed).trials if trial.resumed]
     assert len(taken_over) >= 4
     assert [trial.name for trial in found(resumed).trials] == [trial.name for trial in found(whole).trials]
-    assert whole.draft is not None
-    assert resumed.draft is not None
     assert chosen(resumed).name == chosen(whole).name
     assert resumed.draft.emitted_bytes() == whole.draft.emitted_bytes()
 
@@ -207,20 +217,17 @@ def lost_at_first(**budget: Any) -> Change:
     return AutopilotStep(pilot(5.0, budget=budget)).apply(draft, toolkit)
 
 
-def test_a_model_that_is_not_finite_loses_its_trial_alone() -> None:
+def test_a_model_that_is_not_finite_loses_its_trial_alone_and_the_report_says_why() -> None:
+    why = "the outputs hold NaN or Inf, or are all zero"
     change = lost_at_first()
     lost = found(change).trials[0]
-    assert lost.evaluated and lost.value is None and lost.gap is None
-    assert lost.undefined == "the outputs hold NaN or Inf, or are all zero"
+    assert lost.evaluated and (lost.value, lost.gap, lost.undefined) == (None, None, why)
     assert chosen(change).gap is not None and chosen(change).undefined is None
     assert found(change).gap == chosen(change).gap
     assert Search.model_validate_json(found(change).model_dump_json()) == found(change)
-
-
-def test_where_every_trial_is_lost_the_report_says_why() -> None:
     change = lost_at_first(max_trials=1)
     assert not found(change).met and found(change).gap is None
-    assert found(change).undefined == "the outputs hold NaN or Inf, or are all zero"
+    assert found(change).undefined == why
     assert "goal missed: the outputs hold NaN or Inf" in change.summary
 
 
@@ -231,48 +238,41 @@ def labelled(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return {**found, "labels": decided}
 
 
-def test_the_verdict_is_the_goal_and_the_models_of_the_pareto_set_are_files(tmp_path: Path) -> None:
-    step = {"method": "autopilot", "goal": {"kind": "drop", "max_drop": 100.0}, "budget": {"max_trials": 3}}
-    settings = parse_config({"preset": "plain", "algorithms": [step]})
+def piloted(folder: Path, arrays: dict[str, np.ndarray] | None = None, **step: Any) -> Result:
+    asked = {"method": "autopilot", "goal": {"kind": "drop", "max_drop": 100.0}, **step}
+    asked["budget"] = {"max_trials": 3, **step.get("budget", {})}
     model = chain_of_convolutions(2)
-    result = quantize_file(tmp_path, model, labelled(model), settings)
+    settings = parse_config({"preset": "plain", "algorithms": [asked]})
+    return quantize_file(folder, model, arrays or labelled(model), settings)
+
+
+def test_the_verdict_is_the_goal_and_the_models_of_the_pareto_set_are_files(tmp_path: Path) -> None:
+    result = piloted(tmp_path)
     assert result.report.verdict == "pass"
     (outcome,) = result.report.algorithms
-    assert outcome.search is not None
     on_front = [trial.file for trial in outcome.search.trials if trial.pareto]
     assert on_front
     assert [file.filename for file in result.files if file.kind != "samples"] == on_front
-    feeds = {"x": samples()["x"]}
-    assert run_onnx(result.files[0].content, feeds)["y"].shape == (48, 5)
+    assert run_onnx(result.files[0].content, {"x": samples()["x"]})["y"].shape == (48, 5)
+    # without labels it goes by the decisions
+    report = piloted(tmp_path, {"x": samples()["x"]}, goal={"kind": "drop", "max_drop": 60.0}).report
+    assert report.verdict == "pass"
+    assert any("no labels" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(
-    ("goal", "budget", "verdict", "failing"),
+    ("step", "failing"),
     [
-        ({"kind": "distance", "metric": "cosine", "limit": 0.5}, {}, "pass", None),
-        ({"kind": "distance", "metric": "sqnr", "limit": 150.0}, {}, "fail", "goal"),
-        ({"kind": "drop", "max_drop": 100.0}, {"max_size_bytes": 10}, "fail", "budget.max_size_bytes"),
+        ({"goal": {"kind": "distance", "metric": "cosine", "limit": 0.5}}, []),
+        ({"goal": {"kind": "distance", "metric": "sqnr", "limit": 150.0}}, ["goal"]),
+        ({"budget": {"max_size_bytes": 10}}, ["budget.max_size_bytes"]),
     ],
 )
-def test_a_goal_or_budget_that_is_missed_fails(
-    tmp_path: Path, goal: dict[str, Any], budget: dict[str, Any], verdict: str, failing: str | None
-) -> None:
-    step = {"method": "autopilot", "goal": goal, "budget": {"max_trials": 3, **budget}}
-    settings = parse_config({"preset": "plain", "algorithms": [step]})
-    model = chain_of_convolutions(2)
-    report = quantize_file(tmp_path, model, labelled(model), settings).report
-    assert report.verdict == verdict
-    assert [clause.clause for clause in report.gate if not clause.holds] == ([failing] if failing else [])
+def test_a_goal_or_budget_that_is_missed_fails(tmp_path: Path, step: dict[str, Any], failing: list[str]) -> None:
+    report = piloted(tmp_path, **step).report
+    assert report.verdict == ("fail" if failing else "pass")
+    assert [clause.clause for clause in report.gate if not clause.holds] == failing
     assert report.gate[0].got is not None
-
-
-def test_without_labels_the_verdict_goes_by_the_decisions(tmp_path: Path) -> None:
-    step = {"method": "autopilot", "goal": {"kind": "drop", "max_drop": 60.0}, "budget": {"max_trials": 3}}
-    settings = parse_config({"preset": "plain", "algorithms": [step]})
-    arrays = {name: array for name, array in samples().items() if name != "labels"}
-    report = quantize_file(tmp_path, chain_of_convolutions(2), arrays, settings).report
-    assert report.verdict == "pass"
-    assert any("no labels" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(
@@ -308,16 +308,7 @@ def test_chains_keep_their_order_and_vary_by_what_knobs_declare() -> None:
     assert search_space(Autopilot) == {}
 
 
-def test_every_variant_of_a_method_has_its_statistics() -> None:
-    change = flown(pilot(190.0, budget={"max_trials": 6}))
-    tried = {trial.name: trial for trial in found(change).trials}
-    alone = [trial for name, trial in tried.items() if name.endswith(": bias_correction")]
-    assert alone
-    by_basis = {trial.name.partition(":")[0]: trial.sqnr_db for trial in tried.values() if not trial.algorithms}
-    assert any(trial.sqnr_db > by_basis[trial.name.partition(":")[0]] for trial in alone)
-
-
-@pytest.mark.parametrize("limit", [20.0, 60.0])
+@pytest.mark.parametrize("limit", [20.0, pytest.param(60.0, marks=pytest.mark.long)])
 def test_what_is_excluded_within_a_region_stays_in_float_whatever_is_tried(tmp_path: Path, limit: float) -> None:
     model = chain_of_convolutions(4, outlier=1)
     for node in model.graph.node:
@@ -341,10 +332,10 @@ def test_what_is_excluded_within_a_region_stays_in_float_whatever_is_tried(tmp_p
         assert content is not result.model or "DequantizeLinear" in region
 
 
-def test_every_trial_is_told_as_it_comes_and_again_with_its_value_once_evaluated(tmp_path: Path) -> None:
-    runs = Listener(), Listener()
-    changes = [flown(pilot(20.0), store=CheckpointStore(tmp_path), run=run) for run in runs]
-    for run, change in zip(runs, changes, strict=True):
+def test_every_trial_is_told_as_it_comes_and_again_with_its_value_once_evaluated(
+    easy: list[tuple[Listener, Change]],
+) -> None:
+    for run, change in easy:
         rows = found(change).trials
         latest = {step: values for stage, step, values in run.told if stage == "autopilot"}
         assert list(latest) == list(range(1, len(rows) + 1))
@@ -354,4 +345,4 @@ def test_every_trial_is_told_as_it_comes_and_again_with_its_value_once_evaluated
         lines = [line for line in run.words if line.startswith("autopilot, recipe ")]
         assert [line.split(": ", 1)[0] for line in lines] == [f"autopilot, recipe {step}" for step in latest]
         assert all(row.name in line for row, line in zip(rows, lines, strict=True))
-    assert all(row.resumed for row in found(changes[1]).trials)
+    assert all(row.resumed for row in found(easy[1][1]).trials)

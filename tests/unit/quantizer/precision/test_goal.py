@@ -62,41 +62,35 @@ def test_a_larger_gap_is_farther_from_the_goal() -> None:
 
 
 def test_a_divergence_of_what_holds_no_classes_is_refused() -> None:
-    model = make_model(
-        "(float[N,3,8,8] x) => (float[N,1] y) { [f] t = Flatten(x) [dense] y = MatMul(t, k) }", {"k": normal(192, 1)}
-    )
-    draft, toolkit = toolkit_for(model)
+    draft, toolkit = toolkit_for(flat("y = MatMul(t, k)", normal(192, 1)))
     with pytest.raises(InvalidConfigError, match="kl: it holds no class scores"):
         measured(draft, toolkit, "kl")
 
 
 def test_outputs_that_quantization_has_wiped_out_are_as_far_as_can_be() -> None:
-    model = make_model(
-        "(float[N,3,8,8] x) => (float[N,5] y) { [f] t = Flatten(x) [dense] y = MatMul(t, k) }", {"k": normal(192, 5)}
-    )
-    draft, toolkit = toolkit_for(model)
+    draft, toolkit = toolkit_for(flat("y = MatMul(t, k)", normal(192, 5)))
     for weight in draft.plan.weights.values():
-        assert weight.integers is not None
         weight.integers = np.zeros_like(weight.integers)
     assert measured(draft, toolkit, "cosine", 0.9).gap == pytest.approx(0.9)
     assert measured(draft, toolkit, "sqnr", 10.0).gap == pytest.approx(10.0)
 
 
+def flat(body: str, weight: np.ndarray) -> onnx.ModelProto:
+    text = f"(float[N,3,8,8] x) => (float[N,{weight.shape[1]}] y) {{ [f] t = Flatten(x) [dense] {body} }}"
+    return make_model(text, {"k": weight})
+
+
 def logarithm(weight: np.ndarray) -> onnx.ModelProto:
     """-inf where a grid rounds one of its positive values to 0."""
-    text = "(float[N,3,8,8] x) => (float[N,5] y) { [f] t = Flatten(x) [dense] s = MatMul(t, k) [log] y = Log(s) }"
-    return make_model(text, {"k": weight})
+    return flat("s = MatMul(t, k) [log] y = Log(s)", weight)
 
 
 def test_a_quantized_model_that_is_not_finite_misses_the_goal_and_says_why() -> None:
     x = np.full((48, 3, 8, 8), 0.01, np.float32)
     x[0] = 100.0
     draft, toolkit = toolkit_for(logarithm(np.full((192, 5), 1 / 192, np.float32)), x=x)
-    for goal in (
-        DistanceGoal(metric="sqnr", limit=10.0),
-        DistanceGoal(metric="kl", limit=0.1),
-    ):
-        found = Referee(goal, toolkit.case, toolkit.services).measure(draft)
+    for metric, limit in (("sqnr", 10.0), ("kl", 0.1)):
+        found = measured(draft, toolkit, metric, limit)
         assert found.value is None and found.gap is None and not found.met
         assert found.undefined == "the outputs hold NaN or Inf, or are all zero"
 

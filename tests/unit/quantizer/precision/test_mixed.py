@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ from worker.quantizer.refine.step import Change
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import SilentRun
 
-COMBINATIONS = ("A16W16_A8W16", "A16W16_A16W8", "A16W16_A8W8", "A16W8_A8W8", "A8W16_A8W8")
 PER_TENSOR = config(weight={"granularity": "per_tensor"})
 
 
@@ -36,9 +37,15 @@ def mixed(limit: float = 30.0, **settings: Any) -> MixedPrecision:
     return MixedPrecision.model_validate({"goal": goal, **settings})
 
 
-def applied(spec: MixedPrecision, outlier: int | None = 2) -> tuple[Change, QuantizationPlan]:
-    draft, toolkit = toolkit_for(chain_of_convolutions(outlier=outlier), PER_TENSOR)
-    change = MixedPrecisionStep(spec).apply(draft, toolkit)
+@cache
+def _applied(document: str) -> Change:
+    draft, toolkit = toolkit_for(chain_of_convolutions(outlier=2), PER_TENSOR)
+    return MixedPrecisionStep(MixedPrecision.model_validate_json(document)).apply(draft, toolkit)
+
+
+def applied(spec: MixedPrecision) -> tuple[Change, QuantizationPlan]:
+    """Every mix is searched once, and not changed."""
+    change = _applied(spec.model_dump_json())
     assert change.draft is not None
     return change, change.draft.plan
 
@@ -55,18 +62,14 @@ def test_the_most_sensitive_layer_keeps_its_precision() -> None:
     assert "conv2" not in tight.nodes
     assert lowered(plan) == set(tight.nodes)
     assert "goal met" in tight.summary
-
-
-def test_the_emitted_model_meets_the_goal() -> None:
-    change, _ = applied(mixed(41.0))
-    assert change.draft is not None
     feeds = {"x": samples()["x"]}
-    model = chain_of_convolutions(outlier=2)
-    expected, got = run_onnx(model, feeds)["y"], run_onnx(change.draft.emitted_bytes(), feeds)["y"]
-    assert sqnr_db(expected, got) >= 41.0
+    expected = run_onnx(chain_of_convolutions(outlier=2), feeds)["y"]
+    assert sqnr_db(expected, run_onnx(tight.draft.emitted_bytes(), feeds)["y"]) >= 41.0
+    quality, _ = applied(mixed(41.0, optimize="quality"))  # the other direction ends at the same mix
+    assert tight.nodes == quality.nodes
 
 
-@pytest.mark.parametrize("combination", COMBINATIONS)
+@pytest.mark.parametrize("combination", ["A16W16_A16W8", "A16W8_A8W8", "A8W16_A8W8"])
 def test_each_combination_gives_its_own_types(combination: str) -> None:
     change, plan = applied(mixed(38.0, combination=combination))
     high, _, low = combination.partition("_")
@@ -113,12 +116,6 @@ def test_a_combination_or_levels_of_ones_own_take_the_place_of_the_presets() -> 
     assert low.weight.granularity == "per_channel"
 
 
-def test_both_directions_end_at_the_same_mix() -> None:
-    speed, _ = applied(mixed(41.0))
-    quality, _ = applied(mixed(41.0, optimize="quality"))
-    assert speed.nodes == quality.nodes
-
-
 def test_float_is_the_highest_level() -> None:
     spec = mixed(
         39.0,
@@ -145,13 +142,10 @@ def test_selectors_and_budgets_bind() -> None:
     assert "goal missed" in change.summary
 
 
-def test_a_mix_that_is_too_slow_is_over_budget() -> None:
+def test_a_goal_or_a_budget_out_of_reach_is_told() -> None:
     change, _ = applied(mixed(10.0, budget={"max_latency_ratio": 1e-6}))
     assert "over budget" in change.summary
     assert "of the float model's latency, 1e-06 allowed" in change.summary
-
-
-def test_a_goal_out_of_reach_is_told() -> None:
     change, plan = applied(mixed(150.0))
     assert lowered(plan) == set()
     assert "goal missed by" in change.summary
@@ -169,7 +163,7 @@ def test_layers_that_share_a_tensor_move_together() -> None:
             "k": normal(4, 5),
         },
     )
-    for limit in (20.0, 30.0, 40.0, 45.0):
+    for limit in (30.0, 45.0):
         draft, toolkit = toolkit_for(model, PER_TENSOR)
         change = MixedPrecisionStep(mixed(limit)).apply(draft, toolkit)
         assert ("b" in change.nodes) == ("c" in change.nodes)
@@ -226,6 +220,8 @@ def test_a_search_that_was_broken_off_does_not_repeat_its_evaluations(tmp_path: 
         draft, toolkit = toolkit_for(chain_of_convolutions(outlier=2), PER_TENSOR, checkpoint=store, run=run)
         return MixedPrecisionStep(mixed(41.0)).apply(draft, toolkit)
 
+    whole, _ = applied(mixed(41.0))
+    needed = int(re.search(r"(\d+) evaluations", whole.summary)[1])
     measured: list[Draft] = []
     original = Referee.measure
 
@@ -234,9 +230,6 @@ def test_a_search_that_was_broken_off_does_not_repeat_its_evaluations(tmp_path: 
         return original(self, draft)
 
     monkeypatch.setattr(Referee, "measure", counted)
-    whole, _ = applied(mixed(41.0))
-    needed = len(measured)
-    measured.clear()
     with pytest.raises(CanceledError):
         attempt(Canceling())
     finished = 2
@@ -245,8 +238,6 @@ def test_a_search_that_was_broken_off_does_not_repeat_its_evaluations(tmp_path: 
     resumed = attempt(SilentRun())
     assert len(measured) == needed - finished
     assert f"{finished} of them by an earlier attempt" in resumed.summary
-    assert resumed.draft is not None
-    assert whole.draft is not None
     assert resumed.draft.emitted_bytes() == whole.draft.emitted_bytes()
 
 
@@ -314,7 +305,7 @@ def test_the_operands_of_an_addition_have_one_type() -> None:
     feeds = {"x": samples()["x"]}
     expected = run_onnx(model, feeds)["y"]
     mixes = set()
-    for limit in (20.0, 30.0, 34.0, 38.0, 42.0, 60.0):
+    for limit in (20.0, 34.0, 42.0):
         draft, toolkit = toolkit_for(model, PER_TENSOR)
         change = MixedPrecisionStep(mixed(limit)).apply(draft, toolkit)
         assert change.draft is not None
@@ -324,4 +315,4 @@ def test_the_operands_of_an_addition_have_one_type() -> None:
             assert first == second
         mixes.add(change.nodes)
         assert sqnr_db(expected, run_onnx(change.draft.emitted_bytes(), feeds)["y"]) >= limit
-    assert len(mixes) > 2
+    assert len(mixes) == 3

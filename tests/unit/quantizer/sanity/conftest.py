@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,9 +39,9 @@ class Bench:
         return {finding.code for finding in self.findings(**data)}
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    path = tmp_path / "net.onnx"
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    path = tmp_path_factory.mktemp("bench") / "net.onnx"
     make_model(path)
     uploaded = open_model(path)
     session = uploaded.session(threads=1, what="float model", model=uploaded.model)

@@ -8,7 +8,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.quantizer.sanity.chance import Hits, best_classes, guessed_share, hits_of, tail_at_least, tail_at_most
@@ -26,7 +26,6 @@ def test_tails_are_exact(count: int, data: st.DataObject) -> None:
     assert tail_at_most(hits, count, float(share)) == pytest.approx(float(exact(range(hits + 1))), abs=1e-12)
 
 
-@settings(max_examples=40)
 @given(
     labels=st.lists(st.integers(0, 3), min_size=2, max_size=6),
     rank=st.integers(1, 2),
@@ -42,7 +41,6 @@ def test_expected_hits_are_those_of_all_permutations(labels: list[int], rank: in
 
 
 @given(count=st.integers(1, 2000), classes=st.integers(2, 1000), seed=st.integers(0, 10_000))
-@settings(max_examples=60)
 def test_a_useful_model_raises_no_alarm(count: int, classes: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, count)

@@ -7,6 +7,7 @@ import pytest
 
 from service.contracts.config import parse_config
 from tests.unit.quantizer.sanity.conftest import Bench
+from worker.quantizer.data import RandomDataset
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.examine import examine
@@ -19,16 +20,11 @@ def test_correct_data_is_silent(bench: Bench) -> None:
 
 
 def test_shuffled_labels_are_chance(bench: Bench) -> None:
-    (found,) = bench.findings(labels=np.random.default_rng(0).permutation(bench.y))
-    assert found.code == "float-metric-at-chance"
-    assert found.severity == "critical"
-    assert found.undermines_verdict
-    assert found.where == {"metric": "top1"}
-
-
-def test_a_declared_metric_is_named(bench: Bench) -> None:
-    config = {"evaluation": {"metrics": [{"kind": "f1", "name": "mine"}]}}
     labels = np.random.default_rng(0).permutation(bench.y)
+    (found,) = bench.findings(labels=labels)
+    assert (found.code, found.severity, found.where) == ("float-metric-at-chance", "critical", {"metric": "top1"})
+    assert found.undermines_verdict
+    config = {"evaluation": {"metrics": [{"kind": "f1", "name": "mine"}]}}
     (found,) = bench.findings(labels=labels, config=config)
     assert (found.code, found.where) == ("float-metric-at-chance", {"metric": "mine"})
 
@@ -57,10 +53,19 @@ def test_labels_of_one_class(bench: Bench) -> None:
     assert bench.codes(x=bench.x[kept], labels=bench.y[kept]) == {"labels-of-one-class"}
 
 
-def test_one_sample_of_calibration_is_always_named(bench: Bench) -> None:
+def test_one_sample_of_calibration_is_always_named_and_logged_at_once(bench: Bench) -> None:
     one = bench.x[:1] + np.float32(0.01)
     assert bench.codes(calibration=one) == {"one-calibration-sample"}
     assert "one-calibration-sample" in bench.codes(config={"calibration_samples": 1})
+    said: list[tuple[str, str]] = []
+
+    class Told(SilentRun):
+        def log(self, message: str, level: str = "info") -> None:
+            said.append((level, message))
+
+    examine(bench.case(calibration=one), None, Services(run=Told(), threads=1))
+    ((level, message),) = said
+    assert level == "warning" and "1 calibration sample" in message
 
 
 @pytest.mark.parametrize(("count", "named"), [(2, True), (19, True), (20, False)])
@@ -77,19 +82,12 @@ def test_constant_calibration_data(bench: Bench) -> None:
     assert all(finding.undermines_verdict for finding in bench.findings(x=zeros, labels=None))
 
 
-def test_identical_samples(bench: Bench) -> None:
-    same = np.repeat(bench.x[:1], 40, axis=0)
-    assert bench.codes(calibration=same + np.float32(0.01)) == {"calibration-samples-identical"}
+def test_identical_repeated_and_nearly_constant_samples(bench: Bench) -> None:
+    same, tiny = np.repeat(bench.x[:1], 40, axis=0), np.float32(0.01)
+    assert bench.codes(calibration=same + tiny) == {"calibration-samples-identical"}
     assert "evaluation-samples-identical" in bench.codes(x=same, labels=np.repeat(bench.y[:1], 40))
-
-
-def test_repeated_samples(bench: Bench) -> None:
-    assert bench.codes(calibration=np.tile(bench.x[:10] + np.float32(0.01), (4, 1, 1, 1))) == {"samples-repeated"}
-
-
-def test_nearly_constant_data(bench: Bench) -> None:
-    offset = (1e4 + bench.x).astype(np.float32)
-    assert "data-nearly-constant" in bench.codes(calibration=offset)
+    assert bench.codes(calibration=np.tile(bench.x[:10] + tiny, (4, 1, 1, 1))) == {"samples-repeated"}
+    assert "data-nearly-constant" in bench.codes(calibration=(1e4 + bench.x).astype(np.float32))
 
 
 def test_a_missing_colour(bench: Bench) -> None:
@@ -119,11 +117,7 @@ def test_inputs_that_do_not_reach_the_decision(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    [
-        (lambda x: x[:, ::-1], "channel-order"),
-        (lambda x: x / 255, "scale"),
-        (lambda x: x + 6, "mean"),
-    ],
+    [(lambda x: x[:, ::-1], "channel-order"), (lambda x: x / 255, "scale"), (lambda x: x + 6, "mean")],
 )
 def test_a_planted_fault_is_found_and_named(bench: Bench, fault: object, kind: str) -> None:
     wrong = np.ascontiguousarray(fault(bench.x), np.float32)  # type: ignore[operator]
@@ -131,23 +125,7 @@ def test_a_planted_fault_is_found_and_named(bench: Bench, fault: object, kind: s
     assert [finding.where["fault"] for finding in found] == [kind]
 
 
-def test_critical_findings_are_logged_at_once(bench: Bench) -> None:
-    said: list[tuple[str, str]] = []
-
-    class Told(SilentRun):
-        def log(self, message: str, level: str = "info") -> None:
-            said.append((level, message))
-
-    case = bench.case(calibration=bench.x[:1] + np.float32(0.01))
-    examine(case, None, Services(run=Told(), threads=1))
-    ((level, message),) = said
-    assert level == "warning"
-    assert "1 calibration sample" in message
-
-
 def test_random_inputs_are_not_judged(bench: Bench) -> None:
-    from worker.quantizer.data import RandomDataset
-
     case = bench.case()
     config = parse_config({"preset": "int8", "random_calibration": {"shapes": {"x": [1, 3, 8, 8]}}})
     random = RandomDataset(case.inputs, config.random_calibration, 0)  # type: ignore[arg-type]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,15 +10,12 @@ from worker.quantizer.sanity.kind import declare, declared, worst_first
 from worker.quantizer.sanity.page import findings_page
 from worker.quantizer.sanity.samples import FEW_SAMPLES, ONE_SAMPLE, SOME_IN_CALIBRATION
 
-ROOT = Path(__file__).parents[4]
+PAGE = Path(__file__).parents[4] / "docs" / "findings.md"
 
 
 def test_the_page_is_current() -> None:
-    command = [sys.executable, "-m", "worker.quantizer.sanity.page"]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert made == findings_page() == (ROOT / "docs" / "findings.md").read_text(), (
-        "run: python -m worker.quantizer.sanity.page > docs/findings.md"
-    )
+    made = findings_page()
+    assert made == PAGE.read_text(), "run: python -m worker.quantizer.sanity.page > docs/findings.md"
     for kind in declared():
         assert f"| `{kind.code}` | {kind.severity}" in made
         assert kind.hint
@@ -36,7 +31,4 @@ def test_the_worst_comes_first_and_once() -> None:
     few = FEW_SAMPLES({"a": 1}, count=3, percent=50.0)
     info = SOME_IN_CALIBRATION(shared=1, count=2)
     assert worst_first([info, few, ONE_SAMPLE(), few]) == (ONE_SAMPLE(), few, info)
-    assert (
-        few.message == "ranges are taken from 3 calibration samples: in each channel about 50 % of new samples "
-        "will exceed what these have reached"
-    )
+    assert "3 calibration samples" in few.message and "50 %" in few.message

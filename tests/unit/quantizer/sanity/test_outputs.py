@@ -20,23 +20,16 @@ def codes(*outputs: np.ndarray) -> list[str]:
 
 def test_outputs_that_never_change_are_told() -> None:
     assert codes(CONSTANT) == ["float-output-constant"]
-    assert codes(CONSTANT, VARIED) == []
-
-
-def test_an_output_that_could_not_be_looked_at_may_differ() -> None:
-    assert codes(CONSTANT, np.zeros((0,), np.float32)) == []
+    # an output that could not be looked at may differ
+    assert codes(CONSTANT, VARIED) == codes(CONSTANT, np.zeros((0,), np.float32)) == []
 
 
 def test_nan_leaves_nothing_to_say_about_accuracy() -> None:
     lost = VARIED.copy()
     lost[:4, 3] = np.nan
     (finding,) = output_findings(["y"], [lost])
-    assert (finding.code, finding.undermines_verdict, finding.where) == (
-        "float-output-not-finite",
-        True,
-        {"output": "y"},
-    )
-    assert "25 % of 16" in finding.message
+    assert (finding.code, finding.where) == ("float-output-not-finite", {"output": "y"})
+    assert finding.undermines_verdict and "25 % of 16" in finding.message
 
 
 def test_scores_with_nan_agree_with_nothing() -> None:

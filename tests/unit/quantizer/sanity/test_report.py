@@ -43,12 +43,7 @@ def test_findings_stand_in_the_report_the_worst_first(tmp_path: Path) -> None:
 
 
 def test_chance_of_each_kind(bench: Bench) -> None:
-    metrics = [
-        {"kind": "top1"},
-        {"kind": "accuracy_at_k", "k": 2},
-        {"kind": "per_class_accuracy"},
-        {"kind": "f1"},
-    ]
+    metrics = [{"kind": "top1"}, {"kind": "accuracy_at_k", "k": 2}, {"kind": "per_class_accuracy"}, {"kind": "f1"}]
     labels = np.array([0, 0, 1, 2] * 10)
     case = bench.case(x=bench.x[:40], labels=labels, config={"evaluation": {"metrics": metrics}})
     declared = [figures(metric.name, metric.kind, 90.0) for metric in case.config.evaluation.metrics]
