@@ -31,7 +31,7 @@ demo: $(STAMP) ## Train a small CNN, quantize it through the service, print the 
 # One process per core, four at most.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-test-fast: $(STAMP) ## Run the unit tests that need neither a service nor real data and are no long ones: under a minute
+test-fast: $(STAMP) ## Run one case of each short unit test that needs neither a service nor real data: under a minute
 	$(PYTEST) tests/unit -m fast $(PYTEST_ARGS)
 
 test: $(STAMP) ## Run the tests, in ten minutes on two cores (PYTEST_ARGS="-n 0": in one process)

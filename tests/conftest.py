@@ -110,14 +110,18 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
 def pytest_lanes(items: list[pytest.Item]) -> None:
     """Marks that follow from others. A test of ``database_url`` runs on PostgreSQL in the long lane alone, unless it
-    says that databases differ there.
+    says that databases differ there. The fast lane has one case of each unit test that no mark keeps out of it.
     """
+    seen: set[str] = set()
     for item in items:
         callspec = getattr(item, "callspec", None)
         on_postgres = callspec is not None and callspec.params.get("database_url") == "postgres"
         if on_postgres and item.get_closest_marker("both_databases") is None:
             item.add_marker(pytest.mark.long)
-        if item.path.is_relative_to(_TESTS / "unit") and not any(map(item.get_closest_marker, _NOT_FAST)):
+        function = item.nodeid.partition("[")[0]
+        is_unit = item.path.is_relative_to(_TESTS / "unit") and not any(map(item.get_closest_marker, _NOT_FAST))
+        if is_unit and function not in seen:
+            seen.add(function)
             item.add_marker(pytest.mark.fast)
 
 
