@@ -6,40 +6,28 @@ from typing import Any
 
 import pytest
 
-from quantmill.quark.preset_documents import CLASSES, FAST, qconfig, tensor
-from service.contracts.config import parse_config
-from service.contracts.errors import InvalidConfigError
-from service.quark import Translation, read_config, translate
+from quantmill.quark.preset_documents import CLASSES, FAST, qconfig
+from service.quark import translate
 from service.quark.equalization import PARAMETERS
 from service.quark.finetune import DEFAULT_PARAMS, FINETUNE_SETTINGS
+from tests.support.each import each
+from tests.unit.quark.comparing import INT8, algorithms, notes, problems
 
-INT8 = tensor("Int8", method="MinMax")
 CLE = "cross_layer_equalization"
 
 
-def fast(**parameters: Any) -> dict[str, Any]:
+def finetuned(parameters: Any, **options: Any) -> dict[str, Any]:
     """A QuantizationConfig with this FastFinetune."""
-    return {"include_cle": False, "include_fast_ft": True, "extra_options": {"FastFinetune": parameters}}
+    return {"include_cle": False, "include_fast_ft": True, "extra_options": {"FastFinetune": parameters, **options}}
+
+
+def fast(**parameters: Any) -> dict[str, Any]:
+    return finetuned(parameters)
 
 
 def classes(*entries: Any, **options: Any) -> dict[str, Any]:
     """A QConfig with this algo_config."""
     return {**qconfig(INT8, INT8, options), "algo_config": list(entries)}
-
-
-def algorithms(data: Any) -> list[dict[str, Any]]:
-    """The algorithms of the config that ``data`` is translated to, in full."""
-    return [algorithm.model_dump(mode="json") for algorithm in parse_config(translate(data).config).algorithms]
-
-
-def notes(data: Any) -> dict[str, str]:
-    return {note.pointer: note.message for note in translate(data).notes}
-
-
-def problems(data: Any) -> dict[str, str]:
-    with pytest.raises(InvalidConfigError) as caught:
-        read_config({"format": "quark", "config": data})
-    return {problem.pointer.removeprefix("/config"): problem.message for problem in caught.value.errors}
 
 
 # key of FastFinetune, value, our key, our value; by AdaRound unless the key concerns AdaQuant only.
@@ -69,7 +57,7 @@ HONOURED = [
 BY_OPTION = {setting.option: setting for setting in FINETUNE_SETTINGS}
 
 
-@pytest.mark.parametrize(("key", "value", "ours", "expected"), HONOURED, ids=[f"{row[0]}-{row[1]}" for row in HONOURED])
+@each(("key", "value", "ours", "expected"), HONOURED)
 def test_parameters_of_finetuning_arrive(key: str, value: Any, ours: str, expected: Any) -> None:
     setting = BY_OPTION[key]
     method = setting.method or "adaround"
@@ -90,7 +78,7 @@ def test_every_parameter_that_is_honoured_is_in_the_table() -> None:
 OTHER_VALUES: dict[str, Any] = {"true or false": True, "a whole number": 3, "a text": "x"}
 
 
-@pytest.mark.parametrize("setting", [s for s in FINETUNE_SETTINGS if s.verdict != "honoured"], ids=lambda s: s.option)
+@each("setting", [s for s in FINETUNE_SETTINGS if s.verdict != "honoured"])
 def test_what_is_not_honoured_is_noted_or_refused_with_its_reason(setting: Any) -> None:
     value = OTHER_VALUES[setting.kind]
     at, other = f"/extra_options/FastFinetune/{setting.option}", f"/algo_config/0/{setting.field}"
@@ -102,7 +90,7 @@ def test_what_is_not_honoured_is_noted_or_refused_with_its_reason(setting: Any) 
     assert at in translate(quiet).honoured and at not in notes(quiet)
 
 
-@pytest.mark.parametrize("setting", FINETUNE_SETTINGS, ids=lambda s: s.option)
+@each("setting", FINETUNE_SETTINGS)
 def test_a_wrong_type_is_refused_at_its_own_place(setting: Any) -> None:
     wrong: Any = 5 if setting.kind in ("a text", "a list", "true or false", "anything") else "5"
     if setting.method == "adaquant":
@@ -133,17 +121,18 @@ def test_bad_values_of_finetuning(parameters: dict[str, Any], pointer: str, says
     assert says in found[f"/extra_options/FastFinetune/{pointer}"]
 
 
-def test_several_devices_become_one_with_a_note() -> None:
-    data = fast(OptimDevice="cuda:2,3")
-    assert algorithms(data)[0]["optim_device"] == "cuda:2"
-    assert "the first is used" in notes(data)["/extra_options/FastFinetune/OptimDevice"]
-
-
-def test_a_parameter_of_the_other_algorithm_is_noted() -> None:
-    told = notes(fast(OptimAlgorithm="adaquant", RegParam=0.5))
-    assert "it concerns adaround only" in told["/extra_options/FastFinetune/RegParam"]
-    told = notes(fast(UpdateBias=True))
-    assert "it concerns adaquant only" in told["/extra_options/FastFinetune/UpdateBias"]
+@pytest.mark.parametrize(
+    ("parameters", "key", "says"),
+    [
+        ({"OptimDevice": "cuda:2,3"}, "OptimDevice", "the first is used"),
+        ({"OptimAlgorithm": "adaquant", "RegParam": 0.5}, "RegParam", "it concerns adaround only"),
+        ({"UpdateBias": True}, "UpdateBias", "it concerns adaquant only"),
+    ],
+)
+def test_what_is_not_taken_as_it_is_is_noted(parameters: dict[str, Any], key: str, says: str) -> None:
+    data = fast(**parameters)
+    assert says in notes(data)[f"/extra_options/FastFinetune/{key}"]
+    assert algorithms(data)[0]["optim_device"] == ("cuda:2" if key == "OptimDevice" else "auto")
 
 
 def test_what_is_not_given_is_as_in_quark() -> None:
@@ -164,29 +153,27 @@ def test_what_is_not_given_is_as_in_quark() -> None:
 
 def test_the_solver_is_told() -> None:
     for data, pointer in ((fast(), "/include_fast_ft"), (classes("adaround"), "/algo_config/0")):
-        told = [note.message for note in translate(data).notes if note.pointer == pointer]
-        assert any("with solver gradient it is Quark's descent" in message for message in told)
-        assert any("accept: if_better" in message for message in told)
+        assert "with solver gradient it is Quark's descent" in notes(data)[pointer]
+        assert "accept: if_better" in notes(data)[pointer]
 
 
-@pytest.mark.parametrize(
-    "parameters",
+@each(
+    ("key", "value"),
     [
-        {"BatchSize": 8},
-        {"NumIterations": 500},
-        {"LearningRate": 0.01},
-        {"LRAdjust": [1.0, 0.2]},
-        {"DropRatio": 0.5},
-        {"RegParam": 0.1},
-        {"BetaRange": [10, 2]},
-        {"WarmStart": 0.5},
+        ("BatchSize", 8),
+        ("NumIterations", 500),
+        ("LearningRate", 0.01),
+        ("LRAdjust", [1.0, 0.2]),
+        ("DropRatio", 0.5),
+        ("RegParam", 0.1),
+        ("BetaRange", [10, 2]),
+        ("WarmStart", 0.5),
     ],
 )
-def test_numbers_of_ones_own_choose_the_descent_that_they_are_for(parameters: dict[str, Any]) -> None:
-    (found,) = algorithms(fast(**parameters))
-    assert found["solver"] == "gradient"
-    (key,) = parameters
-    told = notes(fast(**parameters))
+def test_numbers_of_ones_own_choose_the_descent_that_they_are_for(key: str, value: Any) -> None:
+    data = fast(**{key: value})
+    assert algorithms(data)[0]["solver"] == "gradient"
+    told = notes(data)
     assert "AdaRound runs by gradient descent" in told[f"/extra_options/FastFinetune/{key}"]
     assert "coordinate descent" not in told["/include_fast_ft"]
 
@@ -211,36 +198,22 @@ def test_the_parameters_of_the_presets_go_by_their_names(method: str) -> None:
     name = f"DEFAULT_{method.upper()}_PARAMS"
     assert DEFAULT_PARAMS[name] == FAST[method]
     for spelled in (name, f"quark.onnx.quantization.config.custom_config.{name}"):
-        data = {"include_cle": False, "include_fast_ft": True, "extra_options": {"FastFinetune": spelled}}
-        assert algorithms(data) == algorithms(fast(**FAST[method]))
-    wrong = {"include_cle": False, "include_fast_ft": True, "extra_options": {"FastFinetune": "DEFAULT_PARAMS"}}
-    assert "DEFAULT_ADAROUND_PARAMS" in problems(wrong)["/extra_options/FastFinetune"]
+        assert algorithms(finetuned(spelled)) == algorithms(fast(**FAST[method]))
+    assert "DEFAULT_ADAROUND_PARAMS" in problems(finetuned("DEFAULT_PARAMS"))["/extra_options/FastFinetune"]
 
 
 def test_without_its_switch_a_parameter_has_no_effect() -> None:
-    data = {
-        "include_cle": False,
-        "extra_options": {"FastFinetune": FAST["adaround"], "CLESteps": 5, "SmoothAlpha": 0.1},
-    }
+    switches = {"FastFinetune": "include_fast_ft", "CLESteps": "include_cle", "SmoothAlpha": "include_sq"}
+    options = {"FastFinetune": FAST["adaround"], "CLESteps": 5, "SmoothAlpha": 0.1}
+    data = {"include_cle": False, "extra_options": options}
     assert algorithms(data) == []
-    assert {
-        pointer.removeprefix("/extra_options/"): message.split(" without ")[1]
-        for pointer, message in notes(data).items()
-    } == {
-        "FastFinetune": "include_fast_ft",
-        "CLESteps": "include_cle",
-        "SmoothAlpha": "include_sq",
-    }
+    told = {pointer.removeprefix("/extra_options/"): message for pointer, message in notes(data).items()}
+    assert {key: message.split(" without ")[1] for key, message in told.items()} == switches
 
 
 def test_algorithms_come_in_the_order_in_which_they_have_to_run() -> None:
     wanted = [CLE, "smooth_quant", "bias_correction", "adaquant"]
-    data = {
-        "include_fast_ft": True,
-        "include_sq": True,
-        "include_cle": True,
-        "extra_options": {"FastFinetune": FAST["adaquant"], "BiasCorrection": True},
-    }
+    data = {**finetuned(FAST["adaquant"], BiasCorrection=True), "include_sq": True, "include_cle": True}
     assert [entry["method"] for entry in algorithms(data)] == wanted
     entries = ["bias_correction", CLASSES["adaquant"], {"name": "smooth_quant"}, {"name": "cle"}]
     assert [entry["method"] for entry in algorithms(classes(*entries))] == wanted
@@ -251,16 +224,16 @@ def test_equalization_keeps_quarks_defaults() -> None:
         (found,) = algorithms(data)
         assert (found["steps"], found["scale_use_threshold"], found["weight_threshold"]) == (1, True, 0.5)
         assert found["scale_append_bias"] is True
-        assert any("CLESteps -1" in note.message or "-1 goes on" in note.message for note in translate(data).notes)
+        assert any("CLESteps -1" in told or "-1 goes on" in told for told in notes(data).values())
     (smooth,) = algorithms({"include_cle": False, "include_sq": True})
     assert smooth["alpha"] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("option", "field", "value"),
-    [(s.option, s.field, {"a whole number": 9, "a number": 0.25, "true or false": False}[s.kind])
-     for settings in PARAMETERS.values() for s in settings if s.option != "CLEBalanceMethod"],
-)  # fmt: skip
+VALUES = {"a whole number": 9, "a number": 0.25, "true or false": False}
+SHARED = [s for settings in PARAMETERS.values() for s in settings if s.option != "CLEBalanceMethod"]
+
+
+@each(("option", "field", "value"), [(s.option, s.field, VALUES[s.kind]) for s in SHARED])
 def test_fields_of_classes_and_extra_options_say_the_same(option: str, field: str, value: Any) -> None:
     name = "smooth_quant" if option == "SmoothAlpha" else "cle"
     by_field, by_option = classes({"name": name, field: value}), classes(name, **{option: value})
@@ -270,26 +243,21 @@ def test_fields_of_classes_and_extra_options_say_the_same(option: str, field: st
     assert algorithms(classes({"name": name, field: value}, **{option: value})) == algorithms(by_option)
 
 
-def test_balancing_by_anything_but_max_is_refused() -> None:
-    assert (
-        "must be max"
-        in problems(classes({"name": "cle", "cle_balance_method": "mean"}))["/algo_config/0/cle_balance_method"]
-    )
+def test_balancing_is_by_max() -> None:
     assert algorithms(classes({"name": "cle", "cle_balance_method": "max"})) == algorithms(classes("cle"))
 
 
 def test_replacing_clips_belongs_to_equalization() -> None:
     options = {"extra_options": {"ReplaceClip6Relu": True}}
-    alone = translate({"include_cle": False, **options})
-    assert "preparation" not in alone.config
-    assert "without include_cle" in notes({"include_cle": False, **options})["/extra_options/ReplaceClip6Relu"]
-    both = translate({"include_cle": True, **options})
-    assert both.config["preparation"]["clip6_to_relu"] is True
-    assert classed(["cle"], **options).config["preparation"]["clip6_to_relu"] is True
+    alone = {"include_cle": False, **options}
+    assert "preparation" not in translate(alone).config
+    assert "without include_cle" in notes(alone)["/extra_options/ReplaceClip6Relu"]
+    for both in ({"include_cle": True, **options}, classes("cle", ReplaceClip6Relu=True)):
+        assert translate(both).config["preparation"]["clip6_to_relu"] is True
 
 
-def classed(entries: list[Any], **fields: Any) -> Translation:
-    return translate({**classes(*entries), **fields})
+BFLOAT = {"activation_type": "ExtendedQuantType.QBFloat16", "weight_type": "ExtendedQuantType.QBFloat16"}
+NPU_CNN = {"calibrate_method": "PowerOfTwoMethod.MinMSE", "enable_npu_cnn": True}
 
 
 @pytest.mark.parametrize(
@@ -312,22 +280,11 @@ def classed(entries: list[Any], **fields: Any) -> Translation:
             "",
             "no algorithms but smooth_quant, bias_correction, adaround, adaquant; leave cross_layer_equalization out",
         ),
-        (
-            {
-                **fast(OptimAlgorithm="adaround"),
-                "activation_type": "ExtendedQuantType.QBFloat16",
-                "weight_type": "ExtendedQuantType.QBFloat16",
-            },
-            "/include_fast_ft",
-            "adaround rounds weights to integers",
-        ),
+        ({**fast(OptimAlgorithm="adaround"), **BFLOAT}, "/include_fast_ft", "adaround rounds weights to integers"),
+        (classes({"name": "cle", "cle_balance_method": "mean"}), "/algo_config/0/cle_balance_method", "must be max"),
         ({"use_dynamic_quant": True, "enable_npu_transformer": True}, "/enable_npu_transformer", "no rules of targets"),
         (
-            {
-                "calibrate_method": "PowerOfTwoMethod.MinMSE",
-                "enable_npu_cnn": True,
-                "extra_options": {"ActivationSymmetric": True, "WeightsOnly": True},
-            },
+            {**NPU_CNN, "extra_options": {"ActivationSymmetric": True, "WeightsOnly": True}},
             "/enable_npu_cnn",
             "mode weights_only knows no rules of targets",
         ),
@@ -335,7 +292,7 @@ def classed(entries: list[Any], **fields: Any) -> Translation:
 )
 def test_what_excludes_each_other(data: Any, pointer: str, says: str) -> None:
     found = problems(data)
-    assert says in found.get(pointer, ""), found
+    assert pointer in found and says in found[pointer], found
 
 
 def test_extra_options_win_over_the_class() -> None:
@@ -348,8 +305,7 @@ def test_a_preference_wins_over_parameters_of_finetuning() -> None:
     parameters = {"OptimAlgorithm": "adaquant", "EarlyStop": True, "UpdateBias": False, "MemOptLevel": 1}
 
     def found(preference: str) -> dict[str, Any]:
-        options = {"FastFinetune": parameters, "QuantizationPreference": preference}
-        return algorithms({"include_cle": False, "include_fast_ft": True, "extra_options": options})[0]
+        return algorithms(finetuned(parameters, QuantizationPreference=preference))[0]
 
     (plain,) = algorithms(fast(**parameters))
     assert found("accuracy") == {**plain, "early_stop": False, "update_bias": True, "output_qdq": True}
@@ -372,12 +328,8 @@ def test_a_preset_may_be_changed_key_by_key() -> None:
     assert (more[0]["steps"], more[1]) == (-1, plain)
     whole = {"preset": "XINT8", "include_fast_ft": True, "extra_options": {"FastFinetune": FAST["adaround"]}}
     assert algorithms(whole) == [plain]
-
-
-def test_a_preset_may_be_given_the_other_algorithm() -> None:
-    (found,) = algorithms({"preset": "XINT8_ADAROUND", "extra_options": {"FastFinetune": FAST["adaquant"]}})
-    (wanted,) = algorithms("XINT8_ADAQUANT")
-    assert found == wanted
+    other = {"preset": "XINT8_ADAROUND", "extra_options": {"FastFinetune": FAST["adaquant"]}}
+    assert algorithms(other) == algorithms("XINT8_ADAQUANT")
 
 
 def test_all_that_quark_writes_of_a_class_is_read() -> None:

@@ -8,10 +8,11 @@ import pytest
 
 from quantmill.quark.preset_documents import qconfig, tensor
 from service.contracts.config import parse_config
-from service.contracts.errors import InvalidConfigError
 from service.quark import read_config, translate
+from tests.unit.quark.comparing import INT8, notes, problems
 
-INT8, INT16 = tensor("Int8", method="MinMax"), tensor("Int16", method="MinMax")
+INT16 = tensor("Int16", method="MinMax")
+MIXING = "/extra_options/AutoMixprecision"
 TARGETS = {"ActTargetQuantType": "QuantType.QInt8", "WeightTargetQuantType": "QuantType.QInt8"}
 
 
@@ -40,16 +41,6 @@ def mixing(data: Any) -> Any:
     return found
 
 
-def notes(data: Any) -> dict[str, str]:
-    return {note.pointer: note.message for note in translate(data).notes}
-
-
-def problems(data: Any) -> dict[str, str]:
-    with pytest.raises(InvalidConfigError) as caught:
-        read_config({"format": "quark", "config": data})
-    return {problem.pointer.removeprefix("/config"): problem.message for problem in caught.value.errors}
-
-
 def test_levels_are_the_types_of_the_config_and_the_target_types() -> None:
     data = legacy({**TARGETS, "OutputIndex": 1, "Top1AccTarget": 0.1})
     found = mixing(data)
@@ -59,27 +50,29 @@ def test_levels_are_the_types_of_the_config_and_the_target_types() -> None:
     assert found.low.activation.calibration.percentile == 99.999
     assert not found.low.activation.symmetric
     assert (found.optimize, found.output_index) == ("speed", 1)
-    at = "/extra_options/AutoMixprecision"
-    assert {f"{at}/{key}" for key in (*TARGETS, "OutputIndex", "Top1AccTarget")} <= set(translate(data).honoured)
+    assert {f"{MIXING}/{key}" for key in (*TARGETS, "OutputIndex", "Top1AccTarget")} <= set(translate(data).honoured)
 
 
-def test_one_target_type_leaves_the_other_as_it_is() -> None:
+def test_one_target_type_leaves_the_other_as_it_is_and_both_may_be_of_another_family() -> None:
     data = legacy({"ActTargetQuantType": "QuantType.QUInt8", "L2Target": 0.5}, weight_type="ExtendedQuantType.QInt16")
     found = mixing(data)
     assert (found.low.activation.dtype, found.low.weight.dtype) == ("uint8", "int16")
+    found = mixing(legacy({"ActTargetQuantType": "QBFloat16", "WeightTargetQuantType": "QBFloat16", "L2Target": 1}))
+    assert (found.low.activation.dtype, found.low.weight.dtype) == ("bfloat16", "bfloat16")
 
 
-def test_a_top1_target_is_a_share_and_becomes_points() -> None:
-    found = mixing(legacy({**TARGETS, "Top1AccTarget": 0.02}))
-    assert found.goal.model_dump() == {"kind": "drop", "metric": "top1", "max_drop": 2.0}
-    told = notes(legacy({**TARGETS, "Top1AccTarget": 0.02}))["/extra_options/AutoMixprecision/Top1AccTarget"]
-    assert "2 points" in told
-
-
-def test_an_l2_target_is_a_distance() -> None:
-    data = legacy({**TARGETS, "L2Target": 0.3})
-    assert mixing(data).goal.model_dump() == {"kind": "distance", "metric": "l2", "limit": 0.3}
-    assert "relative here" in notes(data)["/extra_options/AutoMixprecision/L2Target"]
+@pytest.mark.parametrize(
+    ("target", "goal", "says"),
+    [
+        ({"Top1AccTarget": 0.02}, {"kind": "drop", "metric": "top1", "max_drop": 2.0}, "2 points"),
+        ({"L2Target": 0.3}, {"kind": "distance", "metric": "l2", "limit": 0.3}, "relative here"),
+    ],
+)
+def test_targets_become_goals(target: dict[str, float], goal: dict[str, Any], says: str) -> None:
+    """A share of top-1 becomes points."""
+    data = legacy({**TARGETS, **target})
+    assert mixing(data).goal.model_dump() == goal
+    assert says in notes(data)[f"{MIXING}/{next(iter(target))}"]
 
 
 def test_a_function_becomes_a_metric_of_its_own() -> None:
@@ -120,24 +113,14 @@ def test_a_distance_function_gets_both_outputs_and_less_is_better() -> None:
 def test_quality_begins_with_the_types_of_the_config() -> None:
     fields = {"include_layers": ["fc", "^conv.*"], "exclude_layers": ["last"], "data_size": 32}
     quality = mixing(classes(metric_optimize_object="quality", **fields))
-    assert (quality.optimize, quality.high.activation.dtype, quality.low.activation.dtype) == (
-        "quality",
-        "int8",
-        "int16",
-    )
-    assert [selector.model_dump(exclude_defaults=True) for selector in quality.include] == [
-        {"node": "fc"},
-        {"regex": "(?:^conv.*).*"},
-    ]
+    assert quality.optimize == "quality"
+    assert (quality.high.activation.dtype, quality.low.activation.dtype) == ("int8", "int16")
+    included = [selector.model_dump(exclude_defaults=True) for selector in quality.include]
+    assert included == [{"node": "fc"}, {"regex": "(?:^conv.*).*"}]
     assert [selector.node for selector in quality.exclude] == ["last"]
     assert quality.sensitivity_samples == 32
     assert [selector.op_type for selector in mixing(classes(target_op_type=["Conv"])).include] == ["Conv"]
     assert mixing(classes(target_op_type=["Conv", "ConvTranspose", "Gemm", "MatMul"])).include == ()
-
-
-def test_types_may_be_of_another_family() -> None:
-    found = mixing(legacy({"ActTargetQuantType": "QBFloat16", "WeightTargetQuantType": "QBFloat16", "L2Target": 1}))
-    assert (found.low.activation.dtype, found.low.weight.dtype) == ("bfloat16", "bfloat16")
 
 
 def test_a_preset_takes_another_goal() -> None:
@@ -161,44 +144,32 @@ def test_without_a_goal_layers_are_lowered_as_in_the_presets() -> None:
 def test_without_its_switch_it_has_no_effect() -> None:
     data = legacy({**TARGETS, "Top1AccTarget": 0.1}, include_auto_mp=False)
     assert parse_config(translate(data).config).algorithms == ()
-    assert "without include_auto_mp" in notes(data)["/extra_options/AutoMixprecision"]
+    assert "without include_auto_mp" in notes(data)[MIXING]
 
 
 @pytest.mark.parametrize(
     ("data", "pointer", "says"),
     [
         (legacy({}), "/include_auto_mp", "needs the other types"),
-        (
-            legacy({**TARGETS, "EvaluateFunction": "f"}),
-            "/extra_options/AutoMixprecision/EvaluateFunction",
-            "how much loss is acceptable",
-        ),
+        (legacy({**TARGETS, "EvaluateFunction": "f"}), f"{MIXING}/EvaluateFunction", "how much loss is acceptable"),
         (legacy({**TARGETS, "L2Target": 1, "Top1AccTarget": 1}), "/include_auto_mp", "one goal"),
-        (
-            legacy({**TARGETS, "Top1Target": 1}),
-            "/extra_options/AutoMixprecision/Top1Target",
-            "did you mean 'Top1AccTarget'?",
-        ),
+        (legacy({**TARGETS, "Top1Target": 1}), f"{MIXING}/Top1Target", "did you mean 'Top1AccTarget'?"),
         (
             legacy({"ActTargetQuantType": "QInt7", "L2Target": 1}),
-            "/extra_options/AutoMixprecision/ActTargetQuantType",
+            f"{MIXING}/ActTargetQuantType",
             "unknown type of tensor",
         ),
         (
             legacy({**TARGETS, "L2Target": 1, "DualQuantNodes": True}),
-            "/extra_options/AutoMixprecision/DualQuantNodes",
+            f"{MIXING}/DualQuantNodes",
             "one representation",
         ),
         (
             legacy({**TARGETS, "Top1AccTarget": 1, "EvaluateFunction": "<lambda>"}),
-            "/extra_options/AutoMixprecision/EvaluateFunction",
+            f"{MIXING}/EvaluateFunction",
             "name of a Python function",
         ),
-        (
-            legacy({"ActTargetQuantType": "QInt16", "L2Target": 1}),
-            "/include_auto_mp",
-            "high and low are the same",
-        ),
+        (legacy({"ActTargetQuantType": "QInt16", "L2Target": 1}), "/include_auto_mp", "high and low are the same"),
         (classes(metric_evaluate_fn="f", metric_threshold=None), "/algo_config/0/metric_evaluate_fn", "how much loss"),
         (classes(metric_default="mse"), "/algo_config/0/metric_default", "sqnr, psnr, cosine, l2, kl"),
         (classes(target_layer_config=[]), "/algo_config/0/target_layer_config", "one layer config"),
@@ -208,4 +179,4 @@ def test_without_its_switch_it_has_no_effect() -> None:
 )
 def test_what_is_refused(data: Any, pointer: str, says: str) -> None:
     found = problems(data)
-    assert says in found.get(pointer, ""), found
+    assert pointer in found and says in found[pointer], found

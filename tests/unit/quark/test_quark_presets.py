@@ -1,14 +1,16 @@
-"""Every name of Quark's leads to a preset, and to the very settings that Quark's own config says."""
+"""Every name of Quark's leads to a preset, and to the very settings that Quark's own config says; its envelope."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from quantmill.quark.preset_documents import CLASSES, DIFFERENCES, DOCUMENTS, FAST, FINETUNED, NAMES, translatable
-from service.contracts.config import parse_config
+from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import InvalidConfigError
 from service.contracts.presets import PENDING_PRESETS, PRESETS, find_preset
-from service.quark import read_config, translate
+from service.quark import missing_envelope, read_config, translate
 from tests.support.each import each
 from tests.unit.quark.comparing import settings
 
@@ -21,7 +23,7 @@ def test_a_preset_is_what_the_config_of_quarks_says(name: str) -> None:
     assert settings(parse_config(translation.config)) == settings(parse_config({"preset": preset.name}))
 
 
-@pytest.mark.parametrize("name", sorted(DIFFERENCES))
+@each("name", sorted(DIFFERENCES))
 def test_differences_are_told(name: str) -> None:
     preset = find_preset(name)
     assert preset is not None
@@ -47,7 +49,7 @@ def test_every_name_of_quarks_is_offered_or_pending() -> None:
     assert {name.lower() for name in set(NAMES) - offered} == set(PENDING_PRESETS)
 
 
-@pytest.mark.parametrize("name", sorted(PENDING_PRESETS))
+@each("name", sorted(PENDING_PRESETS))
 def test_asking_for_a_pending_preset_tells_what_is_missing(name: str) -> None:
     for spelled in (name, name.upper()):
         with pytest.raises(InvalidConfigError) as caught:
@@ -67,3 +69,35 @@ def test_finetuning_is_all_that_a_preset_adds_to_the_one_below_it(name: str) -> 
     assert set(part.notes) < set(whole.notes)
     given = CLASSES[algorithm] if name.endswith("_QCONFIG") else FAST[algorithm]
     assert set(map(str, given.values())) - {algorithm} <= set(map(str, entry.values()))
+
+
+BARE: list[dict[str, Any]] = [
+    {"QuantizationConfig": {"per_channel": True}},
+    {"global_quant_config": {"per_channel": True}},
+    {"global_config": {"weight": {}}},
+    {"activation_type": "QuantType.QUInt8"},
+    {"quant_format": "QuantFormat.QDQ", "calibrate_method": "CalibrationMethod.MinMax"},
+    {"extra_options": {"AlignConcat": True}},
+    {"enable_npu_cnn": True, "include_cle": True},
+]
+
+
+@each("document", BARE)
+def test_a_bare_config_is_told_its_envelope(document: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        read_config(document)
+    (problem,) = caught.value.errors
+    assert problem.code == "quark-no-envelope"
+    assert next(iter(document)) in problem.message
+    assert '"format": "quark"' in (caught.value.hint or "")
+    assert "/docs/quark.md" in (caught.value.hint or "")
+
+
+@each("name", ["int8", "npu_int8"])
+def test_configs_of_ours_are_not_taken_for_quarks(name: str) -> None:
+    assert missing_envelope({"preset": name}) is None
+    assert missing_envelope(QuantizationConfig(preset=name).model_dump(mode="json")) is None
+    assert missing_envelope({"weight": {"dtype": "int4"}, "per_channel": True}) is None
+    assert missing_envelope(PRESETS[name].settings) is None
+    assert missing_envelope("int8") is None
+    assert missing_envelope({"activaton": {}}) is None
