@@ -39,47 +39,25 @@ def pairs(model: onnx.ModelProto) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(arrays[node.input[1]], arrays[node.input[2]]) for node in found]
 
 
-def scale_of(model: onnx.ModelProto, tensor: str) -> float:
-    (node,) = [node for node in model.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == tensor]
-    return next(float(onnx.numpy_helper.to_array(t)) for t in model.graph.initializer if t.name == node.input[1])
-
-
 # Have tests of their own on random networks: pipeline/test_random_networks.py, test_targets_npu.py.
 HAVE_RANDOM_NETWORKS = {"onnxruntime_cpu", "amd_npu_cnn"}
-
-# The menu and the rules.
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_every_option_switches_a_rule_and_every_rule_has_an_option(name: str) -> None:
-    options = {option.name for option in TARGET_OPTIONS[name]}
-    rules = {rule for found in TARGETS[name].rules for rule in found.names}
-    assert not options - rules, f"options of TARGET_OPTIONS[{name!r}] that no rule of the Target has"
-    assert not rules - options, f"rules of the Target that TARGET_OPTIONS[{name!r}] lacks"
-    assert all(option.description.endswith(".") for option in TARGET_OPTIONS[name])
 
 
 def test_targets_of_the_contract_are_those_of_the_engine() -> None:
     assert set(get_args(TargetName)) == set(TARGET_OPTIONS) == set(TARGET_DESCRIPTIONS) == set(TARGETS)
-    assert all(target.name == name for name, target in TARGETS.items())
+    for name, target in TARGETS.items():
+        assert target.name == name
+        assert {option.name for option in TARGET_OPTIONS[name]} == {rule for r in target.rules for rule in r.names}
 
 
-def test_an_unknown_option_names_the_nearest() -> None:
-    with pytest.raises(InvalidConfigError) as caught:
-        parse_config({"target": "amd_npu_cnn", "target_options": {"align-concats": True}}, pointer="/config")
-    (problem,) = caught.value.errors
-    assert problem.pointer == "/config/target_options/align-concats"
-    assert problem.message == "target amd_npu_cnn has no option 'align-concats'; did you mean 'align_concat'?"
-
-
-def test_an_option_of_another_target_says_so() -> None:
-    with pytest.raises(InvalidConfigError, match="it belongs to amd_npu_cnn"):
-        parse_config({"target": "tensorrt", "target_options": {"dpu_average_pool": False}})
-
-
-def test_options_keep_their_defaults() -> None:
+def test_options_keep_their_defaults_and_unknown_ones_are_refused() -> None:
     options = target_options("onnxruntime_cpu", {"float_heads": False})
     assert options == {"float_heads": False, "float_functions": True, "x86_without_vnni": False}
+    with pytest.raises(InvalidConfigError, match="did you mean 'align_concat'") as caught:
+        parse_config({"target": "amd_npu_cnn", "target_options": {"align-concats": True}}, pointer="/config")
+    assert [problem.pointer for problem in caught.value.errors] == ["/config/target_options/align-concats"]
+    with pytest.raises(InvalidConfigError, match="it belongs to amd_npu_cnn"):
+        parse_config({"target": "tensorrt", "target_options": {"dpu_average_pool": False}})
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -93,9 +71,10 @@ def test_each_target_gives_a_model_that_runs_and_stays_near(name: str) -> None:
     assert any(entry.quantized for entry in plan.nodes.values())
 
 
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 25), marks=pytest.mark.long)], ids=["two", "all"])
 @pytest.mark.parametrize("name", sorted(set(TARGETS) - HAVE_RANDOM_NETWORKS))
-def test_random_networks_run_on_every_target(name: str) -> None:
-    for seed in range(25):
+def test_random_networks_run_on_every_target(name: str, seeds: range) -> None:
+    for seed in seeds:
         random = RandomNetwork(seed)
         feeds = {key: normal(6, 3, 8, 8, seed=seed + k) for k, key in enumerate(random.inputs)}
         expected = run_onnx(random.model, feeds, optimized=False)
@@ -112,16 +91,11 @@ def test_random_networks_run_on_every_target(name: str) -> None:
 
 def test_weights_keep_to_seven_bits_without_vnni() -> None:
     text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { y = Conv(x, w, b) }"
-    journal = Journal()
-    plan, _ = quantized(text, "onnxruntime_cpu", journal=journal, target_options={"x86_without_vnni": True})
-    assert np.abs(plan.weights["w"].integers).max() == 64
-    assert [(d.rule, d.where, d.what) for d in journal.decisions] == [
-        ("x86_without_vnni", "w", "reduce_range False -> True")
-    ]
-    journal = Journal()
-    plan, _ = quantized(text, "onnxruntime_cpu", journal=journal)
-    assert np.abs(plan.weights["w"].integers).max() == 127
-    assert not journal.decisions
+    for asked, largest in ((True, 64), (False, 127)):
+        journal = Journal()
+        plan, _ = quantized(text, "onnxruntime_cpu", journal=journal, target_options={"x86_without_vnni": asked})
+        assert np.abs(plan.weights["w"].integers).max() == largest
+        assert [(d.rule, d.where) for d in journal.decisions] == [("x86_without_vnni", "w")] * asked
 
 
 @pytest.mark.parametrize(
@@ -141,12 +115,13 @@ def test_cpus_without_vnni_are_known_by_their_flags(flags: str, saturates: bool)
 def test_the_note_on_the_cpu_is_given_where_it_matters() -> None:
     assert "no VNNI" in cpu_notes(config(), saturates=True)[0]
     assert not cpu_notes(config(), saturates=False)
-    assert not cpu_notes(config(target_options={"x86_without_vnni": True}), saturates=True)
-    assert not cpu_notes(config(weight={"reduce_range": True}), saturates=True)
-    assert not cpu_notes(config(target="tensorrt"), saturates=True)
+    for spared in (
+        {"target_options": {"x86_without_vnni": True}},
+        {"weight": {"reduce_range": True}},
+        {"target": "tensorrt"},
+    ):
+        assert not cpu_notes(config(**spared), saturates=True)
 
-
-# Heads.
 
 HEAD = (
     "(float[N,3,9,9] x) => (float[N,4,7,7] s, float[N,4,5,5] boxes) { [stem] t = Conv(x, w) [score] u = Conv<pads=[1,1,"
@@ -157,7 +132,7 @@ HEAD = (
 def test_what_makes_scores_stays_in_float() -> None:
     journal = Journal()
     plan, _ = quantized(HEAD, "onnxruntime_cpu", journal=journal)
-    assert str(plan.nodes["score"].reason) == "it makes scores: Sigmoid turns a rounding step into a relative error"
+    assert "it makes scores" in str(plan.nodes["score"].reason)
     assert plan.nodes["stem"].quantized
     assert plan.nodes["box"].quantized
     assert [(d.rule, d.where) for d in journal.decisions] == [("float_heads", "score")]
@@ -165,24 +140,21 @@ def test_what_makes_scores_stays_in_float() -> None:
     assert plan.nodes["score"].quantized
 
 
-def test_a_gate_within_the_network_is_no_head() -> None:
+@pytest.mark.parametrize(
+    ("outputs", "body"),
+    [
+        # a gate within the network
+        ("float[N,4,5,5] y", "[it] u = Conv<pads=[1,1,1,1]>(t, w2) s = Sigmoid(u) m = Mul(t, s) y = Conv(m, w2)"),
+        # a swish at the end
+        ("float[N,4,7,7] y", "[it] u = Conv<pads=[1,1,1,1]>(t, w2) s = Sigmoid(u) y = Mul(u, s)"),
+    ],
+)
+def test_other_sigmoids_make_no_scores(outputs: str, body: str) -> None:
     journal = Journal()
-    plan, _ = quantized(
-        "(float[N,3,9,9] x) => (float[N,4,5,5] y) { t = Conv(x, w) [gate] u = Conv<pads=[1,1,1,1]>(t, w2) s = "
-        "Sigmoid(u) m = Mul(t, s) y = Conv(m, w2) }",
-        "onnxruntime_cpu",
-        journal=journal,
-    )
-    assert plan.nodes["gate"].quantized
+    text = f"(float[N,3,9,9] x) => ({outputs}) {{ t = Conv(x, w) {body} }}"
+    plan, _ = quantized(text, "onnxruntime_cpu", journal=journal)
+    assert plan.nodes["it"].quantized
     assert not journal.decisions
-
-
-def test_a_swish_at_the_end_makes_no_scores() -> None:
-    plan, _ = quantized(
-        "(float[N,3,9,9] x) => (float[N,4,7,7] y) { [last] t = Conv(x, w) s = Sigmoid(t) y = Mul(t, s) }",
-        "onnxruntime_cpu",
-    )
-    assert plan.nodes["last"].quantized
 
 
 @pytest.mark.parametrize("target", ["qnn", "amd_npu_cnn"])
@@ -193,41 +165,29 @@ def test_scores_beside_boxes_are_not_joined_in_integers(target: str) -> None:
     )
     weights = {**CONV, "hundred": np.float32(100)}
     plan, emitted = quantized(text, target, weights)
-    assert str(plan.nodes["join"].reason) == "it puts scores within [0, 1] beside results of any size"
+    assert "scores within [0, 1]" in str(plan.nodes["join"].reason)
     expected = run_onnx(make_model(text, weights), IMAGES)["y"][:, :4]
     assert sqnr(expected, run_onnx(emitted, IMAGES, optimized=False)["y"][:, :4]) > 15
     plan, emitted = quantized(text, target, weights, target_options={"float_heads": False})
     assert plan.nodes["join"].quantized
 
 
-# TensorRT and onnxruntime on GPUs.
-
-
 @pytest.mark.parametrize("target", ["tensorrt", "onnxruntime_gpu"])
 def test_gpus_get_int8_around_zero_and_float_biases(target: str) -> None:
-    plan, emitted = quantized(
-        "(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w, b) y = Relu(t) }", target, float_dtype="float32"
-    )
+    text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w, b) y = Relu(t) }"
+    plan, emitted = quantized(text, target, float_dtype="float32")
     for _, zero_point in pairs(emitted):
         assert zero_point.dtype == np.int8
         assert not zero_point.any()
     (conv,) = [node for node in emitted.graph.node if node.op_type == "Conv"]
     assert conv.input[2] == "b"
-    assert str(plan.biases[conv.name].reason) == "the target adds biases in float"
+    assert "biases in float" in str(plan.biases[conv.name].reason)
     assert plan.weights["w"].quantization.scale.shape == (4,)
-
-
-def test_gpu_rules_can_be_switched_off() -> None:
-    options = {"symmetric_int8": False, "float_bias": False}
-    text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { y = Conv(x, w, b) }"
-    journal = Journal()
-    plan, _ = quantized(text, "tensorrt", journal=journal, target_options=options, float_dtype="float32")
+    options, journal = {"symmetric_int8": False, "float_bias": False}, Journal()
+    plan, _ = quantized(text, target, journal=journal, target_options=options, float_dtype="float32")
     assert plan.activations["x"].spec.dtype == "uint8"
-    assert plan.biases[next(iter(plan.biases))].integers is not None
-    assert not journal.decisions
-
-
-# QNN.
+    assert plan.biases[conv.name].integers is not None
+    assert not {d.rule for d in journal.decisions} & set(options)
 
 
 def test_qnn_takes_whole_networks_with_their_constants() -> None:
@@ -283,9 +243,6 @@ def test_qnn_fixes_the_grids_of_sigmoid_and_tanh(op: str, dtype: str, scale: flo
     onnx.checker.check_model(emitted, full_check=True)
 
 
-# OpenVINO.
-
-
 def test_operands_of_a_concat_share_a_grid_that_covers_them_all() -> None:
     text = (
         "(float[N,3,9,9] x) => (float[N,4,5,5] y, float[N,4,5,5] z) { a = Conv(x, w) b1 = Mul(a, a) [join] c = "
@@ -303,9 +260,6 @@ def test_operands_of_a_concat_share_a_grid_that_covers_them_all() -> None:
     assert high == pytest.approx(max(float(grid.dequantize(np.array(255, np.uint8))) for grid in own), rel=0.02)
 
 
-# Reporting.
-
-
 def test_decisions_are_told_once_per_rule_with_the_first_places() -> None:
     model = make_model(
         "(float[N,3,9,9] x) => (float[N,4,1,1] y) { a = Conv(x, w, b) b1 = Conv(a, w2, b) c = Conv(b1, w2, b) "
@@ -314,10 +268,9 @@ def test_decisions_are_told_once_per_rule_with_the_first_places() -> None:
     )
     journal = Journal()
     plan_for(model, config(target="tensorrt", float_dtype="float32"), journal)
-    notes = decision_notes(journal.decisions)
-    (bias,) = [note for note in notes if "float_bias" in note]
+    (bias,) = [note for note in decision_notes(journal.decisions) if "float_bias" in note]
     assert bias.startswith("target rule float_bias changed 4: ")
-    assert bias.endswith("and 1 more; a DequantizeLinear of int32 is refused; biases are added in float")
+    assert "and 1 more; " in bias
 
 
 def test_only_products_of_constants_for_transformers() -> None:
@@ -327,7 +280,7 @@ def test_only_products_of_constants_for_transformers() -> None:
     )
     model = make_model(text, {"m": normal(4, 6)})
     plan = plan_for(model, config(target="amd_npu_transformer"))[1]
-    assert str(plan.nodes["both"].reason) == "both operands of this MatMul are activations"
+    assert "both operands" in str(plan.nodes["both"].reason)
     assert plan.nodes["one"].role is Role.LINEAR
     off = config(target="amd_npu_transformer", target_options={"matmul_constant_b_only": False})
     assert plan_for(model, off)[1].nodes["both"].quantized
