@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fastapi.routing import APIRoute, APIRouter
@@ -19,30 +18,17 @@ from service.settings import Settings
 from tests.support.front import Front, problem
 from tests.support.patience import PATIENCE_SECONDS
 
-UPLOADS = {("patch", "/v1/uploads/{upload_id}"), ("put", "/v1/uploads/{upload_id}/content")}
-FILES = {("post", "/new/model"), ("post", "/new/dataset")}
-LASTING = (
-    UPLOADS
-    | FILES
-    | {
-        ("get", "/v1/jobs/{job_id}/events"),
-        ("get", "/v1/batches/{batch_id}/events"),
-        ("get", "/v1/artifacts/{artifact_id}/content"),
-        ("head", "/v1/artifacts/{artifact_id}/content"),
-        ("get", "/v1/datasets/{dataset_id}/thumbnails"),
-    }
-)
+UPLOADS = {"patch /v1/uploads/{upload_id}", "put /v1/uploads/{upload_id}/content"}
+FILES = {"post /new/model", "post /new/dataset"}
+LASTING = UPLOADS | FILES | {
+    "get /v1/jobs/{job_id}/events", "get /v1/batches/{batch_id}/events", "get /v1/artifacts/{artifact_id}/content",
+    "head /v1/artifacts/{artifact_id}/content", "get /v1/datasets/{dataset_id}/thumbnails",
+}  # fmt: skip
 CONFIGS = {
-    ("post", "/v1/jobs"),
-    ("post", "/v1/jobs:validate"),
-    ("post", "/v1/jobs/{job_id}/clone"),
-    ("post", "/v1/batches"),
-    ("post", "/v1/evaluations"),
-    ("post", "/v1/models/{model_id}/inspect"),
-    ("post", "/v1/schedules"),
-    ("patch", "/v1/schedules/{schedule_id}"),
-    ("post", "/new"),
-}
+    "post /v1/jobs", "post /v1/jobs:validate", "post /v1/jobs/{job_id}/clone", "post /v1/batches",
+    "post /v1/evaluations", "post /v1/models/{model_id}/inspect", "post /v1/schedules",
+    "patch /v1/schedules/{schedule_id}", "post /new",
+}  # fmt: skip
 
 
 def routes_of(router: APIRouter) -> Iterator[APIRoute]:
@@ -53,30 +39,18 @@ def routes_of(router: APIRouter) -> Iterator[APIRoute]:
             yield from routes_of(route.original_router)
 
 
-def operations(front: Front) -> list[tuple[str, str]]:
-    """Of the API and of the pages."""
-    paths = front.http.get("/openapi.json").json()["paths"]
-    pages = list(routes_of(dashboard))
-    assert len(pages) > 50
-    return [
-        *((method, path) for path, methods in paths.items() for method in methods),
-        *((method.lower(), route.path) for route in pages for method in route.methods),
-    ]
-
-
 def concrete(path: str) -> str:
     return re.sub(r"{\w+}", "x_1", path)
 
 
-def limits_by_operation(front: Front) -> dict[tuple[str, str], Limits]:
-    return {(method, path): limits_of(method.upper(), concrete(path)) for method, path in operations(front)}
-
-
-def test_every_row_is_of_a_route_that_exists(sqlite_front: Front) -> None:
-    known = [(method.upper(), concrete(path)) for method, path in operations(sqlite_front)]
-    for row in TABLE:
-        found = {method for method, path in known if method in row.methods and row.path.fullmatch(path)}
-        assert row.methods - {"HEAD"} <= found
+def limits_by_operation(front: Front) -> dict[str, Limits]:
+    """Of the API and of the pages."""
+    paths = front.http.get("/openapi.json").json()["paths"]
+    pages = list(routes_of(dashboard))
+    assert len(pages) > 50
+    found = [(method, path) for path, methods in paths.items() for method in methods]
+    found += [(method.lower(), route.path) for route in pages for method in route.methods]
+    return {f"{method} {path}": limits_of(method.upper(), concrete(path)) for method, path in found}
 
 
 def test_only_what_streams_is_untimed_and_only_uploads_are_unlimited(sqlite_front: Front) -> None:
@@ -86,17 +60,24 @@ def test_only_what_streams_is_untimed_and_only_uploads_are_unlimited(sqlite_fron
     assert {where for where, some in limits.items() if some.files} == FILES
     large = {where for where, some in limits.items() if some.body_bytes is not None and some.body_bytes > MIB}
     assert large == CONFIGS
+    known = [where.split(" ") for where in limits]
+    for row in TABLE:
+        of_row = {verb.upper() for verb, path in known if row.path.fullmatch(concrete(path))}
+        assert row.methods - {"HEAD"} <= of_row, "a row of a route that does not exist"
 
 
 def test_an_endpoint_that_nobody_has_thought_of_is_bounded() -> None:
     assert limits_of("POST", "/v1/whatever") is ORDINARY
     assert limits_of("PUT", "/v1/uploads/a/content/b") is ORDINARY
     assert limits_of("PATCH", "/v1/uploads/a/b") is ORDINARY
+    for limits in (ORDINARY, *(row.limits for row in TABLE)):
+        assert limits.header_bytes + limits.query_bytes + limits.path_bytes < HEAD_BYTES, "what the parser takes"
 
 
 def test_no_body_is_larger_than_its_route_takes(sqlite_front: Front) -> None:
     """Declared or not; also where the endpoint reads none."""
-    for (method, path), limits in limits_by_operation(sqlite_front).items():
+    for where, limits in limits_by_operation(sqlite_front).items():
+        method, path = where.split(" ")
         if limits.body_bytes is None or limits.files or method == "head":
             continue
         most = min(limits.body_bytes, sqlite_front.desk.settings.max_body_bytes)
@@ -104,8 +85,6 @@ def test_no_body_is_larger_than_its_route_takes(sqlite_front: Front) -> None:
         told = problem(sent, 413, "body-too-large")
         assert str(most) in told["detail"]
 
-
-def test_a_body_of_no_declared_length_is_counted(sqlite_front: Front) -> None:
     def endless() -> Iterator[bytes]:
         for _ in range(10_000):
             yield b" " * 65536
@@ -113,47 +92,33 @@ def test_a_body_of_no_declared_length_is_counted(sqlite_front: Front) -> None:
     problem(sqlite_front.http.post("/v1/uploads", content=endless()), 413, "body-too-large")
 
 
-@pytest.mark.parametrize("path", ["/v1/presets", "/v1/jobs", "/docs", "/nothing/at/all"])
-def test_queries_are_bounded(sqlite_front: Front, path: str) -> None:
-    limits = limits_of("GET", path)
-    long = "a=" + "b" * limits.query_bytes
-    many = "&".join(f"p{number}=1" for number in range(limits.query_parameters + 1))
-    for query in (long, many, "&" * limits.query_parameters):
-        told = problem(sqlite_front.http.get(f"{path}?{query}"), 414, "url-too-long")
-        assert told["where"] == {"part": "query"}
-
-
-def test_paths_are_bounded(sqlite_front: Front) -> None:
+def test_urls_and_headers_are_bounded(sqlite_front: Front) -> None:
+    for path in ("/v1/presets", "/v1/jobs", "/docs", "/nothing/at/all"):
+        limits = limits_of("GET", path)
+        many = "&".join(f"p{number}=1" for number in range(limits.query_parameters + 1))
+        for query in ("a=" + "b" * limits.query_bytes, many, "&" * limits.query_parameters):
+            told = problem(sqlite_front.http.get(f"{path}?{query}"), 414, "url-too-long")
+            assert told["where"] == {"part": "query"}
     told = problem(sqlite_front.http.get("/v1/jobs/" + "a" * KIB), 414, "url-too-long")
     assert told["where"] == {"part": "path"}
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [[("X-Large", "a" * 33 * KIB)], [(f"X-{number}", "1") for number in range(101)], [("X", "a" * 400)] * 90],
-    ids=["one", "many", "together"],
-)
-def test_headers_are_bounded(sqlite_front: Front, headers: list[tuple[str, str]]) -> None:
-    answer = sqlite_front.http.get("/v1/jobs", headers=headers)
-    problem(answer, 431, "headers-too-large")
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
-
-
-def test_the_table_lies_below_what_the_parser_takes() -> None:
-    for limits in (ORDINARY, *(row.limits for row in TABLE)):
-        assert limits.header_bytes + limits.query_bytes + limits.path_bytes < HEAD_BYTES
+    one, many, together = [("X", "a" * 33 * KIB)], [(f"X-{n}", "1") for n in range(101)], [("X", "a" * 400)] * 90
+    for headers in (one, many, together):
+        answer = sqlite_front.http.get("/v1/jobs", headers=headers)
+        problem(answer, 431, "headers-too-large")
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
 @pytest.fixture
-def hurried(tmp_path: Path, sqlite_url: str) -> Iterator[TestClient]:
+def hurried(place: Settings) -> Iterator[TestClient]:
     """A service that gives requests almost no time."""
-    settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0, request_seconds=2.0)
-    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+    with TestClient(
+        create_app(place.model_copy(update={"request_seconds": 1.0})), raise_server_exceptions=False
+    ) as client:
         yield client
 
 
 def test_a_request_that_takes_too_long_is_answered(hurried: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it is stuck in a thread that nobody can end; others are served meanwhile."""
+    """Stuck in a thread that nobody can end, and waiting in the event loop; others are served meanwhile."""
     release, ended = threading.Event(), threading.Event()
     real = jobs.list_page
 
@@ -172,10 +137,6 @@ def test_a_request_that_takes_too_long_is_answered(hurried: TestClient, monkeypa
     assert ended.wait(PATIENCE_SECONDS)
     monkeypatch.undo()
     assert hurried.get("/v1/jobs").status_code == 200
-
-
-def test_a_request_that_waits_too_long_is_answered(hurried: TestClient) -> None:
-    """In the event loop, where it is canceled."""
     upload = hurried.post("/v1/uploads", json={"filename": "a.npz"}).json()["id"]
     hurried.put(f"/v1/uploads/{upload}/content", content=b"data")
     made = hurried.post("/v1/datasets", json={"name": "a", "upload_id": upload}).json()["id"]
@@ -183,14 +144,14 @@ def test_a_request_that_waits_too_long_is_answered(hurried: TestClient) -> None:
     assert hurried.get(f"/v1/datasets/{made}").status_code == 200
 
 
-def test_a_fault_of_ours_is_answered_with_all_headers(hurried: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_ours_is_answered_with_all_headers(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is made outside of everything else that sets them."""
 
     def fail(*_: object, **__: object) -> None:
         raise LookupError("a fault of ours")
 
     monkeypatch.setattr(jobs, "list_page", fail)
-    answer = hurried.get("/v1/jobs")
+    answer = sqlite_front.http.get("/v1/jobs")
     told = problem(answer, 500, "internal-error")
     assert "a fault of ours" not in str(told)
     assert answer.headers["X-Content-Type-Options"] == "nosniff"

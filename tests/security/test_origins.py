@@ -18,6 +18,7 @@ from service.settings import Settings
 from service.tables import Upload
 from tests.support import services
 from tests.support.browser import ARGUMENTS, browser_trouble, chromium
+from tests.support.each import each
 from tests.support.front import problem
 from tests.support.server import ApiProcess
 from tests.worker.workbench import wait_for
@@ -31,73 +32,51 @@ DASHBOARD = "https://dash.example:8443"
 def http(tmp_path_factory: pytest.TempPathFactory, _sqlite_template: Path) -> Iterator[TestClient]:
     """The application as it is reached on loopback."""
     folder = tmp_path_factory.mktemp("loopback")
-    url = f"sqlite:///{folder / 'service.db'}"
     (folder / "service.db").write_bytes(_sqlite_template.read_bytes())
     settings = Settings(
-        data_dir=folder,
-        database_url=url,
-        min_free_bytes=0,
-        allowed_hosts="quant.example, other.example",
-        cors_origins=f"{DASHBOARD}, http://[::1]:3000",
-    )
+        data_dir=folder, database_url=f"sqlite:///{folder / 'service.db'}", min_free_bytes=0,
+        allowed_hosts="quant.example, other.example", cors_origins=f"{DASHBOARD}, http://[::1]:3000",
+    )  # fmt: skip
     with TestClient(create_app(settings), base_url=f"http://{OWN}") as client:
         yield client
 
 
-@pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1", "127.9.9.9:80", "[::1]:8000", "LOCALHOST.", ""])
-def test_names_of_loopback_are_ours(http: TestClient, host: str) -> None:
+OURS = ["localhost:8000", "127.0.0.1", "127.9.9.9:80", "[::1]:8000", "LOCALHOST.", ""]
+
+
+@each("host", [*OURS, "quant.example", "OTHER.example:443"])
+def test_names_of_loopback_and_those_that_were_given_are_ours(http: TestClient, host: str) -> None:
     assert http.get("/v1/jobs", headers={"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["quant.example", "OTHER.example:443"])
-def test_names_that_were_given_are_ours(http: TestClient, host: str) -> None:
-    assert http.get("/v1/jobs", headers={"Host": host}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.7", "[::2]", "a b", "["]
-)
-@pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/v1/jobs"), ("GET", "/docs"), ("POST", "/v1/uploads"), ("GET", "/x")]
-)
-def test_other_names_are_not(http: TestClient, host: str, method: str, path: str) -> None:
+@each("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.7", "[::2]", "a b", "["])
+def test_other_names_are_not(http: TestClient, host: str) -> None:
     """A page may have had its own name resolved to 127.0.0.1: the browser then takes us for its server."""
-    problem(http.request(method, path, headers={"Host": host}), 421, "foreign-host")
+    for method, path in (("GET", "/v1/jobs"), ("GET", "/docs"), ("POST", "/v1/uploads"), ("GET", "/x")):
+        problem(http.request(method, path, headers={"Host": host}), 421, "foreign-host")
 
 
-@pytest.mark.parametrize(
+FOREIGN = [f"http://{OWN}.evil.example", "http://evil.example", "http://127.0.0.1:8001", "null", ""]
+
+
+@each("headers", [{"Sec-Fetch-Site": site} for site in ("cross-site", "same-site")] + [{"Origin": o} for o in FOREIGN])
+def test_other_origins_change_nothing(http: TestClient, headers: dict[str, str]) -> None:
+    for method, path in (("POST", "/v1/uploads"), ("POST", "/v1/jobs/x:cancel"), ("DELETE", "/v1/x")):
+        problem(http.request(method, path, headers=headers), 403, "foreign-origin")
+
+
+@each(
     "headers",
     [
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Origin": "http://evil.example"},
-        {"Origin": "http://127.0.0.1:8001"},
-        {"Origin": "null"},
-        {"Origin": ""},
-        {"Origin": f"http://{OWN}.evil.example"},
+        {"Sec-Fetch-Site": "same-origin", "Origin": f"http://{OWN}"}, {"Sec-Fetch-Site": "none"},
+        {"Origin": "https://quant.example"}, {},
     ],
-)
-@pytest.mark.parametrize(
-    ("method", "path"), [("POST", "/v1/uploads"), ("POST", "/v1/jobs/x:cancel"), ("DELETE", "/v1/x")]
-)
-def test_other_origins_change_nothing(http: TestClient, headers: dict[str, str], method: str, path: str) -> None:
-    problem(http.request(method, path, headers=headers), 403, "foreign-origin")
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Sec-Fetch-Site": "same-origin", "Origin": f"http://{OWN}"},
-        {"Sec-Fetch-Site": "none"},
-        {"Origin": "https://quant.example"},
-        {},
-    ],
-)
+)  # fmt: skip
 def test_our_own_pages_and_programs_may(http: TestClient, headers: dict[str, str]) -> None:
     assert http.post("/v1/uploads", json={"filename": "a.npz"}, headers=headers).status_code == 201
 
 
-@pytest.mark.parametrize("origin", [DASHBOARD, "http://[::1]:3000"])
+@each("origin", [DASHBOARD, "http://[::1]:3000"])
 def test_pages_of_origins_that_were_given_may(http: TestClient, origin: str) -> None:
     cross = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
     answer = http.post("/v1/uploads", json={"filename": "a.npz"}, headers=cross)
@@ -111,32 +90,22 @@ def test_pages_of_origins_that_were_given_may(http: TestClient, origin: str) -> 
     assert refused.headers["access-control-allow-origin"] == origin, "a page is told what went wrong"
 
 
-@pytest.mark.parametrize(
-    "origin",
-    ["https://dash.example", "http://dash.example:8443", f"{DASHBOARD}.evil.example", "null", "https://evil.example"],
-)
+@each("origin", ["https://dash.example", "http://dash.example:8443", f"{DASHBOARD}.evil.example", "null"])
 def test_others_may_not(http: TestClient, origin: str) -> None:
     problem(http.post("/v1/uploads", json={}, headers={"Origin": origin}), 403, "foreign-origin")
-    asked = {
-        "Origin": origin,
-        "Access-Control-Request-Method": "GET",
-        "Access-Control-Request-Headers": "Authorization",
-    }
-    for answer in (http.options("/v1/jobs", headers=asked), http.get("/v1/jobs", headers={"Origin": origin})):
+    asks = {"Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "Authorization"}
+    preflight = http.options("/v1/jobs", headers={"Origin": origin, **asks})
+    for answer in (preflight, http.get("/v1/jobs", headers={"Origin": origin})):
         assert "access-control-allow-origin" not in answer.headers
 
 
-@pytest.mark.parametrize(
-    "text", ["*", "dash.example", "https://dash.example/", "https://a b", "https://*.example", "null"]
-)
+@each("text", ["*", "dash.example", "https://dash.example/", "https://a b", "https://*.example", "null"])
 def test_what_is_no_origin_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no origin"):
         Settings(cors_origins=f"https://fine.example, {text}")
 
 
-@pytest.mark.parametrize(
-    "path", ["/healthz", "/docs", "/v1/jobs", "/v1/jobs/job_x", "/nothing", "/openapi.json", "/docs/config.md"]
-)
+@each("path", ["/healthz", "/docs", "/v1/jobs", "/v1/jobs/job_x", "/nothing", "/openapi.json", "/docs/config.md"])
 def test_every_answer_says_what_pages_may_do(http: TestClient, path: str) -> None:
     answer = http.get(path)
     assert all(answer.headers.get(name) for name in HEADERS)
@@ -164,10 +133,22 @@ const attempts = {
 
 
 @pytest.fixture
-def server(tmp_path: Path, sqlite_url: str) -> Iterator[ApiProcess]:
-    process = ApiProcess(Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0))
+def server(place: Settings) -> Iterator[ApiProcess]:
+    process = ApiProcess(place)
     yield process
     process.close()
+
+
+@pytest.fixture
+def page() -> Iterator[Any]:
+    """Of a browser."""
+    services.require(browser_trouble())
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium(), args=list(ARGUMENTS))
+        yield browser.new_page()
+        browser.close()
 
 
 @pytest.fixture
@@ -202,26 +183,19 @@ def uploads(url: str) -> int:
 
 
 @pytest.mark.slow
-def test_a_page_of_another_origin_in_a_browser(server: ApiProcess, evil: str, sqlite_url: str) -> None:
-    services.require(browser_trouble())
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium(), args=list(ARGUMENTS))
-        page = browser.new_page()
-        page.goto(evil)
-        page.wait_for_function("window.done !== undefined")
-        assert page.evaluate("window.done") == dict.fromkeys(("read", "blind", "submit", "cancel"), "refused")
-        with page.expect_navigation():
-            page.evaluate("document.getElementById('f').submit()")
-        assert '"foreign-origin"' in page.content()
-        assert uploads(sqlite_url) == 0
-        page.goto(f"{server.url}/docs")
-        own = "fetch('/v1/uploads', {method: 'POST', headers: {'Content-Type': 'application/json'}, body: BODY})"
-        body = """'{"filename": "x.npz"}'"""
-        assert page.evaluate(f"{own.replace('BODY', body)}.then(answer => answer.status)") == 201
-        assert uploads(sqlite_url) == 1
-        browser.close()
+def test_a_page_of_another_origin_in_a_browser(server: ApiProcess, evil: str, page: Any, sqlite_url: str) -> None:
+    page.goto(evil)
+    page.wait_for_function("window.done !== undefined")
+    assert page.evaluate("window.done") == dict.fromkeys(("read", "blind", "submit", "cancel"), "refused")
+    with page.expect_navigation():
+        page.evaluate("document.getElementById('f').submit()")
+    assert '"foreign-origin"' in page.content()
+    assert uploads(sqlite_url) == 0
+    page.goto(f"{server.url}/docs")
+    own = "fetch('/v1/uploads', {method: 'POST', headers: {'Content-Type': 'application/json'}, body: BODY})"
+    body = """'{"filename": "x.npz"}'"""
+    assert page.evaluate(f"{own.replace('BODY', body)}.then(answer => answer.status)") == 201
+    assert uploads(sqlite_url) == 1
 
 
 VIOLATIONS = """window.violations = [];
@@ -229,29 +203,22 @@ document.addEventListener("securitypolicyviolation", event => window.violations.
   event.violatedDirective + " " + event.blockedURI + " " + event.sample));"""
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_the_page_of_the_documentation_obeys_its_strict_policy(server: ApiProcess) -> None:
+def test_the_page_of_the_documentation_obeys_its_strict_policy(server: ApiProcess, page: Any) -> None:
     """It shows everything without a script or a style of its own, and runs none that somebody else puts into it."""
-    services.require(browser_trouble())
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium(), args=list(ARGUMENTS))
-        page = browser.new_page()
-        page.add_init_script(VIOLATIONS)
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        answer = page.goto(f"{server.url}/docs")
-        assert answer is not None
-        policy = answer.headers["content-security-policy"]
-        assert "unsafe" not in policy
-        assert policy.startswith("default-src 'none'; script-src 'self'; ")
-        page.wait_for_selector(".opblock")
-        page.click(".opblock button")
-        page.wait_for_selector(".opblock-body")
-        assert page.evaluate("window.violations") == []
-        assert all(url.startswith((server.url, "data:")) for url in asked)
-        page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.ran = 1\">')")
-        wait_for(lambda: page.evaluate("window.violations.length"))
-        assert page.evaluate("window.ran") is None
-        browser.close()
+    page.add_init_script(VIOLATIONS)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    answer = page.goto(f"{server.url}/docs")
+    policy = answer.headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'; script-src 'self'; ")
+    page.wait_for_selector(".opblock")
+    page.click(".opblock button")
+    page.wait_for_selector(".opblock-body")
+    assert page.evaluate("window.violations") == []
+    assert all(url.startswith((server.url, "data:")) for url in asked)
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.ran = 1\">')")
+    wait_for(lambda: page.evaluate("window.violations.length"))
+    assert page.evaluate("window.ran") is None

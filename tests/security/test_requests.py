@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,12 +12,12 @@ import pytest
 from sqlalchemy.orm import Session
 
 from service import bodies
-from service.contracts import compatibility
 from service.jobs import checking
 from service.jobs.schemas import JobCreate
 from service.keys.keyring import Keyring
 from service.reports import router as reports
 from service.settings import Settings
+from tests.support.each import each
 from tests.support.front import Front, model_summary, problem
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -29,7 +30,6 @@ def nodes(count: int, word: str = "n") -> list[dict[str, str]]:
 
 
 HOSTILE: dict[str, dict[str, Any]] = {
-    "3,000 by 3,000 selectors": {"include": nodes(3000, "a"), "exclude": nodes(3000, "b")},
     "10,000 by 10,000 selectors": {"include": nodes(10_000, "a"), "exclude": nodes(10_000, "b")},
     "10,000 bad selectors": {"include": [{"nod": f"a{number}"} for number in range(10_000)]},
     "5,000 regular expressions": {"include": [{"regex": f"a{number}.*"} for number in range(5000)]},
@@ -42,34 +42,26 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("case", HOSTILE)
-def test_a_config_that_is_too_much_is_refused(sqlite_front: Front, case: str, route: str) -> None:
-    body = sqlite_front.job_body(config=HOSTILE[case])
-    told = problem(sqlite_front.http.post(route, json=body), 422, "invalid-config")
-    assert 1 <= len(told["errors"]) <= 21
-    assert len(told["detail"]) < 200_000
+@pytest.mark.parametrize("route", [ROUTES[0], pytest.param(ROUTES[1], marks=pytest.mark.long)])
+def test_a_config_that_is_too_much_is_refused(sqlite_front: Front, route: str) -> None:
+    body = sqlite_front.job_body()
+    for case, config in HOSTILE.items():
+        told = problem(sqlite_front.http.post(route, json={**body, "config": config}), 422, "invalid-config")
+        assert 1 <= len(told["errors"]) <= 21, case
+        assert len(told["detail"]) < 200_000, case
     assert sqlite_front.http.get("/v1/jobs").json()["items"] == []
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_an_expression_of_490_parentheses_is_one(sqlite_front: Front, route: str) -> None:
-    config = {"exclude": [{"regex": "(" * 490 + "a" + ")" * 490}]}
-    body = sqlite_front.job_body(model_id=sqlite_front.ready_model(), config=config)
-    assert sqlite_front.http.post(route, json=body).is_success
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_long_wrong_names_are_told_without_guesses(sqlite_front: Front, route: str, monkeypatch) -> None:
+def test_deep_expressions_are_taken_and_long_wrong_names_told_without_guesses(sqlite_front: Front) -> None:
     model_id = sqlite_front.ready_model(model_summary(node_names=("conv",), prepared_op_types=()))
-    config = {"exclude": [{"node": f"{LONG_NAME[:4000]}{number}"} for number in range(60)]}
-    told = problem(
-        sqlite_front.http.post(route, json=sqlite_front.job_body(model_id=model_id, config=config)),
-        422,
-        "invalid-config",
-    )
-    assert len(told["errors"]) == 20
-    assert "did you mean" not in told["errors"][0]["message"]
+    wrong = {"exclude": [{"node": f"{LONG_NAME[:4000]}{number}"} for number in range(60)]}
+    deep = {"exclude": [{"regex": "(" * 490 + "a" + ")" * 490}]}
+    taken, refused = sqlite_front.job_body(config=deep), sqlite_front.job_body(model_id=model_id, config=wrong)
+    for route in ROUTES:
+        assert sqlite_front.http.post(route, json=taken).is_success
+        told = problem(sqlite_front.http.post(route, json=refused), 422, "invalid-config")
+        assert len(told["errors"]) == 20
+        assert "did you mean" not in told["errors"][0]["message"]
 
 
 @pytest.fixture
@@ -93,31 +85,23 @@ def writing(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> Iterator[th
 
 def test_nothing_is_checked_while_others_may_not_write(sqlite_front: Front, writing, monkeypatch) -> None:
     seen: list[tuple[str, int]] = []
-    for module, name in (
-        (checking, "check_selected"),
-        (checking, "check_dataset"),
-        (checking, "placed"),
-        (checking, "taken_over"),
-    ):
-        real = getattr(module, name)
+    checks = ("check_selected", "check_dataset", "placed", "taken_over")
+    for name in checks:
+        real = getattr(checking, name)
 
         def noted(*given: Any, name: str = name, real: Any = real, **named: Any) -> Any:
             seen.append((name, getattr(writing, "count", 0)))
             return real(*given, **named)
 
-        monkeypatch.setattr(module, name, noted)
-    for key in ({}, {"Idempotency-Key": "k"}):
-        assert sqlite_front.http.post("/v1/jobs", json=sqlite_front.job_body(), headers=key).status_code == 202
-    assert {name for name, _ in seen} == {"check_selected", "check_dataset", "placed", "taken_over"}
-    assert {open_writes for _, open_writes in seen} == {0}
-
-
-def test_a_known_key_is_answered_without_checking_again(sqlite_front: Front, monkeypatch) -> None:
-    body, key = sqlite_front.job_body(), {"Idempotency-Key": "k"}
-    first = sqlite_front.http.post("/v1/jobs", json=body, headers=key)
-    monkeypatch.setattr(checking, "_check", lambda *_: pytest.fail("checked again"))
-    again = sqlite_front.http.post("/v1/jobs", json=body, headers=key)
-    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+        monkeypatch.setattr(checking, name, noted)
+    body = sqlite_front.job_body()
+    answers = [
+        sqlite_front.http.post("/v1/jobs", json=body, headers=key)
+        for key in ({}, {"Idempotency-Key": "k"}, {"Idempotency-Key": "k"})
+    ]
+    assert [answer.status_code for answer in answers] == [202] * 3
+    assert answers[1].json()["id"] == answers[2].json()["id"]
+    assert Counter(seen) == {(name, 0): 2 for name in checks}, "a known key is answered without checking again"
 
 
 @pytest.fixture
@@ -173,7 +157,7 @@ def test_others_are_served_while_a_report_is_drawn(sqlite_front: Front, monkeypa
     answers: list[int] = []
     path = f"/v1/jobs/{job_id}/report.html"
     readers = [
-        threading.Thread(target=lambda: answers.append(sqlite_front.http.get(path).status_code)) for _ in range(50)
+        threading.Thread(target=lambda: answers.append(sqlite_front.http.get(path).status_code)) for _ in range(20)
     ]
     for reader in readers:
         reader.start()
@@ -198,7 +182,7 @@ def test_strangers_are_given_no_work(sqlite_front: Front, monkeypatch) -> None:
 JSON = {"Content-Type": "application/json"}
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"[" * 100_000,
@@ -219,17 +203,12 @@ def test_no_job_has_so_many_labels(sqlite_front: Front) -> None:
     assert sqlite_front.http.get(f"/v1/jobs?{most}").status_code == 200
     many = "&".join(f"label.k{number}=v" for number in range(40))
     told = problem(sqlite_front.http.get(f"/v1/jobs?{many}"), 422, "invalid-request")
-    assert told["hint"] == "Nothing has more than 32 labels."
+    assert "32 labels" in told["hint"]
 
 
-@pytest.mark.parametrize("moment", ["0.5", "0", "1700000000", "-1", "2026-01-05", "2026-01-05T08:00:00", "now", "inf"])
+@each("moment", ["0.5", "0", "1700000000", "-1", "2026-01-05", "2026-01-05T08:00:00", "now", "inf"])
 def test_a_moment_is_written_out(sqlite_front: Front, moment: str) -> None:
     told = problem(sqlite_front.http.get("/v1/jobs", params={"created_after": moment}), 422, "invalid-request")
     assert told["errors"][0]["where"] == {"query": "created_after"}
     for good in ("2026-01-05T08:00:00Z", "2026-01-05T08:00:00.5+01:00"):
         assert sqlite_front.http.get("/v1/jobs", params={"created_after": good}).status_code == 200
-
-
-def test_the_rules_are_those_of_the_engine() -> None:
-    """The check at the desk and the one in the runner are one function."""
-    assert checking.check_selected is compatibility.check_selected

@@ -18,6 +18,7 @@ from kombu.exceptions import OperationalError
 from service.jobs.dispatch import Dispatcher
 from service.jobs.errors import DispatchError
 from service.settings import Settings
+from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 from worker.broker import QueueDepths
 from worker.celery_app import make_app
@@ -113,11 +114,7 @@ def test_only_a_broker_with_a_good_certificate_is_talked_to(redis_url: str, tmp_
         assert not reached(f"rediss://127.0.0.1:{port}{database}?{known}", tmp_path), "another host's certificate"
 
 
-def findings(folder: Path, **urls: str) -> dict[str, doctor.Finding]:
-    return {one.name: one for one in doctor.examine(Settings(data_dir=folder, **urls), engine=False)}
-
-
-@pytest.mark.parametrize(
+@each(
     ("url", "ok"),
     [
         ("rediss://127.0.0.1:1/0?ssl_cert_reqs=none", False),
@@ -133,7 +130,7 @@ def test_doctor_tells_of_a_broker_that_is_not_verified(url: str, ok: bool) -> No
     assert doctor.broker_protection(url).ok is ok
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "ok"),
     [
         ("postgresql://u@db.example/x", False),
@@ -154,7 +151,9 @@ def test_doctor_tells_of_a_database_that_is_not_verified(url: str, ok: bool) -> 
 def test_doctor_tells_it_without_failing_for_it(tmp_path: Path) -> None:
     """A network of one's own may be trusted: it is advice, not a fault."""
     url = "postgresql://u:pass-word@127.0.0.1:1/x?sslmode=prefer"
-    found = findings(tmp_path, database_url=url, broker_url="rediss://:pass-word@127.0.0.1:1/0?ssl_cert_reqs=none")
+    broker = "rediss://:pass-word@127.0.0.1:1/0?ssl_cert_reqs=none"
+    settings = Settings(data_dir=tmp_path, database_url=url, broker_url=broker)
+    found = {one.name: one for one in doctor.examine(settings, engine=False)}
     assert found["broker tls"].ok
     assert "not verified" in found["broker tls"].detail
     assert not any("pass-word" in one.detail + one.hint for one in found.values())
